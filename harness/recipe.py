@@ -16,14 +16,12 @@ Precision = Literal["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"]
 Quantization = Literal["none", "nf4", "fp4", "int8"]
 Adapter = Literal["none", "lora", "ia3"]
 Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"]
-Optimizer = Literal[
-    "adamw", "adamw_8bit", "paged_adamw_8bit", "paged_adamw", "adafactor", "sgd", "lion_8bit"
-]
+Optimizer = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "paged_adamw", "adafactor", "sgd", "lion_8bit"]
 Offload = Literal["activations", "optimizer", "parameters"]
 
-Count = Annotated[int, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0, lt=2**31)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Recipe(BaseModel):
@@ -59,10 +57,13 @@ class Recipe(BaseModel):
     adapter: Adapter = "none"
     """Train small added weights instead of the model's own."""
     lora_rank: Count = 16
-    lora_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 32
+    """Inner size of each pair of added matrices: (rank, in) and (out, rank)."""
+    lora_alpha: Positive = 32
+    """The added product is multiplied by lora_alpha / lora_rank."""
     lora_dropout: Fraction = 0.0
-    lora_targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """`all-linear` (every linear layer but the output head) or a list of module names."""
+    """Probability of dropping an input of the added matrices."""
+    lora_targets: Literal["all-linear"] | tuple[Annotated[str, Field(min_length=1)], ...] = "all-linear"
+    """`all-linear` (every linear layer but the output head) or a list of module names. ia3 uses it too."""
     adapter_dtype: Literal["fp32", "base"] = "fp32"
     """fp32 (peft's default on a 16-bit base) or the dtype of the base."""
 
@@ -74,6 +75,7 @@ class Recipe(BaseModel):
     """fused_linear: Liger's fused linear cross-entropy, which never holds all the logits."""
 
     optimizer: Optimizer = "adamw"
+    """The 8-bit and paged ones, and lion_8bit, are bitsandbytes'; the others are torch's."""
     optimizer_impl: Literal["foreach", "fused", "for_loop"] = "foreach"
     """How torch's own optimizers run; bitsandbytes always goes tensor by tensor."""
     optimizer_in_backward: bool = False
@@ -82,19 +84,26 @@ class Recipe(BaseModel):
     offload: tuple[Offload, ...] = ()
     """What lives in host memory and visits the GPU when needed."""
     compile: bool = False
+    """Run the model through torch.compile."""
 
     micro_batch_size: Count = 1
+    """Sequences in one forward and backward."""
     gradient_accumulation_steps: Count = 1
-    seq_len: Annotated[int, Field(ge=2)] = 2048
-    max_grad_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Micro batches in one optimizer step."""
+    seq_len: Annotated[int, Field(ge=2, lt=2**31)] = 2048
+    """Tokens in a sequence, padding included."""
+    max_grad_norm: Positive | None = None
     """Clip the global gradient norm to this; null: no clipping."""
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-4
+    learning_rate: Positive = 1e-4
+    """Constant over the run."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    warmup_steps: Annotated[int, Field(ge=0)] = 2
-    """Steps run before the first timed step. The learning rate is constant."""
+    """Decoupled, as in AdamW, where the optimizer has it."""
+    warmup_steps: Annotated[int, Field(ge=0, lt=2**31)] = 2
+    """Steps run before the first timed step."""
     steps: Count = 5
     """Timed steps."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Of the random weights, the order of the data and dropout."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -103,21 +112,18 @@ class Recipe(BaseModel):
         assert info.field_name is not None
         wants_bool = cls.model_fields[info.field_name].annotation is bool
         if isinstance(value, bool) and not wants_bool:
-            raise ValueError("expected a value, got true/false")
+            raise ValueError("true and false belong to switches")
         if wants_bool and not isinstance(value, bool):
-            raise ValueError("expected true or false")
+            raise ValueError("a switch knows only true and false")
         return value
 
     @field_validator("offload", "lora_targets", mode="before")
     @classmethod
     def _list_from_one(cls, value: Any, info: Any) -> Any:
-        if info.field_name == "offload":
-            if value is None or value == "none":
-                return ()
-            if isinstance(value, str):
-                return (value,)
-        elif isinstance(value, str) and value != "all-linear":
-            return (value,)
+        if info.field_name == "offload" and (value is None or value == "none"):
+            return ()
+        if isinstance(value, str) and value != "all-linear":  # q_proj,v_proj is handy on the command line
+            return tuple(name.strip() for name in value.split(","))
         return value
 
     @field_validator("offload", "lora_targets")

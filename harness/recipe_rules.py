@@ -55,10 +55,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("adapter_dtype", "precision"),
-        lambda r: r.adapter != "none"
-        and r.adapter_dtype == "base"
-        and r.compute_dtype == "fp16"
-        and not r.master_weights,
+        lambda r: (
+            r.adapter != "none"
+            and r.adapter_dtype == "base"
+            and r.compute_dtype == "fp16"
+            and not r.master_weights
+        ),
         "fp16 adapter gradients cannot be unscaled without losing the small ones; set adapter_dtype: fp32",
     ),
     Rule(
@@ -99,8 +101,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("offload", "optimizer"),
-        lambda r: bool({"optimizer", "parameters"} & set(r.offload))
-        and r.optimizer in BITSANDBYTES_OPTIMIZERS,
+        lambda r: (
+            bool({"optimizer", "parameters"} & set(r.offload)) and r.optimizer in BITSANDBYTES_OPTIMIZERS
+        ),
         "bitsandbytes' optimizers step on the GPU; set optimizer: adamw "
         "(or paged_adamw_8bit without offload: it pages its own state to the host)",
     ),
@@ -149,14 +152,15 @@ def first_broken_rule(recipe: Recipe) -> str | None:
         if rule.broken(recipe):
             # "set both" on one field (offload with offload) names it once
             names = dict.fromkeys(rule.fields)
-            pair = " with ".join(f"{name}: {_shown(getattr(recipe, name))}" for name in names)
+            pair = " with ".join(f"{name}: {shown(getattr(recipe, name))}" for name in names)
             return f"{pair} is impossible: {rule.message}"
     return None
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A field's value as a recipe file spells it."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return "[" + ", ".join(map(str, value)) + "]"
     return "null" if value is None else str(value)

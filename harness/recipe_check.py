@@ -1,0 +1,108 @@
+"""From field values to a Recipe, or to sentences: which field, which value, what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from harness.errors import InputError
+from harness.recipe import Recipe
+from harness.recipe_rules import shown
+
+LONGEST_SHOWN = 80
+
+
+def check_recipe(fields: Mapping[str, Any], origin: str, overridden: Collection[str] = ()) -> Recipe:
+    """The Recipe with these field values; the others take their defaults.
+
+    `origin` is where the values come from, and `overridden` names those that came from the command
+    line instead. Raises InputError with one sentence for each wrong field, or for the first
+    impossible pair.
+    """
+    try:
+        return Recipe.model_validate(dict(fields))
+    except ValidationError as error:
+        first_error_of = {}
+        for problem in error.errors(include_url=False):
+            first_error_of.setdefault(problem["loc"][0] if problem["loc"] else None, problem)
+        if None in first_error_of:
+            changed = f" with {', '.join(overridden)} from the command line" if overridden else ""
+            raise InputError(f"{origin}{changed}: {first_error_of[None]['ctx']['error']}.") from None
+        sentences = [
+            f"{'command line' if name in overridden else origin}: {_sentence(str(name), problem, fields)}"
+            for name, problem in first_error_of.items()
+        ]
+        raise InputError(" ".join(sentences)) from None
+
+
+@cache
+def recipe_schema() -> dict[str, Any]:
+    """JSON Schema of a recipe file, with a description of every field, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}
+
+
+def accepted_values(field: str) -> str:
+    """What `field` accepts, in words: "a whole number of at least 2", "one of none, lora, ia3"."""
+    schema = recipe_schema()["properties"][field]
+    return " or ".join(_in_words(option) for option in schema.get("anyOf", [schema]))
+
+
+def nearest(name: str, names: Collection[str]) -> str:
+    """A " Did you mean ...?" for a misspelt `name`; empty when none of `names` is near."""
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
+    known = list(Recipe.model_fields)
+    if problem["type"] == "extra_forbidden":
+        return (
+            f"there is no field {name}.{nearest(name, known) or ' The fields are ' + ', '.join(known) + '.'}"
+        )
+    if problem["type"] == "missing":
+        return f"the field {name} is missing; write for example {name}: llama-3.2-1b."
+    value = fields[name]
+    text = shown(value)
+    text = text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "..."
+    reason = f" ({problem['ctx']['error']})" if problem["type"] == "value_error" else ""
+    choices = _choices(name)
+    wrong = [item for item in (value if isinstance(value, list) else [value]) if item not in choices]
+    suggestion = nearest(str(wrong[0]), choices) if wrong and choices else ""
+    return f"{name}: {text} is not possible{reason}; give {accepted_values(name)}.{suggestion}"
+
+
+def _choices(name: str) -> list[str]:
+    schema = recipe_schema()["properties"][name]
+    return schema.get("enum") or schema.get("items", {}).get("enum") or []
+
+
+def _in_words(schema: Mapping[str, Any]) -> str:
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return "one of " + ", ".join(schema["enum"])
+    match schema["type"]:
+        case "boolean":
+            return "true or false"
+        case "array":
+            items = schema["items"]
+            return f"a list of {'names' if 'enum' not in items else 'any of ' + ', '.join(items['enum'])}"
+        case "integer" | "number" as kind:
+            bounds = [
+                f"{words} {schema[key]:,}"
+                for key, words in (
+                    ("minimum", "of at least"),
+                    ("exclusiveMinimum", "greater than"),
+                    ("exclusiveMaximum", "below"),
+                )
+                if key in schema
+            ]
+            return " ".join(["a whole number" if kind == "integer" else "a number", " and ".join(bounds)])
+        case "string":
+            return "text"
+        case kind:
+            return kind

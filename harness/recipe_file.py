@@ -1,0 +1,146 @@
+"""Recipes on disk: find, read, override, list, write. Imports no torch.
+
+A recipe file is YAML and holds only the fields that differ from the defaults; its first line is a
+comment that describes it. Paths in it are relative to its own folder, paths in `key=value`
+overrides to the current folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.errors import InputError
+from harness.recipe import Recipe
+from harness.recipe_check import check_recipe, nearest, recipe_schema
+from harness.strict_yaml import parse_yaml, read_mapping
+
+__all__ = [
+    "check_recipe",
+    "find_model_config",
+    "list_models",
+    "list_recipes",
+    "load_recipe",
+    "recipe_schema",
+    "recipe_yaml",
+    "recipes_folder",
+]
+
+TEXT_SUFFIXES = (".txt", ".jsonl")
+
+
+def recipes_folder() -> Path:
+    """The folder of recipes: the checkout's, or `recipes` in the current folder. Raises InputError if neither."""
+    candidates = (Path(__file__).resolve().parents[1] / "recipes", Path.cwd() / "recipes")
+    for folder in candidates:
+        if (folder / "models").is_dir():
+            return folder
+    looked = " and ".join(map(str, candidates))
+    raise InputError(
+        f"there is no folder of recipes: looked for {looked}. Run inside a checkout of harness, "
+        "or give the path of a recipe file and of a model config."
+    )
+
+
+def load_recipe(source: str, overrides: Sequence[str] = ()) -> tuple[str, Recipe]:
+    """Name and Recipe of `source` (a name in the recipes folder, or a path), changed by `key=value` overrides.
+
+    Raises InputError for a missing or malformed file, a bad override, a wrong field or an impossible pair.
+    """
+    path = _recipe_path(source)
+    fields = _with_whole_paths(read_mapping(path, "recipe"), path.resolve().parent, str(path))
+    changes = _with_whole_paths(_parse_overrides(overrides), Path.cwd(), "command line")
+    return path.stem, check_recipe({**fields, **changes}, str(path), overridden=list(changes))
+
+
+def list_recipes() -> list[tuple[str, str]]:
+    """(name, first comment line) of every recipe in the recipes folder, by name."""
+    recipes = []
+    for path in sorted(recipes_folder().glob("*.yaml")):
+        with path.open(encoding="utf-8") as file:
+            first_line = file.readline()
+        description = first_line.removeprefix("#").strip() if first_line.startswith("#") else ""
+        recipes.append((path.stem, description))
+    return recipes
+
+
+def recipe_yaml(recipe: Recipe) -> str:
+    """The recipe with every field, defaults included, as YAML that load_recipe reads back to an equal Recipe."""
+    fields = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return f"# Fully resolved: every field, defaults included\n{fields}"
+
+
+def find_model_config(name: str) -> Path | None:
+    """Path of recipes/models/<name>.json; None if there is no such file (or no recipes folder)."""
+    try:
+        path = recipes_folder() / "models" / f"{name}.json"
+    except InputError:
+        return None
+    is_name = "/" not in name and os.sep not in name
+    return path if is_name and os.path.isfile(path) else None
+
+
+def list_models() -> list[str]:
+    """Names of the model configs in recipes/models, sorted."""
+    return sorted(path.stem for path in (recipes_folder() / "models").glob("*.json"))
+
+
+def _recipe_path(source: str) -> Path:
+    plain_name = "/" not in source and os.sep not in source
+    expanded = os.path.expanduser(source)
+    if os.path.exists(expanded) and (not plain_name or source.endswith((".yaml", ".yml"))):
+        return Path(expanded)
+    # a bare word is a recipe's name first, whatever lies in the current folder
+    named = recipes_folder() / f"{source.removesuffix('.yaml')}.yaml"
+    if plain_name and os.path.isfile(named):
+        return named
+    if source and os.path.exists(expanded):
+        return Path(expanded)
+    names = [name for name, _ in list_recipes()]
+    stem = os.path.basename(source).removesuffix(".yaml")
+    raise InputError(
+        f"there is no recipe {source!r}: it is no name in {named.parent} and no file."
+        f"{nearest(stem, names)} `harness recipes` lists the names."
+    )
+
+
+def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise InputError(f"the override {text!r} is not key=value. Write for example seq_len=4096.")
+        if not value.strip():
+            raise InputError(f"the override {text!r} has no value. Write {key}=null if you mean nothing.")
+        if key in changes:
+            raise InputError(f"{key} is overridden twice on the command line. Keep one {key}=value.")
+        changes[key] = parse_yaml(value, f"the value of the override {text!r}")
+    return changes
+
+
+def _with_whole_paths(fields: Mapping[str, Any], folder: Path, origin: str) -> dict[str, Any]:
+    """`fields` with `model` and `data` made absolute where they are files or folders seen from `folder`."""
+    whole = dict(fields)
+    for name in ("model", "data"):
+        value = fields.get(name)
+        if (
+            not isinstance(value, str)
+            or value == "synthetic"
+            or (name == "model" and find_model_config(value))
+        ):
+            continue
+        path = os.path.normpath(os.path.join(folder, os.path.expanduser(value)))
+        if os.path.exists(path):
+            whole[name] = path
+        elif name == "data" and value.endswith(TEXT_SUFFIXES):
+            raise InputError(
+                f"{origin}: data: there is no file {path}. Give the path of a .txt or .jsonl file "
+                "(seen from the recipe's own folder, or from the current one on the command line), "
+                "or data: synthetic."
+            )
+    return whole

@@ -1,0 +1,106 @@
+"""YAML as a recipe needs it: safe, without YAML 1.1's surprises, every failure one sentence.
+
+Differences from PyYAML's safe loader: plain scalars follow YAML 1.2 (3e-4 is a number, 010 is not
+eight, `no` is text), a repeated key is an error, and so is an alias (a small file can expand to gigabytes).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.errors import InputError
+
+MAX_FILE_BYTES = 1_000_000
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's own class attribute, emptied)
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not accepted", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+                problem = "a key must be a name"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            if key.value in seen:
+                problem = f"the key {key.value} is given twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+# The core schema of YAML 1.2, chapter 10.3; integers of more than 40 digits stay text, for a clear message.
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(?:0|[1-9][0-9_]{0,40})", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list("-+0123456789."),
+    ),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
+
+
+def parse_yaml(text: str, origin: str) -> Any:
+    """The value that `text` spells (None for no text). Raises InputError naming `origin`, line and column."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise InputError(
+            f"{origin} cannot be read as YAML: {where}{error.problem or error.context}. "
+            "Write one `name: value` a line, and quote text that holds special characters."
+        ) from None
+    except yaml.reader.ReaderError as error:
+        raise InputError(
+            f"{origin} cannot be read as YAML: character {error.position + 1} is not printable. Remove it."
+        ) from None
+    except RecursionError:
+        raise InputError(f"{origin} nests lists too deeply. Write one `name: value` a line.") from None
+
+
+def read_mapping(path: Path, what: str) -> dict[str, Any]:
+    """The `name: value` pairs of the YAML file at `path`, which holds a `what` (for the messages).
+
+    Raises InputError for a missing, unreadable, binary, empty or huge file, a folder, and anything
+    but a mapping.
+    """
+    if path.is_dir():
+        raise InputError(f"{path} is a folder where a {what} file belongs. Give the .yaml file inside it.")
+    try:
+        size_bytes = path.stat().st_size
+        if not path.is_file():
+            raise InputError(f"{path} is not a regular file. Give a {what} in a .yaml file.")
+        if size_bytes > MAX_FILE_BYTES:
+            raise InputError(
+                f"{path} has {size_bytes:,} bytes and a {what} has at most {MAX_FILE_BYTES:,}. Is it another file?"
+            )
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read the {what} {path}: {error.strerror}.") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise InputError(f"{path} is a binary file where a {what} belongs. Give a YAML text file (UTF-8).")
+    value = parse_yaml(text, str(path))
+    if value is None:
+        raise InputError(f"{path} is empty where a {what} belongs. Write one `name: value` a line.")
+    if not isinstance(value, dict):
+        kind = "a list" if isinstance(value, list) else "a single value"
+        raise InputError(f"{path} holds {kind} where a {what} belongs. Write one `name: value` a line.")
+    return value
