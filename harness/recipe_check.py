@@ -51,6 +51,11 @@ def accepted_values(field: str) -> str:
     return " or ".join(_in_words(option) for option in schema.get("anyOf", [schema]))
 
 
+def shortened(text: str) -> str:
+    """`text`, cut to what a message can hold."""
+    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "..."
+
+
 def nearest(name: str, names: Collection[str]) -> str:
     """A " Did you mean ...?" for a misspelt `name`; empty when none of `names` is near."""
     near = difflib.get_close_matches(name.lower(), names, n=1)
@@ -60,14 +65,12 @@ def nearest(name: str, names: Collection[str]) -> str:
 def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
     known = list(Recipe.model_fields)
     if problem["type"] == "extra_forbidden":
-        return (
-            f"there is no field {name}.{nearest(name, known) or ' The fields are ' + ', '.join(known) + '.'}"
-        )
+        hint = nearest(name, known) or f" The fields are {', '.join(known)}."
+        return f"there is no field {shortened(name)}.{hint}"
     if problem["type"] == "missing":
         return f"the field {name} is missing; write for example {name}: llama-3.2-1b."
     value = fields[name]
-    text = shown(value)
-    text = text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "..."
+    text = shortened(shown(value))
     reason = f" ({problem['ctx']['error']})" if problem["type"] == "value_error" else ""
     choices = _choices(name)
     wrong = [item for item in (value if isinstance(value, list) else [value]) if item not in choices]

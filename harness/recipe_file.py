@@ -16,7 +16,7 @@ import yaml
 
 from harness.errors import InputError
 from harness.recipe import Recipe
-from harness.recipe_check import check_recipe, nearest, recipe_schema
+from harness.recipe_check import check_recipe, nearest, recipe_schema, shortened
 from harness.strict_yaml import parse_yaml, read_mapping
 
 __all__ = [
@@ -34,7 +34,10 @@ TEXT_SUFFIXES = (".txt", ".jsonl")
 
 
 def recipes_folder() -> Path:
-    """The folder of recipes: the checkout's, or `recipes` in the current folder. Raises InputError if neither."""
+    """The folder of recipes: the checkout's, or else `recipes` in the current folder.
+
+    Raises InputError if there is neither.
+    """
     candidates = (Path(__file__).resolve().parents[1] / "recipes", Path.cwd() / "recipes")
     for folder in candidates:
         if (folder / "models").is_dir():
@@ -47,9 +50,9 @@ def recipes_folder() -> Path:
 
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> tuple[str, Recipe]:
-    """Name and Recipe of `source` (a name in the recipes folder, or a path), changed by `key=value` overrides.
+    """Name and Recipe of `source` (a name in the recipes folder, or a path), changed by the overrides.
 
-    Raises InputError for a missing or malformed file, a bad override, a wrong field or an impossible pair.
+    An override is `key=value`, its value YAML. Raises InputError for a missing or malformed file, a bad override, a wrong field or an impossible pair.
     """
     path = _recipe_path(source)
     fields = _with_whole_paths(read_mapping(path, "recipe"), path.resolve().parent, str(path))
@@ -69,7 +72,7 @@ def list_recipes() -> list[tuple[str, str]]:
 
 
 def recipe_yaml(recipe: Recipe) -> str:
-    """The recipe with every field, defaults included, as YAML that load_recipe reads back to an equal Recipe."""
+    """The recipe with every field, defaults included, as YAML that load_recipe reads back to its equal."""
     fields = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     return f"# Fully resolved: every field, defaults included\n{fields}"
 
@@ -90,21 +93,25 @@ def list_models() -> list[str]:
 
 
 def _recipe_path(source: str) -> Path:
-    plain_name = "/" not in source and os.sep not in source
-    expanded = os.path.expanduser(source)
-    if os.path.exists(expanded) and (not plain_name or source.endswith((".yaml", ".yml"))):
-        return Path(expanded)
+    is_name = "/" not in source and os.sep not in source
+    path = Path(os.path.expanduser(source))
+    if os.path.exists(path) and (not is_name or path.suffix in (".yaml", ".yml")):
+        return path
+    if not is_name:
+        hint = nearest(path.name, [sibling.name for sibling in path.parent.glob("*.yaml")])
+        raise InputError(
+            f"there is no recipe file {shortened(source)}.{hint} Give a file or a recipe's name."
+        )
     # a bare word is a recipe's name first, whatever lies in the current folder
     named = recipes_folder() / f"{source.removesuffix('.yaml')}.yaml"
-    if plain_name and os.path.isfile(named):
+    if os.path.isfile(named):
         return named
-    if source and os.path.exists(expanded):
-        return Path(expanded)
-    names = [name for name, _ in list_recipes()]
-    stem = os.path.basename(source).removesuffix(".yaml")
+    if source and os.path.exists(path):
+        return path
+    hint = nearest(source.removesuffix(".yaml"), [name for name, _ in list_recipes()])
     raise InputError(
-        f"there is no recipe {source!r}: it is no name in {named.parent} and no file."
-        f"{nearest(stem, names)} `harness recipes` lists the names."
+        f"there is no recipe {shortened(source)!r}, neither in {named.parent} nor as a file.{hint} "
+        "`harness recipes` lists the names."
     )
 
 
@@ -114,12 +121,14 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         key = key.strip()
         if not equals or not key:
-            raise InputError(f"the override {text!r} is not key=value. Write for example seq_len=4096.")
+            raise InputError(
+                f"the override {shortened(text)!r} is not key=value. Write for example seq_len=4096."
+            )
         if not value.strip():
-            raise InputError(f"the override {text!r} has no value. Write {key}=null if you mean nothing.")
+            raise InputError(f"the override {text!r} has no value. Write {key}=VALUE.")
         if key in changes:
             raise InputError(f"{key} is overridden twice on the command line. Keep one {key}=value.")
-        changes[key] = parse_yaml(value, f"the value of the override {text!r}")
+        changes[key] = parse_yaml(value, f"the value of the override {shortened(text)!r}")
     return changes
 
 
@@ -128,11 +137,9 @@ def _with_whole_paths(fields: Mapping[str, Any], folder: Path, origin: str) -> d
     whole = dict(fields)
     for name in ("model", "data"):
         value = fields.get(name)
-        if (
-            not isinstance(value, str)
-            or value == "synthetic"
-            or (name == "model" and find_model_config(value))
-        ):
+        if not isinstance(value, str) or value == "synthetic":
+            continue
+        if name == "model" and find_model_config(value):
             continue
         path = os.path.normpath(os.path.join(folder, os.path.expanduser(value)))
         if os.path.exists(path):

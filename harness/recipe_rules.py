@@ -147,7 +147,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def first_broken_rule(recipe: Recipe) -> str | None:
-    """Message of the first rule `recipe` breaks, naming the fields and their values; None if it breaks none."""
+    """Message of the first rule `recipe` breaks, with the fields and their values; None if it breaks none."""
     for rule in RULES:
         if rule.broken(recipe):
             # "set both" on one field (offload with offload) names it once

@@ -86,7 +86,8 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
             raise InputError(f"{path} is not a regular file. Give a {what} in a .yaml file.")
         if size_bytes > MAX_FILE_BYTES:
             raise InputError(
-                f"{path} has {size_bytes:,} bytes and a {what} has at most {MAX_FILE_BYTES:,}. Is it another file?"
+                f"{path} has {size_bytes:,} bytes, and a {what} has at most {MAX_FILE_BYTES:,}. "
+                "Is it another file?"
             )
         content = path.read_bytes()
     except OSError as error:
