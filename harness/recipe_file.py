@@ -52,7 +52,8 @@ def recipes_folder() -> Path:
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> tuple[str, Recipe]:
     """Name and Recipe of `source` (a name in the recipes folder, or a path), changed by the overrides.
 
-    An override is `key=value`, its value YAML. Raises InputError for a missing or malformed file, a bad override, a wrong field or an impossible pair.
+    An override is `key=value`, its value YAML. Raises InputError for a missing or malformed file, a bad
+    override, a wrong field or an impossible pair.
     """
     path = _recipe_path(source)
     fields = _with_whole_paths(read_mapping(path, "recipe"), path.resolve().parent, str(path))
