@@ -1,0 +1,199 @@
+"""The optimizer and the gradient scaler of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.errors import InputError, MissingDependency
+from harness.offload import host_empty_like, on_host, to_host
+from harness.recipe import Recipe
+from harness.recipe_rules import BITSANDBYTES_OPTIMIZERS
+
+FP16_ADAM_EPS = 1e-4
+"""AdamW's eps where its moments are fp16: a usual choice, and one fp16 can hold."""
+
+Build = Callable[[Sequence[Tensor]], torch.optim.Optimizer]
+
+
+def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    """The recipe's optimizer over the weights of `model` that require a gradient.
+
+    Raises InputError if nothing requires one.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise InputError(
+            "nothing to train: no weight requires a gradient. Set adapter: lora or adapter: none."
+        )
+    build = _constructor(recipe)
+    if recipe.optimizer_in_backward:
+        return OptimizerInBackward(trained, build)
+    host = "optimizer" in recipe.offload
+    if recipe.master_weights or host:
+        return SteppedCopy(trained, build, torch.float32 if recipe.master_weights else None, host=host)
+    return build(trained)
+
+
+def _constructor(recipe: Recipe) -> Build:
+    """A function from parameters to the recipe's torch or bitsandbytes optimizer.
+
+    sgd has no momentum and so no state. bitsandbytes quantizes the state of tensors with at least
+    4096 elements, embeddings included (Trainer keeps 32-bit state for those).
+    """
+    rates: dict[str, Any] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
+    if recipe.optimizer in BITSANDBYTES_OPTIMIZERS:
+        try:
+            import bitsandbytes as bnb
+        except ImportError:
+            raise MissingDependency("bitsandbytes", None, f"optimizer: {recipe.optimizer}") from None
+        classes = {
+            "adamw_8bit": bnb.optim.AdamW8bit,
+            "paged_adamw_8bit": bnb.optim.PagedAdamW8bit,
+            "paged_adamw": bnb.optim.PagedAdamW,
+            "lion_8bit": bnb.optim.Lion8bit,
+        }
+        return lambda params: classes[recipe.optimizer](params, **rates)
+    foreach = recipe.optimizer_impl == "foreach"
+    if recipe.optimizer == "adafactor":
+        return lambda params: torch.optim.Adafactor(params, foreach=foreach, **rates)
+    classes = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    fused = recipe.optimizer_impl == "fused"
+    if recipe.optimizer == "adamw" and recipe.precision == "fp16" and not recipe.master_weights:
+        # 1e-8 is 0 in fp16, and so is the square of a small gradient: the update would be 0 / 0
+        rates["eps"] = FP16_ADAM_EPS
+    return lambda params: classes[recipe.optimizer](params, foreach=foreach, fused=fused, **rates)
+
+
+class SteppedCopy(torch.optim.Optimizer):
+    """Steps a copy of the trained weights and writes the result back.
+
+    The copy is fp32 (`dtype`, for master weights), in host memory (`host`), or both. With fp32 masters
+    on 16-bit weights the step rests at 2 (weight) + 4 + 4 + 4 bytes a parameter, and 2 more while a
+    gradient is there.
+    """
+
+    def __init__(
+        self, weights: Sequence[Tensor], build: Build, dtype: torch.dtype | None, *, host: bool
+    ) -> None:
+        self._host = host
+        self._weights = list(weights)
+        self._copies = [self._copied(w.detach(), dtype or w.dtype).requires_grad_() for w in weights]
+        self._inner = build(self._copies)
+
+    def _copied(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        if not self._host:
+            return tensor.to(dtype, copy=True)
+        copy = to_host(tensor)
+        _wait_for(tensor.device)
+        with on_host():  # the cast happens in host memory: torch would cast on the GPU first
+            return copy.to(dtype)
+
+    def take_gradients(self) -> None:
+        """Move every gradient from the weights to the copy, one by one, freeing it on the weights."""
+        for weight, copy in zip(self._weights, self._copies, strict=True):
+            if weight.grad is not None:
+                copy.grad = self._copied(weight.grad, copy.dtype)
+                weight.grad = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step the copy, then write it back to the weights. The gradients must have been taken."""
+        if not self._host:
+            self._inner.step()
+            for weight, copy in zip(self._weights, self._copies, strict=True):
+                weight.copy_(copy)
+            return
+        with on_host():
+            self._inner.step()
+            for weight, copy in zip(self._weights, self._copies, strict=True):
+                ready = copy if copy.dtype == weight.dtype else host_empty_like(weight).copy_(copy)
+                weight.copy_(ready, non_blocking=True)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Free the copy's gradients."""
+        self._inner.zero_grad(set_to_none)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of the optimizer that steps the copy: what is clipped and unscaled."""
+        return self._inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The state of the optimizer that steps the copy."""
+        return self._inner.state
+
+    def state_dict(self) -> dict[str, Any]:
+        """State and the copied weights."""
+        return {"inner": self._inner.state_dict(), "copies": self._copies}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._inner.load_state_dict(state_dict["inner"])
+        for copy, saved in zip(self._copies, state_dict["copies"], strict=True):
+            copy.copy_(saved)
+
+
+class OptimizerInBackward(torch.optim.Optimizer):
+    """Steps each weight in backward, as soon as its gradient is complete, and frees the gradient."""
+
+    def __init__(self, weights: Sequence[Tensor], build: Build) -> None:
+        self._each = {weight: build([weight]) for weight in weights}
+        for weight in weights:
+            weight.register_post_accumulate_grad_hook(self._step_one)
+
+    def _step_one(self, weight: Tensor) -> None:
+        self._each[weight].step()
+        self._each[weight].zero_grad(set_to_none=True)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Nothing is left to do after backward."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The gradients are freed already."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """One group a weight."""
+        return [group for optimizer in self._each.values() for group in optimizer.param_groups]
+
+    @property
+    def state(self) -> dict[Tensor, Any]:  # type: ignore[override]
+        """The state of every weight."""
+        return {weight: optimizer.state[weight] for weight, optimizer in self._each.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each optimizer, in the order of the weights."""
+        return {"each": [optimizer.state_dict() for optimizer in self._each.values()]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for optimizer, saved in zip(self._each.values(), state_dict["each"], strict=True):
+            optimizer.load_state_dict(saved)
+
+
+class GradScaler(torch.amp.GradScaler):
+    """torch's GradScaler, also for fp16 weights.
+
+    torch refuses to unscale fp16 gradients because small ones are lost; training with fp16 weights and
+    no master copy has that loss by its nature, and the recipe asked for it.
+    """
+
+    def _unscale_grads_(self, optimizer: Any, inv_scale: Any, found_inf: Any, allow_fp16: bool) -> Any:
+        return super()._unscale_grads_(optimizer, inv_scale, found_inf, True)
+
+
+def build_scaler(recipe: Recipe, device: torch.device) -> GradScaler | None:
+    """GradScaler for fp16 and fp16-mixed, else None."""
+    return GradScaler(device.type) if recipe.scaled else None
+
+
+def _wait_for(device: torch.device) -> None:
+    """Host copies are queued; the host may read them only after this."""
+    if device.type not in ("cpu", "meta"):
+        torch.accelerator.current_stream(device).synchronize()

@@ -1,0 +1,105 @@
+"""Follows every tensor storage from birth to death while a step runs, on the CPU or on shape-only tensors.
+
+This is what "allocated" means where there is no CUDA allocator to ask, and it is what feeds the model of
+that allocator in a simulation.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from types import CodeType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.offload import is_on_host
+
+Frame = tuple[CodeType, int]
+"""A code object and a line number: enough for a file, a function and a line, and cheap to keep."""
+MAX_FRAMES = 24
+
+
+class Sink(Protocol):
+    """Who is told about storages. `key` is a new integer for every birth."""
+
+    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: tuple[Frame, ...]) -> None: ...
+    def died(self, key: int, size_bytes: int, on_host: bool) -> None: ...
+
+
+class StorageTracker(TorchDispatchMode):
+    """While active, tells `sink` each storage that an operator makes; and its death, active or not."""
+
+    def __init__(self, sink: Sink, *, frames: bool = False) -> None:
+        super().__init__()
+        self.sink = sink
+        self.frames = frames
+        self._keys: dict[int, int] = {}
+        self._refs: dict[int, Any] = {}
+        self._next_key = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(t is not Tensor and hasattr(t, "__torch_dispatch__") and _is_wrapper(t) for t in types):
+            return (
+                NotImplemented  # the wrapper (a DTensor) unpacks itself; its inner operators come back here
+            )
+        out = self.run(func, args, kwargs or {})
+        self._see(out, func)
+        return out
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Execute one operator. A simulation overrides this with CUDA's behaviour."""
+        return func(*args, **kwargs)
+
+    def key_of(self, tensor: Tensor) -> int | None:
+        """The key of `tensor`'s storage, None if it was never seen."""
+        return self._keys.get(tensor.untyped_storage()._cdata)
+
+    def adopt(self, tensor: Tensor, op: str = "adopted") -> int | None:
+        """Follow a tensor that was made while the tracker was not active. Returns its key."""
+        self._see(tensor, op)
+        return self.key_of(tensor)
+
+    def _see(self, out: Any, func: Any) -> None:
+        if isinstance(out, Tensor):
+            storage = out.untyped_storage()
+            if storage._cdata not in self._keys:
+                self._born(storage, func)
+        elif isinstance(out, list | tuple):
+            for item in out:
+                self._see(item, func)
+
+    def _born(self, storage: torch.UntypedStorage, func: Any) -> None:
+        size_bytes = storage.nbytes()
+        if size_bytes == 0:
+            return
+        address, key, on_host = storage._cdata, self._next_key, is_on_host()
+        self._next_key += 1
+        self._keys[address] = key
+
+        def died(_: Any) -> None:
+            del self._keys[address], self._refs[key]
+            self.sink.died(key, size_bytes, on_host)
+
+        self._refs[key] = weakref.ref(storage, died)
+        frames = _stack() if self.frames else ()
+        self.sink.born(
+            key, size_bytes, on_host, func if isinstance(func, str) else func._overloadpacket.__name__, frames
+        )
+
+
+def _is_wrapper(tensor_type: type) -> bool:
+    return tensor_type.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
+
+
+def _stack() -> tuple[Frame, ...]:
+    """The caller's Python frames, innermost first, without this file's."""
+    frames: list[Frame] = []
+    frame = sys._getframe(4)
+    while frame is not None and len(frames) < MAX_FRAMES:
+        if frame.f_code.co_filename != __file__:
+            frames.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(frames)
