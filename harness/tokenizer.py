@@ -1,0 +1,80 @@
+"""Text to token ids: the checkpoint's own tokenizer, or one token a byte for random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.errors import InputError
+from harness.recipe import Recipe
+
+Tokens = NDArray[np.int32]
+NUM_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """How one model writes text."""
+
+    encode: Callable[[Sequence[str], bool], list[Tokens]]
+    """(texts, opening) -> the tokens of each text, shape (n,). Opening texts begin a document: they get
+    what the model expects in front (a beginning-of-sequence token). No text gets an end token."""
+    end_of_document: int | None
+    """The token that ends a document; None if the vocabulary has none."""
+
+
+def build_tokenizer(recipe: Recipe, *, vocab_size: int, tokenizer_source: str | None) -> Tokenizer:
+    """The tokenizer of a recipe: `tokenizer_source`'s for pretrained weights, byte-level for random ones.
+
+    `tokenizer_source` is a checkpoint folder or a Hugging Face id. Raises InputError if it holds no
+    tokenizer, or if the vocabulary has no room for 256 bytes.
+    """
+    if recipe.weights == "random":
+        return _byte_tokenizer(recipe, vocab_size)
+    if tokenizer_source is None:
+        raise ValueError("pretrained weights need the tokenizer_source they were trained with")
+    return _checkpoint_tokenizer(tokenizer_source, recipe.trust_remote_code)
+
+
+def _byte_tokenizer(recipe: Recipe, vocab_size: int) -> Tokenizer:
+    if vocab_size < NUM_BYTES:
+        raise InputError(
+            f"data: {recipe.data} is read as bytes, which need a vocabulary of {NUM_BYTES} tokens, and "
+            f"model: {recipe.model} has {vocab_size}. Set data: synthetic, or another model."
+        )
+
+    def encode(texts: Sequence[str], opening: bool) -> list[Tokens]:
+        return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]
+
+    return Tokenizer(encode, end_of_document=NUM_BYTES if vocab_size > NUM_BYTES else None)
+
+
+def _checkpoint_tokenizer(source: str, trust_remote_code: bool) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(
+            f"model: {source} gives no tokenizer for weights: pretrained "
+            f"({' '.join(str(error).split())[:300]}). Add its tokenizer files, or set data: synthetic."
+        ) from None
+    end = tokenizer.eos_token_id
+
+    def encode(texts: Sequence[str], opening: bool) -> list[Tokens]:
+        # verbose=False: a text longer than the model's context is cut up later, no need to warn
+        batch = tokenizer(list(texts), add_special_tokens=opening, return_attention_mask=False, verbose=False)
+        # Some tokenizers are set to end every text; here only a document's end gets the token.
+        ids = [row[:-1] if opening and row and row[-1] == end else row for row in batch["input_ids"]]
+        return [np.asarray(row, dtype=np.int32) for row in ids]
+
+    # transformers builds some tokenizers (GPT-2's) empty when the folder lacks their files.
+    if not len(encode(["text"], False)[0]):
+        raise InputError(
+            f"model: {source} has a tokenizer without a vocabulary. Add its tokenizer files "
+            "(tokenizer.json), or set data: synthetic."
+        )
+    return Tokenizer(encode, end)
