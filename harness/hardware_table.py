@@ -1,0 +1,113 @@
+"""Datasheet numbers of the GPUs people fine-tune on, each with its source.
+
+FLOP/s are dense (a datasheet's "with sparsity" figure is halved here), products in 16 bit accumulated in
+fp32, which is what PyTorch asks cuBLAS for. Memory is what the driver lets a process see (NVML's total),
+which is less than the name of the card says. Bandwidths are bytes per second in one direction, 1 GB = 1e9.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+MIB = 2**20
+
+
+class Cited(NamedTuple):
+    """A number and where it was read."""
+
+    value: float
+    source: str
+
+
+class Datasheet(NamedTuple):
+    """One device. `flops` maps a dtype (fp32, bf16, fp16) to dense FLOP/s; a dtype it lacks is absent."""
+
+    name: str
+    title: str
+    compute_capability: str
+    memory_bytes: Cited
+    memory_bandwidth: Cited
+    flops: dict[str, Cited]
+    host_link: Cited
+    gpu_link: Cited
+    """To another GPU of the same machine: half of the bidirectional NVLink figure, else the host link."""
+
+
+def _pcie(generation: int) -> Cited:
+    # 16 lanes of 8, 16 or 32 GT/s, 128 of every 130 bits are data.
+    rate = {3: 8e9, 4: 16e9, 5: 32e9}[generation]
+    source = f"PCI Express Base Specification, generation {generation}, 16 lanes"
+    return Cited(rate * 16 * 128 / 130 / 8, source)
+
+
+def _nvlink(bidirectional: float, source: str) -> Cited:
+    return Cited(bidirectional / 2, f"half of {bidirectional / 1e9:g} GB/s bidirectional: {source}")
+
+
+def _gpu(
+    name: str,
+    title: str,
+    compute_capability: str,
+    mib: int,
+    bandwidth: float,
+    fp32: float,
+    half: float,
+    source: str,
+    *,
+    pcie: int,
+    nvlink: float | None = None,
+    bf16: bool = True,
+) -> Datasheet:
+    dtypes = {"fp32": fp32, "fp16": half} | ({"bf16": half} if bf16 else {})
+    return Datasheet(
+        name,
+        title,
+        compute_capability,
+        memory_bytes=Cited(mib * MIB, f"nvidia-smi, memory total: {mib} MiB ({_TOTALS})"),
+        memory_bandwidth=Cited(bandwidth, source),
+        flops={dtype: Cited(value, source) for dtype, value in dtypes.items()},
+        host_link=_pcie(pcie),
+        gpu_link=_nvlink(nvlink, source) if nvlink else _pcie(pcie),
+    )
+
+
+_TOTALS = "several are listed in github.com/modal-labs/modal-client/pull/2797"
+_H200 = "NVIDIA H200 datasheet (989.5 = 1,979 with sparsity / 2)"
+_H100 = "NVIDIA H100 datasheet (sparse figures halved)"
+_A100 = "NVIDIA A100 datasheet"
+_L40S = "NVIDIA L40S datasheet"
+_L4 = "NVIDIA L4 datasheet (121 = 242 with sparsity / 2)"
+_A10G = "baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference, after NVIDIA's A10G datasheet for AWS"
+_T4 = "NVIDIA T4 product brief and datasheet (320 = 256 bit x 10 Gb/s / 8)"
+_V100 = "NVIDIA V100 datasheet, SXM2"
+_GA102 = "NVIDIA Ampere GA102 whitepaper v2, appendix A (FP16 with FP32 accumulate, dense)"
+_ADA = "NVIDIA Ada GPU architecture whitepaper v2, appendix A (FP16 with FP32 accumulate, dense)"
+_GB202 = "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A (FP16 with FP32 accumulate, dense)"
+_A6000 = "NVIDIA RTX A6000 datasheet and GA102 whitepaper (dense)"
+_ADA6000 = "NVIDIA RTX 6000 Ada datasheet (364.2 = 1,457 FP8 with sparsity / 4)"
+_B200 = "NVIDIA HGX B200 datasheet, per GPU (2,250 = 4,500 with sparsity / 2)"
+
+_VOLTA: dict[str, Any] = {"pcie": 3, "nvlink": 300e9, "bf16": False}
+
+DATASHEETS: tuple[Datasheet, ...] = (
+    _gpu("b200", "B200 SXM 180 GB", "10.0", 183359, 7.7e12, 75e12, 2250e12, _B200, pcie=5, nvlink=1800e9),
+    _gpu("h200", "H200 SXM 141 GB", "9.0", 143771, 4.8e12, 67e12, 989.5e12, _H200, pcie=5, nvlink=900e9),
+    _gpu("h100", "H100 SXM 80 GB", "9.0", 81559, 3.35e12, 67e12, 989.5e12, _H100, pcie=5, nvlink=900e9),
+    _gpu("h100-nvl", "H100 NVL 94 GB", "9.0", 95830, 3.9e12, 60e12, 835.5e12, _H100, pcie=5, nvlink=600e9),
+    _gpu("h100-pcie", "H100 PCIe 80 GB", "9.0", 81559, 2.0e12, 51e12, 756.5e12, _H100, pcie=5, nvlink=600e9),
+    _gpu("a100-80gb", "A100 SXM 80 GB", "8.0", 81920, 2.039e12, 19.5e12, 312e12, _A100, pcie=4, nvlink=600e9),
+    _gpu("a100-40gb", "A100 SXM 40 GB", "8.0", 40960, 1.555e12, 19.5e12, 312e12, _A100, pcie=4, nvlink=600e9),
+    _gpu("l40s", "L40S 48 GB", "8.9", 46068, 864e9, 91.6e12, 362.05e12, _L40S, pcie=4),
+    _gpu("l4", "L4 24 GB", "8.9", 23034, 300e9, 30.3e12, 121e12, _L4, pcie=4),
+    _gpu("a10g", "A10G 24 GB", "8.6", 23028, 600e9, 35e12, 70e12, _A10G, pcie=4),
+    _gpu("t4", "T4 16 GB", "7.5", 15360, 320e9, 8.1e12, 65e12, _T4, pcie=3, bf16=False),
+    _gpu("v100-16gb", "V100 SXM2 16 GB", "7.0", 16160, 900e9, 15.7e12, 125e12, _V100, **_VOLTA),
+    _gpu("v100-32gb", "V100 SXM2 32 GB", "7.0", 32510, 900e9, 15.7e12, 125e12, _V100, **_VOLTA),
+    _gpu("rtx-3090", "RTX 3090 24 GB", "8.6", 24576, 936e9, 35.6e12, 71e12, _GA102, pcie=4, nvlink=112.5e9),
+    _gpu("rtx-4090", "RTX 4090 24 GB", "8.9", 24564, 1008e9, 82.6e12, 165.2e12, _ADA, pcie=4),
+    _gpu("rtx-5090", "RTX 5090 32 GB", "12.0", 32607, 1792e9, 104.8e12, 209.5e12, _GB202, pcie=5),
+    _gpu(
+        "rtx-a6000", "RTX A6000 48 GB", "8.6", 49140, 768e9, 38.7e12, 154.8e12, _A6000, pcie=4, nvlink=112.5e9
+    ),
+    _gpu("rtx-6000-ada", "RTX 6000 Ada 48 GB", "8.9", 49140, 960e9, 91.1e12, 364.2e12, _ADA6000, pcie=4),
+)
