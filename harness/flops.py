@@ -1,0 +1,73 @@
+"""FLOPs of the operators that really run, by phase. Formulas: torch.utils.flop_counter's registry."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+aten = torch.ops.aten
+
+
+def operator_flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> int:
+    """FLOPs (2 a multiply-add) of one call of an ATen or bitsandbytes operator; 0 for an elementwise one."""
+    packet = func._overloadpacket
+    formula = flop_registry.get(packet)
+    if formula is not None:
+        return int(formula(*args, **kwargs, out_val=out))
+    formula = _MISSING.get(str(packet))
+    return 0 if formula is None else int(formula(args, out))
+
+
+class FlopCount(TorchDispatchMode):
+    """Adds up FLOPs while active. `phase` names where; recomputation is counted apart as well.
+
+    In backward, autograd's own operators run without grad mode and a checkpointed block's second
+    forward runs with it: that tells recomputation from the rest.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = ""
+        self.flops: dict[str, int] = defaultdict(int)
+        self.recomputed_flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        flops = operator_flops(func, args, kwargs or {}, out)
+        if flops:
+            self.flops[self.phase] += flops
+            if self.phase == "backward" and torch.is_grad_enabled():
+                self.recomputed_flops += flops
+        return out
+
+
+def _int8_linear(args: Any, out: Any) -> int:
+    (rows, inner), columns = args[0].reshape(-1, args[0].shape[-1]).shape, args[1].shape[0]
+    return 2 * rows * inner * columns
+
+
+def _grouped_mm(args: Any, out: Any) -> int:
+    """Rows are grouped by expert. 2-D x 3-D: every row meets one (k, n) matrix; 2-D x 2-D gives (groups, m, n)."""
+    left, right = args[0], args[1]
+    if left.dim() == 2 and right.dim() == 2:
+        return 2 * left.shape[0] * left.shape[1] * right.shape[1]
+    return 2 * left.shape[-2] * left.shape[-1] * right.shape[-1]
+
+
+_MISSING = {
+    "aten._scaled_dot_product_flash_attention_for_cpu": lambda args, out: sdpa_flop_count(
+        args[0].shape, args[1].shape, args[2].shape
+    ),
+    # grad_out, query, key, value: the same 5 products as the CUDA kernel's backward (2.5 times forward)
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": lambda args, out: (
+        5 * sdpa_flop_count(args[1].shape, args[2].shape, args[3].shape) // 2
+    ),
+    "aten._grouped_mm": _grouped_mm,
+    "bitsandbytes.int8_linear_matmul": _int8_linear,
+    "bitsandbytes.int8_scaled_mm": _int8_linear,
+}
+"""Operators torch's registry does not know."""

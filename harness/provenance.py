@@ -1,0 +1,63 @@
+"""Where a profile comes from: commit, versions, driver, allocator settings. An allow-list, never the environment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "accelerate",
+    "flash-attn",
+    "liger-kernel",
+    "torchao",
+    "triton",
+)
+SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "CUDA_MODULE_LOADING")
+"""The only environment variables ever recorded: each changes memory or time, none holds a secret."""
+
+
+def provenance() -> dict[str, Any]:
+    """Facts about the code and libraries that produced a profile, without importing them."""
+    from harness import __version__
+
+    return {
+        "harness": __version__,
+        **_commit(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "versions": {name: found for name in PACKAGES if (found := installed_version(name)) is not None},
+        "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
+    }
+
+
+def installed_version(package: str) -> str | None:
+    """Version of an installed distribution, None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> dict[str, Any]:
+    """The checkout's commit and whether it has uncommitted changes; nothing when this is no checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return {"git_commit": None, "git_dirty": None}
+
+    def git(*arguments: str) -> str:
+        result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=10)
+        return result.stdout.strip() if result.returncode == 0 else ""
+
+    commit = git("rev-parse", "HEAD")
+    return {"git_commit": commit or None, "git_dirty": bool(git("status", "--porcelain")) if commit else None}

@@ -1,0 +1,82 @@
+"""What a StorageTracker saw: the memory history of a CPU run or of a simulation, as allocation spans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from harness.attribution import BEFORE_RECORDING, AllocationSpan
+from harness.tracker import Frame as TrackedFrame
+
+
+class Recording:
+    """A tracker's sink: bytes live now and at most, on the device and (made inside offload.on_host()) on
+    the host; and after `keep()`, a span for every device storage.
+    """
+
+    def __init__(self) -> None:
+        self.phase = "setup"
+        self.allocated_bytes = 0
+        self.peak_bytes = 0
+        self.host_bytes = 0
+        self.host_peak_bytes = 0
+        self.spans: list[AllocationSpan] = []
+        self._live: dict[int, AllocationSpan] = {}
+        self._events = BEFORE_RECORDING
+        """Index of the last event; stays BEFORE_RECORDING until `keep`."""
+        self._kept = False
+
+    def born(
+        self, key: int, size_bytes: int, on_host: bool, op: str, frames: tuple[TrackedFrame, ...]
+    ) -> None:
+        """A storage was made (tracker.Sink)."""
+        if on_host:
+            self.host_bytes += size_bytes
+            self.host_peak_bytes = max(self.host_peak_bytes, self.host_bytes)
+            return
+        self.allocated_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+        self._events += self._kept
+        span = AllocationSpan(key, size_bytes, self._events, birth_phase=self.phase, frames=_frames(frames))
+        self._live[key] = span
+        if self._kept:
+            self.spans.append(span)
+
+    def died(self, key: int, size_bytes: int, on_host: bool) -> None:
+        """A storage was freed (tracker.Sink)."""
+        if on_host:
+            self.host_bytes -= size_bytes
+            return
+        self.allocated_bytes -= size_bytes
+        span = self._live.pop(key)
+        if self._kept:
+            self._events += 1
+            span.died, span.death_phase = self._events, self.phase
+
+    def keep(self) -> None:
+        """From now on keep a span for every storage, beginning with those that are live."""
+        self._kept = True
+        self.spans = list(self._live.values())
+
+    def reset_peak(self) -> None:
+        """Start a new peak at what is live now."""
+        self.peak_bytes = self.allocated_bytes
+
+    def label(self, key: int | None, category: str) -> None:
+        """Say what a live storage is. The first label stays; what is on the host needs none."""
+        span = self._live.get(key) if key is not None else None
+        if span is not None and span.category is None:
+            span.category = category
+
+
+_PLUMBING = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "torch/_ops.py")
+"""Between an operator and a dispatch mode: there only because somebody looks."""
+
+
+@lru_cache(maxsize=4096)
+def _frames(stack: tuple[TrackedFrame, ...]) -> Sequence[dict[str, str | int]]:
+    return [
+        {"filename": code.co_filename, "line": line, "name": code.co_qualname}
+        for code, line in stack
+        if not code.co_filename.endswith(_PLUMBING)
+    ]
