@@ -95,6 +95,12 @@ RULES: tuple[Rule, ...] = (
         "GradScaler must see every gradient before the first weight changes; set precision: bf16",
     ),
     Rule(
+        ("optimizer_in_backward", "master_weights"),
+        lambda r: r.optimizer_in_backward and r.master_weights,
+        "the fp32 copy is stepped when every gradient is there, and they are freed one by one; "
+        "set master_weights: false, or optimizer_in_backward: false",
+    ),
+    Rule(
         ("optimizer_in_backward", "offload"),
         lambda r: r.optimizer_in_backward and bool({"optimizer", "parameters"} & set(r.offload)),
         "the gradients are needed together on the host; set optimizer_in_backward: false",
@@ -105,7 +111,7 @@ RULES: tuple[Rule, ...] = (
             bool({"optimizer", "parameters"} & set(r.offload)) and r.optimizer in BITSANDBYTES_OPTIMIZERS
         ),
         "bitsandbytes' optimizers step on the GPU; set optimizer: adamw "
-        "(or paged_adamw_8bit without offload: it pages its own state to the host)",
+        "(without offload, paged_adamw_8bit pages its own state to the host)",
     ),
     Rule(
         ("offload", "quantization"),
@@ -116,7 +122,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("offload", "offload"),
         lambda r: {"optimizer", "parameters"} <= set(r.offload),
-        "parameters on the host take the optimizer with them; drop optimizer from the list",
+        "parameters on the host take the optimizer with them; set offload: [parameters]",
     ),
     Rule(
         ("offload", "master_weights"),
