@@ -51,7 +51,7 @@ def _int8_linear(args: Any, out: Any) -> int:
 
 
 def _grouped_mm(args: Any, out: Any) -> int:
-    """Rows are grouped by expert. 2-D x 3-D: every row meets one (k, n) matrix; 2-D x 2-D gives (groups, m, n)."""
+    """Rows are grouped by expert: every row meets one (k, n) matrix, or two 2-D sides give (groups, m, n)."""
     left, right = args[0], args[1]
     if left.dim() == 2 and right.dim() == 2:
         return 2 * left.shape[0] * left.shape[1] * right.shape[1]

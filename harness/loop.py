@@ -16,7 +16,7 @@ from harness.recipe import Recipe
 from harness.step import Batch, Training, train_step
 
 Kind = Literal["warmup", "timed", "recorded"]
-"""warmup: run and forgotten; timed: nothing but the clock looks; recorded: every allocation is written down."""
+"""warmup: run and forgotten; timed: only the clock looks; recorded: every allocation is written down."""
 
 
 class LoopObserver(Protocol):

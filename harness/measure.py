@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from harness.attribution import breakdown_at, find_peak, top_allocations
+from harness.errors import InputError
 from harness.flops import FlopCount
 from harness.loop import Kind, Step, run_steps, set_up, step_kinds
 from harness.model import attention_kernel
@@ -55,7 +56,7 @@ def measure(
     whoever called decides on the exit status. Raises InputError for a recipe that cannot run here, before
     anything is written.
     """
-    device = device or default_device()
+    device = device or chosen_device()
     run = _Run(recipe, device, folder, progress, snapshot)
     try:
         run.to_the_end()
@@ -75,9 +76,20 @@ def measure(
     return profile
 
 
-def default_device() -> torch.device:
-    """The first GPU, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def chosen_device(name: str | None = None) -> torch.device:
+    """The device called `name` (cuda, cuda:1, cpu); for None the first GPU, else the CPU.
+
+    Raises InputError for a device this machine does not have.
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if kind not in ("cuda", "cpu") or not (index or "0").isdecimal() or int(index or 0) >= count:
+        raise InputError(
+            f"--device {name}: this machine has cpu and {torch.cuda.device_count()} GPUs (cuda:0, ...)."
+        )
+    return torch.device(name)
 
 
 def _observer(device: torch.device, snapshot: bool) -> Any:

@@ -118,7 +118,7 @@ class CudaObserver:
 
     def snapshot(self) -> dict[str, Any]:
         """The allocator's state and recorded history, with categories written into the trace."""
-        snapshot = torch.cuda.memory._snapshot(self.device)
+        snapshot: Any = torch.cuda.memory._snapshot(self.device)
         label_snapshot(snapshot, self._spans_of(snapshot), self._index())
         return snapshot
 
@@ -146,7 +146,7 @@ class CudaObserver:
         assert self.device.index is not None
         return self.device.index
 
-    def _spans_of(self, snapshot: dict[str, Any]) -> list[AllocationSpan]:
+    def _spans_of(self, snapshot: Any) -> list[AllocationSpan]:
         segments = [s for s in snapshot["segments"] if s["device"] == self._index()]
         return spans_from_trace(snapshot["device_traces"][self._index()], self._labels, segments)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from harness.errors import InputError, MissingDependency
 from harness.offload import OffloadedActivations
@@ -45,7 +44,7 @@ def build_training(recipe: Recipe, device: torch.device) -> Training:
     )
 
 
-def build_model(recipe: Recipe, device: torch.device) -> nn.Module:
+def build_model(recipe: Recipe, device: torch.device) -> Any:
     """The model of `recipe` in training mode with every toggle applied, weights on `device`."""
     config = load_config(recipe)
     _refuse_what_cannot_run(recipe, config, device)
@@ -125,12 +124,12 @@ def weights_dtype(recipe: Recipe, config: Any) -> torch.dtype:
     return declared or torch.float32
 
 
-def attention_kernel(model: nn.Module) -> str:
+def attention_kernel(model: Any) -> str:
     """The attention implementation the built model uses, as transformers names it."""
-    return str(model.config._attn_implementation)  # type: ignore[union-attr]
+    return str(model.config._attn_implementation)
 
 
-def _with_weights(recipe: Recipe, config: Any, device: torch.device) -> nn.Module:
+def _with_weights(recipe: Recipe, config: Any, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
 
     dtype = weights_dtype(recipe, config)
@@ -168,13 +167,13 @@ def _with_weights(recipe: Recipe, config: Any, device: torch.device) -> nn.Modul
         ) from error
 
 
-def _prepare_for_kbit(model: nn.Module) -> None:
+def _prepare_for_kbit(model: Any) -> None:
     from peft import prepare_model_for_kbit_training
 
     prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
-def _with_adapter(recipe: Recipe, model: nn.Module) -> nn.Module:
+def _with_adapter(recipe: Recipe, model: Any) -> Any:
     """peft's model: the frozen base with LoRA (A Kaiming, B zero) or IA3 weights to train."""
     import peft
 
@@ -198,12 +197,12 @@ def _with_adapter(recipe: Recipe, model: nn.Module) -> nn.Module:
         raise InputError(f"lora_targets: {recipe.lora_targets}: {_first_line(error)}.") from error
 
 
-def _checkpoint_blocks(model: nn.Module) -> None:
+def _checkpoint_blocks(model: Any) -> None:
     # Non-reentrant: it stops recomputing early and needs no input that requires a gradient.
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
-def _fuse_loss(model: nn.Module) -> None:
+def _fuse_loss(model: Any) -> None:
     """Replace the model's forward by Liger's, which computes the loss from the hidden states in chunks."""
     try:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
@@ -211,10 +210,10 @@ def _fuse_loss(model: nn.Module) -> None:
         raise MissingDependency("liger-kernel", "liger", "loss: fused_linear") from None
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    if base.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:  # type: ignore[union-attr]
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if base.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
         raise InputError(
-            f"loss: fused_linear: Liger has no {base.config.model_type} model; set loss: standard."  # type: ignore[union-attr]
+            f"loss: fused_linear: Liger has no {base.config.model_type} model; set loss: standard."
         )
     only_the_loss = {
         "rope": False,
@@ -222,7 +221,7 @@ def _fuse_loss(model: nn.Module) -> None:
         "cross_entropy": False,
         "fused_linear_cross_entropy": True,
     }
-    gate = "geglu" if base.config.model_type.startswith("gemma") else "swiglu"  # type: ignore[union-attr]
+    gate = "geglu" if base.config.model_type.startswith("gemma") else "swiglu"
     _apply_liger_kernel_to_instance(base, **only_the_loss, **{gate: False})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 
 class Nvml:
@@ -13,7 +14,7 @@ class Nvml:
         import pynvml
 
         pynvml.nvmlInit()
-        self._nvml = pynvml
+        self._nvml: Any = pynvml
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
         self._since_us = 0
 

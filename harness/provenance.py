@@ -1,4 +1,4 @@
-"""Where a profile comes from: commit, versions, driver, allocator settings. An allow-list, never the environment."""
+"""Where a profile comes from: commit, versions, settings. An allow-list, never the whole environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of one run: recipe.yaml, log.jsonl, snapshot.pickle, profile.json. Each is whole or not there."""
+"""The folder of a run: recipe.yaml, log.jsonl, snapshot.pickle, profile.json. Each whole or not there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RunFolder:
     """Made at the first write, so that a run which cannot begin leaves nothing behind."""
 
     def __init__(self, path: Path | None, name: str, recipe: Recipe) -> None:
-        """`path` as the user gave it, or None for profiles/runs/<name>-<time>. Raises InputError if it is taken."""
+        """`path` as the user gave it, or None for profiles/runs/<name>-<time>. InputError if it is taken."""
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         self.path = path or _free(RUNS / f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}-{stamp}")
         self._recipe = recipe

@@ -1,0 +1,140 @@
+"""What people read in the terminal: the progress of a run and the tables of a profile."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from harness.step_profile import CATEGORIES, PHASES, StepProfile, TimeStats
+
+KINDS = {
+    "cuda_allocator": "the CUDA allocator's counters",
+    "simulated_allocator": "a model of the CUDA allocator",
+    "live_tensors": "bytes of live CPU tensors (there is no CUDA allocator here)",
+    "closed_form": "closed form",
+}
+
+
+class RunProgress:
+    """A bar on a terminal, one plain line a step elsewhere."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._total = total
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            text = TextColumn("{task.fields[text]}")
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), text)
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+            self._task = self._bar.add_task("setup", total=total, text="")
+
+    def __enter__(self) -> RunProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def step(self, index: int, total: int, kind: str, loss: float, tokens_per_s: float | None) -> None:
+        """A step is done."""
+        speed = "" if tokens_per_s is None else f"  {tokens_per_s:,.0f} tokens/s"
+        if self._bar is not None:
+            self._bar.update(
+                self._task, completed=index + 1, description=kind, text=f"loss {loss:.4f}{speed}"
+            )
+        else:
+            line = f"step {index + 1}/{total} {kind} loss {loss:.4f}{speed}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_profile(console: Console, profile: StepProfile) -> None:
+    """The tables of one profile: phases, then memory at the peak by category, then one line a fact."""
+    console.print(_phase_table(profile))
+    if profile.memory.at_peak.total_bytes():
+        console.print(_memory_table(profile))
+    for line in _facts(profile):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def in_gib(size_bytes: int | None) -> str:
+    """Bytes for reading: GiB, or MiB below a tenth of one; a dash for unknown."""
+    if size_bytes is None:
+        return "-"
+    return (
+        f"{size_bytes / 2**30:,.2f} GiB"
+        if abs(size_bytes) >= 2**30 / 10
+        else f"{size_bytes / 2**20:,.1f} MiB"
+    )
+
+
+def in_ms(seconds: float | None) -> str:
+    """Seconds for reading, in ms; a dash for unknown."""
+    return "-" if seconds is None else f"{seconds * 1e3:,.1f} ms"
+
+
+def _phase_table(profile: StepProfile) -> Table:
+    table = Table(title=f"{profile.source}: one step by phase", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("phase", no_wrap=True)
+    for heading in ("time", "p10 - p90", "share", "peak allocated", "reserved", "at end"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    total = sum(stats.time_s.median or 0 for stats in profile.phases.values())
+    for name in PHASES:
+        stats = profile.phases.get(name)
+        if stats is None:
+            continue
+        share = f"{(stats.time_s.median or 0) / total:.0%}" if total else "-"
+        peak, reserved = in_gib(stats.peak_allocated_bytes), in_gib(stats.peak_reserved_bytes)
+        end = in_gib(stats.allocated_at_end_bytes)
+        table.add_row(name, in_ms(stats.time_s.median), _range(stats.time_s), share, peak, reserved, end)
+    step = profile.step.time_s
+    memory = profile.memory
+    totals = (in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes))
+    table.add_row("step", in_ms(step.median), _range(step), "", *totals, "", style="bold")
+    return table
+
+
+def _memory_table(profile: StepProfile) -> Table:
+    memory = profile.memory
+    table = Table(title=f"memory at the peak, in {memory.peak_phase}", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("category")
+    table.add_column("bytes", justify="right")
+    table.add_column("share", justify="right")
+    total = memory.at_peak.total_bytes()
+    for name in CATEGORIES:
+        size = getattr(memory.at_peak, f"{name}_bytes")
+        if size:
+            table.add_row(name, in_gib(size), f"{size / total:.1%}")
+    table.add_row("peak", in_gib(total), "", style="bold")
+    return table
+
+
+def _facts(profile: StepProfile) -> list[str]:
+    memory, step = profile.memory, profile.step
+    lines = [f"device: {profile.hardware.name}; allocated means {KINDS[memory.kind]}"]
+    apart: list[tuple[str, Any]] = [
+        ("setup peak", memory.setup_peak_allocated_bytes),
+        ("first step peak", memory.first_step_peak_allocated_bytes),
+        ("process on the device", memory.process_bytes),
+        ("offloaded to the host", memory.host_bytes),
+        ("host resident", step.host_rss_bytes),
+    ]
+    lines.append("; ".join(f"{name} {in_gib(size)}" for name, size in apart if size is not None))
+    if step.tokens_per_s is not None:
+        mfu = "" if step.mfu is None else f", MFU {step.mfu:.1%}"
+        lines.append(f"{step.tokens_per_s:,.0f} tokens/s{mfu}")
+    if step.loss:
+        lines.append(f"loss {step.loss[0]:.4f} -> {step.loss[-1]:.4f} over {len(step.loss)} steps")
+    return [line for line in lines if line]
+
+
+def _range(time_s: TimeStats) -> str:
+    if time_s.p10 is None or time_s.p90 is None:
+        return "-"
+    return f"{time_s.p10 * 1e3:,.1f} - {time_s.p90 * 1e3:,.1f}"
