@@ -12,12 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from harness.errors import InputError
 from harness.recipe import Recipe
 from harness.recipe_check import check_recipe, nearest, recipe_schema, shortened
-from harness.strict_yaml import parse_yaml, read_mapping
+from harness.strict_yaml import parse_yaml, read_mapping, to_yaml
 
 __all__ = [
     "check_recipe",
@@ -74,8 +72,7 @@ def list_recipes() -> list[tuple[str, str]]:
 
 def recipe_yaml(recipe: Recipe) -> str:
     """The recipe with every field, defaults included, as YAML that load_recipe reads back to its equal."""
-    fields = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    return f"# Fully resolved: every field, defaults included\n{fields}"
+    return f"# Fully resolved: every field, defaults included\n{to_yaml(recipe.model_dump(mode='json'))}"
 
 
 def find_model_config(name: str) -> Path | None:
@@ -138,7 +135,7 @@ def _with_whole_paths(fields: Mapping[str, Any], folder: Path, origin: str) -> d
     whole = dict(fields)
     for name in ("model", "data"):
         value = fields.get(name)
-        if not isinstance(value, str) or value == "synthetic":
+        if not isinstance(value, str) or value in ("", "synthetic"):
             continue
         if name == "model" and find_model_config(value):
             continue

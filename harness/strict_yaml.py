@@ -7,6 +7,7 @@ eight, `no` is text), a repeated key is an error, and so is an alias (a small fi
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,22 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# The core schema of YAML 1.2, chapter 10.3; integers of more than 40 digits stay text, for a clear message.
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that reads as something else by YAML 1.1 or by the rules below."""
+
+
+# The core schema of YAML 1.2 (chapter 10.3), with 8_192; integers with leading zeros or absurdly many digits
+# stay text, which pydantic reads.
+_NUMBER = r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)"
+_NO_NUMBER = r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?(?:0|[1-9][0-9_]{0,40})", list("-+0123456789")),
-    (
-        "float",
-        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-        list("-+0123456789."),
-    ),
+    ("float", f"{_NUMBER}|{_NO_NUMBER}", list("-+0123456789.")),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
 
 
 def parse_yaml(text: str, origin: str) -> Any:
@@ -70,6 +75,11 @@ def parse_yaml(text: str, origin: str) -> Any:
         ) from None
     except RecursionError:
         raise InputError(f"{origin} nests lists too deeply. Write one `name: value` a line.") from None
+
+
+def to_yaml(fields: Mapping[str, Any]) -> str:
+    """`fields` as YAML that parse_yaml reads back, in their order."""
+    return yaml.dump(dict(fields), Dumper=_Dumper, sort_keys=False)
 
 
 def read_mapping(path: Path, what: str) -> dict[str, Any]:
