@@ -1,0 +1,94 @@
+"""A small model of each family, and the harness's own loop around it: what the toggle tests train."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.loop import run_steps, set_up
+from harness.recipe import Recipe
+from harness.recording import Recording
+from harness.step import Training
+from harness.tracker import StorageTracker
+
+CPU = torch.device("cpu")
+MODELS = Path(__file__).parent / "models"
+
+
+def tiny(family: str = "llama", **fields: Any) -> Recipe:
+    """A recipe of tests/models/<family>.json: hidden size 64, 2 blocks, 264 tokens; fp32 unless told."""
+    defaults = {"precision": "fp32", "micro_batch_size": 2, "seq_len": 16, "learning_rate": 1e-3}
+    return Recipe(model=str(MODELS / f"{family}.json"), **(defaults | fields))
+
+
+class Trained(NamedTuple):
+    training: Training
+    losses: list[float]
+
+
+class NullObserver:
+    """Looks at nothing; calls what it was given for a phase whenever that phase begins."""
+
+    def __init__(self, **beginning: Callable[[], None]) -> None:
+        self.beginning = beginning
+
+    def begin_step(self, index: int, kind: str) -> None:
+        pass
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.beginning.get(name, lambda: None)()
+        yield
+
+
+class ByteObserver(NullObserver):
+    """Counts the bytes of live tensors, as the harness does on the CPU: see `recording`."""
+
+    def __init__(self, **beginning: Callable[[], None]) -> None:
+        super().__init__(**beginning)
+        self.recording = Recording()
+        self.peak_bytes: dict[str, int] = defaultdict(int)
+        self.end_bytes: dict[str, int] = {}
+        self._tracker = StorageTracker(self.recording)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.recording.reset_peak()
+        with self._tracker, super().phase(name):
+            yield
+        self.peak_bytes[name] = max(self.peak_bytes[name], self.recording.peak_bytes)
+        self.end_bytes[name] = self.recording.allocated_bytes
+
+
+def built(recipe: Recipe, observer: NullObserver | None = None) -> tuple[Training, Iterator[Any]]:
+    """The training of `recipe` on the CPU, and its batches."""
+    return set_up(recipe, CPU, observer or NullObserver())
+
+
+def train(
+    recipe: Recipe, steps: int, observer: NullObserver | None = None, start: dict[str, Tensor] | None = None
+) -> Trained:
+    """`steps` steps of `recipe`, from the weights in `start` if given, and the loss of each."""
+    observer = observer or NullObserver()
+    training, batches = built(recipe, observer)
+    if start is not None:
+        training.model.load_state_dict(start)
+    done = run_steps(training, batches, CPU, ["timed"] * steps, observer)
+    return Trained(training, [step.loss.item() for step in done])
+
+
+def weights(training: Training, *, trained_only: bool = False) -> dict[str, Tensor]:
+    """Copies of the parameters by name."""
+    named = training.model.named_parameters()
+    return {name: p.detach().clone() for name, p in named if p.requires_grad or not trained_only}
+
+
+def same_bits(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    """Whether two sets of weights are equal to the last bit (and are not empty)."""
+    return bool(ours) and ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
