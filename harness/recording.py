@@ -34,10 +34,13 @@ class Recording:
             self.host_bytes += size_bytes
             self.host_peak_bytes = max(self.host_peak_bytes, self.host_bytes)
             return
+        address, size_bytes = self.placed(key, size_bytes)
         self.allocated_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
         self._events += self._kept
-        span = AllocationSpan(key, size_bytes, self._events, birth_phase=self.phase, frames=_frames(frames))
+        span = AllocationSpan(
+            address, size_bytes, self._events, birth_phase=self.phase, frames=_frames(frames)
+        )
         self._live[key] = span
         if self._kept:
             self.spans.append(span)
@@ -47,11 +50,19 @@ class Recording:
         if on_host:
             self.host_bytes -= size_bytes
             return
-        self.allocated_bytes -= size_bytes
         span = self._live.pop(key)
+        self.allocated_bytes -= span.size_bytes
+        self.removed(key)
         if self._kept:
             self._events += 1
             span.died, span.death_phase = self._events, self.phase
+
+    def placed(self, key: int, size_bytes: int) -> tuple[int, int]:
+        """Address and size of what a storage takes. Without an allocator: a number used once, and its bytes."""
+        return key, size_bytes
+
+    def removed(self, key: int) -> None:
+        """What a storage took is free again."""
 
     def keep(self) -> None:
         """From now on keep a span for every storage, beginning with those that are live."""
