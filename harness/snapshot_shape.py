@@ -1,0 +1,130 @@
+"""What a memory snapshot must look like before anything reads it. This module imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from harness.errors import InputError
+
+MAX_DEPTH = 100
+MAX_ENTRIES = 2**25
+"""Trace entries, blocks, and values in the parts of a snapshot that this project does not read. Lists
+may be shared, so a small file can describe more than any memory holds."""
+_can_nest = frozenset((dict, list)).__contains__  # the only tuples are pairs of integers
+
+
+def validate_snapshot(snapshot: Any, origin: str = "snapshot") -> None:
+    """Check that plain data has the shape torch.cuda.memory._snapshot() gives.
+
+    Raises InputError naming the first thing that is missing or wrong and where it is. Passing means
+    that segments and traces can be walked without surprise, and that nothing nests without end.
+    """
+    check = _Check(origin)
+    check.require(type(snapshot) is dict, "the top level", "a dict with segments and device_traces")
+    for key in ("segments", "device_traces"):
+        check.require(type(snapshot.get(key)) is list, key, "a list")
+    check.count(sum(len(trace) for trace in snapshot["device_traces"] if type(trace) is list))
+    for i, segment in enumerate(snapshot["segments"]):
+        check.segment(f"segments[{i}]", segment)
+    for device, trace in enumerate(snapshot["device_traces"]):
+        check.require(type(trace) is list, f"device_traces[{device}]", "a list")
+        for i, entry in enumerate(trace):
+            check.trace_entry(device, i, entry)
+    check.rest("the top level", (v for k, v in snapshot.items() if k not in ("segments", "device_traces")))
+
+
+class _Check:
+    """The state of one validation: stacks already seen (they are shared), and what may still be counted."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self.entries_left = MAX_ENTRIES
+        self.seen_frames: set[int] = set()
+        self.seen_stacks: set[int] = set()
+
+    def require(self, holds: bool, where: str, what: str) -> None:
+        if not holds:
+            raise InputError(
+                f"{self.origin} is not a memory snapshot: {where} should be {what}. "
+                "Give a file written by harness or by torch.cuda.memory._dump_snapshot()."
+            )
+
+    def count(self, entries: int) -> None:
+        self.entries_left -= entries
+        self.require(self.entries_left >= 0, "its content", f"fewer than {MAX_ENTRIES} entries")
+
+    def size(self, where: str, holder: dict[Any, Any], *keys: str) -> None:
+        for key in keys:
+            value = holder.get(key)
+            self.require(type(value) is int and value >= 0, f"{where}[{key!r}]", "an integer, 0 or more")
+
+    def segment(self, where: str, segment: Any) -> None:
+        self.require(type(segment) is dict, where, "a dict")
+        self.size(where, segment, "address", "total_size")
+        blocks = segment.get("blocks")
+        self.require(type(blocks) is list, f"{where}['blocks']", "a list")
+        self.count(1 + len(blocks))
+        for i, block in enumerate(blocks):
+            inside = f"{where}['blocks'][{i}]"
+            self.require(type(block) is dict, inside, "a dict")
+            self.size(inside, block, "size")
+            self.require(type(block.get("state")) is str, f"{inside}['state']", "a string")
+            self.frames(inside, block)
+            self.rest(inside, (v for k, v in block.items() if k != "frames"))
+        self.require(
+            sum(block["size"] for block in blocks) == segment["total_size"],
+            where,
+            "filled by its blocks exactly",
+        )
+        self.frames(where, segment)
+        self.rest(where, (v for k, v in segment.items() if k not in ("blocks", "frames")))
+
+    def trace_entry(self, device: int, i: int, entry: Any) -> None:
+        # A million entries: the text that says where is only put together when something is wrong.
+        if type(entry) is not dict or type(entry.get("action")) is not str:
+            self.require(False, f"device_traces[{device}][{i}]", "a dict with an action")
+        place = "device_free" if entry["action"] == "oom" else "addr"
+        for key, value in ("size", entry.get("size")), (place, entry.get(place)):
+            if type(value) is not int or value < 0:
+                self.size(f"device_traces[{device}][{i}]", entry, key)
+        if type(entry.get("time_us", 0)) is not int:
+            self.size(f"device_traces[{device}][{i}]", entry, "time_us")
+        if type(entry.get("user_metadata", "")) is not str:
+            self.require(False, f"device_traces[{device}][{i}]['user_metadata']", "a string")
+        stack = entry.get("frames")
+        if id(stack) not in self.seen_stacks:
+            self.frames(f"device_traces[{device}][{i}]", entry)
+        if sum(map(_can_nest, map(type, entry.values()))) > _can_nest(type(stack)):
+            self.rest(f"device_traces[{device}][{i}]", (v for k, v in entry.items() if k != "frames"))
+
+    def frames(self, where: str, holder: dict[Any, Any]) -> None:
+        if "frames" not in holder:
+            return
+        stack = holder["frames"]
+        self.require(type(stack) in (list, tuple), f"{where}['frames']", "a list")
+        self.seen_stacks.add(id(stack))
+        if self.seen_frames.issuperset(map(id, stack)):
+            return
+        for frame in stack:
+            right = (
+                type(frame) is dict
+                and type(frame.get("filename")) is str
+                and type(frame.get("name")) is str
+                and type(frame.get("line")) is int
+                and not any(map(_can_nest, map(type, frame.values())))
+            )
+            self.require(right, f"{where}['frames']", "dicts of filename, line and name")
+            self.seen_frames.add(id(frame))
+
+    def rest(self, where: str, values: Iterable[Any]) -> None:
+        # Not read here, but kept and perhaps written again: it must end. Shared values count each time.
+        open_values = [(value, 1) for value in values]
+        while open_values:
+            value, depth = open_values.pop()
+            if not _can_nest(type(value)):
+                continue
+            self.require(depth <= MAX_DEPTH, where, f"nested less than {MAX_DEPTH} deep")
+            self.count(1 + len(value))
+            inner = value.values() if type(value) is dict else value
+            open_values.extend((item, depth + 1) for item in inner)
