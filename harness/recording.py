@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from harness.attribution import BEFORE_RECORDING, AllocationSpan
@@ -16,6 +16,8 @@ class Recording:
 
     def __init__(self) -> None:
         self.phase = "setup"
+        self.module: str | None = None
+        """Path of the module that is running, if somebody tells."""
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self.host_bytes = 0
@@ -39,7 +41,12 @@ class Recording:
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
         self._events += self._kept
         span = AllocationSpan(
-            address, size_bytes, self._events, birth_phase=self.phase, frames=_frames(frames)
+            address,
+            size_bytes,
+            self._events,
+            birth_phase=self.phase,
+            module=self.module,
+            frames=_frames(frames),
         )
         self._live[key] = span
         if self._kept:
@@ -58,7 +65,7 @@ class Recording:
             span.died, span.death_phase = self._events, self.phase
 
     def placed(self, key: int, size_bytes: int) -> tuple[int, int]:
-        """Address and size of what a storage takes. Without an allocator: a number used once, and its bytes."""
+        """Address and size of what a storage takes; without an allocator a number used once, and its bytes."""
         return key, size_bytes
 
     def removed(self, key: int) -> None:
@@ -68,6 +75,10 @@ class Recording:
         """From now on keep a span for every storage, beginning with those that are live."""
         self._kept = True
         self.spans = list(self._live.values())
+
+    def live_spans(self) -> Iterable[AllocationSpan]:
+        """What is live now on the device."""
+        return self._live.values()
 
     def reset_peak(self) -> None:
         """Start a new peak at what is live now."""
@@ -80,7 +91,7 @@ class Recording:
             span.category = category
 
 
-_PLUMBING = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "torch/_ops.py")
+_PLUMBING = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "torch/_ops.py", "harness/simulate.py")
 """Between an operator and a dispatch mode: there only because somebody looks."""
 
 

@@ -53,6 +53,10 @@ class StorageTracker(TorchDispatchMode):
         """Execute one operator. A simulation overrides this with CUDA's behaviour."""
         return func(*args, **kwargs)
 
+    def follows(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage counts at all."""
+        return True
+
     def key_of(self, tensor: Tensor) -> int | None:
         """The key of `tensor`'s storage, None if it was never seen."""
         return self._keys.get(tensor.untyped_storage()._cdata)
@@ -62,10 +66,20 @@ class StorageTracker(TorchDispatchMode):
         self._see(tensor, op)
         return self.key_of(tensor)
 
+    def stack(self) -> tuple[Frame, ...]:
+        """The Python frames that called the operator, innermost first, without this file's."""
+        frames: list[Frame] = []
+        frame = sys._getframe(2)
+        while frame is not None and len(frames) < MAX_FRAMES:
+            if frame.f_code.co_filename != __file__:
+                frames.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        return tuple(frames)
+
     def _see(self, out: Any, func: Any) -> None:
         if isinstance(out, Tensor):
             storage = out.untyped_storage()
-            if storage._cdata not in self._keys:
+            if storage._cdata not in self._keys and self.follows(storage):
                 self._born(storage, func)
         elif isinstance(out, list | tuple):
             for item in out:
@@ -84,7 +98,7 @@ class StorageTracker(TorchDispatchMode):
             self.sink.died(key, size_bytes, on_host)
 
         self._refs[key] = weakref.ref(storage, died)
-        frames = _stack() if self.frames else ()
+        frames = self.stack() if self.frames else ()
         self.sink.born(
             key, size_bytes, on_host, func if isinstance(func, str) else func._overloadpacket.__name__, frames
         )
@@ -92,14 +106,3 @@ class StorageTracker(TorchDispatchMode):
 
 def _is_wrapper(tensor_type: type) -> bool:
     return tensor_type.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
-
-
-def _stack() -> tuple[Frame, ...]:
-    """The caller's Python frames, innermost first, without this file's."""
-    frames: list[Frame] = []
-    frame = sys._getframe(4)
-    while frame is not None and len(frames) < MAX_FRAMES:
-        if frame.f_code.co_filename != __file__:
-            frames.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back
-    return tuple(frames)

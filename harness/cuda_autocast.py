@@ -1,0 +1,236 @@
+"""torch.autocast as CUDA does it, for shape-only tensors.
+
+Autocast lives in a dispatch key of the device, and meta tensors have none. Here the same casts are made
+one level up, where Python calls the function: same lists (ATen/autocast_mode.h), same weight-cast cache,
+and autograd records the same copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+LOWER_PRECISION = frozenset(
+    [
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_tbc",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "convolution",
+        "prelu",
+        "addmm",
+        "addmv",
+        "addr",
+        "matmul",
+        "einsum",
+        "mm",
+        "mv",
+        "linear",
+        "addbmm",
+        "baddbmm",
+        "bmm",
+        "chain_matmul",
+        "multi_dot",
+        "vecdot",
+        "scaled_dot_product_attention",
+    ]
+)
+"""AT_FORALL_LOWER_PRECISION_FP: floating arguments become the autocast dtype."""
+FP32 = frozenset(
+    [
+        "acos",
+        "asin",
+        "cosh",
+        "erfinv",
+        "exp",
+        "expm1",
+        "log",
+        "log10",
+        "log2",
+        "log1p",
+        "reciprocal",
+        "rsqrt",
+        "sinh",
+        "tan",
+        "pow",
+        "softplus",
+        "layer_norm",
+        "native_layer_norm",
+        "rms_norm",
+        "group_norm",
+        "cosine_similarity",
+        "nll_loss",
+        "kl_div",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "mse_loss",
+        "binary_cross_entropy_with_logits",
+        "dist",
+        "pdist",
+        "cdist",
+        "renorm",
+        "logsumexp",
+        "norm",
+    ]
+)
+"""AT_FORALL_FP32: floating arguments become fp32."""
+FP32_RESULT = frozenset(
+    ["prod", "softmax", "log_softmax", "cumprod", "cumsum", "vector_norm", "matrix_norm", "sum"]
+)
+"""AT_FORALL_FP32_SET_OPT_DTYPE: computed in fp32 unless the call names a dtype."""
+PROMOTE = frozenset(
+    [
+        "addcdiv",
+        "addcmul",
+        "atan2",
+        "bilinear",
+        "cross",
+        "dot",
+        "vdot",
+        "grid_sampler",
+        "index_put",
+        "tensordot",
+        "scatter_add",
+    ]
+)
+"""AT_FORALL_PROMOTE: arguments of several floating dtypes become the widest one."""
+ALIASES = {"__matmul__": "matmul", "__rmatmul__": "matmul", "__pow__": "pow", "__rpow__": "pow"}
+
+
+class _State:
+    """The autocast state of the meta device: what TLS holds for a real one."""
+
+    enabled = False
+    dtype = torch.bfloat16
+    nesting = 0
+    cache: dict[int, tuple[Tensor, Tensor]]
+
+    def __init__(self) -> None:
+        self.cache = {}
+
+
+class _ShapeAutocast:
+    """torch.autocast("meta", ...)."""
+
+    def __init__(self, state: _State, dtype: torch.dtype | None, enabled: bool) -> None:
+        self._state = state
+        self._dtype = dtype or state.dtype
+        self._enabled = enabled
+
+    def __enter__(self) -> None:
+        state = self._state
+        self._before = state.enabled, state.dtype
+        state.enabled, state.dtype = self._enabled, self._dtype
+        state.nesting += 1
+        # pushed here and not once for the run: backward (a checkpointed block) starts with no modes
+        self._casts = _Casts(state)
+        self._casts.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._casts.__exit__(None, None, None)
+        state = self._state
+        state.enabled, state.dtype = self._before
+        state.nesting -= 1
+        if state.nesting == 0:
+            state.cache.clear()
+
+
+class _Casts(TorchFunctionMode):
+    """Casts the arguments of every listed function while autocast is enabled."""
+
+    def __init__(self, state: _State) -> None:
+        super().__init__()
+        self._state = state
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._state.enabled:
+            name = getattr(func, "__name__", "")
+            args, kwargs = self._cast(ALIASES.get(name, name), args, kwargs)
+        return func(*args, **kwargs)
+
+    def _cast(self, name: str, args: Any, kwargs: Any) -> Any:
+        if name in LOWER_PRECISION:
+            return self._mapped(lambda t: self._cached_cast(t, self._state.dtype), args, kwargs)
+        if name in FP32:
+            return self._mapped(lambda t: self._cached_cast(t, torch.float32), args, kwargs)
+        if name in FP32_RESULT and kwargs.get("dtype") is None and _floats(args):
+            return args, {**kwargs, "dtype": torch.float32}
+        if name in PROMOTE:
+            widest = torch.float32 if torch.float32 in {t.dtype for t in _floats(args)} else self._state.dtype
+            return self._mapped(lambda t: self._cached_cast(t, widest), args, kwargs)
+        return args, kwargs
+
+    @staticmethod
+    def _mapped(cast: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
+        return tree_map(cast, args), tree_map(cast, kwargs)
+
+    def _cached_cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """at::autocast::cached_cast: the cast of an fp32 leaf that requires a gradient is kept."""
+        if not isinstance(value, Tensor) or not _eligible(value) or value.dtype == dtype:
+            return value
+        keep = (
+            dtype == self._state.dtype
+            and value.dtype == torch.float32
+            and value.requires_grad
+            and value.is_leaf
+            and not value._is_view()
+        )
+        if not keep:
+            return value.to(dtype)
+        known = self._state.cache.get(id(value))
+        if known is None:
+            known = self._state.cache[id(value)] = (value, value.to(dtype))
+        return known[1]
+
+
+def _eligible(tensor: Tensor) -> bool:
+    return tensor.device.type == "meta" and tensor.is_floating_point() and tensor.dtype != torch.float64
+
+
+def _floats(args: Any) -> list[Tensor]:
+    return [a for a in args if isinstance(a, Tensor) and _eligible(a)]
+
+
+@contextmanager
+def cuda_autocast_on_meta() -> Iterator[None]:
+    """Inside, torch.autocast("meta") and all that asks about it behave as for CUDA."""
+    state = _State()
+    real_autocast, real_enabled = torch.autocast, torch.is_autocast_enabled
+    real_dtype, real_available = torch.get_autocast_dtype, torch.amp.is_autocast_available
+
+    def autocast(device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> Any:
+        if device_type == "meta":
+            return _ShapeAutocast(state, dtype, enabled)
+        return real_autocast(device_type, dtype, enabled, cache_enabled)
+
+    def is_autocast_enabled(device_type: str = "meta") -> bool:  # no argument asks about CUDA
+        return state.enabled if device_type in ("meta", "cuda") else real_enabled(device_type)
+
+    def get_autocast_dtype(device_type: str) -> torch.dtype:
+        return state.dtype if device_type in ("meta", "cuda") else real_dtype(device_type)
+
+    def is_autocast_available(device_type: str) -> bool:
+        return device_type == "meta" or real_available(device_type)
+
+    with ExitStack() as stack:
+        for owner, name, ours in (
+            (torch, "autocast", autocast),
+            (torch.amp, "autocast", autocast),
+            (torch, "is_autocast_enabled", is_autocast_enabled),
+            (torch, "get_autocast_dtype", get_autocast_dtype),
+            (torch.amp, "is_autocast_available", is_autocast_available),
+        ):
+            stack.enter_context(patch.object(owner, name, ours))
+        yield

@@ -1,0 +1,146 @@
+"""Where a shape-only run differs from CUDA: each difference is one rule here.
+
+`cuda_behaviour()` makes Python's side behave as it would with a GPU (which kernel, which branch);
+`OPERATORS` answers operators that have no shape-only implementation. Three rules have a file of their own:
+cuda_autocast.py, cuda_attention.py, and cuda_temporaries.py (what CUDA kernels allocate inside).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from harness.cuda_autocast import cuda_autocast_on_meta
+from harness.hardware import Hardware
+from harness.offload import on_host
+from harness.recipe import Recipe
+from harness.recipe_rules import BITSANDBYTES_OPTIMIZERS
+from harness.shape_cache import ShapeCache
+
+aten = torch.ops.aten
+
+
+class CudaRules:
+    """The rules for one recipe on one GPU."""
+
+    def __init__(self, recipe: Recipe, hardware: Hardware) -> None:
+        self.recipe, self.hardware = recipe, hardware
+        self.attention_kernels: set[str] = set()
+        self._shapes = ShapeCache()
+        self._operators: dict[Any, Any] = {}
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """One operator on shape-only tensors."""
+        rule = self._operators.get(func, self)
+        if rule is self:
+            rule = self._operators[func] = OPERATORS.get(str(func))
+        if rule is not None:
+            return rule(func, args, kwargs)
+        return self._shapes.run(func, args, kwargs)
+
+    def temporaries(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[int, ...]:
+        """Bytes of what the CUDA kernel allocates while it runs."""
+        return ()
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[
+            0
+        ]
+
+
+def _read_back(func: Any, args: Any, kwargs: Any) -> Any:
+    """A value read by the host. Shapes have none, so each place that reads one has a defined answer.
+
+    bool: True. transformers asks whether no document boundary was found in position_ids: there is none.
+    float: 0.0. GradScaler sums its found_inf: no gradient overflowed.
+    """
+    if args[0].device.type != "meta":
+        return func(*args)
+    dtype = args[0].dtype
+    if dtype == torch.bool:
+        return True
+    if dtype.is_floating_point:
+        return 0.0
+    raise NotImplementedError(f"the step reads a value of dtype {dtype} back; shape-only tensors have none")
+
+
+def _nothing(func: Any, args: Any, kwargs: Any) -> None:
+    """The operator works in place on tensors that are there already."""
+
+
+def _first_argument(func: Any, args: Any, kwargs: Any) -> Any:
+    """The operator works in place on its first argument."""
+    return args[0]
+
+
+def _int8_quantized(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Row-wise int8, fp32 scales, and the columns with outliers: they depend on the values, say none."""
+    rows = args[0]
+    quantized = torch.empty_like(rows, dtype=torch.int8)
+    scales = torch.empty(rows.shape[:-1].numel(), dtype=torch.float32, device=rows.device)
+    return quantized, scales, torch.empty(0, dtype=torch.int64, device=rows.device)
+
+
+OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "aten._local_scalar_dense.default": _read_back,
+    "aten._amp_foreach_non_finite_check_and_unscale_.default": _nothing,
+    "aten._amp_update_scale_.default": _first_argument,
+    "aten._fused_adamw_.default": _nothing,
+    "aten._fused_sgd_.default": _nothing,
+    "bitsandbytes.int8_vectorwise_quant.default": _int8_quantized,
+}
+"""Operators without a shape-only implementation, and what they return."""
+
+
+def _fused_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """On CUDA, dropout is one kernel that keeps a mask of one byte an element.
+
+    ATen/native/Dropout.cpp, is_fused_kernel_acceptable: CUDA input, 0 < p < 1.
+    """
+    if not training or p == 0 or inplace:
+        return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
+    return torch.native_dropout(input, p, True)[0]
+
+
+@contextmanager
+def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
+    """Inside, code that asks about the meta device gets the answers a CUDA device would give."""
+    with ExitStack() as stack:
+        stack.enter_context(cuda_autocast_on_meta())
+        for target, replacement in _patches(rules):
+            stack.enter_context(patch(target, replacement))
+        yield
+
+
+def _patches(rules: CudaRules) -> Iterator[tuple[str, Any]]:
+    """torch's and bitsandbytes' own questions about the device."""
+    yield "torch.nn.functional.dropout", _fused_dropout
+    yield "torch.nn.functional.scaled_dot_product_attention", rules.attention
+    yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["meta", "cuda", "cpu"]
+    yield "torch.cuda.synchronize", lambda *_: None
+    if rules.recipe.optimizer in BITSANDBYTES_OPTIMIZERS:
+        yield "bitsandbytes.functional.get_paged", _paged
+        yield "bitsandbytes.functional.prefetch_tensor", lambda *_, **__: None
+
+
+def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
+    """bitsandbytes' paged state is CUDA managed memory: not the caching allocator's; the host backs it."""
+    with on_host():
+        state = torch.zeros(shape, dtype=dtype, device=device)
+    state.is_paged = True  # type: ignore[attr-defined]
+    return state

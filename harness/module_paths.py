@@ -1,0 +1,60 @@
+"""Which module an operator belongs to, in forward and in backward.
+
+In forward it is the innermost module being called. In backward it is the module whose forward made the
+autograd node that runs: nodes are numbered as they are made, so the number at the time of each forward
+operator tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as nn_module
+
+
+class ModulePaths:
+    """Names of the running module; empty outside of any."""
+
+    def __init__(self) -> None:
+        self._names: dict[nn.Module, str] = {}
+        self._stack: list[str] = [""]
+        self._by_sequence: dict[int, str] = {}
+
+    def name(self, model: nn.Module) -> None:
+        """Learn the names of a model's modules."""
+        self._names = {module: name for name, module in model.named_modules()}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While inside, calls of named modules are followed."""
+        before = nn_module.register_module_forward_pre_hook(self._enter)
+        after = nn_module.register_module_forward_hook(self._exit, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def current(self) -> str:
+        """The path of the module the running operator belongs to."""
+        node = torch._C._current_autograd_node()
+        if node is not None and len(self._stack) == 1:  # a checkpointed block's second forward has a stack
+            return self._by_sequence.get(node._sequence_nr(), "")
+        path = self._stack[-1]
+        if torch.is_grad_enabled():
+            self._by_sequence[torch._C._autograd._get_sequence_nr() - 1] = path
+        return path
+
+    def forget(self) -> None:
+        """Drop the autograd nodes of the step before."""
+        self._by_sequence.clear()
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        self._stack.append(self._names.get(module, self._stack[-1]))
+
+    def _exit(self, module: nn.Module, _: Any, __: Any) -> None:
+        self._stack.pop()

@@ -1,0 +1,220 @@
+"""Simulating a recipe: the very same training step on shape-only tensors, for a GPU that is not there.
+
+Storages go to a model of the CUDA caching allocator, operators to a roofline. What CUDA does differently
+from a shape-only run is in cuda_rules.py and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.allocator import AllocatorOutOfMemory
+from harness.allocator_settings import Settings
+from harness.attribution import breakdown_at, find_peak, top_allocations
+from harness.cuda_rules import CudaRules, cuda_behaviour
+from harness.errors import InputError
+from harness.hardware import Hardware
+from harness.loop import Kind, run_steps, set_up
+from harness.module_paths import ModulePaths
+from harness.provenance import provenance
+from harness.recipe import Recipe
+from harness.simulated_memory import SimulatedMemory
+from harness.simulated_time import SimulatedTime
+from harness.step import Training
+from harness.step_profile import (
+    PHASES,
+    MemoryStats,
+    OutOfMemoryReport,
+    PhaseStats,
+    StepProfile,
+    StepStats,
+    TimeStats,
+)
+from harness.tensors import labelled_tensors, watch_gradients
+from harness.tracker import StorageTracker
+
+STEPS = 3
+"""The first step makes the optimizer state, the second is steady, the third shows that it is."""
+META = torch.device("meta")
+
+
+def simulate(recipe: Recipe, hardware: Hardware, settings: Settings | None = None) -> tuple[StepProfile, Any]:
+    """The StepProfile of `recipe` on `hardware`, and the simulated memory (for its snapshot).
+
+    Running out of memory gives a profile with `oom` filled. Raises InputError for `compile`, which
+    changes which kernels run: napkin has an answer.
+    """
+    if recipe.compile:
+        raise InputError(
+            "compile: true cannot be simulated: the compiler decides which kernels and buffers there are. "
+            "Set compile: false, or ask `harness napkin`."
+        )
+    run = _Run(recipe, hardware, settings or Settings())
+    return run.to_the_end(), run.memory
+
+
+class _Simulation(StorageTracker):
+    """Each operator: CUDA's rule for it, its temporaries, its time."""
+
+    def __init__(
+        self, memory: SimulatedMemory, rules: CudaRules, time: SimulatedTime, paths: ModulePaths
+    ) -> None:
+        super().__init__(memory, frames=True)
+        self.memory, self.rules, self.time, self.paths = memory, rules, time, paths
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        self.memory.module = self.paths.current()
+        temporaries = self.rules.temporaries(func, args, kwargs)
+        held = self.memory.temporaries(temporaries, str(func), self.stack()) if temporaries else []
+        try:
+            out = self.rules.run(func, args, kwargs)
+            self.time.add(func, args, kwargs, out)
+            self._see(out, func)
+        finally:
+            self.memory.release(held)
+        return out
+
+    def follows(self, storage: torch.UntypedStorage) -> bool:
+        """Tensors on the CPU (the data before it moves, step counters) are the host's own."""
+        return storage.device.type == "meta"
+
+
+class _Run:
+    def __init__(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> None:
+        # The values do not matter and nothing needs to be read: shapes are the same for any data.
+        self.recipe = recipe.model_copy(update={"data": "synthetic", "weights": "random"})
+        self.asked, self.hardware = recipe, hardware
+        context = hardware.calibration.cuda_context_bytes
+        self.memory = SimulatedMemory(settings, hardware.memory_bytes - context)
+        self.time = SimulatedTime(hardware)
+        self.paths = ModulePaths()
+        self.rules = CudaRules(recipe, hardware)
+        self.tracker = _Simulation(self.memory, self.rules, self.time, self.paths)
+        self.kinds: list[Kind] = []
+        self.phases: dict[str, PhaseStats] = {}
+        self.setup_peak_bytes: int | None = None
+        self.first_step_peak_bytes: int | None = None
+        self.training: Training | None = None
+
+    def to_the_end(self) -> StepProfile:
+        oom = None
+        with cuda_behaviour(self.rules), self.paths.watching(), self.tracker:
+            try:
+                self.training, batches = set_up(self.recipe, META, self)
+                self.paths.name(self.training.model)
+                kinds: list[Kind] = [*["warmup"] * (STEPS - 1), "recorded"]  # type: ignore[list-item]
+                for _ in run_steps(self.training, batches, META, kinds, self):
+                    self.paths.forget()
+            except AllocatorOutOfMemory as error:
+                oom = self._oom(error)
+            profile = self._profile(oom)
+        return profile
+
+    def begin_step(self, index: int, kind: Kind) -> None:
+        """See loop.LoopObserver."""
+        self.kinds.append(kind)
+        self.time.begin_step()
+        if kind == "recorded":
+            assert self.training is not None
+            for category, tensor in labelled_tensors(self.training):
+                self.memory.label(self.tracker.adopt(tensor), category)
+            self.memory.keep()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """See step.Observer."""
+        self.memory.phase = self.time.phase = name
+        self.memory.reset_peak()
+        stop = None
+        if name == "backward" and self.training is not None and self.kinds[-1] == "recorded":
+            stop = watch_gradients(self.training.model, self._label_gradient)
+        start_s = self.time.now()
+        yield
+        if stop is not None:
+            stop()
+        self._note(name, self.time.now() - start_s)
+
+    def _label_gradient(self, gradient: Tensor) -> None:
+        self.memory.label(self.tracker.key_of(gradient), "gradients")
+
+    def _note(self, name: str, seconds: float) -> None:
+        peak = self.memory.peak_bytes
+        if not self.kinds:
+            self.setup_peak_bytes = peak
+        elif len(self.kinds) == 1:
+            self.first_step_peak_bytes = max(self.first_step_peak_bytes or 0, peak)
+        elif self.kinds[-1] == "recorded":
+            stats = self.phases.setdefault(name, PhaseStats(time_s=TimeStats(median=0.0)))
+            stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, peak)
+            stats.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0, self.memory.peak_reserved_bytes)
+            stats.allocated_at_end_bytes = self.memory.allocated_bytes
+            stats.time_s.median = (stats.time_s.median or 0.0) + seconds
+            stats.flops = self.time.flops.get(name)
+
+    def _oom(self, error: AllocatorOutOfMemory) -> OutOfMemoryReport:
+        live = list(self.memory.live_spans())
+        return OutOfMemoryReport(
+            phase=self.memory.phase,
+            requested_bytes=error.requested_bytes,
+            free_bytes=error.free_bytes,
+            reserved_unallocated_bytes=error.reserved_unallocated_bytes,
+            top=top_allocations(live, max((s.born for s in live), default=-1)),
+        )
+
+    def _profile(self, oom: OutOfMemoryReport | None) -> StepProfile:
+        hardware = self.hardware.summary(self.recipe.compute_dtype)
+        spans = self.memory.spans
+        return StepProfile(
+            source="simulated",
+            recipe=self.asked.model_dump(mode="json"),
+            hardware=hardware,
+            provenance={
+                **provenance(),
+                "calibration": self.hardware.calibration.source,
+                "allocator": str(self.memory.settings),
+                "attention_kernels": sorted(self.rules.attention_kernels),
+            },
+            complete=oom is None,
+            memory=self._memory(),
+            phases={name: self.phases[name] for name in PHASES if name in self.phases},
+            step=self._step() if oom is None else StepStats(),
+            top=top_allocations(spans, find_peak(spans).index) if spans and oom is None else [],
+            oom=oom,
+        )
+
+    def _memory(self) -> MemoryStats:
+        memory = MemoryStats(
+            kind="simulated_allocator",
+            host_bytes=self.memory.host_peak_bytes or None,
+            cuda_context_bytes=self.hardware.calibration.cuda_context_bytes,
+            setup_peak_allocated_bytes=self.setup_peak_bytes,
+            first_step_peak_allocated_bytes=self.first_step_peak_bytes,
+        )
+        if not self.phases:
+            return memory
+        memory.peak_phase = max(self.phases, key=lambda name: self.phases[name].peak_allocated_bytes or 0)
+        memory.peak_allocated_bytes = self.phases[memory.peak_phase].peak_allocated_bytes
+        memory.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0 for stats in self.phases.values())
+        memory.process_bytes = memory.peak_reserved_bytes + self.hardware.calibration.cuda_context_bytes
+        memory.fragmentation_bytes = memory.peak_reserved_bytes - (memory.peak_allocated_bytes or 0)
+        memory.at_peak = breakdown_at(self.memory.spans, find_peak(self.memory.spans).index)
+        return memory
+
+    def _step(self) -> StepStats:
+        seconds = sum(stats.time_s.median or 0.0 for stats in self.phases.values())
+        all_flops = sum(self.time.flops.values())
+        model_flops = all_flops - self.time.recomputed_flops
+        ceiling = self.hardware.peak_flops(self.recipe.compute_dtype) * seconds
+        return StepStats(
+            time_s=TimeStats(median=seconds),
+            tokens_per_s=self.recipe.tokens_per_step / seconds,
+            model_flops=model_flops,
+            mfu=model_flops / ceiling,
+            hfu=all_flops / ceiling,
+            bound=self.time.bound(),
+        )

@@ -1,0 +1,106 @@
+"""The memory of a simulated GPU: storages of shape-only tensors in a model of the CUDA caching allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.allocator import Allocator
+from harness.allocator_blocks import Block
+from harness.allocator_settings import Settings
+from harness.allocator_snapshot import snapshot_segments
+from harness.attribution import AllocationSpan, categorize
+from harness.cuda_trace import phase_metadata
+from harness.recording import Recording
+from harness.snapshot import TraceEvent, build_snapshot
+from harness.tracker import Frame
+
+
+class SimulatedMemory(Recording):
+    """A Recording whose storages are blocks of an Allocator; what it counts are block sizes, as CUDA does."""
+
+    def __init__(self, settings: Settings, capacity_bytes: int | None) -> None:
+        super().__init__()
+        self.allocator = Allocator(settings, capacity_bytes, on_event=self._segment_event)
+        self.settings = settings
+        self._blocks: dict[int, Block] = {}
+        self._segment_events: list[tuple[int, TraceEvent]] = []
+        self._requested: dict[int, int] = {}
+        """Requested bytes of each kept span, by the event of its birth."""
+
+    def placed(self, key: int, size_bytes: int) -> tuple[int, int]:
+        """A block for `size_bytes`. Raises AllocatorOutOfMemory."""
+        block = self._blocks[key] = self.allocator.malloc(size_bytes)
+        if self._kept:
+            self._requested[self._events + 1] = size_bytes
+        return block.address, block.size
+
+    def removed(self, key: int) -> None:
+        """Give the block back to the allocator's cache."""
+        self.allocator.free(self._blocks.pop(key))
+
+    def temporaries(self, sizes_bytes: Sequence[int], op: str, frames: tuple[Frame, ...]) -> list[int]:
+        """Allocate what a kernel needs while it runs. Returns the keys, to be given to `release`."""
+        keys = []
+        for size_bytes in sizes_bytes:
+            self._last_temporary -= 1
+            keys.append(self._last_temporary)
+            self.born(self._last_temporary, size_bytes, False, op, frames)
+        return keys
+
+    _last_temporary = 0
+    """Keys of temporaries are negative: storages count up from 0."""
+
+    def release(self, keys: Sequence[int]) -> None:
+        """Free temporaries in the reverse order, as leaving a C++ scope does."""
+        for key in reversed(keys):
+            self.died(key, 0, False)
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Reserved bytes at most since `reset_peak`."""
+        return self.allocator.peak_reserved_bytes
+
+    def reset_peak(self) -> None:
+        """Start new peaks at what is allocated and reserved now."""
+        super().reset_peak()
+        self.allocator.reset_peak()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The kept steps as a memory-viz snapshot, with the allocator's segments."""
+        for block, span in self._live_blocks():
+            block.frames = span.frames
+        events = self._segment_events + [
+            event
+            for span, category in zip(self.spans, categorize(self.spans), strict=True)
+            for event in self._events_of(span, category)
+        ]
+        events.sort(key=lambda indexed: indexed[0])
+        return build_snapshot([event for _, event in events], snapshot_segments(self.allocator))
+
+    def _live_blocks(self) -> list[tuple[Block, AllocationSpan]]:
+        return [(self._blocks[key], span) for key, span in self._live.items()]
+
+    def _events_of(self, span: AllocationSpan, category: str) -> list[tuple[int, TraceEvent]]:
+        events = []
+        requested = self._requested.get(span.born, span.size_bytes)
+
+        def add(index: int, action: Any, phase: str | None) -> None:
+            metadata = phase_metadata(phase) if phase else ""
+            events.append(
+                (index, TraceEvent(action, span.address, requested, metadata, span.frames, category, index))
+            )
+
+        if span.born >= 0:
+            add(span.born, "alloc", span.birth_phase)
+        if span.died is not None:
+            add(span.died, "free_requested", span.death_phase)
+            add(span.died, "free_completed", span.death_phase)
+        return events
+
+    def _segment_event(self, action: str, address: int, size_bytes: int, stream: int) -> None:
+        if self._kept:
+            metadata = phase_metadata(self.phase)
+            # before the allocation it is made for, which has the next index
+            event = TraceEvent(action, address, size_bytes, metadata, time_us=self._events + 1)  # type: ignore[arg-type]
+            self._segment_events.append((self._events + 1, event))
