@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from harness.errors import InputError, MissingDependency
-from harness.offload import OffloadedActivations
+from harness.offload import OffloadedActivations, on_host
 from harness.optimizer import build_optimizer, build_scaler
 from harness.recipe import Recipe
 from harness.recipe_file import find_model_config
@@ -40,6 +40,7 @@ def build_training(recipe: Recipe, device: torch.device) -> Training:
         scaler=build_scaler(recipe, device),
         autocast=_autocast(recipe, device),
         saved_tensors=saved_tensors,
+        stepping=on_host if "parameters" in recipe.offload else nullcontext,
         max_grad_norm=recipe.max_grad_norm,
     )
 
@@ -49,6 +50,25 @@ def build_model(recipe: Recipe, device: torch.device) -> Any:
     config = load_config(recipe)
     _refuse_what_cannot_run(recipe, config, device)
     torch.manual_seed(recipe.seed)
+    host = "parameters" in recipe.offload
+    with on_host() if host else nullcontext():  # a model that is offloaded may be larger than the device
+        model = _adapted(recipe, config, torch.device("cpu") if host and device.type == "cuda" else device)
+    if recipe.gradient_checkpointing:
+        _checkpoint_blocks(model)
+    if recipe.loss == "fused_linear":
+        _fuse_loss(model)
+    if host:
+        from harness.offload_parameters import offload_parameters
+
+        offload_parameters(model, device, DTYPES[recipe.compute_dtype] if recipe.mixed else None)
+    model.train()
+    if recipe.compile:
+        model.compile()
+    return model
+
+
+def _adapted(recipe: Recipe, config: Any, device: torch.device) -> Any:
+    """The weights on `device`, those of the base frozen when there is an adapter to train."""
     model = _with_weights(recipe, config, device)
     model.config.use_cache = False
     if recipe.upcast_for_kbit:
@@ -57,17 +77,6 @@ def build_model(recipe: Recipe, device: torch.device) -> Any:
         model.requires_grad_(False)
     if recipe.adapter != "none":
         model = _with_adapter(recipe, model)
-    if recipe.gradient_checkpointing:
-        _checkpoint_blocks(model)
-    if recipe.loss == "fused_linear":
-        _fuse_loss(model)
-    if "parameters" in recipe.offload:
-        from harness.offload_parameters import offload_parameters
-
-        offload_parameters(model, device)
-    model.train()
-    if recipe.compile:
-        model.compile()
     return model
 
 

@@ -116,7 +116,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("offload", "quantization"),
         lambda r: "parameters" in r.offload and r.quantization != "none",
-        "FSDP cannot shard bitsandbytes weights on one device; set quantization: none, "
+        "a quantized weight cannot leave the GPU without its scales; set quantization: none, "
         "or offload: [activations]",
     ),
     Rule(

@@ -35,6 +35,8 @@ class Training:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     saved_tensors: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Context of the forward pass that decides where autograd keeps what it saves."""
+    stepping: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Context of the optimizer step: where the memory it makes belongs."""
     max_grad_norm: float | None = None
 
 
@@ -53,7 +55,7 @@ def train_step(training: Training, batches: Sequence[Batch], num_tokens: Any, ob
             (loss if scaler is None else scaler.scale(loss)).backward()
         losses.append(loss.detach())
         del loss
-    with observer.phase("optimizer_step"):
+    with observer.phase("optimizer_step"), training.stepping():
         take_gradients = getattr(optimizer, "take_gradients", None)
         if take_gradients is not None:  # the optimizer steps a copy of the weights (optimizer.py)
             take_gradients()
