@@ -14,6 +14,7 @@ from harness.recipe import Recipe
 from harness.recipe_rules import shown
 
 LONGEST_SHOWN = 80
+MOST_SENTENCES = 5
 
 
 def check_recipe(fields: Mapping[str, Any], origin: str, overridden: Collection[str] = ()) -> Recipe:
@@ -36,7 +37,9 @@ def check_recipe(fields: Mapping[str, Any], origin: str, overridden: Collection[
             f"{'command line' if name in overridden else origin}: {_sentence(str(name), problem, fields)}"
             for name, problem in first_error_of.items()
         ]
-        raise InputError(" ".join(sentences)) from None
+        unsaid = len(sentences) - MOST_SENTENCES
+        more = [f"And {unsaid} more fields are wrong."] if unsaid > 0 else []
+        raise InputError(" ".join(sentences[:MOST_SENTENCES] + more)) from None
 
 
 @cache
@@ -52,7 +55,8 @@ def accepted_values(field: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """`text`, cut to what a message can hold."""
+    """`text` on one line, cut to what a message can hold."""
+    text = " ".join(text.split())
     return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "..."
 
 
@@ -65,7 +69,7 @@ def nearest(name: str, names: Collection[str]) -> str:
 def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
     known = list(Recipe.model_fields)
     if problem["type"] == "extra_forbidden":
-        hint = nearest(name, known) or f" The fields are {', '.join(known)}."
+        hint = nearest(shortened(name), known) or f" The fields are {', '.join(known)}."
         return f"there is no field {shortened(name)}.{hint}"
     if problem["type"] == "missing":
         return f"the field {name} is missing; write for example {name}: llama-3.2-1b."

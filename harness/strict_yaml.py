@@ -1,7 +1,8 @@
 """YAML as a recipe needs it: safe, without YAML 1.1's surprises, every failure one sentence.
 
 Differences from PyYAML's safe loader: plain scalars follow YAML 1.2 (3e-4 is a number, 010 is not
-eight, `no` is text), a repeated key is an error, and so is an alias (a small file can expand to gigabytes).
+eight, `no` is text), a repeated key is an error, and so are a tag and an alias (with aliases a small file
+can expand to gigabytes).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -19,12 +20,15 @@ MAX_FILE_BYTES = 1_000_000
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's own class attribute, emptied)
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # without YAML 1.1's
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(problem="aliases (*name) are not accepted", problem_mark=mark)
+        event = self.peek_event()
+        problem = "aliases (*name) are not accepted" if isinstance(event, yaml.AliasEvent) else None
+        if getattr(event, "tag", None) is not None:
+            problem = "tags (!name) are not accepted"
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -28,6 +29,14 @@ from harness.recipe_file import (
 from harness.strict_yaml import MAX_FILE_BYTES, parse_yaml
 
 NUM_RECIPES = 26
+
+FIELD_NAMES = st.sampled_from(list(Recipe.model_fields))
+YAML_TOKENS = st.lists(
+    FIELD_NAMES
+    | st.sampled_from([*"[]{}|>%?#'\"", ": ", "\n", "- ", ", ", "&a ", "*a", "!!int ", "<<"])
+    | st.sampled_from(["null", "true", "nan", ".nan", "-1", "1e3", "1_0", "0x1", "12:30", "2024-99-99"]),
+    max_size=8,
+).map("".join)
 
 
 @pytest.fixture(autouse=True)
@@ -167,8 +176,10 @@ def test_without_a_checkout_it_says_where_it_looked(tmp_path: Path, monkeypatch:
         ("model: a\n\tdata: b\n", ["line 2", "YAML"]),
         ("model: a\n---\nmodel: b\n", ["YAML"]),
         ("a: &a [x]\nmodel: *a\n", ["aliases"]),
-        ("model: !!python/object/apply:os.system [id]\n", ["YAML", "python/object"]),
-        ("model: !custom x\n", ["YAML", "!custom"]),
+        ("model: !!python/object/apply:os.system [id]\n", ["line 1, column 8", "tags"]),
+        ("model: !custom x\n", ["tags"]),
+        ("model: a\nseq_len: !!int abc\n", ["line 2", "tags"]),
+        ("model: a\ncompile: !!bool abc\n", ["line 2", "tags"]),
         ("1: 2\n", ["a key must be a name"]),
         ("{a: 1}: 2\n", ["a key must be a name"]),
         ("[a]: 2\n", ["a key must be a name"]),
@@ -261,6 +272,29 @@ def test_every_wrong_field_is_named_at_once() -> None:
     assert all(mention in text for mention in (*in_the_file, "command line: compile: 1")), text
 
 
+def test_many_wrong_fields_are_cut_short() -> None:
+    text = complaint(write("".join(f"model{i}: 1\n" for i in range(9))))
+    assert "no field model3" in text
+    assert "no field model4" not in text
+    assert "And 5 more fields are wrong." in text  # model itself is missing too: ten in all
+
+
+@settings(deadline=None)
+@given(content=st.one_of(st.binary(max_size=60), st.text(max_size=60), YAML_TOKENS))
+def test_any_file_is_a_recipe_or_an_input_error(tmp_path_factory: Any, content: str | bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
+    with contextlib.suppress(InputError):
+        load_recipe(str(path))
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(max_size=30) | st.builds("{}={}".format, FIELD_NAMES, YAML_TOKENS), max_size=3))
+def test_any_override_is_accepted_or_an_input_error(overrides: list[str]) -> None:
+    with contextlib.suppress(InputError):
+        load_recipe("smoke", overrides)
+
+
 # --- overrides ----------------------------------------------------------------------------------------
 
 
@@ -315,7 +349,7 @@ def test_an_override_mends_a_wrong_field() -> None:
         (["seq_len=4", " seq_len=4"], ["seq_len", "twice"]),
         (["offload=[activations"], ["'offload=[activations'", "YAML"]),
         (["model=*x"], ["aliases"]),
-        (["model=!!python/name:os.system"], ["python/name"]),
+        (["model=!!python/name:os.system"], ["tags"]),
         (["model=a\nb: c"], ["YAML"]),
         (["adapter=none", "quantization=nf4"], ["with adapter, quantization from the command line"]),
     ],
