@@ -7,8 +7,10 @@ counts bytes (tracker.py) counts those apart. Parameters are in offload_paramete
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -67,13 +69,17 @@ class OffloadedActivations:
         self._parameters = {p.untyped_storage()._cdata for p in model.parameters()}
         self._parameters |= {b.untyped_storage()._cdata for b in model.buffers()}
         self._side = torch.Stream(device) if device.type not in ("cpu", "meta") else None
-        self._saved: list[_Saved] = []
-        self._by_tensor: dict[tuple[Any, ...], tuple[StorageWeakRef, _Saved]] = {}
+        # Only autograd's graph holds on to what was saved: each host copy is freed as backward passes it.
+        self._saved: list[weakref.ref[_Saved]] = []
+        self._by_tensor: dict[tuple[Any, ...], tuple[StorageWeakRef, weakref.ref[_Saved]]] = {}
         self._leaving: list[tuple[Tensor, Any]] = []
+        self._fetched: dict[_Saved, tuple[Tensor, Any]] = {}
 
     def __call__(self) -> AbstractContextManager[Any]:
         """The context for one forward pass."""
-        self._saved, self._by_tensor, self._leaving = [], {}, []
+        if self._side is not None:  # before the memory of what was fetched and never used is used again
+            torch.accelerator.current_stream().wait_stream(self._side)
+        self._saved, self._by_tensor, self._leaving, self._fetched = [], {}, [], {}
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: Tensor) -> Tensor | _Saved:
@@ -83,56 +89,61 @@ class OffloadedActivations:
         # One tensor is saved by several nodes (the input of q, k and v): one copy serves them all.
         key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         known = self._by_tensor.get((*key, tensor._version))
-        if known is not None and not known[0].expired():
-            return known[1]
-        saved = _Saved(len(self._saved), self._copy_out(tensor), tensor.device)
-        self._saved.append(saved)
-        self._by_tensor[(*key, tensor._version)] = (StorageWeakRef(storage), saved)
+        saved = known[1]() if known is not None and not known[0].expired() else None
+        if saved is None:
+            saved = _Saved(len(self._saved), self._copy_out(tensor), tensor.device)
+            self._saved.append(weakref.ref(saved))
+            self._by_tensor[(*key, tensor._version)] = (StorageWeakRef(storage), self._saved[-1])
         return saved
 
     def _copy_out(self, tensor: Tensor) -> Tensor:
         if self._side is None:
             return to_host(tensor)
-        compute = torch.accelerator.current_stream()
-        self._side.wait_stream(compute)
+        self._side.wait_stream(torch.accelerator.current_stream())
         with self._side:
             host = to_host(tensor)
         self._leaving.append((tensor, self._side.record_event()))
-        if len(self._leaving) > IN_FLIGHT:
-            left, event = self._leaving.pop(0)
-            compute.wait_event(event)  # only now may the compute stream reuse its memory
-            del left
+        self._let_go(of_all_but=IN_FLIGHT)
         return host
+
+    def _let_go(self, of_all_but: int) -> None:
+        """Drop the tensors that were sent out first: only once they have left may their memory be reused."""
+        while len(self._leaving) > of_all_but:
+            _, event = self._leaving.pop(0)
+            torch.accelerator.current_stream().wait_event(event)
 
     def _unpack(self, saved: Tensor | _Saved) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
         if self._side is None:
             return torch.empty_like(saved.host, device=saved.device).copy_(saved.host)
-        self._leaving.clear()
-        for ahead in range(saved.index, max(saved.index - IN_FLIGHT, 0) - 1, -1):
-            self._fetch(self._saved[ahead])
-        assert saved.fetched is not None
-        tensor, event = saved.fetched
+        self._let_go(of_all_but=0)
+        self._fetch(saved, self._side)
+        for reference in reversed(self._saved[max(saved.index - IN_FLIGHT, 0) : saved.index]):
+            ahead = reference()
+            if ahead is not None and not ahead.used:
+                self._fetch(ahead, self._side)
+        saved.used = True
+        tensor, event = self._fetched.pop(saved)
         torch.accelerator.current_stream().wait_event(event)
-        saved.fetched = None
         return tensor
 
-    def _fetch(self, saved: _Saved) -> None:
-        if saved.fetched is not None or self._side is None:
+    def _fetch(self, saved: _Saved, side: torch.Stream) -> None:
+        if saved in self._fetched:
             return
         tensor = torch.empty_like(saved.host, device=saved.device)
-        self._side.wait_stream(torch.accelerator.current_stream())
-        with self._side:
+        side.wait_stream(torch.accelerator.current_stream())
+        with side:
             tensor.copy_(saved.host, non_blocking=True)
-        saved.fetched = (tensor, self._side.record_event())
+        self._fetched[saved] = (tensor, side.record_event())
 
 
+@dataclass(eq=False)
 class _Saved:
-    """A saved tensor's host copy, and the device copy on its way back."""
+    """What autograd keeps of a saved tensor: its place in forward, its host copy, where it belongs."""
 
-    def __init__(self, index: int, host: Tensor, device: torch.device) -> None:
-        self.index = index
-        self.host = host
-        self.device = device
-        self.fetched: tuple[Tensor, Any] | None = None
+    index: int
+    host: Tensor
+    device: torch.device
+    used: bool = False
+    """Whether backward had it already: it may come once more, but is not worth fetching ahead."""
