@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tiny import ByteObserver, NullObserver, built, same_bits, tiny, train, weights
+from tiny import ByteObserver, NullObserver, built, same_bits, step, tiny, train, weights
 from torch import Tensor
 
 from harness.recipe import Recipe
@@ -16,8 +16,9 @@ from harness.step import Training, train_step
 from harness.tensors import labelled_tensors
 
 PARAMETERS = 107_840
-"""Of tests/models/llama.json, by hand: embedding and head 2 * 264 * 64 = 33,792; a block: q and o 2 * 64 * 64,
-k and v 2 * 32 * 64, MLP 3 * 64 * 128, norms 2 * 64 = 36,992; two blocks and the last norm 74,048."""
+"""Of tests/models/llama.json, by hand: embedding and head 2 * 264 * 64 = 33,792; a block: q and o
+2 * 64 * 64, k and v 2 * 32 * 64, MLP 3 * 64 * 128, norms 2 * 64 = 36,992; two blocks and the last
+norm 74,048."""
 TENSORS = 2 + 2 * 9 + 1
 """Embedding and head; in a block 4 attention, 3 MLP and 2 norm weights; the last norm."""
 
@@ -98,18 +99,18 @@ def test_master_weights_are_all_that_is_allocated() -> None:
     observer = ByteObserver()
     training, batches = built(tiny(precision="bf16", master_weights=True), observer)
     inv_freq_bytes = 2 * 8 * 4  # the rotary embedding's buffer and its original: 16-wide heads, fp32
-    assert observer.recording.allocated_bytes == (2 + 4) * PARAMETERS + inv_freq_bytes
+    assert observer.allocated_bytes == (2 + 4) * PARAMETERS + inv_freq_bytes
     step(training, batches, observer)
     counters_bytes = 4 * TENSORS  # AdamW counts the steps of each tensor in an fp32 scalar
     expected = (2 + 4 + 8) * PARAMETERS + counters_bytes + inv_freq_bytes
-    assert observer.recording.allocated_bytes == expected
+    assert observer.allocated_bytes == expected
     labelled = {t.untyped_storage()._cdata: t.nbytes for _, t in labelled_tensors(training)}
     assert sum(labelled.values()) == expected
 
 
 def test_master_weights_follow_fp32_more_closely_than_bf16_alone() -> None:
-    """50 steps from the same weights: without the copy, an update below half a unit in the last place is lost."""
-    fields = {"learning_rate": 3e-4, "gradient_accumulation_steps": 1}
+    """50 steps from the same weights. Without a copy, an update too small for the last bit is lost."""
+    fields = {"learning_rate": 3e-4}
     start = weights(built(tiny(precision="bf16"))[0])
     exact = train(tiny(**fields), 50, start={name: weight.float() for name, weight in start.items()})
     alone = train(tiny(**fields, precision="bf16"), 50)
@@ -217,13 +218,6 @@ def test_the_loss_of_fp16_mixed_is_that_of_fp32_to_its_precision() -> None:
         return train(Recipe(**{**tiny().model_dump(), **fields}), 10).losses
 
     assert losses(precision="fp16-mixed") == pytest.approx(losses(), rel=2e-3)
-
-
-def step(training: Training, batches: Any, observer: NullObserver | None = None) -> Tensor:
-    observer = observer or NullObserver()
-    with observer.phase("data"):
-        micro_batches, num_tokens = next(batches)
-    return train_step(training, micro_batches, num_tokens, observer)
 
 
 def state_tensors(training: Training) -> list[Tensor]:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from harness.loop import run_steps, set_up
 from harness.recipe import Recipe
-from harness.recording import Recording
 from harness.step import Training
 from harness.tracker import StorageTracker
 
@@ -48,22 +47,47 @@ class NullObserver:
 
 
 class ByteObserver(NullObserver):
-    """Counts the bytes of live tensors, as the harness does on the CPU: see `recording`."""
+    """Follows the storage of every tensor that is made in a phase, from birth to death.
+
+    Device bytes count apart from those in host memory; `live` holds the size of each device storage.
+    """
 
     def __init__(self, **beginning: Callable[[], None]) -> None:
         super().__init__(**beginning)
-        self.recording = Recording()
+        self.live: dict[int, int] = {}
+        self.allocated_bytes = self.host_bytes = self.host_peak_bytes = 0
         self.peak_bytes: dict[str, int] = defaultdict(int)
         self.end_bytes: dict[str, int] = {}
-        self._tracker = StorageTracker(self.recording)
+        self._tracker = StorageTracker(self)
+        self._phase = ""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self.recording.reset_peak()
+        self._phase = name
         with self._tracker, super().phase(name):
             yield
-        self.peak_bytes[name] = max(self.peak_bytes[name], self.recording.peak_bytes)
-        self.end_bytes[name] = self.recording.allocated_bytes
+        self.end_bytes[name] = self.allocated_bytes
+
+    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: Any) -> None:
+        if on_host:
+            self.host_bytes += size_bytes
+            self.host_peak_bytes = max(self.host_peak_bytes, self.host_bytes)
+        else:
+            self.live[key] = size_bytes
+            self.allocated_bytes += size_bytes
+            self.peak_bytes[self._phase] = max(self.peak_bytes[self._phase], self.allocated_bytes)
+
+    def died(self, key: int, size_bytes: int, on_host: bool) -> None:
+        if on_host:
+            self.host_bytes -= size_bytes
+        else:
+            self.allocated_bytes -= self.live.pop(key)
+
+
+def step(training: Training, batches: Iterator[Any], observer: NullObserver | None = None) -> Tensor:
+    """One step on the next batches; the loss."""
+    (done,) = run_steps(training, batches, CPU, ["timed"], observer or NullObserver())
+    return done.loss
 
 
 def built(recipe: Recipe, observer: NullObserver | None = None) -> tuple[Training, Iterator[Any]]:
