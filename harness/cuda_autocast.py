@@ -158,7 +158,12 @@ class _Casts(TorchFunctionMode):
         if self._state.enabled:
             name = getattr(func, "__name__", "")
             args, kwargs = self._cast(ALIASES.get(name, name), args, kwargs)
-        return func(*args, **kwargs)
+        held = list(args)
+        del args
+        out = func(*held, **kwargs)
+        for i in range(len(held)):  # C++ destroys the casts in the reverse order of their making
+            held[i] = None
+        return out
 
     def _cast(self, name: str, args: Any, kwargs: Any) -> Any:
         if name in LOWER_PRECISION:
@@ -174,7 +179,9 @@ class _Casts(TorchFunctionMode):
 
     @staticmethod
     def _mapped(cast: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
-        return tree_map(cast, args), tree_map(cast, kwargs)
+        """Last argument first: the order in which gcc, which torch is built with, evaluates arguments."""
+        kwargs = tree_map(cast, kwargs)
+        return tuple(tree_map(cast, arg) for arg in reversed(args))[::-1], kwargs
 
     def _cached_cast(self, value: Any, dtype: torch.dtype) -> Any:
         """at::autocast::cached_cast: the cast of an fp32 leaf that requires a gradient is kept."""
@@ -233,4 +240,8 @@ def cuda_autocast_on_meta() -> Iterator[None]:
             (torch.amp, "is_autocast_available", is_autocast_available),
         ):
             stack.enter_context(patch.object(owner, name, ours))
+        # transformers turns autocast off where positions are multiplied, on every device but meta
+        # (utils/generic.py, maybe_autocast): there it returns nullcontext(), so that has to do it.
+        generic = "transformers.utils.generic.nullcontext"
+        stack.enter_context(patch(generic, lambda: _ShapeAutocast(state, state.dtype, False), create=True))
         yield

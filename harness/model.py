@@ -158,7 +158,13 @@ def _with_weights(recipe: Recipe, config: Any, device: torch.device) -> Any:
                 from harness.quantize import bitsandbytes_config
 
                 common["quantization_config"] = bitsandbytes_config(recipe)
-            return AutoModelForCausalLM.from_pretrained(recipe.model, device_map={"": device}, **common)
+            model = AutoModelForCausalLM.from_pretrained(recipe.model, device_map={"": device}, **common)
+            if recipe.quantization != "none":
+                from harness.quantize import quantize_experts
+
+                for module in model.modules():  # transformers has loaded a mixture's experts in 16 bit
+                    quantize_experts(recipe, module)
+            return model
         if recipe.quantization != "none":
             from harness.quantize import build_quantized
 
@@ -208,7 +214,11 @@ def _with_adapter(recipe: Recipe, model: Any) -> Any:
 
 def _checkpoint_blocks(model: Any) -> None:
     # Non-reentrant: it stops recomputing early and needs no input that requires a gradient.
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    how = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.2x
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
 
 
 def _fuse_loss(model: Any) -> None:
