@@ -5,48 +5,76 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import click
 import typer
 
 from harness.errors import HarnessError
 
-INTERRUPTED = 130
+if TYPE_CHECKING:
+    from harness.step_profile import StepProfile
+
 OUT_OF_MEMORY = 3
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="harness",
-    help="How much GPU memory and time does this fine-tuning recipe take, and where does each byte and "
-    "millisecond go?",
-    no_args_is_help=True,
+    help="How much GPU memory and how much time does this fine-tuning recipe take, and where does each "
+    "byte and each millisecond go?",
     add_completion=False,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 recipes_app = typer.Typer(help="List the recipes, or show one fully resolved.", invoke_without_command=True)
 app.add_typer(recipes_app, name="recipes")
 
-RecipeArgument = Annotated[str, typer.Argument(help="A name in recipes/, or a path to a YAML file.")]
+RecipeArgument = Annotated[
+    str, typer.Argument(help="A name in recipes/ (`harness recipes` lists them), or the path of a YAML file.")
+]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[key=value ...]", help="Fields to change, e.g. seq_len=4096.")
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one StepProfile as JSON on stdout, all else on stderr.")
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Fields to change, e.g. seq_len=4096.", show_default=False),
 ]
 
+RUN_EXAMPLES = """
+Examples:
 
-@app.command()
+  harness run smoke
+
+  harness run llama-3.2-1b-bf16 seq_len=4096 gradient_checkpointing=true
+
+  harness run mine.yaml steps=20 --json > mine.json
+"""
+
+
+@app.command(epilog=RUN_EXAMPLES)
 def run(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run. Default: profiles/runs/<recipe>-<time>.")
+        Path | None,
+        typer.Option(
+            help="Folder for profile.json, recipe.yaml, log.jsonl and snapshot.pickle. "
+            "Default: profiles/runs/<recipe>-<time>.",
+            show_default=False,
+        ),
     ] = None,
-    as_json: Json = False,
-    snapshot: Annotated[bool, typer.Option(help="Record memory history and write snapshot.pickle.")] = True,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu. Default: the GPU if there is one.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the profile as JSON on stdout, everything else on stderr.")
+    ] = False,
+    snapshot: Annotated[
+        bool, typer.Option(help="Write snapshot.pickle (on a GPU: record the memory history).")
+    ] = True,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="cuda, cuda:1, ... or cpu. Default: the first GPU, else the CPU.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Run a recipe on this machine and record where the bytes and milliseconds went."""
     from rich.console import Console
@@ -57,25 +85,21 @@ def run(
 
     name, loaded = load_recipe(recipe, overrides or [])
     folder = RunFolder(out, name, loaded)
-    people = Console(stderr=True) if as_json else Console()
-    _quiet_libraries()
-    from harness.measure import RECORDED_STEPS, chosen_device, measure
+    with _stdout_kept_for_json(as_json):
+        _quiet_libraries()
+        from harness.measure import RECORDED_STEPS, chosen_device, measure
 
-    where = chosen_device(device)
-    people.print(f"{name} on {where}: {loaded.model}, setting up", markup=False, highlight=False)
-    total = loaded.warmup_steps + loaded.steps + RECORDED_STEPS
-    with RunProgress(Console(stderr=True), total) as progress:
-        profile = measure(loaded, folder, progress, where, snapshot=snapshot)
+        where = chosen_device(device)
+        people = Console(stderr=as_json)
+        people.print(f"{name}: {loaded.model} on {where}", markup=False, highlight=False, soft_wrap=True)
+        total = loaded.warmup_steps + loaded.steps + RECORDED_STEPS
+        with RunProgress(Console(stderr=True), total) as progress:
+            profile = measure(loaded, folder, progress, where, snapshot=snapshot)
+        print_profile(people, profile)
+        people.print(f"run folder: {folder.path}", markup=False, highlight=False, soft_wrap=True)
     if as_json:
         print(profile.to_json())
-    print_profile(people, profile)
-    people.print(f"run folder: {folder.path}", markup=False, highlight=False, soft_wrap=True)
-    if profile.oom is not None:
-        raise typer.Exit(_report_oom(profile))
-    if not profile.complete:
-        done = len(profile.step.loss or [])
-        _complain(f"interrupted after {done} of {total} steps; the profile is marked incomplete")
-        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(_status(profile, total))
 
 
 @recipes_app.callback()
@@ -110,17 +134,18 @@ def schema() -> None:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check GPU, driver, versions, and which toggles can work here (each by trying it)."""
+    """Check GPU, driver, versions, and which toggles can work here, each by trying it."""
     from rich.console import Console
 
-    _quiet_libraries()
-    from harness.doctor import examine, print_findings
+    with _stdout_kept_for_json(as_json):
+        _quiet_libraries()
+        from harness.doctor import examine, print_findings
 
-    findings = examine()
+        findings = examine()
+        if not as_json:
+            print_findings(Console(), findings)
     if as_json:
         print(json.dumps(findings, indent=1))
-    else:
-        print_findings(Console(), findings)
 
 
 def main() -> NoReturn:
@@ -129,31 +154,65 @@ def main() -> NoReturn:
     Exit status: 0 fine, 2 bad input or impossible here, 3 out of memory, 130 interrupted, 1 a bug.
     """
     try:
-        status = app(standalone_mode=False)
+        # not app(): typer would turn an interrupt and a closed pipe into statuses of its own
+        command = typer.main.get_command(app)
+        with command.make_context("harness", sys.argv[1:] or ["--help"]) as context:
+            command.invoke(context)
+        status = 0
+        sys.stdout.flush()
+    except typer.Exit as ended:
+        status = ended.exit_code
     except HarnessError as error:
-        _complain(str(error))
-        status = error.exit_status
-    except click.ClickException as error:
-        error.show()
-        status = error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        _complain("interrupted")
-        status = INTERRUPTED
+        status = _complain(str(error), error.exit_status)
+    except typer.TyperException as error:  # an unknown command or option, a missing argument
+        context = getattr(error, "ctx", None)
+        help_command = f"{context.command_path} --help" if context else "harness --help"
+        message = error.format_message()
+        end = "" if message.endswith((".", "?")) else "."
+        status = _complain(f"{message}{end} See `{help_command}`.", 2)
+    except KeyboardInterrupt:
+        status = _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our stdout (head, less) left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
-    sys.exit(status if isinstance(status, int) else 0)
+    sys.exit(status)
 
 
-def _report_oom(profile: object) -> int:
-    from harness.oom import explain
+def _status(profile: StepProfile, total_steps: int) -> int:
+    """The exit status of a run, after saying what went wrong."""
+    if profile.oom is not None:
+        from harness.oom import explain
 
-    _complain(explain(profile))  # type: ignore[arg-type]
-    return OUT_OF_MEMORY
+        return _complain(explain(profile), OUT_OF_MEMORY)
+    if not profile.complete:
+        done = len(profile.step.loss or [])
+        return _complain(
+            f"interrupted after {done} of {total_steps} steps; the profile so far is marked incomplete",
+            INTERRUPTED,
+        )
+    return 0
 
 
-def _complain(message: str) -> None:
+def _complain(message: str, status: int) -> int:
     print(f"harness: {message}", file=sys.stderr)
+    return status
+
+
+@contextmanager
+def _stdout_kept_for_json(kept: bool) -> Iterator[None]:
+    """Send to stderr whatever libraries, or their C code, print to stdout."""
+    if not kept:
+        yield
+        return
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _quiet_libraries() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -15,8 +14,8 @@ from harness.step_profile import CATEGORIES, PHASES, StepProfile, TimeStats
 KINDS = {
     "cuda_allocator": "the CUDA allocator's counters",
     "simulated_allocator": "a model of the CUDA allocator",
-    "live_tensors": "bytes of live CPU tensors (there is no CUDA allocator here)",
-    "closed_form": "closed form",
+    "live_tensors": "the bytes of live CPU tensors (there is no CUDA allocator here)",
+    "closed_form": "arithmetic",
 }
 
 
@@ -25,11 +24,10 @@ class RunProgress:
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
-        self._total = total
         self._bar: Progress | None = None
         if console.is_terminal:
             text = TextColumn("{task.fields[text]}")
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), text)
+            columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), text)
             self._bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
             self._task = self._bar.add_task("setup", total=total, text="")
 
@@ -42,16 +40,25 @@ class RunProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def step(self, index: int, total: int, kind: str, loss: float, tokens_per_s: float | None) -> None:
+    def step(
+        self,
+        index: int,
+        total: int,
+        kind: str,
+        loss: float,
+        tokens_per_s: float | None,
+        peak_bytes: int | None,
+    ) -> None:
         """A step is done."""
-        speed = "" if tokens_per_s is None else f"  {tokens_per_s:,.0f} tokens/s"
+        text = f"loss {loss:.4f}"
+        if tokens_per_s is not None:
+            text += f"  {tokens_per_s:,.0f} tokens/s"
+        if peak_bytes is not None:
+            text += f"  peak {in_gib(peak_bytes)}"
         if self._bar is not None:
-            self._bar.update(
-                self._task, completed=index + 1, description=kind, text=f"loss {loss:.4f}{speed}"
-            )
+            self._bar.update(self._task, completed=index + 1, description=kind, text=text)
         else:
-            line = f"step {index + 1}/{total} {kind} loss {loss:.4f}{speed}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            _plain(self._console, f"step {index + 1}/{total} {kind}  {text}")
 
 
 def print_profile(console: Console, profile: StepProfile) -> None:
@@ -60,18 +67,16 @@ def print_profile(console: Console, profile: StepProfile) -> None:
     if profile.memory.at_peak.total_bytes():
         console.print(_memory_table(profile))
     for line in _facts(profile):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        _plain(console, line)
 
 
 def in_gib(size_bytes: int | None) -> str:
     """Bytes for reading: GiB, or MiB below a tenth of one; a dash for unknown."""
     if size_bytes is None:
         return "-"
-    return (
-        f"{size_bytes / 2**30:,.2f} GiB"
-        if abs(size_bytes) >= 2**30 / 10
-        else f"{size_bytes / 2**20:,.1f} MiB"
-    )
+    if abs(size_bytes) < 2**30 / 10:
+        return f"{size_bytes / 2**20:,.1f} MiB"
+    return f"{size_bytes / 2**30:,.2f} GiB"
 
 
 def in_ms(seconds: float | None) -> str:
@@ -80,29 +85,37 @@ def in_ms(seconds: float | None) -> str:
 
 
 def _phase_table(profile: StepProfile) -> Table:
-    table = Table(title=f"{profile.source}: one step by phase", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("phase", no_wrap=True)
-    for heading in ("time", "p10 - p90", "share", "peak allocated", "reserved", "at end"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    """Narrow enough for 80 columns; a column that nothing is known for is left out."""
+    step, memory = profile.step.time_s, profile.memory
     total = sum(stats.time_s.median or 0 for stats in profile.phases.values())
-    for name in PHASES:
-        stats = profile.phases.get(name)
-        if stats is None:
-            continue
-        share = f"{(stats.time_s.median or 0) / total:.0%}" if total else "-"
-        peak, reserved = in_gib(stats.peak_allocated_bytes), in_gib(stats.peak_reserved_bytes)
-        end = in_gib(stats.allocated_at_end_bytes)
-        table.add_row(name, in_ms(stats.time_s.median), _range(stats.time_s), share, peak, reserved, end)
-    step = profile.step.time_s
-    memory = profile.memory
-    totals = (in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes))
-    table.add_row("step", in_ms(step.median), _range(step), "", *totals, "", style="bold")
+    rows = [
+        (
+            name,
+            in_ms(stats.time_s.median),
+            _range(stats.time_s),
+            f"{(stats.time_s.median or 0) / total:.0%}" if total else "-",
+            in_gib(stats.peak_allocated_bytes),
+            in_gib(stats.peak_reserved_bytes),
+            in_gib(stats.allocated_at_end_bytes),
+        )
+        for name in PHASES
+        if (stats := profile.phases.get(name)) is not None
+    ]
+    peaks = (in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes))
+    rows.append(("step", in_ms(step.median), _range(step), "", *peaks, ""))
+    headings = ("phase", "time", "p10 - p90", "share", "peak", "reserved", "at end")
+    known = [i for i in range(len(headings)) if any(row[i] not in ("", "-") for row in rows)]
+    table = _table(f"{profile.source}: one step by phase")
+    for i in known:
+        table.add_column(headings[i], justify="right" if i else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[i] for i in known), style="bold" if row[0] == "step" else "")
     return table
 
 
 def _memory_table(profile: StepProfile) -> Table:
     memory = profile.memory
-    table = Table(title=f"memory at the peak, in {memory.peak_phase}", title_justify="left", box=SIMPLE_HEAD)
+    table = _table(f"memory at the peak, in {memory.peak_phase}")
     table.add_column("category")
     table.add_column("bytes", justify="right")
     table.add_column("share", justify="right")
@@ -115,15 +128,19 @@ def _memory_table(profile: StepProfile) -> Table:
     return table
 
 
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+
+
 def _facts(profile: StepProfile) -> list[str]:
     memory, step = profile.memory, profile.step
-    lines = [f"device: {profile.hardware.name}; allocated means {KINDS[memory.kind]}"]
-    apart: list[tuple[str, Any]] = [
+    lines = [f"device: {profile.hardware.name}; memory is {KINDS[memory.kind]}"]
+    apart = [
         ("setup peak", memory.setup_peak_allocated_bytes),
         ("first step peak", memory.first_step_peak_allocated_bytes),
         ("process on the device", memory.process_bytes),
         ("offloaded to the host", memory.host_bytes),
-        ("host resident", step.host_rss_bytes),
+        ("process on the host", step.host_rss_bytes),
     ]
     lines.append("; ".join(f"{name} {in_gib(size)}" for name, size in apart if size is not None))
     if step.tokens_per_s is not None:
@@ -138,3 +155,7 @@ def _range(time_s: TimeStats) -> str:
     if time_s.p10 is None or time_s.p90 is None:
         return "-"
     return f"{time_s.p10 * 1e3:,.1f} - {time_s.p90 * 1e3:,.1f}"
+
+
+def _plain(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

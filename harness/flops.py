@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,26 +26,48 @@ def operator_flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> in
 
 
 class FlopCount(TorchDispatchMode):
-    """Adds up FLOPs while active. `phase` names where; recomputation is counted apart as well.
+    """Adds up FLOPs while active, and notes which attention operators ran. `phase` names where.
 
-    In backward, autograd's own operators run without grad mode and a checkpointed block's second
-    forward runs with it: that tells recomputation from the rest.
+    Recomputation is counted apart as well: in backward, autograd's own operators run without grad mode
+    and a checkpointed block's second forward runs with it, which tells the two from each other.
+    It can observe a run's steps by itself (loop.LoopObserver). Compiled code is invisible to a dispatch
+    mode, so a compiled model has to run eager meanwhile: torch.compiler.set_stance("force_eager").
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.phase = ""
+        self.current_phase = ""
         self.flops: dict[str, int] = defaultdict(int)
         self.recomputed_flops = 0
+        self.attention: set[str] = set()
+        """Names of the attention operators seen, as PyTorch has them; empty for attention: eager."""
+
+    def begin_step(self, index: int, kind: str) -> None:
+        """See loop.LoopObserver."""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """See step.Observer."""
+        self.current_phase = name
+        with self:
+            yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         flops = operator_flops(func, args, kwargs or {}, out)
         if flops:
-            self.flops[self.phase] += flops
-            if self.phase == "backward" and torch.is_grad_enabled():
+            self.flops[self.current_phase] += flops
+            if self.current_phase == "backward" and torch.is_grad_enabled():
                 self.recomputed_flops += flops
+        name = str(func._overloadpacket)
+        if self.current_phase == "forward" and _ATTENTION.search(name):
+            self.attention.add(name)
         return out
+
+
+_ATTENTION = re.compile(r"scaled_dot_product|flash_attn|_safe_softmax|flex_attention")
+"""PyTorch's fused kernels and flash-attn's own. SDPA's math path shows no operator of its own but
+_safe_softmax, which nothing else in a model calls."""
 
 
 def _int8_linear(args: Any, out: Any) -> int:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import re
+import math
+import resource
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from harness.attribution import breakdown_at, find_peak, top_allocations
+from harness.device_observer import DeviceObserver, Progress
 from harness.errors import InputError
 from harness.flops import FlopCount
-from harness.loop import Kind, Step, run_steps, set_up, step_kinds
+from harness.loop import Kind, LoopObserver, Step, run_steps, set_up, step_kinds
 from harness.model import attention_kernel
 from harness.provenance import provenance
 from harness.recipe import Recipe
@@ -23,6 +25,7 @@ from harness.run_folder import RunFolder
 from harness.step import Training
 from harness.step_profile import (
     PHASES,
+    Allocation,
     HardwareSummary,
     MemoryStats,
     OutOfMemoryReport,
@@ -34,12 +37,6 @@ from harness.step_profile import (
 
 RECORDED_STEPS = 2
 """Steps run under memory history, after the timed ones. The second begins where a step leaves the memory."""
-
-
-class Progress(Protocol):
-    """Who is told about every finished step (console.py)."""
-
-    def step(self, index: int, total: int, kind: Kind, loss: float, tokens_per_s: float | None) -> None: ...
 
 
 def measure(
@@ -56,22 +53,21 @@ def measure(
     whoever called decides on the exit status. Raises InputError for a recipe that cannot run here, before
     anything is written.
     """
-    device = device or chosen_device()
-    run = _Run(recipe, device, folder, progress, snapshot)
+    run = _Run(recipe, device or chosen_device(), folder, progress, snapshot)
     try:
         run.to_the_end()
     except KeyboardInterrupt:
         if run.training is None:
             raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        run.out_of_memory(error)
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # how torch's CPU allocator says it
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
             raise
-        run.out_of_memory(error)
+        run.oom = run.observer.shortage(run.phase_now, error)
+        run.look_back()  # while the traceback still holds the step's tensors
+        run.oom.top = run.top
     profile = run.profile()
-    if snapshot and (run.complete or run.oom):
-        folder.write_snapshot(run.observer.snapshot())
+    if snapshot and run.snapshot:
+        folder.write_snapshot(run.snapshot)
     folder.write_profile(profile)
     return profile
 
@@ -83,50 +79,46 @@ def chosen_device(name: str | None = None) -> torch.device:
     """
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = name.partition(":")
-    count = torch.cuda.device_count() if kind == "cuda" else 1
-    if kind not in ("cuda", "cpu") or not (index or "0").isdecimal() or int(index or 0) >= count:
-        raise InputError(
-            f"--device {name}: this machine has cpu and {torch.cuda.device_count()} GPUs (cuda:0, ...)."
-        )
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    here = ["cpu", *(["cuda"] if gpus else []), *gpus]
+    if name not in here:
+        raise InputError(f"--device {name}: this machine has {', '.join(here)}.")
     return torch.device(name)
 
 
-def _observer(device: torch.device, snapshot: bool) -> Any:
-    if device.type == "cuda":
-        from harness.measure_cuda import CudaObserver
-
-        return CudaObserver(device, snapshot=snapshot)
-    from harness.measure_cpu import CpuObserver
-
-    return CpuObserver()
-
-
+@dataclass
 class _Run:
     """The state of one measured run, so that what is known so far survives an interruption."""
 
-    def __init__(
-        self, recipe: Recipe, device: torch.device, folder: RunFolder, progress: Progress, snapshot: bool
-    ) -> None:
-        self.recipe, self.device, self.folder, self.progress = recipe, device, folder, progress
-        self.observer = _observer(device, snapshot)
-        self.training: Training | None = None
-        self.losses: list[float] = []
-        self.complete = False
-        self.oom: OutOfMemoryReport | None = None
-        self.flop_count = FlopCount()
-        self.phase_now = "setup"
-        self.kinds = step_kinds(recipe, RECORDED_STEPS)
+    recipe: Recipe
+    device: torch.device
+    folder: RunFolder
+    progress: Progress
+    with_history: bool
+    training: Training | None = None
+    losses: list[float] = field(default_factory=list)
+    complete: bool = False
+    phase_now: str = "setup"
+    flop_count: FlopCount = field(default_factory=FlopCount)
+    oom: OutOfMemoryReport | None = None
+    memory: MemoryStats | None = None
+    top: list[Allocation] = field(default_factory=list)
+    snapshot: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.observer = _observer(self.device, self.recipe, self.with_history)
+        self.watching: LoopObserver = self.observer
+        self.kinds = step_kinds(self.recipe, RECORDED_STEPS)
 
     def begin_step(self, index: int, kind: Kind) -> None:
-        self.observer.begin_step(index, kind)
+        """See loop.LoopObserver."""
+        self.watching.begin_step(index, kind)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """The observer's phase; FLOPs are counted in the first warmup step, which nobody times."""
-        self.phase_now = self.flop_count.phase = name
-        counted = len(self.losses) == 0 and self.kinds[0] == "warmup" and self.training is not None
-        with self.observer.phase(name), self.flop_count if counted else nullcontext():
+        """See step.Observer."""
+        self.phase_now = name
+        with self.watching.phase(name):
             yield
 
     def to_the_end(self) -> None:
@@ -135,80 +127,81 @@ class _Run:
         for step in run_steps(self.training, batches, self.device, self.kinds, self):
             self.observer.end_step()
             self._note(step)
+        self.look_back()
+        # One more step, which nobody times and whose memory nobody reads: counting is slow, and sees only
+        # eager code.
+        self.watching = self.flop_count
+        with torch.compiler.set_stance("force_eager"):
+            list(run_steps(self.training, batches, self.device, ["warmup"], self))
         self.complete = True
+
+    def look_back(self) -> None:
+        """Ask the observer what the memory was, before later steps and deaths change the answer."""
+        memory = self.memory = self.observer.memory()
+        phases = self.observer.phase_memory()
+        if phases:
+            memory.peak_phase = max(phases, key=lambda name: phases[name].peak_allocated_bytes or 0)
+            memory.peak_allocated_bytes = phases[memory.peak_phase].peak_allocated_bytes
+        spans, self.snapshot = self.observer.history()
+        if not spans or not (phases or self.oom):
+            return  # interrupted before a step was recorded: the peak of a step is not known
+        peak = find_peak(spans)
+        memory.at_peak = breakdown_at(spans, peak.index)
+        self.top = top_allocations(spans, peak.index)
+        if memory.peak_allocated_bytes is None:
+            memory.peak_allocated_bytes, memory.peak_phase = peak.allocated_bytes, peak.phase
+        if memory.kind == "cuda_allocator" and memory.at_peak.other_bytes is not None:
+            # The trace has requested sizes; what the allocator did not split off is known only in total.
+            memory.at_peak.other_bytes += max(0, memory.peak_allocated_bytes - peak.allocated_bytes)
+
+    def profile(self) -> StepProfile:
+        if self.memory is None:
+            self.look_back()
+        assert self.memory is not None
+        hardware = self.observer.hardware(self.recipe.compute_dtype)
+        return StepProfile(
+            source="measured",
+            recipe=self.recipe.model_dump(mode="json"),
+            hardware=hardware,
+            provenance={**provenance(), **self.observer.facts(), **self._what_ran()},
+            complete=self.complete,
+            memory=self.memory,
+            phases=self._phases(),
+            step=self._step(hardware),
+            top=self.top,
+            oom=self.oom,
+        )
 
     def _note(self, step: Step) -> None:
         loss = float(step.loss)
         self.losses.append(loss)
         times_s = dict(self.observer.times_s[-1]) if step.kind == "timed" else {}
         tokens_per_s = self.recipe.tokens_per_step / times_s["step"] if times_s else None
-        line = {"step": step.index, "kind": step.kind, "loss": loss, "num_tokens": step.num_tokens}
+        line: dict[str, Any] = {"step": step.index, "kind": step.kind, "num_tokens": step.num_tokens}
+        line["loss"] = loss if math.isfinite(loss) else None  # JSON has no nan
         if self.training is not None and self.training.scaler is not None:
             line["loss_scale"] = self.training.scaler.get_scale()
         self.folder.log({**line, **{f"{name}_s": seconds for name, seconds in times_s.items()}})
-        self.progress.step(step.index, len(self.kinds), step.kind, loss, tokens_per_s)
+        peak_bytes = self.observer.peak_bytes()
+        self.progress.step(step.index, len(self.kinds), step.kind, loss, tokens_per_s, peak_bytes)
 
-    def out_of_memory(self, error: BaseException) -> None:
-        tried = re.search(r"(?:allocate|allocating) ([\d.]+) ?([KMG]i?B|bytes)", str(error))
-        units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-        requested = int(float(tried[1]) * units[tried[2]]) if tried and tried[2] in units else None
-        spans = self.observer.spans()
-        self.oom = OutOfMemoryReport(
-            phase=self.phase_now,
-            requested_bytes=requested,
-            top=top_allocations(spans, find_peak(spans).index) if spans else [],
-        )
-        if self.device.type == "cuda":
-            stats = torch.cuda.memory_stats(self.device)
-            self.oom.free_bytes = torch.cuda.mem_get_info(self.device)[0]
-            self.oom.reserved_unallocated_bytes = (
-                stats["reserved_bytes.all.current"] - stats["allocated_bytes.all.current"]
-            )
-
-    def profile(self) -> StepProfile:
-        hardware: HardwareSummary = self.observer.hardware()
-        return StepProfile(
-            source="measured",
-            recipe=self.recipe.model_dump(mode="json"),
-            hardware=hardware,
-            provenance={
-                **provenance(),
-                **self.observer.facts(),
-                "attention": None if self.training is None else attention_kernel(self.training.model),
-                "threads": torch.get_num_threads(),
-            },
-            complete=self.complete,
-            memory=self._memory(),
-            phases=self._phases(),
-            step=self._step(hardware),
-            top=self._top(),
-            oom=self.oom,
-        )
-
-    def _memory(self) -> MemoryStats:
-        memory: MemoryStats = self.observer.memory()
-        phases: dict[str, PhaseStats] = self.observer.phase_memory()
-        if not phases:
-            return memory
-        memory.peak_phase = max(phases, key=lambda name: phases[name].peak_allocated_bytes or 0)
-        memory.peak_allocated_bytes = phases[memory.peak_phase].peak_allocated_bytes
-        spans = self.observer.spans()
-        if spans:
-            memory.at_peak = breakdown_at(spans, find_peak(spans).index)
-        return memory
-
-    def _top(self) -> list[Any]:
-        spans = self.observer.spans()
-        return top_allocations(spans, find_peak(spans).index) if spans else []
+    def _what_ran(self) -> dict[str, Any]:
+        if self.training is None:
+            return {}
+        ran: dict[str, Any] = {"attention": attention_kernel(self.training.model)}
+        if self.complete:
+            ran["attention_kernels"] = sorted(self.flop_count.attention)
+        if self.recipe.compile and self.device.type == "cpu":
+            ran["recorded_steps"] = "eager: the memory of compiled code cannot be followed on a CPU"
+        return ran
 
     def _phases(self) -> dict[str, PhaseStats]:
-        known: dict[str, PhaseStats] = self.observer.phase_memory()
-        counted = bool(self.flop_count.flops)
+        known = self.observer.phase_memory()
         return {
             name: known.get(name, PhaseStats()).model_copy(
                 update={
                     "time_s": _spread(self._timed(name)),
-                    "flops": self.flop_count.flops.get(name, 0) if counted else None,
+                    "flops": self.flop_count.flops.get(name, 0) if self.complete else None,
                 }
             )
             for name in PHASES
@@ -216,7 +209,7 @@ class _Run:
 
     def _step(self, hardware: HardwareSummary) -> StepStats:
         time_s = _spread(self._timed("step"))
-        all_flops = sum(self.flop_count.flops.values()) or None
+        all_flops = sum(self.flop_count.flops.values()) if self.complete else None
         model_flops = all_flops and all_flops - self.flop_count.recomputed_flops
         ceiling = (hardware.peak_flops or 0) * (time_s.median or 0)
         return StepStats(
@@ -232,9 +225,23 @@ class _Run:
 
     def _timed(self, name: str) -> list[float]:
         """Seconds of `name` in every finished timed step."""
-        steps = zip(self.kinds, self.observer.times_s, strict=False)
-        finished = list(steps)[: len(self.losses)]
+        finished = zip(self.kinds[: len(self.losses)], self.observer.times_s, strict=False)
         return [times[name] for kind, times in finished if kind == "timed" and name in times]
+
+
+def _observer(device: torch.device, recipe: Recipe, with_history: bool) -> DeviceObserver:
+    if device.type == "cuda":
+        from harness.measure_cuda import CudaObserver
+
+        return CudaObserver(device, with_history=with_history)
+    from harness.measure_cpu import CpuObserver
+
+    return CpuObserver(follow_first_step=not recipe.compile)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # torch's CPU allocator raises a plain RuntimeError
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def _spread(seconds: list[float]) -> TimeStats:
@@ -245,10 +252,6 @@ def _spread(seconds: list[float]) -> TimeStats:
 
 
 def _peak_rss_bytes() -> int:
-    """Resident memory of this process at its largest, or now where the system does not keep the peak."""
-    try:
-        import resource
-    except ImportError:
-        return psutil.Process(os.getpid()).memory_info().rss
+    """Resident memory of this process at its largest."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if os.uname().sysname == "Darwin" else peak * 1024  # KiB on Linux, bytes on macOS
+    return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux, bytes on macOS

@@ -1,17 +1,23 @@
 """Measuring a run on the CPU: phase times from the clock, memory as the bytes of live tensors.
 
 There is no allocator to ask on the CPU, so "allocated" here is what a StorageTracker counts, labelled
-`live_tensors`. The tracker costs time, so it is off while a step is timed.
+`live_tensors`. The tracker costs time, so it is off while a step is timed. It cannot see into compiled
+code, so steps that it follows run eager.
 """
 
 from __future__ import annotations
 
+import platform
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import psutil
+import torch
 from torch import Tensor
 
 from harness.attribution import AllocationSpan
@@ -19,19 +25,18 @@ from harness.loop import Kind
 from harness.recording import Recording
 from harness.snapshot import snapshot_of_storages
 from harness.step import Training
-from harness.step_profile import HardwareSummary, MemoryStats, PhaseStats
+from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
 from harness.tensors import labelled_tensors, watch_gradients
 from harness.tracker import StorageTracker
 
 
 class CpuObserver:
-    """Times every phase; follows storages in setup, the first warmup step and the recorded steps."""
+    """Times every phase; follows storages in setup, the recorded steps, and if told the first warmup step."""
 
-    memory_kind = "live_tensors"
-
-    def __init__(self) -> None:
+    def __init__(self, *, follow_first_step: bool = True) -> None:
+        self._follow_first_step = follow_first_step
         self.times_s: list[dict[str, float]] = []
-        self.kinds: list[Kind] = []
+        self._kinds: list[Kind] = []
         self._recording = Recording()
         self._tracker = StorageTracker(self._recording, frames=True)
         self._training: Training | None = None
@@ -41,42 +46,50 @@ class CpuObserver:
         self._started = 0.0
 
     def trained(self, training: Training) -> None:
-        """Called once after setup with what was built."""
+        """See device_observer."""
         self._training = training
 
     def begin_step(self, index: int, kind: Kind) -> None:
         """See loop.LoopObserver."""
-        if kind == "recorded" and "recorded" not in self.kinds:
+        if kind == "recorded" and "recorded" not in self._kinds:
             self._adopt()
-            self._recording.keep()
-        self.kinds.append(kind)
+            self._recording.restart()
+        self._kinds.append(kind)
         self.times_s.append(defaultdict(float))
         self._started = time.perf_counter()
 
     def end_step(self) -> None:
-        """The step is done: on the CPU nothing is queued."""
+        """See device_observer. On the CPU nothing is queued."""
         self.times_s[-1]["step"] = time.perf_counter() - self._started
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """See step.Observer."""
         self._recording.phase = name
-        if not self._tracks():
+        if not self._follows():
             start = time.perf_counter()
             yield
             self.times_s[-1][name] += time.perf_counter() - start
             return
         self._recording.reset_peak()
-        with self._tracker, self._labelled_gradients(name):
-            yield
-        self._note_peak(name)
+        try:
+            with torch.compiler.set_stance("force_eager"), self._tracker, self._labelled_gradients(name):
+                yield
+        finally:
+            self._note_peak(name)
+
+    def peak_bytes(self) -> int | None:
+        """See device_observer."""
+        return max((stats.peak_allocated_bytes or 0 for stats in self._phases.values()), default=None) or (
+            self._first_step_peak_bytes
+        )
 
     def phase_memory(self) -> dict[str, PhaseStats]:
-        """Peaks and final bytes of the recorded steps' phases."""
+        """See device_observer."""
         return self._phases
 
     def memory(self) -> MemoryStats:
-        """The peaks that are known without the spans."""
+        """See device_observer."""
         return MemoryStats(
             kind="live_tensors",
             host_bytes=self._recording.host_peak_bytes or None,
@@ -84,32 +97,36 @@ class CpuObserver:
             first_step_peak_allocated_bytes=self._first_step_peak_bytes,
         )
 
-    def spans(self) -> list[AllocationSpan]:
-        """Every device storage of the recorded steps, with its category where the owner is known."""
-        return self._recording.spans
+    def history(self) -> tuple[list[AllocationSpan], dict[str, Any]]:
+        """See device_observer. Addresses in the snapshot are made up, times are event indices."""
+        spans = list(self._recording.spans)
+        return spans, snapshot_of_storages(spans)
 
-    def snapshot(self) -> dict[str, Any]:
-        """The recorded steps as a memory-viz snapshot."""
-        return snapshot_of_storages(self._recording.spans)
+    def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
+        """See device_observer."""
+        tried = re.search(r"tried to allocate (\d+) bytes", str(error))  # c10/core/impl/alloc_cpu.cpp
+        return OutOfMemoryReport(
+            phase=phase,
+            requested_bytes=int(tried[1]) if tried else None,
+            free_bytes=psutil.virtual_memory().available,
+        )
 
-    def hardware(self) -> HardwareSummary:
-        """The CPU, by name and memory."""
-        import psutil
-
+    def hardware(self, dtype: str) -> HardwareSummary:
+        """See device_observer. The speed of a CPU is in no table."""
         return HardwareSummary(name=_cpu_name(), kind="cpu", memory_bytes=psutil.virtual_memory().total)
 
     def facts(self) -> dict[str, Any]:
-        """Nothing more than the profile's own fields."""
-        return {}
+        """See device_observer."""
+        return {"threads": torch.get_num_threads()}
 
     def utilization(self) -> float | None:
-        """NVML knows GPUs only."""
+        """See device_observer. NVML knows GPUs only."""
         return None
 
-    def _tracks(self) -> bool:
-        if not self.kinds or self.kinds[-1] == "recorded":
+    def _follows(self) -> bool:
+        if not self._kinds or self._kinds[-1] == "recorded":
             return True
-        return self.kinds == ["warmup"]
+        return self._follow_first_step and self._kinds == ["warmup"]
 
     @contextmanager
     def _labelled_gradients(self, name: str) -> Iterator[None]:
@@ -127,9 +144,9 @@ class CpuObserver:
 
     def _note_peak(self, name: str) -> None:
         peak, end = self._recording.peak_bytes, self._recording.allocated_bytes
-        if not self.kinds:
+        if not self._kinds:
             self._setup_peak_bytes = peak
-        elif self.kinds[-1] == "recorded":
+        elif self._kinds[-1] == "recorded":
             stats = self._phases.setdefault(name, PhaseStats())
             stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, peak)
             stats.allocated_at_end_bytes = end
@@ -137,18 +154,16 @@ class CpuObserver:
             self._first_step_peak_bytes = max(self._first_step_peak_bytes or 0, peak)
 
     def _adopt(self) -> None:
-        """Find what untracked steps made and kept, and say what everything that stays is."""
+        """Find what unfollowed steps made and kept, and say what everything that stays is."""
         assert self._training is not None
         for category, tensor in labelled_tensors(self._training):
             self._recording.label(self._tracker.adopt(tensor), category)
 
 
 def _cpu_name() -> str:
-    import platform
-
+    """As Linux knows it; macOS and others give the instruction set."""
     try:
-        with open("/proc/cpuinfo") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+        names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()

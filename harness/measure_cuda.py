@@ -1,10 +1,14 @@
 """Measuring a run on a GPU: CUDA events, the caching allocator's own statistics and history, NVML.
 
 While a step is timed nothing is done but to record two events a phase. Peaks are read in the other steps.
+Written against torch 2.11 to 2.15, where `_record_memory_history(enabled=None)` forgets the trace but a
+block keeps the stack it was allocated with, `_snapshot` shows every device, and the memory metadata belong
+to the calling thread (autograd's own thread has none: see cuda_trace.stated_phases).
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,58 +20,82 @@ from torch import Tensor
 
 from harness.attribution import AllocationSpan
 from harness.cuda_trace import Label, phase_metadata, spans_from_trace
+from harness.hardware import find_hardware
 from harness.loop import Kind
 from harness.nvml import Nvml
 from harness.snapshot import label_snapshot
 from harness.step import Training
-from harness.step_profile import HardwareSummary, MemoryStats, PhaseStats
+from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
 from harness.tensors import labelled_tensors, storage_of, watch_gradients
 
 MAX_ENTRIES = 2_000_000
 """Bound of the recorded history; a step of a 70B model has about 100,000 entries."""
 
+TABLE_NAMES = {
+    "NVIDIA B200": "b200",
+    "NVIDIA H200": "h200",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H100 NVL": "h100-nvl",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA A100-SXM4-80GB": "a100-80gb",
+    "NVIDIA A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA L4": "l4",
+    "NVIDIA A10G": "a10g",
+    "Tesla T4": "t4",
+    "Tesla V100-SXM2-16GB": "v100-16gb",
+    "Tesla V100-SXM2-32GB": "v100-32gb",
+    "NVIDIA GeForce RTX 3090": "rtx-3090",
+    "NVIDIA GeForce RTX 4090": "rtx-4090",
+    "NVIDIA GeForce RTX 5090": "rtx-5090",
+    "NVIDIA RTX A6000": "rtx-a6000",
+    "NVIDIA RTX 6000 Ada Generation": "rtx-6000-ada",
+}
+"""What the driver calls a device of the hardware table. No other name has ceilings, and so no MFU."""
+
 
 class CudaObserver:
     """Events around every phase; statistics and history outside the timed steps."""
 
-    memory_kind = "cuda_allocator"
-
-    def __init__(self, device: torch.device, *, snapshot: bool) -> None:
+    def __init__(self, device: torch.device, *, with_history: bool) -> None:
         self.device = torch.device("cuda", device.index or 0)
         self.times_s: list[dict[str, float]] = []
-        self.kinds: list[Kind] = []
+        self._index = device.index or 0
+        self._kinds: list[Kind] = []
         self._nvml = Nvml(str(torch.cuda.get_device_properties(self.device).uuid))
-        self._history = snapshot
+        self._utilization: float | None = None
+        self._with_history = with_history
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-        self._labels: list[Label] = []
+        self._gradients: list[Label] = []
         self._training: Training | None = None
         self._phases: dict[str, PhaseStats] = {}
         self._setup_peak_bytes: int | None = None
         self._first_step_peak_bytes: int | None = None
+        self._step_peak_bytes = 0
         self._reserved_at_peak: tuple[int, int] = (0, 0)
         torch.cuda.set_device(self.device)
         self._record_history(True)
 
     def trained(self, training: Training) -> None:
-        """Called once after setup with what was built."""
+        """See device_observer."""
         self._training = training
 
     def begin_step(self, index: int, kind: Kind) -> None:
         """See loop.LoopObserver."""
-        before = self.kinds[-1] if self.kinds else "warmup"
+        before = self._kinds[-1] if self._kinds else "warmup"
         if kind != before:
+            if before == "timed":
+                self._utilization = self._nvml.utilization()
             self._record_history(kind == "recorded")
             if kind == "timed":
                 self._nvml.start()
-        if kind == "recorded":
-            self._label_what_stays()
-        self.kinds.append(kind)
+        self._kinds.append(kind)
         self.times_s.append(defaultdict(float))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """See step.Observer."""
-        if self.kinds and self.kinds[-1] == "timed":
+        if self._kinds and self._kinds[-1] == "timed":
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             yield
@@ -75,14 +103,16 @@ class CudaObserver:
             self._events.append((name, start, end))
             return
         torch.cuda.reset_peak_memory_stats(self.device)
-        torch.cuda.memory._set_memory_metadata(phase_metadata(name, len(self.kinds) - 1))
-        with self._labelled_gradients(name):
-            yield
-        torch.cuda.memory._set_memory_metadata("")
-        self._note_peak(name)
+        torch.cuda.memory._set_memory_metadata(phase_metadata(name, len(self._kinds) - 1))
+        try:
+            with self._labelled_gradients(name):
+                yield
+        finally:
+            torch.cuda.memory._set_memory_metadata("")
+            self._note_peak(name)
 
     def end_step(self) -> None:
-        """Wait for the step and read its times: the one synchronization of a step."""
+        """See device_observer. The one synchronization of a step."""
         torch.cuda.synchronize(self.device)
         for name, start, end in self._events:
             self.times_s[-1][name] += start.elapsed_time(end) / 1e3
@@ -90,12 +120,16 @@ class CudaObserver:
             self.times_s[-1]["step"] = self._events[0][1].elapsed_time(self._events[-1][2]) / 1e3
         self._events.clear()
 
+    def peak_bytes(self) -> int | None:
+        """See device_observer."""
+        return max(self._step_peak_bytes, torch.cuda.max_memory_allocated(self.device))
+
     def phase_memory(self) -> dict[str, PhaseStats]:
-        """Peaks and final bytes of the recorded steps' phases, from reset statistics."""
+        """See device_observer. From statistics that are reset as each phase begins."""
         return self._phases
 
     def memory(self) -> MemoryStats:
-        """The allocator's and the driver's numbers."""
+        """See device_observer. The allocator's and the driver's numbers."""
         reserved, allocated = self._reserved_at_peak
         process_bytes = self._nvml.process_bytes()
         now_reserved = torch.cuda.memory_reserved(self.device)
@@ -103,55 +137,65 @@ class CudaObserver:
             kind="cuda_allocator",
             peak_reserved_bytes=reserved or None,
             process_bytes=process_bytes,
+            host_bytes=torch.cuda.host_memory_stats().get("active_bytes.peak") or None,
             fragmentation_bytes=reserved - allocated if reserved else None,
             cuda_context_bytes=None if process_bytes is None else process_bytes - now_reserved,
             setup_peak_allocated_bytes=self._setup_peak_bytes,
             first_step_peak_allocated_bytes=self._first_step_peak_bytes,
         )
 
-    def spans(self) -> list[AllocationSpan]:
-        """Every allocation of the recorded steps; empty without history."""
-        if not self._history:
-            return []
-        snapshot = torch.cuda.memory._snapshot(self.device)
-        return self._spans_of(snapshot)
+    def history(self) -> tuple[list[AllocationSpan], dict[str, Any]]:
+        """See device_observer. Since recording began again; the snapshot shows the categories."""
+        if not self._with_history:
+            return [], {}
+        snapshot: Any = torch.cuda.memory._snapshot()
+        segments = [segment for segment in snapshot["segments"] if segment["device"] == self._index]
+        labels = [*self._gradients, *self._what_stays()]
+        spans = spans_from_trace(snapshot["device_traces"][self._index], labels, segments)
+        label_snapshot(snapshot, spans, self._index)
+        return spans, snapshot
 
-    def snapshot(self) -> dict[str, Any]:
-        """The allocator's state and recorded history, with categories written into the trace."""
-        snapshot: Any = torch.cuda.memory._snapshot(self.device)
-        label_snapshot(snapshot, self._spans_of(snapshot), self._index())
-        return snapshot
+    def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
+        """See device_observer. Without history the request is as rounded as torch's message has it."""
+        stats = torch.cuda.memory_stats(self.device)
+        return OutOfMemoryReport(
+            phase=phase,
+            requested_bytes=self._failed_request() or _request_in(str(error)),
+            free_bytes=torch.cuda.mem_get_info(self.device)[0],
+            reserved_unallocated_bytes=(
+                stats["reserved_bytes.all.current"] - stats["allocated_bytes.all.current"]
+            ),
+        )
 
-    def hardware(self) -> HardwareSummary:
-        """The GPU by the name and the memory its driver gives, with the datasheet's ceilings if known."""
+    def hardware(self, dtype: str) -> HardwareSummary:
+        """See device_observer. The datasheet's ceilings where the table has the device."""
         properties = torch.cuda.get_device_properties(self.device)
-        return HardwareSummary(name=properties.name, kind="cuda", memory_bytes=properties.total_memory)
+        summary = HardwareSummary(name=properties.name, kind="cuda", memory_bytes=properties.total_memory)
+        if properties.name in TABLE_NAMES:
+            hardware = find_hardware(TABLE_NAMES[properties.name])
+            summary.memory_bandwidth = hardware.memory_bandwidth
+            summary.peak_flops = hardware.peak_flops(dtype) if hardware.supports(dtype) else None
+        return summary
 
     def facts(self) -> dict[str, Any]:
-        """What belongs into the provenance of a GPU measurement."""
+        """See device_observer."""
         capability = torch.cuda.get_device_capability(self.device)
         return {
             "driver": self._nvml.driver(),
+            "nvml_unavailable": self._nvml.unavailable,
             "cuda": torch.version.cuda,
             "compute_capability": f"{capability[0]}.{capability[1]}",
             "device_used_bytes": self._nvml.used_bytes(),
             "num_alloc_retries": torch.cuda.memory_stats(self.device)["num_alloc_retries"],
+            "threads": torch.get_num_threads(),
         }
 
     def utilization(self) -> float | None:
-        """Mean busy fraction over the timed steps."""
-        return self._nvml.utilization()
-
-    def _index(self) -> int:
-        assert self.device.index is not None
-        return self.device.index
-
-    def _spans_of(self, snapshot: Any) -> list[AllocationSpan]:
-        segments = [s for s in snapshot["segments"] if s["device"] == self._index()]
-        return spans_from_trace(snapshot["device_traces"][self._index()], self._labels, segments)
+        """See device_observer. From NVML's samples."""
+        return self._nvml.utilization() if self._kinds[-1:] == ["timed"] else self._utilization
 
     def _record_history(self, on: bool) -> None:
-        if not self._history:
+        if not self._with_history:
             return
         if on:
             # "python": the default symbolizes C++ frames too, which takes minutes
@@ -162,11 +206,13 @@ class CudaObserver:
     def _note_peak(self, name: str) -> None:
         stats = torch.cuda.memory_stats(self.device)
         peak, reserved = stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.peak"]
-        if not self.kinds:
+        if not self._kinds:
             self._setup_peak_bytes = peak
-        elif len(self.kinds) == 1:
+            return
+        self._step_peak_bytes = max(self._step_peak_bytes, peak)
+        if len(self._kinds) == 1:
             self._first_step_peak_bytes = max(self._first_step_peak_bytes or 0, peak)
-        if self.kinds and self.kinds[-1] == "recorded":
+        if self._kinds[-1] == "recorded":
             phase = self._phases.setdefault(name, PhaseStats())
             phase.peak_allocated_bytes = max(phase.peak_allocated_bytes or 0, peak)
             phase.peak_reserved_bytes = max(phase.peak_reserved_bytes or 0, reserved)
@@ -175,24 +221,40 @@ class CudaObserver:
 
     @contextmanager
     def _labelled_gradients(self, name: str) -> Iterator[None]:
-        if self._training is None or name != "backward" or self.kinds[-1] != "recorded":
+        if self._training is None or name != "backward":
             yield
             return
-        stop = watch_gradients(
-            self._training.model, lambda gradient: self._label("gradients", gradient, True)
-        )
+        stop = watch_gradients(self._training.model, self._label_gradient)
         try:
             yield
         finally:
             stop()
 
-    def _label_what_stays(self) -> None:
-        assert self._training is not None
-        for category, tensor in labelled_tensors(self._training):
-            self._label(category, tensor, False)
+    def _label_gradient(self, gradient: Tensor) -> None:
+        # Its address is used again later, so the moment belongs to the label.
+        self._gradients.extend(_label("gradients", gradient, time.time_ns() // 1000))
 
-    def _label(self, category: str, tensor: Tensor, now: bool) -> None:
-        storage = storage_of(tensor)
-        if storage.device.type == "cuda":
-            moment = time.time_ns() // 1000 if now else None
-            self._labels.append(Label(storage.data_ptr(), category, time_us=moment))
+    def _what_stays(self) -> list[Label]:
+        if self._training is None:  # out of memory in setup
+            return []
+        return [label for category, t in labelled_tensors(self._training) for label in _label(category, t)]
+
+    def _failed_request(self) -> int | None:
+        if not self._with_history:
+            return None
+        snapshot: Any = torch.cuda.memory._snapshot()
+        trace = reversed(snapshot["device_traces"][self._index])
+        return next((entry["size"] for entry in trace if entry["action"] == "oom"), None)
+
+
+def _label(category: str, tensor: Tensor, time_us: int | None = None) -> list[Label]:
+    """The label of `tensor`'s memory, if it is on a GPU."""
+    storage = storage_of(tensor)
+    return [Label(storage.data_ptr(), category, time_us=time_us)] if storage.device.type == "cuda" else []
+
+
+def _request_in(message: str) -> int | None:
+    """ "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 ..." in bytes."""
+    tried = re.search(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
+    units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    return int(float(tried[1]) * units[tried[2]]) if tried else None

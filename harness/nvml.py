@@ -6,32 +6,47 @@ import os
 import time
 from typing import Any
 
+import pynvml
+
 
 class Nvml:
-    """One device, found by UUID: CUDA_VISIBLE_DEVICES renumbers devices for CUDA, not for NVML."""
+    """One device, found by UUID: CUDA_VISIBLE_DEVICES renumbers devices for CUDA, not for NVML.
+
+    Where NVML does not work (`unavailable` says why) every answer is None.
+    """
 
     def __init__(self, uuid: str) -> None:
-        import pynvml
-
-        pynvml.nvmlInit()
-        self._nvml: Any = pynvml
-        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        self.unavailable: str | None = None
+        self._handle: Any = None
         self._since_us = 0
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(
+                uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+            )
+        except pynvml.NVMLError as error:
+            self.unavailable = str(error)
 
     def process_bytes(self) -> int | None:
-        """Device memory of this process; None where the driver does not tell (another PID namespace)."""
-        for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle):
-            if process.pid == os.getpid():
-                return process.usedGpuMemory
-        return None
+        """Device memory of this process; None where the driver does not tell."""
+        if self._handle is None:
+            return None
+        try:
+            processes = pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        except pynvml.NVMLError:  # not supported on this device, or not permitted
+            return None
+        ours = [process for process in processes if process.pid == os.getpid()]
+        if not ours and len(processes) == 1:
+            ours = processes  # in a container the pid is another one, and a process on the device there is
+        return ours[0].usedGpuMemory if ours else None
 
-    def used_bytes(self) -> int:
+    def used_bytes(self) -> int | None:
         """Device memory in use by everyone."""
-        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+        return None if self._handle is None else int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
 
-    def driver(self) -> str:
+    def driver(self) -> str | None:
         """Driver version."""
-        return str(self._nvml.nvmlSystemGetDriverVersion())
+        return None if self._handle is None else str(pynvml.nvmlSystemGetDriverVersion())
 
     def start(self) -> None:
         """Begin the window that `utilization` looks at."""
@@ -39,11 +54,13 @@ class Nvml:
 
     def utilization(self) -> float | None:
         """Mean busy fraction since `start`, from the driver's own samples; None if it has none yet."""
-        try:
-            _, samples = self._nvml.nvmlDeviceGetSamples(
-                self._handle, self._nvml.NVML_GPU_UTILIZATION_SAMPLES, self._since_us
-            )
-        except self._nvml.NVMLError_NotFound:
+        if self._handle is None:
             return None
-        values = [sample.sampleValue.uiVal for sample in samples]
+        try:
+            _, samples = pynvml.nvmlDeviceGetSamples(
+                self._handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, self._since_us
+            )
+        except pynvml.NVMLError:  # no sample in the window, or not supported on this device
+            return None
+        values = [sample.sampleValue.uiVal for sample in samples if sample.timeStamp > self._since_us]
         return sum(values) / len(values) / 100 if values else None

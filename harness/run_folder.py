@@ -1,4 +1,4 @@
-"""The folder of a run: recipe.yaml, log.jsonl, snapshot.pickle, profile.json. Each whole or not there."""
+"""The folder of a run: recipe.yaml, log.jsonl, snapshot.pickle, profile.json."""
 
 from __future__ import annotations
 
@@ -16,31 +16,45 @@ from harness.recipe_file import recipe_yaml
 from harness.step_profile import StepProfile
 
 RUNS = Path("profiles/runs")
+FILES = ("recipe.yaml", "log.jsonl", "snapshot.pickle", "profile.json")
 
 
 class RunFolder:
-    """Made at the first write, so that a run which cannot begin leaves nothing behind."""
+    """Made at the first write, so that a run which cannot begin leaves nothing behind.
+
+    The log grows a line at a time; every other file is written whole or not at all, profile.json last.
+    """
 
     def __init__(self, path: Path | None, name: str, recipe: Recipe) -> None:
-        """`path` as the user gave it, or None for profiles/runs/<name>-<time>. InputError if it is taken."""
+        """`path` as the user gave it, or None for profiles/runs/<name>-<time>.
+
+        Raises InputError if it is taken or cannot be written.
+        """
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         self.path = path or _free(RUNS / f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}-{stamp}")
         self._recipe = recipe
-        if self.path.is_file():
-            raise InputError(f"--out: {self.path} is a file. Give a folder.")
-        if (self.path / "profile.json").exists() or (self.path / "log.jsonl").exists():
-            raise InputError(f"--out: {self.path} already holds a run. Give another folder, or remove it.")
         nearest = next(p for p in [self.path, *self.path.absolute().parents] if p.exists())
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        if not nearest.is_dir():
+            raise InputError(f"--out {self.path}: {nearest} is a file. Give a folder.")
+        taken = [file for file in FILES if (self.path / file).exists()]
+        if taken:
             raise InputError(
-                f"--out: {self.path}: cannot write in {nearest}. Give a folder that can be written."
+                f"--out {self.path}: it already holds a {taken[-1]}. Give another folder, or remove it."
+            )
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise InputError(
+                f"--out {self.path}: cannot write in {nearest}. Give a folder that can be written."
             )
 
     def log(self, line: dict[str, Any]) -> None:
-        """Append one line to log.jsonl."""
+        """Append one line to log.jsonl. Raises InputError if that fails (a full disk)."""
         self._create()
-        with (self.path / "log.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        path = self.path / "log.jsonl"
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps(line, allow_nan=False) + "\n")
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}.") from None
 
     def write_snapshot(self, snapshot: dict[str, Any]) -> None:
         """Write snapshot.pickle."""
@@ -50,14 +64,18 @@ class RunFolder:
         write_snapshot(self.path / "snapshot.pickle", snapshot)
 
     def write_profile(self, profile: StepProfile) -> None:
-        """Write profile.json, last: a folder with one is complete."""
+        """Write profile.json."""
         self._create()
         write_whole(self.path / "profile.json", profile.to_json() + "\n")
 
     def _create(self) -> None:
-        if not (self.path / "recipe.yaml").exists():
+        if (self.path / "recipe.yaml").exists():
+            return
+        try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path / "recipe.yaml", recipe_yaml(self._recipe))
+        except OSError as error:
+            raise InputError(f"--out {self.path}: cannot make the folder: {error.strerror}.") from None
+        write_whole(self.path / "recipe.yaml", recipe_yaml(self._recipe))
 
 
 def _free(path: Path) -> Path:
