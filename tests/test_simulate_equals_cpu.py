@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from tiny import NullObserver, tiny
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.cuda_autocast import cuda_autocast_on_meta
@@ -22,7 +23,6 @@ from harness.loop import run_steps, set_up
 from harness.recipe import Recipe
 from harness.shape_cache import ShapeCache
 from harness.tracker import StorageTracker
-from tiny import NullObserver, tiny
 
 LORA: dict[str, Any] = {"adapter": "lora", "lora_rank": 4}
 COMBINATIONS: dict[str, dict[str, Any]] = {
@@ -144,7 +144,8 @@ def _deaths_in_order(events: list[Any]) -> list[Any]:
     """Deaths between two births, sorted: autocast drops its cached casts in the order of a hash table."""
     ordered = []
     for dies, group in groupby(events, lambda event: event[0] == "-"):
-        ordered += sorted(group) if dies else group
+        run = list(group)
+        ordered += sorted(run) if dies else run
     return ordered
 
 
