@@ -20,6 +20,7 @@ from harness.offload import OffloadedActivations, on_host
 from harness.optimizer import build_optimizer, build_scaler
 from harness.recipe import Recipe
 from harness.recipe_file import find_model_config
+from harness.recipe_rules import shown
 from harness.step import Training
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -176,6 +177,10 @@ def _with_weights(recipe: Recipe, config: Any, device: torch.device) -> Any:
     except (InputError, torch.OutOfMemoryError):
         raise
     except (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError, RuntimeError) as error:
+        if "attn_implementation" in str(error):
+            raise InputError(
+                f"attention: {recipe.attention}: {recipe.model} cannot run with it; set attention: eager."
+            ) from error
         raise InputError(
             f"model: {recipe.model} does not build: {_first_line(error)}. Check the config's sizes "
             "(hidden_size a multiple of num_attention_heads, heads a multiple of key-value heads)."
@@ -207,9 +212,26 @@ def _with_adapter(recipe: Recipe, model: Any) -> Any:
         if targets != "all-linear":
             config = peft.IA3Config(target_modules=targets, feedforward_modules=[], task_type="CAUSAL_LM")
     try:
-        return peft.get_peft_model(model, config, autocast_adapter_dtype=recipe.adapter_dtype == "fp32")  # type: ignore[arg-type]
+        adapted = peft.get_peft_model(model, config, autocast_adapter_dtype=recipe.adapter_dtype == "fp32")  # type: ignore[arg-type]
     except ValueError as error:
-        raise InputError(f"lora_targets: {recipe.lora_targets}: {_first_line(error)}.") from error
+        raise InputError(f"lora_targets: {shown(recipe.lora_targets)}: {_first_line(error)}.") from error
+    _refuse_targets_without_adapter(recipe, adapted)
+    return adapted
+
+
+def _refuse_targets_without_adapter(recipe: Recipe, adapted: Any) -> None:
+    """Raise InputError if a target adapts nothing; peft says so only when none of them does."""
+    config, tuner = adapted.peft_config["default"], adapted.base_model
+    found = [*tuner.targeted_module_names, *tuner.targeted_parameter_names]
+    # peft has put a list here, of its own names: a mixture's w1 and w3 are gate_up_proj
+    wanted = [*config.target_modules, *(getattr(config, "target_parameters", None) or ())]
+    missing = [name for name in wanted if not any(f".{path}".endswith(f".{name}") for path in found)]
+    if missing:
+        why = ", where experts stored in 4 bit cannot be adapted" if recipe.quantization != "none" else ""
+        raise InputError(
+            f"lora_targets: {shown(recipe.lora_targets)}: nothing to adapt by the name of {', '.join(missing)} "
+            f"in {recipe.model}{why}. List names of its linear layers, for example [q_proj, v_proj]."
+        )
 
 
 def _checkpoint_blocks(model: Any) -> None:

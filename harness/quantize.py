@@ -59,7 +59,7 @@ def build_quantized(recipe: Recipe, build: Callable[[], nn.Module], device: torc
         ):
             module.to_empty(device=device, recurse=False)
             model._init_weights(module)  # type: ignore[operator]
-            _quantize_experts(recipe, module)
+            quantize_experts(recipe, module)
     model.tie_weights()  # type: ignore[operator]
     flag = "is_loaded_in_8bit" if recipe.quantization == "int8" else "is_loaded_in_4bit"
     setattr(model, flag, True)  # what peft asks before it chooses its quantized layers
@@ -77,7 +77,8 @@ def _make_linear(model: nn.Module, layer: Any, dtype: torch.dtype, device: torch
         layer.bias = nn.Parameter(torch.zeros(layer.out_features, dtype=dtype, device=device), False)
 
 
-def _quantize_experts(recipe: Recipe, module: nn.Module) -> None:
+def quantize_experts(recipe: Recipe, module: nn.Module) -> None:
+    """Quantize the expert weights that `module` itself holds, if it holds any; bitsandbytes does 4 bit only."""
     from bitsandbytes.nn.parametrize import replace_parameter_4bit
 
     for name in MIXTURE_PARAMETERS:
