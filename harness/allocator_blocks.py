@@ -1,0 +1,157 @@
+"""The parts of the allocator model: blocks, segments, pools of free blocks, statistics. No torch.
+
+Names are those of c10/cuda/CUDACachingAllocator.cpp. All sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Any
+
+
+class Block:
+    """A range of device memory: allocated, free, or (expandable segments only) unmapped."""
+
+    __slots__ = (
+        "address", "allocated", "counter", "frames", "gc_count_base", "key", "mapped", "next", "pool", "prev",
+        "requested_size", "segment", "size",
+    )  # fmt: skip
+
+    def __init__(self, pool: StreamPool, segment: Segment, address: int, size: int, counter: int) -> None:
+        self.pool = pool
+        self.segment = segment
+        self.address = address
+        self.size = size
+        self.counter = counter
+        self.requested_size = 0
+        """Of a free block: what its last owner had asked for, as in PyTorch's snapshots."""
+        self.allocated = False
+        self.mapped = True
+        self.prev: Block | None = None
+        self.next: Block | None = None
+        self.key = self.gc_count_base = 0
+        self.frames: Any = ()
+        """Whatever the caller attaches to the allocation (a stack); malloc clears it."""
+
+
+class Segment:
+    """One cudaMalloc, or one expandable range of addresses. `head` is its first block, all its life."""
+
+    __slots__ = ("address", "counter", "head", "page_size", "size", "stream")
+
+    def __init__(self, address: int, size: int, page_size: int, stream: int) -> None:
+        self.address = address
+        self.size = size
+        self.page_size = page_size
+        """Physical memory comes and goes in such pages. 0: not expandable."""
+        self.counter = 0
+        self.stream = stream
+        self.head: Block
+
+
+class Stat:
+    """Current, peak and accumulated values of a quantity that changes rarely."""
+
+    __slots__ = ("allocated", "current", "freed", "peak")
+
+    def __init__(self) -> None:
+        self.current = self.peak = self.allocated = self.freed = 0
+
+    def increase(self, amount: int) -> None:
+        self.current += amount
+        self.allocated += amount
+        if self.current > self.peak:
+            self.peak = self.current
+
+    def decrease(self, amount: int) -> None:
+        self.current -= amount
+        self.freed += amount
+
+
+class BlockPool:
+    """The small or the large pool: its free blocks by stream, and what happened in it.
+
+    Allocations are counted by totals that only grow: current is allocated less freed, and the peak is the
+    highest current seen just before a free. So malloc costs one addition a quantity.
+    """
+
+    __slots__ = (
+        "allocated", "allocated_bytes", "freed", "freed_bytes", "get_free_blocks_call_count",
+        "inactive_split", "inactive_split_bytes", "inactive_split_bytes_peak", "inactive_split_bytes_total",
+        "inactive_split_peak", "inactive_split_total", "is_small", "peak", "peak_bytes",
+        "peak_requested_bytes", "requested_bytes", "requested_freed_bytes", "reserved_bytes", "segment",
+        "streams",
+    )  # fmt: skip
+
+    def __init__(self, is_small: bool) -> None:
+        self.is_small = is_small
+        self.streams: dict[int, StreamPool] = {}
+        self.get_free_blocks_call_count = 0
+        self.allocated = self.freed = self.peak = 0
+        self.allocated_bytes = self.freed_bytes = self.peak_bytes = 0
+        self.requested_bytes = self.requested_freed_bytes = self.peak_requested_bytes = 0
+        self.segment, self.reserved_bytes = Stat(), Stat()
+        self.inactive_split = self.inactive_split_total = self.inactive_split_peak = 0
+        self.inactive_split_bytes = self.inactive_split_bytes_total = self.inactive_split_bytes_peak = 0
+
+    def free_blocks(self) -> list[Block]:
+        """Every free block, by stream, then smallest first."""
+        return [block for stream in sorted(self.streams) for block in self.streams[stream].blocks]
+
+
+class StreamPool:
+    """One stream's part of a pool: free blocks, smallest first, and unmapped blocks by address."""
+
+    __slots__ = ("blocks", "keys", "pool", "stream", "unmapped")
+
+    def __init__(self, pool: BlockPool, stream: int) -> None:
+        self.pool = pool
+        self.stream = stream
+        self.keys: list[int] = []
+        self.blocks: list[Block] = []
+        self.unmapped: list[Block] = []
+
+    def insert_into_blocks(self, block: Block) -> None:
+        block.gc_count_base = self.pool.get_free_blocks_call_count
+        # (size, counter, address) as one integer compares faster than as a tuple.
+        block.key = key = (block.size << 96) + (block.counter << 64) + block.address
+        i = bisect_left(self.keys, key)
+        self.keys.insert(i, key)
+        self.blocks.insert(i, block)
+
+    def erase(self, block: Block) -> None:
+        i = bisect_left(self.keys, block.key)
+        del self.keys[i]
+        del self.blocks[i]
+
+    def insert_into_unmapped(self, block: Block) -> None:
+        insort(self.unmapped, block, key=lambda each: each.address)
+
+
+def merge(low: Block, high: Block, owner: Block) -> Block:
+    """Let the lower of two neighbours take in the higher, with the properties of `owner`, one of them.
+
+    In PyTorch either object may survive; here always the lower, so that a segment keeps its first block. The
+    one that goes, or is to be ranked anew, must not be listed any more. Returns `low`.
+    """
+    low.counter = owner.counter
+    low.requested_size = owner.requested_size
+    low.size += high.size
+    low.mapped = owner.mapped
+    low.next = after = high.next
+    if after is not None:
+        after.prev = low
+    return low
+
+
+def split(block: Block, size: int, counter: int) -> Block:
+    """Cut a block after `size` bytes. Returns the upper part, new and ranked by `counter`."""
+    upper = Block(block.pool, block.segment, block.address + size, block.size - size, counter)
+    upper.mapped = block.mapped
+    upper.prev = block
+    upper.next = after = block.next
+    if after is not None:
+        after.prev = upper
+    block.next = upper
+    block.size = size
+    return upper
