@@ -229,8 +229,8 @@ def _refuse_targets_without_adapter(recipe: Recipe, adapted: Any) -> None:
     if missing:
         why = ", where experts stored in 4 bit cannot be adapted" if recipe.quantization != "none" else ""
         raise InputError(
-            f"lora_targets: {shown(recipe.lora_targets)}: nothing to adapt by the name of {', '.join(missing)} "
-            f"in {recipe.model}{why}. List names of its linear layers, for example [q_proj, v_proj]."
+            f"lora_targets: {shown(recipe.lora_targets)}: there is no {' and no '.join(missing)} to adapt in "
+            f"{recipe.model}{why}. List names of its linear layers, for example [q_proj, v_proj]."
         )
 
 

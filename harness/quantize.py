@@ -78,7 +78,7 @@ def _make_linear(model: nn.Module, layer: Any, dtype: torch.dtype, device: torch
 
 
 def quantize_experts(recipe: Recipe, module: nn.Module) -> None:
-    """Quantize the expert weights that `module` itself holds, if it holds any; bitsandbytes does 4 bit only."""
+    """Quantize the expert weights that `module` itself holds, if any. bitsandbytes does it in 4 bit only."""
     from bitsandbytes.nn.parametrize import replace_parameter_4bit
 
     for name in MIXTURE_PARAMETERS:
