@@ -141,7 +141,8 @@ def doctor(
         _quiet_libraries()
         from harness.doctor import examine, print_findings
 
-        findings = examine()
+        with Console(stderr=True).status("trying every toggle on a tiny model"):
+            findings = examine()
         if not as_json:
             print_findings(Console(), findings)
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from harness.attribution import AllocationSpan
@@ -65,3 +66,14 @@ class DeviceObserver(LoopObserver, Protocol):
 
     def utilization(self) -> float | None:
         """Mean busy fraction of the device over the timed steps, 0 to 1."""
+
+
+class Unobserved:
+    """A LoopObserver that looks at nothing: the bare steps."""
+
+    def begin_step(self, index: int, kind: Kind) -> None:
+        """See loop.LoopObserver."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """See step.Observer."""
+        return nullcontext()

@@ -18,8 +18,8 @@ PACKAGES = (
     "accelerate",
     "flash-attn",
     "liger-kernel",
-    "torchao",
     "triton",
+    "datasets",
 )
 SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "CUDA_MODULE_LOADING")
 """The only environment variables ever recorded: each changes memory or time, none holds a secret."""
