@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.errors import MissingDependency
 from harness.recipe import Recipe
@@ -47,10 +48,12 @@ def build_quantized(recipe: Recipe, build: Callable[[], nn.Module], device: torc
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.base import get_keys_to_not_convert
 
-    with torch.device("meta"):
-        model = build()
+    # Shapes without memory: nobody who counts bytes may see them, even if all else is shapes too (simulate).
+    with _disable_current_modes():
+        with torch.device("meta"):
+            model = build()
+        replace_with_bnb_linear(model, get_keys_to_not_convert(model), bitsandbytes_config(recipe))
     dtype = next(model.parameters()).dtype
-    replace_with_bnb_linear(model, get_keys_to_not_convert(model), bitsandbytes_config(recipe))
     for module in model.modules():
         if isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt):
             _make_linear(model, module, dtype, device)
