@@ -90,11 +90,11 @@ def run(
         from harness.measure import RECORDED_STEPS, chosen_device, measure
 
         where = chosen_device(device)
-        people = Console(stderr=as_json)
-        people.print(f"{name}: {loaded.model} on {where}", markup=False, highlight=False, soft_wrap=True)
         total = loaded.warmup_steps + loaded.steps + RECORDED_STEPS
         with RunProgress(Console(stderr=True), total) as progress:
             profile = measure(loaded, folder, progress, where, snapshot=snapshot)
+        people = Console(stderr=as_json)
+        people.print(f"{name}: {loaded.model} on {where}", markup=False, highlight=False, soft_wrap=True)
         print_profile(people, profile)
         people.print(f"run folder: {folder.path}", markup=False, highlight=False, soft_wrap=True)
     if as_json:
