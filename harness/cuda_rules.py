@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
@@ -115,6 +116,20 @@ def _fused_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace
     if not training or p == 0 or inplace:
         return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
     return torch.native_dropout(input, p, True)[0]
+
+
+def import_bitsandbytes_fast() -> None:
+    """Import bitsandbytes without torch's compiler, which its CPU kernels ask for as they are defined.
+
+    That import takes seconds, and no kernel runs on shapes.
+    """
+
+    def as_it_is(function: Any = None, **_: Any) -> Any:
+        return (lambda f: f) if function is None else function
+
+    if find_spec("bitsandbytes") is not None:
+        with patch("torch.compile", as_it_is):
+            import bitsandbytes  # noqa: F401
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from harness.attribution import BEFORE_RECORDING, AllocationSpan
@@ -16,6 +16,8 @@ class Recording:
 
     def __init__(self) -> None:
         self.phase = "setup"
+        self.module: str | None = None
+        """Path of the module that runs, where somebody tells (the simulation does)."""
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self.host_bytes = 0
@@ -32,11 +34,17 @@ class Recording:
             self.host_bytes += size_bytes
             self.host_peak_bytes = max(self.host_peak_bytes, self.host_bytes)
             return
+        address, size_bytes = self.placed(key, size_bytes)
         self.allocated_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
         self._last_event += 1
         span = AllocationSpan(
-            key, size_bytes, self._last_event, birth_phase=self.phase, frames=_frames(frames)
+            address,
+            size_bytes,
+            self._last_event,
+            birth_phase=self.phase,
+            module=self.module,
+            frames=_frames(frames),
         )
         self._live[key] = span
         self.spans.append(span)
@@ -46,10 +54,25 @@ class Recording:
         if on_host:
             self.host_bytes -= size_bytes
             return
-        self.allocated_bytes -= size_bytes
-        self._last_event += 1
         span = self._live.pop(key)
+        self.allocated_bytes -= span.size_bytes
+        self.removed(key)
+        self._last_event += 1
         span.died, span.death_phase = self._last_event, self.phase
+
+    def placed(self, key: int, size_bytes: int) -> tuple[int, int]:
+        """Address and size of the block that holds a storage. Without an allocator: a number and its bytes.
+
+        simulated_memory.py asks a model of the CUDA allocator instead.
+        """
+        return key, size_bytes
+
+    def removed(self, key: int) -> None:
+        """The storage's block is free."""
+
+    def live_spans(self) -> Iterable[AllocationSpan]:
+        """What is live now on the device."""
+        return self._live.values()
 
     def restart(self) -> None:
         """Forget what has died; what is live was there before the recording."""
@@ -69,7 +92,7 @@ class Recording:
             span.category = category
 
 
-_PLUMBING = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "torch/_ops.py")
+_PLUMBING = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "torch/_ops.py", "harness/simulate.py")
 """Between an operator and a dispatch mode: there only because somebody looks."""
 
 

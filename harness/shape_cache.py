@@ -1,35 +1,39 @@
 """Running operators on shape-only tensors fast: the same operator on the same shapes gives the same shapes.
 
 Many meta kernels are Python decompositions of 100 us and more, and the layers of a model repeat. The first
-call of an operator on given shapes runs it; the next ones make empty tensors like its results.
+call of an operator on given shapes runs it; the next ones make empty tensors like its results. An operator
+that only writes values into a tensor has nothing to do.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+Kind = Literal["pure", "writes", "other"]
 _ALIASES = object()
 """Result of an operator that returns memory it was given: it must always run."""
 
 
 class ShapeCache:
-    """Runs operators, remembering what shapes come out. Safe for operators without side effects only:
-    those whose schema, or whose first run, shows that they alias or change an input always run.
+    """Runs operators, remembering what shapes come out. Operators whose schema, or whose first run, shows
+    that they return memory they were given always run.
     """
 
     def __init__(self) -> None:
         self._results: dict[Any, Any] = {}
-        self._pure: dict[Any, bool] = {}
+        self._kinds: dict[Any, Kind] = {}
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """func(*args, **kwargs)."""
-        pure = self._pure.get(func)
-        if pure is None:
-            pure = self._pure[func] = _is_pure(func)
-        if not pure:
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = _kind(func)
+        if kind == "writes" and _on_meta(args[0]):
+            return args[0] if func._schema.returns else None
+        if kind != "pure":
             return func(*args, **kwargs)
         try:
             key = (func, _key(args), _key(tuple(kwargs.items())) if kwargs else ())
@@ -47,13 +51,21 @@ class ShapeCache:
         return _made(known)
 
 
-def _is_pure(func: Any) -> bool:
+def _kind(func: Any) -> Kind:
     schema = func._schema
-    if schema.is_mutable:
-        return False
-    return all(r.alias_info is None and str(r.type) == "Tensor" for r in schema.returns) and bool(
-        schema.returns
-    )
+    if not schema.is_mutable:
+        fresh = all(r.alias_info is None and str(r.type) == "Tensor" for r in schema.returns)
+        return "pure" if fresh and schema.returns else "other"
+    name = schema.name.rpartition("::")[2]
+    changes_shape = torch.Tag.inplace_view in func.tags or name in ("set_", "resize_", "resize_as_")
+    first = schema.arguments[0].alias_info
+    writes_first = name.endswith("_") and first is not None and first.is_write and len(schema.returns) <= 1
+    return "writes" if writes_first and not changes_shape else "other"
+
+
+def _on_meta(value: Any) -> bool:
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return isinstance(first, Tensor) and first.device.type == "meta"
 
 
 def _key(values: Any) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.allocator import AllocatorOutOfMemory
 from harness.allocator_settings import Settings
 from harness.attribution import breakdown_at, find_peak, top_allocations
-from harness.cuda_rules import CudaRules, cuda_behaviour
+from harness.cuda_rules import CudaRules, cuda_behaviour, import_bitsandbytes_fast
 from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.loop import Kind, run_steps, set_up
@@ -54,6 +54,7 @@ def simulate(recipe: Recipe, hardware: Hardware, settings: Settings | None = Non
             "compile: true cannot be simulated: the compiler decides which kernels and buffers there are. "
             "Set compile: false, or ask `harness napkin`."
         )
+    import_bitsandbytes_fast()
     run = _Run(recipe, hardware, settings or Settings())
     return run.to_the_end(), run.memory
 
@@ -64,16 +65,19 @@ class _Simulation(StorageTracker):
     def __init__(
         self, memory: SimulatedMemory, rules: CudaRules, time: SimulatedTime, paths: ModulePaths
     ) -> None:
-        super().__init__(memory, frames=True)
+        super().__init__(memory)
         self.memory, self.rules, self.time, self.paths = memory, rules, time, paths
+        self.timed = False
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        self.memory.module = self.paths.current()
+        if self.frames:
+            self.memory.module = self.paths.current()
         temporaries = self.rules.temporaries(func, args, kwargs)
         held = self.memory.temporaries(temporaries, str(func), self.stack()) if temporaries else []
         try:
             out = self.rules.run(func, args, kwargs)
-            self.time.add(func, args, kwargs, out)
+            if self.timed:
+                self.time.add(func, args, kwargs, out)
             self._see(out, func)
         finally:
             self.memory.release(held)
@@ -123,7 +127,8 @@ class _Run:
             assert self.training is not None
             for category, tensor in labelled_tensors(self.training):
                 self.memory.label(self.tracker.adopt(tensor), category)
-            self.memory.keep()
+            self.memory.restart()
+            self.tracker.frames = self.tracker.timed = True
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

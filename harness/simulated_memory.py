@@ -26,13 +26,12 @@ class SimulatedMemory(Recording):
         self._blocks: dict[int, Block] = {}
         self._segment_events: list[tuple[int, TraceEvent]] = []
         self._requested: dict[int, int] = {}
-        """Requested bytes of each kept span, by the event of its birth."""
+        """Requested bytes by the event of the birth."""
 
     def placed(self, key: int, size_bytes: int) -> tuple[int, int]:
         """A block for `size_bytes`. Raises AllocatorOutOfMemory."""
         block = self._blocks[key] = self.allocator.malloc(size_bytes)
-        if self._kept:
-            self._requested[self._events + 1] = size_bytes
+        self._requested[self._last_event + 1] = size_bytes
         return block.address, block.size
 
     def removed(self, key: int) -> None:
@@ -56,6 +55,12 @@ class SimulatedMemory(Recording):
         for key in reversed(keys):
             self.died(key, 0, False)
 
+    def restart(self) -> None:
+        """See Recording.restart."""
+        super().restart()
+        self._segment_events.clear()
+        self._requested.clear()
+
     @property
     def peak_reserved_bytes(self) -> int:
         """Reserved bytes at most since `reset_peak`."""
@@ -64,10 +69,11 @@ class SimulatedMemory(Recording):
     def reset_peak(self) -> None:
         """Start new peaks at what is allocated and reserved now."""
         super().reset_peak()
-        self.allocator.reset_peak()
+        reserved = self.allocator.device.reserved_bytes
+        reserved.peak = reserved.current
 
     def snapshot(self) -> dict[str, Any]:
-        """The kept steps as a memory-viz snapshot, with the allocator's segments."""
+        """The recorded step as a memory-viz snapshot, with the allocator's segments."""
         for block, span in self._live_blocks():
             block.frames = span.frames
         events = self._segment_events + [
@@ -99,8 +105,7 @@ class SimulatedMemory(Recording):
         return events
 
     def _segment_event(self, action: str, address: int, size_bytes: int, stream: int) -> None:
-        if self._kept:
-            metadata = phase_metadata(self.phase)
-            # before the allocation it is made for, which has the next index
-            event = TraceEvent(action, address, size_bytes, metadata, time_us=self._events + 1)  # type: ignore[arg-type]
-            self._segment_events.append((self._events + 1, event))
+        following = self._last_event + 1  # the allocation that the segment is made for
+        metadata = phase_metadata(self.phase)
+        event = TraceEvent(action, address, size_bytes, metadata, time_us=following)  # type: ignore[arg-type]
+        self._segment_events.append((following, event))

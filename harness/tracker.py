@@ -40,11 +40,14 @@ class StorageTracker(TorchDispatchMode):
         self._refs: dict[int, Any] = {}
         self._next_key = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no step is compiled under a tracker, and the wrapper costs more than the tracker
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(t is not Tensor and hasattr(t, "__torch_dispatch__") and _is_wrapper(t) for t in types):
-            return (
-                NotImplemented  # the wrapper (a DTensor) unpacks itself; its inner operators come back here
-            )
+        for tensor_type in types:
+            if tensor_type is not Tensor and _is_wrapper(tensor_type):
+                return NotImplemented  # it unpacks itself; its inner operators come back here
         out = self.run(func, args, kwargs or {})
         self._see(out, func)
         return out
