@@ -54,7 +54,7 @@ def build_quantized(recipe: Recipe, build: Callable[[], nn.Module], device: torc
             model = build()
         replace_with_bnb_linear(model, get_keys_to_not_convert(model), bitsandbytes_config(recipe))
     dtype = next(model.parameters()).dtype
-    for module in model.modules():
+    for module in list(model.modules()):  # not those that quantizing experts adds: they would be emptied
         if isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt):
             _make_linear(model, module, dtype, device)
         elif any(True for _ in module.parameters(recurse=False)) or any(
