@@ -22,8 +22,9 @@ MODELS = Path(__file__).parent / "models"
 
 def tiny(family: str = "llama", **fields: Any) -> Recipe:
     """A recipe of tests/models/<family>.json: hidden size 64, 2 blocks, 264 tokens; fp32 unless told."""
-    defaults = {"precision": "fp32", "micro_batch_size": 2, "seq_len": 16, "learning_rate": 1e-3}
-    return Recipe(model=str(MODELS / f"{family}.json"), **(defaults | fields))
+    model = str(MODELS / f"{family}.json")
+    sizes = {"micro_batch_size": 2, "seq_len": 16, "learning_rate": 1e-3}
+    return Recipe(**({"model": model, "precision": "fp32"} | sizes | fields))
 
 
 class Trained(NamedTuple):
