@@ -61,10 +61,15 @@ class _Trace:
         self._unplaced = _UNPLACED
 
     def check(self, action: str, address: int, size: int, stream: int) -> None:
+        """Compare what the model does with what the trace has next."""
         there = self.due[0] if self.due else None
-        if there and action == "oom":
+        if action == "oom":
+            if not there or (there[0], *there[2:]) != ("oom", size, stream):
+                raise _Diverged(
+                    f"the model needs new memory for {size} bytes, the trace has {there or 'none'}"
+                )
             address = there[1]  # the device's free bytes: only the driver knows them
-        if there and action == "segment_map" and address >= _UNPLACED:
+        elif there and action == "segment_map" and address >= _UNPLACED:
             self.allocator.device.move(self.allocator.device.segments[address], there[1])
             address = there[1]
         if there != (action, address, size, stream):
@@ -93,14 +98,15 @@ def replay(
     A trace does not tell a failed cudaMalloc from an empty_cache(): num_alloc_retries means nothing here.
     """
     trace, blocks, recent = _Trace(settings, device_bytes), dict[int, Block](), deque[Event](maxlen=10)
-    requests = 0
-    for index, entry in enumerate(entries):
-        event = (entry["action"], entry["addr"], entry["size"], entry["stream"])
-        recent.append(event)
-        try:
-            requests += _follow(trace, blocks, event)
-        except _Diverged as diverged:
-            return Replay(trace.allocator, Divergence(index, str(diverged), list(recent)), requests)
+    requests, index = 0, -1
+    try:
+        for entry in entries:
+            index += 1
+            recent.append((entry["action"], entry["addr"], entry["size"], entry["stream"]))
+            requests += _follow(trace, blocks, recent[-1])
+        _empty_cache_if_due(trace)
+    except _Diverged as diverged:
+        return Replay(trace.allocator, Divergence(index, str(diverged), list(recent)), requests)
     return Replay(trace.allocator, None, requests)
 
 
