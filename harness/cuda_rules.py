@@ -44,6 +44,15 @@ class CudaRules:
             return rule(func, args, kwargs)
         return self._shapes.run(func, args, kwargs)
 
+    @property
+    def workspace_bytes(self) -> int:
+        """One cuBLAS workspace on this GPU."""
+        return self.hardware.cublas_workspace_bytes // 2
+
+    def multiplies(self, func: Any) -> bool:
+        """Whether an operator calls cuBLAS."""
+        return func._overloadpacket in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+
     def temporaries(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[int, ...]:
         """Bytes of what the CUDA kernel allocates while it runs."""
         return ()

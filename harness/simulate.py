@@ -23,6 +23,7 @@ from harness.loop import Kind, run_steps, set_up
 from harness.module_paths import ModulePaths
 from harness.provenance import provenance
 from harness.recipe import Recipe
+from harness.simulated_device import SimulatedDevice
 from harness.simulated_memory import SimulatedMemory
 from harness.simulated_time import SimulatedTime
 from harness.step import Training
@@ -36,7 +37,6 @@ from harness.step_profile import (
     TimeStats,
 )
 from harness.tensors import labelled_tensors, watch_gradients
-from harness.tracker import StorageTracker
 
 STEPS = 3
 """The first step makes the optimizer state, the second is steady, the third shows that it is."""
@@ -59,35 +59,6 @@ def simulate(recipe: Recipe, hardware: Hardware, settings: Settings | None = Non
     return run.to_the_end(), run.memory
 
 
-class _Simulation(StorageTracker):
-    """Each operator: CUDA's rule for it, its temporaries, its time."""
-
-    def __init__(
-        self, memory: SimulatedMemory, rules: CudaRules, time: SimulatedTime, paths: ModulePaths
-    ) -> None:
-        super().__init__(memory)
-        self.memory, self.rules, self.time, self.paths = memory, rules, time, paths
-        self.timed = False
-
-    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if self.frames:
-            self.memory.module = self.paths.current()
-        temporaries = self.rules.temporaries(func, args, kwargs)
-        held = self.memory.temporaries(temporaries, str(func), self.stack()) if temporaries else []
-        try:
-            out = self.rules.run(func, args, kwargs)
-            if self.timed:
-                self.time.add(func, args, kwargs, out)
-            self._see(out, func)
-        finally:
-            self.memory.release(held)
-        return out
-
-    def follows(self, storage: torch.UntypedStorage) -> bool:
-        """Tensors on the CPU (the data before it moves, step counters) are the host's own."""
-        return storage.device.type == "meta"
-
-
 class _Run:
     def __init__(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> None:
         # The values do not matter and nothing needs to be read: shapes are the same for any data.
@@ -98,7 +69,7 @@ class _Run:
         self.time = SimulatedTime(hardware)
         self.paths = ModulePaths()
         self.rules = CudaRules(recipe, hardware)
-        self.tracker = _Simulation(self.memory, self.rules, self.time, self.paths)
+        self.device = SimulatedDevice(self.memory, self.rules, self.time, self.paths)
         self.kinds: list[Kind] = []
         self.phases: dict[str, PhaseStats] = {}
         self.setup_peak_bytes: int | None = None
@@ -107,7 +78,7 @@ class _Run:
 
     def to_the_end(self) -> StepProfile:
         oom = None
-        with cuda_behaviour(self.rules), self.paths.watching(), self.tracker:
+        with cuda_behaviour(self.rules), self.paths.watching(), self.device:
             try:
                 self.training, batches = set_up(self.recipe, META, self)
                 self.paths.name(self.training.model)
@@ -126,9 +97,9 @@ class _Run:
         if kind == "recorded":
             assert self.training is not None
             for category, tensor in labelled_tensors(self.training):
-                self.memory.label(self.tracker.adopt(tensor), category)
+                self.memory.label(self.device.adopt(tensor), category)
             self.memory.restart()
-            self.tracker.frames = self.tracker.timed = True
+            self.device.recorded = True
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -145,7 +116,7 @@ class _Run:
         self._note(name, self.time.now() - start_s)
 
     def _label_gradient(self, gradient: Tensor) -> None:
-        self.memory.label(self.tracker.key_of(gradient), "gradients")
+        self.memory.label(self.device.key_of(gradient), "gradients")
 
     def _note(self, name: str, seconds: float) -> None:
         peak = self.memory.peak_bytes

@@ -55,6 +55,11 @@ class SimulatedMemory(Recording):
         for key in reversed(keys):
             self.died(key, 0, False)
 
+    def keep_workspace(self, size_bytes: int) -> None:
+        """Allocate what a library never gives back."""
+        (key,) = self.temporaries([size_bytes], "workspace", ())
+        self.label(key, "other")
+
     def restart(self) -> None:
         """See Recording.restart."""
         super().restart()
