@@ -197,6 +197,12 @@ def _with_adapter(recipe: Recipe, model: Any) -> Any:
     """peft's model: the frozen base with LoRA (A Kaiming, B zero) or IA3 weights to train."""
     import peft
 
+    in_16_bit = recipe.precision in ("bf16", "fp16") and not recipe.upcast_for_kbit
+    if recipe.adapter == "ia3" and recipe.quantization != "none" and in_16_bit:
+        raise InputError(
+            f"adapter: ia3 with quantization: {recipe.quantization} is impossible in {recipe.precision}: peft "
+            "returns fp32 from a quantized layer, and the next one is 16 bit; set upcast_for_kbit: true."
+        )
     targets = recipe.lora_targets if isinstance(recipe.lora_targets, str) else list(recipe.lora_targets)
     if recipe.adapter == "lora":
         config: Any = peft.LoraConfig(
