@@ -200,8 +200,8 @@ def _with_adapter(recipe: Recipe, model: Any) -> Any:
     in_16_bit = recipe.precision in ("bf16", "fp16") and not recipe.upcast_for_kbit
     if recipe.adapter == "ia3" and recipe.quantization != "none" and in_16_bit:
         raise InputError(
-            f"adapter: ia3 with quantization: {recipe.quantization} is impossible in {recipe.precision}: peft "
-            "returns fp32 from a quantized layer, and the next one is 16 bit; set upcast_for_kbit: true."
+            f"adapter: ia3 with quantization: {recipe.quantization} is impossible in {recipe.precision}: "
+            "peft returns fp32 from a quantized layer, and the next one is 16 bit; set upcast_for_kbit: true."
         )
     targets = recipe.lora_targets if isinstance(recipe.lora_targets, str) else list(recipe.lora_targets)
     if recipe.adapter == "lora":
