@@ -63,8 +63,12 @@ class RunProgress:
 
 def print_profile(console: Console, profile: StepProfile) -> None:
     """The tables of one profile: phases, then memory at the peak by category, then one line a fact."""
-    console.print(_phase_table(profile))
+    table = _phase_table(profile, tight=console.width < 90)
+    if len(table.columns) > 1:
+        _plain(console, f"{profile.source}: one step by phase")
+        console.print(table)
     if profile.memory.at_peak.total_bytes():
+        _plain(console, f"memory at the peak, in {profile.memory.peak_phase}")
         console.print(_memory_table(profile))
     for line in _facts(profile):
         _plain(console, line)
@@ -81,17 +85,17 @@ def in_gib(size_bytes: int | None) -> str:
 
 def in_ms(seconds: float | None) -> str:
     """Seconds for reading, in ms; a dash for unknown."""
-    return "-" if seconds is None else f"{seconds * 1e3:,.1f} ms"
+    return "-" if seconds is None else f"{_ms(seconds)} ms"
 
 
-def _phase_table(profile: StepProfile) -> Table:
-    """Narrow enough for 80 columns; a column that nothing is known for is left out."""
+def _phase_table(profile: StepProfile, *, tight: bool) -> Table:
+    """Fits 80 columns when `tight`; a column that nothing is known for is left out."""
     step, memory = profile.step.time_s, profile.memory
     total = sum(stats.time_s.median or 0 for stats in profile.phases.values())
     rows = [
         (
             name,
-            in_ms(stats.time_s.median),
+            _median(stats.time_s),
             _range(stats.time_s),
             f"{(stats.time_s.median or 0) / total:.0%}" if total else "-",
             in_gib(stats.peak_allocated_bytes),
@@ -101,11 +105,11 @@ def _phase_table(profile: StepProfile) -> Table:
         for name in PHASES
         if (stats := profile.phases.get(name)) is not None
     ]
+    headings = ("phase", "time, ms", "p10 - p90", "share", "peak", "reserved", "at end")
+    known = [i for i in range(len(headings)) if any(row[i] != "-" for row in rows)]
     peaks = (in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes))
-    rows.append(("step", in_ms(step.median), _range(step), "", *peaks, ""))
-    headings = ("phase", "time", "p10 - p90", "share", "peak", "reserved", "at end")
-    known = [i for i in range(len(headings)) if any(row[i] not in ("", "-") for row in rows)]
-    table = _table(f"{profile.source}: one step by phase")
+    rows.append(("step", _median(step), _range(step), "", *peaks, ""))
+    table = _table(0 if tight else 1)
     for i in known:
         table.add_column(headings[i], justify="right" if i else "left", no_wrap=True)
     for row in rows:
@@ -115,7 +119,7 @@ def _phase_table(profile: StepProfile) -> Table:
 
 def _memory_table(profile: StepProfile) -> Table:
     memory = profile.memory
-    table = _table(f"memory at the peak, in {memory.peak_phase}")
+    table = _table()
     table.add_column("category")
     table.add_column("bytes", justify="right")
     table.add_column("share", justify="right")
@@ -128,8 +132,8 @@ def _memory_table(profile: StepProfile) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+def _table(padding: int = 1) -> Table:
+    return Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, padding))
 
 
 def _facts(profile: StepProfile) -> list[str]:
@@ -151,10 +155,18 @@ def _facts(profile: StepProfile) -> list[str]:
     return [line for line in lines if line]
 
 
+def _median(time_s: TimeStats) -> str:
+    return "-" if time_s.median is None else _ms(time_s.median)
+
+
 def _range(time_s: TimeStats) -> str:
     if time_s.p10 is None or time_s.p90 is None:
         return "-"
-    return f"{time_s.p10 * 1e3:,.1f} - {time_s.p90 * 1e3:,.1f}"
+    return f"{_ms(time_s.p10)} - {_ms(time_s.p90)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
 
 
 def _plain(console: Console, line: str) -> None:

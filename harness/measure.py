@@ -19,6 +19,7 @@ from harness.errors import InputError
 from harness.flops import FlopCount
 from harness.loop import Kind, LoopObserver, Step, run_steps, set_up, step_kinds
 from harness.model import attention_kernel
+from harness.oom import remedies
 from harness.provenance import provenance
 from harness.recipe import Recipe
 from harness.run_folder import RunFolder
@@ -65,6 +66,8 @@ def measure(
         run.oom = run.observer.shortage(run.phase_now, error)
         run.look_back()  # while the traceback still holds the step's tensors
         run.oom.top = run.top
+        assert run.memory is not None
+        run.oom.advice = remedies(recipe, run.memory.at_peak, run.oom)
     profile = run.profile()
     if snapshot and run.snapshot:
         folder.write_snapshot(run.snapshot)

@@ -99,6 +99,8 @@ class CpuObserver:
 
     def history(self) -> tuple[list[AllocationSpan], dict[str, Any]]:
         """See device_observer. Addresses in the snapshot are made up, times are event indices."""
+        if "recorded" not in self._kinds:  # a run that ended early
+            self._adopt()
         spans = list(self._recording.spans)
         return spans, snapshot_of_storages(spans)
 
@@ -155,7 +157,8 @@ class CpuObserver:
 
     def _adopt(self) -> None:
         """Find what unfollowed steps made and kept, and say what everything that stays is."""
-        assert self._training is not None
+        if self._training is None:  # out of memory in setup
+            return
         for category, tensor in labelled_tensors(self._training):
             self._recording.label(self._tracker.adopt(tensor), category)
 

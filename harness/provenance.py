@@ -50,13 +50,16 @@ def installed_version(package: str) -> str | None:
 
 
 def _commit() -> dict[str, Any]:
-    """The checkout's commit and whether it has uncommitted changes; nothing when this is no checkout."""
+    """The checkout's commit and whether it has uncommitted changes; None where git cannot tell."""
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return {"git_commit": None, "git_dirty": None}
 
     def git(*arguments: str) -> str:
-        result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=10)
+        try:
+            result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):  # no git here, or a very slow disk
+            return ""
         return result.stdout.strip() if result.returncode == 0 else ""
 
     commit = git("rev-parse", "HEAD")

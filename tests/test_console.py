@@ -1,0 +1,133 @@
+"""What people read: every number where it belongs, in 80 columns, with a unit."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from harness.console import RunProgress, in_gib, in_ms, print_profile
+from harness.step_profile import (
+    HardwareSummary,
+    MemoryBreakdown,
+    MemoryStats,
+    PhaseStats,
+    StepProfile,
+    StepStats,
+    TimeStats,
+)
+
+GIB = 2**30
+
+
+def profile(**changes) -> StepProfile:
+    """A GPU's profile with numbers as wide as they get."""
+    time_s = TimeStats(median=12.3456, p10=11.5, p90=13.25, n=5)
+    phase = PhaseStats(
+        time_s=time_s,
+        peak_allocated_bytes=123 * GIB,
+        peak_reserved_bytes=130 * GIB,
+        allocated_at_end_bytes=100 * GIB,
+    )
+    fields = {
+        "source": "measured",
+        "recipe": {},
+        "hardware": HardwareSummary(name="NVIDIA H200", kind="cuda"),
+        "memory": MemoryStats(
+            kind="cuda_allocator",
+            peak_allocated_bytes=123 * GIB,
+            peak_reserved_bytes=130 * GIB,
+            peak_phase="optimizer_step",
+            at_peak=MemoryBreakdown(parameters_bytes=100 * GIB, activations_bytes=23 * GIB, other_bytes=0),
+            setup_peak_allocated_bytes=2**20,
+        ),
+        "phases": dict.fromkeys(("data", "forward", "backward", "optimizer_step"), phase),
+        "step": StepStats(time_s=time_s, tokens_per_s=12345.6, mfu=0.5, loss=[2.0, 1.5]),
+    }
+    return StepProfile(**{**fields, **changes})
+
+
+def printed(shown: StepProfile, width: int = 80) -> list[str]:
+    text = io.StringIO()
+    print_profile(Console(file=text, width=width), shown)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def row(lines: list[str], name: str) -> list[str]:
+    return next(line.split() for line in lines if line.split()[:1] == [name])
+
+
+def test_a_wide_profile_fits_in_80_columns_and_loses_nothing():
+    lines = printed(profile())
+    assert not any("…" in line for line in lines)
+    tables = [line for line in lines if not line.startswith(("device", "setup"))]
+    assert max(map(len, tables)) <= 80
+    numbers = "12,346 11,500 - 13,250 25% 123.00 GiB 130.00 GiB 100.00 GiB"
+    assert row(lines, "optimizer_step") == ["optimizer_step", *numbers.split()]
+    step = "step 12,346 11,500 - 13,250 123.00 GiB 130.00 GiB"
+    assert row(lines, "step") == step.split(" ")
+    assert row(lines, "parameters") == ["parameters", "100.00", "GiB", "81.3%"]
+    assert row(lines, "peak") == ["peak", "123.00", "GiB"]
+    assert "memory at the peak, in optimizer_step" in lines
+    assert "12,346 tokens/s, MFU 50.0%" in lines
+    assert "loss 2.0000 -> 1.5000 over 2 steps" in lines
+    assert not any(line.split()[:1] == ["other"] for line in lines)  # nothing is there
+
+
+def test_what_is_unknown_is_not_shown_as_zero():
+    phases = {"forward": PhaseStats(peak_allocated_bytes=GIB)}
+    memory = MemoryStats(kind="live_tensors", peak_allocated_bytes=GIB)
+    lines = printed(profile(phases=phases, memory=memory, step=StepStats()))
+    assert row(lines, "phase") == ["phase", "peak"]
+    assert row(lines, "forward") == ["forward", "1.00", "GiB"]
+    assert not any("reserved" in line or "tokens/s" in line or "category" in line for line in lines)
+
+
+def test_a_run_that_ended_before_any_step_prints_no_empty_table():
+    phases = dict.fromkeys(("data", "forward"), PhaseStats())
+    memory = MemoryStats(kind="live_tensors", setup_peak_allocated_bytes=GIB)
+    lines = printed(profile(phases=phases, memory=memory, step=StepStats()))
+    assert not any("phase" in line for line in lines)
+    assert "setup peak 1.00 GiB" in lines
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(None, "-"), (0, "0.0 MiB"), (2**20, "1.0 MiB"), (GIB // 4, "0.25 GiB"), (1500 * GIB, "1,500.00 GiB")],
+)
+def test_bytes(size, text):
+    assert in_gib(size) == text
+
+
+def test_milliseconds():
+    assert (in_ms(None), in_ms(1.5), in_ms(0.0001)) == ("-", "1,500 ms", "0.1 ms")
+
+
+def stepped(console: Console) -> None:
+    with RunProgress(console, 2) as progress:
+        progress.step(0, 2, "warmup", 1.5, None, None)
+        progress.step(1, 2, "timed", 1.25, 1234.0, GIB)
+
+
+def test_progress_elsewhere_is_a_plain_line_a_step():
+    text = io.StringIO()
+    stepped(Console(file=text))
+    assert text.getvalue() == (
+        "step 1/2 warmup  loss 1.5000\nstep 2/2 timed  loss 1.2500  1,234 tokens/s  peak 1.00 GiB\n"
+    )
+
+
+def test_progress_on_a_terminal_is_a_bar_that_goes_away():
+    text = io.StringIO()
+    stepped(Console(file=text, force_terminal=True, width=120))
+    shown = text.getvalue()
+    assert "loss 1.2500  1,234 tokens/s  peak 1.00 GiB" in shown
+    assert "2/2" in shown
+    assert shown.rstrip().endswith("\x1b[2K")  # the last thing is to erase the line
+
+
+def test_progress_fits_a_narrow_terminal():
+    text = io.StringIO()
+    stepped(Console(file=text, force_terminal=True, width=80))
+    assert "peak 1.00 GiB" in text.getvalue()
