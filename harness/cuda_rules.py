@@ -78,15 +78,19 @@ def _read_back(func: Any, args: Any, kwargs: Any) -> Any:
 
     bool: True. transformers asks whether no document boundary was found in position_ids: there is none.
     float: 0.0. GradScaler sums its found_inf: no gradient overflowed.
+    int: 1. Liger counts the labels that are not ignored, to divide by.
     """
     if args[0].device.type != "meta":
         return func(*args)
     dtype = args[0].dtype
     if dtype == torch.bool:
         return True
-    if dtype.is_floating_point:
-        return 0.0
-    raise NotImplementedError(f"the step reads a value of dtype {dtype} back; shape-only tensors have none")
+    return 0.0 if dtype.is_floating_point else 1
+
+
+def _equal(func: Any, args: Any, kwargs: Any) -> bool:
+    """Liger asks whether the incoming gradient is 1, to skip a product in place: no memory either way."""
+    return True
 
 
 def _nothing(func: Any, args: Any, kwargs: Any) -> None:
@@ -108,6 +112,7 @@ def _int8_quantized(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, 
 
 OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "aten._local_scalar_dense.default": _read_back,
+    "aten.equal.default": _equal,
     "aten._amp_foreach_non_finite_check_and_unscale_.default": _nothing,
     "aten._amp_update_scale_.default": _first_argument,
     "aten._fused_adamw_.default": _nothing,
@@ -157,6 +162,8 @@ def _patches(rules: CudaRules) -> Iterator[tuple[str, Any]]:
     yield "torch.nn.functional.scaled_dot_product_attention", rules.attention
     yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["meta", "cuda", "cpu"]
     yield "torch.cuda.synchronize", lambda *_: None
+    if find_spec("triton") is not None:  # its kernels (Liger's) write into tensors that Python made
+        yield "triton.runtime.jit.JITFunction.run", lambda *_, **__: None
     if rules.recipe.optimizer in BITSANDBYTES_OPTIMIZERS:
         yield "bitsandbytes.functional.get_paged", _paged
         yield "bitsandbytes.functional.prefetch_tensor", lambda *_, **__: None

@@ -92,7 +92,7 @@ class Recording:
             span.category = category
 
 
-_PLUMBING = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "torch/_ops.py", "harness/simulate.py")
+_PLUMBING = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "torch/_ops.py", "harness/simulated_device.py")
 """Between an operator and a dispatch mode: there only because somebody looks."""
 
 

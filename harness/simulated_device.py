@@ -53,7 +53,7 @@ class SimulatedDevice(StorageTracker):
         return storage.device.type == "meta"
 
     def _allocate_workspace(self, func: Any) -> None:
-        """cuBLAS keeps one workspace for each thread that multiplies: Python's, and autograd's for the device."""
+        """cuBLAS keeps one workspace for each thread that multiplies: Python's, and autograd's."""
         thread = "forward" if torch._C._current_autograd_node() is None else "backward"
         if thread in self._workspaces or not self.rules.multiplies(func):
             return
