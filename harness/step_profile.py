@@ -174,7 +174,9 @@ class StepProfile(_Fields):
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{origin} is not JSON: {error}. Give a profile.json written by harness.") from None
+            raise InputError(
+                f"{origin} is not JSON: {error}. Give a profile.json written by harness."
+            ) from None
         found = document.get("schema_version") if isinstance(document, dict) else None
         if found != SCHEMA_VERSION:
             raise InputError(
