@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -151,7 +152,9 @@ def _tried(name: str, attempt: Callable[[], object]) -> dict[str, Any]:
     began = time.perf_counter()
     reason = None
     try:
-        attempt()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*[Ff]alling back")  # to something not asked for
+            attempt()
     except HarnessError as error:
         reason = str(error)
     except Exception as error:  # whatever the libraries raise here is the finding

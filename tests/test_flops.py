@@ -1,0 +1,126 @@
+"""FLOPs against sums written out by hand, and against PyTorch's own counter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from harness.flops import FlopCount, operator_flops
+from tests.tiny import CPU, built, tiny
+
+ROWS, INNER, OUTER = 4, 8, 16
+ONE_PRODUCT = 2 * ROWS * INNER * OUTER
+"""Of (4, 8) x (8, 16), either way round: 2 FLOPs a multiply-add."""
+
+
+def counted(forward: Any, then: Any = lambda out: out.sum().backward()) -> FlopCount:
+    count = FlopCount()
+    with count.phase("forward"):
+        out = forward()
+    with count.phase("backward"):
+        then(out)
+    return count
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(INNER, OUTER, bias=False), nn.Linear(OUTER, INNER, bias=False))
+
+
+def test_a_layer_is_one_product_forward_and_two_backward():
+    x = torch.ones(ROWS, INNER, requires_grad=True)
+    count = counted(lambda: two_layers()(x))
+    assert dict(count.flops) == {"forward": 2 * ONE_PRODUCT, "backward": 4 * ONE_PRODUCT}
+    assert count.recomputed_flops == 0
+
+
+def test_a_frozen_layer_has_no_weight_gradient():
+    layers = two_layers().requires_grad_(False)
+    x = torch.ones(ROWS, INNER, requires_grad=True)
+    assert counted(lambda: layers(x)).flops["backward"] == 2 * ONE_PRODUCT
+
+
+def test_recomputation_is_counted_apart_and_stops_early():
+    """Backward needs the second layer's input, not its output: only the first layer runs again."""
+    x = torch.ones(ROWS, INNER, requires_grad=True)
+    layers = two_layers()
+    count = counted(lambda: checkpoint(layers, x, use_reentrant=False))
+    assert dict(count.flops) == {"forward": 2 * ONE_PRODUCT, "backward": 5 * ONE_PRODUCT}
+    assert count.recomputed_flops == ONE_PRODUCT
+
+
+BATCH, HEADS, LENGTH, WIDTH = 2, 3, 8, 16
+SCORES = 2 * BATCH * HEADS * LENGTH * LENGTH * WIDTH
+"""Of query times key, every pair of positions; attention times value is as many."""
+
+
+@pytest.mark.parametrize(
+    ("backend", "backward_products", "name"),
+    [
+        (SDPBackend.MATH, 4, "aten._safe_softmax"),
+        # keeps no scores: it computes them again
+        (SDPBackend.FLASH_ATTENTION, 5, "aten._scaled_dot_product_flash_attention_for_cpu"),
+    ],
+)
+def test_attention_and_the_name_of_its_kernel(backend, backward_products, name):
+    q, k, v = (torch.randn(BATCH, HEADS, LENGTH, WIDTH, requires_grad=True) for _ in range(3))
+    with sdpa_kernel(backend):
+        count = counted(lambda: nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+    assert dict(count.flops) == {"forward": 2 * SCORES, "backward": backward_products * SCORES}
+    assert count.attention == {name}
+
+
+def test_eager_attention_is_no_attention_operator():
+    q = torch.randn(BATCH, HEADS, LENGTH, WIDTH)
+    assert counted(lambda: (q @ q.mT).softmax(-1) @ q, lambda out: None).attention == set()
+
+
+def test_the_products_of_an_int8_base():
+    pytest.importorskip("bitsandbytes")
+    left, right = (torch.ones(shape, dtype=torch.int8) for shape in ((2, 3, INNER), (OUTER, INNER)))
+    with FlopCount() as count:
+        torch.ops.bitsandbytes.int8_linear_matmul(left, right)
+    assert sum(count.flops.values()) == 2 * 6 * INNER * OUTER
+
+
+def test_the_products_of_experts():
+    """Every row meets the matrix of its own expert, one of three."""
+    rows, experts = torch.ones(ROWS, INNER, dtype=torch.bfloat16), torch.ones(3, INNER, OUTER).bfloat16()
+    ends = torch.tensor([1, 2, ROWS], dtype=torch.int32)
+    with FlopCount() as count:
+        torch._grouped_mm(rows, experts, offs=ends)
+    assert sum(count.flops.values()) == ONE_PRODUCT
+
+
+def test_elementwise_operators_count_nothing():
+    ones = torch.ones(3)
+    assert operator_flops(torch.ops.aten.add.Tensor, (ones, ones), {}, ones) == 0
+
+
+def test_a_whole_step_agrees_with_pytorchs_counter():
+    """With eager attention, where both know every operator."""
+    training, batches = built(tiny(attention="eager"))
+    (batch,), num_tokens = next(batches)
+
+    def forward() -> Any:
+        return training.model(**batch, num_items_in_batch=num_tokens).loss
+
+    ours = counted(forward, lambda loss: loss.backward())
+    with FlopCounterMode(display=False) as theirs:
+        forward().backward()
+    assert sum(ours.flops.values()) == theirs.get_total_flops() > 0
+
+
+def test_it_observes_the_loops_steps():
+    from harness.loop import run_steps
+
+    training, batches = built(tiny())
+    count = FlopCount()
+    list(run_steps(training, batches, CPU, ["warmup"], count))
+    assert count.flops["forward"] > 0
+    assert set(count.flops) == {"forward", "backward"}
