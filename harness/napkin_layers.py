@@ -86,15 +86,18 @@ def expert_matrices(shape: ModelShape) -> list[Matrix]:
     ]
 
 
+def router_matrix(shape: ModelShape) -> Matrix:
+    """What scores a mixture's experts: a bare parameter, never quantized."""
+    return Matrix("mlp.gate", shape.hidden, shape.experts)
+
+
 def block_vectors(shape: ModelShape) -> list[Vector]:
-    """One block's norms, and a mixture's router (kept in 16 bit, and not a linear layer either)."""
+    """One block's norms."""
     hidden = shape.hidden
     norms = {"gpt2": 2, "gpt_neox": 2, "phi": 1, "gemma2": 4}.get(shape.family, 2)
     vectors = [Vector(f"norm{i}", size) for i in range(1, norms + 1) for size in norm_sizes(shape, hidden)]
     if shape.family == "qwen3":
         vectors += [Vector("self_attn.q_norm", shape.head_dim), Vector("self_attn.k_norm", shape.head_dim)]
-    if shape.experts:
-        vectors.append(Vector("mlp.gate", shape.experts * hidden))
     return vectors
 
 
@@ -114,20 +117,18 @@ def head_matrix(shape: ModelShape) -> Matrix:
 
 
 def outer_vectors(shape: ModelShape) -> list[Vector]:
-    """Weights outside the blocks that are neither embedding nor head."""
-    vectors = [Vector("norm", size) for size in norm_sizes(shape, shape.hidden)]
-    if shape.positions:
-        vectors.append(Vector("position_embeddings", shape.positions * shape.hidden))
-    return vectors
+    """The final norm."""
+    return [Vector("norm", size) for size in norm_sizes(shape, shape.hidden)]
 
 
 def parameter_count(shape: ModelShape) -> int:
     """Parameters of the model; a tied head counts once."""
     matrices = [*attention_matrices(shape), *mlp_matrices(shape), *expert_matrices(shape)]
+    matrices += [router_matrix(shape)] if shape.experts else []
     block = sum(m.elements + m.bias * m.outputs for m in matrices) + sum(
         v.elements for v in block_vectors(shape)
     )
     head = head_matrix(shape)
     head_elements = 0 if shape.tied else head.elements
-    outer = embedding_matrix(shape).elements + head_elements + head.bias * head.outputs
+    outer = (shape.vocab + shape.positions) * shape.hidden + head_elements + head.bias * head.outputs
     return shape.layers * block + outer + sum(v.elements for v in outer_vectors(shape))

@@ -1,0 +1,197 @@
+"""The operators of a piece of a model, in order: what each computes, moves, and keeps for backward.
+
+A tape is arithmetic on sizes: no torch and no values. What an operator keeps is PyTorch's rule for it
+(tools/autograd/derivatives.yaml): a product keeps a factor only if the other factor needs a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal
+
+from harness.roofline import Work
+
+SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
+"""Bytes of an element."""
+
+
+@dataclass(eq=False)
+class Tensor:
+    """A tensor by name and size. `dims` are symbols, as in "B S H"; a view has the `base` it looks into."""
+
+    name: str
+    dims: str
+    dtype: str
+    size_bytes: int
+    grad: bool
+    """Backward sends a gradient to it."""
+    base: Tensor | None = None
+    sources: tuple[Tensor, ...] = ()
+    """What a compiled model would recompute it from; empty: it must be kept itself."""
+
+    @property
+    def storage(self) -> Tensor:
+        """The tensor that owns the memory."""
+        return self if self.base is None else self.base.storage
+
+
+@dataclass(eq=False)
+class Op:
+    """One operator, its result, and its share of backward."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    saved: tuple[Tensor, ...]
+    """What it keeps for backward (weights and inputs of the model apart)."""
+    forward: Work
+    backward: Work
+    passes_gradient: bool = False
+    """Its input's gradient is its output's gradient, not a new tensor (addition, views)."""
+    weight_gradient_bytes: int = 0
+    forward_temporary_bytes: int = 0
+    backward_temporary_bytes: int = 0
+
+
+@dataclass
+class Tape:
+    """Records operators. `sizes` maps the symbols in dims to numbers."""
+
+    sizes: dict[str, int]
+    autocast: str | None = None
+    """The dtype autocast runs matrix products in; None without autocast."""
+    compiled: bool = False
+    """Elementwise operators fuse: they move nothing of their own, and keep only what cannot be recomputed."""
+    weight_cast_bytes: int = 0
+    """16-bit copies of trained weights that autocast's cache holds until the forward pass ends."""
+    ops: list[Op] = field(default_factory=list)
+
+    def elements(self, dims: str) -> int:
+        """The number of elements that dims describe."""
+        return prod(self.sizes[symbol] for symbol in dims.split())
+
+    def tensor(
+        self, name: str, dims: str, dtype: str, *, grad: bool = False, base: Tensor | None = None
+    ) -> Tensor:
+        """A tensor that no operator on this tape computes: an input, a mask, a statistic."""
+        return Tensor(name, dims, dtype, self.elements(dims) * SIZES[dtype], grad, base)
+
+    def op(
+        self,
+        name: str,
+        dims: str,
+        dtype: str,
+        inputs: Sequence[Tensor],
+        saves: Sequence[Tensor | None] = (),
+        *,
+        keeps_output: bool = False,
+        passes_gradient: bool = False,
+        recomputable: bool = True,
+        temporary_bytes: int = 0,
+    ) -> Tensor:
+        """Record an elementwise operator or a reduction, and return its result.
+
+        `saves` are the tensors it keeps if backward will visit it; None entries are skipped.
+        `temporary_bytes` come and go within its backward.
+        """
+        out = self.tensor(name, dims, dtype, grad=any(t.grad for t in inputs))
+        if self.compiled and recomputable:
+            out.sources = tuple(source for t in inputs for source in (t.sources or (t,)))
+        saved = [t for t in saves if t is not None] + ([out] if keeps_output else [])
+        moved = 0 if self.compiled else sum(t.size_bytes for t in inputs) + out.size_bytes
+        backward = Work(0, moved) if out.grad and not passes_gradient else Work(operators=0)
+        self._record(
+            Op(
+                name,
+                tuple(inputs),
+                (out,),
+                self._kept(saved),
+                Work(0, moved),
+                backward,
+                passes_gradient,
+                backward_temporary_bytes=temporary_bytes,
+            )
+        )
+        return out
+
+    def product(
+        self,
+        name: str,
+        dims: str,
+        dtype: str,
+        inputs: Sequence[Tensor],
+        saves: Sequence[Tensor | None],
+        flops: int,
+        *,
+        kind: Literal["matmul", "attention"] = "matmul",
+        weight_bytes: int = 0,
+        keeps_output: bool = False,
+        weight_gradient_bytes: int = 0,
+        forward_temporary_bytes: int = 0,
+        backward_temporary_bytes: int = 0,
+    ) -> Tensor:
+        """Record a matrix product (of an activation and a weight, or of two activations) or an attention.
+
+        `flops` are forward's. Backward does as many for each operand that needs a gradient; attention five
+        products for forward's two, since it computes the scores again (arXiv 2205.14135, algorithm 4).
+        """
+        out = self.tensor(name, dims, dtype, grad=bool(weight_gradient_bytes) or any(t.grad for t in inputs))
+        moved = sum(t.size_bytes for t in inputs) + weight_bytes + out.size_bytes
+        operands = sum(t.grad for t in inputs) + bool(weight_gradient_bytes)
+        if kind == "attention":
+            backward = Work(flops * 5 // 2, 2 * moved, 1, kind, dtype)
+        else:
+            backward = Work(flops * operands, moved * operands, operands, kind, dtype)
+        saved = [t for t in saves if t is not None] + ([out] if keeps_output else [])
+        self._record(
+            Op(
+                name,
+                tuple(inputs),
+                (out,),
+                self._kept(saved),
+                Work(flops, moved, 1, kind, dtype),
+                backward if out.grad else Work(operators=0),
+                False,
+                weight_gradient_bytes,
+                forward_temporary_bytes,
+                backward_temporary_bytes,
+            )
+        )
+        return out
+
+    def split(self, whole: Tensor, parts: Sequence[tuple[str, str]]) -> list[Tensor]:
+        """Views of `whole`, one for each (name, dims); backward gathers their gradients into one tensor."""
+        views = tuple(self._view(whole, name, dims) for name, dims in parts)
+        gather = Work(0, 2 * whole.size_bytes) if whole.grad else Work(operators=0)
+        self._record(Op("split", (whole,), views, (), Work(operators=0), gather))
+        return list(views)
+
+    def slice(self, whole: Tensor, name: str, dims: str) -> Tensor:
+        """A view of a part of `whole`; backward puts its gradient into zeros of the size of `whole`."""
+        return self.split(whole, [(name, dims)])[0]
+
+    def _view(self, whole: Tensor, name: str, dims: str) -> Tensor:
+        view = self.tensor(name, dims, whole.dtype, grad=whole.grad, base=whole)
+        view.sources = whole.sources
+        return view
+
+    def _record(self, op: Op) -> None:
+        if not op.outputs[0].grad:
+            op.saved = ()
+        self.ops.append(op)
+
+    def _kept(self, saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        kept = [source for t in saved for source in (t.sources or (t,))]
+        return tuple({id(t.storage): t for t in kept if t.size_bytes}.values())
+
+
+def saved_storages(ops: Sequence[Op]) -> list[Tensor]:
+    """The distinct memory that backward of `ops` needs, in the order it was made."""
+    return list({id(t.storage): t.storage for op in ops for t in op.saved}.values())
+
+
+def total_bytes(tensors: Sequence[Tensor]) -> int:
+    """Sum of the tensors' bytes."""
+    return sum(t.size_bytes for t in tensors)

@@ -1,0 +1,107 @@
+"""Napkin's peak of every phase against the live bytes of the same step run on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+from napkin_oracle import napkin, peaks_by_phase, predicted_peaks, recipe_for
+
+import harness.napkin_memory as napkin_memory
+
+# What napkin leaves out: scalars, one-row statistics of backward, and what Python holds for a moment.
+SMALL = 0.004
+WIDE = {"vocab_size": 1024, "intermediate_size": 176}
+SHAPE = {"micro_batch_size": 4, "seq_len": 48}
+
+TOGGLES = [
+    {},
+    {"gradient_checkpointing": True},
+    {"attention": "eager"},
+    {"attention": "eager", "gradient_checkpointing": True},
+    {"precision": "bf16-mixed"},
+    {"precision": "bf16-mixed", "gradient_checkpointing": True},
+    {"precision": "fp16", "max_grad_norm": 1.0},
+    {"adapter": "lora"},
+    {"adapter": "lora", "gradient_checkpointing": True},
+    {"adapter": "ia3", "gradient_checkpointing": True},
+    {"adapter": "lora", "quantization": "nf4", "gradient_checkpointing": True},
+    {"gradient_accumulation_steps": 2},
+    {"optimizer_in_backward": True, "gradient_checkpointing": True},
+    {"optimizer": "sgd"},
+    {"optimizer": "adafactor"},
+    {"optimizer": "adamw_8bit"},
+    {"optimizer": "lion_8bit"},
+    {"optimizer_impl": "for_loop"},
+    {"optimizer_impl": "fused"},
+    {"master_weights": True},
+    {"offload": ["optimizer"]},
+    {"offload": ["parameters"]},
+    {"offload": ["parameters"], "gradient_checkpointing": True},
+]
+
+
+def check(recipe, tolerance=SMALL):
+    measured, predicted = peaks_by_phase(recipe), predicted_peaks(napkin(recipe))
+    for phase in ("forward", "backward"):
+        assert predicted[phase] == pytest.approx(measured[phase], rel=tolerance), phase
+    step = predicted["optimizer_step"]
+    assert step == pytest.approx(measured["optimizer_step"], rel=tolerance, abs=4096), "optimizer_step"
+
+
+@pytest.mark.parametrize("fields", TOGGLES, ids=str)
+def test_every_phase_peaks_where_it_really_does(tmp_path, fields):
+    check(recipe_for(tmp_path, "llama", config=WIDE, **SHAPE, **fields))
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gpt2", "gemma2", "qwen3", "phi3", "mixtral", "llama tied"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_every_kind_of_architecture(tmp_path, family, checkpointing):
+    fields = {"attention": "eager"} if family == "gemma2" else {}
+    precision = "fp32" if family.startswith("gpt") else "bf16"
+    config = {"vocab_size": 1024}
+    check(
+        recipe_for(
+            tmp_path,
+            family,
+            config=config,
+            precision=precision,
+            gradient_checkpointing=checkpointing,
+            **SHAPE,
+            **fields,
+        )
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "llama tied"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"gradient_accumulation_steps": 3}, {"optimizer_in_backward": True}], ids=str
+)
+def test_gradients_of_large_embeddings(tmp_path, family, fields):
+    """With hardly any activation the peak is gradients: those of tied weights come in two parts."""
+    config = {"vocab_size": 4096}
+    recipe = recipe_for(
+        tmp_path, family, config=config, optimizer="sgd", micro_batch_size=1, seq_len=8, **fields
+    )
+    check(recipe, tolerance=0.01)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_offloaded_activations(tmp_path, checkpointing, monkeypatch):
+    monkeypatch.setattr(napkin_memory, "IN_FLIGHT", 0)  # without a second stream every copy is done at once
+    recipe = recipe_for(
+        tmp_path,
+        "llama",
+        config=WIDE,
+        offload=["activations"],
+        gradient_checkpointing=checkpointing,
+        **SHAPE,
+    )
+    check(recipe, tolerance=0.01)  # tensors under 4096 bytes stay
+
+
+def test_a_window_shorter_than_the_sequence_needs_a_mask(tmp_path):
+    config = WIDE | {"sliding_window": 20}
+    recipe = recipe_for(tmp_path, "mistral", config=config, **SHAPE)
+    memory = napkin(recipe)
+    assert memory.mask_bytes == 48 * 48
+    biases = [t for t in memory.stages.blocks[-1].kept_tensors if "mask" in t.name]
+    assert sum(t.size_bytes for t in biases) == 4 * 48 * 48 * 2, "sdpa's own, one byte to two, in every layer"
