@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
@@ -92,8 +93,10 @@ class Recording:
             span.category = category
 
 
-_PLUMBING = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "torch/_ops.py", "harness/simulated_device.py")
-"""Between an operator and a dispatch mode: there only because somebody looks."""
+_PLUMBING = re.compile(
+    r"/torch/(_dynamo/eval_frame|_compile|_ops)\.py$|/harness/(simulate\w*|cuda_\w+|shape_cache)\.py$"
+)
+"""Between an operator and a dispatch mode, or in CUDA's place: there only because somebody looks."""
 
 
 @lru_cache(maxsize=4096)
@@ -101,5 +104,5 @@ def _frames(stack: tuple[TrackedFrame, ...]) -> Sequence[dict[str, str | int]]:
     return [
         {"filename": code.co_filename, "line": line, "name": code.co_qualname}
         for code, line in stack
-        if not code.co_filename.endswith(_PLUMBING)
+        if not _PLUMBING.search(code.co_filename)
     ]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.offload import is_on_host
@@ -20,6 +21,8 @@ from harness.offload import is_on_host
 Frame = tuple[CodeType, int]
 """A code object and a line number: enough for a file, a function and a line, and cheap to keep."""
 MAX_FRAMES = 24
+_SKIPPED = (__file__, nn_module.__file__)
+"""Every call of a module goes through three functions of torch.nn.modules.module: they say nothing."""
 
 
 class Sink(Protocol):
@@ -70,11 +73,11 @@ class StorageTracker(TorchDispatchMode):
         return self.key_of(tensor)
 
     def stack(self) -> tuple[Frame, ...]:
-        """The Python frames that called the operator, innermost first, without this file's."""
+        """The Python frames that called the operator, innermost first, without those in _SKIPPED."""
         frames: list[Frame] = []
         frame = sys._getframe(2)
         while frame is not None and len(frames) < MAX_FRAMES:
-            if frame.f_code.co_filename != __file__:
+            if frame.f_code.co_filename not in _SKIPPED:
                 frames.append((frame.f_code, frame.f_lineno))
             frame = frame.f_back
         return tuple(frames)
@@ -94,17 +97,16 @@ class StorageTracker(TorchDispatchMode):
             return
         address, key, on_host = storage._cdata, self._next_key, is_on_host()
         self._next_key += 1
-        self._keys[address] = key
+        frames = self.stack() if self.frames else ()
+        op = func if isinstance(func, str) else func._overloadpacket.__name__
+        self.sink.born(key, size_bytes, on_host, op, frames)  # may be out of memory: then there is no storage
 
         def died(_: Any) -> None:
             del self._keys[address], self._refs[key]
             self.sink.died(key, size_bytes, on_host)
 
+        self._keys[address] = key
         self._refs[key] = weakref.ref(storage, died)
-        frames = self.stack() if self.frames else ()
-        self.sink.born(
-            key, size_bytes, on_host, func if isinstance(func, str) else func._overloadpacket.__name__, frames
-        )
 
 
 def _is_wrapper(tensor_type: type) -> bool:
