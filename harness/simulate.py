@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.allocator import AllocatorOutOfMemory
 from harness.allocator_settings import Settings
-from harness.attribution import breakdown_at, find_peak, top_allocations
+from harness.attribution import BEFORE_RECORDING, breakdown_at, find_peak, top_allocations
 from harness.cuda_rules import CudaRules, cuda_behaviour, import_bitsandbytes_fast
 from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.loop import Kind, run_steps, set_up
 from harness.module_paths import ModulePaths
+from harness.oom import remedies
 from harness.provenance import provenance
 from harness.recipe import Recipe
 from harness.simulated_device import SimulatedDevice
@@ -29,6 +29,7 @@ from harness.simulated_time import SimulatedTime
 from harness.step import Training
 from harness.step_profile import (
     PHASES,
+    MemoryBreakdown,
     MemoryStats,
     OutOfMemoryReport,
     PhaseStats,
@@ -43,11 +44,14 @@ STEPS = 3
 META = torch.device("meta")
 
 
-def simulate(recipe: Recipe, hardware: Hardware, settings: Settings | None = None) -> tuple[StepProfile, Any]:
+def simulate(
+    recipe: Recipe, hardware: Hardware, settings: Settings | None = None, *, explain_oom: bool = True
+) -> tuple[StepProfile, SimulatedMemory]:
     """The StepProfile of `recipe` on `hardware`, and the simulated memory (for its snapshot).
 
-    Running out of memory gives a profile with `oom` filled. Raises InputError for `compile`, which
-    changes which kernels run: napkin has an answer.
+    Running out of memory gives a profile with `oom` filled; `explain_oom` simulates once more then, to keep
+    the stack and the module of everything that is live. Raises InputError for `compile`, which changes which
+    kernels run: napkin has an answer.
     """
     if recipe.compile:
         raise InputError(
@@ -56,7 +60,12 @@ def simulate(recipe: Recipe, hardware: Hardware, settings: Settings | None = Non
         )
     import_bitsandbytes_fast()
     run = _Run(recipe, hardware, settings or Settings())
-    return run.to_the_end(), run.memory
+    profile = run.to_the_end()
+    if profile.oom is not None and explain_oom:
+        run = _Run(recipe, hardware, settings or Settings())
+        run.device.recorded = True
+        profile = run.to_the_end()
+    return profile, run.memory
 
 
 class _Run:
@@ -75,6 +84,7 @@ class _Run:
         self.setup_peak_bytes: int | None = None
         self.first_step_peak_bytes: int | None = None
         self.training: Training | None = None
+        self.at_oom: MemoryBreakdown | None = None
 
     def to_the_end(self) -> StepProfile:
         oom = None
@@ -87,6 +97,8 @@ class _Run:
                     self.paths.forget()
             except AllocatorOutOfMemory as error:
                 oom = self._oom(error)
+                self.memory.ended = True  # before the traceback goes, and what it holds
+            self.memory.ended = True
             profile = self._profile(oom)
         return profile
 
@@ -95,9 +107,7 @@ class _Run:
         self.kinds.append(kind)
         self.time.begin_step()
         if kind == "recorded":
-            assert self.training is not None
-            for category, tensor in labelled_tensors(self.training):
-                self.memory.label(self.device.adopt(tensor), category)
+            self._label_what_stays()
             self.memory.restart()
             self.device.recorded = True
 
@@ -115,6 +125,11 @@ class _Run:
             stop()
         self._note(name, self.time.now() - start_s)
 
+    def _label_what_stays(self) -> None:
+        assert self.training is not None
+        for category, tensor in labelled_tensors(self.training):
+            self.memory.label(self.device.adopt(tensor), category)
+
     def _label_gradient(self, gradient: Tensor) -> None:
         self.memory.label(self.device.key_of(gradient), "gradients")
 
@@ -130,17 +145,31 @@ class _Run:
             stats.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0, self.memory.peak_reserved_bytes)
             stats.allocated_at_end_bytes = self.memory.allocated_bytes
             stats.time_s.median = (stats.time_s.median or 0.0) + seconds
-            stats.flops = self.time.flops.get(name)
+            stats.flops = self.time.flops.get(name, 0)
+            stats.bytes_moved = self.time.bytes_moved.get(name, 0)
 
     def _oom(self, error: AllocatorOutOfMemory) -> OutOfMemoryReport:
+        """What is live now, and what would help. The traceback still holds the step's tensors."""
         live = list(self.memory.live_spans())
-        return OutOfMemoryReport(
+        if self.training is None:  # setup builds nothing but the model
+            for span in live:
+                span.category = "parameters"
+        else:
+            self._label_what_stays()
+            for parameter in self.training.model.parameters():
+                if parameter.grad is not None:
+                    self._label_gradient(parameter.grad)
+        now = max((span.born for span in live), default=BEFORE_RECORDING)
+        self.at_oom = breakdown_at(live, now)
+        report = OutOfMemoryReport(
             phase=self.memory.phase,
             requested_bytes=error.requested_bytes,
             free_bytes=error.free_bytes,
             reserved_unallocated_bytes=error.reserved_unallocated_bytes,
-            top=top_allocations(live, max((s.born for s in live), default=-1)),
+            top=top_allocations(live, now),
         )
+        report.advice = remedies(self.asked, self.at_oom, report)
+        return report
 
     def _profile(self, oom: OutOfMemoryReport | None) -> StepProfile:
         hardware = self.hardware.summary(self.recipe.compute_dtype)
@@ -171,7 +200,10 @@ class _Run:
             setup_peak_allocated_bytes=self.setup_peak_bytes,
             first_step_peak_allocated_bytes=self.first_step_peak_bytes,
         )
-        if not self.phases:
+        if self.at_oom is not None:
+            memory.at_peak, memory.peak_phase = self.at_oom, self.memory.phase
+            memory.peak_allocated_bytes = self.at_oom.total_bytes()
+            memory.peak_reserved_bytes = self.memory.peak_reserved_bytes
             return memory
         memory.peak_phase = max(self.phases, key=lambda name: self.phases[name].peak_allocated_bytes or 0)
         memory.peak_allocated_bytes = self.phases[memory.peak_phase].peak_allocated_bytes

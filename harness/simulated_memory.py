@@ -27,12 +27,19 @@ class SimulatedMemory(Recording):
         self._segment_events: list[tuple[int, TraceEvent]] = []
         self._requested: dict[int, int] = {}
         """Requested bytes by the event of the birth."""
+        self.ended = False
+        """Set when the simulation is over: what dies then is Python taking the run apart."""
 
     def placed(self, key: int, size_bytes: int) -> tuple[int, int]:
         """A block for `size_bytes`. Raises AllocatorOutOfMemory."""
         block = self._blocks[key] = self.allocator.malloc(size_bytes)
         self._requested[self._last_event + 1] = size_bytes
         return block.address, block.size
+
+    def died(self, key: int, size_bytes: int, on_host: bool) -> None:
+        """A storage was freed (tracker.Sink)."""
+        if not self.ended:
+            super().died(key, size_bytes, on_host)
 
     def removed(self, key: int) -> None:
         """Give the block back to the allocator's cache."""
