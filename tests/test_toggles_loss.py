@@ -1,0 +1,92 @@
+"""loss: fused_linear is the standard loss without all the logits, and refused where it cannot run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import CPU, tiny
+
+from harness.errors import InputError, MissingDependency
+from harness.model import build_model
+
+TESTS = Path(__file__).parent
+
+# (fields, how far the losses and how far the gradients may be apart, relative)
+SETTINGS: list[tuple[dict[str, Any], float, float]] = [
+    ({"seq_len": 8}, 1e-6, 1e-5),
+    ({"seq_len": 8, "gradient_accumulation_steps": 2}, 1e-6, 1e-5),
+    ({"seq_len": 8, "adapter": "lora"}, 1e-6, 1e-5),
+    ({"seq_len": 8, "gradient_checkpointing": True}, 1e-6, 1e-5),
+    ({"seq_len": 8, "family": "mixtral"}, 1e-6, 1e-5),
+    (
+        {"seq_len": 8, "precision": "fp16-mixed"},
+        1e-4,
+        4e-3,
+    ),  # fp16 has 11 bits, and GradScaler's 65,536 is undone
+    ({"seq_len": 8, "precision": "bf16"}, 1e-4, 0.03),  # 8 bits
+    ({"seq_len": 128, "micro_batch_size": 4}, 1e-6, 1e-5),
+]
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> list[dict[str, Any]]:
+    """What both losses gave for each of SETTINGS, by Triton's interpreter."""
+    pytest.importorskip("triton", reason="Liger's kernels need Triton, which has no wheel for this platform")
+    pytest.importorskip("liger_kernel")
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    program, settings = (
+        TESTS / "fused_linear_interpreted.py",
+        json.dumps([fields for fields, _, _ in SETTINGS]),
+    )
+    done = subprocess.run(
+        [sys.executable, program, settings],
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("index", range(len(SETTINGS)), ids=[str(fields) for fields, _, _ in SETTINGS])
+def test_fused_linear_is_the_standard_loss(index: int, interpreted: list[dict[str, Any]]) -> None:
+    _, loss_tolerance, gradient_tolerance = SETTINGS[index]
+    result = interpreted[index]
+    standard, fused = result["losses"]
+    assert fused == pytest.approx(standard, rel=loss_tolerance)
+    assert result["gradients"] > 10
+    assert result["gradients_apart"] < gradient_tolerance
+
+
+def test_fused_linear_never_holds_all_the_logits(interpreted: list[dict[str, Any]]) -> None:
+    """Of 512 rows of 264 fp32 logits and as many of their softmax, at least one of the two is gone."""
+    standard, fused = interpreted[-1]["forward_peak_bytes"]
+    assert standard - fused > 512 * 264 * 4
+
+
+def test_fused_linear_on_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(InputError, match=r"loss: fused_linear .* need a GPU; set loss: standard"):
+        build_model(tiny(loss="fused_linear"), CPU)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "pythia"])
+def test_a_model_liger_does_not_know_is_refused(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("liger_kernel")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(InputError, match=r"loss: fused_linear: Liger has no .* model; set loss: standard"):
+        build_model(tiny(family, loss="fused_linear"), CPU)
+
+
+def test_without_liger_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
+    with pytest.raises(MissingDependency, match="pip install 'harness\\[liger\\]'"):
+        build_model(tiny(loss="fused_linear"), CPU)
