@@ -79,7 +79,8 @@ class FakeCuda:
             }
             for address, (size, frames) in self.blocks.items()
         ]
-        elsewhere = {"device": 1, "address": 1, "total_size": 512, "blocks": []}
+        inactive = {"size": 512, "state": "inactive", "frames": []}
+        elsewhere = {"device": 1, "address": 1, "total_size": 512, "blocks": [inactive]}
         return {"segments": [*segments, elsewhere], "device_traces": [list(self.trace), []]}
 
     def reset_peak_memory_stats(self, device: Any) -> None:
