@@ -9,7 +9,7 @@ from harness.allocator import Allocator
 from harness.allocator_blocks import Block
 from harness.allocator_settings import Settings
 from harness.allocator_snapshot import snapshot_segments
-from harness.attribution import AllocationSpan, categorize
+from harness.attribution import BEFORE_RECORDING, AllocationSpan, categorize
 from harness.cuda_trace import phase_metadata
 from harness.recording import Recording
 from harness.snapshot import TraceEvent, build_snapshot
@@ -27,6 +27,8 @@ class SimulatedMemory(Recording):
         self._segment_events: list[tuple[int, TraceEvent]] = []
         self._requested: dict[int, int] = {}
         """Requested bytes by the event of the birth."""
+        self._requested_before: dict[int, int] = {}
+        """Requested bytes by address, of what was live when the recording began."""
         self.ended = False
         """Set when the simulation is over: what dies then is Python taking the run apart."""
 
@@ -72,6 +74,7 @@ class SimulatedMemory(Recording):
         super().restart()
         self._segment_events.clear()
         self._requested.clear()
+        self._requested_before = {b.address: b.requested_size for b in self._blocks.values()}
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -101,7 +104,8 @@ class SimulatedMemory(Recording):
 
     def _events_of(self, span: AllocationSpan, category: str) -> list[tuple[int, TraceEvent]]:
         events = []
-        requested = self._requested.get(span.born, span.size_bytes)
+        there_before = span.born == BEFORE_RECORDING
+        requested = self._requested_before[span.address] if there_before else self._requested[span.born]
 
         def add(index: int, action: Any, phase: str | None) -> None:
             metadata = phase_metadata(phase) if phase else ""
@@ -109,7 +113,7 @@ class SimulatedMemory(Recording):
                 (index, TraceEvent(action, span.address, requested, metadata, span.frames, category, index))
             )
 
-        if span.born >= 0:
+        if not there_before:
             add(span.born, "alloc", span.birth_phase)
         if span.died is not None:
             add(span.died, "free_requested", span.death_phase)
