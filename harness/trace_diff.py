@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from harness.alignment import align
 from harness.attribution import Frame
 from harness.cuda_trace import phase_of, stated_phases
+from harness.errors import InputError
 
 CONTEXT = 3
 NO_STACK = "(no Python stack)"
@@ -186,9 +187,18 @@ def diff_traces(real: Sequence[Mapping[str, Any]], simulated: Sequence[Mapping[s
     return TraceDiff(phases)
 
 
-def busiest_trace(snapshot: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The trace of the device that did the most."""
-    return max(snapshot["device_traces"], key=len, default=[])
+def busiest_device(snapshot: Mapping[str, Any]) -> int:
+    """The device that did the most, as an index into snapshot["device_traces"].
+
+    Raises InputError when the snapshot has no trace at all.
+    """
+    traces = snapshot["device_traces"]
+    device = max(range(len(traces)), key=lambda index: len(traces[index]), default=None)
+    if device is None or not traces[device]:
+        raise InputError(
+            "the snapshot has no trace of events. Record one with torch.cuda.memory._record_memory_history()."
+        )
+    return device
 
 
 def place_of(frames: Sequence[Frame]) -> str:

@@ -74,9 +74,14 @@ class Comparison:
     def beyond(self, tolerance: float) -> list[str]:
         """The predictions whose peak allocated is off by more than the fraction `tolerance`, or missing."""
         peak = self.peak()
-        allowed = tolerance * (peak.values.get(self.reference) or 0)
-        missing = {source: peak.unexplained(source) for source in self.predictions}
-        return [source for source, size in missing.items() if size is None or abs(size) > allowed]
+        true = peak.values.get(self.reference)
+
+        def is_beyond(value: float | None) -> bool:
+            if value is None or true is None:  # both out of memory is agreement
+                return (value is None) != (true is None)
+            return abs(value - true) > tolerance * true
+
+        return [source for source in self.predictions if is_beyond(peak.values.get(source))]
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as plain data."""
@@ -155,7 +160,8 @@ def quantities(profile: StepProfile) -> dict[tuple[str, str, Unit], float | None
     """What is compared, by (place, name, unit), in the order of the table; peak allocated first."""
     memory, step = profile.memory, profile.step
     found: dict[tuple[str, str, Unit], float | None] = {
-        ("total", "peak allocated", "bytes"): memory.peak_allocated_bytes,
+        # out of memory, the step has no peak: what was there then is no more than a lower bound
+        ("total", "peak allocated", "bytes"): None if profile.oom else memory.peak_allocated_bytes,
         ("total", "peak reserved", "bytes"): memory.peak_reserved_bytes,
         ("total", "process", "bytes"): memory.process_bytes,
         ("total", "first step peak", "bytes"): memory.first_step_peak_allocated_bytes,

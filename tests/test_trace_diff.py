@@ -13,13 +13,14 @@ from rich.console import Console
 from tiny import tiny
 
 from harness.allocator_settings import Settings
+from harness.errors import InputError
 from harness.hardware import find_hardware
 from harness.safe_pickle import read_snapshot
 from harness.segment_diff import diff_segments
 from harness.simulate import simulate
 from harness.simulated_memory import SimulatedMemory
 from harness.snapshot import write_snapshot
-from harness.trace_diff import NO_STACK, Group, TraceDiff, busiest_trace, diff_traces, place_of
+from harness.trace_diff import NO_STACK, Group, TraceDiff, busiest_device, diff_traces, place_of
 from harness.trace_diff_table import print_trace_diff
 
 Trace = list[dict[str, Any]]
@@ -73,7 +74,7 @@ def test_a_simulation_against_itself_has_no_difference(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
     write_snapshot(path, snapshot())
     read = read_snapshot(path)
-    diff = diff_traces(busiest_trace(read), busiest_trace(snapshot()))
+    diff = diff_traces(read["device_traces"][busiest_device(read)], trace())
     assert [p.phase for p in diff.phases] == [
         "data",
         "forward",
@@ -194,6 +195,13 @@ def test_a_recording_of_somebody_else_is_compared_whole() -> None:
     assert {g.place for g in diff.only_real} <= {"models/llama.py:7 forward"}
     assert place_of([cpp]) == place_of([]) == NO_STACK
     assert place_of([cpp, torch_frame]) == "modules/linear.py:1 forward"
+
+
+def test_the_device_that_did_the_most_is_compared() -> None:
+    assert busiest_device({"device_traces": [[], trace(), trace()[:3]]}) == 1
+    for traces in ([], [[]]):
+        with pytest.raises(InputError, match="no trace of events"):
+            busiest_device({"device_traces": traces})
 
 
 def test_json_has_the_counts_and_the_first_divergences() -> None:

@@ -94,6 +94,15 @@ def test_an_unknown_value_is_a_dash_and_never_a_ratio() -> None:
     assert next(iter(unexplained_lines(comparison))).startswith("unexplained, measured - napkin: unknown")
 
 
+def test_out_of_memory_agrees_only_with_out_of_memory() -> None:
+    oom = {"oom": OutOfMemoryReport(phase="forward"), "complete": False}
+    both = compare([profile("measured", **oom), profile("simulated", **oom)])
+    assert both.peak().values == {"measured": None, "simulated": None}
+    assert both.beyond(0.02) == []
+    assert compare([profile("measured"), profile("simulated", **oom)]).beyond(0.02) == ["simulated"]
+    assert compare([profile("measured", **oom), profile("simulated")]).beyond(0.02) == ["simulated"]
+
+
 def test_rows_that_nobody_knows_are_left_out() -> None:
     names = {(r.place, r.name) for r in compare([profile("measured"), profile("napkin")]).rows}
     assert ("total", "process") not in names
