@@ -31,7 +31,7 @@ check: $(STAMP)
 	@wc -l harness/*.py | sort -n | tail -4
 
 bench: $(STAMP)
-	$(PY) benchmarks/overhead.py
+	$(PY) -m benchmarks.overhead
 
 gpu: $(STAMP)
 	@$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu: PyTorch " \

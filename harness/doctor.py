@@ -63,7 +63,7 @@ def examine() -> dict[str, Any]:
     return {
         "machine": {
             "python": platform.python_version(),
-            "platform": platform.platform(),
+            "platform": f"{platform.system()} {platform.machine()}",
             "cpus": os.cpu_count(),
             "memory_bytes": psutil.virtual_memory().total,
             "cuda_build": torch.version.cuda,

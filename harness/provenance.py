@@ -34,7 +34,7 @@ def provenance() -> dict[str, Any]:
         **_commit(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
         "versions": {name: found for name in PACKAGES if (found := installed_version(name)) is not None},
         "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
