@@ -33,13 +33,13 @@ class CudaRules:
         self.recipe, self.hardware = recipe, hardware
         self.attention_kernels: set[str] = set()
         self._shapes = ShapeCache()
-        self._operators: dict[Any, Any] = {}
+        self._operators: dict[int, Any] = {}
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """One operator on shape-only tensors."""
-        rule = self._operators.get(func, self)
+        rule = self._operators.get(id(func), self)
         if rule is self:
-            rule = self._operators[func] = OPERATORS.get(str(func))
+            rule = self._operators[id(func)] = OPERATORS.get(str(func))
         if rule is not None:
             return rule(func, args, kwargs)
         return self._shapes.run(func, args, kwargs)
@@ -153,6 +153,8 @@ def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
         stack.enter_context(cuda_autocast_on_meta())
         for target, replacement in _patches(rules):
             stack.enter_context(patch(target, replacement))
+        if find_spec("bitsandbytes") is not None:  # code tables are made once a process: this is a new one
+            stack.enter_context(patch.dict("bitsandbytes.functional.name2qmap", clear=True))
         yield
 
 
@@ -166,6 +168,7 @@ def _patches(rules: CudaRules) -> Iterator[tuple[str, Any]]:
         yield "triton.runtime.jit.JITFunction.run", lambda *_, **__: None
     if rules.recipe.optimizer in BITSANDBYTES_OPTIMIZERS:
         yield "bitsandbytes.functional.get_paged", _paged
+        yield "bitsandbytes.functional.fill", lambda *_, **__: None
         yield "bitsandbytes.functional.prefetch_tensor", lambda *_, **__: None
 
 

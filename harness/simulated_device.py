@@ -12,6 +12,8 @@ from harness.simulated_memory import SimulatedMemory
 from harness.simulated_time import SimulatedTime
 from harness.tracker import StorageTracker
 
+_THREADS = ("python", "autograd")
+
 
 class SimulatedDevice(StorageTracker):
     """While active, operators on shape-only tensors do to `memory` and `time` what they would do on a GPU."""
@@ -36,16 +38,19 @@ class SimulatedDevice(StorageTracker):
         """See StorageTracker.run."""
         if self.recorded:
             self.memory.module = self.paths.current()
-        self._allocate_workspace(func)
+        if len(self._workspaces) < len(_THREADS):
+            self._allocate_workspace(func)
         temporaries = self.rules.temporaries(func, args, kwargs)
-        held = self.memory.temporaries(temporaries, str(func), self.stack()) if temporaries else []
+        held = self.memory.temporaries(temporaries, str(func), self.stack()) if temporaries else ()
         try:
             out = self.rules.run(func, args, kwargs)
             if self.recorded:
                 self.time.add(func, args, kwargs, out)
-            self._see(out, func)  # before the temporaries are freed
+            if held:
+                self._see(out, func)  # before the temporaries are freed
         finally:
-            self.memory.release(held)
+            if held:
+                self.memory.release(held)
         return out
 
     def follows(self, storage: torch.UntypedStorage) -> bool:
@@ -54,7 +59,7 @@ class SimulatedDevice(StorageTracker):
 
     def _allocate_workspace(self, func: Any) -> None:
         """cuBLAS keeps one workspace for each thread that multiplies: Python's, and autograd's."""
-        thread = "forward" if torch._C._current_autograd_node() is None else "backward"
+        thread = _THREADS[torch._C._current_autograd_node() is not None]
         if thread in self._workspaces or not self.rules.multiplies(func):
             return
         self._workspaces.add(thread)
