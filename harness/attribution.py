@@ -136,6 +136,21 @@ def breakdown_at_peak(spans: Sequence[AllocationSpan], baseline_bytes: int = 0) 
     return breakdown_at(spans, find_peak(spans).index, baseline_bytes)
 
 
+def bytes_by_module(spans: Sequence[AllocationSpan], index: int, n: int = 200) -> dict[str, int]:
+    """The bytes live right after event `index` by module path, largest first; they add up to all of them.
+
+    The `n` largest modules by name, then what the others hold together, and what belongs to none.
+    """
+    totals: dict[str, int] = {}
+    for span in spans:
+        if span.live_at(index):
+            totals[span.module or ""] = totals.get(span.module or "", 0) + span.size_bytes
+    nobody = totals.pop("", 0)
+    ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
+    rest = {"(other modules)": sum(size for _, size in ordered[n:]), "(no module)": nobody}
+    return dict(ordered[:n]) | {name: size for name, size in rest.items() if size}
+
+
 def top_allocations(spans: Sequence[AllocationSpan], index: int, n: int = 20) -> list[Allocation]:
     """The `n` largest allocations live right after event `index`, largest first, then oldest first."""
     live = [

@@ -92,6 +92,12 @@ class Recording:
         if span is not None and span.category is None:
             span.category = category
 
+    def own(self, key: int | None, module: str) -> None:
+        """Say which module a live storage belongs to."""
+        span = self._live.get(key) if key is not None else None
+        if span is not None:
+            span.module = module
+
 
 _PLUMBING = re.compile(
     r"/torch/(_dynamo/eval_frame|_compile|_ops)\.py$|/harness/(simulate\w*|cuda_\w+|shape_cache)\.py$"

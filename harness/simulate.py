@@ -15,7 +15,13 @@ from torch import Tensor
 
 from harness.allocator import AllocatorOutOfMemory
 from harness.allocator_settings import Settings, parse_settings
-from harness.attribution import BEFORE_RECORDING, breakdown_at, find_peak, top_allocations
+from harness.attribution import (
+    BEFORE_RECORDING,
+    breakdown_at,
+    bytes_by_module,
+    find_peak,
+    top_allocations,
+)
 from harness.cuda_rules import CudaRules, cuda_behaviour, import_bitsandbytes_fast
 from harness.errors import InputError
 from harness.hardware import Hardware
@@ -38,7 +44,7 @@ from harness.step_profile import (
     StepStats,
     TimeStats,
 )
-from harness.tensors import labelled_tensors, watch_gradients
+from harness.tensors import labelled_tensors, owned_tensors, watch_gradients
 
 STEPS = 2
 """The first step makes the optimizer state, the second is steady: a third is the same, as the tests show."""
@@ -132,6 +138,8 @@ class _Run:
         assert self.training is not None
         for category, tensor in labelled_tensors(self.training):
             self.memory.label(self.device.adopt(tensor), category)
+        for module, tensor in owned_tensors(self.training):
+            self.memory.own(self.device.key_of(tensor), module)
 
     def _label_gradient(self, gradient: Tensor) -> None:
         self.memory.label(self.device.key_of(gradient), "gradients")
@@ -213,7 +221,9 @@ class _Run:
         memory.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0 for stats in self.phases.values())
         memory.process_bytes = memory.peak_reserved_bytes + self.hardware.calibration.cuda_context_bytes
         memory.fragmentation_bytes = memory.peak_reserved_bytes - (memory.peak_allocated_bytes or 0)
-        memory.at_peak = breakdown_at(self.memory.spans, find_peak(self.memory.spans).index)
+        peak = find_peak(self.memory.spans).index
+        memory.at_peak = breakdown_at(self.memory.spans, peak)
+        memory.at_peak_by_module = bytes_by_module(self.memory.spans, peak)
         return memory
 
     def _step(self) -> StepStats:

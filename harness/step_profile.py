@@ -63,6 +63,9 @@ class MemoryStats(_Fields):
     """The whole process on the device, as NVML sees it."""
     peak_phase: str | None = None
     at_peak: MemoryBreakdown = Field(default_factory=MemoryBreakdown)
+    at_peak_by_module: dict[str, int] | None = None
+    """The bytes live at the peak by path of the module they belong to, the largest first; the rest of the
+    peak under "(other modules)" and "(no module)". Only a simulation can tell."""
     host_bytes: int | None = None
     """Offloaded bytes in host memory at their largest."""
     fragmentation_bytes: int | None = None

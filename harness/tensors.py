@@ -28,20 +28,32 @@ def labelled_tensors(training: Training) -> Iterator[tuple[str, Tensor]]:
         yield from (("optimizer_state", t) for t in scalars if t is not None)
 
 
+def owned_tensors(training: Training) -> Iterator[tuple[str, Tensor]]:
+    """(module path, tensor) of the model's tensors and of the optimizer state kept for each weight."""
+    state = dict(training.optimizer.state)
+    for path, module in training.model.named_modules():
+        for tensor in _module_tensors(module):
+            yield path, tensor
+            yield from ((path, kept) for kept in _tensors_in(state.get(tensor)))
+
+
 def model_tensors(model: nn.Module) -> Iterator[Tensor]:
     """Every tensor the model keeps: parameters, buffers, quantization scales and code tables."""
     for module in model.modules():
-        yield from module._buffers.values()  # type: ignore[misc]
-        for parameter in module._parameters.values():
-            if parameter is None:
-                continue
-            yield parameter
-            yield from _tensors_in(getattr(parameter, "quant_state", None))  # bitsandbytes 4-bit
-            yield from _tensors_in([getattr(parameter, name, None) for name in ("CB", "SCB")])  # and int8
-        yield from _tensors_in(getattr(module, "quant_state", None))  # 4-bit experts (parametrization)
-        yield from _tensors_in(
-            [getattr(getattr(module, "state", None), name, None) for name in ("CB", "SCB")]
-        )
+        yield from _module_tensors(module)
+
+
+def _module_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """What one module keeps itself, its children left out."""
+    yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+    for parameter in module._parameters.values():
+        if parameter is None:
+            continue
+        yield parameter
+        yield from _tensors_in(getattr(parameter, "quant_state", None))  # bitsandbytes 4-bit
+        yield from _tensors_in([getattr(parameter, name, None) for name in ("CB", "SCB")])  # and int8
+    yield from _tensors_in(getattr(module, "quant_state", None))  # 4-bit experts (parametrization)
+    yield from _tensors_in([getattr(getattr(module, "state", None), name, None) for name in ("CB", "SCB")])
 
 
 def watch_gradients(model: nn.Module, seen: Callable[[Tensor], None]) -> Callable[[], None]:
