@@ -28,6 +28,15 @@ class SegmentDiff(NamedTuple):
     replay_problem: str | None
     """Where the model left the recording, None if it never did."""
 
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {
+            "real": {pool: reserved._asdict() for pool, reserved in self.real.items()},
+            "simulated": {pool: reserved._asdict() for pool, reserved in self.simulated.items()},
+            "replayed_requests": self.replayed_requests,
+            "replay_problem": self.replay_problem,
+        }
+
 
 def diff_segments(real: Mapping[str, Any], simulated: Mapping[str, Any], device: int) -> SegmentDiff:
     """Compare two snapshots: the segments of the real one's `device`, all of the simulated one's."""

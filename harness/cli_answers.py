@@ -1,0 +1,148 @@
+"""The three answers about a recipe for `harness validate`: given, found in profiles/, or made now."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from harness.cli_simulate import allocator_settings, is_hardware, split_hardware
+from harness.errors import InputError
+from harness.hardware import DEFAULT_HARDWARE, Hardware, find_hardware, profiles_folder
+from harness.recipe import Recipe
+from harness.recipe_check import check_recipe
+from harness.recipe_file import load_recipe
+from harness.step_profile import StepProfile
+from harness.validate import NEUTRAL_FIELDS, described, different_fields
+
+
+@dataclass
+class Case:
+    """One recipe on one device of the table, and the profiles that are there already."""
+
+    name: str
+    recipe: Recipe
+    hardware: Hardware
+    profiles: list[StepProfile] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def has(self, source: str) -> bool:
+        """Whether there is a profile of this source."""
+        return any(profile.source == source for profile in self.profiles)
+
+
+def gather(arguments: Sequence[str], *, measure: bool) -> list[Case]:
+    """The cases that the command's arguments name: recipes with overrides, or profiles; and a device.
+
+    With `measure`, recipes are measured here. Raises InputError for what cannot be read, for nothing to
+    validate, and for overrides of a profile's recipe.
+    """
+    paths = [text for text in arguments if _is_profile(text)]
+    rest = [text for text in arguments if not _is_profile(text)]
+    recipes = [text for text in rest if "=" not in text]
+    named = any(is_hardware(text) for text in rest)
+    hardware, overrides = split_hardware([text for text in rest if "=" in text])
+    if not paths and not recipes:
+        raise InputError("there is nothing to validate. Give a recipe's name or a profile.json.")
+    if paths and overrides:
+        raise InputError(
+            f"{overrides[0]} cannot change the recipe of a profile that is there already. "
+            "Give the recipe instead of the profile, or leave the override out."
+        )
+    cases = _of_profiles(paths, hardware if named else None)
+    for source in recipes:
+        name, recipe = load_recipe(source, overrides)
+        case = Case(name, recipe, hardware)
+        if measure:
+            case.profiles.append(_measured(name, recipe))
+            case.hardware = hardware if named else table_device(case.profiles[0]) or hardware
+        else:
+            _find_measured(case)
+        cases.append(case)
+    return cases
+
+
+def complete(case: Case) -> None:
+    """Predict what is missing of the case, by napkin and by simulation."""
+    if not case.has("napkin") and find_spec("harness.napkin") is not None:
+        from harness.napkin import predict  # type: ignore[import-not-found]
+
+        case.profiles.append(predict(case.recipe, case.hardware))
+    if not case.has("simulated"):
+        from harness.simulate import simulate
+
+        measured = next((profile for profile in case.profiles if profile.source == "measured"), None)
+        # what was measured ran under its own allocator settings
+        environment = os.environ if measured is None else measured.provenance.get("settings") or {}
+        case.profiles.append(simulate(case.recipe, case.hardware, allocator_settings(environment))[0])
+
+
+def table_device(profile: StepProfile) -> Hardware | None:
+    """The device of the hardware table that a profile is about; None for a CPU.
+
+    Raises InputError for a GPU that the table does not have.
+    """
+    device = profile.hardware
+    if device.kind == "cpu":
+        return None
+    if device.kind == "table":
+        return find_hardware(device.name)
+    from harness.measure_cuda import TABLE_NAMES
+
+    if device.name not in TABLE_NAMES:
+        raise InputError(
+            f"the hardware table does not have {device.name}. Say which device to predict for: hardware=NAME."
+        )
+    return find_hardware(TABLE_NAMES[device.name])
+
+
+def _is_profile(text: str) -> bool:
+    return text.endswith(".json") and ("=" not in text or Path(text).exists())
+
+
+def _of_profiles(paths: Sequence[str], hardware: Hardware | None) -> list[Case]:
+    """Profiles of one recipe on one device belong to one case, named after the first one's file."""
+    cases: dict[Any, Case] = {}
+    for text in paths:
+        path = Path(text)
+        profile = StepProfile.read(path)
+        device = hardware or table_device(profile) or find_hardware(DEFAULT_HARDWARE)
+        matters = {name: value for name, value in profile.recipe.items() if name not in NEUTRAL_FIELDS}
+        key = device.name, repr(sorted(matters.items()))
+        if key not in cases:
+            cases[key] = Case(_name(path), check_recipe(profile.recipe, f"{path}: recipe"), device)
+        cases[key].profiles.append(profile)
+    return list(cases.values())
+
+
+def _name(path: Path) -> str:
+    """profiles/h200/smoke.measured.json is smoke; a run folder's profile.json has the folder's name."""
+    return path.absolute().parent.name if path.name == "profile.json" else path.name.split(".json")[0]
+
+
+def _find_measured(case: Case) -> None:
+    """Take profiles/<gpu>/<recipe>.measured.json if it is of this very recipe, or say why not."""
+    path = profiles_folder() / case.hardware.name / f"{case.name}.measured.json"
+    if not path.exists():
+        return
+    profile = StepProfile.read(path)
+    differing = different_fields(profile.recipe, case.recipe.model_dump(mode="json"))
+    if differing:
+        case.notes.append(f"not compared with {path}, which is of another recipe: {described(differing)}")
+    else:
+        case.profiles.append(profile)
+
+
+def _measured(name: str, recipe: Recipe) -> StepProfile:
+    from rich.console import Console
+
+    from harness.console import RunProgress
+    from harness.measure import RECORDED_STEPS, measure
+    from harness.run_folder import RunFolder
+
+    total = recipe.warmup_steps + recipe.steps + RECORDED_STEPS
+    with RunProgress(Console(stderr=True), total) as progress:
+        return measure(recipe, RunFolder(None, name, recipe), progress)
