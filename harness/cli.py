@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from harness import cli_simulate
 from harness.errors import HarnessError
 
 if TYPE_CHECKING:
@@ -226,3 +227,6 @@ def _quiet_libraries() -> None:
 
     warnings.filterwarnings("ignore", category=UserWarning, module=r"bitsandbytes|transformers|peft|torch")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"bitsandbytes|transformers|peft|torch")
+
+
+cli_simulate.register(app)
