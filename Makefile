@@ -32,6 +32,7 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(PY) -m benchmarks.overhead
+	$(PY) -m benchmarks.allocator
 
 gpu: $(STAMP)
 	@$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu: PyTorch " \
