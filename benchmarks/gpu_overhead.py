@@ -1,0 +1,101 @@
+"""Part "overhead": the harness's step over a bare loop's, as it is timed and while memory is recorded."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from benchmarks.gpu_recipes import Spec
+from benchmarks.gpu_tasks import Context, Piece, Result, modules_of
+
+SIZES: dict[str, Any] = {"micro_batch_size": 2, "seq_len": 1024}
+RECIPES = (
+    Spec("1b-bf16", "llama-3.2-1b-bf16", SIZES),
+    Spec("8b-lora", "llama-3.1-8b-lora", SIZES),
+    # short sequences: the host launches kernels that end at once, and every line of Python shows
+    Spec("1b-lora-host-bound", "llama-3.2-1b-bf16", {"adapter": "lora", "seq_len": 16}),
+)
+ROUNDS = 60
+BARS = {"off": 1.01, "on": 1.05}
+
+
+def pieces(context: Context) -> list[Piece]:
+    """Each recipe, with recording off (two CUDA events a phase) and on (the memory history)."""
+    return [
+        Piece(
+            f"{spec.name}.recording-{recording}",
+            compare,
+            {"spec": spec, "recording": recording},
+            modules_of(spec.recipe(tiny=context.tiny)),
+        )
+        for spec in RECIPES
+        for recording in ("off", "on")
+    ]
+
+
+def compare(context: Context, spec: Spec, recording: str) -> Result:
+    """Medians of the two loops' steps, taken in turns, and their ratio."""
+    import torch
+
+    from benchmarks import overhead
+
+    recipe, device = spec.recipe(tiny=context.tiny), torch.device(context.device)
+    rounds = 3 if context.tiny else ROUNDS
+    run = overhead.compare if recording == "off" else _compare_recorded
+    return {
+        "recipe": spec.name,
+        "recording": recording,
+        "bar": BARS[recording],
+        **run(recipe, device, rounds),
+    }
+
+
+def _compare_recorded(recipe: Any, device: Any, rounds: int) -> Result:
+    """As overhead.compare, but the harness's steps are those in which every allocation is written down."""
+    from benchmarks.overhead import WARMUP_ROUNDS, bare_loop
+
+    total = WARMUP_ROUNDS + rounds
+    loops = {"harness": _recorded_loop(recipe, device, total), "bare": bare_loop(recipe, device)}
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    for turn in range(total):
+        for name in list(loops) if turn % 2 else reversed(loops):
+            _record(device, name == "harness")
+            began = time.perf_counter()
+            next(loops[name])
+            if turn >= WARMUP_ROUNDS:
+                seconds[name].append(time.perf_counter() - began)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    return {
+        "ratio": medians["harness"] / medians["bare"],
+        "harness_median_s": medians["harness"],
+        "bare_median_s": medians["bare"],
+        "rounds": rounds,
+    }
+
+
+def _recorded_loop(recipe: Any, device: Any, total: int) -> Any:
+    from harness.loop import run_steps, set_up
+    from harness.measure_cpu import CpuObserver
+    from harness.measure_cuda import CudaObserver
+
+    observer = CudaObserver(device, with_history=True) if device.type == "cuda" else CpuObserver()
+    training, batches = set_up(recipe, device, observer)
+    observer.trained(training)
+    for step in run_steps(training, batches, device, ["recorded"] * total, observer):
+        observer.end_step()
+        yield step.loss
+
+
+def _record(device: Any, on: bool) -> None:
+    """Switch torch's memory history, as CudaObserver does: the bare loop runs without."""
+    if device.type != "cuda":
+        return
+    import torch
+
+    from harness.measure_cuda import MAX_ENTRIES
+
+    if on:
+        torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python", context="all")
+    else:
+        torch.cuda.memory._record_memory_history(enabled=None)

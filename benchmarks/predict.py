@@ -1,0 +1,143 @@
+"""What napkin and the simulation say about measured recipes: `python -m benchmarks.predict profiles/h200`.
+
+Writes <recipe>.napkin.json and <recipe>.simulated.json beside every <recipe>.measured.json, for the device
+that the folder is named after, with its calibration and the allocator settings of the measured run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_tasks import Context
+from harness.allocator_settings import Settings, settings_from_environment
+from harness.errors import InputError
+from harness.files import write_whole
+from harness.hardware import DEFAULT_HARDWARE, Calibration, Hardware, find_hardware, hardware_names
+from harness.recipe import Recipe
+from harness.recipe_check import check_recipe
+from harness.step_profile import StepProfile
+
+MAX_STACK_LINES = 16
+
+
+def predictions(recipe: Recipe, hardware: Hardware, settings: Settings) -> dict[str, StepProfile | Exception]:
+    """The profile of each source, or what stopped it: one of them failing leaves the other."""
+    found: dict[str, StepProfile | Exception] = {}
+    for source, answer in (("napkin", _napkin), ("simulated", _simulated)):
+        try:
+            found[source] = answer(recipe, hardware, settings)
+        except Exception as error:
+            found[source] = error
+    return found
+
+
+def _napkin(recipe: Recipe, hardware: Hardware, settings: Settings) -> StepProfile:
+    from harness import napkin
+
+    return napkin.predict(recipe, hardware)
+
+
+def _simulated(recipe: Recipe, hardware: Hardware, settings: Settings) -> StepProfile:
+    from harness.simulate import simulate
+
+    return simulate(recipe, hardware, settings)[0]
+
+
+def as_document(profile: StepProfile) -> dict[str, Any]:
+    """A profile as plain data, with the innermost lines of its stacks."""
+    document: dict[str, Any] = profile.model_dump(mode="json")
+    for allocation in (*document["top"], *((document["oom"] or {}).get("top") or ())):
+        del allocation["stack"][MAX_STACK_LINES:]
+    return document
+
+
+def settings_here() -> Settings:
+    """The allocator settings of this process's environment, with this PyTorch's order of free blocks."""
+    import torch
+
+    return settings_from_environment(os.environ, torch.__version__)
+
+
+def hardware_here(context: Context) -> Hardware:
+    """This machine's GPU as the table has it, calibrated by this very programme if that part has run.
+
+    On a CPU the default device of the table: predictions are about GPUs.
+    """
+    if context.device == "cpu":
+        return find_hardware(DEFAULT_HARDWARE)
+    from benchmarks.gpu_calibrate import calibration_of
+
+    name = table_name()
+    if name is None:
+        raise InputError("this GPU is not in the table of harness.hardware, so nothing is predicted for it.")
+    hardware = find_hardware(name)
+    measured = context.out / "calibrate.json"
+    if not measured.exists():
+        return hardware
+    results = json.loads(measured.read_bytes())["results"]
+    fields = calibration_of(results, name, f"measured on this {name}")
+    return replace(hardware, calibration=Calibration(**fields))
+
+
+def table_name() -> str | None:
+    """The hardware table's name for this machine's GPU, from the driver; None if it is not in the table."""
+    import pynvml
+
+    from harness.measure_cuda import TABLE_NAMES
+
+    pynvml.nvmlInit()
+    name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+    return TABLE_NAMES.get(name if isinstance(name, str) else name.decode())
+
+
+def predict_folder(folder: Path, only: Sequence[str] = ()) -> list[Path]:
+    """Write the predictions for a folder's measured profiles. Returns the files. Raises InputError."""
+    measured = sorted(folder.glob("*.measured.json"))
+    if not measured:
+        raise InputError(f"{folder} holds no measured profile. Import some: python -m benchmarks.import_gpu.")
+    device = folder.name if folder.name in hardware_names() else DEFAULT_HARDWARE
+    written = []
+    for path in measured:
+        name = path.name.removesuffix(".measured.json")
+        if only and name not in only:
+            continue
+        profile = StepProfile.read(path)
+        environment = profile.provenance.get("settings") or {}
+        version = (profile.provenance.get("versions") or {}).get("torch", "2.13")
+        recipe = check_recipe(profile.recipe, str(path))
+        settings = settings_from_environment(environment, version)
+        for source, answer in predictions(recipe, find_hardware(device), settings).items():
+            target = folder / f"{name}.{source}.json"
+            if isinstance(answer, Exception):
+                target.unlink(missing_ok=True)
+                print(f"{name}: {source}: {type(answer).__name__}: {answer}", flush=True)
+            else:
+                write_whole(target, json.dumps(as_document(answer), indent=1) + "\n")
+                written.append(target)
+                print(f"{target}", flush=True)
+    return written
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point. Exit status 0, or 2 for bad input."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.predict", description=__doc__)
+    parser.add_argument("folder", type=Path, help="profiles/<device>")
+    parser.add_argument("--only", action="append", default=[], metavar="RECIPE", help="only this recipe")
+    options = parser.parse_args(arguments)
+    try:
+        predict_folder(options.folder, options.only)
+    except InputError as error:
+        print(f"benchmarks.predict: {error}", file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

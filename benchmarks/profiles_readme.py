@@ -1,0 +1,132 @@
+"""profiles/README.md from the JSON beside it: `python -m benchmarks.profiles_readme`. No number by hand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.profiles_rows import PREDICTIONS, Row, failures, how_far_off, origin, read_rows
+from benchmarks.profiles_tables import bullets, gib, ms, percent, programme_sections, ratio, section, table
+from harness.errors import InputError
+from harness.files import write_whole
+from harness.hardware import profiles_folder
+
+SOURCES = (*PREDICTIONS, "measured")
+HEAD = """# Profiles
+
+Made by `python -m benchmarks.profiles_readme` from the JSON files in these folders, and by nothing else.
+`python -m benchmarks.gpu` measures, `python -m benchmarks.import_gpu` brings the results here, and
+`python -m benchmarks.predict` renews the predictions. GiB = 2^30 bytes. A ratio is a prediction over what was
+measured. The row of a recipe is read from `<recipe>.napkin.json`, `.simulated.json` and `.measured.json`.
+"""
+ON_A_CPU = (
+    "measured on a CPU: bytes of live tensors, and this processor's times. The predictions are for the GPU "
+    "they name, with its kernels, its allocator and its speed. These rows show that the programme runs, not "
+    "who is right: that takes a GPU"
+)
+
+
+def readme(profiles: Path) -> str:
+    """The whole document. Raises InputError for a damaged file."""
+    measured = [path for path in profiles.iterdir() if path.is_dir() and any(path.glob("*.measured.json"))]
+    chapters = [HEAD]
+    for folder in sorted(measured, key=lambda path: (path.name == "cpu", path.name)):  # GPUs first
+        chapters.extend(_device(folder))
+    return "\n".join(chapters if measured else [HEAD, "Nothing has been measured yet.\n"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point. Exit status 0; 1 for a stale file under --check; 2 for a damaged profile."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.profiles_readme", description=__doc__)
+    parser.add_argument("--profiles", type=Path, default=profiles_folder())
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if the file is stale")
+    options = parser.parse_args(arguments)
+    path = options.profiles / "README.md"
+    try:
+        text = readme(options.profiles)
+        if options.check and (not path.exists() or path.read_text() != text):
+            print(f"{path} is stale: run python -m benchmarks.profiles_readme", file=sys.stderr)
+            return 1
+        if not options.check:
+            write_whole(path, text)
+    except InputError as error:
+        print(f"benchmarks.profiles_readme: {error}", file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+def _device(folder: Path) -> Iterator[str]:
+    rows = read_rows(folder)
+    hardware = rows[0].measured.hardware
+    about = list(origin(rows))
+    if hardware.kind == "cpu":
+        about.append(ON_A_CPU)
+    predicted_for = {row.profiles[s].hardware.name for row in rows for s in PREDICTIONS if s in row.profiles}
+    about.append(f"predicted for: {', '.join(sorted(predicted_for)) or 'no device'}")
+    yield f"## {folder.name}: {hardware.name}\n\n{bullets(about)}"
+    yield section("Peak memory, GiB", _memory_table(folder.name, rows))
+    yield section("Time of a step, ms", _time_table(rows))
+    yield section("How far off", bullets(how_far_off(rows)) or "Nothing was predicted.\n")
+    yield section("Where the estimates fail", bullets(failures(rows)) or "Nowhere beyond the bars.\n")
+    yield from programme_sections(folder)
+
+
+def _memory_table(folder: str, rows: Sequence[Row]) -> str:
+    head = (
+        "recipe",
+        "batch x tokens",
+        *SOURCES,
+        "napkin ratio",
+        "simulated ratio",
+        "reserved",
+        "simulated ratio",
+        "process",
+        "simulated ratio",
+    )
+    body = [
+        (
+            f"[{row.name}]({folder}/{row.name}.measured.json)",
+            _tokens(row.measured.recipe),
+            *("out of memory" if _ran_out(row, s) else gib(row.value(s, "peak allocated")) for s in SOURCES),
+            *(ratio(row.ratio(source, "peak allocated")) for source in PREDICTIONS),
+            gib(row.value("measured", "peak reserved")),
+            ratio(row.ratio("simulated", "peak reserved")),
+            gib(row.value("measured", "process")),
+            ratio(row.ratio("simulated", "process")),
+        )
+        for row in rows
+    ]
+    return table(head, body)
+
+
+def _time_table(rows: Sequence[Row]) -> str:
+    head = ("recipe", *SOURCES, "napkin ratio", "simulated ratio", "tokens/s", "MFU")
+    body = []
+    for row in rows:
+        step = row.measured.step
+        body.append(
+            (
+                row.name,
+                *(ms(row.value(source, "step time")) for source in SOURCES),
+                *(ratio(row.ratio(source, "step time")) for source in PREDICTIONS),
+                "-" if step.tokens_per_s is None else f"{step.tokens_per_s:,.0f}",
+                percent(step.mfu),
+            )
+        )
+    return table(head, body)
+
+
+def _ran_out(row: Row, source: str) -> bool:
+    return source in row.profiles and row.profiles[source].oom is not None
+
+
+def _tokens(recipe: dict[str, Any]) -> str:
+    times = recipe["gradient_accumulation_steps"]
+    return f"{recipe['micro_batch_size']} x {recipe['seq_len']}{f' x {times}' if times > 1 else ''}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,541 @@
+"""The hardware programme on the CPU, with small models: what will meet a GPU has run before it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gpu, gpu_tasks, overhead
+from benchmarks.gpu import PARTS, chosen_pieces, how_to_start, main, run_part
+from benchmarks.gpu_calibrate import calibration_of
+from benchmarks.gpu_kernels import median_seconds
+from benchmarks.gpu_recipes import CASES, TRACES, VALIDATE, Spec, with_layers
+from benchmarks.gpu_tasks import Context, Piece, Result, modules_of, run_pieces
+from benchmarks.gpu_trace_file import decode_trace, encode_trace, load_trace
+from benchmarks.import_gpu import NAME, files_of, read_results
+from benchmarks.profiles_readme import readme
+from harness.allocator_replay import replay
+from harness.allocator_settings import Settings
+from harness.errors import InputError
+from harness.hardware import Calibration, find_hardware
+from harness.recipe import Recipe
+from harness.simulate import simulate
+from harness.step_profile import StepProfile
+from tests.gpu_results import trace_of
+
+MIB = 2**20
+FORK = "spawn" if sys.platform == "darwin" else "fork"
+FEW = (
+    "1b-bf16",
+    "1b-fused-linear",
+    "tinyllama-lora",
+    "base",
+    "flash-attention-2",
+    "matmul",
+    "attention",
+    "memory",
+    "host-link",
+    "launch",
+    "cublas",
+    "1b-bf16.recording-*",
+    "1b-bf16-mixed.harness.1",
+    "1b-bf16-mixed.trainer.1",
+    "activations.*",
+)
+"""At least one piece of every part, and of every reason to skip one."""
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    return Context("cpu", True, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def programme(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The whole programme, with a few pieces of each part: the folder, what was printed is not kept."""
+    out = tmp_path_factory.mktemp("programme")
+    only = [word for name in FEW for word in ("--only", name)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overhead, "WARMUP_ROUNDS", 1)
+        assert main(["--tiny", "--all", "--out", str(out), *only]) == 0
+    return {"out": out, **{part: json.loads((out / f"{part}.json").read_bytes()) for part in PARTS}}
+
+
+def results(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {result["name"]: result for result in document["results"]}
+
+
+def test_every_part_has_a_file_and_all_of_them_are_few_and_small(programme):
+    files = sorted(programme["out"].iterdir())
+    assert [path.stem for path in files] == sorted(PARTS)
+    assert len(files) <= 8
+    assert sum(path.stat().st_size for path in files) < 2**20
+    for part in PARTS:
+        assert programme[part]["device"]["kind"] == "cpu"
+        assert programme[part]["provenance"]["versions"]["torch"] == torch.__version__
+        statuses = {result["status"] for result in programme[part]["results"]}
+        assert "ok" in statuses
+        assert statuses <= {"ok", "skipped"}, programme[part]["results"]
+
+
+def test_what_cannot_run_here_says_why(programme):
+    assert "NVIDIA GPU: Liger's loss" in results(programme["traces"])["1b-fused-linear"]["reason"]
+    assert "no kernel for a CPU" in results(programme["cases"])["flash-attention-2"]["reason"]
+    assert "CUDA libraries'" in results(programme["calibrate"])["cublas"]["reason"]
+
+
+def test_measured_profiles_are_whole(programme):
+    profile = StepProfile.model_validate(
+        results(programme["validate"])["tinyllama-lora"]["result"]["profile"]
+    )
+    assert (profile.source, profile.complete) == ("measured", True)
+    assert profile.memory.at_peak.total_bytes() == profile.memory.peak_allocated_bytes
+    assert profile.recipe["lora_targets"] == ["q_proj", "v_proj"]
+    assert 0 < len(profile.top) <= 20
+    case = StepProfile.model_validate(results(programme["cases"])["base"]["result"]["profile"])
+    assert case.step.time_s.median is not None
+
+
+def test_the_simulated_profile_has_the_measured_ones_optimizer_state(programme):
+    """LoRA of rank 8 on q (128 -> 128) and v (128 -> 64) in 4 layers, two fp32 moments each: 16 tensors.
+    Each has a step counter too, 4 bytes, which on a GPU stays on the host.
+    """
+    predicted = results(programme["predict"])["tinyllama-lora"]["result"]["profiles"]["simulated"]
+    measured = results(programme["validate"])["tinyllama-lora"]["result"]["profile"]
+    assert predicted["recipe"] == measured["recipe"]
+    state = [p["memory"]["at_peak"]["optimizer_state_bytes"] for p in (predicted, measured)]
+    moments = 4 * 8 * (128 + 128 + 128 + 64) * 2 * 4
+    assert state == [moments, moments + 16 * 4]
+
+
+def test_harness_and_trainer_train_the_same(programme):
+    """Not the arithmetic of a ratio, but that it compares the same work: the losses agree."""
+    ours = results(programme["peers"])["1b-bf16-mixed.harness.1"]["result"]
+    theirs = results(programme["peers"])["1b-bf16-mixed.trainer.1"]["result"]
+    assert ours["mean_loss"] == pytest.approx(theirs["mean_loss"], abs=1e-6)
+    assert len(ours["step_s"]) == len(theirs["step_s"]) == 1
+
+
+def test_running_out_of_memory_is_exit_status_3_with_everything_written(programme):
+    measured = results(programme["oom"])["activations.measured"]["result"]
+    assert measured["exit_status"] == 3
+    assert "out of memory in forward, asking for" in measured["message"]
+    assert {"profile.json", "snapshot.pickle", "recipe.yaml"} <= set(measured["files"])
+    assert measured["snapshot_entries"] > 0
+    predicted = results(programme["oom"])["activations.simulated"]["result"]
+    assert predicted["oom"]["phase"] == measured["oom"]["phase"] == "forward"
+    # the same tensor did not fit: 64 x 1024 tokens, 384 features of the MLP, fp32
+    assert predicted["oom"]["requested_bytes"] == measured["oom"]["requested_bytes"] == 64 * 1024 * 384 * 4
+
+
+def test_overhead_compares_recording_off_and_on(programme):
+    off, on = (results(programme["overhead"])[f"1b-bf16.recording-{r}"]["result"] for r in ("off", "on"))
+    assert (off["bar"], on["bar"]) == (1.01, 1.05)
+    assert off["ratio"] == off["harness_median_s"] / off["bare_median_s"]
+    assert on["ratio"] > 1  # on a CPU every operator is followed
+
+
+def test_the_measurements_are_those_of_the_calibration(programme):
+    rows = results(programme["calibrate"])
+    assert {row["class"] for row in rows["matmul"]["result"]["rows"]} == {
+        "block forward",
+        "block input gradient",
+        "block weight gradient",
+    }
+    forward, backward = rows["attention"]["result"]["rows"]
+    # 2 products of (32 x 16) by (16 x 32), 2 heads, 2 FLOPs a multiply-add; 5 of them in backward
+    assert (forward["flops"], backward["flops"]) == (2 * 2 * 2 * 32 * 32 * 16, 5 * 2 * 2 * 32 * 32 * 16)
+    assert rows["launch"]["result"]["operators"] > 100
+    assert calibration_of(programme["calibrate"]["results"], "h200", "here")["host_op_s"] > 0
+
+
+def test_the_programme_can_be_imported_and_shown(programme, tmp_path):
+    documents = read_results(programme["out"])
+    imported = files_of(documents, tmp_path, tmp_path / "traces")
+    for path, content in imported.files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        assert b"/work" not in content
+        assert str(Path.cwd()).encode() not in content
+    assert (tmp_path / "cpu" / "tiny-tinyllama-lora.measured.json").exists()
+    assert not (tmp_path / "traces").exists()
+    text = readme(tmp_path)
+    assert "tiny-tinyllama-lora" in text
+    assert "that takes a GPU" in text
+    assert "needs an NVIDIA GPU" in text
+
+
+def test_traces_hold_the_whole_step(programme):
+    import base64
+
+    made = results(programme["traces"])["1b-bf16"]["result"]
+    trace = decode_trace(base64.b64decode(made["trace"]))
+    assert made["events"] == len(trace.entries) > 1000
+    assert made["trace_bytes"] < 40_000
+    steps = [(phase["step"], phase["phase"]) for phase in trace.phases]
+    assert steps[:2] == [(-1, "setup"), (0, "data")]
+    assert steps[-1] == (2, "optimizer_step")
+    assert len(trace.losses) == 3
+    files = {frame["filename"] for entry in trace.entries for frame in entry["frames"]}
+    assert any(file.startswith("transformers/models/llama") for file in files)
+    assert not any(file.startswith("/") for file in files)
+
+
+def test_parts_and_pieces_are_listed(capsys, context):
+    assert main(["--list"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == ["traces", "validate", "calibrate", "overhead", "peers", "cases", "oom", "predict"]
+    for part in PARTS:
+        names = [piece.name for piece in chosen_pieces(part, context, [])]
+        assert len(set(names)) == len(names) > 0
+        assert all(NAME.fullmatch(name) for name in names)
+
+
+@pytest.mark.parametrize("spec", [*TRACES, *VALIDATE, *CASES], ids=lambda spec: spec.name)
+def test_every_recipe_is_possible_whole_and_tiny(spec, tmp_path):
+    whole, tiny = spec.recipe(), spec.recipe(tiny=True)
+    assert tiny.model == "tiny-llama-bytes"
+    kept = set(Recipe.model_fields) - {
+        "model",
+        "data",
+        "seq_len",
+        "micro_batch_size",
+        "warmup_steps",
+        "steps",
+    }
+    assert all(getattr(whole, name) == getattr(tiny, name) for name in kept)
+    cut = with_layers(whole, spec.layers, tmp_path)
+    if spec.layers is not None:
+        assert json.loads(Path(cut.model).read_bytes())["num_hidden_layers"] == spec.layers
+
+
+def test_traces_cover_every_toggle_that_changes_allocations():
+    recipes = [spec.recipe() for spec in TRACES]
+    for name, values in {
+        "precision": {"fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"},
+        "quantization": {"none", "nf4", "int8"},
+        "optimizer_impl": {"foreach", "fused"},
+        "optimizer": {"adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"},
+        "attention": {"sdpa", "eager"},
+        "loss": {"standard", "fused_linear"},
+        "offload": {(), ("activations",), ("optimizer",), ("parameters",)},
+        "optimizer_in_backward": {True, False},
+        "gradient_checkpointing": {True, False},
+        "upcast_for_kbit": {True, False},
+        "master_weights": {True, False},
+        "packing": {True, False},
+    }.items():
+        assert {getattr(recipe, name) for recipe in recipes} == values, name
+    assert any(recipe.lora_dropout for recipe in recipes)
+
+
+# What may go wrong with a piece. Functions of this module: a new process can import them.
+
+
+def fine(context: Context) -> Result:
+    return {"answer": 42}
+
+
+def broken(context: Context) -> Result:
+    raise ZeroDivisionError("no such number")
+
+
+def refused(context: Context) -> Result:
+    raise InputError("the recipe cannot be.")
+
+
+def shot(context: Context) -> Result:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def endless(context: Context) -> Result:
+    time.sleep(600)
+    return {}
+
+
+def hungry(context: Context) -> Result:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines.")
+
+
+def nameless(context: Context) -> Result:
+    return {"loss": float("nan")}
+
+
+def looking_back(context: Context) -> Result:
+    return {"written": [r["name"] for r in json.loads((context.out / "traces.json").read_bytes())["results"]]}
+
+
+def large(context: Context) -> Result:
+    return {"text": "x" * 1000}
+
+
+def run(pieces: list[Piece], context: Context, seconds: float = 60.0) -> dict[str, Result]:
+    return {r["name"]: r for r in run_pieces(pieces, context, FORK, until_s=time.monotonic() + seconds)}
+
+
+def test_a_piece_that_fails_harms_no_other(context):
+    broken_ones = {name: globals()[name] for name in ("broken", "refused", "shot", "hungry", "nameless")}
+    pieces = [Piece(name, function) for name, function in broken_ones.items()]
+    found = run([*pieces, Piece("endless", endless, limit_s=0.5), Piece("fine", fine)], context)
+    assert {name: result["status"] for name, result in found.items()} == {
+        "broken": "error",
+        "refused": "error",
+        "shot": "died",
+        "hungry": "oom",
+        "nameless": "error",
+        "endless": "timeout",
+        "fine": "ok",
+    }
+    assert found["broken"]["reason"] == "ZeroDivisionError: no such number"
+    assert "in broken" in found["broken"]["traceback"]
+    assert found["refused"]["reason"] == "the recipe cannot be."
+    assert "SIGKILL" in found["shot"]["reason"]
+    assert found["hungry"]["reason"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert found["endless"]["seconds"] < 10
+    assert found["fine"]["result"] == {"answer": 42}
+
+
+def test_each_result_is_in_the_file_before_the_next_begins(context):
+    pieces = [Piece("first", fine), Piece("second", looking_back), Piece("third", looking_back)]
+    document = run_part("traces", context, FORK, {}, pieces, budget_s=60)
+    assert [r["result"].get("written") for r in document["results"]] == [None, ["first"], ["first", "second"]]
+    assert json.loads((context.out / "traces.json").read_bytes()) == document
+
+
+def test_what_there_is_no_time_for_is_said(context):
+    found = run([Piece("fine", fine)], context, seconds=-1)
+    assert found["fine"] == {"name": "fine", "status": "not run", "reason": "this part's time was used up"}
+
+
+def test_a_result_too_large_for_the_file_is_left_out(context, monkeypatch):
+    monkeypatch.setattr(gpu, "MAX_FILE_BYTES", 700)
+    document = run_part("oom", context, FORK, {}, [Piece("large", large), Piece("fine", fine)], budget_s=60)
+    assert [(r["name"], r["status"]) for r in document["results"]] == [("large", "error"), ("fine", "ok")]
+    assert (context.out / "oom.json").stat().st_size <= 700
+
+
+def test_missing_packages_are_skipped_by_name(context, monkeypatch):
+    monkeypatch.setattr(gpu_tasks, "is_installed", lambda module: False)
+    pieces = [piece for part in PARTS for piece in chosen_pieces(part, context, []) if piece.modules]
+    assert len(pieces) > 60
+    reasons = {result["name"]: result["reason"] for result in run(pieces, context).values()}
+    assert reasons["8b-2-layers-nf4-lora"] == "needs peft and bitsandbytes, not installed here"
+    assert "needs an NVIDIA GPU" in reasons["flash-attention-2"]
+    assert reasons["1b-bf16.sft-trainer.1"] == "needs trl and datasets, not installed here"
+    on_gpu = Context("cuda", False, context.out)
+    (flash,) = [piece for piece in chosen_pieces("cases", on_gpu, ["flash-attention-2"])]
+    assert gpu_tasks.reason_to_skip(flash, on_gpu) == "needs peft and flash-attn, not installed here"
+    liger = Recipe(model="llama-3.2-1b", loss="fused_linear")
+    assert modules_of(liger) == ("liger_kernel",)
+
+
+def test_one_broken_part_does_not_stop_the_next(tmp_path, monkeypatch, capsys):
+    def no_pieces(context: Context) -> list[Piece]:
+        raise RuntimeError("nothing to do with you")
+
+    monkeypatch.setattr("benchmarks.gpu_traces.pieces", no_pieces)
+    monkeypatch.setattr("benchmarks.gpu_calibrate.pieces", lambda context: [Piece("fine", fine)])
+    arguments = ["--tiny", "--part", "traces", "--part", "calibrate", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    assert "traces: failed as a whole: RuntimeError" in capsys.readouterr().out
+    failed, done = (json.loads((tmp_path / f"{p}.json").read_bytes()) for p in ("traces", "calibrate"))
+    assert (failed["results"][0]["name"], failed["results"][0]["status"]) == ("all", "error")
+    assert done["results"][0]["status"] == "ok"
+
+
+def test_without_a_gpu_the_real_programme_says_what_to_do(tmp_path, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert main(["--part", "calibrate", "--out", str(tmp_path)]) == 2
+    said, complaint = capsys.readouterr()
+    assert "nvidia-smi" in complaint
+    assert "--tiny" in complaint
+    # both kinds of process came up, and asked torch for the GPU
+    methods = ["spawn"] if sys.platform == "darwin" else ["fork", "spawn"]
+    assert [line.split()[3] for line in said.splitlines()] == methods
+    assert all("CUDA" in line or "NVIDIA" in line for line in said.splitlines())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fork_that_cannot_use_the_device_is_replaced_by_a_new_interpreter(context, monkeypatch):
+    tried: list[str] = []
+
+    def pretend(pieces, context, start, **others):
+        tried.append(start)
+        if start == "fork":
+            yield {"name": "device", "status": "error", "reason": "cannot re-initialize CUDA"}
+        else:
+            yield {"name": "device", "status": "ok", "result": {"device": {}}}
+
+    monkeypatch.setattr(gpu, "run_pieces", pretend)
+    monkeypatch.setattr(gpu.sys, "platform", "linux")
+    assert how_to_start(context) == ("spawn", {"device": {}})
+    assert tried == ["fork", "spawn"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all"], ["--out", "here"], ["--all", "--out", "taken/below"]])
+def test_bad_arguments_are_one_sentence(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("")
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith("benchmarks.gpu: ")
+
+
+def test_a_trace_file_keeps_all_but_long_stacks(tmp_path):
+    """Of a simulated run, whose snapshot has what a real one has."""
+    recipe = Recipe(model="tiny-llama-bytes", precision="bf16", seq_len=64)
+    memory = simulate(recipe, find_hardware("h200"))[1]
+    snapshot = memory.snapshot()
+    trace = trace_of(snapshot["device_traces"][0], snapshot["segments"])
+    data = encode_trace(trace)
+    (tmp_path / "a.json.gz").write_bytes(data)
+    read = load_trace(tmp_path / "a.json.gz")
+    assert encode_trace(read) == data == encode_trace(trace)
+    kept = ("action", "addr", "size", "stream", "user_metadata", "category")
+    for ours, theirs in zip(read.entries, trace.entries, strict=True):
+        assert [ours.get(key) for key in kept] == [theirs.get(key) for key in kept]
+    assert [s["address"] for s in read.segments] == [s["address"] for s in trace.segments]
+    assert read.segments[0]["blocks"][0].keys() == {"address", "size", "requested_size", "state", "frames"}
+
+
+def test_a_trace_from_the_file_replays_through_the_allocator(tmp_path):
+    """What the recorded traces are for. Real requests, and the addresses and segments that PyTorch 2.11 gave
+    them: two tensors share the first 2 MiB, the third needs 20 MiB (best fit, CUDACachingAllocator.cpp).
+    """
+    first, second = 0x7F0000000000, 0x7F0000200000
+    events = [
+        ("segment_alloc", first, 2 * MIB),
+        ("alloc", first, 512),
+        ("alloc", first + 512, 1000),
+        ("segment_alloc", second, 20 * MIB),
+        ("alloc", second, 2 * MIB),
+        ("free_requested", first, 512),
+        ("free_completed", first, 512),
+        ("alloc", first, 100),
+    ]
+    entries = [
+        {"action": action, "addr": address, "size": size, "stream": 0, "frames": []}
+        for action, address, size in events
+    ]
+    read = decode_trace(encode_trace(trace_of(entries, [])))
+    replayed = replay(read.entries, Settings(free_block_order="address"))
+    assert replayed.divergence is None
+    assert replayed.allocator.allocated_bytes == 512 + 1024 + 2 * MIB
+
+
+def test_an_oom_keeps_the_free_bytes_of_the_device(tmp_path):
+    entry = {"action": "oom", "device_free": 77, "size": 5, "stream": 0, "frames": []}
+    read = decode_trace(encode_trace(trace_of([entry], [])))
+    assert (read.entries[0]["device_free"], read.entries[0]["addr"]) == (77, 77)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: b"not gzip",
+        lambda data: data[:-20],
+        lambda data: __import__("gzip").compress(b"[1]"),
+        lambda data: __import__("gzip").compress(b'{"format": "harness-trace", "version": 2}'),
+        lambda data: __import__("gzip").compress(b'{"format": "harness-trace", "version": 1}'),
+    ],
+)
+def test_a_damaged_trace_is_refused(damage, tmp_path):
+    entry = {"action": "alloc", "addr": 512, "size": 5, "stream": 0, "frames": []}
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(damage(encode_trace(trace_of([entry], []))))
+    with pytest.raises(InputError, match=r"a\.json\.gz"):
+        load_trace(path)
+
+
+def test_a_cut_model_comes_back_from_the_trace(tmp_path):
+    spec = next(spec for spec in TRACES if spec.layers == 2)
+    cut = with_layers(spec.recipe(), 2, tmp_path)
+    fields = {**cut.model_dump(mode="json"), "model": "llama-3.1-8b-2-layers"}
+    config = json.loads(Path(cut.model).read_bytes())
+    trace = trace_of([], [], recipe_fields=fields, model_config=config)
+    folder = tmp_path / "again"
+    folder.mkdir()
+    recipe = decode_trace(encode_trace(trace)).recipe(folder)
+    assert json.loads(Path(recipe.model).read_bytes()) == config
+    assert recipe.model_copy(update={"model": cut.model}) == cut
+
+
+def test_calibration_by_hand():
+    """Two matrix products of 989.5e12 FLOPs in all, in 2 s, on a device of 989.5 TFLOP/s: one half."""
+    half = 989.5e12 / 2
+
+    def row(**fields: Any) -> dict[str, Any]:
+        return {"s": 1.0, **fields}
+
+    results = [
+        {
+            "name": "matmul",
+            "status": "ok",
+            "result": {
+                "rows": [
+                    row(**{"class": "block forward", "dtype": "bf16", "flops": half}),
+                    row(**{"class": "block weight gradient", "dtype": "bf16", "flops": half}),
+                    row(**{"class": "adapter", "dtype": "bf16", "flops": 1.0}),
+                    row(**{"class": "block forward", "dtype": "fp32", "flops": 1.0}),
+                ]
+            },
+        },
+        {"name": "attention", "status": "ok", "result": {"rows": [row(flops=2 * 989.5e12)]}},
+        {"name": "memory", "status": "ok", "result": {"rows": [row(bytes=4.8e12 / 4), row(bytes=0)]}},
+        {
+            "name": "host-link",
+            "status": "ok",
+            # PCIe 5.0 x16: 32 GT/s x 16 lanes x 128/130 / 8 = 63.015e9 bytes/s
+            "result": {"rows": [row(memory="pinned", bytes=31.5077e9), row(memory="pageable", bytes=1)]},
+        },
+        {"name": "launch", "status": "ok", "result": {"operator_s": 7e-6, "context_bytes": 600}},
+        {"name": "cublas", "status": "ok", "result": {"workspace_bytes": 64}},
+    ]
+    made = Calibration.model_validate(calibration_of(results, "h200", "by hand"))
+    assert made.matmul_fraction == pytest.approx(0.5)
+    assert made.attention_fraction == 1.0
+    assert made.memory_fraction == pytest.approx(0.125)
+    assert made.host_link_fraction == pytest.approx(0.5, rel=1e-4)
+    assert (made.host_op_s, made.cuda_context_bytes, made.cublas_workspace_bytes) == (7e-6, 600, 64)
+    only_launch = [{**results[4], "result": {"operator_s": 7e-6, "context_bytes": None}}]
+    assert calibration_of(only_launch, "h200", "x") == {"source": "x", "host_op_s": 7e-6}
+
+
+def test_kernels_are_timed_between_cuda_events(monkeypatch):
+    """Each call takes 3 ms of a clock that only the kernel moves; the three calls before are not counted."""
+    now_ms = [0.0]
+    calls: list[float] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at_ms = now_ms[0]
+
+        def elapsed_time(self, later: Event) -> float:
+            return later.at_ms - self.at_ms
+
+    def kernel() -> None:
+        calls.append(now_ms[0])
+        now_ms[0] += 50 if len(calls) <= 3 else 3
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert median_seconds(kernel, Context("cuda", False, Path())) == pytest.approx(3e-3)
+
+
+def test_specs_change_only_what_they_say():
+    assert Spec("x", "llama-3.1-8b-lora", {"seq_len": 7}).recipe().seq_len == 7
+    with pytest.raises(InputError, match="no_such_field"):
+        Spec("x", "llama-3.1-8b-lora", {"no_such_field": 7}).recipe()
