@@ -98,8 +98,8 @@ def _jsonl_examples(data: str, path: Path) -> Iterator[Example]:
 
 def _dataset_examples(name: str) -> Iterator[Example]:
     try:
-        from datasets import load_dataset
-        from datasets.exceptions import DatasetsError
+        from datasets import load_dataset  # pyright: ignore[reportMissingImports] (an extra)
+        from datasets.exceptions import DatasetsError  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:
         raise MissingDependency("datasets", "data", f"data: {name}, a Hugging Face dataset id,") from None
     try:

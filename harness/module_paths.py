@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules import module as nn_module
 
 
@@ -46,7 +47,7 @@ class ModulePaths:
             return self._by_sequence.get(node._sequence_nr(), "")
         path = self._stack[-1]
         if torch.is_grad_enabled():
-            self._by_sequence[torch._C._autograd._get_sequence_nr() - 1] = path
+            self._by_sequence[_get_sequence_nr() - 1] = path
         return path
 
     def forget(self) -> None:
