@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +65,29 @@ def gather(arguments: Sequence[str], *, measure: bool) -> list[Case]:
 
 
 def complete(case: Case) -> None:
-    """Predict what is missing of the case, by napkin and by simulation."""
-    if not case.has("napkin") and find_spec("harness.napkin") is not None:
-        from harness.napkin import predict  # type: ignore[import-not-found]
+    """Predict what is missing of the case. An answer that cannot be given is noted, with its reason."""
+    for source, predict in (("napkin", _napkin), ("simulated", _simulated)):
+        if not case.has(source):
+            try:
+                case.profiles.append(predict(case))
+            except InputError as error:
+                case.notes.append(f"there is no {source} answer: {error}")
 
-        case.profiles.append(predict(case.recipe, case.hardware))
-    if not case.has("simulated"):
-        from harness.simulate import simulate
 
-        measured = next((profile for profile in case.profiles if profile.source == "measured"), None)
-        # what was measured ran under its own allocator settings
-        environment = os.environ if measured is None else measured.provenance.get("settings") or {}
-        case.profiles.append(simulate(case.recipe, case.hardware, allocator_settings(environment))[0])
+def _napkin(case: Case) -> StepProfile:
+    from harness.architecture import load_shape
+    from harness.napkin import predict
+
+    return predict(case.recipe, case.hardware, load_shape(case.recipe.model))
+
+
+def _simulated(case: Case) -> StepProfile:
+    from harness.simulate import simulate
+
+    measured = next((profile for profile in case.profiles if profile.source == "measured"), None)
+    # what was measured ran under its own allocator settings
+    environment = os.environ if measured is None else measured.provenance.get("settings") or {}
+    return simulate(case.recipe, case.hardware, allocator_settings(environment))[0]
 
 
 def table_device(profile: StepProfile) -> Hardware | None:

@@ -32,7 +32,7 @@ def _phase_lines(diff: TraceDiff) -> Iterator[str]:
         counts = f"{p.real_events:>8,}  {p.simulated_events:>9,}  {p.matching:>9,}  {len(p.divergences):>11,}"
         missing = p.real_peak_bytes - p.simulated_peak_bytes
         peak = f"{in_gib(p.real_peak_bytes)} recorded" + (
-            f", {in_gib(abs(missing))} {'more' if missing > 0 else 'less'} than simulated"
+            f", {abs(missing):,} bytes {'more' if missing > 0 else 'less'} than simulated"
             if missing
             else ", and simulated"
         )
