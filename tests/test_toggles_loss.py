@@ -22,7 +22,6 @@ SETTINGS: list[tuple[dict[str, Any], float, float]] = [
     ({"seq_len": 8}, 1e-6, 1e-5),
     ({"seq_len": 8, "gradient_accumulation_steps": 2}, 1e-6, 1e-5),
     ({"seq_len": 8, "adapter": "lora"}, 1e-6, 1e-5),
-    ({"seq_len": 8, "gradient_checkpointing": True}, 1e-6, 1e-5),
     ({"seq_len": 8, "family": "mixtral"}, 1e-6, 1e-5),
     (
         {"seq_len": 8, "precision": "fp16-mixed"},
