@@ -31,13 +31,16 @@ class Calibration(BaseModel):
     matmul_fraction: Achieved = 0.75
     """Of dense FLOP/s. The best matmul shape reaches 0.80 to 0.87 on A100 and H100
     (github.com/stas00/ml-engineering, compute/accelerator, MAMF table); a model's shapes reach less."""
-    attention_fraction: Achieved = 0.5
-    """Of dense FLOP/s, forward and backward. FlashAttention-2 reaches 0.50 to 0.73 on an A100
-    (arXiv 2307.08691, section 4.1) and 0.35 on an H100 (arXiv 2407.08608, abstract)."""
+    attention_fraction: Achieved = 0.7
+    """Of dense FLOP/s, forward and backward, counting the whole square of scores as PyTorch's counter does
+    though a causal kernel computes half. FlashAttention-2 reaches 0.35 on an H100 (arXiv 2407.08608,
+    abstract) to 0.6 on an A100 (arXiv 2307.08691, section 4.1) when half is counted: 0.7 to 1.2 here."""
     memory_fraction: Achieved = 0.85
     """Of memory bandwidth, in elementwise kernels. A guess."""
     host_link_fraction: Achieved = 0.8
     """Of the host link, pinned memory. A guess: about 25 of PCIe 4.0's 31.5 GB/s."""
+    host_memory_bandwidth: Annotated[float, Field(gt=0)] = 50e9
+    """Bytes per second that an optimizer stepping in host memory reaches. A guess."""
     host_op_s: Annotated[float, Field(gt=0)] = 6e-6
     """Time the Python thread needs to launch one operator, eager mode. A guess."""
     cublas_workspace_bytes: Annotated[int, Field(ge=0)] | None = None

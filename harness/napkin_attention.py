@@ -52,6 +52,7 @@ def attention(
 ) -> Tensor:
     """The attention output, B·S·N·D, from q (B S N D), k and v (B S G D)."""
     if built.recipe.attention == "eager":
+        tape.attention_kernel = "eager"
         return _written_out(tape, built, q, k, v, mask, softmax_dtype="fp32")
     # sdpa is on autocast's 16-bit list; the flash packages take 16 bit only, and transformers casts to it
     if built.recipe.attention.startswith("flash_attention") and not tape.autocast:
@@ -59,6 +60,7 @@ def attention(
         q, k, v = (cast(tape, t, half) for t in (q, k, v))
     q, k, v = (under_autocast(tape, t) for t in (q, k, v))
     kernel = choose_kernel(built, q.dtype, masked=mask is not None, compute_capability=compute_capability)
+    tape.attention_kernel = kernel
     if kernel == "math":
         return _plain_sdpa(tape, built, q, k, v)
     if mask is not None:
@@ -67,7 +69,8 @@ def attention(
 
 
 def _flops(tape: Tape) -> int:
-    """Two products of B·N·S²·D multiply-adds."""
+    """Two products of B·N·S²·D multiply-adds, as torch.utils.flop_counter counts them: the whole square, of
+    which a causal kernel computes half."""
     return 4 * tape.elements("B N S S D")
 
 
@@ -75,7 +78,7 @@ def _fused(
     tape: Tape, built: BuiltModel, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, flash: bool
 ) -> Tensor:
     """FlashAttention (arXiv 2307.08691) or memory-efficient attention (arXiv 2112.05682): they keep q, k, v,
-    the output and one fp32 log-sum-exp a row and head. A causal kernel skips half of the products."""
+    the output and one fp32 log-sum-exp a row and head."""
     sums = tape.tensor("log-sum-exp", "B N S", "fp32")
     bias = None
     if mask is not None:  # sdpa turns a bool mask into one to add, anew in every layer
@@ -86,7 +89,7 @@ def _fused(
         q.dtype,
         [q, k, v],
         [q, k, v, sums, bias],
-        flops=_flops(tape) // (1 if mask is not None else 2),
+        flops=_flops(tape),
         kind="attention",
         keeps_output=True,
         backward_temporary_bytes=_fused_backward_bytes(tape, built, q, flash=flash),

@@ -16,13 +16,13 @@ from harness.napkin_layers import (
     head_matrix,
     mlp_matrices,
 )
+from harness.napkin_linear import linear
 from harness.napkin_model import BuiltModel
 from harness.napkin_ops import (
     activate,
     add,
     cast,
     dropout,
-    linear,
     multiply,
     norm,
     rotate,

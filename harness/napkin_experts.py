@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from harness.napkin_layers import Matrix, expert_matrices, router_matrix
+from harness.napkin_linear import plain_linear
 from harness.napkin_model import BuiltModel
-from harness.napkin_ops import activate, cast, multiply, plain_linear, under_autocast
+from harness.napkin_ops import activate, cast, multiply, under_autocast
 from harness.napkin_tape import SIZES, Tape, Tensor
 
 

@@ -66,6 +66,8 @@ def build_stages(built: BuiltModel, compute_capability: float) -> Stages:
     shape = built.shape
     tape = new_tape(built)
     x = embed(tape, built)
+    if built.recipe.gradient_checkpointing:
+        x.grad = True  # peft makes the embeddings' output require a gradient, for checkpointing's sake
     embedding = Stage("embedding", tape, 1)
     tables = rotary_tables(tape, built, x)
     masks = _masks(tape, built, x)

@@ -50,6 +50,8 @@ class Op:
     backward: Work
     passes_gradient: bool = False
     """Its input's gradient is its output's gradient, not a new tensor (addition, views)."""
+    keeps_weight: bool = False
+    """It keeps a weight, whose memory is counted as a parameter."""
     weight_gradient_bytes: int = 0
     forward_temporary_bytes: int = 0
     backward_temporary_bytes: int = 0
@@ -66,6 +68,8 @@ class Tape:
     """Elementwise operators fuse: they move nothing of their own, and keep only what cannot be recomputed."""
     weight_cast_bytes: int = 0
     """16-bit copies of trained weights that autocast's cache holds until the forward pass ends."""
+    attention_kernel: str = ""
+    """The kernel that attention on this tape runs."""
     ops: list[Op] = field(default_factory=list)
 
     def elements(self, dims: str) -> int:
@@ -128,6 +132,7 @@ class Tape:
         kind: Literal["matmul", "attention"] = "matmul",
         weight_bytes: int = 0,
         keeps_output: bool = False,
+        keeps_weight: bool = False,
         weight_gradient_bytes: int = 0,
         forward_temporary_bytes: int = 0,
         backward_temporary_bytes: int = 0,
@@ -154,6 +159,7 @@ class Tape:
                 Work(flops, moved, 1, kind, dtype),
                 backward if out.grad else Work(operators=0),
                 False,
+                keeps_weight and out.grad,
                 weight_gradient_bytes,
                 forward_temporary_bytes,
                 backward_temporary_bytes,

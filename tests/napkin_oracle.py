@@ -16,7 +16,7 @@ from torch import nn
 from harness.architecture import load_shape
 from harness.hardware import find_hardware
 from harness.model import build_training
-from harness.napkin_memory import Memory
+from harness.napkin_memory import Memory, memory_of
 from harness.napkin_model import BuiltModel
 from harness.recipe import Recipe
 from harness.step import train_step
@@ -73,7 +73,7 @@ def recipe_for(folder: Any, family: str, **fields: Any) -> Recipe:
 
 
 def napkin(recipe: Recipe) -> Memory:
-    return Memory(BuiltModel(recipe, load_shape(recipe.model)), find_hardware("a100-80gb"))
+    return memory_of(BuiltModel(recipe, load_shape(recipe.model)), find_hardware("a100-80gb"))
 
 
 def saved_bytes(recipe: Recipe) -> int:

@@ -28,7 +28,7 @@ def settings(family: str, **fields):
 
 def check(tmp_path, family, **fields):
     recipe = recipe_for(tmp_path, family, **settings(family, **fields))
-    assert napkin(recipe).kept_in_forward == saved_bytes(recipe)
+    assert napkin(recipe).sizes.kept_in_forward == saved_bytes(recipe)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -122,24 +122,26 @@ def test_dropout_of_lora_keeps_a_mask_of_one_byte_on_cuda(tmp_path):
     recipe = recipe_for(tmp_path, "llama", adapter="lora", lora_dropout=0.1)
     kept = [
         t
-        for stage in napkin(recipe).stages.blocks
+        for stage in napkin(recipe).sizes.stages.blocks
         for t in stage.kept_tensors
         if t.name.startswith("mask of")
     ]
     assert {t.dtype for t in kept} == {"bool"}
     # the CPU's mask has the dtype of what is dropped, here fp32: three bytes more an element
-    first, rest = napkin(recipe).stages.blocks
+    first, rest = napkin(recipe).sizes.stages.blocks
     count = [sum(t.size_bytes for t in s.kept_tensors if t.name.startswith("mask of")) for s in (first, rest)]
     masks = count[0] + 2 * count[1]
     # the rotated part of the mask that the first block's frozen input does not need is kept on neither
-    assert saved_bytes(recipe) - napkin(recipe).kept_in_forward == 3 * masks
+    assert saved_bytes(recipe) - napkin(recipe).sizes.kept_in_forward == 3 * masks
 
 
 def test_checkpointing_keeps_one_block_input_a_layer(tmp_path):
     recipe = recipe_for(tmp_path, "llama", gradient_checkpointing=True)
     memory = napkin(recipe)
     # batch 2 x seq 24 x hidden 64 in bf16, for each of 3 layers
-    assert sum(memory.block_kept(s) * s.count for s in memory.stages.blocks) == 3 * 2 * 24 * 64 * 2
+    assert (
+        sum(memory.sizes.block_kept(s) * s.count for s in memory.sizes.stages.blocks) == 3 * 2 * 24 * 64 * 2
+    )
 
 
 def test_sdpa_without_a_fused_kernel_keeps_scores_in_fp32(tmp_path):
@@ -147,7 +149,7 @@ def test_sdpa_without_a_fused_kernel_keeps_scores_in_fp32(tmp_path):
     with sdpa_kernel(SDPBackend.MATH):
         saved = saved_bytes(recipe)
     # fp32 with grouped heads: CUDA's flash wants 16 bit, its memory-efficient kernel equal heads
-    assert napkin(recipe).kept_in_forward == saved
+    assert napkin(recipe).sizes.kept_in_forward == saved
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_sdpa_without_a_fused_kernel_keeps_scores_in_fp32(tmp_path):
 )
 def test_the_kernel_is_the_one_cuda_chooses(tmp_path, fields, dtype, masked, capability, kernel):
     recipe = recipe_for(tmp_path, "llama", **fields)
-    built = BuiltModel(recipe, napkin(recipe).built.shape)
+    built = BuiltModel(recipe, napkin(recipe).sizes.built.shape)
     assert choose_kernel(built, dtype, masked=masked, compute_capability=capability) == kernel
 
 
@@ -179,7 +181,7 @@ def test_int8_keeps_the_input_of_every_quantized_layer(tmp_path):
     # The first block's q, k, v see frozen embeddings, which need no gradient.
     rows = 2 * 24 * 2
     added = 2 * rows * 64 + 3 * rows * (64 + 112)
-    assert napkin(int8).kept_in_forward - napkin(plain).kept_in_forward == added
+    assert napkin(int8).sizes.kept_in_forward - napkin(plain).sizes.kept_in_forward == added
 
 
 def test_logits_and_loss_take_two_four_four_and_four_bytes_a_token_and_word(tmp_path):

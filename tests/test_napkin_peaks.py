@@ -102,6 +102,6 @@ def test_a_window_shorter_than_the_sequence_needs_a_mask(tmp_path):
     config = WIDE | {"sliding_window": 20}
     recipe = recipe_for(tmp_path, "mistral", config=config, **SHAPE)
     memory = napkin(recipe)
-    assert memory.mask_bytes == 48 * 48
-    biases = [t for t in memory.stages.blocks[-1].kept_tensors if "mask" in t.name]
+    assert memory.sizes.mask_bytes == 48 * 48
+    biases = [t for t in memory.sizes.stages.blocks[-1].kept_tensors if "mask" in t.name]
     assert sum(t.size_bytes for t in biases) == 4 * 48 * 48 * 2, "sdpa's own, one byte to two, in every layer"

@@ -71,8 +71,8 @@ def test_every_recipe_built_on_meta(name):
     memory = napkin(recipe)
     model = build_training(recipe, META).model
     weights, trained, buffers = model_bytes(model)
-    assert memory.parameter_bytes == weights + buffers
-    assert memory.gradient_bytes == trained
+    assert memory.sizes.parameter_bytes == weights + buffers
+    assert memory.sizes.gradient_bytes == trained
 
 
 def test_there_are_recipes():
@@ -102,8 +102,8 @@ def test_every_quantization_and_adapter_really_built(tmp_path, fields):
     recipe = recipe_for(tmp_path, "llama", config=config, lora_rank=3, **fields)
     weights, trained, buffers = model_bytes(build_training(recipe, CPU).model)
     memory = napkin(recipe)
-    assert memory.parameter_bytes == weights + buffers
-    assert memory.gradient_bytes == trained
+    assert memory.sizes.parameter_bytes == weights + buffers
+    assert memory.sizes.gradient_bytes == trained
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "phi", "phi3", "qwen3", "gemma2", "mixtral"])
@@ -114,8 +114,8 @@ def test_every_family_quantized_and_adapted(tmp_path, family, quantization):
     recipe = recipe_for(tmp_path, family, quantization=quantization, adapter="lora", **targets, **fields)
     weights, trained, buffers = model_bytes(build_training(recipe, CPU).model)
     memory = napkin(recipe)
-    assert memory.parameter_bytes == weights + buffers
-    assert memory.gradient_bytes == trained
+    assert memory.sizes.parameter_bytes == weights + buffers
+    assert memory.sizes.gradient_bytes == trained
 
 
 OPTIMIZERS = [
@@ -139,8 +139,8 @@ def test_optimizer_state_is_that_of_the_stepped_optimizer(tmp_path, family, fiel
     recipe = recipe_for(tmp_path, family, **fields, **targets)
     training = build_training(recipe, CPU)
     step_once(training)
-    optimizer = napkin(recipe).optimizer
-    counters = 4 * sum(w.count for w in napkin(recipe).trained) if "optimizer_impl" in fields else 0
+    optimizer = napkin(recipe).sizes.optimizer
+    counters = 4 * sum(w.count for w in napkin(recipe).sizes.trained) if "optimizer_impl" in fields else 0
     assert optimizer.state_bytes - counters == optimizer_bytes(training.optimizer)
     copies = training.optimizer._copies if isinstance(training.optimizer, SteppedCopy) else []
     assert optimizer.copy_bytes == sum(copy.nbytes for copy in copies)
@@ -150,7 +150,7 @@ def test_paged_state_is_of_large_tensors_only(tmp_path):
     config = {"vocab_size": 2000, "num_hidden_layers": 1}
     for name, bytes_each in (("paged_adamw", 8), ("paged_adamw_8bit", 2)):
         recipe = recipe_for(tmp_path, "llama", config=config, optimizer=name)
-        paged = napkin(recipe).optimizer.paged_bytes
+        paged = napkin(recipe).sizes.optimizer.paged_bytes
         assert paged == 2 * 2000 * 64 * bytes_each, (
             "embeddings and head; no other tensor has 100,000 elements"
         )
@@ -164,7 +164,7 @@ def test_a_7b_model_is_28_gb_in_fp32_14_in_16_bit_and_3_5_in_4_bit():
     for precision, quantization in (("fp32", "none"), ("bf16", "none"), ("bf16", "nf4")):
         overrides = [f"precision={precision}", f"quantization={quantization}", "adapter=lora", "lora_rank=1"]
         memory = napkin(load_recipe("llama-2-7b-full-fp16-master", ["master_weights=false", *overrides])[1])
-        frozen = sum(w.total_bytes for w in [*memory.outer, *memory.in_blocks] if not w.trained)
+        frozen = sum(w.total_bytes for w in [*memory.sizes.outer, *memory.sizes.in_blocks] if not w.trained)
         gigabytes[precision, quantization] = frozen / 1e9
     assert gigabytes["fp32", "none"] == pytest.approx(28, rel=0.05)
     assert gigabytes["bf16", "none"] == pytest.approx(14, rel=0.05)
@@ -175,9 +175,9 @@ def test_a_7b_model_is_28_gb_in_fp32_14_in_16_bit_and_3_5_in_4_bit():
 
 def test_mixed_precision_adam_takes_16_bytes_a_parameter():
     memory = napkin(load_recipe("llama-2-7b-full-fp16-master", [])[1])
-    count = sum(w.elements * w.count for w in memory.trained)
-    held = memory.parameter_bytes + memory.gradient_bytes + memory.optimizer.state_bytes
-    assert (held + memory.optimizer.copy_bytes) / count == pytest.approx(16, rel=1e-6)
+    count = sum(w.elements * w.count for w in memory.sizes.trained)
+    held = memory.sizes.parameter_bytes + memory.sizes.gradient_bytes + memory.sizes.optimizer.state_bytes
+    assert (held + memory.sizes.optimizer.copy_bytes) / count == pytest.approx(16, rel=1e-6)
 
 
 def test_rank_8_on_a_1024_square_trains_a_64th_of_it(tmp_path):
@@ -185,4 +185,4 @@ def test_rank_8_on_a_1024_square_trains_a_64th_of_it(tmp_path):
     recipe = recipe_for(
         tmp_path, "llama", config=config, adapter="lora", lora_rank=8, lora_targets=("q_proj",)
     )
-    assert sum(w.elements for w in napkin(recipe).trained) * 64 == 1024 * 1024
+    assert sum(w.elements for w in napkin(recipe).sizes.trained) * 64 == 1024 * 1024
