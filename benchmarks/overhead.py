@@ -89,18 +89,19 @@ def bare_loop(recipe: Recipe, device: torch.device) -> Iterator[Tensor]:
                 loss = model(**batch, num_items_in_batch=num_tokens).loss
             (scaler.scale(loss) if scaler else loss).backward()
             total += loss.detach()
-        if hasattr(optimizer, "take_gradients"):  # master weights, or the optimizer on the host
-            optimizer.take_gradients()
-        if recipe.max_grad_norm is not None:
+        with training.stepping():
+            if hasattr(optimizer, "take_gradients"):  # master weights, or the optimizer on the host
+                optimizer.take_gradients()
+            if recipe.max_grad_norm is not None:
+                if scaler:
+                    scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(trained, recipe.max_grad_norm)
             if scaler:
-                scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(trained, recipe.max_grad_norm)
-        if scaler:
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         wait()
         yield total
 

@@ -64,10 +64,9 @@ def measure(
         if not _is_out_of_memory(error):
             raise
         run.oom = run.observer.shortage(run.phase_now, error)
-        run.look_back()  # while the traceback still holds the step's tensors
+        memory = run.memory or run.look_back()  # while the traceback still holds the step's tensors
         run.oom.top = run.top
-        assert run.memory is not None
-        run.oom.advice = remedies(recipe, run.memory.at_peak, run.oom)
+        run.oom.advice = remedies(recipe, memory.at_peak, run.oom)
     profile = run.profile()
     if snapshot and run.snapshot:
         folder.write_snapshot(run.snapshot)
@@ -138,7 +137,7 @@ class _Run:
             list(run_steps(self.training, batches, self.device, ["warmup"], self))
         self.complete = True
 
-    def look_back(self) -> None:
+    def look_back(self) -> MemoryStats:
         """Ask the observer what the memory was, before later steps and deaths change the answer."""
         memory = self.memory = self.observer.memory()
         phases = self.observer.phase_memory()
@@ -147,7 +146,7 @@ class _Run:
             memory.peak_allocated_bytes = phases[memory.peak_phase].peak_allocated_bytes
         spans, self.snapshot = self.observer.history()
         if not spans or not (phases or self.oom):
-            return  # interrupted before a step was recorded: the peak of a step is not known
+            return memory  # interrupted before a step was recorded: the peak of a step is not known
         peak = find_peak(spans)
         memory.at_peak = breakdown_at(spans, peak.index)
         self.top = top_allocations(spans, peak.index)
@@ -156,11 +155,10 @@ class _Run:
         if memory.kind == "cuda_allocator" and memory.at_peak.other_bytes is not None:
             # The trace has requested sizes; what the allocator did not split off is known only in total.
             memory.at_peak.other_bytes += max(0, memory.peak_allocated_bytes - peak.allocated_bytes)
+        return memory
 
     def profile(self) -> StepProfile:
-        if self.memory is None:
-            self.look_back()
-        assert self.memory is not None
+        memory = self.memory or self.look_back()
         hardware = self.observer.hardware(self.recipe.compute_dtype)
         return StepProfile(
             source="measured",
@@ -168,7 +166,7 @@ class _Run:
             hardware=hardware,
             provenance={**provenance(), **self.observer.facts(), **self._what_ran()},
             complete=self.complete,
-            memory=self.memory,
+            memory=memory,
             phases=self._phases(),
             step=self._step(hardware),
             top=self.top,
