@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from harness.device_observer import DeviceObserver, Unobserved
 from harness.files import write_whole
-from harness.loop import run_steps, set_up
+from harness.loop import Kind, run_steps, set_up
 from harness.measure import chosen_device
 from harness.measure_cpu import CpuObserver
 from harness.measure_cuda import CudaObserver
@@ -69,7 +69,8 @@ def harness_loop(recipe: Recipe, device: torch.device, rounds: int) -> Iterator[
     observer = CudaObserver(device, with_history=False) if device.type == "cuda" else CpuObserver()
     training, batches = set_up(recipe, device, observer)
     observer.trained(training)
-    for step in run_steps(training, batches, device, ["timed"] * (WARMUP_ROUNDS + rounds), observer):
+    kinds: list[Kind] = ["timed"] * (WARMUP_ROUNDS + rounds)
+    for step in run_steps(training, batches, device, kinds, observer):
         observer.end_step()
         yield step.loss
 

@@ -75,9 +75,11 @@ def print_profile(console: Console, profile: StepProfile) -> None:
 
 
 def in_gib(size_bytes: int | None) -> str:
-    """Bytes for reading: GiB, or MiB below a tenth of one; a dash for unknown."""
+    """Bytes for reading: GiB, below a tenth of one MiB, below a tenth of that KiB; a dash for unknown."""
     if size_bytes is None:
         return "-"
+    if abs(size_bytes) < 2**20 / 10:
+        return f"{size_bytes / 2**10:,.1f} KiB"
     if abs(size_bytes) < 2**30 / 10:
         return f"{size_bytes / 2**20:,.1f} MiB"
     return f"{size_bytes / 2**30:,.2f} GiB"

@@ -94,7 +94,14 @@ def test_a_run_that_ended_before_any_step_prints_no_empty_table():
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(None, "-"), (0, "0.0 MiB"), (2**20, "1.0 MiB"), (GIB // 4, "0.25 GiB"), (1500 * GIB, "1,500.00 GiB")],
+    [
+        (None, "-"),
+        (0, "0.0 KiB"),
+        (32768, "32.0 KiB"),
+        (2**20, "1.0 MiB"),
+        (GIB // 4, "0.25 GiB"),
+        (1500 * GIB, "1,500.00 GiB"),
+    ],
 )
 def test_bytes(size, text):
     assert in_gib(size) == text
