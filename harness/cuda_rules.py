@@ -15,8 +15,11 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
+from harness.cuda_attention import Backend, chosen_backend
 from harness.cuda_autocast import cuda_autocast_on_meta
+from harness.cuda_sdpa import attention_on_meta
 from harness.hardware import Hardware
 from harness.offload import on_host
 from harness.recipe import Recipe
@@ -57,8 +60,31 @@ class CudaRules:
         """Bytes of what the CUDA kernel allocates while it runs."""
         return ()
 
-    def attention(
-        self,
+    def attention_kernel(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, **how: bool
+    ) -> Backend:
+        """The kernel that CUDA would run for F.scaled_dot_product_attention on these tensors."""
+        if self.recipe.attention.startswith("flash_attention"):
+            return "flash"  # the package's kernel is torch's flash kernel by another name
+        return chosen_backend(
+            query.shape,
+            key.shape,
+            value.shape,
+            query.dtype,
+            None if mask is None else mask.shape,
+            None if mask is None else mask.dtype,
+            dropout_p,
+            requires_grad=torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)),
+            compute_capability=self.hardware.datasheet.compute_capability,
+            torch_version=torch.__version__,
+            **how,
+        )
+
+
+def _attention(rules: CudaRules) -> Callable[..., Tensor]:
+    """F.scaled_dot_product_attention with CUDA's choice of kernel."""
+
+    def scaled_dot_product_attention(
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -68,9 +94,18 @@ class CudaRules:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[
-            0
-        ]
+        given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if torch._C._is_torch_function_mode_enabled():  # autocast casts the arguments first
+            return handle_torch_function(scaled_dot_product_attention, given[:3], *given)
+        backend = rules.attention_kernel(
+            *given[:5],
+            is_causal=is_causal,
+            enable_gqa=enable_gqa,  # type: ignore[arg-type]
+        )
+        rules.attention_kernels.add(backend)
+        return attention_on_meta(*given, backend)
+
+    return scaled_dot_product_attention
 
 
 def _read_back(func: Any, args: Any, kwargs: Any) -> Any:
@@ -161,7 +196,7 @@ def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
 def _patches(rules: CudaRules) -> Iterator[tuple[str, Any]]:
     """torch's and bitsandbytes' own questions about the device."""
     yield "torch.nn.functional.dropout", _fused_dropout
-    yield "torch.nn.functional.scaled_dot_product_attention", rules.attention
+    yield "torch.nn.functional.scaled_dot_product_attention", _attention(rules)
     yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["meta", "cuda", "cpu"]
     yield "torch.cuda.synchronize", lambda *_: None
     if find_spec("triton") is not None:  # its kernels (Liger's) write into tensors that Python made

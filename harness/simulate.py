@@ -79,7 +79,11 @@ def simulate(
 class _Run:
     def __init__(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> None:
         # The values do not matter and nothing needs to be read: shapes are the same for any data.
-        self.recipe = recipe.model_copy(update={"data": "synthetic", "weights": "random"})
+        same_shapes: dict[str, str] = {"data": "synthetic", "weights": "random"}
+        if recipe.attention.startswith("flash_attention"):
+            # The package need not be here: its kernel saves what torch's flash kernel saves (cuda_rules.py).
+            same_shapes["attention"] = "sdpa"
+        self.recipe = recipe.model_copy(update=same_shapes)
         self.asked, self.hardware = recipe, hardware
         context = hardware.calibration.cuda_context_bytes
         self.memory = SimulatedMemory(settings, hardware.memory_bytes - context)

@@ -1,0 +1,264 @@
+"""Which kernel torch's scaled_dot_product_attention runs on CUDA, decided from shapes alone.
+
+The rules are those of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and sdp_utils_cpp.h (torch 2.11
+to 2.15, Linux, dense tensors); each check below carries the name it has there. They were compared with the
+answers of torch's own `_fused_sdp_choice` in the cu130 builds of every one of these versions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Backend = Literal["flash", "efficient", "cudnn", "math"]
+
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+# nvidia-cudnn-cu13 pinned by the default (CUDA 13) wheels, as cudnnGetVersion() returns it.
+CUDNN_VERSIONS = {(2, 11): 91900, (2, 12): 92000, (2, 13): 92000, (2, 14): 92400, (2, 15): 92600}
+LARGEST_GRID_DIMENSION = 65535
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What the checks look at: shapes are (batch, heads, length, head_dim), as SDPA takes them."""
+
+    query: tuple[int, ...]
+    key: tuple[int, ...]
+    value: tuple[int, ...]
+    dtype: torch.dtype
+    mask: tuple[int, ...] | None
+    dropout_p: float
+    is_causal: bool
+    enable_gqa: bool
+    requires_grad: bool
+    capability: tuple[int, int]
+    torch_version: tuple[int, int]
+    cudnn_version: int
+
+
+def chosen_backend(
+    query_shape: Sequence[int],
+    key_shape: Sequence[int],
+    value_shape: Sequence[int],
+    dtype: torch.dtype,
+    mask_shape: Sequence[int] | None,
+    mask_dtype: torch.dtype | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+    requires_grad: bool,
+    compute_capability: str,
+    torch_version: str,
+    cudnn_version: int | None = None,
+) -> Backend:
+    """The kernel F.scaled_dot_product_attention runs for dense tensors with a contiguous last dimension.
+
+    `compute_capability` is written "9.0". `cudnn_version` is torch.backends.cudnn.version(); by default that
+    of the CUDA 13 wheel of `torch_version`. `mask_dtype` changes nothing: the mask is converted afterwards.
+    A mask that requires a gradient rules cuDNN out in torch and is not modelled.
+    """
+    del mask_dtype
+    version = torch_release(torch_version)
+    call = AttentionCall(
+        tuple(query_shape),
+        tuple(key_shape),
+        tuple(value_shape),
+        dtype,
+        None if mask_shape is None else tuple(mask_shape),
+        dropout_p,
+        is_causal,
+        enable_gqa,
+        requires_grad,
+        capability_of(compute_capability),
+        version,
+        cudnn_version if cudnn_version is not None else CUDNN_VERSIONS[nearest_release(version)],
+    )
+    checks = {"cudnn": can_use_cudnn, "flash": can_use_flash, "efficient": can_use_efficient}
+    order: tuple[Backend, ...] = ("flash", "efficient")  # Context.h, sdp_priority_order
+    if prefers_cudnn(call):
+        order = ("cudnn", *order)
+    for backend in order:
+        if checks[backend](call):
+            return backend
+    return "math"
+
+
+def torch_release(version: str) -> tuple[int, int]:
+    """(2, 13) of "2.13.0+cu130"."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def nearest_release(version: tuple[int, int]) -> tuple[int, int]:
+    """The newest release known here that is not newer than `version`; the oldest known if all are."""
+    return max((known for known in CUDNN_VERSIONS if known <= version), default=min(CUDNN_VERSIONS))
+
+
+def capability_of(compute_capability: str) -> tuple[int, int]:
+    """(9, 0) of "9.0"."""
+    major, minor = compute_capability.split(".")
+    return int(major), int(minor)
+
+
+def prefers_cudnn(call: AttentionCall) -> bool:
+    """check_prefer_cudnn_attention: cuDNN newer than 9.15.0 on Hopper and data-center Blackwell.
+
+    Before torch 2.13, and in CUDA 12 builds of any version, compute capability 10.x must be 10.0 or 10.3.
+    The environment variable TORCH_CUDNN_SDPA_DEPRIORITIZED=1 turns the preference off.
+    """
+    major, minor = call.capability
+    return (
+        call.cudnn_version > 91500 and major in (9, 10) and (call.torch_version >= (2, 13) or minor in (0, 3))
+    )
+
+
+def can_use_flash(call: AttentionCall) -> bool:
+    """can_use_flash_attention. FlashAttention-2; there is no mask argument at all."""
+    head_dim = call.query[-1]
+    return (
+        _four_dimensional(call)
+        and call.mask is None  # check_for_attn_mask
+        and _one_head_dim(call)
+        and head_dim <= 256  # check_head_dim_size_flash
+        and (8, 0) <= call.capability <= (12, 1)  # check_flash_attention_hardware_support
+        and not _backward_too_large(call)
+        # check_flash_causal_non_square_seqlens: FlashAttention-2 aligns the causal mask to the last key
+        and not (call.is_causal and call.query[2] != call.key[2])
+        and call.dtype in HALF_DTYPES  # check_dtypes_flash_attention
+        and _heads_match(call, supports_gqa=True)
+        and _nonempty(call)
+        and _grid_fits(call)
+    )
+
+
+def can_use_efficient(call: AttentionCall) -> bool:
+    """can_use_mem_efficient_attention. The CUTLASS kernels of xFormers."""
+    alignment = minimum_gemm_alignment(call.dtype, call.capability)
+    dtypes = (*HALF_DTYPES, torch.float32) if call.capability >= (8, 0) else (torch.float16, torch.float32)
+    return (
+        _four_dimensional(call)
+        and (5, 0) <= call.capability <= (12, 1)  # check_mem_efficient_hardware_support
+        and call.query[-1] == call.key[-1]  # check_head_dim_size_mem_efficient, also the next two
+        and call.query[-1] % alignment == 0 < call.query[-1]
+        and call.value[-1] % alignment == 0 < call.value[-1]
+        and _nonempty(call)
+        # check_batch_size_and_num_heads_dense: grouped heads since 2.14 only
+        and _heads_match(call, supports_gqa=call.torch_version >= (2, 14))
+        and call.dtype in dtypes
+    )
+
+
+def can_use_cudnn(call: AttentionCall) -> bool:
+    """can_use_cudnn_attention."""
+    dropout = call.dropout_p
+    return (
+        not (dropout > 0 and 91100 < call.cudnn_version < 91400)
+        and _four_dimensional(call)
+        and call.dtype in HALF_DTYPES  # check_dtypes_low_precision
+        and _mask_broadcasts(call)
+        and (8, 0) <= call.capability <= (12, 1)  # check_cudnn_hardware_support
+        # check_cudnn_dropout: cuDNN's probability has a resolution of 1/16 (since 2.12)
+        and (call.torch_version < (2, 12) or dropout * 16 == math.floor(dropout * 16))
+        and _nonempty(call)
+        and _heads_match(call, supports_gqa=True)
+        and _cudnn_takes_shapes(call)
+    )
+
+
+def minimum_gemm_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
+    """Elements the head dim must be a multiple of in the efficient kernels (minimum_gemm_alignment)."""
+    half = dtype in HALF_DTYPES
+    tensor_cores = capability >= (8, 0) or (capability >= (7, 0) and half)  # use_tensor_cores
+    return max(4 if capability >= (8, 0) else 1, 128 // (16 if half else 32) if tensor_cores else 1)
+
+
+def _four_dimensional(call: AttentionCall) -> bool:  # check_tensor_shapes
+    return len(call.query) == len(call.key) == len(call.value) == 4
+
+
+def _nonempty(call: AttentionCall) -> bool:  # check_nonzero_sequence_lengths_dense
+    return call.query[2] > 0 and call.key[2] > 0
+
+
+def _one_head_dim(call: AttentionCall) -> bool:
+    return call.query[-1] == call.key[-1] == call.value[-1]
+
+
+def _heads_match(call: AttentionCall, *, supports_gqa: bool) -> bool:
+    # check_batch_size_and_num_heads_dense and check_grouped_query_attention
+    if not call.query[0] == call.key[0] == call.value[0]:
+        return False
+    query, key, value = call.query[1], call.key[1], call.value[1]
+    if call.enable_gqa and supports_gqa:
+        return key == value and query % key == 0
+    if call.torch_version >= (2, 14) and key == value == 1:  # one key-value head broadcasts
+        return query > 0
+    return query == key == value
+
+
+def _backward_too_large(call: AttentionCall) -> bool:
+    # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: too little shared memory
+    small = (8, 6) <= call.capability <= (8, 9) or (12, 0) <= call.capability <= (12, 1)
+    head_dim = call.query[-1]
+    return call.requires_grad and small and (192 < head_dim <= 224 or (head_dim > 224 and call.dropout_p > 0))
+
+
+def _grid_fits(call: AttentionCall) -> bool:
+    # check_flash_attention_grid_size (since 2.15): batch and heads are dimensions of the launch grid
+    return call.torch_version < (2, 15) or max(call.query[0], call.query[1]) <= LARGEST_GRID_DIMENSION
+
+
+def _mask_broadcasts(call: AttentionCall) -> bool:  # check_attn_mask_shape
+    mask = call.mask
+    if mask is None:
+        return True
+    batch, heads, length, _ = call.query
+    wanted = (batch, heads, length, call.key[2])[-len(mask) :]
+    return len(mask) in (2, 4) and all(size in (1, full) for size, full in zip(mask, wanted, strict=True))
+
+
+def _cudnn_takes_shapes(call: AttentionCall) -> bool:
+    # check_cudnn_tensor_shapes, with the branches for a cuDNN older than 9.1 left out
+    batch, heads, length, head_dim = call.query
+    value_dim = call.value[-1]
+    if call.torch_version >= (2, 13) and max(batch, heads) > LARGEST_GRID_DIMENSION:
+        return False
+    if max(head_dim, value_dim) > _cudnn_head_dim_limit(call) or head_dim % 8 or value_dim % 8:
+        return False
+    if not _cudnn_backward_exists(call):
+        return False
+    return call.key[2] != 1 and not (length == 1 and (call.dropout_p > 0 or _no_single_query(call)))
+
+
+def _no_single_query(call: AttentionCall) -> bool:
+    return call.torch_version >= (2, 14) and call.capability[0] == 10 and 92200 < call.cudnn_version <= 92500
+
+
+def _cudnn_head_dim_limit(call: AttentionCall) -> int:
+    dims = (call.query[-1], call.value[-1])
+    hopper, blackwell = call.capability == (9, 0), call.capability[0] == 10
+    if call.torch_version < (2, 14):
+        if hopper and call.cudnn_version >= 91000:
+            return 256
+        return 192 if blackwell and call.cudnn_version >= 91100 and dims == (192, 128) else 128
+    if _cudnn_has_256(call):
+        return 256
+    return 192 if (hopper or blackwell) and call.cudnn_version >= 91100 and dims == (192, 128) else 128
+
+
+def _cudnn_has_256(call: AttentionCall) -> bool:
+    if call.capability[0] == 10 and call.capability[1] == 7:
+        return call.cudnn_version > 92500
+    return (call.capability == (9, 0) or call.capability[0] == 10) and call.cudnn_version > 92200
+
+
+def _cudnn_backward_exists(call: AttentionCall) -> bool:
+    # check_cudnn_d256_bprop_head_dim (since 2.14): above 128, training knows two pairs of head dims only
+    if call.torch_version < (2, 14) or not call.requires_grad or not _cudnn_has_256(call):
+        return True
+    dims = (call.query[-1], call.value[-1])
+    return max(dims) <= 128 or dims in ((192, 128), (256, 256))
