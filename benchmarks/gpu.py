@@ -157,7 +157,7 @@ def examine(context: Context) -> Result:
 
 
 def _run(options: argparse.Namespace) -> int:
-    names = list(PARTS) if options.all else list(dict.fromkeys(options.part or ()))
+    names: list[str] = list(PARTS if options.all else dict.fromkeys(options.part or []))
     context = Context("cpu" if options.tiny else "cuda", options.tiny, options.out or Path())
     if options.list:
         _list(names, context, options.only)

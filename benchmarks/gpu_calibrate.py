@@ -44,7 +44,7 @@ def launch(context: Context) -> Result:
     import torch
 
     from harness.device_observer import Unobserved
-    from harness.loop import run_steps, set_up
+    from harness.loop import Kind, run_steps, set_up
     from harness.recipe import Recipe
 
     device = torch.device(context.device)
@@ -58,7 +58,8 @@ def launch(context: Context) -> Result:
     training, batches = set_up(Recipe(**HOST_BOUND | (tiny if context.tiny else {})), device, Unobserved())
 
     def steps(number: int) -> None:
-        list(run_steps(training, batches, device, ["timed"] * number, Unobserved()))
+        kinds: list[Kind] = ["timed"] * number
+        list(run_steps(training, batches, device, kinds, Unobserved()))
         _synchronize(context)
 
     steps(3)

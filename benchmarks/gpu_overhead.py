@@ -75,14 +75,15 @@ def _compare_recorded(recipe: Any, device: Any, rounds: int) -> Result:
 
 
 def _recorded_loop(recipe: Any, device: Any, total: int) -> Any:
-    from harness.loop import run_steps, set_up
+    from harness.loop import Kind, run_steps, set_up
     from harness.measure_cpu import CpuObserver
     from harness.measure_cuda import CudaObserver
 
     observer = CudaObserver(device, with_history=True) if device.type == "cuda" else CpuObserver()
     training, batches = set_up(recipe, device, observer)
     observer.trained(training)
-    for step in run_steps(training, batches, device, ["recorded"] * total, observer):
+    kinds: list[Kind] = ["recorded"] * total
+    for step in run_steps(training, batches, device, kinds, observer):
         observer.end_step()
         yield step.loss
 

@@ -68,6 +68,8 @@ class Piece:
     """Why it cannot run on a CPU."""
     environment: dict[str, str] = field(default_factory=dict)
     """Set before the process touches the GPU."""
+    new_interpreter: bool = False
+    """Do not fork: libraries may read the environment as they are imported."""
     limit_s: float = PIECE_LIMIT_S
 
 
@@ -162,9 +164,8 @@ class _Running:
         self.folder = tempfile.TemporaryDirectory(prefix="piece-")
         self.started_s = time.monotonic()
         self.deadline_s = min(self.started_s + piece.limit_s, latest_s)
-        self.process: Any = multiprocessing.get_context(start).Process(
-            target=_in_child, args=(piece, context, self.folder.name)
-        )
+        processes: Any = multiprocessing.get_context("spawn" if piece.new_interpreter else start)
+        self.process = processes.Process(target=_in_child, args=(piece, context, self.folder.name))
         sys.stdout.flush()
         self.process.start()
 

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,7 @@ def load_trace(path: Path) -> Trace:
         raise InputError(f"cannot read the trace {path}: {error.strerror}.") from None
 
 
+@lru_cache(maxsize=4096)
 def trimmed_path(filename: str) -> str:
     """A source file's path from its package on: what means the same on another machine."""
     return _INSTALL_FOLDER.sub("", filename)

@@ -39,6 +39,7 @@ def pieces(context: Context) -> list[Piece]:
                 modules_of(recipe),
                 gpu_only=fused or allocator,
                 environment=spec.environment,
+                new_interpreter=bool(spec.environment),
             )
         )
     return made

@@ -58,5 +58,5 @@ class _WithoutSnapshot(RunFolder):
 class _Silent:
     """See device_observer.Progress. The programme itself says what is done."""
 
-    def step(self, *_: Any) -> None:
+    def step(self, *_: Any, **__: Any) -> None:
         pass

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, SequentialSampler
 
 from harness.device_observer import Unobserved
 from harness.errors import InputError
-from harness.loop import run_steps, set_up
+from harness.loop import Kind, run_steps, set_up
 from harness.model import build_model, load_config
 from harness.recipe import Recipe
 
@@ -69,8 +69,8 @@ def by_harness(recipe: Recipe, device: torch.device) -> dict[str, Any]:
     clock = _Clock(recipe, device)
     training, batches = set_up(recipe, device, Unobserved())
     losses = []
-    total = recipe.warmup_steps + recipe.steps
-    for step in run_steps(training, batches, device, ["timed"] * total, Unobserved()):
+    kinds: list[Kind] = ["timed"] * (recipe.warmup_steps + recipe.steps)
+    for step in run_steps(training, batches, device, kinds, Unobserved()):
         clock.step_ended()
         losses.append(step.loss)
     return clock.result(float(torch.stack(losses).mean()))
