@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from harness import cli_simulate
+from harness import cli_estimate, cli_simulate
 from harness.errors import HarnessError
 
 if TYPE_CHECKING:
@@ -229,4 +229,5 @@ def _quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"bitsandbytes|transformers|peft|torch")
 
 
+cli_estimate.register(app)
 cli_simulate.register(app)
