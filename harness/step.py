@@ -35,9 +35,9 @@ class Training:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     saved_tensors: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Context of the forward pass that decides where autograd keeps what it saves."""
+    max_grad_norm: float | None = None
     stepping: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Context of the optimizer step: where the memory it makes belongs."""
-    max_grad_norm: float | None = None
 
 
 def train_step(training: Training, batches: Sequence[Batch], num_tokens: Any, observer: Observer) -> Tensor:
