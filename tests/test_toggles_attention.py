@@ -72,7 +72,7 @@ def test_flash_attention_is_never_fetched(
 
 
 def test_a_model_without_sdpa_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", False)  # as transformers has it in 5.23, not in 5.17
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", False)  # as in 5.23, not in 5.17
     with pytest.raises(InputError, match=r"attention: sdpa: .* cannot run with it; set attention: eager"):
         build_model(tiny("gemma2"), CPU)
     assert len(train(tiny("gemma2", attention="eager"), 1).losses) == 1
