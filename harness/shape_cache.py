@@ -37,7 +37,9 @@ class ShapeCache:
         if kind != "pure":
             return func(*args, **kwargs)
         try:
-            key = (id(func), _key(args), _key(tuple(kwargs.items())) if kwargs else ())
+            # torch.ones(3) and an integer's quotient have the default dtype, which model code changes
+            options = _key(tuple(kwargs.items())) if kwargs else ()
+            key = (id(func), torch.get_default_dtype(), _key(args), options)
             known = self._results.get(key)
         except TypeError:  # an argument that cannot be a key (a generator, a list of lists)
             return func(*args, **kwargs)
