@@ -7,7 +7,7 @@ cuda_autocast.py, cuda_attention.py, and cuda_temporaries.py (what CUDA kernels 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -19,7 +19,10 @@ from torch.overrides import handle_torch_function
 
 from harness.cuda_attention import Backend, chosen_backend
 from harness.cuda_autocast import cuda_autocast_on_meta
+from harness.cuda_matmul import cublas_workspaces
+from harness.cuda_script import Step
 from harness.cuda_sdpa import attention_on_meta
+from harness.cuda_temporaries import RULES, gpu, operator_name, temporaries
 from harness.hardware import Hardware
 from harness.offload import on_host
 from harness.recipe import Recipe
@@ -37,6 +40,10 @@ class CudaRules:
         self.attention_kernels: set[str] = set()
         self._shapes = ShapeCache()
         self._operators: dict[int, Any] = {}
+        self._quiet: set[int] = set()
+        """Operators (by id) that take nothing but their outputs."""
+        self.gpu = gpu(hardware.datasheet.compute_capability, hardware.sm_count, torch.__version__)
+        self.workspaces = cublas_workspaces(self.gpu.capability, self.gpu.torch_version)
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """One operator on shape-only tensors."""
@@ -47,18 +54,14 @@ class CudaRules:
             return rule(func, args, kwargs)
         return self._shapes.run(func, args, kwargs)
 
-    @property
-    def workspace_bytes(self) -> int:
-        """One cuBLAS workspace on this GPU."""
-        return self.hardware.cublas_workspace_bytes // 2
-
-    def multiplies(self, func: Any) -> bool:
-        """Whether an operator calls cuBLAS."""
-        return func._overloadpacket in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
-
-    def temporaries(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Bytes of what the CUDA kernel allocates while it runs."""
-        return ()
+    def script(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Sequence[Step]:
+        """What the CUDA kernel takes from the allocator and gives back; none: only its outputs, in order."""
+        if id(func) in self._quiet:
+            return ()
+        if operator_name(func) not in RULES:
+            self._quiet.add(id(func))
+            return ()
+        return temporaries(func, args, kwargs, out, self.gpu).steps
 
     def attention_kernel(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, **how: bool
@@ -145,6 +148,16 @@ def _int8_quantized(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, 
     return quantized, scales, torch.empty(0, dtype=torch.int64, device=rows.device)
 
 
+def _int8_product(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+    """A (rows, in) quantized, times B (out, in) int8, in A's dtype; and A's columns with outliers: none.
+
+    bitsandbytes' own shape function asks for a size that depends on the values, which meta has not.
+    """
+    given, quantized, weight = args[:3]
+    out = torch.empty((*quantized.shape[:-1], weight.shape[0]), dtype=given.dtype, device=given.device)
+    return out, torch.empty(0, dtype=given.dtype, device=given.device)
+
+
 OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "aten._local_scalar_dense.default": _read_back,
     "aten.equal.default": _equal,
@@ -153,6 +166,7 @@ OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "aten._fused_adamw_.default": _nothing,
     "aten._fused_sgd_.default": _nothing,
     "bitsandbytes.int8_vectorwise_quant.default": _int8_quantized,
+    "bitsandbytes.int8_mixed_scaled_mm.default": _int8_product,
 }
 """Operators without a shape-only implementation, and what they return."""
 

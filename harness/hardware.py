@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import InputError
-from harness.hardware_table import DATASHEETS, MIB, Datasheet
+from harness.hardware_table import DATASHEETS, MIB, SM_COUNTS, Datasheet
 from harness.step_profile import HardwareSummary
 
 DEFAULT_HARDWARE = "h100"
@@ -61,6 +61,11 @@ class Hardware:
     @property
     def name(self) -> str:
         return self.datasheet.name
+
+    @property
+    def sm_count(self) -> int:
+        """Streaming multiprocessors."""
+        return SM_COUNTS[self.datasheet.name]
 
     @property
     def memory_bytes(self) -> int:

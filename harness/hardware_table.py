@@ -89,6 +89,28 @@ _B200 = "NVIDIA HGX B200 datasheet, per GPU (2,250 = 4,500 with sparsity / 2)"
 
 _VOLTA: dict[str, Any] = {"pcie": 3, "nvlink": 300e9, "bf16": False}
 
+SM_COUNTS = {
+    "b200": 148,
+    "h200": 132,
+    "h100": 132,
+    "h100-nvl": 132,
+    "h100-pcie": 114,
+    "a100-80gb": 108,
+    "a100-40gb": 108,
+    "l40s": 142,
+    "l4": 58,
+    "a10g": 80,
+    "t4": 40,
+    "v100-16gb": 80,
+    "v100-32gb": 80,
+    "rtx-3090": 82,
+    "rtx-4090": 128,
+    "rtx-5090": 170,
+    "rtx-a6000": 84,
+    "rtx-6000-ada": 142,
+}
+"""Streaming multiprocessors, as CUDA's device properties give them (NVIDIA's architecture whitepapers)."""
+
 DATASHEETS: tuple[Datasheet, ...] = (
     _gpu("b200", "B200 SXM 180 GB", "10.0", 183359, 7.7e12, 75e12, 2250e12, _B200, pcie=5, nvlink=1800e9),
     _gpu("h200", "H200 SXM 141 GB", "9.0", 143771, 4.8e12, 67e12, 989.5e12, _H200, pcie=5, nvlink=900e9),

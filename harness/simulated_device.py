@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.cuda_rules import CudaRules
+from harness.cuda_script import Free, Step, Take
 from harness.module_paths import ModulePaths
 from harness.simulated_memory import SimulatedMemory
 from harness.simulated_time import SimulatedTime
 from harness.tracker import StorageTracker
 
-_THREADS = ("python", "autograd")
+aten = torch.ops.aten
+_PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+"""What calls cuBLAS."""
 
 
 class SimulatedDevice(StorageTracker):
@@ -23,7 +28,7 @@ class SimulatedDevice(StorageTracker):
     ) -> None:
         super().__init__(memory)
         self.memory, self.rules, self.time, self.paths = memory, rules, time, paths
-        self._workspaces: set[str] = set()
+        self._workspaces: set[tuple[str, bool]] = set()
 
     @property
     def recorded(self) -> bool:
@@ -38,29 +43,52 @@ class SimulatedDevice(StorageTracker):
         """See StorageTracker.run."""
         if self.recorded:
             self.memory.module = self.paths.current()
-        if len(self._workspaces) < len(_THREADS):
-            self._allocate_workspace(func)
-        temporaries = self.rules.temporaries(func, args, kwargs)
-        held = self.memory.temporaries(temporaries, str(func), self.stack()) if temporaries else ()
-        try:
-            out = self.rules.run(func, args, kwargs)
-            if self.recorded:
-                self.time.add(func, args, kwargs, out)
-            if held:
-                self._see(out, func)  # before the temporaries are freed
-        finally:
-            if held:
-                self.memory.release(held)
+        out = self.rules.run(func, args, kwargs)
+        if self.recorded:
+            self.time.add(func, args, kwargs, out)
+        steps = self.rules.script(func, args, kwargs, out) if self._on_device(out, args) else ()
+        if steps:
+            self._play(steps, func, out)
+        if func._overloadpacket in _PRODUCTS:
+            self._see(out, func)
+            self._keep_workspace(func._overloadpacket)
         return out
+
+    def _play(self, steps: Sequence[Step], func: Any, out: Any) -> None:
+        """Temporaries and outputs in the order in which the CUDA kernel makes them."""
+        outputs = out if isinstance(out, list | tuple) else [out]
+        keys: list[int] = []
+        freed: set[int] = set()
+        for step in steps:
+            if isinstance(step, Take):
+                keys += self.memory.temporaries(
+                    [step.size_bytes], func._overloadpacket.__name__, self.stack()
+                )
+            elif isinstance(step, Free):
+                freed.add(step.temporary)
+                self.memory.release([keys[step.temporary]])
+            else:
+                self._see(outputs[step.index], func)
+        self._see(out, func)
+        self.memory.release([key for n, key in enumerate(keys) if n not in freed])
+
+    @staticmethod
+    def _on_device(out: Any, args: Any) -> bool:
+        first = out[0] if isinstance(out, list | tuple) and out else out
+        if first is None and args:
+            first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
+        return isinstance(first, Tensor) and first.device.type == "meta"
 
     def follows(self, storage: torch.UntypedStorage) -> bool:
         """Tensors on the CPU (the data before it moves, step counters) are the host's own."""
         return storage.device.type == "meta"
 
-    def _allocate_workspace(self, func: Any) -> None:
-        """cuBLAS keeps one workspace for each thread that multiplies: Python's, and autograd's."""
-        thread = _THREADS[torch._C._current_autograd_node() is not None]
-        if thread in self._workspaces or not self.rules.multiplies(func):
-            return
-        self._workspaces.add(thread)
-        self.memory.keep_workspace(self.rules.workspace_bytes)
+    def _keep_workspace(self, product: Any) -> None:
+        """cuBLAS and cuBLASLt each keep a workspace for each thread: Python's, and autograd's."""
+        thread = torch._C._current_autograd_node() is not None
+        sizes = self.rules.workspaces
+        for library, size_bytes in (("cublas", sizes.cublas_bytes), ("cublaslt", sizes.cublaslt_bytes)):
+            wanted = size_bytes and sizes.kept and (library == "cublas" or product is aten.addmm)
+            if wanted and (library, thread) not in self._workspaces:
+                self._workspaces.add((library, thread))
+                self.memory.keep_workspace(size_bytes)

@@ -1,0 +1,1 @@
+LOOKED_AT: frozenset[str] = frozenset()

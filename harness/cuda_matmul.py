@@ -1,0 +1,133 @@
+"""Matrix products on CUDA: cuBLAS' workspaces, operands it cannot read, grouped and 4-bit products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.cuda_script import Gpu, Script, product, size_of
+
+MIB, KIB = 2**20, 2**10
+
+
+@dataclass(frozen=True)
+class Workspaces:
+    """What torch gives to cuBLAS and cuBLASLt, one of each per handle and stream.
+
+    Each thread that multiplies has a handle of its own: the one that runs forward, and autograd's for the
+    device. So a training step has two. They come from the caching allocator, right after the output of the
+    first product that needs one.
+    """
+
+    cublas_bytes: int
+    cublaslt_bytes: int
+    """0: cuBLASLt shares cuBLAS' workspace. Only addmm with a one-dimensional bias calls cuBLASLt."""
+    kept: bool
+    """For the life of the process. Otherwise every call takes one and frees it."""
+
+
+def cublas_workspaces(capability: tuple[int, int], torch_version: tuple[int, int]) -> Workspaces:
+    """The defaults, CUBLAS_WORKSPACE_CONFIG and CUBLASLT_WORKSPACE_SIZE unset.
+
+    ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize (4096 KiB * 8 on Hopper, and on Blackwell since
+    2.12; before and elsewhere :4096:2:16:8), _parseChosenCUDABlasLtWorkspaceSize (1 MiB) and the
+    "unified" workspace, which shares cuBLAS' with cuBLASLt from 2.12 to 2.14. Since 2.15 neither is kept.
+    """
+    large = capability[0] == 9 or (capability[0] >= 10 and torch_version >= (2, 12))
+    cublas = 8 * 4096 * KIB if large else 2 * 4096 * KIB + 8 * 16 * KIB
+    unified = (2, 12) <= torch_version < (2, 15)
+    return Workspaces(cublas, 0 if unified else MIB, kept=torch_version < (2, 15))
+
+
+def calls_cublaslt(bias: Tensor, first: Tensor, second: Tensor, alpha: float, beta: float) -> bool:
+    """Whether addmm adds its bias in cuBLASLt's epilogue.
+
+    ATen/native/cuda/Blas.cpp, isInputCompliesAddmmCudaLt.
+    """
+    return (
+        bias.dim() == 1
+        and bias.is_contiguous()
+        and bias.shape[0] == second.shape[1]
+        and alpha == beta == 1
+        and min(*first.shape, *second.shape) > 1
+    )
+
+
+def matrix_product(script: Script, operands: Sequence[Tensor], workspace_bytes: int = 0) -> None:
+    """mm, addmm, bmm, baddbmm: the output, then contiguous copies of operands cuBLAS cannot read.
+
+    `workspace_bytes`: of the workspace, where it is not kept.
+
+    prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas in ATen/native/cuda/Blas.cpp.
+    """
+    script.output(0)
+    copies = [script.take(size_of(operand)) for operand in operands if not cublas_reads(operand)]
+    script.briefly(workspace_bytes)
+    script.free(*reversed(copies))
+
+
+def cublas_reads(matrix: Tensor) -> bool:
+    """Whether one of the last two dimensions is dense and the other's stride leaves room for it."""
+    rows, columns = matrix.shape[-2:]
+    row_stride, column_stride = matrix.stride()[-2:]
+    by_column = row_stride == 1 and column_stride >= max(1, rows)
+    by_row = column_stride == 1 and row_stride >= max(1, columns)
+    return by_column or by_row or (matrix.dim() == 2 and min(rows, columns) <= 1 and matrix.is_contiguous())
+
+
+def grouped_product(script: Script, groups: int, dtype: torch.dtype, gpu: Gpu) -> None:
+    """aten::_grouped_mm (ATen/native/cuda/GroupMM.cu): CUTLASS takes pointers, strides and sizes of each
+    group (60 B) and a workspace of 512 B per multiprocessor; other GPUs and dtypes loop over mm.
+
+    On compute capability 10.x the workspace is 5376 or 5888 B per multiprocessor, by tile shape: the larger.
+    """
+    script.output(0)
+    if dtype == torch.bfloat16 and gpu.capability[0] in (9, 10):
+        arguments = script.take(60 * groups)
+        script.briefly(gpu.sm_count * (512 if gpu.capability[0] == 9 else 5888))
+        script.free(arguments)
+
+
+def gemm_4bit(
+    script: Script, input: Tensor, weight_shape: Sequence[int], block_size: int, scales: int | None
+) -> None:
+    """bitsandbytes::gemm_4bit (bitsandbytes/backends/cuda/ops.py).
+
+    Above a number of rows the weight is dequantized as a whole and multiplied by F.linear; below, a kernel
+    of its own reads it as it is. `scales`: how many 8-bit scales there are with double quantization; they
+    are dequantized, and copied once more as the offset is added.
+    """
+    rows = product(input.shape[:-1])
+    if reads_4bit_weights(rows, weight_shape, block_size):
+        script.output(0)
+        return
+    offset_free = scaled = None
+    if scales is not None:
+        offset_free, scaled = script.take(scales * 4), script.take(scales * 4)
+    weight = script.take(product(weight_shape) * input.dtype.itemsize)
+    script.output(0)
+    script.free(offset_free, scaled, weight)
+
+
+def reads_4bit_weights(rows: int, weight_shape: Sequence[int], block_size: int) -> bool:
+    """Whether bitsandbytes' own kernel runs (_gemm_4bit_use_custom_cuda), not dequantize and multiply.
+
+    Exact up to 4 rows and from 1537 on, and for weights of at least 4 Mi elements from 513 on. In between
+    bitsandbytes looks into tables measured per GPU, which mostly say: below 8 rows.
+    """
+    return rows < 8 and weight_shape[1] % block_size == 0
+
+
+def int8_product(script: Script, input: Tensor, rows: int, columns: int) -> None:
+    """bitsandbytes::int8_mixed_scaled_mm without outliers: int32 products, dequantized to fp16, converted."""
+    products = script.take(rows * columns * 4)
+    if input.dtype == torch.float16:
+        script.output(0)
+        script.free(products)
+        return
+    half = script.take(rows * columns * 2)
+    script.output(0)
+    script.free(half, products)

@@ -1,0 +1,102 @@
+"""What a CUDA kernel does with the caching allocator while it runs, as a list of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Take(NamedTuple):
+    """Allocate a temporary of that many bytes. The n-th Take of a script is its temporary n."""
+
+    size_bytes: int
+
+
+class Free(NamedTuple):
+    """Free a temporary."""
+
+    temporary: int
+
+
+class Output(NamedTuple):
+    """Allocate the storage of an output: its position in what the operator returns."""
+
+    index: int
+
+
+Step = Take | Free | Output
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the sizes depend on besides the shapes."""
+
+    capability: tuple[int, int]
+    """Compute capability: (9, 0) for 9.0."""
+    sm_count: int
+    """Streaming multiprocessors: 132 on an H100 or H200 SXM, 108 on an A100."""
+    torch_version: tuple[int, int]
+    """(2, 13) for 2.13.0."""
+
+    @property
+    def threads_per_sm(self) -> int:
+        """Resident threads of one multiprocessor (CUDA programming guide, technical specifications)."""
+        major, minor = self.capability
+        if self.capability == (7, 5):
+            return 1024
+        return 1536 if (major == 8 and minor >= 6) or major >= 12 else 2048
+
+
+@dataclass
+class Script:
+    """Builds a list of steps. A size of 0 bytes is no allocation, in CUDA as here."""
+
+    steps: list[Step] = field(default_factory=list)
+    _taken: int = 0
+
+    def take(self, size_bytes: int) -> int | None:
+        """A temporary; the returned handle goes to `free`."""
+        if size_bytes == 0:
+            return None
+        self.steps.append(Take(size_bytes))
+        self._taken += 1
+        return self._taken - 1
+
+    def free(self, *handles: int | None) -> None:
+        """Free temporaries in this order."""
+        self.steps.extend(Free(handle) for handle in handles if handle is not None)
+
+    def briefly(self, size_bytes: int) -> None:
+        """A temporary that is freed before anything else is allocated."""
+        self.free(self.take(size_bytes))
+
+    def output(self, *indices: int) -> None:
+        """The storages of these outputs, in this order."""
+        self.steps.extend(Output(index) for index in indices)
+
+
+def size_of(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
+    """Bytes of a contiguous copy of `tensor`, in its own dtype unless told."""
+    return tensor.numel() * (dtype or tensor.dtype).itemsize
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """number / divisor, rounded up."""
+    return -(-number // divisor)
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not below `number`."""
+    return ceil_div(number, multiple) * multiple
+
+
+def product(numbers: Sequence[int]) -> int:
+    """1 for no numbers."""
+    result = 1
+    for number in numbers:
+        result *= number
+    return result
