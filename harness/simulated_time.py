@@ -67,7 +67,8 @@ class SimulatedTime:
 
     def _rate(self, func: Any, args: Any) -> float:
         attention = "attention" in func._overloadpacket.__name__
-        dtype = _DTYPES.get(next(a.dtype for a in args if isinstance(a, Tensor)), "bf16")
+        # of other dtypes (int8) the table has no rate: that of 16 bit, and fp16 is what every device has
+        dtype = _DTYPES.get(next(a.dtype for a in args if isinstance(a, Tensor)), "fp16")
         return achievable_flops(Work(kind="attention" if attention else "matmul", dtype=dtype), self.hardware)
 
 
