@@ -15,19 +15,19 @@ from harness.recipe import Recipe
 from harness.simulate import simulate
 
 MiB = 2**20
-T4 = find_hardware("t4")  # its cuBLAS workspaces are the smallest
-CONTEXT_BYTES = T4.calibration.cuda_context_bytes
-LORA = tiny(adapter="lora", micro_batch_size=1, seq_len=1024)
+A100 = find_hardware("a100-40gb")  # small cuBLAS workspaces, and flash attention in 16 bit
+CONTEXT_BYTES = A100.calibration.cuda_context_bytes
+LORA = tiny(adapter="lora", precision="bf16", micro_batch_size=1, seq_len=1024)
 
 
 def fits(recipe: Recipe, mib: int) -> bool:
-    return simulate(recipe, with_memory(T4, CONTEXT_BYTES + mib * MiB), explain_oom=False)[0].oom is None
+    return simulate(recipe, with_memory(A100, CONTEXT_BYTES + mib * MiB), explain_oom=False)[0].oom is None
 
 
 @cache
 def found_in(mib: int, field: FitField = "micro_batch_size", unit: int = 1) -> ExactFit:
     """The largest value with so much memory beside the CUDA context."""
-    return fit_exact(LORA, T4, field, memory_bytes=CONTEXT_BYTES + mib * MiB, multiple_of=unit)
+    return fit_exact(LORA, A100, field, memory_bytes=CONTEXT_BYTES + mib * MiB, multiple_of=unit)
 
 
 @pytest.mark.parametrize(("field", "unit"), [("micro_batch_size", 1), ("seq_len", 1024)])
@@ -51,21 +51,21 @@ def test_it_fits_and_the_next_one_does_not(field: FitField, unit: int) -> None:
 def test_a_recipe_that_is_too_large_as_it_is_shrinks() -> None:
     heavy = LORA.model_copy(update={"micro_batch_size": 8})
     told: dict[int, bool] = {}
-    found = fit_exact(heavy, T4, memory_bytes=CONTEXT_BYTES + 60 * MiB, told=told.__setitem__)
+    found = fit_exact(heavy, A100, memory_bytes=CONTEXT_BYTES + 60 * MiB, told=told.__setitem__)
     assert found.value == found_in(60).value
     assert told == found.tried
     assert next(iter(told)) == 8  # it starts at what the recipe says
 
 
 def test_when_nothing_fits_there_is_no_value() -> None:
-    found = fit_exact(LORA, T4, memory_bytes=CONTEXT_BYTES + 4 * MiB)
+    found = fit_exact(LORA, A100, memory_bytes=CONTEXT_BYTES + 4 * MiB)
     assert (found.value, found.profile, found.next_value) == (None, None, 1)
     assert found.next_profile is not None
     assert found.next_profile.oom is not None
 
 
 def test_a_limit_that_is_not_memory_is_named() -> None:
-    found = fit_exact(tiny("gpt2", seq_len=128), T4, "seq_len", multiple_of=128)
+    found = fit_exact(tiny("gpt2", seq_len=128), A100, "seq_len", multiple_of=128)
     assert (found.value, found.next_value) == (128, 256)  # tests/models/gpt2.json has 128 positions
     assert found.next_profile is None
     assert found.limit is not None
@@ -81,11 +81,11 @@ def test_more_memory_fits_more() -> None:
 
 def test_memory_below_the_context_is_refused() -> None:
     with pytest.raises(InputError, match="CUDA context"):
-        with_memory(T4, CONTEXT_BYTES)
-    free = replace(T4, calibration=T4.calibration.model_copy(update={"cuda_context_bytes": 0}))
+        with_memory(A100, CONTEXT_BYTES)
+    free = replace(A100, calibration=A100.calibration.model_copy(update={"cuda_context_bytes": 0}))
     assert with_memory(free, 5).memory_bytes == 5
 
 
 def test_what_cannot_be_simulated_is_refused() -> None:
     with pytest.raises(InputError, match="compile"):
-        fit_exact(tiny(compile=True), T4)
+        fit_exact(tiny(compile=True), A100)
