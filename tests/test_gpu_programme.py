@@ -132,8 +132,9 @@ def test_running_out_of_memory_is_exit_status_3_with_everything_written(programm
     assert measured["snapshot_entries"] > 0
     predicted = results(programme["oom"])["activations.simulated"]["result"]
     assert predicted["oom"]["phase"] == measured["oom"]["phase"] == "forward"
-    # the same tensor did not fit: 64 x 1024 tokens, 384 features of the MLP, fp32
-    assert predicted["oom"]["requested_bytes"] == measured["oom"]["requested_bytes"] == 64 * 1024 * 384 * 4
+    # the same tensor did not fit: scores of 64 sequences, 4 heads, 1024 x 1024, fp32
+    scores = 64 * 4 * 1024 * 1024 * 4
+    assert predicted["oom"]["requested_bytes"] == measured["oom"]["requested_bytes"] == scores
 
 
 def test_overhead_compares_recording_off_and_on(programme):
