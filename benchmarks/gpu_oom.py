@@ -26,7 +26,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "weights": ("llama-3.1-70b-qlora", "quantization=none", "double_quant=false", "precision=fp32"),
 }
 """Recipe and overrides: the first fills a GPU of any size in forward, the second in setup."""
-TINY_RUN = ("smoke", "data=synthetic", "micro_batch_size=64", "seq_len=1024", "steps=1")
+TINY_RUN = ("smoke", "data=synthetic", "attention=eager", "micro_batch_size=8", "seq_len=2048", "steps=1")
 TINY_ROOM_BYTES = 2**29
 """What a process without a GPU may map beyond the libraries, so that it runs out as well."""
 

@@ -108,6 +108,8 @@ def prepare_process(device: str) -> None:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        # small tensors: a second thread costs more than it brings
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def import_libraries(context: Context) -> None:

@@ -68,10 +68,10 @@ def settings_here() -> Settings:
 def hardware_here(context: Context) -> Hardware:
     """This machine's GPU as the table has it, calibrated by this very programme if that part has run.
 
-    On a CPU the default device of the table: predictions are about GPUs.
+    On a CPU see `without_workspaces`.
     """
     if context.device == "cpu":
-        return find_hardware(DEFAULT_HARDWARE)
+        return without_workspaces()
     from benchmarks.gpu_calibrate import calibration_of
 
     name = table_name()
@@ -84,6 +84,14 @@ def hardware_here(context: Context) -> Hardware:
     results = json.loads(measured.read_bytes())["results"]
     fields = calibration_of(results, name, f"measured on this {name}")
     return replace(hardware, calibration=Calibration(**fields))
+
+
+def without_workspaces() -> Hardware:
+    """The default device of the table, calibrated for what a CPU measures: predictions are about GPUs, and
+    their libraries' workspaces are larger than the small models that a CPU trains.
+    """
+    calibration = Calibration(source="nothing measured; no library workspaces", cublas_workspace_bytes=0)
+    return replace(find_hardware(DEFAULT_HARDWARE), calibration=calibration)
 
 
 def table_name() -> str | None:
@@ -102,7 +110,7 @@ def predict_folder(folder: Path, only: Sequence[str] = ()) -> list[Path]:
     measured = sorted(folder.glob("*.measured.json"))
     if not measured:
         raise InputError(f"{folder} holds no measured profile. Import some: python -m benchmarks.import_gpu.")
-    device = folder.name if folder.name in hardware_names() else DEFAULT_HARDWARE
+    hardware = find_hardware(folder.name) if folder.name in hardware_names() else without_workspaces()
     written = []
     for path in measured:
         name = path.name.removesuffix(".measured.json")
@@ -113,7 +121,7 @@ def predict_folder(folder: Path, only: Sequence[str] = ()) -> list[Path]:
         version = (profile.provenance.get("versions") or {}).get("torch", "2.13")
         recipe = check_recipe(profile.recipe, str(path))
         settings = settings_from_environment(environment, version)
-        for source, answer in predictions(recipe, find_hardware(device), settings).items():
+        for source, answer in predictions(recipe, hardware, settings).items():
             target = folder / f"{name}.{source}.json"
             if isinstance(answer, Exception):
                 target.unlink(missing_ok=True)

@@ -23,9 +23,10 @@ Made by `python -m benchmarks.profiles_readme` from the JSON files in these fold
 measured. The row of a recipe is read from `<recipe>.napkin.json`, `.simulated.json` and `.measured.json`.
 """
 ON_A_CPU = (
-    "measured on a CPU: bytes of live tensors, and this processor's times. The predictions are for the GPU "
-    "they name, with its kernels, its allocator and its speed. These rows show that the programme runs, not "
-    "who is right: that takes a GPU"
+    "measured on a CPU: bytes of live tensors, and the times of a processor that does other things as well. "
+    "The predictions are for the GPU they name, with its kernels, its allocator's 512-byte blocks and its "
+    "speed; napkin leaves out the libraries' workspaces, which the simulation makes as CUDA's libraries do "
+    "(in `other`). These rows show that the programme runs, not who is right: that takes a GPU"
 )
 
 
@@ -81,9 +82,9 @@ def _memory_table(folder: str, rows: Sequence[Row]) -> str:
         *SOURCES,
         "napkin ratio",
         "simulated ratio",
-        "reserved",
+        "measured reserved",
         "simulated ratio",
-        "process",
+        "measured process",
         "simulated ratio",
     )
     body = [

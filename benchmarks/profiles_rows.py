@@ -11,7 +11,7 @@ from typing import Any
 from harness.step_profile import StepProfile
 from harness.validate import Comparison, compare
 
-GIB = 2**30
+UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("bytes", 1))
 PREDICTIONS = ("napkin", "simulated")
 MEDIAN_BARS = {("simulated", "peak allocated"): 0.003, ("napkin", "peak allocated"): 0.05}
 WORST_BARS = {
@@ -120,9 +120,9 @@ def failures(rows: Iterable[Row]) -> Iterator[str]:
         for source in PREDICTIONS:
             if source not in row.profiles:
                 yield f"{row.name}: there is no {source} profile"
-        for note in row.comparison.notes if row.comparison is not None else ():
-            if not note.startswith("measured on a CPU"):  # said once, for all
-                yield f"{row.name}: {note}"
+        on_gpu = row.measured.hardware.kind != "cpu"  # what differs on a CPU is said once
+        for note in row.comparison.notes if row.comparison is not None and on_gpu else ():
+            yield f"{row.name}: {note}"
 
 
 def _places(row: Row, source: str) -> Iterator[str]:
@@ -135,5 +135,11 @@ def _places(row: Row, source: str) -> Iterator[str]:
     for kind, sizes in found.items():
         largest = sorted(sizes.items(), key=lambda item: -abs(item[1]))[:4]
         if largest:
-            shown = ", ".join(f"{name} {size / GIB:+.4f} GiB" for name, size in largest)
+            shown = ", ".join(f"{name} {_signed(size)}" for name, size in largest)
             yield f"; measured minus {source} by {kind}: {shown}"
+
+
+def _signed(size_bytes: float) -> str:
+    """ "+2.000 GiB", in the largest unit of which there is one."""
+    name, unit = next(entry for entry in UNITS if abs(size_bytes) >= entry[1] or entry[1] == 1)
+    return f"{size_bytes / unit:+.3f} {name}" if unit > 1 else f"{size_bytes:+.0f} bytes"

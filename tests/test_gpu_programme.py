@@ -132,8 +132,8 @@ def test_running_out_of_memory_is_exit_status_3_with_everything_written(programm
     assert measured["snapshot_entries"] > 0
     predicted = results(programme["oom"])["activations.simulated"]["result"]
     assert predicted["oom"]["phase"] == measured["oom"]["phase"] == "forward"
-    # the same tensor did not fit: scores of 64 sequences, 4 heads, 1024 x 1024, fp32
-    scores = 64 * 4 * 1024 * 1024 * 4
+    # the same tensor did not fit: scores of 8 sequences, 4 heads, 2048 x 2048, fp32
+    scores = 8 * 4 * 2048 * 2048 * 4
     assert predicted["oom"]["requested_bytes"] == measured["oom"]["requested_bytes"] == scores
 
 
