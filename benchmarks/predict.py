@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_tasks import Context
+from benchmarks.import_gpu import sanitised
 from harness.allocator_settings import Settings, settings_from_environment
 from harness.errors import InputError
 from harness.files import write_whole
@@ -127,7 +128,7 @@ def predict_folder(folder: Path, only: Sequence[str] = ()) -> list[Path]:
                 target.unlink(missing_ok=True)
                 print(f"{name}: {source}: {type(answer).__name__}: {answer}", flush=True)
             else:
-                write_whole(target, json.dumps(as_document(answer), indent=1) + "\n")
+                write_whole(target, json.dumps(sanitised(as_document(answer)), indent=1) + "\n")
                 written.append(target)
                 print(f"{target}", flush=True)
     return written

@@ -369,6 +369,7 @@ def test_predictions_are_renewed_beside_what_was_measured(tmp_path, monkeypatch)
     (folder / "a.napkin.json").write_text("of an older day")
     assert predict.main([str(folder)]) == 0
     simulated = StepProfile.read(folder / "a.simulated.json")
+    assert str(Path(__file__).parents[1]) not in simulated.to_json()
     assert simulated.hardware.name == "l4"
     # the measured run's settings and its PyTorch's order of free blocks, not this machine's
     assert "expandable_segments=True" in simulated.provenance["allocator"]
