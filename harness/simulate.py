@@ -109,7 +109,6 @@ class _Run:
                     self.paths.forget()
             except AllocatorOutOfMemory as error:
                 oom = self._oom(error)
-                self.memory.ended = True  # before the traceback goes, and what it holds
             self.memory.ended = True
             profile = self._profile(oom)
         return profile

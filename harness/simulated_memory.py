@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.allocator import Allocator
+from harness.allocator import Allocator, AllocatorOutOfMemory
 from harness.allocator_blocks import Block
 from harness.allocator_settings import Settings
 from harness.allocator_snapshot import snapshot_segments
@@ -30,11 +30,15 @@ class SimulatedMemory(Recording):
         self._requested_before: dict[int, int] = {}
         """Requested bytes by address, of what was live when the recording began."""
         self.ended = False
-        """Set when the simulation is over: what dies then is Python taking the run apart."""
+        """The simulation is over: what dies now is Python taking the run apart."""
 
     def placed(self, key: int, size_bytes: int) -> tuple[int, int]:
-        """A block for `size_bytes`. Raises AllocatorOutOfMemory."""
-        block = self._blocks[key] = self.allocator.malloc(size_bytes)
+        """A block for `size_bytes`. Raises AllocatorOutOfMemory, and then stays as it is."""
+        try:
+            block = self._blocks[key] = self.allocator.malloc(size_bytes)
+        except AllocatorOutOfMemory:
+            self.ended = True
+            raise
         self._requested[self._last_event + 1] = size_bytes
         return block.address, block.size
 

@@ -96,6 +96,7 @@ def test_out_of_memory_leaves_what_was_there() -> None:
     with pytest.raises(AllocatorOutOfMemory) as caught:
         born(memory, 1, 30 * MiB)
     assert caught.value.requested_bytes == 30 * MiB
+    memory.died(0, 3 * MiB, False)  # what the traceback no longer holds
     assert memory.allocated_bytes == 3 * MiB
     assert len(memory.spans) == 1
     trace = memory.snapshot()["device_traces"][0]
