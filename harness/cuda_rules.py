@@ -20,9 +20,10 @@ from torch.overrides import handle_torch_function
 from harness.cuda_attention import Backend, chosen_backend
 from harness.cuda_autocast import cuda_autocast_on_meta
 from harness.cuda_matmul import cublas_workspaces
+from harness.cuda_operators import RULES
 from harness.cuda_script import Step
 from harness.cuda_sdpa import attention_on_meta
-from harness.cuda_temporaries import RULES, gpu, operator_name, temporaries
+from harness.cuda_temporaries import gpu, operator_name, temporaries
 from harness.hardware import Hardware
 from harness.offload import on_host
 from harness.recipe import Recipe
