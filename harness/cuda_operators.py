@@ -268,6 +268,10 @@ def _cudnn_backward(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> Non
     attention.cudnn_backward(script, a["query"])
 
 
+def _present(out: Outputs) -> list[int]:
+    return [i for i, value in enumerate(out) if isinstance(value, Tensor)]
+
+
 RULES: dict[str, Callable[[Script, Arguments, Outputs, Gpu], None]] = {
     "aten::_cudnn_attention_backward": _cudnn_backward,
     "aten::_foreach_norm": _foreach_norm,

@@ -12,10 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from harness.cuda_attention import capability_of, torch_release
-from harness.cuda_operators import RULES, Arguments
+from harness.cuda_operators import RULES, Arguments, Outputs
 from harness.cuda_script import Free, Gpu, Output, Script, Step, Take
 
 
@@ -110,7 +108,3 @@ def _bound(func: Any, args: Sequence[Any], kwargs: Arguments) -> Arguments:
 
 def _as_sequence(out: Any) -> Outputs:
     return out if isinstance(out, list | tuple) else [out]
-
-
-def _present(out: Outputs) -> list[int]:
-    return [i for i, value in enumerate(out) if isinstance(value, Tensor)]
