@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_tasks, overhead
-from benchmarks.gpu import PARTS, chosen_pieces, how_to_start, main, run_part
+from benchmarks import overhead
+from benchmarks.gpu import PARTS, chosen_pieces, main
 from benchmarks.gpu_calibrate import calibration_of
 from benchmarks.gpu_kernels import median_seconds
 from benchmarks.gpu_recipes import CASES, TRACES, VALIDATE, Spec, with_layers
-from benchmarks.gpu_tasks import Context, Piece, Result, modules_of, run_pieces
-from benchmarks.gpu_trace_file import decode_trace, encode_trace, load_trace
+from benchmarks.gpu_tasks import Context
+from benchmarks.gpu_trace_file import decode_trace
 from benchmarks.import_gpu import NAME, files_of, read_results
 from benchmarks.profiles_readme import readme
-from harness.allocator_replay import replay
-from harness.allocator_settings import Settings
 from harness.errors import InputError
-from harness.hardware import Calibration, find_hardware
+from harness.hardware import Calibration
 from harness.recipe import Recipe
-from harness.simulate import simulate
 from harness.step_profile import StepProfile
-from tests.gpu_results import trace_of
 
-MIB = 2**20
 FORK = "spawn" if sys.platform == "darwin" else "fork"
 FEW = (
     "1b-bf16",
@@ -235,239 +227,6 @@ def test_traces_cover_every_toggle_that_changes_allocations():
     }.items():
         assert {getattr(recipe, name) for recipe in recipes} == values, name
     assert any(recipe.lora_dropout for recipe in recipes)
-
-
-# What may go wrong with a piece. Functions of this module: a new process can import them.
-
-
-def fine(context: Context) -> Result:
-    return {"answer": 42}
-
-
-def broken(context: Context) -> Result:
-    raise ZeroDivisionError("no such number")
-
-
-def refused(context: Context) -> Result:
-    raise InputError("the recipe cannot be.")
-
-
-def shot(context: Context) -> Result:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return {}
-
-
-def endless(context: Context) -> Result:
-    time.sleep(600)
-    return {}
-
-
-def hungry(context: Context) -> Result:
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines.")
-
-
-def nameless(context: Context) -> Result:
-    return {"loss": float("nan")}
-
-
-def looking_back(context: Context) -> Result:
-    return {"written": [r["name"] for r in json.loads((context.out / "traces.json").read_bytes())["results"]]}
-
-
-def large(context: Context) -> Result:
-    return {"text": "x" * 1000}
-
-
-def run(pieces: list[Piece], context: Context, seconds: float = 60.0) -> dict[str, Result]:
-    return {r["name"]: r for r in run_pieces(pieces, context, FORK, until_s=time.monotonic() + seconds)}
-
-
-def test_a_piece_that_fails_harms_no_other(context):
-    broken_ones = {name: globals()[name] for name in ("broken", "refused", "shot", "hungry", "nameless")}
-    pieces = [Piece(name, function) for name, function in broken_ones.items()]
-    found = run([*pieces, Piece("endless", endless, limit_s=0.5), Piece("fine", fine)], context)
-    assert {name: result["status"] for name, result in found.items()} == {
-        "broken": "error",
-        "refused": "error",
-        "shot": "died",
-        "hungry": "oom",
-        "nameless": "error",
-        "endless": "timeout",
-        "fine": "ok",
-    }
-    assert found["broken"]["reason"] == "ZeroDivisionError: no such number"
-    assert "in broken" in found["broken"]["traceback"]
-    assert found["refused"]["reason"] == "the recipe cannot be."
-    assert "SIGKILL" in found["shot"]["reason"]
-    assert found["hungry"]["reason"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-    assert found["endless"]["seconds"] < 10
-    assert found["fine"]["result"] == {"answer": 42}
-
-
-def test_each_result_is_in_the_file_before_the_next_begins(context):
-    pieces = [Piece("first", fine), Piece("second", looking_back), Piece("third", looking_back)]
-    document = run_part("traces", context, FORK, {}, pieces, budget_s=60)
-    assert [r["result"].get("written") for r in document["results"]] == [None, ["first"], ["first", "second"]]
-    assert json.loads((context.out / "traces.json").read_bytes()) == document
-
-
-def test_what_there_is_no_time_for_is_said(context):
-    found = run([Piece("fine", fine)], context, seconds=-1)
-    assert found["fine"] == {"name": "fine", "status": "not run", "reason": "this part's time was used up"}
-
-
-def test_a_result_too_large_for_the_file_is_left_out(context, monkeypatch):
-    monkeypatch.setattr(gpu, "MAX_FILE_BYTES", 700)
-    document = run_part("oom", context, FORK, {}, [Piece("large", large), Piece("fine", fine)], budget_s=60)
-    assert [(r["name"], r["status"]) for r in document["results"]] == [("large", "error"), ("fine", "ok")]
-    assert (context.out / "oom.json").stat().st_size <= 700
-
-
-def test_missing_packages_are_skipped_by_name(context, monkeypatch):
-    monkeypatch.setattr(gpu_tasks, "is_installed", lambda module: False)
-    pieces = [piece for part in PARTS for piece in chosen_pieces(part, context, []) if piece.modules]
-    assert len(pieces) > 60
-    reasons = {result["name"]: result["reason"] for result in run(pieces, context).values()}
-    assert reasons["8b-2-layers-nf4-lora"] == "needs peft and bitsandbytes, not installed here"
-    assert "needs an NVIDIA GPU" in reasons["flash-attention-2"]
-    assert reasons["1b-bf16.sft-trainer.1"] == "needs trl and datasets, not installed here"
-    on_gpu = Context("cuda", False, context.out)
-    (flash,) = [piece for piece in chosen_pieces("cases", on_gpu, ["flash-attention-2"])]
-    assert gpu_tasks.reason_to_skip(flash, on_gpu) == "needs peft and flash-attn, not installed here"
-    liger = Recipe(model="llama-3.2-1b", loss="fused_linear")
-    assert modules_of(liger) == ("liger_kernel",)
-
-
-def test_one_broken_part_does_not_stop_the_next(tmp_path, monkeypatch, capsys):
-    def no_pieces(context: Context) -> list[Piece]:
-        raise RuntimeError("nothing to do with you")
-
-    monkeypatch.setattr("benchmarks.gpu_traces.pieces", no_pieces)
-    monkeypatch.setattr("benchmarks.gpu_calibrate.pieces", lambda context: [Piece("fine", fine)])
-    arguments = ["--tiny", "--part", "traces", "--part", "calibrate", "--out", str(tmp_path)]
-    assert main(arguments) == 0
-    assert "traces: failed as a whole: RuntimeError" in capsys.readouterr().out
-    failed, done = (json.loads((tmp_path / f"{p}.json").read_bytes()) for p in ("traces", "calibrate"))
-    assert (failed["results"][0]["name"], failed["results"][0]["status"]) == ("all", "error")
-    assert done["results"][0]["status"] == "ok"
-
-
-def test_without_a_gpu_the_real_programme_says_what_to_do(tmp_path, capsys):
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    assert main(["--part", "calibrate", "--out", str(tmp_path)]) == 2
-    said, complaint = capsys.readouterr()
-    assert "nvidia-smi" in complaint
-    assert "--tiny" in complaint
-    # both kinds of process came up, and asked torch for the GPU
-    methods = ["spawn"] if sys.platform == "darwin" else ["fork", "spawn"]
-    assert [line.split()[3] for line in said.splitlines()] == methods
-    assert all("CUDA" in line or "NVIDIA" in line for line in said.splitlines())
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_fork_that_cannot_use_the_device_is_replaced_by_a_new_interpreter(context, monkeypatch):
-    tried: list[str] = []
-
-    def pretend(pieces, context, start, **others):
-        tried.append(start)
-        if start == "fork":
-            yield {"name": "device", "status": "error", "reason": "cannot re-initialize CUDA"}
-        else:
-            yield {"name": "device", "status": "ok", "result": {"device": {}}}
-
-    monkeypatch.setattr(gpu, "run_pieces", pretend)
-    monkeypatch.setattr(gpu.sys, "platform", "linux")
-    assert how_to_start(context) == ("spawn", {"device": {}})
-    assert tried == ["fork", "spawn"]
-
-
-@pytest.mark.parametrize("arguments", [[], ["--all"], ["--out", "here"], ["--all", "--out", "taken/below"]])
-def test_bad_arguments_are_one_sentence(arguments, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "taken").write_text("")
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.startswith("benchmarks.gpu: ")
-
-
-def test_a_trace_file_keeps_all_but_long_stacks(tmp_path):
-    """Of a simulated run, whose snapshot has what a real one has."""
-    recipe = Recipe(model="tiny-llama-bytes", precision="bf16", seq_len=64)
-    memory = simulate(recipe, find_hardware("h200"))[1]
-    snapshot = memory.snapshot()
-    trace = trace_of(snapshot["device_traces"][0], snapshot["segments"])
-    data = encode_trace(trace)
-    (tmp_path / "a.json.gz").write_bytes(data)
-    read = load_trace(tmp_path / "a.json.gz")
-    assert encode_trace(read) == data == encode_trace(trace)
-    kept = ("action", "addr", "size", "stream", "user_metadata", "category")
-    for ours, theirs in zip(read.entries, trace.entries, strict=True):
-        assert [ours.get(key) for key in kept] == [theirs.get(key) for key in kept]
-    assert [s["address"] for s in read.segments] == [s["address"] for s in trace.segments]
-    assert read.segments[0]["blocks"][0].keys() == {"address", "size", "requested_size", "state", "frames"}
-
-
-def test_a_trace_from_the_file_replays_through_the_allocator(tmp_path):
-    """What the recorded traces are for. Real requests, and the addresses and segments that PyTorch 2.11 gave
-    them: two tensors share the first 2 MiB, the third needs 20 MiB (best fit, CUDACachingAllocator.cpp).
-    """
-    first, second = 0x7F0000000000, 0x7F0000200000
-    events = [
-        ("segment_alloc", first, 2 * MIB),
-        ("alloc", first, 512),
-        ("alloc", first + 512, 1000),
-        ("segment_alloc", second, 20 * MIB),
-        ("alloc", second, 2 * MIB),
-        ("free_requested", first, 512),
-        ("free_completed", first, 512),
-        ("alloc", first, 100),
-    ]
-    entries = [
-        {"action": action, "addr": address, "size": size, "stream": 0, "frames": []}
-        for action, address, size in events
-    ]
-    read = decode_trace(encode_trace(trace_of(entries, [])))
-    replayed = replay(read.entries, Settings(free_block_order="address"))
-    assert replayed.divergence is None
-    assert replayed.allocator.allocated_bytes == 512 + 1024 + 2 * MIB
-
-
-def test_an_oom_keeps_the_free_bytes_of_the_device(tmp_path):
-    entry = {"action": "oom", "device_free": 77, "size": 5, "stream": 0, "frames": []}
-    read = decode_trace(encode_trace(trace_of([entry], [])))
-    assert (read.entries[0]["device_free"], read.entries[0]["addr"]) == (77, 77)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: b"",
-        lambda data: b"not gzip",
-        lambda data: data[:-20],
-        lambda data: __import__("gzip").compress(b"[1]"),
-        lambda data: __import__("gzip").compress(b'{"format": "harness-trace", "version": 2}'),
-        lambda data: __import__("gzip").compress(b'{"format": "harness-trace", "version": 1}'),
-    ],
-)
-def test_a_damaged_trace_is_refused(damage, tmp_path):
-    entry = {"action": "alloc", "addr": 512, "size": 5, "stream": 0, "frames": []}
-    path = tmp_path / "a.json.gz"
-    path.write_bytes(damage(encode_trace(trace_of([entry], []))))
-    with pytest.raises(InputError, match=r"a\.json\.gz"):
-        load_trace(path)
-
-
-def test_a_cut_model_comes_back_from_the_trace(tmp_path):
-    spec = next(spec for spec in TRACES if spec.layers == 2)
-    cut = with_layers(spec.recipe(), 2, tmp_path)
-    fields = {**cut.model_dump(mode="json"), "model": "llama-3.1-8b-2-layers"}
-    config = json.loads(Path(cut.model).read_bytes())
-    trace = trace_of([], [], recipe_fields=fields, model_config=config)
-    folder = tmp_path / "again"
-    folder.mkdir()
-    recipe = decode_trace(encode_trace(trace)).recipe(folder)
-    assert json.loads(Path(recipe.model).read_bytes()) == config
-    assert recipe.model_copy(update={"model": cut.model}) == cut
 
 
 def test_calibration_by_hand():
