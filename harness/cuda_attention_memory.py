@@ -85,12 +85,12 @@ def flash_backward(
     script.free(*reversed(grouped), query_grad, sums, *reversed(copies))
 
 
-def cudnn_forward(script: Script) -> None:
+def cudnn_forward(script: Script, *, log_sum_exp: bool) -> None:
     """aten::_scaled_dot_product_cudnn_attention: seed and offset, then attention and log-sum-exp.
 
     transformers/cuda/attention.cu, _cudnn_attention_forward; cudnn/MHA.cpp, run_cudnn_SDP_fprop.
     """
-    script.output(6, 7, 0, 1)
+    script.output(6, 7, 0, *((1,) if log_sum_exp else ()))
     script.briefly(CUDNN_PLAN_WORKSPACE_BYTES)
 
 
@@ -106,13 +106,19 @@ def cudnn_backward(script: Script, query: Tensor) -> None:
     script.briefly(frontend + CUDNN_PLAN_WORKSPACE_BYTES)
 
 
-def efficient_forward(script: Script, query: Tensor, value: Tensor) -> None:
-    """aten::_scaled_dot_product_efficient_attention: attention and log-sum-exp; the seeds are host tensors.
+def efficient_forward(
+    script: Script, query: Tensor, value: Tensor, dropout_p: float, gpu: Gpu, *, log_sum_exp: bool
+) -> None:
+    """aten::_scaled_dot_product_efficient_attention: attention, log-sum-exp, seed and offset.
+
+    Seed and offset (2 and 3) are host tensors; since torch 2.14 only if there is dropout.
 
     transformers/cuda/attention.cu, _efficient_attention_forward: 16-bit results wider than 128 cannot stay
     in registers and are accumulated in an fp32 buffer (kNeedsOutputAccumulatorBuffer).
     """
-    script.output(0, 1)
+    if gpu.torch_version >= (2, 14) and dropout_p == 0:
+        script.output(2, 3)
+    script.output(0, *((1,) if log_sum_exp else ()))
     if query.dtype in HALF_DTYPES and value.shape[3] > 128:
         script.briefly(FLOAT_BYTES * product(query.shape[:3]) * value.shape[3])
 
@@ -128,6 +134,9 @@ def efficient_backward(
     copy = None if grad.transpose(1, 2).is_contiguous() else script.take(size_of(grad))
     script.output(0, 1, 2)
     batch, heads, length, _ = query.shape
+    grouped: list[int | None] = []
+    if key.shape[1] != heads:  # since 2.14: a gradient per query head, summed over each group afterwards
+        grouped = [script.take(size_of(t) // t.shape[1] * heads) for t in (key, value)]
     delta_bytes = FLOAT_BYTES * batch * heads * length
     if query.dtype in HALF_DTYPES:
         delta = script.take(delta_bytes)
@@ -143,7 +152,7 @@ def efficient_backward(
             delta = script.take(delta_bytes)
             script.free(sums, products)
     workspace = script.take(efficient_workspace(query, key, value, dropout_p, gpu))
-    script.free(delta, workspace, copy)
+    script.free(delta, workspace, *reversed(grouped), copy)
 
 
 def efficient_workspace(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, gpu: Gpu) -> int:

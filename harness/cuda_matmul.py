@@ -42,6 +42,14 @@ def cublas_workspaces(capability: tuple[int, int], torch_version: tuple[int, int
     return Workspaces(cublas, 0 if unified else MIB, kept=torch_version < (2, 15))
 
 
+def workspace_per_call(gpu: Gpu, *, lt: bool = False) -> int:
+    """Bytes that one product takes and frees; 0 where workspaces are kept. `lt`: it is cuBLASLt's."""
+    workspaces = cublas_workspaces(gpu.capability, gpu.torch_version)
+    if workspaces.kept:
+        return 0
+    return workspaces.cublaslt_bytes if lt else workspaces.cublas_bytes
+
+
 def calls_cublaslt(bias: Tensor, first: Tensor, second: Tensor, alpha: float, beta: float) -> bool:
     """Whether addmm adds its bias in cuBLASLt's epilogue.
 
@@ -92,7 +100,7 @@ def grouped_product(script: Script, groups: int, dtype: torch.dtype, gpu: Gpu) -
 
 
 def gemm_4bit(
-    script: Script, input: Tensor, weight_shape: Sequence[int], block_size: int, scales: int | None
+    script: Script, input: Tensor, weight_shape: Sequence[int], block_size: int, scales: int | None, gpu: Gpu
 ) -> None:
     """bitsandbytes::gemm_4bit (bitsandbytes/backends/cuda/ops.py).
 
@@ -109,6 +117,7 @@ def gemm_4bit(
         offset_free, scaled = script.take(scales * 4), script.take(scales * 4)
     weight = script.take(product(weight_shape) * input.dtype.itemsize)
     script.output(0)
+    script.briefly(workspace_per_call(gpu))
     script.free(offset_free, scaled, weight)
 
 

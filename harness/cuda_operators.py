@@ -67,12 +67,16 @@ def _extreme(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
 
 
 def _foreach_norm(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
-    # cuda/ForeachReduceOp.cu: one partial result per tensor and chunk, all as many as the largest
-    tensors = a["self"]
-    chunks = max((ceil_div(t.numel(), FOREACH_CHUNK) for t in tensors), default=0)
-    partial = script.take(len(tensors) * chunks * max(4, tensors[0].dtype.itemsize)) if tensors else None
+    # cuda/ForeachReduceOp.cu: one partial result per tensor and chunk. Before 2.15 each tensor has as many as
+    # the largest; since then its own, and a list says where they start.
+    chunks = [ceil_div(t.numel(), FOREACH_CHUNK) for t in a["self"]]
+    ragged = gpu.torch_version >= (2, 15)
+    starts = script.take(8 * (len(chunks) + 1)) if ragged else None
+    partial = script.take(
+        (sum(chunks) if ragged else len(chunks) * max(chunks)) * max(4, out[0].dtype.itemsize)
+    )
     script.output(*range(len(out)))
-    script.free(partial)
+    script.free(partial, starts)
 
 
 def _safe_softmax(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
@@ -139,6 +143,11 @@ def _norm_backward(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None
     script.free(*reversed(copies))
 
 
+def _dropout(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
+    # cuda/Dropout.cu: the mask comes first
+    script.output(1, 0)
+
+
 # ---- indexing and sorting ----------------------------------------------------------------------------
 
 
@@ -160,16 +169,29 @@ def _index(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
 
 
 def _index_put(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
+    _accumulate(script, a, gpu, in_place=False, checked=True)
+
+
+def _index_put_(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
+    _accumulate(script, a, gpu, in_place=True, checked=True)
+
+
+def _index_put_impl_(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
+    _accumulate(script, a, gpu, in_place=True, checked=not a["unsafe"])
+
+
+def _accumulate(script: Script, a: Arguments, gpu: Gpu, *, in_place: bool, checked: bool) -> None:
     indices = [i for i in a["indices"] if i is not None]
-    in_place = out[0] is a["self"]
-    if a.get("accumulate") and len(indices) == 1 and indices[0].dtype != torch.bool:
-        cuda_sorting.index_put_accumulate(script, a["self"], indices[0], gpu, in_place=in_place)
+    if a["accumulate"] and len(indices) == 1 and indices[0].dtype != torch.bool:
+        cuda_sorting.index_put_accumulate(
+            script, a["self"], indices[0], gpu, in_place=in_place, checked=checked
+        )
     elif not in_place:
         script.output(0)
 
 
 def _sort(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
-    cuda_sorting.sort(script, a["self"], gpu)
+    cuda_sorting.sort(script, a["self"], a["dim"], gpu)
 
 
 def _cumsum(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
@@ -197,9 +219,7 @@ def _baddbmm(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
 
 
 def _product(script: Script, operands: Sequence[Tensor], gpu: Gpu, *, lt: bool) -> None:
-    workspaces = cuda_matmul.cublas_workspaces(gpu.capability, gpu.torch_version)
-    needed = 0 if workspaces.kept else workspaces.cublaslt_bytes if lt else workspaces.cublas_bytes
-    cuda_matmul.matrix_product(script, operands, needed)
+    cuda_matmul.matrix_product(script, operands, cuda_matmul.workspace_per_call(gpu, lt=lt))
 
 
 def _grouped_mm(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
@@ -210,7 +230,7 @@ def _grouped_mm(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
 def _gemm_4bit(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
     scales = a["absmax_8bit"]
     count = None if scales is None else scales.numel()
-    cuda_matmul.gemm_4bit(script, a["A"], a["shapeB"], a["blocksize"], count)
+    cuda_matmul.gemm_4bit(script, a["A"], a["shapeB"], a["blocksize"], count, gpu)
 
 
 def _int8_product(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
@@ -251,7 +271,9 @@ def _flash_backward(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> Non
 
 
 def _efficient(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
-    attention.efficient_forward(script, a["query"], a["value"])
+    attention.efficient_forward(
+        script, a["query"], a["value"], a["dropout_p"], gpu, log_sum_exp=a["compute_log_sumexp"]
+    )
 
 
 def _efficient_backward(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
@@ -261,7 +283,7 @@ def _efficient_backward(script: Script, a: Arguments, out: Outputs, gpu: Gpu) ->
 
 
 def _cudnn(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
-    attention.cudnn_forward(script)
+    attention.cudnn_forward(script, log_sum_exp=a["compute_log_sumexp"])
 
 
 def _cudnn_backward(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
@@ -278,6 +300,7 @@ RULES: dict[str, Callable[[Script, Arguments, Outputs, Gpu], None]] = {
     "aten::_fused_rms_norm": _layer_norm,
     "aten::_fused_rms_norm_backward": _norm_backward,
     "aten::_grouped_mm": _grouped_mm,
+    "aten::_index_put_impl_": _index_put_impl_,
     "aten::_log_softmax": _softmax,
     "aten::_log_softmax_backward_data": _log_softmax_backward,
     "aten::_safe_softmax": _safe_softmax,
@@ -299,11 +322,12 @@ RULES: dict[str, Callable[[Script, Arguments, Outputs, Gpu], None]] = {
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::index": _index,
     "aten::index_put": _index_put,
-    "aten::index_put_": _index_put,
+    "aten::index_put_": _index_put_,
     "aten::linalg_vector_norm": _norm,
     "aten::max": _extreme,
     "aten::mean": _sum,
     "aten::mm": _mm,
+    "aten::native_dropout": _dropout,
     "aten::native_layer_norm": _layer_norm,
     "aten::native_layer_norm_backward": _norm_backward,
     "aten::pow": _pow_of_scalar,

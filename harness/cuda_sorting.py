@@ -15,7 +15,8 @@ from harness.cuda_script import Gpu, Script, ceil_div, round_up, size_of
 ALIGNMENT = 256  # cub/util_allocator: each part of a scratch buffer starts at a multiple of this
 INDEX_BYTES = 8
 RADIX_BITS = 8
-SMALL_SORT = 4096
+SMALL_SORT = 4096  # one block sorts that many, without scratch
+SINGLE_TILE = 2304
 ROWS_PER_THREAD = 10  # NROWS_PER_THREAD in EmbeddingBackwardKernel.cu
 EMBEDDING_WITHOUT_SORT = 3072
 
@@ -31,6 +32,8 @@ def radix_sort_scratch(count: int, bits: int, gpu: Gpu) -> int:
     Onesweep (cub/device/dispatch/dispatch_radix_sort.cuh): a histogram of 256 64-bit bins per pass, one row
     of 256 32-bit counters per tile, the second half of the two double buffers, one counter per pass.
     """
+    if count <= SINGLE_TILE:
+        return 1
     tile = 4608 if gpu.capability >= (9, 0) else 3840 if gpu.capability >= (8, 0) else 2816
     passes = ceil_div(bits, RADIX_BITS)
     bins = 2**RADIX_BITS
@@ -61,14 +64,16 @@ def unique_scratch(count: int, gpu: Gpu) -> int:
     return scan_scratch(count, 8, tile)
 
 
-def sort(script: Script, input: Tensor, gpu: Gpu) -> None:
-    """aten::sort of one dimension of int64 (ATen/native/cuda/Sort.cpp, SortStable.cu): values, indices."""
+def sort(script: Script, input: Tensor, dim: int, gpu: Gpu) -> None:
+    """aten::sort (ATen/native/cuda/Sort.cpp): values, indices, and the positions 0, 1, 2 ... that it sorts.
+
+    Past 4096 elements: of one dimension of 64-bit numbers.
+    """
     script.output(0, 1)
-    count = input.numel()
-    if count <= SMALL_SORT:
-        return
+    count = input.shape[dim] if input.dim() else 1
     positions = script.take(count * INDEX_BYTES)
-    script.briefly(radix_sort_scratch(count, 64, gpu))
+    if count > SMALL_SORT:
+        script.briefly(radix_sort_scratch(count, 64, gpu))
     script.free(positions)
 
 
@@ -119,23 +124,17 @@ def embedding_backward(script: Script, grad: Tensor, indices: Tensor, rows: int,
     script.free(origins, sorted_indices, *reversed(copies))
 
 
-def index_put_accumulate(script: Script, input: Tensor, index: Tensor, gpu: Gpu, *, in_place: bool) -> None:
-    """aten::index_put(accumulate=True) with one index over rows (ATen/native/cuda/Indexing.cu,
-    index_put_with_sort_kernel): bounds are checked, then the index is sorted with its positions."""
+def index_put_accumulate(
+    script: Script, input: Tensor, index: Tensor, gpu: Gpu, *, in_place: bool, checked: bool
+) -> None:
+    """aten::index_put(accumulate=True) with one index over rows: the index is sorted with its positions.
+
+    ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel. `checked`: its bounds are looked at first.
+    """
     if not in_place:
         script.output(0)
-    if gpu.torch_version >= (2, 13):  # aminmax
-        smallest, largest = script.take(INDEX_BYTES), script.take(INDEX_BYTES)
-        reduce(script, index, (), index.dtype, Kernel(2 * INDEX_BYTES), gpu)
-        script.briefly(1)
-        script.briefly(1)
-        script.free(largest, smallest)
-    else:
-        for _ in range(2):
-            bound = script.take(INDEX_BYTES)
-            reduce(script, index, (), index.dtype, Kernel(INDEX_BYTES), gpu)
-            script.briefly(1)
-            script.free(bound)
+    if checked:
+        _bounds(script, index, gpu)
     count = index.numel()
     list_bytes = count * INDEX_BYTES
     wrapped, linear = script.take(list_bytes), script.take(list_bytes)
@@ -143,3 +142,18 @@ def index_put_accumulate(script: Script, input: Tensor, index: Tensor, gpu: Gpu,
     origins, sorted_indices, positions = (script.take(list_bytes) for _ in range(3))
     script.briefly(radix_sort_scratch(count, input.shape[0].bit_length(), gpu))
     script.free(positions, sorted_indices, origins, linear)
+
+
+def _bounds(script: Script, index: Tensor, gpu: Gpu) -> None:
+    if gpu.torch_version >= (2, 13):  # aminmax, two results at once
+        smallest, largest = script.take(INDEX_BYTES), script.take(INDEX_BYTES)
+        reduce(script, index, (), index.dtype, Kernel(2 * INDEX_BYTES), gpu)
+        script.briefly(1)
+        script.briefly(1)
+        script.free(largest, smallest)
+        return
+    for _ in range(2):
+        bound = script.take(INDEX_BYTES)
+        reduce(script, index, (), index.dtype, Kernel(INDEX_BYTES), gpu)
+        script.briefly(1)
+        script.free(bound)
