@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.cli_simulate import allocator_settings, is_hardware, split_hardware
+from harness.cli_estimate import split_hardware
+from harness.cli_simulate import allocator_settings
 from harness.errors import InputError
 from harness.hardware import DEFAULT_HARDWARE, Hardware, find_hardware, profiles_folder
 from harness.recipe import Recipe
@@ -42,7 +43,7 @@ def gather(arguments: Sequence[str], *, measure: bool) -> list[Case]:
     paths = [text for text in arguments if _is_profile(text)]
     rest = [text for text in arguments if not _is_profile(text)]
     recipes = [text for text in rest if "=" not in text]
-    named = any(is_hardware(text) for text in rest)
+    named = any(text.startswith("hardware=") for text in rest)
     hardware, overrides = split_hardware([text for text in rest if "=" in text])
     if not paths and not recipes:
         raise InputError("there is nothing to validate. Give a recipe's name or a profile.json.")
@@ -75,10 +76,9 @@ def complete(case: Case) -> None:
 
 
 def _napkin(case: Case) -> StepProfile:
-    from harness.architecture import load_shape
     from harness.napkin import predict
 
-    return predict(case.recipe, case.hardware, load_shape(case.recipe.model))
+    return predict(case.recipe, case.hardware)
 
 
 def _simulated(case: Case) -> StepProfile:

@@ -43,6 +43,8 @@ Examples:
   harness fit mistral-7b-qlora --memory 16GiB
 
   harness fit llama-3.1-8b-lora seq_len=8192 --hardware rtx-4090
+
+  harness fit llama-3.1-8b-lora --hardware rtx-4090 --exact --field seq_len
 """
 HARDWARE_EXAMPLES = """
 Examples:
@@ -86,6 +88,12 @@ def fit(
     margin: Annotated[
         float, typer.Option(help="Fraction of memory left to the allocator's fragmentation.")
     ] = 0.05,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Simulate instead of estimating: no margin, about a minute.")
+    ] = False,
+    field: Annotated[
+        str, typer.Option(help="With --exact: micro_batch_size, or seq_len (in steps of 64).")
+    ] = "micro_batch_size",
     as_json: AsJson = False,
 ) -> None:
     """Find the largest micro batch and sequence that fit, or what to change when nothing does."""
@@ -94,11 +102,15 @@ def fit(
     from harness.recipe_file import load_recipe
 
     given = [f"hardware={device}"] if device is not None else []
-    chosen, changes = _split_hardware([*(overrides or []), *given])
+    chosen, changes = split_hardware([*(overrides or []), *given])
     name, loaded = load_recipe(recipe, changes)
     where = chosen.datasheet.title
     if memory is not None:
         chosen, where = with_memory(chosen, parse_bytes(memory)), memory
+    if exact:
+        from harness.cli_simulate import fit_by_simulation
+
+        return fit_by_simulation(name, loaded, chosen, where, field, as_json)
     found = find_fit(loaded, chosen, margin=margin)
     if as_json:
         print(json.dumps(_fit_document(name, where, found), indent=1))
@@ -218,13 +230,13 @@ def _estimate(recipe: str, overrides: Sequence[str]) -> tuple[str, Memory]:
     from harness.napkin import estimate
     from harness.recipe_file import load_recipe
 
-    chosen, changes = _split_hardware(overrides)
+    chosen, changes = split_hardware(overrides)
     name, loaded = load_recipe(recipe, changes)
     return name, estimate(loaded, chosen)
 
 
-def _split_hardware(overrides: Sequence[str]) -> tuple[Hardware, list[str]]:
-    """The device of `hardware=NAME`, or the default one, and the other overrides."""
+def split_hardware(overrides: Sequence[str]) -> tuple[Hardware, list[str]]:
+    """The device of `hardware=NAME`, or the default one, and the other overrides. Raises InputError."""
     from harness.hardware import DEFAULT_HARDWARE, find_hardware
 
     names = [text.partition("=")[2].strip() for text in overrides if text.startswith("hardware=")]

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from harness.cli_estimate import OUT_OF_MEMORY, Overrides, RecipeName, split_hardware
 from harness.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.allocator_settings import Settings
+    from harness.fit_exact import ExactFit
     from harness.hardware import Hardware
+    from harness.recipe import Recipe
     from harness.simulated_memory import SimulatedMemory
     from harness.step_profile import StepProfile
 
@@ -43,15 +46,6 @@ Examples:
   harness validate smoke --measure
 """
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]... [hardware=NAME]",
-        help="Fields to change, e.g. seq_len=4096, and the GPU (`harness hardware` lists them).",
-        show_default=False,
-    ),
-]
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
@@ -60,7 +54,7 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    recipe: Annotated[str, typer.Argument(help="A name in recipes/, or the path of a YAML file.")],
+    recipe: RecipeName,
     overrides: Overrides = None,
     out: Annotated[
         Path | None,
@@ -91,7 +85,7 @@ def simulate(
     """Run the training step on shape-only tensors: memory to the byte and estimated time, without a GPU."""
     from rich.console import Console
 
-    from harness.cli import OUT_OF_MEMORY, _complain, _quiet_libraries, _stdout_kept_for_json
+    from harness.cli import _complain, _quiet_libraries, _stdout_kept_for_json
     from harness.recipe_file import load_recipe
     from harness.run_folder import RunFolder
     from harness.safe_pickle import read_snapshot
@@ -174,6 +168,55 @@ def validate(
             raise typer.Exit(_complain(message, BEYOND_TOLERANCE))
 
 
+def fit_by_simulation(
+    name: str, recipe: Recipe, hardware: Hardware, where: str, field: str, as_json: bool
+) -> None:
+    """What `harness fit --exact` does: search, say what is tried, print the largest value that fits."""
+    from rich.console import Console
+
+    from harness.cli import _quiet_libraries, _stdout_kept_for_json
+
+    if field not in ("micro_batch_size", "seq_len"):
+        raise InputError(f"--field {field}: give micro_batch_size or seq_len.")
+    log = Console(stderr=True)
+    with _stdout_kept_for_json(as_json):
+        _quiet_libraries()
+        from harness.fit_exact import fit_exact
+
+        settings = allocator_settings(os.environ)
+        found = fit_exact(
+            recipe,
+            hardware,
+            field,  # type: ignore[arg-type]
+            settings=settings,
+            told=lambda value, fits: _say(log, f"{field} {value}: {'fits' if fits else 'does not fit'}"),
+        )
+    if as_json:
+        print(json.dumps({"recipe": name, "memory": where, **found.as_json()}, indent=1))
+    else:
+        print("\n".join(_fit_lines(name, where, found)))
+    if found.value is None:
+        raise typer.Exit(OUT_OF_MEMORY)
+
+
+def _fit_lines(name: str, where: str, found: ExactFit) -> Iterator[str]:
+    from harness.console import in_gib
+
+    if found.value is None or found.profile is None:
+        yield f"{name} on {where}: no {found.field} fits"
+    else:
+        memory = found.profile.memory
+        peak, reserved = in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes)
+        yield f"{name} on {where}: the largest {found.field} is {found.value}"
+        yield f"  it allocates {peak} at most and reserves {reserved}"
+    if found.limit is not None:
+        yield f"  {found.next_value} is impossible: {found.limit}"
+    elif found.next_profile is not None and found.next_profile.oom is not None:
+        oom = found.next_profile.oom
+        asked = in_gib(oom.requested_bytes)
+        yield f"  {found.next_value} runs out of memory in {oom.phase}, asking for {asked}"
+
+
 def _show(
     people: Console, profile: StepProfile, memory: SimulatedMemory, recorded: dict[str, Any] | None
 ) -> str:
@@ -199,20 +242,6 @@ def _say(people: Console, line: str) -> None:
     people.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def split_hardware(overrides: Sequence[str]) -> tuple[Hardware, list[str]]:
-    """The device named by `hardware=NAME`, or the default one, and the other overrides.
-
-    Raises InputError for a device that the table lacks, and for two of them.
-    """
-    from harness.hardware import DEFAULT_HARDWARE, find_hardware
-
-    names = [text.partition("=")[2].strip() for text in overrides if is_hardware(text)]
-    if len(names) > 1:
-        raise InputError(f"hardware is given twice: {' and '.join(names)}. Keep one hardware=NAME.")
-    hardware = find_hardware(names[0] if names else DEFAULT_HARDWARE)
-    return hardware, [text for text in overrides if not is_hardware(text)]
-
-
 def allocator_settings(environment: Mapping[str, str], text: str | None = None) -> Settings:
     """The settings in `text`, or else in the environment, for the installed torch. Raises InputError."""
     from harness.allocator_settings import parse_settings, settings_from_environment
@@ -222,8 +251,3 @@ def allocator_settings(environment: Mapping[str, str], text: str | None = None) 
     if text is not None:
         return parse_settings(text, version, origin="--allocator")
     return settings_from_environment(environment, version)
-
-
-def is_hardware(override: str) -> bool:
-    """Whether an override names the device, and no recipe field."""
-    return override.partition("=")[0].strip() == "hardware" and "=" in override

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from harness.allocator_settings import Settings
 from harness.errors import InputError
@@ -41,24 +41,37 @@ class ExactFit:
     tried: dict[int, bool] = dataclasses.field(default_factory=dict)
     """Every simulated value, in order, and whether it fits."""
 
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data, without the profiles."""
+        oom = self.next_profile.oom if self.next_profile is not None else None
+        memory = self.profile.memory if self.profile is not None else None
+        return {
+            "field": self.field,
+            "multiple_of": self.multiple_of,
+            "largest": self.value,
+            "peak_allocated_bytes": memory and memory.peak_allocated_bytes,
+            "peak_reserved_bytes": memory and memory.peak_reserved_bytes,
+            "next": self.next_value,
+            "next_out_of_memory_in": oom and oom.phase,
+            "next_impossible": self.limit,
+            "tried": {str(value): fits for value, fits in self.tried.items()},
+        }
+
 
 def fit_exact(
     recipe: Recipe,
     hardware: Hardware,
     field: FitField = "micro_batch_size",
     *,
-    memory_bytes: int | None = None,
     multiple_of: int | None = None,
     settings: Settings | None = None,
     told: Callable[[int, bool], None] = lambda value, fits: None,
 ) -> ExactFit:
     """Search for the largest value of `field`, a multiple of `multiple_of`, that fits.
 
-    It was simulated to fit, and the next one not to. `memory_bytes` replaces the memory of the device. `told`
-    hears each simulation's outcome. Raises InputError for a recipe that cannot be simulated.
+    It was simulated to fit, and the next one not to. `told` hears each simulation's outcome. Raises
+    InputError for a recipe that cannot be simulated.
     """
-    if memory_bytes is not None:
-        hardware = with_memory(hardware, memory_bytes)
     unit = multiple_of or MULTIPLES[field]
     found = ExactFit(field, unit)
     fitting: dict[int, StepProfile] = {}
@@ -79,17 +92,6 @@ def fit_exact(
     if low:
         found.value, found.profile = low * unit, fitting[low]
     return found
-
-
-def with_memory(hardware: Hardware, memory_bytes: int) -> Hardware:
-    """The same device with another size of memory. Raises InputError if not even the CUDA context fits."""
-    context = hardware.calibration.cuda_context_bytes
-    if memory_bytes <= context:
-        raise InputError(
-            f"--memory: {memory_bytes} bytes are less than the CUDA context takes ({context}). Give more."
-        )
-    memory = hardware.datasheet.memory_bytes._replace(value=memory_bytes, source="given by the user")
-    return replace(hardware, datasheet=hardware.datasheet._replace(memory_bytes=memory))
 
 
 def _simulated(

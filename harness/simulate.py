@@ -57,9 +57,10 @@ def simulate(
     """The StepProfile of `recipe` on `hardware`, and the simulated memory (for its snapshot).
 
     Running out of memory gives a profile with `oom` filled; `explain_oom` simulates once more then, to keep
-    the stack and the module of everything that is live. Raises InputError for `compile`, which changes which
-    kernels run: napkin has an answer.
+    the stack and the module of everything that is live. Raises InputError for a dtype that the device has
+    no units for, and for `compile`, which changes which kernels run: napkin has an answer.
     """
+    hardware.peak_flops(recipe.compute_dtype)
     if recipe.compile:
         raise InputError(
             "compile: true cannot be simulated: the compiler decides which kernels and buffers there are. "

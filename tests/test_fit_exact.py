@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 from functools import cache
 
 import pytest
 from tiny import tiny
 
 from harness.errors import InputError
-from harness.fit_exact import ExactFit, FitField, fit_exact, with_memory
-from harness.hardware import find_hardware
+from harness.fit import with_memory
+from harness.fit_exact import ExactFit, FitField, fit_exact
+from harness.hardware import Hardware, find_hardware
 from harness.recipe import Recipe
 from harness.simulate import simulate
 
 MiB = 2**20
 A100 = find_hardware("a100-40gb")  # small cuBLAS workspaces, and flash attention in 16 bit
-CONTEXT_BYTES = A100.calibration.cuda_context_bytes
 LORA = tiny(adapter="lora", precision="bf16", micro_batch_size=1, seq_len=1024)
 
 
+def with_mib(mib: int) -> Hardware:
+    """An A100 that has so much memory beside the CUDA context."""
+    return with_memory(A100, A100.calibration.cuda_context_bytes + mib * MiB)
+
+
 def fits(recipe: Recipe, mib: int) -> bool:
-    return simulate(recipe, with_memory(A100, CONTEXT_BYTES + mib * MiB), explain_oom=False)[0].oom is None
+    return simulate(recipe, with_mib(mib), explain_oom=False)[0].oom is None
 
 
 @cache
 def found_in(mib: int, field: FitField = "micro_batch_size", unit: int = 1) -> ExactFit:
     """The largest value with so much memory beside the CUDA context."""
-    return fit_exact(LORA, A100, field, memory_bytes=CONTEXT_BYTES + mib * MiB, multiple_of=unit)
+    return fit_exact(LORA, with_mib(mib), field, multiple_of=unit)
 
 
 @pytest.mark.parametrize(("field", "unit"), [("micro_batch_size", 1), ("seq_len", 1024)])
@@ -51,14 +56,14 @@ def test_it_fits_and_the_next_one_does_not(field: FitField, unit: int) -> None:
 def test_a_recipe_that_is_too_large_as_it_is_shrinks() -> None:
     heavy = LORA.model_copy(update={"micro_batch_size": 8})
     told: dict[int, bool] = {}
-    found = fit_exact(heavy, A100, memory_bytes=CONTEXT_BYTES + 60 * MiB, told=told.__setitem__)
+    found = fit_exact(heavy, with_mib(60), told=told.__setitem__)
     assert found.value == found_in(60).value
     assert told == found.tried
     assert next(iter(told)) == 8  # it starts at what the recipe says
 
 
 def test_when_nothing_fits_there_is_no_value() -> None:
-    found = fit_exact(LORA, A100, memory_bytes=CONTEXT_BYTES + 4 * MiB)
+    found = fit_exact(LORA, with_mib(4))
     assert (found.value, found.profile, found.next_value) == (None, None, 1)
     assert found.next_profile is not None
     assert found.next_profile.oom is not None
@@ -79,11 +84,18 @@ def test_more_memory_fits_more() -> None:
     assert less < more
 
 
-def test_memory_below_the_context_is_refused() -> None:
-    with pytest.raises(InputError, match="CUDA context"):
-        with_memory(A100, CONTEXT_BYTES)
-    free = replace(A100, calibration=A100.calibration.model_copy(update={"cuda_context_bytes": 0}))
-    assert with_memory(free, 5).memory_bytes == 5
+def test_less_memory_than_the_context_takes_fits_nothing() -> None:
+    assert fit_exact(LORA, with_memory(A100, 5)).value is None
+
+
+def test_json_has_what_was_found_and_tried() -> None:
+    document = json.loads(json.dumps(found_in(60).as_json()))
+    assert document["largest"] == found_in(60).value
+    assert document["peak_reserved_bytes"] <= 60 * MiB
+    assert document["next_out_of_memory_in"] in ("forward", "backward")
+    assert document["tried"][str(document["next"])] is False
+    nothing = fit_exact(LORA, with_mib(4)).as_json()
+    assert (nothing["largest"], nothing["peak_allocated_bytes"]) == (None, None)
 
 
 def test_what_cannot_be_simulated_is_refused() -> None:
