@@ -86,7 +86,8 @@ def _forward(sizes: Sizes) -> list[Snapshot]:
     earlier += sum(sizes.block_kept(s) * s.count for s in stages.blocks)
     in_block = forward_peak(last.tape.ops, last.shared, keeps=not recomputes)
     loss = forward_peak(stages.loss.tape.ops)
-    masks = sizes.mask_bytes if recomputes else 0  # otherwise they are gone with the blocks' frame
+    # without checkpointing they are gone with the blocks' frame
+    masks = sizes.mask_bytes if recomputes and not sizes.kept_mask_bytes else 0
     return [
         _moment(sizes, "forward", "embedding", "embedding", gradients=before),
         _moment(
@@ -141,8 +142,7 @@ def _backward(sizes: Sizes) -> list[Snapshot]:
     stages = sizes.stages
     below = sizes.table_bytes + stages.embedding.kept
     below += sum(sizes.block_kept(s) * s.count for s in stages.blocks)
-    if sizes.recipe.gradient_checkpointing:
-        below += sizes.mask_bytes
+    below += sizes.kept_mask_bytes or (sizes.mask_bytes if sizes.recipe.gradient_checkpointing else 0)
     at_loss = below + max(0, stages.fused_loss_bytes - stages.hidden.size_bytes)
     moments = [_in_backward(sizes, "loss", stages.loss, at_loss, 0)]
     made = _left_behind(sizes, stages.loss)

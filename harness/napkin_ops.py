@@ -14,7 +14,10 @@ def cast(tape: Tape, x: Tensor, dtype: str) -> Tensor:
     """x.to(dtype): nothing if it has that dtype, else a copy. It keeps nothing."""
     if x.dtype == dtype:
         return x
-    return tape.op(f"{x.name} to {dtype}", x.dims, dtype, [x])
+    before = tape.casts.get((id(x), dtype)) if tape.compiled else None
+    if before is None:
+        before = tape.casts[id(x), dtype] = tape.op(f"{x.name} to {dtype}", x.dims, dtype, [x])
+    return before
 
 
 def under_autocast(tape: Tape, x: Tensor) -> Tensor:
@@ -22,10 +25,13 @@ def under_autocast(tape: Tape, x: Tensor) -> Tensor:
     return cast(tape, x, tape.autocast) if tape.autocast else x
 
 
-def add(tape: Tape, a: Tensor, b: Tensor, name: str) -> Tensor:
-    """a + b, in the wider dtype. Keeps nothing; both get the gradient as it is."""
+def add(tape: Tape, a: Tensor, b: Tensor, name: str, *, recomputable: bool = False) -> Tensor:
+    """a + b, in the wider dtype. Keeps nothing; both get the gradient as it is.
+
+    The residual stream is never recomputed: the sums in it would lead back to the embeddings.
+    """
     dtype = a.dtype if SIZES[a.dtype] >= SIZES[b.dtype] else b.dtype
-    return tape.op(name, a.dims, dtype, [a, b], passes_gradient=True, recomputable=False)
+    return tape.op(name, a.dims, dtype, [a, b], passes_gradient=True, recomputable=recomputable)
 
 
 def multiply(tape: Tape, a: Tensor, b: Tensor, name: str, dims: str | None = None) -> Tensor:
@@ -114,9 +120,8 @@ def activate(tape: Tape, built: BuiltModel, x: Tensor, name: str) -> Tensor:
     cubed_dtype = "fp32" if tape.autocast else x.dtype  # pow is on autocast's fp32 list
     wide = cast(tape, x, cubed_dtype)
     cube = tape.op(f"{name}: x³", x.dims, cubed_dtype, [wide], [wide])
-    inner = scale(
-        tape, add(tape, x, scale(tape, cube, f"{name}: 0.044715x³"), f"{name}: sum"), f"{name}: √(2/π)·"
-    )
+    cubic = scale(tape, cube, f"{name}: 0.044715x³")
+    inner = scale(tape, add(tape, x, cubic, f"{name}: sum", recomputable=True), f"{name}: √(2/π)·")
     bent = tape.op(f"{name}: tanh", x.dims, inner.dtype, [inner], keeps_output=True)
     return multiply(
         tape, half, tape.op(f"{name}: 1 + tanh", x.dims, bent.dtype, [bent], passes_gradient=True), name

@@ -52,7 +52,8 @@ class Sizes:
         if recipe.packing:
             one += tokens * SIZES["int64"]  # position_ids
             if not recipe.attention.startswith("flash_attention"):
-                one += rows * recipe.seq_len**2 * SIZES[self.stages.masks[0].dtype]
+                mask = "bool" if recipe.attention == "sdpa" else self.stages.masks[0].dtype
+                one += rows * recipe.seq_len**2 * SIZES[mask]
         return one * recipe.gradient_accumulation_steps
 
     @cached_property
@@ -116,7 +117,13 @@ class Sizes:
         """What the whole forward pass keeps for backward, wherever it is."""
         blocks = sum(self.block_kept(stage) * stage.count for stage in self.stages.blocks)
         loss = self.stages.loss.kept + self.stages.fused_loss_bytes
-        return self.table_bytes + self.stages.embedding.kept + blocks + loss
+        return self.table_bytes + self.kept_mask_bytes + self.stages.embedding.kept + blocks + loss
+
+    @property
+    def kept_mask_bytes(self) -> int:
+        """A compiled model keeps the one mask that all its blocks add; else each block keeps its copy."""
+        shared = self.recipe.compile and self.recipe.attention == "sdpa"
+        return total_bytes(self.stages.masks) if shared else 0
 
     def block_kept(self, stage: Stage) -> int:
         """What a block keeps from forward to backward: everything, or with checkpointing its input."""

@@ -114,7 +114,10 @@ def _fuse(built: BuiltModel, stages: Stages) -> None:
 
 
 def _masks(tape: Tape, built: BuiltModel, x: Tensor) -> list[Tensor]:
-    """Explicit attention masks: eager's additive one, sdpa's bool one for a window or packed documents."""
+    """Explicit attention masks: eager's additive one, sdpa's bool one for a window or packed documents.
+
+    A compiled model has one always: while it is traced, masking_utils.py cannot leave sdpa's out.
+    """
     recipe, shape = built.recipe, built.shape
     if recipe.attention.startswith("flash_attention"):
         return []
@@ -124,6 +127,8 @@ def _masks(tape: Tape, built: BuiltModel, x: Tensor) -> list[Tensor]:
     kinds = 2 if shape.family == "gemma2" and not recipe.packing else 1
     if recipe.attention == "eager":
         return [tape.tensor("mask", "M S S", x.dtype) for _ in range(kinds)]
+    if recipe.compile:
+        return [tape.tensor("mask", "M S S", tape.autocast or x.dtype)]
     if recipe.packing or windowed:  # without packing every row has the same mask, kept once
         mask = tape.tensor("mask", "M S S" if recipe.packing else "S S", "bool")
         return [mask]

@@ -71,6 +71,8 @@ class Tape:
     attention_kernel: str = ""
     """The kernel that attention on this tape runs."""
     ops: list[Op] = field(default_factory=list)
+    casts: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    """In a compiled model a tensor is cast to a dtype once, by the tensor's id and the dtype."""
 
     def elements(self, dims: str) -> int:
         """The number of elements that dims describe."""
@@ -102,8 +104,8 @@ class Tape:
         """
         out = self.tensor(name, dims, dtype, grad=any(t.grad for t in inputs))
         if self.compiled and recomputable:
-            out.sources = tuple(source for t in inputs for source in (t.sources or (t,)))
-        saved = [t for t in saves if t is not None] + ([out] if keeps_output else [])
+            out.sources = tuple(self._recomputed(inputs))
+        saved = self._recomputed([t for t in saves if t is not None] + ([out] if keeps_output else []))
         moved = 0 if self.compiled else sum(t.size_bytes for t in inputs) + out.size_bytes
         backward = Work(0, moved) if out.grad and not passes_gradient else Work(operators=0)
         self._record(
@@ -188,9 +190,20 @@ class Tape:
             op.saved = ()
         self.ops.append(op)
 
+    def _recomputed(self, saved: Sequence[Tensor]) -> list[Tensor]:
+        """What is kept in the place of `saved`: in a compiled model what they are computed from, if smaller.
+
+        The partitioner looks for the smallest cut of the graph, but never computes again what a product
+        reads or writes (torch/_functorch/partitioners.py, min_cut_rematerialization_partition).
+        """
+        kept: list[Tensor] = []
+        for t in saved:
+            largest = max((source.size_bytes for source in t.sources), default=0)
+            kept += t.sources if 0 < largest <= t.size_bytes else (t,)
+        return kept
+
     def _kept(self, saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        kept = [source for t in saved for source in (t.sources or (t,))]
-        return tuple({id(t.storage): t for t in kept if t.size_bytes}.values())
+        return tuple({id(t.storage): t for t in saved if t.size_bytes}.values())
 
 
 def saved_storages(ops: Sequence[Op]) -> list[Tensor]:

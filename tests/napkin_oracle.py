@@ -77,8 +77,12 @@ def napkin(recipe: Recipe) -> Memory:
 
 
 def saved_bytes(recipe: Recipe) -> int:
-    """Bytes of the distinct storages autograd saves in one forward pass, weights and inputs apart."""
-    training = build_training(recipe, torch.device("cpu"))
+    """Bytes of the distinct storages autograd saves in one forward pass, weights and inputs apart.
+
+    With `compile`, what the graph that torch.compile makes of the model keeps: its partitioner decides, and
+    no kernel is generated.
+    """
+    training = build_training(recipe.model_copy(update={"compile": False}), torch.device("cpu"))
     model = training.model
     batch = _batch(recipe)
     count = torch.tensor(float(recipe.tokens_per_step))
@@ -94,6 +98,10 @@ def saved_bytes(recipe: Recipe) -> int:
             alive.append(tensor)
         return tensor
 
+    if recipe.compile:
+        model = torch.compile(model, backend="aot_eager_decomp_partition")
+        with training.autocast():
+            model(**batch, num_items_in_batch=count)  # traced here, without the hooks
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), training.autocast():
         loss = model(**batch, num_items_in_batch=count).loss
     assert torch.isfinite(loss)
