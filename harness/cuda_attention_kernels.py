@@ -168,7 +168,7 @@ def _float(like: Tensor, *shape: int) -> Tensor:
 
 
 class _FlashAttention2(torch.autograd.Function):
-    """flash_attn/flash_attn_interface.py (FlashAttnFunc, FlashAttnVarlenFunc), csrc/flash_attn/flash_api.cpp."""
+    """flash_attn_interface.py (FlashAttnFunc, FlashAttnVarlenFunc); csrc/flash_attn/flash_api.cpp."""
 
     @staticmethod
     def forward(
@@ -266,9 +266,8 @@ class _FlashAttention3(torch.autograd.Function):
         else:
             batch, lead = q.shape[0], (q.shape[0],)
             rows, columns = round_up(q.shape[1], query_block), round_up(k.shape[1], key_block)
-        temporaries = [
-            _float(q, *lead, heads, rows) for _ in range(2)
-        ]  # grad * out summed; base-2 log-sum-exp
+        # grad * out summed; log-sum-exp to base 2
+        temporaries = [_float(q, *lead, heads, rows) for _ in range(2)]
         temporaries.append(_float(q, *lead, heads, rows * width))  # dQ
         if key_heads != heads:
             temporaries += [_float(q, *lead, key_heads, columns * width) for _ in range(2)]  # dK, dV
