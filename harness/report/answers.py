@@ -1,0 +1,69 @@
+"""Napkin, simulated and measured about one run's recipe, side by side, with what is unexplained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import InputError
+from harness.report.run import ReportRun
+from harness.report.table import Cell, Table
+from harness.step_profile import CATEGORIES, StepProfile
+from harness.validate import SOURCES, Comparison, compare
+from harness.validate_table import unexplained_lines
+
+UNEXPLAINED = "unexplained"
+
+
+@dataclass
+class Answers:
+    """The comparison as a table, and its peaks as bars."""
+
+    reference: str
+    table: Table
+    bars: dict[str, Any]
+    """For the scripts: sources, and by part (a category, or what is unexplained) the bytes of each."""
+
+
+def answers_about(run: ReportRun) -> Answers | str | None:
+    """None when there is only one answer; a sentence when they cannot be put side by side."""
+    if run.profile is None or not run.answers:
+        return None
+    profiles = [run.profile, *run.answers]
+    try:
+        comparison = compare(profiles, run.name)
+    except InputError as error:
+        return f"The answers are not put side by side. {error}"
+    return Answers(comparison.reference, _table(comparison), _bars(comparison, profiles))
+
+
+def _table(comparison: Comparison) -> Table:
+    shown = [source for source in SOURCES if source in (*comparison.predictions, comparison.reference)]
+    columns = ["place", "quantity", *shown]
+    for source in comparison.predictions:
+        columns += [f"{source} / {comparison.reference}", f"{UNEXPLAINED} by {source}"]
+    rows = []
+    for row in comparison.rows:
+        cells = [
+            Cell(row.place),
+            Cell(row.name),
+            *(Cell(row.values.get(source), row.unit) for source in shown),
+        ]
+        for source in comparison.predictions:
+            cells += [Cell(row.ratio(source), "ratio"), Cell(row.unexplained(source), row.unit)]
+        rows.append(cells)
+    notes = [*unexplained_lines(comparison), *comparison.notes]
+    return Table("The answers side by side", columns, rows, keys=2, notes=notes)
+
+
+def _bars(comparison: Comparison, profiles: list[StepProfile]) -> dict[str, Any]:
+    by_source = {profile.source: profile for profile in profiles}
+    sources = [source for source in SOURCES if source in by_source]
+    parts: dict[str, list[float | None]] = {
+        name: [getattr(by_source[source].memory.at_peak, f"{name}_bytes") for source in sources]
+        for name in CATEGORIES
+    }
+    parts[UNEXPLAINED] = [
+        comparison.peak().unexplained(source) if source in comparison.predictions else 0 for source in sources
+    ]
+    return {"sources": sources, "reference": comparison.reference, "parts": parts}

@@ -1,0 +1,160 @@
+"use strict";
+// What every page has: its data, sizes and times for reading, themes, charts that follow them, sortable tables.
+const harness = (() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.documentElement;
+  const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  const drawings = [];
+  const family = getComputedStyle(document.body).fontFamily;
+
+  // Okabe and Ito's palette, and a pattern for whoever sees no colours.
+  const colours = ["#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9", "#009E73", "#999999", "#F0E442"];
+  const patterns = ["", "/", "x", "\\", "", ".", "-", "+"];
+  const dashes = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+
+  // Made once: a timeline writes thousands of numbers each time it is drawn.
+  const [whole, tenths, hundredths] = [0, 1, 2].map((digits) =>
+    new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }).format);
+
+  // As harness/console.py writes them.
+  function bytes(size) {
+    if (size === null || size === undefined) return "-";
+    const absolute = Math.abs(size);
+    if (absolute < 2 ** 20 / 10) return `${tenths(size / 2 ** 10)} KiB`;
+    if (absolute < 2 ** 30 / 10) return `${tenths(size / 2 ** 20)} MiB`;
+    return `${hundredths(size / 2 ** 30)} GiB`;
+  }
+
+  // The unit of an axis that reaches to `most`: {name, size}.
+  function axisUnit(most) {
+    if (most < 2 ** 20 / 10) return { name: "KiB", size: 2 ** 10 };
+    return most < 2 ** 30 / 10 ? { name: "MiB", size: 2 ** 20 } : { name: "GiB", size: 2 ** 30 };
+  }
+
+  function milliseconds(seconds) {
+    if (seconds === null || seconds === undefined) return "-";
+    if (seconds < 1e-3) return `${tenths(seconds * 1e6)} µs`;
+    return seconds < 1 ? `${tenths(seconds * 1e3)} ms` : `${whole(seconds * 1e3)} ms`;
+  }
+
+  // plotly reads a little HTML in what it shows: text from a file must not be any.
+  function escape(text) {
+    return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  }
+
+  // A custom property of page.css as the colour that it is in this theme. Asking makes the browser lay out
+  // the whole page, so each is asked once a theme.
+  const known = new Map();
+  function colour(name) {
+    if (!known.has(name)) {
+      const probe = document.createElement("span");
+      probe.style.color = `var(${name})`;
+      document.body.append(probe);
+      known.set(name, getComputedStyle(probe).color);
+      probe.remove();
+    }
+    return known.get(name);
+  }
+
+  function merged(base, extra) {
+    const result = { ...base };
+    for (const [key, value] of Object.entries(extra)) {
+      const both = value && base[key] && [value, base[key]].every((v) => typeof v === "object" && !Array.isArray(v));
+      result[key] = both ? merged(base[key], value) : value;
+    }
+    return result;
+  }
+
+  function layout(extra = {}) {
+    const axis = { gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--muted"), automargin: true };
+    return merged({
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { color: colour("--text"), family, size: 13 },
+      margin: { l: 60, r: 16, t: 16, b: 84 },
+      xaxis: axis,
+      yaxis: axis,
+      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0 },
+      hoverlabel: { bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { color: colour("--text") } },
+    }, extra);
+  }
+
+  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+
+  // Draw make()'s {data, layout} into the element, when it comes near the window, and again when asked.
+  // Returns a function that draws again.
+  function draw(element, make, then) {
+    let drawn = false;
+    const again = () => {
+      if (!drawn) return;
+      const { data: traces, layout: own } = make();
+      Plotly.react(element, traces, layout(own), config);
+    };
+    const watcher = new IntersectionObserver((seen) => {
+      if (drawn || !seen.some((one) => one.isIntersecting)) return;
+      drawn = true;
+      watcher.disconnect();
+      again();
+      if (then) then();
+    }, { rootMargin: "600px" });
+    watcher.observe(element);
+    drawings.push(again);
+    return again;
+  }
+
+  function isDark() {
+    return root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches;
+  }
+
+  function themed() {
+    known.clear();
+    document.getElementById("theme").textContent = isDark() ? "Light theme" : "Dark theme";
+    for (const again of drawings) again();
+  }
+
+  document.getElementById("theme").addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    themed();
+  });
+  prefersDark.addEventListener("change", themed);
+  themed();
+
+  // Numbers are ordered by their value and not by their text; what is unknown comes last.
+  function order(one, other) {
+    if (one === "" || other === "") return (one === "") - (other === "");
+    const numbers = [Number(one), Number(other)];
+    return numbers.some(Number.isNaN) ? null : numbers[0] - numbers[1];
+  }
+
+  function sortBy(table, column, descending) {
+    const body = table.tBodies[0];
+    const key = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent;
+    const sign = descending ? -1 : 1;
+    const rows = [...body.rows].sort((a, b) => {
+      const [one, other] = [key(a), key(b)];
+      const compared = order(one, other) ?? one.localeCompare(other);
+      return one === "" || other === "" ? compared : sign * compared;
+    });
+    body.append(...rows);
+    [...table.tHead.rows[0].cells].forEach((cell, i) => {
+      if (i === column) cell.setAttribute("aria-sort", descending ? "descending" : "ascending");
+      else cell.removeAttribute("aria-sort");
+    });
+  }
+
+  for (const table of document.querySelectorAll("table.sortable")) {
+    [...table.tHead.rows[0].cells].forEach((cell, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...cell.childNodes);
+      cell.append(button);
+      button.addEventListener("click", () => {
+        // A first look at numbers wants the largest.
+        const before = cell.getAttribute("aria-sort");
+        sortBy(table, column, before ? before === "ascending" : cell.classList.contains("number"));
+      });
+    });
+  }
+
+  return { data, whole, bytes, milliseconds, axisUnit, escape, colour, colours, patterns, dashes, layout, draw };
+})();

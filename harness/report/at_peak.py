@@ -1,0 +1,136 @@
+"""What the peak is made of: by module path, by calling code, and the allocations one kind at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from harness.attribution import BEFORE_RECORDING, AllocationSpan
+from harness.report.history import History
+from harness.report.stacks import ROOT, place, readable
+from harness.step_profile import StepProfile
+from harness.trace_diff import NO_STACK
+
+SMALLEST_SHARE = 1 / 2000
+"""Of the peak: what is smaller is not drawn by itself."""
+MOST_KINDS = 300
+
+
+@dataclass
+class Icicle:
+    """Boxes in boxes: `parents` are indices, -1 for the whole; a value holds those inside it."""
+
+    labels: list[str] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+
+    def add(self, label: str, parent: int, size_bytes: int) -> int:
+        """Returns the new box's index."""
+        self.labels.append(label)
+        self.parents.append(parent)
+        self.bytes.append(size_bytes)
+        return len(self.labels) - 1
+
+
+class Kind(NamedTuple):
+    """Allocations at the peak that came from one stack, of one group and phase."""
+
+    total_bytes: int
+    count: int
+    largest_bytes: int
+    group: str
+    phase: str | None
+    place: str
+    module: str | None
+    stack: list[str]
+
+
+def by_module(at_peak_by_module: Mapping[str, int]) -> Icicle:
+    """StepProfile's bytes by module path, each module inside the one that holds it."""
+    totals: dict[tuple[str, ...], int] = {}
+    for path, size in at_peak_by_module.items():
+        parts = (path,) if path.startswith("(") else tuple(path.split("."))
+        for depth in range(len(parts) + 1):
+            totals[parts[:depth]] = totals.get(parts[:depth], 0) + size
+    icicle = Icicle()
+    index: dict[tuple[str, ...], int] = {}
+    for parts in sorted(totals, key=lambda parts: (len(parts), -totals[parts], parts)):
+        if totals[parts] < SMALLEST_SHARE * totals[()]:
+            continue
+        parent = index[parts[:-1]] if parts else -1
+        if len(parts) > 1 and totals[parts] == totals[parts[:-1]]:  # the only thing in it: one box for both
+            icicle.labels[parent] += f".{parts[-1]}"
+            index[parts] = parent
+        else:
+            index[parts] = icicle.add(parts[-1] if parts else "peak", parent, totals[parts])
+    return icicle
+
+
+def by_code(history: History) -> Icicle:
+    """The bytes live at the peak by the code that allocated them, callers outside, Python frames only."""
+    event, peak_bytes = history.peak()
+    tree = history.tree
+    totals = [0] * len(tree.parents)
+    for span in history.live_at(event):
+        totals[tree.node_of(span.frames)] += span.size_bytes
+    without_stack = totals[ROOT]
+    children: list[list[int]] = [[] for _ in tree.parents]
+    for node in range(len(tree.parents) - 1, ROOT, -1):  # a parent is older than its children
+        totals[tree.parents[node]] += totals[node]
+        children[tree.parents[node]].append(node)
+    icicle = Icicle()
+    waiting = [(ROOT, icicle.add("peak", -1, peak_bytes))]
+    if without_stack:
+        icicle.add(NO_STACK, 0, without_stack)
+    while waiting:
+        node, box = waiting.pop()
+        for child in sorted(children[node], key=lambda child: -totals[child]):
+            if totals[child] < SMALLEST_SHARE * peak_bytes:
+                continue
+            line = readable(tree.lines[tree.line_of[child]])
+            # A frame that allocates all its caller does would be one more row of the same.
+            if line is not None and totals[child] != icicle.bytes[box]:
+                waiting.append((child, icicle.add(line, box, totals[child])))
+            else:
+                waiting.append((child, box))
+    return icicle
+
+
+def kinds(history: History | None, profile: StepProfile | None) -> list[Kind]:
+    """The allocations at the peak, the most bytes first. Without a history, the profile's largest ones."""
+    if history is None:
+        return [_of_profile(allocation) for allocation in profile.top] if profile else []
+    event, _ = history.peak()
+    found: dict[tuple[Any, ...], list[AllocationSpan]] = {}
+    groups = dict(zip(map(id, history.spans), history.group_of_span.tolist(), strict=True))
+    for span in history.live_at(event):
+        key = (
+            history.tree.node_of(span.frames),
+            groups[id(span)],
+            span.birth_phase,
+            span.born == BEFORE_RECORDING,
+        )
+        found.setdefault(key, []).append(span)
+    ordered = sorted(found.items(), key=lambda item: -sum(span.size_bytes for span in item[1]))
+    return [
+        Kind(
+            total_bytes=sum(span.size_bytes for span in spans),
+            count=len(spans),
+            largest_bytes=max(span.size_bytes for span in spans),
+            group=history.groups[group],
+            phase=phase,
+            place=place(spans[0].frames),
+            module=None,
+            stack=history.tree.stack(node),
+        )
+        for (node, group, phase, _), spans in ordered
+    ]
+
+
+def _of_profile(allocation: Any) -> Kind:
+    size = allocation.size_bytes
+    innermost = allocation.stack[0] if allocation.stack else "-"
+    return Kind(
+        size, 1, size, allocation.category, allocation.phase, innermost, allocation.module, allocation.stack
+    )

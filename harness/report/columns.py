@@ -1,0 +1,56 @@
+"""Arrays in a page: little-endian bytes, deflated, in base64; timeline.js unpacks them."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.report.history import History
+
+
+def packed(array: NDArray[Any]) -> dict[str, Any]:
+    """An array of unsigned integers or float64: {"type": "uint16", "data": base64}."""
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return {"type": array.dtype.name, "data": base64.b64encode(zlib.compress(little.tobytes(), 6)).decode()}
+
+
+def history_columns(history: History) -> dict[str, Any]:
+    """What the page needs to draw a history: sizes are indices into a table of the different ones.
+
+    JavaScript's numbers are exact up to 2**53, which no size reaches.
+    """
+    sizes, size_index = np.unique(history.change_bytes, return_inverse=True)
+    steps = np.flatnonzero(np.diff(history.reserved_bytes, prepend=-1))
+    tree = history.tree
+    event, bytes_at_peak = history.peak()
+    return {
+        "device": history.device,
+        "events": history.events,
+        "groups": list(history.groups),
+        "baseline": history.baseline_bytes.tolist(),
+        "sizes": packed(sizes.astype(np.float64)),
+        "size": packed(_narrow(size_index)),
+        "group": packed(history.group),
+        "stack": packed(_narrow(history.stack)),
+        "lines": tree.lines,
+        "node_line": packed(np.array(tree.line_of, np.int64).clip(0).astype(np.uint32)),
+        "node_parent": packed(np.array(tree.parents, np.uint32)),
+        "phases": [list(run) for run in history.phases[:MAX_PHASE_RUNS]],
+        "reserved_at": packed(steps.astype(np.uint32)),
+        "reserved": packed(history.reserved_bytes[steps].astype(np.float64)),
+        "peak": {"event": event, "bytes": bytes_at_peak},
+    }
+
+
+MAX_PHASE_RUNS = 5000
+"""More stretches of one phase than a training has; a page with millions of bands would not open."""
+
+
+def _narrow(array: NDArray[Any]) -> NDArray[Any]:
+    """The same values in the smallest unsigned type that holds them."""
+    most = int(array.max(initial=0))
+    return array.astype(np.uint8 if most < 2**8 else np.uint16 if most < 2**16 else np.uint32)

@@ -1,0 +1,76 @@
+"""Several runs: what differs in their recipes, their bytes and their times."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from harness.report.run import ReportRun
+from harness.report.sections import Section
+from harness.report.table import Cell, Table
+from harness.validate import quantities
+
+
+def difference_tables(runs: Sequence[ReportRun]) -> list[Table]:
+    """Recipe fields and quantities of the runs that have a profile, beside the first one's."""
+    profiled = [(run.name, run.profile) for run in runs if run.profile is not None]
+    if len(profiled) < 2:
+        return []
+    names = [name for name, _ in profiled]
+    recipes = [profile.recipe for _, profile in profiled]
+    fields = list(dict.fromkeys(field for recipe in recipes for field in recipe))
+    rows = [
+        (Cell(field), *(Cell(_text(recipe.get(field))) for recipe in recipes))
+        for field in fields
+        if any(recipe.get(field) != recipes[0].get(field) for recipe in recipes)
+    ]
+    devices = [profile.hardware.name for _, profile in profiled]
+    if len(set(devices)) > 1:
+        rows.append((Cell("(device)"), *map(Cell, devices)))
+    what = Table("What differs in the recipes", ("field", *names), rows)
+    if not rows:
+        what.notes.append("The recipes are the same in every field.")
+    return [what, _numbers(names, [quantities(profile) for _, profile in profiled])]
+
+
+ORDER = ("summary", "memory", "phases", "answers", "roofline", "segments", "modules", "recipe", "provenance")
+"""Of a section's tables: first what people look for."""
+
+
+def report_tables(sections: Sequence[Section]) -> list[Table]:
+    """Every table of a report, for Markdown and CSV; with several runs, named after theirs."""
+    several = len(sections) > 1
+    tables = difference_tables([section.run for section in sections])
+    for section in sections:
+        for table in (section.tables[name] for name in ORDER if name in section.tables):
+            name = f"{section.name}: {table.name}" if several else table.name
+            tables.append(Table(name, table.columns, table.rows, table.keys, table.notes))
+    return tables
+
+
+def _numbers(names: Sequence[str], known: Sequence[dict[Any, float | None]]) -> Table:
+    columns = ["place", "quantity", names[0]]
+    for name in names[1:]:
+        columns += [name, "change", "in percent"]
+    rows = []
+    for key in known[0]:
+        place, quantity, unit = key
+        values = [found[key] for found in known]
+        if all(value is None for value in values):
+            continue
+        first = values[0]
+        cells = [Cell(place), Cell(quantity), Cell(first, unit)]
+        for value in values[1:]:
+            change = None if value is None or first is None else value - first
+            cells += [
+                Cell(value, unit),
+                Cell(change, unit),
+                Cell(change / first if change is not None and first else None, "share"),
+            ]
+        rows.append(cells)
+    return Table("What differs in bytes and times", columns, rows, keys=2)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) or value is None else json.dumps(value)

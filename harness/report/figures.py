@@ -1,0 +1,209 @@
+"""The charts of a report as PNG pictures for slides, drawn by matplotlib. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.console import in_gib, in_ms
+from harness.errors import InputError, MissingDependency
+from harness.report.answers import UNEXPLAINED, answers_about
+from harness.report.history import History
+from harness.report.phase_roofline import PhaseRoofline, roofline_of
+from harness.report.run import ReportRun
+from harness.step_profile import PHASES, StepProfile
+
+COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9", "#009E73", "#999999", "#F0E442")
+"""Okabe and Ito's palette, as in assets/page.js, with a pattern each for who sees no colours."""
+PATTERNS = ("", "//", "xx", "\\\\", "", "..", "--", "++")
+WIDTH_POINTS = 2000
+
+
+def write_figures(runs: Sequence[ReportRun], folder: Path) -> list[Path]:
+    """Draw what each run has into <run>-<chart>.png. Returns the files.
+
+    Raises InputError when nothing can be drawn or the folder cannot be made, MissingDependency without
+    matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingDependency("matplotlib", None, "pictures") from None
+    figures: dict[str, Any] = {}
+    for run in runs:
+        for chart, draw in _charts(run).items():
+            figure = Figure(figsize=(12, 6.75), dpi=160, layout="constrained")
+            draw(figure.subplots())
+            figures[_free_name(f"{run.name}-{chart}", figures)] = figure
+    if not figures:
+        raise InputError("there is nothing to draw: no run has a timeline, phases or answers to compare.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, figure in figures.items():
+            figure.savefig(folder / name)
+    except OSError as error:
+        raise InputError(f"cannot write pictures to {folder}: {error.strerror or error}.") from None
+    return [folder / name for name in figures]
+
+
+def _free_name(name: str, taken: Any) -> str:
+    """A file name that no other picture has."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
+    number = 1
+    while (found := f"{plain}{'' if number == 1 else f'-{number}'}.png") in taken:
+        number += 1
+    return found
+
+
+def _charts(run: ReportRun) -> dict[str, Any]:
+    """What can be drawn of a run: a function of matplotlib's axes by name."""
+    charts: dict[str, Any] = {}
+    profile, history = run.profile, run.history
+    if history is not None and history.events:
+        charts["timeline"] = lambda axes: draw_timeline(axes, run.name, history, _capacity(profile))
+    if profile is None:
+        return charts
+    if any(stats.time_s.median is not None for stats in profile.phases.values()):
+        charts["phases"] = lambda axes: draw_phases(axes, run.name, profile)
+    answers = answers_about(run)
+    if answers is not None and not isinstance(answers, str):
+        charts["answers"] = lambda axes: draw_answers(axes, run.name, answers.bars, answers.reference)
+    roofline = roofline_of(profile, run.answers)
+    if not isinstance(roofline, str):
+        charts["roofline"] = lambda axes: draw_roofline(axes, run.name, roofline)
+    return charts
+
+
+def draw_timeline(axes: Any, name: str, history: History, capacity_bytes: int | None) -> None:
+    """The stacked timeline, each of WIDTH_POINTS stretches by its highest moment, and the peak."""
+    allocated = history.allocated_bytes()
+    picked = highest(allocated, WIDTH_POINTS)
+    event, peak = history.peak()
+    unit, scale = _unit(peak)
+    series = history.by_group()[:, picked] / scale
+    shown = [i for i in range(len(history.groups)) if series[i].any()]
+    areas = axes.stackplot(
+        picked,
+        series[shown],
+        labels=[_plain(history.groups[i]) for i in shown],
+        colors=[COLOURS[i % 8] for i in shown],
+        step="post",
+    )
+    for area, i in zip(areas, shown, strict=True):
+        area.set_hatch(PATTERNS[i % 8])
+        area.set_edgecolor("white")
+        area.set_linewidth(0)
+    for i, run in enumerate(history.phases):
+        if run.phase is None or (run.end - run.start) * 200 < history.events:
+            continue
+        axes.axvspan(run.start, run.end, color="black", alpha=0.1 if i % 2 else 0.03, linewidth=0, zorder=0)
+        if (run.end - run.start) * 15 > history.events:
+            middle = (run.start + run.end) / 2
+            axes.text(
+                middle, 1, _plain(run.phase), transform=axes.get_xaxis_transform(), ha="center", va="bottom"
+            )
+    axes.plot([max(event, 0)], [peak / scale], "kD", label=f"peak {in_gib(peak)}")
+    if capacity_bytes is not None and capacity_bytes < 2 * peak:
+        axes.axhline(
+            capacity_bytes / scale, color="black", linestyle="--", label=f"capacity {in_gib(capacity_bytes)}"
+        )
+    axes.set(xlim=(0, history.events), ylim=(0, None), xlabel="allocations and frees, in order", ylabel=unit)
+    axes.set_title(f"{_plain(name)}: memory over time", pad=24, loc="left")
+    axes.figure.legend(loc="outside lower left", ncols=4, frameon=False)
+
+
+def draw_phases(axes: Any, name: str, profile: StepProfile) -> None:
+    """The median time of each phase, with the 10th and 90th percentile where steps were timed."""
+    timed = [(phase, profile.phases[phase].time_s) for phase in PHASES if phase in profile.phases]
+    known = [(phase, time, time.median) for phase, time in timed if time.median is not None]
+    medians = np.array([median for _, _, median in known])
+    spread = np.array(
+        [(time.p10 if time.p10 is not None else median, time.p90 or median) for _, time, median in known]
+    )
+    errors = np.abs(spread.T - medians) * 1e3
+    labels = [f"{phase}\n{in_ms(median)}" for phase, _, median in known]
+    axes.barh(labels, medians * 1e3, xerr=errors if errors.any() else None, color=COLOURS[0], capsize=4)
+    axes.invert_yaxis()
+    axes.set(xlabel="ms", xlim=(0, None))
+    axes.set_title(
+        f"{_plain(name)}: time of a step by phase, {profile.source} on {_plain(profile.hardware.name)}",
+        loc="left",
+    )
+
+
+def draw_answers(axes: Any, name: str, bars: dict[str, Any], reference: str) -> None:
+    """The bytes at the peak by category in each answer, and what is unexplained."""
+    sources = bars["sources"]
+    known = {part: [size or 0 for size in sizes] for part, sizes in bars["parts"].items()}
+    unit, scale = _unit(max(sum(sizes[i] for sizes in known.values()) for i in range(len(sources))))
+    left = np.zeros(len(sources))
+    for i, (part, sizes) in enumerate(known.items()):
+        widths = np.array(sizes) / scale
+        start = left if part != UNEXPLAINED else np.where(widths < 0, 0, left)
+        if widths.any():
+            axes.barh(
+                sources,
+                widths,
+                left=start,
+                color=COLOURS[i % 8],
+                hatch=PATTERNS[i % 8],
+                edgecolor="white",
+                label=part,
+            )
+        left = left + widths
+    axes.invert_yaxis()
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set(xlabel=f"{unit}; unexplained is {reference} minus the answer")
+    axes.set_title(f"{_plain(name)}: memory at the peak", loc="left")
+    axes.figure.legend(loc="outside lower left", ncols=4, frameon=False)
+
+
+def draw_roofline(axes: Any, name: str, roofline: PhaseRoofline) -> None:
+    """The device's two ceilings and the phases under them."""
+    points = [point for point in roofline.points if point.flops]
+    ridge = roofline.peak_flops / roofline.memory_bandwidth
+    at = [ridge, *(point.intensity for point in points)]
+    x = np.array([min(at) / 4, ridge, max(at) * 4])
+    axes.loglog(x, [roofline.ceiling(value) / 1e12 for value in x], "k-", label=_plain(roofline.device))
+    for i, point in enumerate(points):
+        marker = "osD^"[i % 4]
+        axes.loglog(
+            [point.intensity],
+            [point.flops_per_s / 1e12],
+            marker,
+            color=COLOURS[(5, 3, 0, 1)[i % 4]],
+            markersize=12,
+            label=point.phase,
+        )
+    axes.set(xlabel="FLOPs per byte moved", ylabel="TFLOP/s")
+    axes.set_title(f"{_plain(name)}: roofline", loc="left")
+    axes.grid(which="both", alpha=0.3)
+    axes.legend()
+
+
+def highest(values: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+    """Indices of the largest of each of at most `count` equal stretches: no such peak is lost."""
+    if len(values) <= count:
+        return np.arange(len(values))
+    edges = np.arange(count + 1) * len(values) // count
+    return np.array([start + values[start:end].argmax() for start, end in pairwise(edges.tolist())])
+
+
+def _capacity(profile: StepProfile | None) -> int | None:
+    return profile.hardware.memory_bytes if profile else None
+
+
+def _unit(size_bytes: float) -> tuple[str, int]:
+    if size_bytes < 2**30 / 10:
+        return "MiB", 2**20
+    return "GiB", 2**30
+
+
+def _plain(text: str) -> str:
+    # matplotlib would set what stands between dollar signs as mathematics
+    return text.replace("$", r"\$")

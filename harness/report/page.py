@@ -1,0 +1,102 @@
+"""One HTML file that opens from disk: its style, its scripts (plotly included) and its data inside.
+
+Nothing in it can reach the network, and only the scripts written here run: the page's content security
+policy names them by their hashes. Text goes in through jinja2's escaping; data as JSON that cannot end its
+element. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from harness.errors import MissingDependency
+
+ASSETS = files("harness.report").joinpath("assets")
+_UNSAFE_IN_SCRIPT = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def render_page(
+    template: str, *, title: str, data: Any, scripts: Sequence[str] = (), charts: bool = True, **context: Any
+) -> str:
+    """The page of assets/`template`, which extends base.html.
+
+    `data` is what the scripts see as `harness.data` (finite JSON); `scripts` are names in assets/, run after
+    plotly (left out without `charts`) and page.js (sizes, themes, sortable tables); `context` is what the
+    template sees.
+    Raises MissingDependency without jinja2 or plotly.
+    """
+    inlined = [*([_plotly()] if charts else []), *(_asset(name) for name in ("page.js", *scripts))]
+    policy = (
+        "default-src 'none'; "
+        f"script-src {' '.join(_hash_source(script) for script in inlined)}; "
+        "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    safe = _markup()
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            title=title,
+            policy=policy,
+            style=safe(_asset("page.css")),
+            data=safe(script_json(data)),
+            scripts=[safe(script) for script in inlined],
+            **context,
+        )
+    )
+
+
+def script_json(data: Any) -> str:
+    """JSON that stays inside <script>: no character that could end the element. Raises ValueError for NaN."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_UNSAFE_IN_SCRIPT)
+
+
+def _hash_source(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+@cache
+def _environment() -> Any:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError:
+        raise MissingDependency("jinja2", None, "a report") from None
+    return Environment(
+        loader=PackageLoader("harness.report", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _markup() -> Any:
+    _environment()
+    from markupsafe import Markup
+
+    return Markup
+
+
+@cache
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise MissingDependency("plotly", None, "a report's charts") from None
+    return _as_parsed(get_plotlyjs())
+
+
+@cache
+def _asset(name: str) -> str:
+    return _as_parsed(ASSETS.joinpath(name).read_text(encoding="utf-8"))
+
+
+def _as_parsed(script: str) -> str:
+    # The hash is of what the browser's parser makes of it.
+    return script.replace("\r\n", "\n").replace("\r", "\n")

@@ -1,0 +1,116 @@
+"""The tables of one profile: phases, memory at the peak, modules, the recipe, where it comes from."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from harness.console import KINDS
+from harness.report.table import Cell, Table, Unit
+from harness.step_profile import CATEGORIES, PHASES, StepProfile
+
+
+def profile_tables(profile: StepProfile) -> dict[str, Table]:
+    """By name; a table without rows is left out."""
+    tables = {
+        "summary": summary_table(profile),
+        "phases": phase_table(profile),
+        "memory": memory_table(profile),
+        "modules": module_table(profile),
+        "recipe": Table("Recipe, every field", ("field", "value"), _pairs(profile.recipe)),
+        "provenance": Table("Provenance", ("what", "value"), _pairs(_flat(profile.provenance))),
+    }
+    return {name: table for name, table in tables.items() if table.rows}
+
+
+def summary_table(profile: StepProfile) -> Table:
+    """The totals of a profile, unknown ones left out."""
+    memory, step, device = profile.memory, profile.step, profile.hardware
+    rows: list[tuple[str, Any, Unit]] = [
+        ("peak allocated", memory.peak_allocated_bytes, "bytes"),
+        ("peak reserved", memory.peak_reserved_bytes, "bytes"),
+        ("reserved but not allocated, at the peak of reserved", memory.fragmentation_bytes, "bytes"),
+        ("process on the device", memory.process_bytes, "bytes"),
+        ("device memory", device.memory_bytes, "bytes"),
+        ("setup peak", memory.setup_peak_allocated_bytes, "bytes"),
+        ("first step peak", memory.first_step_peak_allocated_bytes, "bytes"),
+        ("offloaded to the host", memory.host_bytes, "bytes"),
+        ("process on the host", step.host_rss_bytes, "bytes"),
+        ("step time, median", step.time_s.median, "s"),
+        ("step time, 10th percentile", step.time_s.p10, "s"),
+        ("step time, 90th percentile", step.time_s.p90, "s"),
+        ("tokens per second", step.tokens_per_s, "number"),
+        ("FLOPs of the model, forward and backward", step.model_flops, "flops"),
+        ("MFU", step.mfu, "share"),
+        ("HFU", step.hfu, "share"),
+        ("GPU busy", step.gpu_utilization, "share"),
+        ("loss of the last step", step.loss[-1] if step.loss else None, "number"),
+    ]
+    known = [(Cell(name), Cell(value, unit)) for name, value, unit in rows if value is not None]
+    return Table("Totals", ("quantity", "value"), known, notes=[f"Memory is {KINDS[memory.kind]}."])
+
+
+def phase_table(profile: StepProfile) -> Table:
+    """One step by phase."""
+    columns = (
+        "phase",
+        "time, median",
+        "p10",
+        "p90",
+        "share",
+        "peak allocated",
+        "peak reserved",
+        "at end",
+        "FLOPs",
+    )
+    total = sum(stats.time_s.median or 0 for stats in profile.phases.values())
+    rows = []
+    for name in PHASES:
+        stats = profile.phases.get(name)
+        if stats is None:
+            continue
+        time = stats.time_s
+        share = time.median / total if time.median is not None and total else None
+        seconds = (Cell(value, "s") for value in (time.median, time.p10, time.p90))
+        sizes = (stats.peak_allocated_bytes, stats.peak_reserved_bytes, stats.allocated_at_end_bytes)
+        in_bytes = (Cell(size, "bytes") for size in sizes)
+        rows.append((Cell(name), *seconds, Cell(share, "share"), *in_bytes, Cell(stats.flops, "flops")))
+    return Table("One step by phase", columns, rows)
+
+
+def memory_table(profile: StepProfile) -> Table:
+    """The bytes at the peak by category."""
+    at_peak = profile.memory.at_peak
+    total = at_peak.total_bytes()
+    sizes = [(name, getattr(at_peak, f"{name}_bytes")) for name in CATEGORIES]
+    rows = [
+        (Cell(name), Cell(size, "bytes"), Cell(size / total if total else None, "share"))
+        for name, size in sizes
+        if size is not None
+    ]
+    return Table("Memory at the peak by category", ("category", "bytes", "share"), rows)
+
+
+def module_table(profile: StepProfile) -> Table:
+    """The bytes at the peak by module."""
+    modules = profile.memory.at_peak_by_module or {}
+    rows = [(Cell(path), Cell(size, "bytes")) for path, size in modules.items()]
+    return Table("Memory at the peak by module", ("module", "bytes"), rows)
+
+
+def _pairs(values: dict[str, Any]) -> list[Any]:
+    return [(Cell(name), Cell(_text(value))) for name, value in values.items()]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,78 @@
+"""What a report is about: a run folder, a profile or a snapshot, read from disk. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.errors import InputError
+from harness.step_profile import StepProfile
+
+if TYPE_CHECKING:
+    from harness.report.history import History
+
+SNAPSHOTS = ("snapshot.pickle", "snapshot.json")
+
+
+@dataclass
+class ReportRun:
+    """One run. What it does not have is None, and the report says so."""
+
+    name: str
+    profile: StepProfile | None = None
+    history: History | None = None
+    answers: list[StepProfile] = field(default_factory=list)
+    """Other answers about the same recipe, to be put beside this one."""
+    notes: list[str] = field(default_factory=list)
+
+
+def read_run(path: Path) -> ReportRun:
+    """Read a run folder, a profile.json, or a memory snapshot (pickle or JSON).
+
+    Raises InputError when there is no such thing there, or it cannot be read.
+    """
+    if path.is_dir():
+        return _of_folder(path)
+    if not path.exists():
+        raise InputError(f"there is no {path}. Give a run folder, a profile.json or a memory snapshot.")
+    name = path.absolute().parent.name if path.stem in ("profile", "snapshot") else path.name
+    if _is_profile(path):
+        return ReportRun(name.removesuffix(".json"), StepProfile.read(path))
+    return ReportRun(name, history=_history(path, None))
+
+
+def _of_folder(folder: Path) -> ReportRun:
+    profile_path = folder / "profile.json"
+    profile = StepProfile.read(profile_path) if profile_path.exists() else None
+    snapshot = next((folder / name for name in SNAPSHOTS if (folder / name).exists()), None)
+    if profile is None and snapshot is None:
+        raise InputError(
+            f"{folder} is no run folder: it has neither a profile.json nor a snapshot.pickle. "
+            "Give a folder that `harness run` or `harness simulate --out` wrote."
+        )
+    history = None if snapshot is None else _history(snapshot, profile)
+    return ReportRun(folder.absolute().name, profile, history)
+
+
+def _history(path: Path, profile: StepProfile | None) -> History | None:
+    from harness.report.history import history_of
+    from harness.safe_pickle import read_snapshot
+
+    return history_of(read_snapshot(path), profile.memory.at_peak if profile else None)
+
+
+def _is_profile(path: Path) -> bool:
+    """Whether a file is JSON that is no snapshot. Raises InputError when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            if not file.read(64).lstrip().startswith(b"{"):
+                return False
+            file.seek(0)
+            document = json.load(file)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        return path.suffix == ".json"  # StepProfile.read says what is wrong with it
+    return not (document.keys() & {"segments", "snapshot"})

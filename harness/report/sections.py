@@ -1,0 +1,193 @@
+"""What a page shows of each run: data for its scripts, tables and words for its template."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from harness.console import in_gib, in_ms
+from harness.oom import explain
+from harness.report.answers import Answers, answers_about
+from harness.report.at_peak import MOST_KINDS, Kind, by_code, by_module, kinds
+from harness.report.columns import history_columns
+from harness.report.history import History
+from harness.report.phase_roofline import roofline_of
+from harness.report.profile_tables import profile_tables
+from harness.report.run import ReportRun
+from harness.report.segments import pieces_in_use, segment_table
+from harness.report.table import Table
+from harness.step_profile import PhaseStats, StepProfile
+
+MOST_SEGMENTS = 24
+"""Drawn: those with the most free memory in them."""
+MOST_PIECES = 400
+"""Stretches drawn of one segment."""
+
+
+@dataclass
+class Section:
+    """One run, ready for a page."""
+
+    name: str
+    run: ReportRun
+    tiles: list[tuple[str, str, str]]
+    """Name, value, detail."""
+    missing: list[str]
+    """What there is nothing to show of, and why."""
+    tables: dict[str, Table] = field(default_factory=dict)
+    kinds: list[Kind] = field(default_factory=list)
+    answers: Answers | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    """For the scripts."""
+    words: dict[str, str] = field(default_factory=dict)
+    """What charts show, for those who cannot see them; and what is left out."""
+
+
+def section_of(run: ReportRun) -> Section:
+    """Everything that is known of a run."""
+    section = Section(run.name, run, _tiles(run), _missing(run))
+    found = kinds(run.history, run.profile)
+    section.kinds = found[:MOST_KINDS]
+    if len(found) > MOST_KINDS:
+        rest = sum(kind.total_bytes for kind in found[MOST_KINDS:])
+        section.words["rest"] = f"{len(found) - MOST_KINDS} more stacks hold {in_gib(rest)} together."
+    section.data = {"name": run.name, "icicles": {}}
+    if run.profile is not None:
+        _add_profile(section, run.profile)
+    if run.history is not None:
+        _add_history(section, run.history)
+    return section
+
+
+def _add_profile(section: Section, profile: StepProfile) -> None:
+    section.tables |= profile_tables(profile)
+    if profile.oom is not None:
+        section.words["oom"] = explain(profile)
+    section.data["capacity"] = profile.hardware.memory_bytes
+    section.data["device"] = profile.hardware.name
+    if profile.memory.at_peak_by_module:
+        section.data["icicles"]["module"] = asdict(by_module(profile.memory.at_peak_by_module))
+    if profile.phases:
+        section.data["phases"] = {name: _phase(stats) for name, stats in profile.phases.items()}
+    answers = answers_about(section.run)
+    if isinstance(answers, str):
+        section.missing.append(answers)
+    elif answers is not None:
+        section.answers = answers
+        section.tables["answers"] = answers.table
+        section.data["answers"] = answers.bars
+    roofline = roofline_of(profile, section.run.answers)
+    if isinstance(roofline, str):
+        section.missing.append(roofline)
+    else:
+        section.tables["roofline"] = roofline.table()
+        section.data["roofline"] = roofline.data()
+
+
+def _add_history(section: Section, history: History) -> None:
+    section.data["history"] = history_columns(history)
+    section.words["timeline"] = _timeline_words(section.run, history)
+    section.data["icicles"]["code"] = asdict(by_code(history))
+    if (history.reserved_bytes == history.allocated_bytes()).all():
+        section.missing.append(
+            "Segments: reserved is always what is allocated, as without a caching allocator (on a CPU)."
+        )
+        return
+    used = pieces_in_use(history.segments_at_peak, history.live_at(history.peak()[0]))
+    section.tables["segments"] = segment_table(used)
+    most_free = sorted(used, key=lambda item: sum(p.size_bytes for p in item[1]) - item[0].size_bytes)
+    section.data["segments"] = [
+        {
+            "kind": segment.kind,
+            "size": segment.size_bytes,
+            "used": [list(piece) for piece in pieces[:MOST_PIECES]],
+        }
+        for segment, pieces in most_free[:MOST_SEGMENTS]
+    ]
+
+
+def _phase(stats: PhaseStats) -> dict[str, Any]:
+    sizes = {"allocated": stats.peak_allocated_bytes, "reserved": stats.peak_reserved_bytes}
+    return {"time": stats.time_s.model_dump(), **sizes}
+
+
+def _tiles(run: ReportRun) -> list[tuple[str, str, str]]:
+    profile, history = run.profile, run.history
+    if profile is None:
+        if history is None:
+            return []
+        peak = history.peak()[1]
+        return [
+            ("Peak allocated", in_gib(peak), f"{history.events:,} allocations and frees recorded"),
+            ("Peak reserved", in_gib(int(history.reserved_bytes.max(initial=0))), ""),
+        ]
+    memory, step, device = profile.memory, profile.step, profile.hardware
+    tiles = []
+    if memory.peak_allocated_bytes is not None:
+        where = f"in {memory.peak_phase}" if memory.peak_phase else ""
+        tiles.append(("Peak allocated", in_gib(memory.peak_allocated_bytes), where))
+    if memory.peak_reserved_bytes is not None:
+        tiles.append(("Peak reserved", in_gib(memory.peak_reserved_bytes), ""))
+    if device.memory_bytes is not None:
+        tiles.append(("Device", in_gib(device.memory_bytes), device.name))
+    if step.time_s.median is not None:
+        spread = (
+            f"{in_ms(step.time_s.p10)} to {in_ms(step.time_s.p90)}" if step.time_s.p10 is not None else ""
+        )
+        tiles.append(("Step", in_ms(step.time_s.median), spread))
+    if step.tokens_per_s is not None:
+        bound = f"{step.bound} bound" if step.bound else ""
+        tiles.append(("Tokens per second", f"{step.tokens_per_s:,.0f}", bound))
+    if step.mfu is not None:
+        tiles.append(("MFU", f"{step.mfu:.1%}", "" if step.hfu is None else f"HFU {step.hfu:.1%}"))
+    return tiles
+
+
+def _timeline_words(run: ReportRun, history: History) -> str:
+    event, peak = history.peak()
+    phase = next((run.phase for run in history.phases if run.start <= event < run.end), None)
+    where = f" in {phase}" if phase else ""
+    words = (
+        f"Allocated bytes after each of {history.events:,} allocations and frees, stacked by "
+        f"{'category' if history.by_category else 'the code that allocated them'}. The peak, {in_gib(peak)}, "
+        f"is event {event:,}{where}. Where events are closer than pixels, each pixel shows its highest: "
+        "drag to zoom in, double-click to zoom out."
+    )
+    device = run.profile.hardware if run.profile else None
+    if device is None or device.memory_bytes is None:
+        return words
+    return f"{words} {device.name} has {in_gib(device.memory_bytes)}, the dashed line."
+
+
+def _missing(run: ReportRun) -> list[str]:
+    """What the run lacks, in sentences."""
+    profile, history = run.profile, run.history
+    missing = list(run.notes)
+    if profile is None:
+        missing.append(
+            "A snapshot by itself has no recipe, no times and no device: give the run folder for those."
+        )
+    if history is None:
+        missing.append(
+            "There is no memory history, so there is no timeline: give a run folder with a snapshot."
+        )
+        return missing
+    missing += history.notes
+    if profile is not None:
+        missing += _disagreement(profile, history)
+    return missing
+
+
+def _disagreement(profile: StepProfile, history: History) -> list[str]:
+    stated, recorded = profile.memory.peak_allocated_bytes, history.peak()[1]
+    if stated is None or stated == recorded:
+        return []
+    if profile.oom is not None:
+        short = f"The profile tells of the moment when the memory ran out, {in_gib(stated)} allocated"
+        return [f"{short}; the timeline's peak was {in_gib(recorded)}."]
+    difference = (
+        f"The profile's peak is {in_gib(stated)} ({stated:,} bytes), the timeline's {in_gib(recorded)} "
+        f"({recorded:,} bytes): a trace shows requests rounded to 512 bytes, not what the allocator could "
+        "not split off, and only the recorded steps."
+    )
+    return [difference]

@@ -1,0 +1,83 @@
+"""The stacks of a recording as one call tree: they share their outer frames. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.attribution import Frame, stack_line
+from harness.trace_diff import NO_STACK, place_of
+
+ROOT = 0
+MOST_LINES = 200
+"""Shown of one stack: deeper than any training calls, short enough for a page."""
+_AUTOGRAD_NODE = re.compile(r" torch::autograd::(?:generated::)?(\w+)::apply\(")
+
+
+class CallTree:
+    """Node 0 is the root. A stack is the node of its innermost frame; `parents` lead to the outermost."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        """Every different `file:line function`, once."""
+        self.line_of: list[int] = [-1]
+        """The line of each node."""
+        self.parents: list[int] = [ROOT]
+        self._line_index: dict[str, int] = {}
+        self._children: dict[tuple[int, int], int] = {}
+        self._known: dict[int, tuple[Sequence[Frame], int]] = {}
+        self._line_of_frame: dict[int, tuple[Mapping[str, Any], int]] = {}
+
+    def node_of(self, frames: Sequence[Frame]) -> int:
+        """The node of a stack, innermost frame first. The root for one without frames."""
+        known = self._known.get(id(frames))
+        if known is not None:
+            return known[1]
+        node = ROOT
+        for frame in reversed(frames):
+            line = self._line(frame)
+            key = node, line
+            child = self._children.get(key)
+            if child is None:
+                child = self._children[key] = len(self.parents)
+                self.parents.append(node)
+                self.line_of.append(line)
+            node = child
+        self._known[id(frames)] = frames, node  # with the frames: while they live, their id is theirs
+        return node
+
+    def stack(self, node: int) -> list[str]:
+        """The lines of a node's stack, innermost first, at most MOST_LINES."""
+        lines: list[str] = []
+        while node != ROOT and len(lines) < MOST_LINES:
+            lines.append(self.lines[self.line_of[node]])
+            node = self.parents[node]
+        return lines
+
+    def _line(self, frame: Frame) -> int:
+        known = self._line_of_frame.get(id(frame))
+        if known is not None:
+            return known[1]
+        text = stack_line(frame)
+        line = self._line_index.setdefault(text, len(self.lines))
+        if line == len(self.lines):
+            self.lines.append(text)
+        self._line_of_frame[id(frame)] = frame, line
+        return line
+
+
+def readable(line: str) -> str | None:
+    """What a line of a stack says to a Python programmer: Python code, or autograd's node, else nothing."""
+    if ".py:" in line:
+        return line
+    node = _AUTOGRAD_NODE.search(line)
+    return f"autograd: {node[1]}" if node else None
+
+
+def place(frames: Sequence[Frame]) -> str:
+    """The innermost Python frame outside torch; in autograd's own thread, which has none, its node."""
+    found = place_of(frames)
+    if found != NO_STACK:
+        return found
+    return next(filter(None, map(readable, map(stack_line, frames))), NO_STACK)

@@ -1,0 +1,107 @@
+"""Tables of a report: the same rows for the page, for GitHub's Markdown and for CSV. Imports no torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from harness.console import in_gib, in_ms
+
+LONG = 40
+"""A table with more rows is folded away on GitHub."""
+Unit = Literal["text", "bytes", "s", "flops", "flop/s", "bytes/s", "flop/byte", "ratio", "share", "number"]
+
+
+class Cell(NamedTuple):
+    """A value in its base unit, and the unit. None is unknown."""
+
+    value: str | int | float | None
+    unit: Unit = "text"
+
+    @property
+    def shown(self) -> str:
+        """For reading: GiB, ms and so on; a dash for unknown."""
+        value, unit = self.value, self.unit
+        if value is None:
+            return "-"
+        if isinstance(value, str) or unit == "text":
+            return str(value)
+        if unit == "bytes":
+            return in_gib(round(value))
+        if unit == "s":
+            return in_ms(value) if value >= 1e-3 else f"{value * 1e6:,.1f} µs"
+        if unit == "share":
+            return f"{value:.1%}"
+        if unit == "ratio":
+            return f"{value:.4f}"
+        if unit == "number":
+            return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+        return _with_prefix(value, {"flops": "FLOP", "flop/s": "FLOP/s", "bytes/s": "B/s"}.get(unit, unit))
+
+
+@dataclass
+class Table:
+    """Rows under headings. The first `keys` cells of a row name it."""
+
+    name: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    keys: int = 1
+    notes: list[str] = field(default_factory=list)
+
+    def numeric(self, column: int) -> bool:
+        """Whether the column holds values and not names."""
+        return any(row[column].unit != "text" for row in self.rows)
+
+
+def to_markdown(tables: Iterable[Table]) -> str:
+    """GitHub's Markdown. Text from files is escaped: it can neither end a cell nor become HTML."""
+    parts = []
+    for table in tables:
+        rule = ["---:" if table.numeric(i) else "---" for i in range(len(table.columns))]
+        lines = [[escape_markdown(name) for name in table.columns], rule]
+        lines += [[escape_markdown(cell.shown) for cell in row] for row in table.rows]
+        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        if len(table.rows) > LONG:
+            body = f"<details><summary>{len(table.rows)} rows</summary>\n\n{body}\n\n</details>"
+        notes = "".join(f"\n\n{escape_markdown(note)}" for note in table.notes)
+        parts.append(f"### {escape_markdown(table.name)}\n\n{body}{notes}\n")
+    return "\n".join(parts)
+
+
+def to_csv(tables: Iterable[Table]) -> str:
+    """One value a line, in base units (bytes, s): table, row, column, value, unit. Unknown is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("table", "row", "column", "value", "unit"))
+    for table in tables:
+        for row in table.rows:
+            name = " / ".join(str(cell.value) for cell in row[: table.keys])
+            for column, cell in zip(table.columns[table.keys :], row[table.keys :], strict=True):
+                texts = map(_no_formula, (table.name, name, column))
+                value = _no_formula(cell.value) if isinstance(cell.value, str) else cell.value
+                writer.writerow((*texts, value, cell.unit))
+    return text.getvalue()
+
+
+def escape_markdown(text: str) -> str:
+    """`text` as text on GitHub: no HTML, emphasis, link, mention or new cell."""
+    flat = " ".join(text.split())
+    escaped = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_\[\]|~#!@])", r"\\\1", escaped)
+
+
+def _no_formula(text: str) -> str:
+    # A spreadsheet would run a cell that begins like a formula.
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def _with_prefix(value: float, unit: str) -> str:
+    for power, prefix in (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"):
+        if abs(value) >= power:
+            return f"{value / power:,.3g} {prefix}{unit}"
+    return f"{value:,.3g} {unit}"

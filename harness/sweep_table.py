@@ -1,0 +1,93 @@
+"""The table of a sweep: for the terminal, as CSV and as Markdown. Imports no torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as TerminalTable
+
+from harness.report.table import Cell, Table, escape_markdown
+from harness.step_profile import CATEGORIES
+from harness.sweep import spelled
+from harness.sweep_document import Sweep
+
+ENDED = {"ok": "", "out_of_memory": "out of memory", "refused": "refused", "failed": "failed"}
+
+
+def table_of(sweep: Sweep, *, with_reasons: bool = True) -> Table:
+    """A row for every cell. Columns of which nothing is known are left out."""
+    rows = [
+        [
+            Cell(cell.label),
+            Cell(cell.peak_allocated_bytes, "bytes"),
+            Cell(cell.peak_reserved_bytes, "bytes"),
+            Cell(cell.peak_phase),
+            Cell(cell.step_s, "s"),
+            Cell(None if cell.tokens_per_s is None else round(cell.tokens_per_s), "number"),
+            Cell(cell.mfu, "share"),
+            Cell(cell.bound),
+            Cell((cell.reason if with_reasons else None) or ENDED[cell.status]),
+        ]
+        for cell in sweep.cells
+    ]
+    columns = ["cell", "allocated", "reserved", "peak in", "step", "tokens/s", "MFU", "bound", "ended"]
+    known = [n for n in range(len(columns)) if any(row[n].value not in (None, "") for row in rows)]
+    return Table("Cells", [columns[n] for n in known], [[row[n] for n in known] for row in rows])
+
+
+def as_csv(sweep: Sweep) -> str:
+    """One line a cell, bytes and seconds unrounded; what is not known is empty."""
+    text = io.StringIO()
+    numbers = ["peak_allocated_bytes", "peak_reserved_bytes", "peak_phase", "step_s", "tokens_per_s", "mfu"]
+    parts = [f"{category}_bytes" for category in CATEGORIES]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*sweep.axes, "status", "reason", *numbers, "bound", *parts, "seconds"])
+    for cell in sweep.cells:
+        writer.writerow(
+            [
+                *(spelled(cell.values[name]) for name in sweep.axes),
+                cell.status,
+                cell.reason,
+                *(getattr(cell, name) for name in numbers),
+                cell.bound,
+                *(cell.at_peak and getattr(cell.at_peak, name) for name in parts),
+                cell.seconds,
+            ]
+        )
+    return text.getvalue()
+
+
+def as_markdown(sweep: Sweep) -> str:
+    """The table and what it says, for GitHub."""
+    table = table_of(sweep)
+    lines = [
+        [escape_markdown(name) for name in table.columns],
+        ["---:" if table.numeric(n) else "---" for n in range(len(table.columns))],
+        *([escape_markdown(cell.shown) for cell in row] for row in table.rows),
+    ]
+    said = "".join(f"\n{escape_markdown(sentence)}\n" for sentence in sweep.answers)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + said
+
+
+def print_sweep(console: Console, sweep: Sweep) -> None:
+    """The table, the reasons under it, and what it says."""
+    table = table_of(sweep, with_reasons=False)
+    shown = [n for n, name in enumerate(table.columns) if console.width >= 100 or name != "peak in"]
+    printed = TerminalTable(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0 if console.width < 90 else 1))
+    for n in shown:
+        printed.add_column(table.columns[n], justify="right" if n else "left", no_wrap=n > 0, overflow="fold")
+    for row in table.rows:
+        printed.add_row(*(row[n].shown for n in shown))
+    console.print(printed, markup=False, highlight=False)
+    for cell in sweep.cells:
+        if cell.status != "ok":
+            _say(console, f"{cell.label}: {cell.reason}")
+    for sentence in sweep.answers:
+        _say(console, sentence)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

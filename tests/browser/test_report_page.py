@@ -1,0 +1,320 @@
+"""The report in a real browser: it opens, answers hover, zoom and keys, and says what the profile says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.console import in_gib
+from harness.report import ReportRun, read_run, write_report
+from harness.step_profile import HardwareSummary, MemoryStats, StepProfile
+from tests.reported import HOSTILE, MIB, simulated_run, write_hand_made
+
+pytestmark = pytest.mark.xdist_group("browser")  # one process: one browser
+Open = Callable[[Path], Any]
+UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def ready(page: Any) -> Any:
+    """The page when all its scripts ran and the first timeline, which waits to be near, is drawn."""
+    page.locator("html[data-ready=true]").wait_for()
+    page.locator("#run0-timeline").scroll_into_view_if_needed()
+    page.locator("#run0-timeline .main-svg").first.wait_for()
+    return page
+
+
+def cells(table: str, column: int, what: str) -> str:
+    """JavaScript: the `what` of a column's cells, in the order of the rows."""
+    rows = f"[...document.querySelectorAll(\"[data-table='{table}'] tbody tr\")]"
+    return f"{rows}.map((row) => row.cells[{column}].{what})"
+
+
+def chart(name: str, what: str) -> str:
+    """JavaScript: something of a chart as it is drawn."""
+    return f"document.getElementById('{name}').{what}"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> ReportRun:
+    read = read_run(simulated_run(tmp_path_factory.mktemp("run") / "tiny"))
+    read.answers = [read.profile.model_copy(update={"source": "measured"})]  # type: ignore[union-attr]
+    return read
+
+
+@pytest.fixture(scope="module")
+def report(run: ReportRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_report([run], path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shared(report: Path, opened: Open) -> Any:
+    return ready(opened(report))
+
+
+@pytest.fixture
+def page(shared: Any) -> Any:
+    """The report, looked at from the beginning."""
+    shared.evaluate("scrollTo(0, 0)")
+    shared.click("#run0-all")
+    return shared
+
+
+def moment(page: Any) -> tuple[int, str]:
+    """The event that the page tells about, and what it tells."""
+    text = page.inner_text("#run0-there")
+    found = re.match(r"After event ([\d,]+)", text)
+    assert found, text
+    return int(found[1].replace(",", "")), text
+
+
+def view(page: Any) -> tuple[float, float]:
+    low, high = page.evaluate(chart("run0-timeline", "layout.xaxis.range"))
+    return low, high
+
+
+def test_every_chart_is_drawn_and_said_in_words(page: Any) -> None:
+    charts = page.locator(".chart")
+    assert charts.count() == 8
+    for i in range(charts.count()):
+        charts.nth(i).scroll_into_view_if_needed()
+        charts.nth(i).locator(".main-svg").first.wait_for()
+        words = page.locator(f"#{charts.nth(i).get_attribute('aria-describedby')}")
+        assert len(words.inner_text()) > 30
+
+
+def test_numbers_are_those_of_the_profile(page: Any, run: ReportRun) -> None:
+    profile = run.profile
+    assert profile is not None
+    names = page.locator(".tile dt").all_inner_texts()
+    shown = dict(zip(names, page.locator(".tile dd:nth-of-type(1)").all_inner_texts(), strict=True))
+    assert shown["Peak allocated"] == in_gib(profile.memory.peak_allocated_bytes)
+    assert shown["Peak reserved"] == in_gib(profile.memory.peak_reserved_bytes)
+    assert shown["Tokens per second"] == f"{profile.step.tokens_per_s:,.0f}"
+    table = "One step by phase"
+    phases = page.evaluate(cells(table, 0, "dataset.value"))
+    medians, allocated, reserved = (page.evaluate(cells(table, i, "dataset.value")) for i in (1, 5, 6))
+    assert set(phases) == set(profile.phases)
+    for i, name in enumerate(phases):
+        stats = profile.phases[name]
+        assert float(medians[i]) == stats.time_s.median
+        assert int(allocated[i]) == stats.peak_allocated_bytes
+        assert int(reserved[i]) == stats.peak_reserved_bytes
+    table = "Memory at the peak by category"
+    categories, sizes = (page.evaluate(cells(table, i, "dataset.value")) for i in (0, 1))
+    stated = {name.removesuffix("_bytes"): size for name, size in profile.memory.at_peak.model_dump().items()}
+    assert dict(zip(categories, map(int, sizes), strict=True)) == stated
+
+
+def test_the_timeline_s_peak_is_the_profile_s(page: Any, run: ReportRun) -> None:
+    """Unpacked and summed up by the page itself."""
+    assert run.profile is not None
+    assert run.history is not None
+    stated = run.profile.memory.peak_allocated_bytes
+    peak = page.evaluate(chart("run0-timeline", "data.find((trace) => trace.name === 'peak')"))
+    unit = UNITS[page.evaluate(chart("run0-timeline", "layout.yaxis.title.text"))]
+    assert (peak["x"][0], peak["y"][0] * unit) == (run.history.peak()[0], stated)
+    page.click("#run0-peak")
+    assert f"{in_gib(stated)} allocated" in moment(page)[1]
+
+
+def test_sizes_are_written_as_in_the_terminal(page: Any) -> None:
+    sizes = [
+        0,
+        1,
+        511,
+        1000,
+        104_857,
+        104_858,
+        2**20,
+        107_374_182,
+        107_374_183,
+        3 * 2**30 + 12_345,
+        -5 * 2**20,
+    ]
+    assert page.evaluate("(sizes) => sizes.map(harness.bytes)", sizes) == [in_gib(size) for size in sizes]
+
+
+def test_hover_tells_bytes_and_stack_of_the_moment(page: Any, run: ReportRun) -> None:
+    history = run.history
+    assert history is not None
+    box = page.locator("#run0-timeline .nsewdrag").first.bounding_box()
+    seen = set()
+    for share in (0.2, 0.45, 0.8):
+        page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2)
+        page.wait_for_timeout(150)
+        event, text = moment(page)
+        seen.add(event)
+        sizes = dict(zip(history.groups, history.by_group()[:, event].tolist(), strict=True))
+        for name, size in sizes.items():
+            assert (f"{name} {in_gib(size)}" in text) == (size > 0)
+        stack = "\n".join(history.tree.stack(int(history.stack[event])))
+        assert page.inner_text("#run0-there .stack") == (stack or "(no stack was recorded)")
+        change = int(history.change_bytes[event])
+        assert f"It {'allocates' if change > 0 else 'frees'} {in_gib(abs(change))} of" in text
+    assert len(seen) == 3
+
+
+def test_zoom_by_mouse_and_back(page: Any) -> None:
+    whole = view(page)
+    box = page.locator("#run0-timeline .nsewdrag").first.bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.3 * box["width"], y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.4 * box["width"], y, steps=5)
+    page.mouse.up()
+    page.wait_for_timeout(150)
+    low, high = view(page)
+    assert high - low == pytest.approx((whole[1] - whole[0]) / 10, rel=0.2)
+    drawn = page.evaluate(f"Array.from({chart('run0-timeline', 'data[0].x')})")
+    assert all(low - 2 <= event <= high + 2 for event in drawn)  # what cannot be seen is not drawn
+    page.mouse.dblclick(box["x"] + box["width"] / 2, y)
+    page.wait_for_timeout(500)  # plotly waits for a third click
+    assert view(page) == whole
+
+
+def test_keys_reach_everything(page: Any, run: ReportRun) -> None:
+    assert run.history is not None
+    page.evaluate("() => { document.body.tabIndex = -1; document.body.focus(); }")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    whole = view(page)
+    page.focus("#run0-in")
+    page.keyboard.press("Enter")
+    assert view(page)[1] - view(page)[0] < (whole[1] - whole[0]) / 2
+    page.focus("#run0-moment")
+    before, _ = moment(page)
+    page.keyboard.press("ArrowLeft")
+    after, _ = moment(page)
+    assert after == before - 1
+    total = int(run.history.allocated_bytes()[after])
+    assert in_gib(total) in page.get_attribute("#run0-moment", "aria-valuetext")
+    out_of_reach = (
+        "[...document.querySelectorAll('button, summary, .scroll, input')].filter((e) => e.tabIndex < 0)"
+    )
+    assert page.evaluate(f"{out_of_reach}.length") == 0
+
+
+def test_no_peak_is_lost_at_any_zoom(page: Any, run: ReportRun) -> None:
+    """Whatever stretch of events is asked for in however few points: near each event is one as high."""
+    assert run.history is not None
+    total = run.history.allocated_bytes().tolist()
+    unpacked = "histories.read(harness.data.runs[0].history)"
+    script = f"async (asked) => Array.from(histories.highest(await {unpacked}, ...asked))"
+    last = len(total) - 1
+    for start, end, count in ((0, last, 37), (last // 3, last // 2, 50), (10, 20, 400), (5, 5, 3)):
+        picked = page.evaluate(script, [start, end, count])
+        pixel = -(-(end - start + 1) // count)
+        assert picked == sorted(set(picked))
+        assert len(picked) <= count
+        assert max(total[i] for i in picked) == max(total[start : end + 1])
+        for i in range(start, end + 1):
+            assert any(total[j] >= total[i] for j in picked if abs(i - j) <= pixel)
+
+
+def test_tables_sort_by_value(page: Any) -> None:
+    header = page.locator("[data-table='allocations'] thead th").nth(1)
+    counts = f"{cells('allocations', 1, 'dataset.value')}.map(Number)"
+    before = page.evaluate(counts)
+    assert len(set(before)) > 2
+    assert header.get_attribute("aria-sort") is None
+    header.locator("button").click()
+    assert page.evaluate(counts) == sorted(before, reverse=True)
+    assert header.get_attribute("aria-sort") == "descending"
+    header.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate(counts) == sorted(before)
+    assert header.get_attribute("aria-sort") == "ascending"
+    page.locator("[data-table='One step by phase'] thead button").first.click()
+    names = page.evaluate(cells("One step by phase", 0, "textContent"))
+    assert names == ["backward", "data", "forward", "optimizer_step"]
+
+
+def test_toggles_of_the_vertical_axis(page: Any, run: ReportRun) -> None:
+    assert run.history is not None
+    assert run.profile is not None
+
+    def bounds() -> list[float]:
+        unit = UNITS[page.evaluate(chart("run0-timeline", "layout.yaxis.title.text"))]
+        return [end * unit for end in page.evaluate(chart("run0-timeline", "layout.yaxis.range"))]
+
+    page.click("#run0-floor")
+    assert page.get_attribute("#run0-floor", "aria-pressed") == "true"
+    assert 0 < bounds()[0] <= run.history.allocated_bytes().min()
+    page.click("#run0-floor")
+    assert bounds()[0] == 0
+    page.click("#run0-capacity")
+    assert bounds()[1] > (run.profile.hardware.memory_bytes or 0)
+    page.click("#run0-capacity")
+    assert bounds()[1] < 2 * run.history.reserved_bytes.max()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1600])
+def test_both_themes_at_both_widths(page: Any, width: int, theme: str, tmp_path: Path) -> None:
+    grounds = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 26)"}
+    ground = "getComputedStyle(document.body).backgroundColor"
+    other = {"light": "dark", "dark": "light"}[theme]
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=theme)
+    page.evaluate("() => { delete document.documentElement.dataset.theme; }")
+    assert page.evaluate(ground) == grounds[theme]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing sticks out
+    page.wait_for_timeout(400)
+    assert page.locator("#run0-timeline .main-svg").first.bounding_box()["width"] <= width
+    page.screenshot(path=tmp_path / "page.png", full_page=True)
+    page.click("#theme")
+    assert page.evaluate(ground) == grounds[other]
+    # the charts follow
+    assert page.evaluate(chart("run0-timeline", "layout.font.color")) == page.evaluate(
+        "getComputedStyle(document.body).color"
+    )
+
+
+def test_hostile_names_stay_text(opened: Open, tmp_path: Path) -> None:
+    run, again = read_run(write_hand_made(tmp_path, HOSTILE)), read_run(write_hand_made(tmp_path / "b"))
+    assert run.history is not None
+    run.name = HOSTILE
+    run.history.groups = (HOSTILE, *run.history.groups[1:])
+    run.profile = StepProfile(
+        source="measured",
+        recipe={"model": HOSTILE},
+        hardware=HardwareSummary(name=HOSTILE, kind="cuda", memory_bytes=16 * MIB),
+        memory=MemoryStats(kind="cuda_allocator", at_peak_by_module={HOSTILE: 9, "b": 3}),
+    )
+    write_report([run, again], tmp_path / "report.html")
+    page = ready(opened(tmp_path / "report.html"))
+    for name in ("#overlay", "#run0-modules", "#run0-code"):
+        page.locator(name).scroll_into_view_if_needed()
+        page.locator(f"{name} .main-svg").first.wait_for()
+    page.locator("#run0-timeline").scroll_into_view_if_needed()
+    box = page.locator("#run0-timeline .nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_timeout(150)
+    assert HOSTILE in page.inner_text("#run0-there .stack")
+    assert HOSTILE in page.inner_text("h1")
+    labels = page.evaluate("document.querySelector('#run0-code .main-svg').textContent")
+    assert HOSTILE in labels  # plotly's little HTML did not take it for its own
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img").count() == 0
+
+
+def test_several_runs_lie_over_each_other(opened: Open, run: ReportRun, tmp_path: Path) -> None:
+    other = read_run(simulated_run(tmp_path / "longer", seq_len=32))
+    write_report([run, other], tmp_path / "report.html")
+    page = ready(opened(tmp_path / "report.html"))
+    page.locator("#overlay .main-svg").first.wait_for()
+    lines = page.evaluate(chart("overlay", "data.map((trace) => [trace.name, Math.max(...trace.y)])"))
+    unit = UNITS[page.evaluate(chart("overlay", "layout.yaxis.title.text"))]
+    assert [name for name, _ in lines] == ["tiny", "longer"]
+    for (_, most), one in zip(lines, (run, other), strict=True):
+        assert one.history is not None
+        assert most * unit == one.history.peak()[1]
+    assert "each phase at one width" in page.evaluate(chart("overlay", "layout.xaxis.title.text"))

@@ -1,0 +1,113 @@
+"""The page of a sweep and the pages of harness serve in a real browser."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.hardware import find_hardware
+from harness.napkin import predict
+from harness.recipe_file import load_recipe
+from harness.serve import server_of
+from harness.sweep import plan_sweep
+from harness.sweep_document import Sweep, sweep_of
+from harness.sweep_page import sweep_html
+from harness.sweep_run import run_cells
+
+READY = "html[data-ready]"
+HOSTILE = "<img src=x onerror=document.title='ran'>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep with a line, a border and a refusal, and two runs, one of a hostile name."""
+    made = tmp_path_factory.mktemp("served")
+    values = ["micro_batch_size=1,2,4,8,64", "gradient_checkpointing=true,false", "master_weights=false,true"]
+    plan = plan_sweep("llama-3.1-8b-lora", values, "napkin")
+    (made / "swept" / "cells").mkdir(parents=True)
+    sweep = sweep_of(plan, list(run_cells(plan, made / "swept")))
+    sweep.cells[1].reason = HOSTILE
+    (made / "swept" / "sweep.json").write_text(sweep.to_json())
+    (made / "swept.html").write_text(sweep_html(sweep))
+    for name, recipe in (("one", "smoke"), (HOSTILE, "llama-3.2-1b-bf16")):
+        (made / name).mkdir()
+        profile = predict(load_recipe(recipe)[1], find_hardware("h100"))
+        (made / name / "profile.json").write_text(profile.to_json())
+    return made
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with server_of(folder, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_the_curves_are_drawn_and_the_table_has_the_numbers(folder: Path, opened: Any):
+    page = opened(folder / "swept.html")
+    page.wait_for_selector(READY)
+    for element in page.query_selector_all(".chart"):
+        element.scroll_into_view_if_needed()
+    page.wait_for_function("document.querySelectorAll('.chart .main-svg').length >= 12")
+    sweep = Sweep.read(folder / "swept" / "sweep.json")
+    (drawn,) = page.evaluate(
+        "[document.getElementById('figure0-memory').data.find((t) => t.name === 'allocated').y]"
+    )
+    numbers = [cell.peak_allocated_bytes for cell in sweep.cells if cell.status == "ok"]
+    assert [value * 2**30 for value in drawn] == pytest.approx(numbers[:4])
+    shown = page.eval_on_selector_all(
+        "[data-table=Cells] tbody tr", "rows => rows.map((row) => Number(row.cells[1].dataset.value))"
+    )
+    assert shown == [cell.peak_allocated_bytes or 0 for cell in sweep.cells]
+    assert page.inner_text("h2:has-text('micro_batch_size') + p").startswith("2x micro_batch_size gives ")
+
+
+def test_the_table_sorts_and_hostile_text_stays_text(folder: Path, opened: Any):
+    page = opened(folder / "swept.html")
+    page.wait_for_selector(READY)
+    page.click("[data-table=Cells] thead th:nth-child(2) button")
+    peaks = page.eval_on_selector_all(
+        "[data-table=Cells] tbody tr", "rows => rows.map((row) => Number(row.cells[1].dataset.value))"
+    )
+    assert peaks == sorted(peaks, reverse=True)
+    assert HOSTILE in page.inner_text("[data-table=Cells]")
+    assert page.title() != "ran"
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+def test_nothing_is_wider_than_the_window(folder: Path, opened: Any, width: int):
+    page = opened(folder / "swept.html")
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_selector(READY)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_served_runs_are_filtered_opened_and_compared(browser: Any, address: str):
+    page = browser.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(address)
+    page.wait_for_selector(READY)
+    page.fill("#filter", "smoke nothing")
+    assert page.inner_text("#count") == "0 of 3 shown"
+    page.fill("#filter", "")
+    assert page.is_disabled("#compare")
+    for box in page.query_selector_all("#entries input"):
+        box.check()
+    page.click("#compare")
+    page.wait_for_selector(READY)
+    assert "What differs" in page.inner_text("main")
+    assert HOSTILE in page.title()
+    page.goto(address)
+    page.click("text=swept")
+    page.wait_for_selector("#figure0-memory")
+    assert complaints == []
+    page.close()
