@@ -1,21 +1,35 @@
-"""Keeps README's table equal to a committed profile.
+"""Keeps README's tables equal to committed results.
 
-python docs/readme_table.py               write the table from profiles/cpu/smoke.measured.json
+python docs/readme_table.py               write them from profiles/published and profiles/cpu
 python docs/readme_table.py RUN_FOLDER    first take that run's profile as the committed one
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
+from benchmarks.published_readme import error, errors_of
 from harness.console import in_gib, in_ms
 from harness.files import write_whole
 from harness.step_profile import CATEGORIES, PHASES, StepProfile
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILE = ROOT / "profiles" / "cpu" / "smoke.measured.json"
-BEGIN, END = "<!-- table: written by docs/readme_table.py -->\n", "<!-- end of table -->\n"
+PUBLISHED = ROOT / "profiles" / "published" / "results.json"
+BEGIN, END = "<!-- {}: written by docs/readme_table.py -->\n", "<!-- end of {} -->\n"
+SHOWN = {
+    "litgpt-res/phi-1.5/lora/None/mb4": "phi-1.5, LoRA, 4 x 1044 tokens",
+    "litgpt-res/StableLM-base-alpha-3b/lora/bnb.nf4/mb1": "StableLM 3B, QLoRA, 1 x 1034 tokens",
+    "litgpt-res/Llama-2-7B/lora/None/mb1": "Llama-2-7B, LoRA, 1 x 1304 tokens",
+    "litgpt-res/Llama-2-7B/lora/None/mb2": "Llama-2-7B, LoRA, 2 x 1304 tokens",
+    "litgpt-res/Llama-2-7B/lora/bnb.nf4-dq/mb1": "Llama-2-7B, QLoRA with double quantization",
+    "litgpt-res/Llama-2-13B/lora/None/mb1": "Llama-2-13B, LoRA, 1 x 1304 tokens",
+    "litgpt-res/Llama-2-13B/lora/bnb.nf4/mb1": "Llama-2-13B, QLoRA, 1 x 1304 tokens",
+}
+"""Published rows by id, and what README calls them: one for each model and method."""
 
 
 def table(profile: StepProfile) -> str:
@@ -35,11 +49,42 @@ def table(profile: StepProfile) -> str:
     return "".join(f"| {left} | {right} |\n" for left, right in rows)
 
 
-def with_table(readme: str, profile: StepProfile) -> str:
-    """`readme` with the text between the markers replaced."""
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}{table(profile)}{END}{after}"
+def published_table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: some published peaks with both answers, and the errors over all of them."""
+    by_id = {row["id"]: row for row in rows}
+    lines = [
+        "| A100, peak allocated | napkin | simulated | measured by others |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for name, shown in SHOWN.items():
+        row = by_id[name]
+        cells = [_answer(row, answer) for answer in ("napkin", "simulated")]
+        lines.append(f"| {shown} | {' | '.join(cells)} | {in_gib(row['measured_bytes'])} |")
+    for what, source, which in (
+        ("training runs: median error", "litgpt", "median"),
+        ("training runs: largest error", "litgpt", "largest"),
+        ("modules and kernels: largest error", "liger-kernel", "largest"),
+    ):
+        of = [row for row in rows if row["id"].startswith(source)]
+        errors = [errors_of(of, answer) for answer in ("napkin", "simulated")]
+        cells = [f"**{getattr(e, which):.2%}** of {e.count}" for e in errors]
+        lines.append(f"| **{what}** | {' | '.join(cells)} | |")
+    return "\n".join(lines) + "\n"
+
+
+def _answer(row: dict[str, Any], answer: str) -> str:
+    off = error(row, answer)
+    return "" if off is None else f"{in_gib(row[f'{answer}_bytes'])} ({off:+.2%})"
+
+
+def with_tables(readme: str, profile: StepProfile, rows: list[dict[str, Any]]) -> str:
+    """`readme` with the text between each table's markers replaced."""
+    for name, written in (("published", published_table(rows)), ("smoke", table(profile))):
+        begin, end = BEGIN.format(name), END.format(name)
+        before, rest = readme.split(begin)
+        _, after = rest.split(end)
+        readme = f"{before}{begin}{written}{end}{after}"
+    return readme
 
 
 def adopt(run_folder: Path) -> None:
@@ -53,4 +98,5 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         adopt(Path(sys.argv[1]))
     readme = ROOT / "README.md"
-    write_whole(readme, with_table(readme.read_text(), StepProfile.read(PROFILE)))
+    rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]
+    write_whole(readme, with_tables(readme.read_text(), StepProfile.read(PROFILE), rows))

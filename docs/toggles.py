@@ -1,0 +1,234 @@
+"""Every toggle of a recipe: the sweep that shows it, and in words what it buys and what it costs.
+
+Numbers are not written here: they come from docs/data/<field>.json, which the sweep wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SMALL = "llama-3.2-1b-bf16"
+LORA = "llama-3.1-8b-lora"
+QLORA = "llama-3.1-8b-qlora"
+
+
+@dataclass(frozen=True)
+class Toggle:
+    """A field of a recipe and the command that shows what it does."""
+
+    field: str
+    recipe: str
+    values: str
+    buys: str
+    costs: str
+    more: str = ""
+    """Other fields of the base, and options."""
+
+    @property
+    def command(self) -> str:
+        """The whole command, as one types it."""
+        more = f" {self.more}" if self.more else ""
+        return f"harness sweep {self.recipe} {self.field}={self.values}{more} --png"
+
+
+GROUPS: dict[str, list[Toggle]] = {
+    "Size of a step": [
+        Toggle(
+            "micro_batch_size",
+            SMALL,
+            "1,2,4,8,16",
+            "Larger products keep the GPU busier, and the optimizer's step is shared by more tokens.",
+            "Activations grow in proportion, until the memory is full.",
+        ),
+        Toggle(
+            "seq_len",
+            SMALL,
+            "512,1024,2048,4096,8192",
+            "Longer contexts.",
+            "Activations grow with the tokens as those of a larger batch do, and the work of attention with "
+            "their square.",
+        ),
+        Toggle(
+            "gradient_accumulation_steps",
+            SMALL,
+            "1,2,4,8",
+            "A larger batch for the optimizer with the activations of one micro batch, and fewer optimizer "
+            "steps a token.",
+            "Gradients stay alive through every micro batch but the first.",
+        ),
+        Toggle(
+            "packing",
+            "llama-3.2-1b-packing",
+            "false,true",
+            "No padding: every token of a sequence is one to learn from. The figure counts all tokens, and "
+            "with padding many of them teach nothing.",
+            "Documents must not see each other, which takes an attention mask or positions that start again.",
+        ),
+    ],
+    "Number formats": [
+        Toggle(
+            "precision",
+            SMALL,
+            "bf16,fp16,bf16-mixed,fp16-mixed,fp32",
+            "16 bit halves weights, gradients, optimizer state and activations, and runs on the GPU's fast "
+            "units. The mixed ones keep fp32 weights and compute in 16 bit.",
+            "Plain 16 bit rounds small updates away; the mixed ones hold a 16-bit copy of the weights they "
+            "use beside the fp32 ones. fp16 scales its loss to keep small gradients.",
+        ),
+        Toggle(
+            "master_weights",
+            SMALL,
+            "false,true",
+            "Small updates are not lost: the optimizer works on an fp32 copy of the 16-bit weights.",
+            "The copy, and moments in fp32: 16 bytes a parameter in all.",
+        ),
+        Toggle(
+            "quantization",
+            LORA,
+            "none,int8,nf4,fp4",
+            "The frozen base takes a half (int8) or about a quarter (nf4, fp4) of its 16-bit size.",
+            "4-bit layers are brought back to 16 bit whenever they are used; int8 ones quantize their input. "
+            "An adapter is needed to train.",
+        ),
+        Toggle(
+            "double_quant",
+            QLORA,
+            "false,true",
+            "The scales of the 4-bit blocks are quantized too: about 0.4 bits a parameter.",
+            "One more small step whenever a layer is used.",
+        ),
+        Toggle(
+            "upcast_for_kbit",
+            QLORA,
+            "false,true",
+            "Norms, embeddings and the head compute in fp32, as the paper of QLoRA does it.",
+            "Embeddings and head take twice their bytes, and so do the logits' gradients on the way back.",
+        ),
+    ],
+    "Adapters": [
+        Toggle(
+            "adapter",
+            LORA,
+            "lora,ia3,none",
+            "Gradients and optimizer state of a small added part only; the base needs neither.",
+            "The added layers' own activations and products. The base cannot change.",
+        ),
+        Toggle(
+            "lora_rank",
+            LORA,
+            "8,16,64,256",
+            "A larger rank can express more.",
+            "Adapter weights, their gradients and moments grow in proportion.",
+        ),
+        Toggle(
+            "lora_targets",
+            LORA,
+            "all-linear,q_proj+v_proj",
+            "Fewer adapted layers keep fewer inputs and do fewer products.",
+            "Fewer places where the model can change.",
+        ),
+        Toggle(
+            "lora_dropout",
+            LORA,
+            "0,0.05,0.1",
+            "Regularizes the adapter.",
+            "A mask and a dropped copy of the input of every adapted layer. The probability does not matter.",
+        ),
+        Toggle(
+            "adapter_dtype",
+            LORA,
+            "fp32,base",
+            "In the base's dtype, inputs of adapted layers need no fp32 copy.",
+            "The adapter is trained in 16 bit, where small updates are rounded away.",
+        ),
+    ],
+    "Activations": [
+        Toggle(
+            "gradient_checkpointing",
+            LORA,
+            "false,true",
+            "Of every block only the input is kept; the rest is computed again in backward. Also called "
+            "activation checkpointing.",
+            "Nearly one more forward pass.",
+        ),
+        Toggle(
+            "attention",
+            LORA,
+            "eager,sdpa,flash_attention_2",
+            "sdpa and flash attention never hold the square matrix of scores.",
+            "Flash attention needs its package; eager needs nothing and pays with memory.",
+            "gradient_checkpointing=false",
+        ),
+        Toggle(
+            "loss",
+            SMALL,
+            "standard,fused_linear",
+            "The logits, a number for each token and word of the vocabulary, are never held all at once.",
+            "Liger's kernels (the extra `liger`); the loss is computed in pieces.",
+            "micro_batch_size=4",
+        ),
+    ],
+    "Optimizer": [
+        Toggle(
+            "optimizer",
+            SMALL,
+            "adamw,adamw_8bit,paged_adamw,paged_adamw_8bit,lion_8bit,adafactor,sgd",
+            "Less state a parameter: two moments in the weights' dtype for AdamW, two bytes for 8-bit AdamW, "
+            "one for 8-bit Lion, nearly none for Adafactor and SGD. Paged state can move to the host.",
+            "Another optimizer is another training. Paged state moves over the host link when memory is "
+            "short; it does not show in torch's counters.",
+        ),
+        Toggle(
+            "optimizer_impl",
+            SMALL,
+            "foreach,fused,for_loop",
+            "foreach updates all tensors in a few launches, fused in one pass over them.",
+            "foreach holds temporaries as large as the parameters; for_loop launches much for every tensor.",
+            "seq_len=256",
+        ),
+        Toggle(
+            "optimizer_in_backward",
+            SMALL,
+            "false,true",
+            "Each gradient is used and freed as it arrives: they are never there all together.",
+            "No accumulation over micro batches and no clipping by the global norm.",
+            "seq_len=256",
+        ),
+        Toggle(
+            "max_grad_norm",
+            SMALL,
+            "null,1.0",
+            "One bad batch cannot ruin the weights.",
+            "All gradients are read once more, and wait for each other.",
+        ),
+        Toggle(
+            "weight_decay",
+            SMALL,
+            "0,0.1",
+            "Regularizes.",
+            "One product for each parameter in the optimizer's step.",
+        ),
+    ],
+    "Elsewhere than on the GPU": [
+        Toggle(
+            "offload",
+            SMALL,
+            "none,activations,optimizer,activations+optimizer,parameters",
+            "What is not needed now lives in host memory.",
+            "It travels over the host link, which is many times slower than the GPU's memory; the optimizer "
+            "steps on the host.",
+        ),
+        Toggle(
+            "compile",
+            SMALL,
+            "false,true",
+            "Fused kernels read and write less, and launch less.",
+            "Minutes of compilation before the first step. Which kernels there are is the compiler's choice, "
+            "so this sweep is closed form and not simulated.",
+            "--napkin",
+        ),
+    ],
+}
+"""By what they change, in the order of the guide."""
+
+TOGGLES = [toggle for group in GROUPS.values() for toggle in group]
