@@ -3,14 +3,14 @@
 A pickle is a program. This reader lets only the instructions run that build dicts, lists, strings,
 numbers, booleans, None and pairs of integers, all that a snapshot holds: nothing can be imported or
 called. They are checked before the first one runs, by one regular expression, so that a million events
-take seconds. Snapshots in JSON are read too. This module imports no torch.
+take seconds. Snapshots in JSON are read too: those of snapshot_json.py, and the plain structure.
+This module imports no torch.
 """
 
 from __future__ import annotations
 
 import gc
 import io
-import json
 import pickle
 import pickletools
 import re
@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.errors import InputError
+from harness.snapshot_json import is_document, snapshot_of_document
 from harness.snapshot_shape import validate_snapshot
+from harness.strict_json import parse_json
 
 MAX_FILE_BYTES = 2**30
 MAX_STRING_BYTES = 2**20
@@ -55,17 +57,23 @@ def read_snapshot(path: Path, max_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"cannot read the snapshot {path}: it is not a regular file.")
+            raise InputError(
+                f"cannot read the snapshot {path}: it is not a regular file. Give a snapshot.pickle or .json."
+            )
         with open(path, "rb") as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
-        raise InputError(f"cannot read the snapshot {path}: {error.strerror}.") from None
+        raise InputError(
+            f"cannot read the snapshot {path}: {error.strerror}. Give a snapshot.pickle or .json."
+        ) from None
     if len(data) > max_bytes:
         raise InputError(
             f"the snapshot {path} is larger than {max_bytes / 2**30:g} GiB. "
             "Record fewer steps, or set a smaller max_entries."
         )
     snapshot = load_plain(data, f"the snapshot {path}")
+    if is_document(snapshot):
+        snapshot = snapshot_of_document(snapshot, f"the snapshot {path}")
     validate_snapshot(snapshot, f"the snapshot {path}")
     return snapshot
 
@@ -88,7 +96,7 @@ def load_plain(data: bytes, origin: str = "the snapshot") -> Any:
     gc.disable()
     try:
         if not is_pickle:
-            return json.loads(data)
+            return parse_json(data)
         return _PlainUnpickler(io.BufferedReader(io.BytesIO(data))).load()  # type: ignore[arg-type]
     except (pickle.UnpicklingError, ValueError, TypeError, AttributeError, LookupError, EOFError) as error:
         raise InputError(f"{origin} is damaged: {error}.") from None
@@ -133,6 +141,10 @@ def _check_instructions(data: bytes, origin: str) -> None:
             refuse(position, f"a string of {length} bytes, more than {MAX_STRING_BYTES}")
         else:
             position = start + length
+            try:  # the unpickler would let halves of surrogate pairs pass, which cannot be printed
+                data[start:position].decode()
+            except UnicodeDecodeError:
+                refuse(start - 1 - length_bytes, "its string is not UTF-8")
     if position + 1 != len(data):
         refuse(position, f"{len(data) - position - 1} bytes follow the end")
 

@@ -22,6 +22,7 @@ from harness.errors import InputError
 from harness.safe_pickle import load_plain, read_snapshot
 from harness.snapshot import snapshot_of_storages, write_snapshot
 from harness.snapshot_shape import validate_snapshot
+from tests.trust_report import Tried
 
 
 def snapshot() -> dict[str, Any]:
@@ -167,7 +168,7 @@ NOT_PLAIN = {
 
 
 @pytest.mark.parametrize("name", NOT_PLAIN)
-def test_what_is_not_plain_data_is_refused(name: str) -> None:
+def test_what_is_not_plain_data_is_refused(name: str, tried: Tried) -> None:
     tracemalloc.start()
     start = time.perf_counter()
     with pytest.raises(InputError) as caught:
@@ -177,6 +178,12 @@ def test_what_is_not_plain_data_is_refused(name: str) -> None:
     tracemalloc.stop()
     assert "snapshot.pickle" in str(caught.value)
     assert len(str(caught.value)) < 400
+    tried(
+        "Hostile pickles",
+        "GLOBAL, BUILD, NEWOBJ, EXT1/2/4, PERSID, BINPERSID, buffers, protocols 0, 1 and 6, lies about "
+        "lengths and frames, memo indices out of reach, deep nesting, damaged files",
+        "refused, the instruction and its byte named; under 2 s and 64 MiB",
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,10 +210,11 @@ def test_the_instruction_and_its_byte_are_named(name: str, opcode: str) -> None:
         load_plain(data)
 
 
-def test_nothing_in_a_file_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_in_a_file_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: Tried) -> None:
     canary = tmp_path / "canary"
     monkeypatch.setattr(Canary, "path", str(canary))
-    for name, data in calls(str(canary)).items():
+    armed = calls(str(canary))
+    for name, data in armed.items():
         path = tmp_path / "hostile.pickle"
         path.write_bytes(data)
         with pytest.raises(InputError):
@@ -217,9 +225,16 @@ def test_nothing_in_a_file_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             pickle.loads(data)
         assert canary.exists(), name
         canary.unlink()
+    tried(
+        "Hostile pickles",
+        "armed files of protocols 0 to 5: REDUCE, GLOBAL, STACK_GLOBAL, INST, OBJ, in keys, frames and "
+        "snapshots (Python's own unpickler runs each)",
+        "refused; nothing ran",
+        times=len(armed),
+    )
 
 
-def test_the_second_lock_holds_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_lock_holds_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: Tried) -> None:
     """With the check of instructions taken away, the unpickler still calls nothing."""
     canary = tmp_path / "canary"
     monkeypatch.setattr(Canary, "path", str(canary))
@@ -228,6 +243,8 @@ def test_the_second_lock_holds_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(InputError):
             load_plain(data)
         assert not canary.exists(), name
+    fault = "the same files, with the check of instructions taken away"
+    tried("Hostile pickles", fault, "refused by the unpickler; nothing ran", times=len(calls("")))
 
 
 def test_extension_registry_is_out_of_reach(tmp_path: Path) -> None:
@@ -260,12 +277,14 @@ def test_plain_data_is_read_as_it_is(protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_a_file_cut_anywhere_is_refused(protocol: int) -> None:
+def test_a_file_cut_anywhere_is_refused(protocol: int, tried: Tried) -> None:
     data = pickle.dumps(snapshot(), protocol)
     for length in range(len(data)):
         with pytest.raises(InputError):
             load_plain(data[:length])
     assert load_plain(data) == snapshot()
+    fault = "a good snapshot of protocol 2 to 5, cut off at every byte"
+    tried("Hostile pickles", fault, "refused", times=len(data))
 
 
 def test_a_file_with_any_byte_changed_never_fails_but_as_bad_input() -> None:
@@ -383,7 +402,7 @@ def test_what_is_no_snapshot_is_refused_and_the_place_named(name: str, tmp_path:
 
 
 def test_shared_lists_cannot_stand_for_more_than_memory_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: Tried
 ) -> None:
     monkeypatch.setattr(snapshot_shape, "MAX_ENTRIES", 10_000)
     trace = [ALLOC] * 101
@@ -401,6 +420,10 @@ def test_shared_lists_cannot_stand_for_more_than_memory_holds(
         with pytest.raises(InputError, match="fewer than 10000 entries"):
             read_snapshot(path)
     validate_snapshot({"segments": [], "device_traces": [trace] * 99})
+    fault = "memo bombs: shared lists that stand for 2**60 and more values"
+    tried(
+        "Hostile pickles", fault, "refused by the count of entries, before they are walked", times=len(bombs)
+    )
 
 
 def test_a_million_nested_lists_do_not_crash(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""A tree of dicts, lists, tensors and plain values as tensors by name and a JSON document. No pickle.
+
+This is what an optimizer's state_dict is made of. Reading it back runs nothing and imports nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+PLAIN = (str, int, bool, type(None))
+
+
+def take_apart(tree: Any) -> tuple[Any, dict[str, Tensor]]:
+    """`tree` with every tensor replaced by its name, fit for JSON; and the tensors, on the CPU.
+
+    A tensor that is in several places (bitsandbytes' code table) is there once. Raises TypeError for a
+    value that is neither plain, nor a tensor, nor a dict, list or tuple of such.
+    """
+    tensors: dict[str, Tensor] = {}
+    names: dict[tuple[Any, ...], str] = {}
+    storages: set[int] = set()
+
+    def alone(tensor: Tensor) -> Tensor:
+        """On the CPU, with a storage of its own, as safetensors wants it."""
+        there = tensor.detach().cpu().contiguous()
+        storage = there.untyped_storage()
+        if storage.nbytes() != there.nbytes or storage.data_ptr() in storages:
+            there = there.clone()
+        storages.add(there.untyped_storage().data_ptr())
+        return there
+
+    def apart(value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            key = (value.data_ptr(), value.dtype, value.shape, value.stride())
+            if value.numel() == 0 or key not in names:
+                while path in tensors:  # a key with a dot in it
+                    path += "'"
+                names[key] = path
+                tensors[path] = alone(value)
+            return {"tensor": names[key]}
+        if isinstance(value, dict):
+            return {"dict": [[key, apart(item, f"{path}.{key}")] for key, item in value.items()]}
+        if isinstance(value, list | tuple):
+            kind = "list" if isinstance(value, list) else "tuple"
+            return {kind: [apart(item, f"{path}.{n}") for n, item in enumerate(value)]}
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"float": str(value)}
+        if isinstance(value, PLAIN):
+            return value
+        raise TypeError(f"{path}: a {type(value).__name__} has no place in a checkpoint")
+
+    return apart(tree, "state"), tensors
+
+
+def put_together(document: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `take_apart` was given. Raises ValueError or KeyError for what it did not write."""
+    if not isinstance(document, dict):
+        if isinstance(document, (*PLAIN, float)):
+            return document
+        raise ValueError(f"a bare {type(document).__name__}")
+    [(kind, value)] = document.items()
+    match kind:
+        case "tensor":
+            return tensors[value]
+        case "dict":
+            return {key: put_together(item, tensors) for key, item in value}
+        case "list":
+            return [put_together(item, tensors) for item in value]
+        case "tuple":
+            return tuple(put_together(item, tensors) for item in value)
+        case "float":
+            return float(value)
+    raise ValueError(f"an unknown kind {kind}")
