@@ -1,42 +1,83 @@
 # Every target works on a fresh checkout: it sets up .venv first, and again when its pins change.
-# PYTHON=python3.12 chooses the interpreter, WORKERS=8 the number of test processes.
+# PYTHON=python3.12 chooses the interpreter, WORKERS=8 the number of test processes. PY=python3 runs with an
+# interpreter that has everything already, and sets nothing up: for a machine without a network.
 WORKERS ?= 2
-PY = .venv/bin/python
 STAMP = .venv/.installed
+ifeq ($(origin PY),command line)
+READY =
+else
+PY = .venv/bin/python
+READY = $(STAMP)
+endif
+GPU_RUN = profiles/runs/gpu
 
-.PHONY: help setup run test check bench gpu clean
+.PHONY: help setup run test check bench docs trust fuzz soak gpu clean
 
 help:
 	@echo "make run     fine-tune recipes/smoke.yaml here and show where bytes and milliseconds went"
 	@echo "make test    the whole test suite: no GPU, no network"
 	@echo "make check   lint, format, types, size of the code"
 	@echo "make bench   benchmarks"
-	@echo "make gpu     the tests that need an NVIDIA GPU"
+	@echo "make docs    the guide as web pages in build/site, with its pictures and links checked"
+	@echo "make trust   kill, fill the disk, feed hostile files, thousands of times; writes docs/trust.md"
+	@echo "             from what happened (a quarter of an hour)"
+	@echo "make fuzz    20,000 broken and hostile inputs (ten minutes)"
+	@echo "make soak    2,000 steps: memory flat, log complete, time flat (five minutes on an idle machine)"
+	@echo "make gpu     on a machine with an NVIDIA GPU: measure everything (under an hour), bring it into"
+	@echo "             profiles/, and run the tests that need a GPU; PY=python3 where there is no network"
 	@echo "make setup   .venv with the versions in constraints.txt (the others do this by themselves)"
 	@echo "make clean   remove .venv"
 
 setup: $(STAMP)
 
-run: $(STAMP)
+run: $(READY)
 	$(PY) -m harness run smoke
 
 # One thread a process: two test processes with two threads each are slower than either alone.
-test: $(STAMP)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS)
+test: $(READY)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup
 
-check: $(STAMP)
+check: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright --pythonpath $(PY)
 	@wc -l harness/*.py | sort -n | tail -4
 
-bench: $(STAMP)
+bench: $(READY)
 	$(PY) -m benchmarks.overhead
 	$(PY) -m benchmarks.allocator
+	$(PY) -m benchmarks.report
+	$(PY) -m benchmarks.startup
+	$(PY) -m benchmarks.simulate
 
-gpu: $(STAMP)
+docs: $(READY)
+	$(PY) -m docs.pictures
+	$(PY) -m docs.links
+	$(PY) -m mkdocs build --strict --quiet
+
+TRUST_PAGE = tests/test_trust_page.py
+TRUST_TESTS = tests/test_safe_pickle.py $(filter-out $(TRUST_PAGE),$(wildcard tests/test_trust_*.py))
+FUZZ = 1300
+
+# One process: what was tried is gathered there. The page's own test comes after the page.
+trust: $(READY)
+	KILLS=51 FUZZ=$(FUZZ) $(PY) -m pytest $(TRUST_TESTS) --trust-json docs/trust.json
+	$(PY) -m docs.trust_table
+	$(PY) -m pytest $(TRUST_PAGE)
+
+fuzz: $(READY)
+	FUZZ=$(FUZZ) $(PY) -m pytest -n $(WORKERS) tests/test_trust_fuzz.py
+
+soak: $(READY)
+	$(PY) -m benchmarks.soak --out profiles/cpu/soak.json
+
+# The measuring comes first: a test that fails must not cost it.
+gpu: $(READY)
 	@$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu: PyTorch " \
 	+ torch.__version__ + " sees no NVIDIA GPU. Run it on a Linux machine where nvidia-smi lists one.")'
+	$(PY) -m benchmarks.gpu --all --out $(GPU_RUN)
+	$(PY) -m benchmarks.import_gpu $(GPU_RUN)
+	$(PY) -m benchmarks.profiles_readme
 	$(PY) -m pytest -m gpu
 
 clean:
@@ -58,5 +99,5 @@ $(STAMP): pyproject.toml constraints.txt
 	    echo "making .venv with $$found"; \
 	    $$found -m venv .venv; \
 	fi
-	$(PY) -m pip install -c constraints.txt -e '.[dev,liger]'
+	$(PY) -m pip install -c constraints.txt -e '.[dev,docs,liger]'
 	@touch $@

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from benchmarks.gpu_kernels import attention, host_link, matmul, memory, random
+from benchmarks.gpu_kernels import attention, host_link, host_optimizer, matmul, memory, random
 from benchmarks.gpu_tasks import Context, Piece, Result
 from harness.hardware import find_hardware
 
@@ -32,6 +32,7 @@ def pieces(context: Context) -> list[Piece]:
         Piece("attention", attention),
         Piece("memory", memory),
         Piece("host-link", host_link),
+        Piece("host-optimizer", host_optimizer),
         Piece("launch", launch, modules=("peft",)),
         Piece("cublas", cublas, gpu_only=allocator),
     ]
@@ -48,6 +49,7 @@ def launch(context: Context) -> Result:
     from harness.recipe import Recipe
 
     device = torch.device(context.device)
+    used_before = _used_bytes() if context.device == "cuda" else None
     small = torch.zeros(1, device=device)
     count = 1000
     began = time.perf_counter()
@@ -77,7 +79,7 @@ def launch(context: Context) -> Result:
         "step_s": step_s,
         "operators": counted.operators,
         "operator_s": step_s / counted.operators,
-        **_beyond_torch(context),
+        **_beyond_torch(context, used_before),
     }
 
 
@@ -131,8 +133,9 @@ def calibration_of(results: Iterable[Mapping[str, Any]], table_name: str, source
     fields: dict[str, Any] = {"source": source}
     if "matmul" in done:
         rows = [row for row in done["matmul"]["rows"] if row["class"].startswith("block")]
-        rows = [row for row in rows if row["dtype"] == dtype]
-        fields["matmul_fraction"] = _rate(rows, "flops") / hardware.peak_flops(dtype)
+        for name, field in ((dtype, "matmul_fraction"), ("fp32", "fp32_matmul_fraction")):
+            rate = _rate((row for row in rows if row["dtype"] == name), "flops")
+            fields[field] = rate / hardware.peak_flops(name)
     if "attention" in done:
         fraction = _rate(done["attention"]["rows"], "flops") / hardware.peak_flops(dtype)
         fields["attention_fraction"] = min(1.0, fraction)
@@ -141,6 +144,9 @@ def calibration_of(results: Iterable[Mapping[str, Any]], table_name: str, source
     if "host-link" in done:
         rows = [row for row in done["host-link"]["rows"] if row["memory"] == "pinned"]
         fields["host_link_fraction"] = _rate(rows, "bytes") / hardware.datasheet.host_link.value
+    if "host-optimizer" in done:
+        rows = [row for row in done["host-optimizer"]["rows"] if row["dtype"] == "bf16"]
+        fields["host_memory_bandwidth"] = _rate(rows, "bytes")
     if "launch" in done:
         fields["host_op_s"] = done["launch"]["operator_s"]
         if done["launch"]["context_bytes"] is not None:
@@ -163,8 +169,23 @@ def _synchronize(context: Context) -> None:
         torch.cuda.synchronize()
 
 
-def _beyond_torch(context: Context) -> dict[str, Any]:
-    """What NVML counts for this process, PyTorch's reserved bytes, and the difference; None where unknown."""
+def _used_bytes() -> int | None:
+    """Device memory in use by everyone, asked without starting CUDA here; None where NVML does not work."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+    except pynvml.NVMLError:
+        return None
+
+
+def _beyond_torch(context: Context, used_before: int | None) -> dict[str, Any]:
+    """What NVML counts for this process, PyTorch's reserved bytes, and the difference; None where unknown.
+
+    In a container the driver may not tell one process from another: then what the device has in use more
+    than before counts, since nobody else works on it.
+    """
     if context.device == "cpu":
         return {"process_bytes": None, "reserved_bytes": None, "context_bytes": None}
     import torch
@@ -172,13 +193,16 @@ def _beyond_torch(context: Context) -> dict[str, Any]:
     from harness.nvml import Nvml
 
     nvml = Nvml(str(torch.cuda.get_device_properties(0).uuid))
-    process, reserved = nvml.process_bytes(), torch.cuda.memory_reserved()
+    process, used, reserved = nvml.process_bytes(), nvml.used_bytes(), torch.cuda.memory_reserved()
+    if process is None and used is not None and used_before is not None:
+        process = used - used_before
     return {
         "process_bytes": process,
         "reserved_bytes": reserved,
         "context_bytes": None if process is None else process - reserved,
         "nvml_unavailable": nvml.unavailable,
-        "device_used_bytes": nvml.used_bytes(),
+        "device_used_bytes": used,
+        "device_used_before_bytes": used_before,
     }
 
 

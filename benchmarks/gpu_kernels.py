@@ -123,19 +123,40 @@ def host_link(context: Context) -> Result:
     return {"rows": rows}
 
 
-def median_seconds(kernel: Callable[[], Any], context: Context) -> float:
-    """Median time of one call: between CUDA events, or on the clock where there is no GPU."""
-    for _ in range(3):
-        kernel()
-    if context.device == "cpu":
-        times = []
-        for _ in range(3):
-            began = time.perf_counter()
-            kernel()
-            times.append(time.perf_counter() - began)
-        return statistics.median(times)
+def host_optimizer(context: Context) -> Result:
+    """AdamW's step over weights in host memory, as `offload` takes it. Bytes are those that napkin counts
+    for it, since napkin divides by this rate.
+    """
     import torch
 
+    from harness.napkin_optimizer import step_work
+    from harness.napkin_weights import Weight
+    from harness.recipe import Recipe
+
+    side, count = (64, 2) if context.tiny else (HIDDEN, 8)
+    rows = []
+    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        recipe = Recipe(model="any", offload=("optimizer",))
+        weights = [torch.zeros(side, side, dtype=dtype, requires_grad=True) for _ in range(count)]
+        for weight in weights:
+            weight.grad = torch.randn_like(weight)
+        optimizer = torch.optim.AdamW(
+            weights, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, foreach=True
+        )
+        kind = Weight("", side, side, name, side * side * dtype.itemsize, trained=True, count=count)
+        moved = sum(work.bytes_moved for work in step_work(recipe, [kind]))
+        rows.append({"dtype": name, "bytes": moved, "s": _median_on_clock(optimizer.step, repeats=5)})
+    return {"rows": rows, "threads": torch.get_num_threads()}
+
+
+def median_seconds(kernel: Callable[[], Any], context: Context) -> float:
+    """Median time of one call: between CUDA events, or on the clock where there is no GPU."""
+    if context.device == "cpu":
+        return _median_on_clock(kernel, repeats=3)
+    import torch
+
+    for _ in range(3):
+        kernel()
     pairs = []
     for _ in range(REPEATS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -145,6 +166,17 @@ def median_seconds(kernel: Callable[[], Any], context: Context) -> float:
         pairs.append((start, end))
     torch.cuda.synchronize()
     return statistics.median(start.elapsed_time(end) / 1e3 for start, end in pairs)
+
+
+def _median_on_clock(kernel: Callable[[], Any], repeats: int) -> float:
+    for _ in range(3):
+        kernel()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        kernel()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
 
 
 def _matmul_shapes(tiny: bool) -> list[tuple[str, int, int, int]]:

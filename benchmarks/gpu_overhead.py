@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from typing import Any
 
 from benchmarks.gpu_recipes import Spec
@@ -41,40 +39,19 @@ def compare(context: Context, spec: Spec, recording: str) -> Result:
     from benchmarks import overhead
 
     recipe, device = spec.recipe(tiny=context.tiny), torch.device(context.device)
-    rounds = 3 if context.tiny else ROUNDS
-    run = overhead.compare if recording == "off" else _compare_recorded
-    return {
-        "recipe": spec.name,
-        "recording": recording,
-        "bar": BARS[recording],
-        **run(recipe, device, rounds),
-    }
+    rounds = 4 if context.tiny else ROUNDS
+    if recording == "off":
+        found = overhead.compare(recipe, device, rounds)
+    else:
+        found = overhead.compare(
+            recipe, device, rounds, _recorded_loop, lambda name: _record(device, name == "harness")
+        )
+    return {"recipe": spec.name, "recording": recording, "bar": BARS[recording], **found}
 
 
-def _compare_recorded(recipe: Any, device: Any, rounds: int) -> Result:
-    """As overhead.compare, but the harness's steps are those in which every allocation is written down."""
-    from benchmarks.overhead import WARMUP_ROUNDS, bare_loop
-
-    total = WARMUP_ROUNDS + rounds
-    loops = {"harness": _recorded_loop(recipe, device, total), "bare": bare_loop(recipe, device)}
-    seconds: dict[str, list[float]] = {name: [] for name in loops}
-    for turn in range(total):
-        for name in list(loops) if turn % 2 else reversed(loops):
-            _record(device, name == "harness")
-            began = time.perf_counter()
-            next(loops[name])
-            if turn >= WARMUP_ROUNDS:
-                seconds[name].append(time.perf_counter() - began)
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    return {
-        "ratio": medians["harness"] / medians["bare"],
-        "harness_median_s": medians["harness"],
-        "bare_median_s": medians["bare"],
-        "rounds": rounds,
-    }
-
-
-def _recorded_loop(recipe: Any, device: Any, total: int) -> Any:
+def _recorded_loop(recipe: Any, device: Any, rounds: int) -> Any:
+    """The harness's steps in which every allocation is written down."""
+    from benchmarks.overhead import WARMUP_ROUNDS
     from harness.loop import Kind, run_steps, set_up
     from harness.measure_cpu import CpuObserver
     from harness.measure_cuda import CudaObserver
@@ -82,7 +59,7 @@ def _recorded_loop(recipe: Any, device: Any, total: int) -> Any:
     observer = CudaObserver(device, with_history=True) if device.type == "cuda" else CpuObserver()
     training, batches = set_up(recipe, device, observer)
     observer.trained(training)
-    kinds: list[Kind] = ["recorded"] * total
+    kinds: list[Kind] = ["recorded"] * (WARMUP_ROUNDS + rounds)
     for step in run_steps(training, batches, device, kinds, observer):
         observer.end_step()
         yield step.loss

@@ -25,8 +25,8 @@ measured. The row of a recipe is read from `<recipe>.napkin.json`, `.simulated.j
 ON_A_CPU = (
     "measured on a CPU: bytes of live tensors, and the times of a processor that does other things as well. "
     "The predictions are for the GPU they name, with its kernels, its allocator's 512-byte blocks and its "
-    "speed; napkin leaves out the libraries' workspaces, which the simulation makes as CUDA's libraries do "
-    "(in `other`). These rows show that the programme runs, not who is right: that takes a GPU"
+    "speed, but without its libraries' workspaces, which a CPU has not. These rows show that the "
+    "programme runs, not who is right: that takes a GPU"
 )
 
 

@@ -1,5 +1,5 @@
 """`python -m harness` is `harness`."""
 
-from harness.cli import main
+from harness.cli import script
 
-main()
+script()

@@ -102,7 +102,9 @@ def replay(
     try:
         for entry in entries:
             index += 1
-            recent.append((entry["action"], entry["addr"], entry["size"], entry["stream"]))
+            # of "oom" torch writes no address but the device's free bytes (memory_snapshot.cpp)
+            place = entry["device_free" if entry["action"] == "oom" else "addr"]
+            recent.append((entry["action"], place, entry["size"], entry.get("stream", 0)))
             requests += _follow(trace, blocks, recent[-1])
         _empty_cache_if_due(trace)
     except _Diverged as diverged:

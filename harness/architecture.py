@@ -5,17 +5,18 @@ A config.json leaves out what equals transformers' default for its family: archi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from harness.architecture_families import FAMILIES
+from harness.config_check import LARGEST_COUNT, read_config
 from harness.errors import InputError
-from harness.recipe_file import find_model_config
+from harness.recipe_file import find_model_config, nearest_model
 
-MAX_CONFIG_BYTES = 1_000_000
+MOST_LAYERS = 10_000
+"""A step is walked through layer by layer."""
 
 _ALIASES = {  # GPT-2's names
     "hidden_size": "n_embd",
@@ -80,19 +81,7 @@ def load_shape(model: str) -> ModelShape:
     Raises InputError for a model that cannot be found or read, or whose family is not known.
     """
     path = _config_path(model)
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise InputError(
-                f"model: {path} has more than {MAX_CONFIG_BYTES:,} bytes; give a config.json, not weights."
-            )
-        config = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"model: cannot read {path}: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"model: {path} is not JSON: {error}. Give a config.json.") from None
-    if not isinstance(config, dict):
-        raise InputError(f"model: {path} holds no config: it must be a JSON object with a model_type.")
-    return read_shape(config, str(path))
+    return read_shape(read_config(path), str(path))
 
 
 def _config_path(model: str) -> Path:
@@ -109,7 +98,8 @@ def _config_path(model: str) -> Path:
         return cached
     raise InputError(
         f"model: {model}: there is no such name in recipes/models, no such file, and no config of that name "
-        "in the Hugging Face cache. Estimates download nothing: give the path of a config.json."
+        f"in the Hugging Face cache.{nearest_model(model)} Estimates download nothing: give the path of a "
+        "config.json."
     )
 
 
@@ -125,9 +115,9 @@ def _cached_config(model: str) -> Path | None:
 def read_shape(config: Mapping[str, Any], origin: str = "config") -> ModelShape:
     """The shape a config describes. Raises InputError naming `origin`, the field and its value."""
     family = config.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise InputError(
-            f"model: {origin}: napkin has no arithmetic for model_type {family!r}; it knows "
+            f"model: {origin}: napkin has no arithmetic for model_type {family!r:.60}; it knows "
             f"{', '.join(sorted(FAMILIES))}. `harness simulate` runs any causal language model."
         )
     values = {**FAMILIES[family], **{name: value for name, value in config.items() if value is not None}}
@@ -150,11 +140,12 @@ class _Reader:
     def get(self, name: str, default: Any = None) -> Any:
         return self.values.get(name, self.values.get(_ALIASES.get(name, name), default))
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, at_most: int = LARGEST_COUNT) -> int:
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= at_most:
             raise InputError(
-                f"model: {self.origin}: {name} is {value!r}; it must be a whole number of at least 1."
+                f"model: {self.origin}: {name} is {value!r:.60}; it must be a whole number of at least 1 and "
+                f"at most {at_most:,}."
             )
         return value
 
@@ -163,15 +154,14 @@ class _Reader:
             value = self.get(name)
             if value is not None:
                 if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-                    raise InputError(f"model: {self.origin}: {name} is {value!r}; it must be in [0, 1).")
+                    raise InputError(f"model: {self.origin}: {name} is {value!r:.60}; it must be in [0, 1).")
                 return float(value)
         return 0.0
 
 
 def _shape(family: str, read: _Reader) -> ModelShape:
-    hidden, heads, layers = (
-        read.count(f) for f in ("hidden_size", "num_attention_heads", "num_hidden_layers")
-    )
+    hidden, heads = read.count("hidden_size"), read.count("num_attention_heads")
+    layers = read.count("num_hidden_layers", at_most=MOST_LAYERS)
     if hidden % heads and read.get("head_dim") is None:
         raise InputError(
             f"model: {read.origin}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}."
@@ -224,20 +214,22 @@ def _sliding(family: str, read: _Reader, layers: int) -> tuple[int | None, int]:
     window = read.get("sliding_window")
     if window is None or family not in ("mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi3"):
         return None, 0
+    window = read.count("sliding_window")
     kinds = read.get("layer_types")
     if isinstance(kinds, list):
-        return window, kinds.count("sliding_attention")
+        return window, min(layers, kinds.count("sliding_attention"))
     if family in ("qwen2", "qwen3"):
-        sliding = layers - read.get("max_window_layers") if read.get("use_sliding_window") else 0
+        sliding = layers - read.count("max_window_layers") if read.get("use_sliding_window") else 0
         return (window, sliding) if sliding > 0 else (None, 0)
     return window, (layers + 1) // 2 if family == "gemma2" else layers
 
 
 def _activation(family: str, read: _Reader) -> Any:
     name = read.get("hidden_activation" if family == "gemma2" else "hidden_act")
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
-        raise InputError(f"model: {read.origin}: no arithmetic for the activation {name!r}; known: {known}.")
+        what = f"no arithmetic for the activation {name!r:.60}"
+        raise InputError(f"model: {read.origin}: {what}; known: {known}.")
     return _ACTIVATIONS[name]
 
 
@@ -248,6 +240,11 @@ def _dtype(read: _Reader) -> str | None:
 
 def _rotary_fraction(read: _Reader) -> float:
     rope = read.get("rope_parameters") or read.get("rope_scaling") or {}
-    return float(
-        rope.get("partial_rotary_factor") or read.get("partial_rotary_factor", read.get("rotary_pct", 1.0))
-    )
+    stated = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
+    fraction = stated or read.get("partial_rotary_factor", read.get("rotary_pct", 1.0))
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+        raise InputError(
+            f"model: {read.origin}: the fraction of a head that is rotated is {fraction!r:.60}; "
+            "it must be above 0 and at most 1."
+        )
+    return float(fraction)

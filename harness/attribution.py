@@ -164,7 +164,7 @@ def top_allocations(spans: Sequence[AllocationSpan], index: int, n: int = 20) ->
             category=category,
             phase=span.birth_phase,
             module=span.module,
-            stack=[_stack_line(frame) for frame in span.frames],
+            stack=[stack_line(frame) for frame in span.frames],
         )
         for span, category in nlargest(n, live, key=lambda entry: (entry[0].size_bytes, -entry[0].born))
     ]
@@ -188,5 +188,6 @@ def _timeline(spans: Sequence[AllocationSpan], baseline_bytes: int) -> tuple[lis
     return list(accumulate(changes)), list(carried)
 
 
-def _stack_line(frame: Frame) -> str:
+def stack_line(frame: Frame) -> str:
+    """`file:line function`, the file without the folders above its package."""
     return f"{_INSTALL_FOLDER.sub('', frame['filename'])}:{frame['line']} {frame['name']}"

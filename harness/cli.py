@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from harness import cli_estimate, cli_simulate
+from harness import cli_estimate, cli_report, cli_simulate, cli_snapshot, cli_sweep, interruption
 from harness.errors import HarnessError
 
 if TYPE_CHECKING:
     from harness.step_profile import StepProfile
 
 OUT_OF_MEMORY = 3
-INTERRUPTED = 130
+NOT_FINITE = 4
+INTERRUPTED = interruption.CTRL_C_STATUS
 
 app = typer.Typer(
     name="harness",
@@ -49,6 +50,16 @@ Examples:
   harness run llama-3.2-1b-bf16 seq_len=4096 gradient_checkpointing=true
 
   harness run mine.yaml steps=20 --json > mine.json
+
+  harness run mine.yaml steps=1000 checkpoint_every=100 --out here
+
+  harness run mine.yaml steps=1000 checkpoint_every=100 --resume here
+
+Exit status: 0 fine; 2 bad input or impossible here; 3 out of memory;
+
+4 stopped by a nan or infinite loss; 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP; 1 a bug.
+
+All but 1 and 2 leave a profile.
 """
 
 
@@ -60,7 +71,16 @@ def run(
         Path | None,
         typer.Option(
             help="Folder for profile.json, recipe.yaml, log.jsonl and snapshot.pickle. "
-            "Default: profiles/runs/<recipe>-<time>.",
+            "Default: profiles/runs/<recipe>-<time>, or the folder that is resumed.",
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Go on after the last checkpoint in this run folder (recipe: checkpoint_every). The recipe "
+            "is the same: only steps, warmup_steps, checkpoint_every and on_nan may change.",
             show_default=False,
         ),
     ] = None,
@@ -85,15 +105,21 @@ def run(
     from harness.run_folder import RunFolder
 
     name, loaded = load_recipe(recipe, overrides or [])
-    folder = RunFolder(out, name, loaded)
+    folder = RunFolder(out, name, loaded, resume)
     with _stdout_kept_for_json(as_json):
         _quiet_libraries()
+        from harness.host_memory import check_host_memory
         from harness.measure import RECORDED_STEPS, chosen_device, measure
+        from harness.oom import advise
 
         where = chosen_device(device)
+        unchecked = check_host_memory(loaded, where.type)
         total = loaded.warmup_steps + loaded.steps + RECORDED_STEPS
         with RunProgress(Console(stderr=True), total) as progress:
-            profile = measure(loaded, folder, progress, where, snapshot=snapshot)
+            warnings = [unchecked] if unchecked else []
+            profile = measure(
+                loaded, folder, progress, where, snapshot=snapshot, advise=advise, warnings=warnings
+            )
         people = Console(stderr=as_json)
         people.print(f"{name}: {loaded.model} on {where}", markup=False, highlight=False, soft_wrap=True)
         print_profile(people, profile)
@@ -153,13 +179,15 @@ def doctor(
 def main() -> NoReturn:
     """Entry point.
 
-    Exit status: 0 fine, 2 bad input or impossible here, 3 out of memory, 130 interrupted, 1 a bug.
+    Exit status: 0 fine, 2 bad input or impossible here, 3 out of memory, 4 a nan or infinite loss, 130
+    interrupted (143 by SIGTERM, 129 by SIGHUP), 1 a bug.
     """
     try:
-        # not app(): typer would turn an interrupt and a closed pipe into statuses of its own
-        command = typer.main.get_command(app)
-        with command.make_context("harness", sys.argv[1:] or ["--help"]) as context:
-            command.invoke(context)
+        with interruption.interruptible():
+            # not app(): typer would turn an interrupt and a closed pipe into statuses of its own
+            command = typer.main.get_command(app)
+            with command.make_context("harness", sys.argv[1:] or ["--help"]) as context:
+                command.invoke(context)
         status = 0
         sys.stdout.flush()
     except typer.Exit as ended:
@@ -177,7 +205,17 @@ def main() -> NoReturn:
     except BrokenPipeError:  # the reader of our stdout (head, less) left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
-    sys.exit(status)
+    sys.exit(interruption.interrupted_status() if status == INTERRUPTED else status)
+
+
+def script() -> NoReturn:
+    """main() in a process that is over after it: what `harness` and `python -m harness` run."""
+    from harness.garbage import end_process
+
+    try:
+        main()
+    except SystemExit as ended:
+        end_process(ended.code if isinstance(ended.code, int) else 1)
 
 
 def _status(profile: StepProfile, total_steps: int) -> int:
@@ -186,6 +224,15 @@ def _status(profile: StepProfile, total_steps: int) -> int:
         from harness.oom import explain
 
         return _complain(explain(profile), OUT_OF_MEMORY)
+    wrong = profile.not_finite
+    if wrong is not None and not profile.complete:
+        last = wrong.checkpoint or "none (recipe: checkpoint_every)"
+        return _complain(
+            f"stopped: {wrong.in_words()} of {total_steps}. The last good checkpoint: {last}. "
+            "A lower learning_rate, max_grad_norm or precision=bf16 may help; "
+            "on_nan=continue goes on and records it. The profile so far is marked incomplete",
+            NOT_FINITE,
+        )
     if not profile.complete:
         done = len(profile.step.loss or [])
         return _complain(
@@ -230,4 +277,7 @@ def _quiet_libraries() -> None:
 
 
 cli_estimate.register(app)
+cli_report.register(app)
 cli_simulate.register(app)
+cli_snapshot.register(app)
+cli_sweep.register(app)

@@ -65,10 +65,10 @@ def gather(arguments: Sequence[str], *, measure: bool) -> list[Case]:
     return cases
 
 
-def complete(case: Case) -> None:
+def complete(case: Case, sources: Sequence[str] = ("napkin", "simulated")) -> None:
     """Predict what is missing of the case. An answer that cannot be given is noted, with its reason."""
     for source, predict in (("napkin", _napkin), ("simulated", _simulated)):
-        if not case.has(source):
+        if source in sources and not case.has(source):
             try:
                 case.profiles.append(predict(case))
             except InputError as error:
@@ -150,9 +150,16 @@ def _measured(name: str, recipe: Recipe) -> StepProfile:
     from rich.console import Console
 
     from harness.console import RunProgress
-    from harness.measure import RECORDED_STEPS, measure
+    from harness.host_memory import check_host_memory
+    from harness.measure import RECORDED_STEPS, chosen_device, measure
+    from harness.oom import advise
     from harness.run_folder import RunFolder
 
+    where = chosen_device()
+    unchecked = check_host_memory(recipe, where.type)
     total = recipe.warmup_steps + recipe.steps + RECORDED_STEPS
     with RunProgress(Console(stderr=True), total) as progress:
-        return measure(recipe, RunFolder(None, name, recipe), progress)
+        folder = RunFolder(None, name, recipe)
+        return measure(
+            recipe, folder, progress, where, advise=advise, warnings=[unchecked] if unchecked else []
+        )

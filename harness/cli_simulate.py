@@ -86,6 +86,7 @@ def simulate(
     from rich.console import Console
 
     from harness.cli import _complain, _quiet_libraries, _stdout_kept_for_json
+    from harness.garbage import collected_by_hand
     from harness.recipe_file import load_recipe
     from harness.run_folder import RunFolder
     from harness.safe_pickle import read_snapshot
@@ -95,11 +96,12 @@ def simulate(
     settings = allocator_settings(os.environ, allocator)
     folder = RunFolder(out, name, loaded) if out is not None else None
     recorded = read_snapshot(trace_diff) if trace_diff is not None else None
-    with _stdout_kept_for_json(as_json):
+    with _stdout_kept_for_json(as_json), collected_by_hand():
         _quiet_libraries()
+        from harness.oom import advise
         from harness.simulate import simulate as simulate_recipe
 
-        profile, memory = simulate_recipe(loaded, hardware, settings)
+        profile, memory = simulate_recipe(loaded, hardware, settings, advise=advise)
         people = Console(stderr=as_json)
         document = _show(people, profile, memory, recorded)
         if folder is not None:
@@ -223,7 +225,9 @@ def _show(
     """Print the profile, or its difference from a recorded snapshot; the same as JSON."""
     if recorded is None:
         from harness.console import print_profile
+        from harness.console_peak import print_peak
 
+        print_peak(people, profile)
         print_profile(people, profile)
         _say(people, f"time is a roofline; its rates: {profile.provenance['calibration']}")
         return profile.to_json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import TracebackType
 
 from rich.box import SIMPLE_HEAD
@@ -17,6 +18,13 @@ KINDS = {
     "live_tensors": "the bytes of live CPU tensors (there is no CUDA allocator here)",
     "closed_form": "arithmetic",
 }
+
+
+@cache
+def warn_of_trusted_code(model: str) -> None:
+    """Say, once and in red, that the Python code of `model` may run."""
+    text = f"trust_remote_code: the Python code that comes with {model} may run, with all that you may do."
+    Console(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 class RunProgress:
@@ -153,8 +161,16 @@ def _facts(profile: StepProfile) -> list[str]:
         mfu = "" if step.mfu is None else f", MFU {step.mfu:.1%}"
         lines.append(f"{step.tokens_per_s:,.0f} tokens/s{mfu}")
     if step.loss:
-        lines.append(f"loss {step.loss[0]:.4f} -> {step.loss[-1]:.4f} over {len(step.loss)} steps")
+        first, last = _loss(step.loss[0]), _loss(step.loss[-1])
+        lines.append(f"loss {first} -> {last} over {len(step.loss)} steps")
+    if profile.not_finite is not None:
+        lines.append(f"steps with a loss or weights not finite: {profile.not_finite.num_steps}")
+    lines += [f"warning: {warning}" for warning in profile.warnings]
     return [line for line in lines if line]
+
+
+def _loss(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.4f}"
 
 
 def _median(time_s: TimeStats) -> str:

@@ -15,7 +15,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 
 def _names(text: str) -> frozenset[str]:
@@ -44,6 +43,8 @@ FP32 = _names(
     """
 )
 """AT_FORALL_FP32: floating arguments become fp32. And norm, whose result is fp32 in any case."""
+if torch.__version__ < "2.12":  # a TorchVersion, which compares as a version
+    FP32 -= {"rms_norm"}
 FP32_RESULT = _names(
     """
     prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum
@@ -131,8 +132,14 @@ class _Casts(TorchFunctionMode):
     @staticmethod
     def _mapped(cast: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
         """Last argument first: the order in which gcc, which torch is built with, evaluates arguments."""
-        kwargs = tree_map(cast, kwargs)
-        return tuple(tree_map(cast, arg) for arg in reversed(args))[::-1], kwargs
+
+        def of(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                return type(value)(of(item) for item in value)
+            return cast(value)
+
+        kwargs = {name: of(value) for name, value in kwargs.items()}
+        return tuple([of(arg) for arg in reversed(args)])[::-1], kwargs
 
     def _cached_cast(self, value: Any, dtype: torch.dtype) -> Any:
         """at::autocast::cached_cast: the cast of an fp32 leaf that requires a gradient is kept."""

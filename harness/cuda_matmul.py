@@ -11,6 +11,8 @@ from torch import Tensor
 from harness.cuda_script import Gpu, Script, product, size_of
 
 MIB, KIB = 2**20, 2**10
+THREADS = 2
+"""That multiply in a training step, each with a workspace of its own: Python's, and autograd's."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ def cublas_workspaces(capability: tuple[int, int], torch_version: tuple[int, int
     cublas = 8 * 4096 * KIB if large else 2 * 4096 * KIB + 8 * 16 * KIB
     unified = (2, 12) <= torch_version < (2, 15)
     return Workspaces(cublas, 0 if unified else MIB, kept=torch_version < (2, 15))
+
+
+def measured_workspaces(total_bytes: int) -> Workspaces:
+    """Those of a device on which both threads together were seen to keep `total_bytes`."""
+    return Workspaces(total_bytes // THREADS, 0, kept=True)
 
 
 def workspace_per_call(gpu: Gpu, *, lt: bool = False) -> int:

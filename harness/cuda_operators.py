@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness import cuda_attention_memory as attention
-from harness import cuda_matmul, cuda_sorting
+from harness import cuda_flash_attention, cuda_matmul, cuda_sorting
 from harness.cuda_reductions import Kernel, reduce
 from harness.cuda_script import Gpu, Script, ceil_div, product, size_of
 
@@ -190,6 +190,22 @@ def _accumulate(script: Script, a: Arguments, gpu: Gpu, *, in_place: bool, check
         script.output(0)
 
 
+def _where(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
+    # native/TensorCompare.cpp, where_self_out: both sides get the result's dtype first
+    sides = [a[name] for name in ("self", "other") if isinstance(a.get(name), Tensor)]
+    converted = [script.take(size_of(t, out[0].dtype)) for t in sides if t.dtype != out[0].dtype]
+    script.output(0)
+    script.free(*reversed(converted))
+
+
+def _equal(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
+    # cuda/Equal.cpp: eq(self, other).all().item()
+    input = a["self"]
+    same, all_same = script.take(input.numel()), script.take(1)
+    reduce(script, input.new_empty(input.shape, dtype=torch.bool), (), torch.bool, Kernel(1), gpu)
+    script.free(all_same, same)
+
+
 def _sort(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
     cuda_sorting.sort(script, a["self"], a["dim"], gpu)
 
@@ -320,6 +336,7 @@ RULES: dict[str, Callable[[Script, Arguments, Outputs, Gpu], None]] = {
     "aten::bmm": _mm,
     "aten::cumsum": _cumsum,
     "aten::embedding_dense_backward": _embedding_backward,
+    "aten::equal": _equal,
     "aten::index": _index,
     "aten::index_put": _index_put,
     "aten::index_put_": _index_put_,
@@ -333,10 +350,12 @@ RULES: dict[str, Callable[[Script, Arguments, Outputs, Gpu], None]] = {
     "aten::pow": _pow_of_scalar,
     "aten::sort": _sort,
     "aten::sum": _sum,
+    "aten::where": _where,
     "bitsandbytes::gemm_4bit": _gemm_4bit,
     "bitsandbytes::int8_mixed_scaled_mm": _int8_product,
     "bitsandbytes::int8_vectorwise_quant": _int8_quantize,
     "bitsandbytes::quantize_4bit": _quantize_blocks,
     "bitsandbytes::quantize_blockwise": _quantize_blocks,
+    **cuda_flash_attention.SCRIPTS,
 }
 """Operators that take memory inside, or allocate their outputs in another order than they return them."""

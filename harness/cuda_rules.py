@@ -1,8 +1,9 @@
 """Where a shape-only run differs from CUDA: each difference is one rule here.
 
 `cuda_behaviour()` makes Python's side behave as it would with a GPU (which kernel, which branch);
-`OPERATORS` answers operators that have no shape-only implementation. Three rules have a file of their own:
-cuda_autocast.py, cuda_attention.py, and cuda_temporaries.py (what CUDA kernels allocate inside).
+`OPERATORS` answers operators that have no shape-only implementation. Rules with files of their own:
+cuda_autocast.py, cuda_attention.py (which kernel), cuda_attention_kernels.py, cuda_flash_attention.py, and
+cuda_temporaries.py (what CUDA kernels allocate inside).
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
+from torch.utils._device import _device_constructors
 
 from harness.cuda_attention import Backend, chosen_backend
+from harness.cuda_attention_kernels import attention_on_meta
 from harness.cuda_autocast import cuda_autocast_on_meta
-from harness.cuda_matmul import cublas_workspaces
-from harness.cuda_operators import RULES
+from harness.cuda_flash_attention import flash_patches
+from harness.cuda_matmul import cublas_workspaces, measured_workspaces
 from harness.cuda_script import Step
-from harness.cuda_sdpa import attention_on_meta
-from harness.cuda_temporaries import gpu, operator_name, temporaries
+from harness.cuda_temporaries import gpu, temporaries
 from harness.hardware import Hardware
 from harness.offload import on_host
 from harness.recipe import Recipe
 from harness.recipe_rules import BITSANDBYTES_OPTIMIZERS
-from harness.shape_cache import ShapeCache
+from harness.shape_cache import Call, ShapeCache
 
 aten = torch.ops.aten
 
@@ -41,35 +43,29 @@ class CudaRules:
         self.attention_kernels: set[str] = set()
         self._shapes = ShapeCache()
         self._operators: dict[int, Any] = {}
-        self._quiet: set[int] = set()
-        """Operators (by id) that take nothing but their outputs."""
         self.gpu = gpu(hardware.datasheet.compute_capability, hardware.sm_count, torch.__version__)
         self.workspaces = cublas_workspaces(self.gpu.capability, self.gpu.torch_version)
+        measured_bytes = hardware.calibration.cublas_workspace_bytes
+        if measured_bytes is not None:
+            self.workspaces = measured_workspaces(measured_bytes)
 
-    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """One operator on shape-only tensors."""
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Call]:
+        """One operator on shape-only tensors, and what is the same each time it is called on such shapes."""
         rule = self._operators.get(id(func), self)
         if rule is self:
             rule = self._operators[id(func)] = OPERATORS.get(str(func))
         if rule is not None:
-            return rule(func, args, kwargs)
+            return rule(func, args, kwargs), Call()
         return self._shapes.run(func, args, kwargs)
 
     def script(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Sequence[Step]:
         """What the CUDA kernel takes from the allocator and gives back; none: only its outputs, in order."""
-        if id(func) in self._quiet:
-            return ()
-        if operator_name(func) not in RULES:
-            self._quiet.add(id(func))
-            return ()
         return temporaries(func, args, kwargs, out, self.gpu).steps
 
     def attention_kernel(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, **how: bool
     ) -> Backend:
         """The kernel that CUDA would run for F.scaled_dot_product_attention on these tensors."""
-        if self.recipe.attention.startswith("flash_attention"):
-            return "flash"  # the package's kernel is torch's flash kernel by another name
         return chosen_backend(
             query.shape,
             key.shape,
@@ -159,7 +155,28 @@ def _int8_product(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
     return out, torch.empty(0, dtype=given.dtype, device=given.device)
 
 
+def _grouped_product(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """torch's shape function allows bf16 only; CUDA loops over the groups in fp16 and fp32 (GroupMM.cu)."""
+    dtype = args[0].dtype
+    in_bf16 = [
+        torch.empty_strided(t.shape, t.stride(), dtype=torch.bfloat16, device="meta") for t in args[:2]
+    ]
+    return torch.empty_like(func(*in_bf16, *args[2:], **kwargs), dtype=dtype)
+
+
+def _initialized(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """Initial values. peft makes adapters in host memory and moves them: nobody reads those either."""
+    tensor = args[0]
+    if tensor.device.type == "meta" or isinstance(tensor, torch.nn.Parameter):
+        return tensor
+    return func(*args, **kwargs)
+
+
 OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "aten.uniform_.default": _initialized,
+    "aten.normal_.default": _initialized,
+    "aten.zero_.default": _initialized,
+    "aten._grouped_mm.default": _grouped_product,
     "aten._local_scalar_dense.default": _read_back,
     "aten.equal.default": _equal,
     "aten._amp_foreach_non_finite_check_and_unscale_.default": _nothing,
@@ -169,7 +186,7 @@ OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "bitsandbytes.int8_vectorwise_quant.default": _int8_quantized,
     "bitsandbytes.int8_mixed_scaled_mm.default": _int8_product,
 }
-"""Operators without a shape-only implementation, and what they return."""
+"""Operators without a shape-only implementation, or with values that cost time, and what they return."""
 
 
 def _fused_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -199,6 +216,8 @@ def import_bitsandbytes_fast() -> None:
 @contextmanager
 def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
     """Inside, code that asks about the meta device gets the answers a CUDA device would give."""
+    # torch remembers its constructors when it is first asked for them: those that are its own, not ours
+    _device_constructors()
     with ExitStack() as stack:
         stack.enter_context(cuda_autocast_on_meta())
         for target, replacement in _patches(rules):
@@ -210,16 +229,31 @@ def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
 
 def _patches(rules: CudaRules) -> Iterator[tuple[str, Any]]:
     """torch's and bitsandbytes' own questions about the device."""
+    yield "torch.tensor", seen_tensor
     yield "torch.nn.functional.dropout", _fused_dropout
     yield "torch.nn.functional.scaled_dot_product_attention", _attention(rules)
+    if rules.recipe.attention.startswith("flash_attention"):
+        rules.attention_kernels.add(rules.recipe.attention)
+        yield from flash_patches(int(rules.recipe.attention[-1]))
     yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["meta", "cuda", "cpu"]
     yield "torch.cuda.synchronize", lambda *_: None
     if find_spec("triton") is not None:  # its kernels (Liger's) write into tensors that Python made
         yield "triton.runtime.jit.JITFunction.run", lambda *_, **__: None
-    if rules.recipe.optimizer in BITSANDBYTES_OPTIMIZERS:
+    if rules.recipe.optimizer in BITSANDBYTES_OPTIMIZERS and find_spec("bitsandbytes") is not None:
         yield "bitsandbytes.functional.get_paged", _paged
         yield "bitsandbytes.functional.fill", lambda *_, **__: None
         yield "bitsandbytes.functional.prefetch_tensor", lambda *_, **__: None
+
+
+_tensor = torch.tensor
+
+
+def seen_tensor(data: Any, **options: Any) -> Tensor:
+    """torch.tensor, where a shape-only result is made by an operator: torch makes one without, so that no
+    dispatch mode sees what takes a block of memory on CUDA (a masked-out score, in transformers before 5.23).
+    """
+    made = _tensor(data, **options)
+    return torch.empty_like(made).requires_grad_(made.requires_grad) if made.is_meta else made
 
 
 def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:

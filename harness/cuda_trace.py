@@ -17,7 +17,7 @@ from harness.attribution import BEFORE_RECORDING, AllocationSpan
 
 MIN_BLOCK_BYTES = 512
 """kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: every block is a multiple of it."""
-_METADATA = re.compile(r"(?:step=\d+ )?phase=(\w+)")
+_METADATA = re.compile(r"(?:step=(-?\d+) )?phase=(\w+)")
 
 
 class Label(NamedTuple):
@@ -41,7 +41,17 @@ def phase_metadata(phase: str, step: int | None = None) -> str:
 def phase_of(metadata: str) -> str | None:
     """The phase named by `phase_metadata`; None for any other text."""
     match = _METADATA.fullmatch(metadata)
-    return match[1] if match else None
+    return match[2] if match else None
+
+
+def step_ends(trace: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The index of the last entry of each step in the trace, in their order. Setup, step -1, is none."""
+    ends: dict[str, int] = {}
+    for index, stated in enumerate(stated_phases(trace)):
+        match = _METADATA.fullmatch(stated)
+        if match and match[1] is not None and int(match[1]) >= 0:
+            ends[match[1]] = index
+    return list(ends.values())
 
 
 def stated_phases(trace: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from harness.attribution import AllocationSpan
 from harness.loop import Kind, LoopObserver
+from harness.recipe import Recipe
 from harness.step import Training
 from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
+
+Advise = Callable[[Recipe, HardwareSummary, OutOfMemoryReport], list[str]]
+"""What to change when the memory of a device ran out, a line each, the cheapest first (oom.advise)."""
 
 
 class Progress(Protocol):
@@ -36,6 +41,14 @@ class DeviceObserver(LoopObserver, Protocol):
 
     def end_step(self) -> None:
         """The step's work is queued: wait for it and note its times."""
+
+    def step_end_bytes(self) -> list[int]:
+        """Allocated bytes when each timed step had ended; empty where nobody counts them."""
+        ...
+
+    def recorded_step_ends(self) -> list[int]:
+        """In the spans of `history`, which is asked first: the index of each recorded step's last event."""
+        ...
 
     def peak_bytes(self) -> int | None:
         """The largest allocated bytes of any step so far, if known."""

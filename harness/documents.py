@@ -59,7 +59,8 @@ def _existing_path(data: str) -> Path | None:
         if path.exists():
             raise InputError(f"data: {data} is not a regular file. Give a .txt or .jsonl file.")
     except (OSError, RuntimeError) as error:  # RuntimeError: no such user in ~user
-        raise InputError(f"data: {data} cannot be read: {error}. Give a .txt or .jsonl file.") from None
+        reason = getattr(error, "strerror", None) or error  # an OSError says the path again
+        raise InputError(f"data: {data} cannot be read: {reason}. Give a .txt or .jsonl file.") from None
     if FILE_SUFFIX.search(data) or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", data):
         raise InputError(
             f"data: {data} does not exist. Give a .txt or .jsonl file (the path is relative to the current "

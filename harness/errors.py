@@ -1,10 +1,27 @@
 """The failures a user can cause or meet, each with the exit status the command line gives it."""
 
+import re
+
+_PASSWORD_IN_URL = re.compile(r"(\w:/{1,2})[^\s/@]*@")
+_QUERY_OF_URL = re.compile(r"(\w:/{1,2}[^\s?]*\?)\S+")
+LONGEST_MESSAGE = 2000
+
 
 class HarnessError(Exception):
-    """A failure explained in one paragraph: what, where, and what to do about it."""
+    """A failure explained in one paragraph: what, where, and what to do about it.
+
+    Messages quote files and end up in terminals and logs: the user name, password and query of a URL are left
+    out, what no terminal prints (or obeys) is spelled, and what would fill the screen is cut.
+    """
 
     exit_status = 1
+
+    def __init__(self, message: str) -> None:
+        message = _QUERY_OF_URL.sub(r"\1...", _PASSWORD_IN_URL.sub(r"\1...@", message))
+        if len(message) > LONGEST_MESSAGE:  # in the middle: the reason and the fix come last
+            message = f"{message[: LONGEST_MESSAGE // 2]}...{message[-LONGEST_MESSAGE // 2 :]}"
+        shown = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
+        super().__init__("".join(shown))
 
 
 class InputError(HarnessError):
@@ -19,3 +36,10 @@ class MissingDependency(InputError):
     def __init__(self, package: str, extra: str | None, needed_for: str) -> None:
         install = f"pip install 'harness[{extra}]'" if extra else f"pip install {package}"
         super().__init__(f"{needed_for} needs the package {package}, which is not installed. Run: {install}")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory ran out: Python's, torch's on a GPU, torch's on the CPU."""
+    # by name: this module imports no torch, whose CPU allocator raises a plain RuntimeError
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)

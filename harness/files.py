@@ -18,6 +18,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
     Raises InputError naming the path when the folder is missing, not writable or full, or when the
     path is a folder or a device.
     """
+    data = content.encode() if isinstance(content, str) else content
     target = Path(os.path.realpath(path))
     beside = target.with_name(f".{secrets.token_hex(8)}.partial")
     try:
@@ -25,22 +26,23 @@ def write_whole(path: Path, content: bytes | str) -> None:
             raise InputError(f"cannot write {path}: it is a folder or a device. Give the path of a file.")
         try:
             with open(beside, "xb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, target)
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror or error}. "
-            "Give a path in an existing, writable folder with room."
+            f"Give a path in an existing, writable folder with room for {len(data):,} bytes."
         ) from None
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Have a new name in `folder` reach the disk."""
     # The new name is in the folder's data: without this a power cut can undo the rename.
     if os.name != "posix":
         return

@@ -159,15 +159,6 @@ def suggestions(
     return sorted(found, key=lambda change: (not change.same_result, change.slowdown))
 
 
-def advice(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None, count: int = 5) -> list[str]:
-    """One line for each change worth trying after running out of memory on `hardware`, the cheapest first."""
-    gib = 2**30
-    return [
-        f"{change.spelled()}: {change.saved_bytes / gib:.1f} GiB less, time a token × {change.slowdown:.2f}"
-        for change in suggestions(recipe, hardware, hardware.memory_bytes, shape)[:count]
-    ]
-
-
 def _candidates(recipe: Recipe) -> Iterator[tuple[bool, dict[str, Any]]]:
     for fields in SAME_RESULT:
         yield True, fields

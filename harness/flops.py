@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 aten = torch.ops.aten
 
@@ -18,6 +18,9 @@ aten = torch.ops.aten
 def operator_flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> int:
     """FLOPs (2 a multiply-add) of one call of an ATen or bitsandbytes operator; 0 for an elementwise one."""
     packet = func._overloadpacket
+    attention = _SDPA.fullmatch(str(packet))
+    if attention is not None:
+        return _attention(args[1:4] if attention["backward"] else args[:3], bool(attention["backward"]))
     formula = flop_registry.get(packet)
     if formula is not None:
         return int(formula(*args, **kwargs, out_val=out))
@@ -70,6 +73,21 @@ _ATTENTION = re.compile(r"scaled_dot_product|flash_attn|_safe_softmax|flex_atten
 _safe_softmax, which nothing else in a model calls."""
 
 
+_SDPA = re.compile(r"aten\._scaled_dot_product_\w+?_attention(?:_for_cpu)?(?P<backward>_backward)?")
+"""Arguments begin with query, key, value; backward's with the output's gradient before them."""
+
+
+def _attention(tensors: Any, backward: bool) -> int:
+    """torch's count (7 products forward and backward, none halved for a causal mask), with the key's and
+    value's heads repeated to the query's, as the kernels do: torch 2.11 refuses to count fewer.
+    """
+    query, key, value = (tensor.shape for tensor in tensors)
+    key, value = ((*shape[:1], query[1], *shape[2:]) for shape in (key, value))
+    if not backward:
+        return sdpa_flop_count(query, key, value)
+    return sdpa_backward_flop_count((*query[:3], value[3]), query, key, value)
+
+
 def _int8_linear(args: Any, out: Any) -> int:
     (rows, inner), columns = args[0].reshape(-1, args[0].shape[-1]).shape, args[1].shape[0]
     return 2 * rows * inner * columns
@@ -83,16 +101,22 @@ def _grouped_mm(args: Any, out: Any) -> int:
     return 2 * left.shape[-2] * left.shape[-1] * right.shape[-1]
 
 
+def _int8_mixed(args: Any, out: Any) -> int:
+    """Arguments: the input, the same in int8, the weight in int8."""
+    return _int8_linear((args[0], args[2]), out)
+
+
+def _linear_4bit(args: Any, out: Any) -> int:
+    """Arguments: the input, the packed weight, the weight's shape (out, in)."""
+    return 2 * (args[0].numel() // args[0].shape[-1]) * args[2][0] * args[2][1]
+
+
 _MISSING = {
-    "aten._scaled_dot_product_flash_attention_for_cpu": lambda args, out: sdpa_flop_count(
-        args[0].shape, args[1].shape, args[2].shape
-    ),
-    # grad_out, query, key, value: the same 5 products as the CUDA kernel's backward (2.5 times forward)
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward": lambda args, out: (
-        5 * sdpa_flop_count(args[1].shape, args[2].shape, args[3].shape) // 2
-    ),
     "aten._grouped_mm": _grouped_mm,
     "bitsandbytes.int8_linear_matmul": _int8_linear,
     "bitsandbytes.int8_scaled_mm": _int8_linear,
+    "bitsandbytes.int8_mixed_scaled_mm": _int8_mixed,
+    "bitsandbytes.gemm_4bit": _linear_4bit,
+    "bitsandbytes.gemv_4bit": _linear_4bit,
 }
 """Operators torch's registry does not know."""

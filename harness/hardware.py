@@ -31,6 +31,8 @@ class Calibration(BaseModel):
     matmul_fraction: Achieved = 0.75
     """Of dense FLOP/s. The best matmul shape reaches 0.80 to 0.87 on A100 and H100
     (github.com/stas00/ml-engineering, compute/accelerator, MAMF table); a model's shapes reach less."""
+    fp32_matmul_fraction: Achieved | None = None
+    """The same of fp32's FLOP/s; null: as matmul_fraction, which is that of 16 bit."""
     attention_fraction: Achieved = 0.7
     """Of dense FLOP/s, forward and backward, counting the whole square of scores as PyTorch's counter does
     though a causal kernel computes half. FlashAttention-2 reaches 0.35 on an H100 (arXiv 2407.08608,
@@ -40,7 +42,7 @@ class Calibration(BaseModel):
     host_link_fraction: Achieved = 0.8
     """Of the host link, pinned memory. A guess: about 25 of PCIe 4.0's 31.5 GB/s."""
     host_memory_bandwidth: Annotated[float, Field(gt=0)] = 50e9
-    """Bytes per second that an optimizer stepping in host memory reaches. A guess."""
+    """Bytes per second that AdamW stepping 16-bit weights in host memory reaches. A guess."""
     host_op_s: Annotated[float, Field(gt=0)] = 6e-6
     """Time the Python thread needs to launch one operator, eager mode. A guess."""
     cublas_workspace_bytes: Annotated[int, Field(ge=0)] | None = None
@@ -170,8 +172,10 @@ def _price(name: str, given: object, origin: str) -> float:
 
 
 def profiles_folder() -> Path:
-    """The checkout's folder of profiles (it need not exist)."""
-    return Path(__file__).resolve().parents[1] / "profiles"
+    """The folder of profiles: an installed package's own (calibrations only), or the checkout's, which
+    need not exist."""
+    package = Path(__file__).resolve().parent
+    return package / "profiles" if (package / "profiles").is_dir() else package.parent / "profiles"
 
 
 def _calibration(name: str) -> Calibration:

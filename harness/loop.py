@@ -51,9 +51,13 @@ def run_steps(
     device: torch.device,
     kinds: Sequence[Kind],
     observer: LoopObserver,
+    first: int = 0,
 ) -> Iterator[Step]:
-    """Run one step for each of `kinds`, yielding it when its work is queued (on a GPU not yet done)."""
-    for index, kind in enumerate(kinds):
+    """Run one step for each of `kinds`, yielding it when its work is queued (on a GPU not yet done).
+
+    Steps are counted from `first`.
+    """
+    for index, kind in enumerate(kinds, first):
         observer.begin_step(index, kind)
         with observer.phase("data"):
             on_host, num_tokens = next(batches)
@@ -66,6 +70,18 @@ def run_steps(
 def step_kinds(recipe: Recipe, recorded_steps: int) -> list[Kind]:
     """The kinds of a run's steps in order: warmup, timed, recorded."""
     return [*["warmup"] * recipe.warmup_steps, *["timed"] * recipe.steps, *["recorded"] * recorded_steps]  # type: ignore[list-item]
+
+
+def remaining_kinds(kinds: Sequence[Kind], first: int, warmup_steps: int) -> list[Kind]:
+    """The kinds of a resumed run's steps: those from `first` on, timed ones as warmup until it is warm.
+
+    As many as `warmup_steps`, but one of them stays timed.
+    """
+    left = list(kinds[first:])
+    timed = [n for n, kind in enumerate(left) if kind == "timed"]
+    for n in timed[: max(0, min(warmup_steps - left.count("warmup"), len(timed) - 1))]:
+        left[n] = "warmup"
+    return left
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:

@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from harness.attribution import breakdown_at, find_peak, top_allocations
-from harness.device_observer import DeviceObserver, Progress
-from harness.errors import InputError
+from harness.checkpoint import NotFiniteWeights, Saved, read, restore, save
+from harness.data import Batches
+from harness.device_observer import Advise, DeviceObserver, Progress
+from harness.errors import InputError, is_out_of_memory
 from harness.flops import FlopCount
-from harness.loop import Kind, LoopObserver, Step, run_steps, set_up, step_kinds
+from harness.interruption import held_back
+from harness.leak import find_leak, leak_in_words
+from harness.loop import Kind, LoopObserver, Step, remaining_kinds, run_steps, set_up, step_kinds
+from harness.measure_stats import peak_rss_bytes, phase_stats, step_stats
 from harness.model import attention_kernel
-from harness.oom import remedies
 from harness.provenance import provenance
 from harness.recipe import Recipe
 from harness.run_folder import RunFolder
 from harness.step import Training
 from harness.step_profile import (
-    PHASES,
     Allocation,
-    HardwareSummary,
+    LeakReport,
     MemoryStats,
+    NotFiniteReport,
     OutOfMemoryReport,
-    PhaseStats,
     StepProfile,
-    StepStats,
-    TimeStats,
 )
 
 RECORDED_STEPS = 2
@@ -47,30 +46,53 @@ def measure(
     device: torch.device | None = None,
     *,
     snapshot: bool = True,
+    advise: Advise | None = None,
+    warnings: list[str] | None = None,
 ) -> StepProfile:
     """Run the recipe, write its folder, and return what was measured.
 
-    An interrupt or running out of memory gives a profile too, with `complete` false (and `oom` filled);
-    whoever called decides on the exit status. Raises InputError for a recipe that cannot run here, before
-    anything is written.
+    A folder that resumes a checkpoint makes the run go on after it. An interrupt, running out of memory and
+    a nan loss give a profile too, with `complete` false (and `oom` or `not_finite` filled, `oom.advice` by
+    `advise`); whoever called decides on the exit status. `warnings` go into the profile before the run's
+    own. Raises InputError for a recipe that cannot run here and for a checkpoint that cannot be resumed,
+    before anything is written; and for a full disk, after writing what of profile and snapshot has room.
     """
-    run = _Run(recipe, device or chosen_device(), folder, progress, snapshot)
+    resumed = None if folder.checkpoint is None else read(folder.checkpoint, recipe)
+    run = _Run(recipe, device or chosen_device(), folder, progress, snapshot, resumed, list(warnings or ()))
+    failed: InputError | None = None
     try:
         run.to_the_end()
     except KeyboardInterrupt:
         if run.training is None:
             raise
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+    except InputError as error:
+        if not run.losses:
             raise
-        run.oom = run.observer.shortage(run.phase_now, error)
-        memory = run.memory or run.look_back()  # while the traceback still holds the step's tensors
-        run.oom.top = run.top
-        run.oom.advice = remedies(recipe, memory.at_peak, run.oom)
-    profile = run.profile()
-    if snapshot and run.snapshot:
-        folder.write_snapshot(run.snapshot)
-    folder.write_profile(profile)
+        failed = (
+            error  # a log or a checkpoint that could not be written: the steps so far were not for nothing
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        with held_back():
+            run.oom = run.observer.shortage(run.phase_now, error)
+            if run.memory is None:
+                run.look_back()  # while the traceback still holds the step's tensors
+            run.oom.top = run.top
+    with held_back():
+        profile = run.profile()
+        if profile.oom is not None and advise is not None:
+            profile.oom.advice = advise(recipe, profile.hardware, profile.oom)
+        try:
+            if snapshot and run.snapshot:
+                folder.write_snapshot(run.snapshot)
+        except InputError as error:
+            failed = failed or error
+        if failed is not None:
+            profile.warnings.append(str(failed))
+        folder.write_profile(profile)
+    if failed is not None:
+        raise failed
     return profile
 
 
@@ -97,20 +119,35 @@ class _Run:
     folder: RunFolder
     progress: Progress
     with_history: bool
+    resumed: Saved | None
+    warnings: list[str]
     training: Training | None = None
-    losses: list[float] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
     complete: bool = False
     phase_now: str = "setup"
     flop_count: FlopCount = field(default_factory=FlopCount)
     oom: OutOfMemoryReport | None = None
+    not_finite: NotFiniteReport | None = None
+    leak: LeakReport | None = None
     memory: MemoryStats | None = None
     top: list[Allocation] = field(default_factory=list)
     snapshot: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        self.total = step_kinds(self.recipe, RECORDED_STEPS)
+        self.first = 0
+        self.last_checkpoint: Path | None = None
+        if self.resumed is not None:
+            self.losses = list(self.resumed.state.losses)
+            self.first, self.last_checkpoint = self.resumed.state.steps_done, self.resumed.path
+            if self.first >= len(self.total):
+                raise InputError(
+                    f"--resume: {self.resumed.path}: all {len(self.total)} steps of the run are done. "
+                    f"Give more of them, e.g. steps={2 * self.recipe.steps}."
+                )
+        self.kinds = remaining_kinds(self.total, self.first, self.recipe.warmup_steps)
         self.observer = _observer(self.device, self.recipe, self.with_history)
         self.watching: LoopObserver = self.observer
-        self.kinds = step_kinds(self.recipe, RECORDED_STEPS)
 
     def begin_step(self, index: int, kind: Kind) -> None:
         """See loop.LoopObserver."""
@@ -124,17 +161,27 @@ class _Run:
             yield
 
     def to_the_end(self) -> None:
-        self.training, batches = set_up(self.recipe, self.device, self)
-        self.observer.trained(self.training)
-        for step in run_steps(self.training, batches, self.device, self.kinds, self):
+        training, batches = set_up(self.recipe, self.device, self)
+        if self.resumed is not None:
+            with self.phase("setup"):
+                restore(self.resumed, self.recipe, training, batches, self.device)
+            self.folder.resume_log(self.first)
+        self.training = training
+        self.warnings += _surprises(self.recipe, batches, self.device)
+        self.observer.trained(training)
+        for step in run_steps(training, batches, self.device, self.kinds, self, self.first):
             self.observer.end_step()
             self._note(step)
+            if self.recipe.checkpoint_every and (step.index + 1) % self.recipe.checkpoint_every == 0:
+                self._checkpoint(step, training, batches)
+            if self.not_finite is not None and self.recipe.on_nan == "stop":
+                return
         self.look_back()
         # One more step, which nobody times and whose memory nobody reads: counting is slow, and sees only
         # eager code.
         self.watching = self.flop_count
         with torch.compiler.set_stance("force_eager"):
-            list(run_steps(self.training, batches, self.device, ["warmup"], self))
+            list(run_steps(training, batches, self.device, ["warmup"], self))
         self.complete = True
 
     def look_back(self) -> MemoryStats:
@@ -145,6 +192,7 @@ class _Run:
             memory.peak_phase = max(phases, key=lambda name: phases[name].peak_allocated_bytes or 0)
             memory.peak_allocated_bytes = phases[memory.peak_phase].peak_allocated_bytes
         spans, self.snapshot = self.observer.history()
+        self.leak = find_leak(self.observer.step_end_bytes(), spans, self.observer.recorded_step_ends())
         if not spans or not (phases or self.oom):
             return memory  # interrupted before a step was recorded: the peak of a step is not known
         peak = find_peak(spans)
@@ -159,7 +207,16 @@ class _Run:
 
     def profile(self) -> StepProfile:
         memory = self.memory or self.look_back()
+        if self.resumed is not None:  # the optimizer's state was made before the first step
+            memory.first_step_peak_allocated_bytes = None
         hardware = self.observer.hardware(self.recipe.compute_dtype)
+        done = len(self.losses) - self.first
+        ran = list(zip(self.kinds[:done], self.observer.times_s, strict=False))
+        times_s = [times for kind, times in ran if kind == "timed"]
+        flop_count = self.flop_count if self.complete else None
+        step = step_stats(self.recipe, hardware, times_s, flop_count)
+        step.loss, step.host_rss_bytes = self.losses, peak_rss_bytes()
+        step.gpu_utilization = self.observer.utilization()
         return StepProfile(
             source="measured",
             recipe=self.recipe.model_dump(mode="json"),
@@ -167,24 +224,49 @@ class _Run:
             provenance={**provenance(), **self.observer.facts(), **self._what_ran()},
             complete=self.complete,
             memory=memory,
-            phases=self._phases(),
-            step=self._step(hardware),
+            phases=phase_stats(self.observer.phase_memory(), times_s, flop_count),
+            step=step,
             top=self.top,
             oom=self.oom,
+            not_finite=self.not_finite,
+            leak=self.leak,
+            warnings=self.warnings + ([leak_in_words(self.leak)] if self.leak else []),
         )
 
     def _note(self, step: Step) -> None:
         loss = float(step.loss)
-        self.losses.append(loss)
+        self.losses.append(loss if math.isfinite(loss) else None)
         times_s = dict(self.observer.times_s[-1]) if step.kind == "timed" else {}
         tokens_per_s = self.recipe.tokens_per_step / times_s["step"] if times_s else None
         line: dict[str, Any] = {"step": step.index, "kind": step.kind, "num_tokens": step.num_tokens}
-        line["loss"] = loss if math.isfinite(loss) else None  # JSON has no nan
+        line["loss"] = self.losses[-1]
+        if not math.isfinite(loss):
+            line["not_finite"] = str(loss)  # JSON has no nan
+            self._went_wrong(step, "forward", str(loss))
         if self.training is not None and self.training.scaler is not None:
             line["loss_scale"] = self.training.scaler.get_scale()
         self.folder.log({**line, **{f"{name}_s": seconds for name, seconds in times_s.items()}})
         peak_bytes = self.observer.peak_bytes()
-        self.progress.step(step.index, len(self.kinds), step.kind, loss, tokens_per_s, peak_bytes)
+        self.progress.step(step.index, len(self.total), step.kind, loss, tokens_per_s, peak_bytes)
+
+    def _checkpoint(self, step: Step, training: Training, batches: Batches) -> None:
+        """Write one, unless this step's numbers went wrong: then the one before is the last good one."""
+        if self.losses[-1] is None:
+            return
+        folder = self.folder.path / "checkpoints"
+        try:
+            self.last_checkpoint = save(folder, self.recipe, training, batches, self.losses, self.device)
+        except NotFiniteWeights:
+            self._went_wrong(step, "optimizer_step", "not finite")
+
+    def _went_wrong(self, step: Step, phase: str, value: str) -> None:
+        if self.not_finite is not None:
+            self.not_finite.num_steps += 1
+            return
+        last = self.last_checkpoint
+        self.not_finite = NotFiniteReport(
+            step=step.index, phase=phase, value=value, checkpoint=None if last is None else str(last)
+        )
 
     def _what_ran(self) -> dict[str, Any]:
         if self.training is None:
@@ -194,40 +276,24 @@ class _Run:
             ran["attention_kernels"] = sorted(self.flop_count.attention)
         if self.recipe.compile and self.device.type == "cpu":
             ran["recorded_steps"] = "eager: the memory of compiled code cannot be followed on a CPU"
+        if self.resumed is not None:
+            ran["resumed_after_steps"] = self.first
         return ran
 
-    def _phases(self) -> dict[str, PhaseStats]:
-        known = self.observer.phase_memory()
-        return {
-            name: known.get(name, PhaseStats()).model_copy(
-                update={
-                    "time_s": _spread(self._timed(name)),
-                    "flops": self.flop_count.flops.get(name, 0) if self.complete else None,
-                }
-            )
-            for name in PHASES
-        }
 
-    def _step(self, hardware: HardwareSummary) -> StepStats:
-        time_s = _spread(self._timed("step"))
-        all_flops = sum(self.flop_count.flops.values()) if self.complete else None
-        model_flops = all_flops and all_flops - self.flop_count.recomputed_flops
-        ceiling = (hardware.peak_flops or 0) * (time_s.median or 0)
-        return StepStats(
-            time_s=time_s,
-            tokens_per_s=self.recipe.tokens_per_step / time_s.median if time_s.median else None,
-            model_flops=model_flops,
-            mfu=model_flops / ceiling if model_flops and ceiling else None,
-            hfu=all_flops / ceiling if all_flops and ceiling else None,
-            loss=self.losses,
-            gpu_utilization=self.observer.utilization(),
-            host_rss_bytes=_peak_rss_bytes(),
+def _surprises(recipe: Recipe, batches: Batches, device: torch.device) -> list[str]:
+    """What the run does otherwise than the recipe lets expect."""
+    found = []
+    if batches.rows.num_skipped:
+        found.append(
+            f"data: {batches.rows.num_skipped} documents of {recipe.data} were left out: within seq_len they "
+            "have no token to predict"
         )
-
-    def _timed(self, name: str) -> list[float]:
-        """Seconds of `name` in every finished timed step."""
-        finished = zip(self.kinds[: len(self.losses)], self.observer.times_s, strict=False)
-        return [times[name] for kind, times in finished if kind == "timed" and name in times]
+    if device.type == "cpu" and recipe.optimizer.startswith("paged_"):
+        found.append(
+            f"optimizer: {recipe.optimizer}: bitsandbytes pages only on a GPU; here its state is not paged"
+        )
+    return found
 
 
 def _observer(device: torch.device, recipe: Recipe, with_history: bool) -> DeviceObserver:
@@ -238,21 +304,3 @@ def _observer(device: torch.device, recipe: Recipe, with_history: bool) -> Devic
     from harness.measure_cpu import CpuObserver
 
     return CpuObserver(follow_first_step=not recipe.compile)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # torch's CPU allocator raises a plain RuntimeError
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
-def _spread(seconds: list[float]) -> TimeStats:
-    if not seconds:
-        return TimeStats()
-    p10, median, p90 = (float(q) for q in np.percentile(seconds, [10, 50, 90]))
-    return TimeStats(median=median, p10=p10, p90=p90, n=len(seconds))
-
-
-def _peak_rss_bytes() -> int:
-    """Resident memory of this process at its largest."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux, bytes on macOS

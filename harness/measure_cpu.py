@@ -38,12 +38,13 @@ class CpuObserver:
         self.times_s: list[dict[str, float]] = []
         self._kinds: list[Kind] = []
         self._recording = Recording()
-        self._tracker = StorageTracker(self._recording, frames=True)
+        self._tracker = _RealTensors(self._recording, frames=True)
         self._training: Training | None = None
         self._phases: dict[str, PhaseStats] = {}
         self._setup_peak_bytes: int | None = None
         self._first_step_peak_bytes: int | None = None
         self._started = 0.0
+        self._ends: list[int] = []
 
     def trained(self, training: Training) -> None:
         """See device_observer."""
@@ -61,6 +62,8 @@ class CpuObserver:
     def end_step(self) -> None:
         """See device_observer. On the CPU nothing is queued."""
         self.times_s[-1]["step"] = time.perf_counter() - self._started
+        if self._kinds[-1] == "recorded":
+            self._ends.append(self._recording.last_event)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -77,6 +80,14 @@ class CpuObserver:
                 yield
         finally:
             self._note_peak(name)
+
+    def step_end_bytes(self) -> list[int]:
+        """See device_observer. Nobody follows tensors in a timed step."""
+        return []
+
+    def recorded_step_ends(self) -> list[int]:
+        """See device_observer."""
+        return self._ends
 
     def peak_bytes(self) -> int | None:
         """See device_observer."""
@@ -161,6 +172,12 @@ class CpuObserver:
             return
         for category, tensor in labelled_tensors(self._training):
             self._recording.label(self._tracker.adopt(tensor), category)
+
+
+class _RealTensors(StorageTracker):
+    def follows(self, storage: torch.UntypedStorage) -> bool:
+        """Shape-only tensors, which libraries make while they build a model, take no memory."""
+        return storage.device.type != "meta"
 
 
 def _cpu_name() -> str:

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from harness.attribution import AllocationSpan
-from harness.cuda_trace import Label, phase_metadata, spans_from_trace
+from harness.cuda_trace import Label, phase_metadata, spans_from_trace, step_ends
 from harness.hardware import find_hardware
+from harness.hardware_drivers import TABLE_NAMES
 from harness.loop import Kind
 from harness.nvml import Nvml
 from harness.snapshot import label_snapshot
@@ -30,28 +31,6 @@ from harness.tensors import labelled_tensors, storage_of, watch_gradients
 
 MAX_ENTRIES = 2_000_000
 """Bound of the recorded history; a step of a 70B model has about 100,000 entries."""
-
-TABLE_NAMES = {
-    "NVIDIA B200": "b200",
-    "NVIDIA H200": "h200",
-    "NVIDIA H100 80GB HBM3": "h100",
-    "NVIDIA H100 NVL": "h100-nvl",
-    "NVIDIA H100 PCIe": "h100-pcie",
-    "NVIDIA A100-SXM4-80GB": "a100-80gb",
-    "NVIDIA A100-SXM4-40GB": "a100-40gb",
-    "NVIDIA L40S": "l40s",
-    "NVIDIA L4": "l4",
-    "NVIDIA A10G": "a10g",
-    "Tesla T4": "t4",
-    "Tesla V100-SXM2-16GB": "v100-16gb",
-    "Tesla V100-SXM2-32GB": "v100-32gb",
-    "NVIDIA GeForce RTX 3090": "rtx-3090",
-    "NVIDIA GeForce RTX 4090": "rtx-4090",
-    "NVIDIA GeForce RTX 5090": "rtx-5090",
-    "NVIDIA RTX A6000": "rtx-a6000",
-    "NVIDIA RTX 6000 Ada Generation": "rtx-6000-ada",
-}
-"""What the driver calls a device of the hardware table. No other name has ceilings, and so no MFU."""
 
 
 class CudaObserver:
@@ -73,6 +52,8 @@ class CudaObserver:
         self._first_step_peak_bytes: int | None = None
         self._step_peak_bytes = 0
         self._reserved_at_peak: tuple[int, int] = (0, 0)
+        self._end_bytes: list[int] = []
+        self._recorded_ends: list[int] = []
         torch.cuda.set_device(self.device)
         self._record_history(True)
 
@@ -119,6 +100,16 @@ class CudaObserver:
         if self._events:
             self.times_s[-1]["step"] = self._events[0][1].elapsed_time(self._events[-1][2]) / 1e3
         self._events.clear()
+        if self._kinds[-1] == "timed":  # the allocator's own count, kept on the host
+            self._end_bytes.append(torch.cuda.memory_stats(self.device)["allocated_bytes.all.current"])
+
+    def step_end_bytes(self) -> list[int]:
+        """See device_observer."""
+        return self._end_bytes
+
+    def recorded_step_ends(self) -> list[int]:
+        """See device_observer."""
+        return self._recorded_ends
 
     def peak_bytes(self) -> int | None:
         """See device_observer."""
@@ -153,6 +144,8 @@ class CudaObserver:
         labels = [*self._gradients, *self._what_stays()]
         spans = spans_from_trace(snapshot["device_traces"][self._index], labels, segments)
         label_snapshot(snapshot, spans, self._index)
+        if "recorded" in self._kinds:
+            self._recorded_ends = step_ends(snapshot["device_traces"][self._index])
         return spans, snapshot
 
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:

@@ -6,7 +6,6 @@ checkpointing, loss, host memory for parameters, compile, optimizer, scaler.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -15,11 +14,14 @@ from typing import Any
 
 import torch
 
-from harness.errors import InputError, MissingDependency
+from harness.config_check import check_counts, read_config
+from harness.console import warn_of_trusted_code
+from harness.errors import InputError, MissingDependency, is_out_of_memory
 from harness.offload import OffloadedActivations, on_host
 from harness.optimizer import build_optimizer, build_scaler
 from harness.recipe import Recipe
-from harness.recipe_file import find_model_config
+from harness.recipe_check import nearest
+from harness.recipe_file import find_model_config, nearest_model
 from harness.recipe_rules import shown
 from harness.step import Training
 
@@ -44,6 +46,14 @@ def build_training(recipe: Recipe, device: torch.device) -> Training:
         stepping=on_host if "parameters" in recipe.offload else nullcontext,
         max_grad_norm=recipe.max_grad_norm,
     )
+
+
+def import_libraries(recipe: Recipe) -> None:
+    """Import now what building any model of `recipe` imports. Raises nothing that building would not."""
+    import transformers.modeling_utils  # noqa: F401
+
+    if recipe.adapter != "none":
+        _peft(recipe)
 
 
 def build_model(recipe: Recipe, device: torch.device) -> Any:
@@ -87,15 +97,20 @@ def load_config(recipe: Recipe) -> Any:
     Raises InputError naming the model if it is unknown, malformed or not a causal language model.
     """
     from transformers import AutoConfig
+    from transformers.activations import ACT2FN
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    if recipe.trust_remote_code:
+        warn_of_trusted_code(recipe.model)
     named = find_model_config(recipe.model)
     path = named or Path(recipe.model).expanduser()
     if named is None and path.is_dir():
         path = path / "config.json"
     try:
         if path.is_file():
-            values = json.loads(path.read_bytes())
+            values = read_config(path)
+            check_counts(values, str(path))
+            _refuse_unknown_type(values.get("model_type"), str(path))
             config = AutoConfig.for_model(**values)
         elif path.suffix == ".json" or path.name == "config.json" or recipe.model.startswith((".", "/", "~")):
             raise InputError(
@@ -108,9 +123,13 @@ def load_config(recipe: Recipe) -> Any:
     except Exception as error:
         # transformers raises a dozen types here (OSError, ValueError, KeyError, its own); all mean this.
         raise InputError(
-            f"model: {recipe.model}: no usable config ({_first_line(error)}). "
+            f"model: {recipe.model}: no usable config ({_first_line(error)}).{nearest_model(recipe.model)} "
             "Give a name from recipes/models, a config.json, a checkpoint folder or a Hugging Face id."
         ) from error
+    activation = getattr(config, "hidden_act", None)
+    if isinstance(activation, str) and activation not in ACT2FN:
+        hint = nearest(activation, list(ACT2FN)) or f" It knows {', '.join(ACT2FN)}."
+        raise InputError(f"model: {recipe.model}: transformers has no hidden_act {activation!r:.60}.{hint}")
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not recipe.trust_remote_code:
         raise InputError(f"model: {recipe.model}: {config.model_type} is not a causal language model.")
     positions = getattr(config, "n_positions", None)  # learned, not computed: GPT-2 has no more
@@ -119,6 +138,19 @@ def load_config(recipe: Recipe) -> Any:
             f"seq_len: {recipe.seq_len}: {recipe.model} has {positions} positions; set at most that."
         )
     return config
+
+
+def _refuse_unknown_type(model_type: Any, origin: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    if not isinstance(model_type, str):
+        raise InputError(
+            f"model: {origin}: model_type is {model_type!r:.60}; it must name the model's family, for "
+            "example llama."
+        )
+    if model_type not in CONFIG_MAPPING:
+        hint = nearest(model_type, list(CONFIG_MAPPING)) or " Give one that it has, like llama."
+        raise InputError(f"model: {origin}: this transformers has no model_type {model_type!r:.60}.{hint}")
 
 
 def weights_dtype(recipe: Recipe, config: Any) -> torch.dtype:
@@ -174,12 +206,19 @@ def _with_weights(recipe: Recipe, config: Any, device: torch.device) -> Any:
             )
         with device:
             return AutoModelForCausalLM.from_config(config, **common)
-    except (InputError, torch.OutOfMemoryError):
+    except InputError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         if "attn_implementation" in str(error):
             raise InputError(
                 f"attention: {recipe.attention}: {recipe.model} cannot run with it; set attention: eager."
+            ) from error
+        if isinstance(error, KeyError):
+            raise InputError(
+                f"model: {recipe.model} does not build: this transformers has nothing called {error}. "
+                "Write it as the family's other configs do."
             ) from error
         raise InputError(
             f"model: {recipe.model} does not build: {_first_line(error)}. Check the config's sizes "
@@ -195,14 +234,7 @@ def _prepare_for_kbit(model: Any) -> None:
 
 def _with_adapter(recipe: Recipe, model: Any) -> Any:
     """peft's model: the frozen base with LoRA (A Kaiming, B zero) or IA3 weights to train."""
-    import peft
-
-    in_16_bit = recipe.precision in ("bf16", "fp16") and not recipe.upcast_for_kbit
-    if recipe.adapter == "ia3" and recipe.quantization != "none" and in_16_bit:
-        raise InputError(
-            f"adapter: ia3 with quantization: {recipe.quantization} is impossible in {recipe.precision}: "
-            "peft returns fp32 from a quantized layer, and the next one is 16 bit; set upcast_for_kbit: true."
-        )
+    peft = _peft(recipe)
     targets = recipe.lora_targets if isinstance(recipe.lora_targets, str) else list(recipe.lora_targets)
     if recipe.adapter == "lora":
         config: Any = peft.LoraConfig(
@@ -223,6 +255,16 @@ def _with_adapter(recipe: Recipe, model: Any) -> Any:
         raise InputError(f"lora_targets: {shown(recipe.lora_targets)}: {_first_line(error)}.") from error
     _refuse_targets_without_adapter(recipe, adapted)
     return adapted
+
+
+def _peft(recipe: Recipe) -> Any:
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        if error.name != "peft":
+            raise
+        raise MissingDependency("peft", None, f"adapter: {recipe.adapter}") from None
+    return peft
 
 
 def _refuse_targets_without_adapter(recipe: Recipe, adapted: Any) -> None:
@@ -280,6 +322,12 @@ def _autocast(recipe: Recipe, device: torch.device) -> Callable[[], AbstractCont
 
 def _refuse_what_cannot_run(recipe: Recipe, config: Any, device: torch.device) -> None:
     """Raise InputError for a toggle whose kernels `device` or this installation does not have."""
+    if recipe.attention == "sdpa" and getattr(config, "attn_logit_softcapping", None) is not None:
+        # transformers before 5.23 runs it all the same, and leaves the capping out
+        raise InputError(
+            f"attention: sdpa: {config.model_type} caps its attention scores, which sdpa cannot; "
+            "set attention: eager."
+        )
     if device.type == "meta":  # nothing runs
         return
     on_gpu = device.type != "cpu"
@@ -307,5 +355,7 @@ def _triton_interprets() -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+    """What an error says: its first line, and the second if the first only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    said = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return said.rstrip(".")

@@ -40,10 +40,15 @@ class ModulePaths:
             before.remove()
             after.remove()
 
+    @property
+    def in_module(self) -> bool:
+        """Whether a module is being called. In backward this is a checkpointed block's second forward."""
+        return len(self._stack) > 1
+
     def current(self) -> str:
         """The path of the module the running operator belongs to."""
         node = torch._C._current_autograd_node()
-        if node is not None and len(self._stack) == 1:  # a checkpointed block's second forward has a stack
+        if node is not None and not self.in_module:
             return self._by_sequence.get(node._sequence_nr(), "")
         path = self._stack[-1]
         if torch.is_grad_enabled():

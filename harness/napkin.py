@@ -34,6 +34,8 @@ NEUTRAL = {
     "warmup_steps": "how many steps run before the clock starts; a step costs the same",
     "steps": "how many steps are timed; a step costs the same",
     "seed": "memory and time do not depend on the values",
+    "checkpoint_every": "written between steps, from what is there anyway, into host memory and files",
+    "on_nan": "whether the run goes on; a step costs the same whatever its values",
 }
 """Recipe fields that change neither memory nor time, and why. All others are priced."""
 

@@ -109,11 +109,11 @@ def block(
     mixed = dropout(tape, mixed, shape.residual_dropout)
     if shape.parallel_residual:
         second = normed if shape.family == "phi" else norm(tape, built, x, "norm 2")
-        fed = dropout(tape, _mlp(tape, built, second), shape.residual_dropout)
+        fed = dropout(tape, mlp(tape, built, second), shape.residual_dropout)
         return add(tape, add(tape, fed, mixed, "mlp + attention"), x, "residual 2")
     x = add(tape, x, mixed, "residual 1")
     normed = norm(tape, built, x, "norm 3" if shape.family == "gemma2" else "norm 2")
-    fed = experts(tape, built, normed) if shape.experts else _mlp(tape, built, normed)
+    fed = experts(tape, built, normed) if shape.experts else mlp(tape, built, normed)
     if shape.family == "gemma2":
         fed = norm(tape, built, fed, "norm 4")
     return add(tape, x, dropout(tape, fed, shape.residual_dropout), "residual 2")
@@ -149,7 +149,8 @@ def _as_heads(x: Tensor, dims: str) -> Tensor:
     return x
 
 
-def _mlp(tape: Tape, built: BuiltModel, x: Tensor) -> Tensor:
+def mlp(tape: Tape, built: BuiltModel, x: Tensor) -> Tensor:
+    """The block's feed-forward part: two matrices, or three with a gate."""
     shape, matrices = built.shape, mlp_matrices(built.shape)
     if shape.family == "phi3":
         packed = linear(tape, built, x, matrices[0], "gate and up", "B S J")
@@ -172,15 +173,18 @@ def head(tape: Tape, built: BuiltModel, x: Tensor) -> Tensor:
 
 
 def standard_loss(tape: Tape, built: BuiltModel, hidden: Tensor) -> Tensor:
-    """Logits, cast to fp32, and their cross-entropy (transformers/loss/loss_utils.py): log_softmax keeps
-    its result, and the negative log-likelihood the labels."""
+    """Logits, cast to fp32, and their cross-entropy (transformers/loss/loss_utils.py)."""
     logits = linear(tape, built, hidden, head_matrix(built.shape), "logits", "B S V")
     if built.shape.logit_softcap:
         logits = scale(tape, logits, "logits / cap")
         logits = tape.op("tanh of logits", "B S V", logits.dtype, [logits], keeps_output=True)
         logits = scale(tape, logits, "logits capped")
-    wide = cast(tape, logits, "fp32")
-    log_probabilities = tape.op("log-probabilities", "B S V", "fp32", [wide], keeps_output=True)
+    return cross_entropy(tape, cast(tape, logits, "fp32"))
+
+
+def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
+    """torch.nn.functional.cross_entropy: log_softmax keeps its result, the likelihood that and the labels."""
+    log_probabilities = tape.op("log-probabilities", "B S V", logits.dtype, [logits], keeps_output=True)
     labels = tape.tensor("shifted labels", "L", "int64")
     count = tape.tensor("number of labels", "", "fp32")
     return tape.op("loss", "", "fp32", [log_probabilities], [log_probabilities, labels, count])

@@ -98,19 +98,25 @@ class Sizes:
         return self.optimizer.state_bytes + self.optimizer.copy_bytes + scaler
 
     @property
-    def host_bytes(self) -> int:
-        """Host memory of what is offloaded, at its largest; unified (paged) state is counted here too."""
-        optimizer, host = self.optimizer, self.optimizer.paged_bytes
+    def host_parts(self) -> dict[str, int]:
+        """What is offloaded to host memory, each part at its largest; without unified (paged) memory."""
+        optimizer, parts = self.optimizer, {}
         if optimizer.on_host:
-            parameters = self.parameter_bytes if "parameters" in self.recipe.offload else 0
-            gradients = sum(
+            if "parameters" in self.recipe.offload:
+                parts["parameters"] = self.parameter_bytes
+            parts["gradients"] = sum(
                 w.count * w.elements * SIZES[optimizer.gradient_dtype or w.dtype] for w in self.trained
             )
-            host += optimizer.state_bytes + optimizer.copy_bytes + optimizer.step_temporary_bytes
-            host += parameters + gradients
+            parts["optimizer state"] = optimizer.state_bytes + optimizer.copy_bytes
+            parts["the optimizer's temporaries"] = optimizer.step_temporary_bytes
         if self.offloads_activations:
-            host += self.kept_in_forward
-        return host
+            parts["activations"] = self.kept_in_forward
+        return parts
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of what is offloaded, at its largest; unified (paged) state is counted here too."""
+        return self.optimizer.paged_bytes + sum(self.host_parts.values())
 
     @cached_property
     def kept_in_forward(self) -> int:

@@ -64,3 +64,13 @@ class Nvml:
             return None
         values = [sample.sampleValue.uiVal for sample in samples if sample.timeStamp > self._since_us]
         return sum(values) / len(values) / 100 if values else None
+
+
+def device_names() -> list[str]:
+    """Names of the GPUs that the driver sees, without waking one; empty where there is no driver."""
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        return [str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(n))) for n in range(count)]
+    except pynvml.NVMLError:  # no driver here, or one that NVML does not work with
+        return []

@@ -134,7 +134,7 @@ class SteppedCopy(torch.optim.Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._inner.load_state_dict(state_dict["inner"])
+        restore_state(self._inner, state_dict["inner"])
         for copy, saved in zip(self._copies, state_dict["copies"], strict=True):
             copy.copy_(saved)
 
@@ -174,7 +174,43 @@ class OptimizerInBackward(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         for optimizer, saved in zip(self._each.values(), state_dict["each"], strict=True):
-            optimizer.load_state_dict(saved)
+            restore_state(optimizer, saved)
+
+
+def restore_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Give `optimizer` the state that `state_dict` of one like it returned, in memory of the same kind.
+
+    Raises ValueError or KeyError if it was one of other parameters.
+    """
+    make = getattr(optimizer, "init_state", None)
+    if make is None:
+        optimizer.load_state_dict(saved)
+        return
+    # bitsandbytes' own load_state_dict would leave paged state on the GPU, and copy its code table for each
+    index = 0
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            state = _flat(saved["state"].get(index, {}))
+            index += 1
+            if not state:  # never stepped
+                continue
+            make(group, parameter, number, place)
+            own = optimizer.state[parameter]
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    own[name].copy_(value)
+                else:
+                    own[name] = value
+    if index != sum(len(group["params"]) for group in saved["param_groups"]):
+        raise ValueError("the saved optimizer has another number of parameters")
+
+
+def _flat(state: dict[str, Any]) -> dict[str, Any]:
+    """bitsandbytes' state_dict puts what it quantized into a dict of its own."""
+    flat: dict[str, Any] = {}
+    for name, value in state.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat
 
 
 class GradScaler(torch.amp.GradScaler):

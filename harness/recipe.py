@@ -94,7 +94,7 @@ class Recipe(BaseModel):
     """Tokens in a sequence, padding included."""
     max_grad_norm: Positive | None = None
     """Clip the global gradient norm to this; null: no clipping."""
-    learning_rate: Positive = 1e-4
+    learning_rate: Annotated[float, Field(gt=0, lt=1e20, allow_inf_nan=False)] = 1e-4
     """Constant over the run."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Decoupled, as in AdamW, where the optimizer has it."""
@@ -104,6 +104,11 @@ class Recipe(BaseModel):
     """Timed steps."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Of the random weights, the order of the data and dropout."""
+
+    checkpoint_every: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Write a checkpoint to the run folder after every so many steps; 0: never."""
+    on_nan: Literal["stop", "continue"] = "stop"
+    """When a step's loss is nan or infinite: stop the run, or go on and record it."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -115,6 +120,14 @@ class Recipe(BaseModel):
             raise ValueError("true and false belong to switches")
         if wants_bool and not isinstance(value, bool):
             raise ValueError("a switch knows only true and false")
+        return value
+
+    @field_validator("model", "data")
+    @classmethod
+    def _no_url(cls, value: str) -> str:
+        # Recipes are written into every result, and URLs hold passwords.
+        if "://" in value:
+            raise ValueError("nothing is read from a URL; download it and give the path")
         return value
 
     @field_validator("offload", "lora_targets", mode="before")

@@ -17,6 +17,14 @@ LONGEST_SHOWN = 80
 MOST_SENTENCES = 5
 
 
+class ImpossiblePair(InputError):
+    """Every field is fine by itself, and two of them exclude each other: `rule` says which and what to do."""
+
+    def __init__(self, origin: str, rule: str) -> None:
+        super().__init__(f"{origin}: {rule}.")
+        self.rule = rule
+
+
 def check_recipe(fields: Mapping[str, Any], origin: str, overridden: Collection[str] = ()) -> Recipe:
     """The Recipe with these field values; the others take their defaults.
 
@@ -32,7 +40,8 @@ def check_recipe(fields: Mapping[str, Any], origin: str, overridden: Collection[
             first_error_of.setdefault(problem["loc"][0] if problem["loc"] else None, problem)
         if None in first_error_of:
             changed = f" with {', '.join(overridden)} from the command line" if overridden else ""
-            raise InputError(f"{origin}{changed}: {first_error_of[None]['ctx']['error']}.") from None
+            rule = str(first_error_of[None]["ctx"]["error"])
+            raise ImpossiblePair(f"{origin}{changed}", rule) from None
         sentences = [
             f"{'command line' if name in overridden else origin}: {_sentence(str(name), problem, fields)}"
             for name, problem in first_error_of.items()

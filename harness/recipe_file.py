@@ -23,6 +23,7 @@ __all__ = [
     "list_models",
     "list_recipes",
     "load_recipe",
+    "nearest_model",
     "recipe_schema",
     "recipe_yaml",
     "recipes_folder",
@@ -32,11 +33,13 @@ TEXT_SUFFIXES = (".txt", ".jsonl")
 
 
 def recipes_folder() -> Path:
-    """The folder of recipes: the checkout's, or else `recipes` in the current folder.
+    """The folder of recipes: an installed package's own, or the checkout's, or else `recipes` in the
+    current folder.
 
-    Raises InputError if there is neither.
+    Raises InputError if there is none.
     """
-    candidates = (Path(__file__).resolve().parents[1] / "recipes", Path.cwd() / "recipes")
+    package = Path(__file__).resolve().parent
+    candidates = (package / "recipes", package.parent / "recipes", Path.cwd() / "recipes")
     for folder in candidates:
         if (folder / "models").is_dir():
             return folder
@@ -83,6 +86,14 @@ def find_model_config(name: str) -> Path | None:
         return None
     is_name = "/" not in name and os.sep not in name
     return path if is_name and os.path.isfile(path) else None
+
+
+def nearest_model(name: str) -> str:
+    """A " Did you mean ...?" with a name in recipes/models; empty if none is near (or there are none)."""
+    try:
+        return nearest(name, list_models())
+    except InputError:
+        return ""
 
 
 def list_models() -> list[str]:
@@ -135,7 +146,7 @@ def _with_whole_paths(fields: Mapping[str, Any], folder: Path, origin: str) -> d
     whole = dict(fields)
     for name in ("model", "data"):
         value = fields.get(name)
-        if not isinstance(value, str) or value in ("", "synthetic"):
+        if not isinstance(value, str) or value in ("", "synthetic") or "://" in value:
             continue
         if name == "model" and find_model_config(value):
             continue

@@ -64,6 +64,17 @@ RULES: tuple[Rule, ...] = (
         "fp16 adapter gradients cannot be unscaled without losing the small ones; set adapter_dtype: fp32",
     ),
     Rule(
+        ("adapter", "quantization"),
+        lambda r: (
+            r.adapter == "ia3"
+            and r.quantization != "none"
+            and r.precision in ("bf16", "fp16")
+            and not r.upcast_for_kbit
+        ),
+        "peft's ia3 returns fp32 from a quantized layer, and the next one is 16 bit; "
+        "set upcast_for_kbit: true, or adapter: lora",
+    ),
+    Rule(
         ("attention", "precision"),
         lambda r: r.attention.startswith("flash_attention") and r.compute_dtype == "fp32",
         "flash attention computes in 16 bit only; set precision: bf16, or attention: sdpa",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 from harness.attribution import BEFORE_RECORDING, AllocationSpan
 from harness.tracker import Frame as TrackedFrame
@@ -26,6 +25,8 @@ class Recording:
         self.spans: list[AllocationSpan] = []
         self._live: dict[int, AllocationSpan] = {}
         self._last_event = BEFORE_RECORDING
+        self._shown: dict[int, tuple[tuple[TrackedFrame, ...], Sequence[dict[str, str | int]]]] = {}
+        """Stacks by id, since a tracker gives the same object for the same stack, and kept for its id."""
 
     def born(
         self, key: int, size_bytes: int, on_host: bool, op: str, frames: tuple[TrackedFrame, ...]
@@ -45,10 +46,16 @@ class Recording:
             self._last_event,
             birth_phase=self.phase,
             module=self.module,
-            frames=_frames(frames),
+            frames=self._frames(frames),
         )
         self._live[key] = span
         self.spans.append(span)
+
+    def _frames(self, stack: tuple[TrackedFrame, ...]) -> Sequence[dict[str, str | int]]:
+        known = self._shown.get(id(stack))
+        if known is None:
+            known = self._shown[id(stack)] = (stack, _shown(stack))
+        return known[1]
 
     def died(self, key: int, size_bytes: int, on_host: bool) -> None:
         """A storage was freed (tracker.Sink)."""
@@ -70,6 +77,11 @@ class Recording:
 
     def removed(self, key: int) -> None:
         """The storage's block is free."""
+
+    @property
+    def last_event(self) -> int:
+        """The index of the last event; `born` and `died` count in it."""
+        return self._last_event
 
     def live_spans(self) -> Iterable[AllocationSpan]:
         """What is live now on the device."""
@@ -105,8 +117,7 @@ _PLUMBING = re.compile(
 """Between an operator and a dispatch mode, or in CUDA's place: there only because somebody looks."""
 
 
-@lru_cache(maxsize=4096)
-def _frames(stack: tuple[TrackedFrame, ...]) -> Sequence[dict[str, str | int]]:
+def _shown(stack: tuple[TrackedFrame, ...]) -> Sequence[dict[str, str | int]]:
     return [
         {"filename": code.co_filename, "line": line, "name": code.co_qualname}
         for code, line in stack

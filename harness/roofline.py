@@ -66,9 +66,12 @@ def time_of(works: list[Work], hardware: Hardware) -> Time:
 
 
 def achievable_flops(work: Work, hardware: Hardware) -> float:
-    """FLOP/s that `work` can reach: dense peak of its dtype times the calibrated fraction of its kind."""
+    """FLOP/s that `work` can reach: dense peak of its dtype times the calibrated fraction of its kind
+    (of products in fp32, their own)."""
     calibration = hardware.calibration
     fraction = calibration.attention_fraction if work.kind == "attention" else calibration.matmul_fraction
+    if work.dtype == "fp32" and work.kind != "attention":
+        fraction = calibration.fp32_matmul_fraction or fraction
     return hardware.peak_flops(work.dtype) * fraction
 
 

@@ -82,8 +82,8 @@ def _with_addresses(trace: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
 def _reserved(segments: Iterable[Mapping[str, Any]]) -> dict[str, Reserved]:
     pools: dict[str, Reserved] = {}
     for segment in segments:
-        count, total, allocated = pools.get(segment["segment_type"], Reserved(0, 0, 0))
-        pools[segment["segment_type"]] = Reserved(
-            count + 1, total + segment["total_size"], allocated + segment["allocated_size"]
-        )
+        pool = segment.get("segment_type", "unknown")
+        count, total, allocated = pools.get(pool, Reserved(0, 0, 0))
+        in_use = sum(block["size"] for block in segment["blocks"] if block["state"] == "active_allocated")
+        pools[pool] = Reserved(count + 1, total + segment["total_size"], allocated + in_use)
     return pools

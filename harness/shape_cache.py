@@ -7,14 +7,33 @@ that only writes values into a tensor has nothing to do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-Kind = Literal["pure", "writes", "other"]
+Kind = Literal["view", "pure", "writes", "other"]
 _ALIASES = object()
 """Result of an operator that returns memory it was given: it must always run."""
+
+
+class Call:
+    """An operator on given shapes, dtypes and numbers: what is the same each time it is called on them."""
+
+    __slots__ = ("cost", "result", "script")
+
+    def __init__(self) -> None:
+        self.result: Any = None
+        """What makes results like the first one, _ALIASES, or None: nothing is known yet."""
+        self.script: Sequence[Any] | None = None
+        """For who runs the operator to keep: what its CUDA kernel does with the allocator."""
+        self.cost: Any = None
+        """For who runs the operator to keep: what its CUDA kernel takes of time."""
+
+
+VIEW = Call()
+"""Every call of an operator that looks at its input in another way: nothing is made, nothing is moved."""
 
 
 class ShapeCache:
@@ -23,39 +42,48 @@ class ShapeCache:
     """
 
     def __init__(self) -> None:
-        self._results: dict[Any, Any] = {}
+        self._calls: dict[Any, Call] = {}
         self._kinds: dict[int, Kind] = {}
         """By id: operators live as long as torch, and their hash is a Python function."""
 
-    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """func(*args, **kwargs)."""
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Call]:
+        """func(*args, **kwargs), and the Call: a new one for arguments that cannot be remembered."""
         kind = self._kinds.get(id(func))
         if kind is None:
             kind = self._kinds[id(func)] = _kind(func)
+        if kind == "view":
+            return func(*args, **kwargs), VIEW
+        call = self._call(func, args, kwargs)
         if kind == "writes" and _on_meta(args[0]):
-            return args[0] if func._schema.returns else None
-        if kind != "pure":
-            return func(*args, **kwargs)
+            return args[0] if func._schema.returns else None, call
+        known = call.result
+        if kind != "pure" or known is _ALIASES:
+            return func(*args, **kwargs), call
+        if known is None:
+            out = func(*args, **kwargs)
+            call.result = _remembered(out, args)
+            return out, call
+        if isinstance(known, list):
+            return tuple(_made(spec) for spec in known), call
+        return _made(known), call
+
+    def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Call:
         try:
             # torch.ones(3) and an integer's quotient have the default dtype, which model code changes
             options = _key(tuple(kwargs.items())) if kwargs else ()
             key = (id(func), torch.get_default_dtype(), _key(args), options)
-            known = self._results.get(key)
-        except TypeError:  # an argument that cannot be a key (a generator, a list of lists)
-            return func(*args, **kwargs)
+            known = self._calls.get(key)
+        except TypeError:  # a real tensor, or an argument that cannot be a key (a generator)
+            return Call()
         if known is None:
-            out = func(*args, **kwargs)
-            self._results[key] = _remembered(out, args)
-            return out
-        if known is _ALIASES:
-            return func(*args, **kwargs)
-        if isinstance(known, list):
-            return tuple(_made(spec) for spec in known)
-        return _made(known)
+            known = self._calls[key] = Call()
+        return known
 
 
 def _kind(func: Any) -> Kind:
     schema = func._schema
+    if func.is_view:
+        return "view"
     if not schema.is_mutable:
         fresh = all(r.alias_info is None and str(r.type) == "Tensor" for r in schema.returns)
         return "pure" if fresh and schema.returns else "other"
@@ -68,14 +96,14 @@ def _kind(func: Any) -> Kind:
 
 def _on_meta(value: Any) -> bool:
     first = value[0] if isinstance(value, list | tuple) and value else value
-    return isinstance(first, Tensor) and first.device.type == "meta"
+    return isinstance(first, Tensor) and first.is_meta
 
 
 def _key(values: Any) -> Any:
     key = []
     for value in values:
         if isinstance(value, Tensor):
-            if value.device.type != "meta":
+            if not value.is_meta:
                 raise TypeError
             key.append((value.shape, value.stride(), value.dtype))
         elif isinstance(value, list | tuple):

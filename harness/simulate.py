@@ -7,7 +7,7 @@ from a shape-only run is in cuda_rules.py and nowhere else.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -23,11 +23,13 @@ from harness.attribution import (
     top_allocations,
 )
 from harness.cuda_rules import CudaRules, cuda_behaviour, import_bitsandbytes_fast
+from harness.cuda_temporaries import unknown_ops
 from harness.errors import InputError
+from harness.garbage import collected_by_hand, older_objects_kept
 from harness.hardware import Hardware
 from harness.loop import Kind, run_steps, set_up
+from harness.model import import_libraries
 from harness.module_paths import ModulePaths
-from harness.oom import remedies
 from harness.provenance import provenance
 from harness.recipe import Recipe
 from harness.simulated_device import SimulatedDevice
@@ -36,6 +38,7 @@ from harness.simulated_time import SimulatedTime
 from harness.step import Training
 from harness.step_profile import (
     PHASES,
+    HardwareSummary,
     MemoryBreakdown,
     MemoryStats,
     OutOfMemoryReport,
@@ -52,13 +55,19 @@ META = torch.device("meta")
 
 
 def simulate(
-    recipe: Recipe, hardware: Hardware, settings: Settings | None = None, *, explain_oom: bool = True
+    recipe: Recipe,
+    hardware: Hardware,
+    settings: Settings | None = None,
+    *,
+    explain_oom: bool = True,
+    advise: Callable[[Recipe, HardwareSummary, OutOfMemoryReport], list[str]] | None = None,
 ) -> tuple[StepProfile, SimulatedMemory]:
     """The StepProfile of `recipe` on `hardware`, and the simulated memory (for its snapshot).
 
     Running out of memory gives a profile with `oom` filled; `explain_oom` simulates once more then, to keep
-    the stack and the module of everything that is live. Raises InputError for a dtype that the device has
-    no units for, and for `compile`, which changes which kernels run: napkin has an answer.
+    the stack and the module of everything that is live, and `advise` says what to change. Raises InputError
+    for a dtype that the device has no units for, and for `compile`, which changes which kernels run: napkin
+    has an answer.
     """
     hardware.peak_flops(recipe.compute_dtype)
     if recipe.compile:
@@ -66,14 +75,19 @@ def simulate(
             "compile: true cannot be simulated: the compiler decides which kernels and buffers there are. "
             "Set compile: false, or ask `harness napkin`."
         )
-    import_bitsandbytes_fast()
     settings = settings or parse_settings("", torch.__version__)
-    run = _Run(recipe, hardware, settings)
-    profile = run.to_the_end()
-    if profile.oom is not None and explain_oom:
-        run = _Run(recipe, hardware, settings)
-        run.device.recorded = True
-        profile = run.to_the_end()
+    with collected_by_hand():
+        import_bitsandbytes_fast()
+        import_libraries(recipe)
+        with older_objects_kept():
+            run = _Run(recipe, hardware, settings)
+            profile = run.to_the_end()
+            if profile.oom is not None and explain_oom:
+                run = _Run(recipe, hardware, settings)
+                run.device.recorded = True
+                profile = run.to_the_end()
+    if profile.oom is not None and advise is not None:
+        profile.oom.advice = advise(recipe, profile.hardware, profile.oom)
     return profile, run.memory
 
 
@@ -81,9 +95,6 @@ class _Run:
     def __init__(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> None:
         # The values do not matter and nothing needs to be read: shapes are the same for any data.
         same_shapes: dict[str, str] = {"data": "synthetic", "weights": "random"}
-        if recipe.attention.startswith("flash_attention"):
-            # The package need not be here: its kernel saves what torch's flash kernel saves (cuda_rules.py).
-            same_shapes["attention"] = "sdpa"
         self.recipe = recipe.model_copy(update=same_shapes)
         self.asked, self.hardware = recipe, hardware
         context = hardware.calibration.cuda_context_bytes
@@ -183,7 +194,6 @@ class _Run:
             reserved_unallocated_bytes=error.reserved_unallocated_bytes,
             top=top_allocations(live, now),
         )
-        report.advice = remedies(self.asked, self.at_oom, report)
         return report
 
     def _profile(self, oom: OutOfMemoryReport | None) -> StepProfile:
@@ -200,12 +210,19 @@ class _Run:
                 "attention_kernels": sorted(self.rules.attention_kernels),
             },
             complete=oom is None,
+            warnings=self._warnings(),
             memory=self._memory(),
             phases={name: self.phases[name] for name in PHASES if name in self.phases},
             step=self._step() if oom is None else StepStats(),
             top=top_allocations(spans, find_peak(spans).index) if spans and oom is None else [],
             oom=oom,
         )
+
+    def _warnings(self) -> list[str]:
+        unknown = unknown_ops(self.device.operators)
+        if not unknown:
+            return []
+        return [f"what these operators take inside on CUDA nobody has looked at: {', '.join(unknown)}"]
 
     def _memory(self) -> MemoryStats:
         memory = MemoryStats(

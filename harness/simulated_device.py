@@ -10,7 +10,9 @@ from torch import Tensor
 
 from harness.cuda_rules import CudaRules
 from harness.cuda_script import Free, Step, Take
+from harness.cuda_temporaries import operator_name
 from harness.module_paths import ModulePaths
+from harness.shape_cache import VIEW
 from harness.simulated_memory import SimulatedMemory
 from harness.simulated_time import SimulatedTime
 from harness.tracker import StorageTracker
@@ -28,6 +30,8 @@ class SimulatedDevice(StorageTracker):
     ) -> None:
         super().__init__(memory)
         self.memory, self.rules, self.time, self.paths = memory, rules, time, paths
+        self.operators: set[str] = set()
+        """Names of those that ran on the device and are no views."""
         self._workspaces: set[tuple[str, bool]] = set()
 
     @property
@@ -43,12 +47,21 @@ class SimulatedDevice(StorageTracker):
         """See StorageTracker.run."""
         if self.recorded:
             self.memory.module = self.paths.current()
-        out = self.rules.run(func, args, kwargs)
+        out, call = self.rules.run(func, args, kwargs)
+        if call is VIEW:
+            return out
         if self.recorded:
-            self.time.add(func, args, kwargs, out)
-        steps = self.rules.script(func, args, kwargs, out) if self._on_device(out, args) else ()
-        if steps:
-            self._play(steps, func, out)
+            if call.cost is None:
+                call.cost = self.time.cost(func, args, kwargs, out)
+            self.time.recomputing = self.memory.phase == "backward" and self.paths.in_module
+            self.time.launch(call.cost)
+        if call.script is None:
+            on_device = self._on_device(out, args)
+            call.script = self.rules.script(func, args, kwargs, out) if on_device else ()
+            if on_device:
+                self.operators.add(operator_name(func))
+        if call.script:
+            self._play(call.script, func, out)
         if func._overloadpacket in _PRODUCTS:
             self._see(out, func)
             self._keep_workspace(func._overloadpacket)
@@ -75,7 +88,7 @@ class SimulatedDevice(StorageTracker):
     @staticmethod
     def _on_device(out: Any, args: Any) -> bool:
         first = out[0] if isinstance(out, list | tuple) and out else out
-        if first is None and args:
+        if not isinstance(first, Tensor) and args:
             first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
         return isinstance(first, Tensor) and first.device.type == "meta"
 

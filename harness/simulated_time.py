@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Literal
+from math import prod
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,19 @@ from harness.roofline import Work, achievable_flops
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
+class Cost(NamedTuple):
+    """What one operator takes: FLOPs, bytes moved, and the seconds of each."""
+
+    flops: int
+    bytes_moved: int
+    compute_s: float
+    memory_s: float
+
+
+NOTHING = Cost(0, 0, 0.0, 0.0)
+"""Of what launches no kernel."""
+
+
 class SimulatedTime:
     """Seconds on a roofline. An operator starts when it is launched and the device is free; it takes the
     larger of its FLOPs over the achievable FLOP/s and its bytes over the achievable bandwidth.
@@ -23,13 +37,14 @@ class SimulatedTime:
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
         self.phase = ""
+        self.recomputing = False
+        """Whether what is launched now repeats what forward has computed."""
         self.flops: dict[str, int] = defaultdict(int)
         self.bytes_moved: dict[str, int] = defaultdict(int)
         self.recomputed_flops = 0
         self._bandwidth = hardware.memory_bandwidth * hardware.calibration.memory_fraction
         self._host_s = self._device_s = 0.0
         self._waited = {"compute": 0.0, "memory": 0.0, "host": 0.0}
-        self._seconds: dict[Any, Any] = {}
 
     def begin_step(self) -> None:
         """Forget the step before: counters are of one step."""
@@ -44,21 +59,32 @@ class SimulatedTime:
 
     def add(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """One operator was launched."""
+        self.launch(self.cost(func, args, kwargs, out))
+
+    def cost(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Cost:
+        """What one operator takes. It follows from the shapes and dtypes of its arguments."""
         if func.is_view or not _is_on_device(out, args):
-            return
-        self._host_s += self.hardware.calibration.host_op_s
+            return NOTHING
         flops = operator_flops(func, args, kwargs, out)
         moved = _bytes(args) + _bytes(out)
         compute_s = flops / self._rate(func, args) if flops else 0.0
-        memory_s = moved / self._bandwidth
+        return Cost(flops, moved, compute_s, moved / self._bandwidth)
+
+    def launch(self, cost: Cost) -> None:
+        """One operator that takes `cost` was launched."""
+        if cost is NOTHING:
+            return
+        flops, moved, compute_s, memory_s = cost
+        self._host_s += self.hardware.calibration.host_op_s
+        busy_s = max(compute_s, memory_s)
         idle_s = max(0.0, self._host_s - self._device_s)
-        self._device_s = max(self._device_s, self._host_s) + max(compute_s, memory_s)
+        self._device_s = max(self._device_s, self._host_s) + busy_s
         self._waited["host"] += idle_s
-        self._waited["compute" if compute_s > memory_s else "memory"] += max(compute_s, memory_s)
+        self._waited["compute" if compute_s > memory_s else "memory"] += busy_s
         self.bytes_moved[self.phase] += moved
         if flops:
             self.flops[self.phase] += flops
-            if self.phase == "backward" and torch.is_grad_enabled():
+            if self.recomputing:
                 self.recomputed_flops += flops
 
     def bound(self) -> Literal["compute", "memory", "host"]:
@@ -83,7 +109,12 @@ def _is_on_device(out: Any, args: Any) -> bool:
 def _bytes(values: Any) -> int:
     """Bytes of the tensors read or written. An expanded tensor is read once."""
     if isinstance(values, Tensor):
-        return min(values.numel() * values.element_size(), values.untyped_storage().nbytes())
+        elements = values.numel()
+        if 0 in values.stride():
+            elements = prod(
+                size for size, stride in zip(values.shape, values.stride(), strict=True) if stride
+            )
+        return elements * values.element_size()
     if isinstance(values, list | tuple):
         return sum(_bytes(value) for value in values)
     return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from harness.errors import InputError
@@ -11,6 +11,15 @@ MAX_DEPTH = 100
 MAX_ENTRIES = 2**25
 """Trace entries, blocks, and values in the parts of a snapshot that this project does not read. Lists
 may be shared, so a small file can describe more than any memory holds."""
+LARGEST = 2**63 - 1
+"""torch counts bytes, addresses and microseconds in 64 bits with a sign, and so do the reports."""
+_OF_A_SEGMENT = {
+    **dict.fromkeys(("device", "stream", "allocated_size", "active_size", "requested_size"), int),
+    "segment_type": str,
+    "is_expandable": bool,
+}
+_OF_A_BLOCK = {"address": int, "requested_size": int}
+_IN_WORDS = {int: "an integer of 64 bits", str: "a string", bool: "true or false"}
 _can_nest = frozenset((dict, list)).__contains__  # the only tuples are pairs of integers
 
 
@@ -31,6 +40,9 @@ def validate_snapshot(snapshot: Any, origin: str = "snapshot") -> None:
         check.require(type(trace) is list, f"device_traces[{device}]", "a list")
         for i, entry in enumerate(trace):
             check.trace_entry(device, i, entry)
+    settings = snapshot.get("allocator_settings", {})
+    check.require(type(settings) is dict, "allocator_settings", "a dict")
+    check.optional("allocator_settings", settings, {"PYTORCH_CUDA_ALLOC_CONF": str})
     check.rest("the top level", (v for k, v in snapshot.items() if k not in ("segments", "device_traces")))
 
 
@@ -57,11 +69,21 @@ class _Check:
     def size(self, where: str, holder: dict[Any, Any], *keys: str) -> None:
         for key in keys:
             value = holder.get(key)
-            self.require(type(value) is int and value >= 0, f"{where}[{key!r}]", "an integer, 0 or more")
+            right = type(value) is int and 0 <= value <= LARGEST
+            self.require(right, f"{where}[{key!r}]", "an integer from 0 to 2**63 - 1")
+
+    def optional(self, where: str, holder: dict[Any, Any], types: Mapping[str, type]) -> None:
+        for key, kind in types.items():
+            value = holder.get(key)
+            small = not isinstance(value, int) or -LARGEST <= value <= LARGEST
+            self.require(
+                key not in holder or (type(value) is kind and small), f"{where}[{key!r}]", _IN_WORDS[kind]
+            )
 
     def segment(self, where: str, segment: Any) -> None:
         self.require(type(segment) is dict, where, "a dict")
         self.size(where, segment, "address", "total_size")
+        self.optional(where, segment, _OF_A_SEGMENT)
         blocks = segment.get("blocks")
         self.require(type(blocks) is list, f"{where}['blocks']", "a list")
         self.count(1 + len(blocks))
@@ -70,6 +92,7 @@ class _Check:
             self.require(type(block) is dict, inside, "a dict")
             self.size(inside, block, "size")
             self.require(type(block.get("state")) is str, f"{inside}['state']", "a string")
+            self.optional(inside, block, _OF_A_BLOCK)
             self.frames(inside, block)
             self.rest(inside, (v for k, v in block.items() if k != "frames"))
         self.require(
@@ -86,10 +109,13 @@ class _Check:
             self.require(False, f"device_traces[{device}][{i}]", "a dict with an action")
         place = "device_free" if entry["action"] == "oom" else "addr"
         for key, value in ("size", entry.get("size")), (place, entry.get(place)):
-            if type(value) is not int or value < 0:
+            if type(value) is not int or not 0 <= value <= LARGEST:
                 self.size(f"device_traces[{device}][{i}]", entry, key)
-        if type(entry.get("time_us", 0)) is not int:
+        time_us = entry.get("time_us", 0)
+        if type(time_us) is not int or not 0 <= time_us <= LARGEST:
             self.size(f"device_traces[{device}][{i}]", entry, "time_us")
+        if type(entry.get("stream", 0)) is not int or type(entry.get("category", "")) is not str:
+            self.optional(f"device_traces[{device}][{i}]", entry, {"stream": int, "category": str})
         if type(entry.get("user_metadata", "")) is not str:
             self.require(False, f"device_traces[{device}][{i}]['user_metadata']", "a string")
         stack = entry.get("frames")

@@ -6,13 +6,13 @@ GiB = 2**30 bytes. "allocated", "reserved" and "active" mean what torch.cuda.mem
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import InputError
+from harness.strict_json import parse_json
 
 SCHEMA_VERSION = 1
 PHASES = ("data", "forward", "backward", "optimizer_step")
@@ -106,8 +106,8 @@ class StepStats(_Fields):
     hfu: float | None = None
     """Like MFU, with the recomputed FLOPs."""
     bound: Literal["compute", "memory", "host"] | None = None
-    loss: list[float] | None = None
-    """One per step run, warmup included."""
+    loss: list[float | None] | None = None
+    """One per step run, warmup included; of a resumed run also those before. null: nan or infinite."""
     gpu_utilization: float | None = None
     """Mean of NVML's busy fraction over the timed steps, 0 to 1."""
     host_rss_bytes: int | None = None
@@ -135,6 +135,38 @@ class OutOfMemoryReport(_Fields):
     advice: list[str] = Field(default_factory=list)
 
 
+class NotFiniteReport(_Fields):
+    """A loss or a weight was nan or infinite."""
+
+    step: int
+    """The first step it was seen in, counted from 0 as in log.jsonl."""
+    phase: str
+    """forward: the loss of that step; optimizer_step: the weights after it, seen as a checkpoint was due."""
+    value: str
+    """nan, inf or -inf: the loss. not finite: the weights."""
+    num_steps: int = 1
+    """In how many steps, when the recipe goes on (on_nan: continue)."""
+    checkpoint: str | None = None
+    """The last good checkpoint, from before it."""
+
+    def in_words(self) -> str:
+        """What was not finite, and where."""
+        what = f"the loss is {self.value}" if self.phase == "forward" else "a weight is nan or infinite"
+        return f"{what}, in {self.phase} of step {self.step + 1}"
+
+
+class LeakReport(_Fields):
+    """Every step ended with more memory allocated than the one before."""
+
+    bytes_per_step: int
+    num_steps: int
+    """Over how many steps, one after the other."""
+    by_category: dict[str, int] = Field(default_factory=dict)
+    """What of it grew within the last recorded step, bytes; empty without a memory history."""
+    largest: Allocation | None = None
+    """The largest allocation that the last recorded step made and left behind."""
+
+
 class HardwareSummary(_Fields):
     """The device the numbers are for."""
 
@@ -159,13 +191,17 @@ class StepProfile(_Fields):
     provenance: dict[str, Any] = Field(default_factory=dict)
     """Commit, versions, driver, allocator settings, time, and what really ran (attention kernel, ...)."""
     complete: bool = True
-    """False for a run that was interrupted or ran out of memory."""
+    """False for a run that was interrupted, ran out of memory or was stopped by a nan loss."""
     memory: MemoryStats
     phases: dict[str, PhaseStats] = Field(default_factory=dict)
     step: StepStats = Field(default_factory=StepStats)
     top: list[Allocation] = Field(default_factory=list)
     """The largest allocations live at the peak."""
     oom: OutOfMemoryReport | None = None
+    not_finite: NotFiniteReport | None = None
+    leak: LeakReport | None = None
+    warnings: list[str] = Field(default_factory=list)
+    """What went otherwise than the recipe says, or should be known before the numbers are used."""
 
     def to_json(self) -> str:
         """The profile as an indented JSON document."""
@@ -175,7 +211,7 @@ class StepProfile(_Fields):
     def from_json(cls, text: str | bytes, origin: str = "profile") -> StepProfile:
         """Parse a profile. Raises InputError naming `origin` and the first bad field."""
         try:
-            document = json.loads(text)
+            document = parse_json(text)
         except (ValueError, RecursionError) as error:
             raise InputError(
                 f"{origin} is not JSON: {error}. Give a profile.json written by harness."
@@ -183,7 +219,7 @@ class StepProfile(_Fields):
         found = document.get("schema_version") if isinstance(document, dict) else None
         if found != SCHEMA_VERSION:
             raise InputError(
-                f"{origin} has schema_version {found!r}; this version reads {SCHEMA_VERSION}. "
+                f"{origin} has schema_version {found!r:.40}; this version reads {SCHEMA_VERSION}. "
                 "Give a profile.json written by this version of harness."
             )
         try:

@@ -27,6 +27,8 @@ class _Loader(yaml.SafeLoader):
         problem = "aliases (*name) are not accepted" if isinstance(event, yaml.AliasEvent) else None
         if getattr(event, "tag", None) is not None:
             problem = "tags (!name) are not accepted"
+        if isinstance(event, yaml.ScalarEvent) and re.search(r"[\ud800-\udfff]", event.value):
+            problem = "half a surrogate pair is not text"
         if problem:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import torch
@@ -42,6 +42,7 @@ class StorageTracker(TorchDispatchMode):
         self._keys: dict[int, int] = {}
         self._refs: dict[int, Any] = {}
         self._next_key = 0
+        self._stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -73,14 +74,23 @@ class StorageTracker(TorchDispatchMode):
         return self.key_of(tensor)
 
     def stack(self) -> tuple[Frame, ...]:
-        """The Python frames that called the operator, innermost first, without those in _SKIPPED."""
-        frames: list[Frame] = []
-        frame = sys._getframe(2)
-        while frame is not None and len(frames) < MAX_FRAMES:
-            if frame.f_code.co_filename not in _SKIPPED:
-                frames.append((frame.f_code, frame.f_lineno))
+        """The Python frames that called the operator, innermost first, without those in _SKIPPED.
+
+        The same stack is the same object every time: steps repeat a few thousand.
+        """
+        innermost = frame = sys._getframe(2)
+        # where each frame is, in integers: a line number takes a search, and a code object's hash its code
+        place: list[int] = []
+        while frame is not None and len(place) < 2 * MAX_FRAMES:
+            code = frame.f_code
+            if code.co_filename not in _SKIPPED:
+                place += (id(code), frame.f_lasti)
             frame = frame.f_back
-        return tuple(frames)
+        key = tuple(place)
+        known = self._stacks.get(key)
+        if known is None:  # it holds the code objects: no id is used again
+            known = self._stacks[key] = _frames_from(innermost)
+        return known
 
     def _see(self, out: Any, func: Any) -> None:
         if isinstance(out, Tensor):
@@ -107,6 +117,15 @@ class StorageTracker(TorchDispatchMode):
 
         self._keys[address] = key
         self._refs[key] = weakref.ref(storage, died)
+
+
+def _frames_from(frame: FrameType | None) -> tuple[Frame, ...]:
+    frames: list[Frame] = []
+    while frame is not None and len(frames) < MAX_FRAMES:
+        if frame.f_code.co_filename not in _SKIPPED:
+            frames.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(frames)
 
 
 def _is_wrapper(tensor_type: type) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.errors import InputError
+from harness.recipe import Recipe
 from harness.step_profile import CATEGORIES, PHASES, PhaseStats, StepProfile
 
 SOURCES = ("napkin", "simulated", "measured")
@@ -145,10 +146,19 @@ def compare(profiles: Sequence[StepProfile], name: str = "recipe") -> Comparison
 
 
 def different_fields(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The recipe fields that matter to memory and time and differ, with both values."""
+    """The recipe fields that matter to memory and time and differ, with both values.
+
+    A profile older than a field has what the field's default says.
+    """
     names = [name for name in {**one, **other} if name not in NEUTRAL_FIELDS]
-    pairs = {name: (one.get(name), other.get(name)) for name in names}
+    pairs = {name: (one.get(name, _default(name)), other.get(name, _default(name))) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _default(name: str) -> Any:
+    """A recipe field's default as JSON has it; None for what is no field."""
+    default = Recipe.model_fields[name].default if name in Recipe.model_fields else None
+    return list(default) if isinstance(default, tuple) else default
 
 
 def described(fields: dict[str, tuple[Any, Any]]) -> str:

@@ -33,8 +33,8 @@ class FakeCuda:
     def alloc(self, size: int) -> int:
         address, self._next = self._next, self._next + 2**24
         block = -(-size // 512) * 512
-        self._write("alloc", address, size)
         frames = [{"filename": "model.py", "line": 1, "name": "forward"}] if self.recording else []
+        self._write("alloc", address, size, frames)
         self.blocks[address] = (block, frames)
         self.allocated += block
         self.peak = max(self.peak, self.allocated)
@@ -51,12 +51,12 @@ class FakeCuda:
         self._write("oom", self.total_bytes - self.allocated, size)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
 
-    def _write(self, action: str, address: int, size: int) -> None:
+    def _write(self, action: str, address: int, size: int, frames: Any = ()) -> None:
         self.now_us += 1
         if self.recording:
             place = "device_free" if action == "oom" else "addr"
             entry = {"action": action, place: address, "size": size, "stream": 0, "time_us": self.now_us}
-            self.trace.append({**entry, "user_metadata": self.metadata, "frames": []})
+            self.trace.append({**entry, "user_metadata": self.metadata, "frames": list(frames)})
 
     # What PyTorch offers.
     def record_memory_history(self, enabled: str | None = "all", **options: Any) -> None:

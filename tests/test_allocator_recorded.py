@@ -118,7 +118,13 @@ def test_the_model_does_what_pytorch_did(
 def entries(recording: dict[str, Any]) -> list[dict[str, Any]]:
     """A recording as torch.cuda.memory._snapshot()["device_traces"][0] has it."""
     return [
-        dict(zip(("action", "addr", "size", "stream"), event, strict=True)) for event in recording["trace"]
+        {
+            "action": action,
+            "device_free" if action == "oom" else "addr": place,
+            "size": size,
+            "stream": stream,
+        }
+        for action, place, size, stream in recording["trace"]
     ]
 
 

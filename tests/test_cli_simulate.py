@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness.cli import main
+from harness.console import in_gib
 from harness.recipe_file import load_recipe
 from harness.safe_pickle import read_snapshot
 from harness.step_profile import StepProfile
@@ -53,6 +54,24 @@ def test_simulate_shows_tables_and_what_time_rests_on(call: Call) -> None:
     assert not Path("profiles").exists()  # nothing is written unasked
 
 
+def test_simulate_says_which_modules_and_which_allocations_make_the_peak(call: Call) -> None:
+    status, out, _ = call("simulate", "tiny.yaml", "hardware=a100-80gb")
+    _, document, _ = call("simulate", "tiny.yaml", "hardware=a100-80gb", "--json")
+    profile = StepProfile.from_json(document)
+    assert status == 0
+    assert len(profile.top) == 20
+    assert "the 20 largest allocations at the peak" in out
+    lines = out.splitlines()
+    largest = next(a for a in profile.top if a.stack and a.module)
+    row = f"{in_gib(largest.size_bytes):>10}  {largest.category:15}  {largest.module}"
+    module = lines.index(f"  {row}")
+    assert lines[module + 1].strip() == " < ".join(largest.stack[:2])
+    by_module = profile.memory.at_peak_by_module or {}
+    assert sum(by_module.values()) == profile.memory.peak_allocated_bytes
+    both_blocks = sum(size for name, size in by_module.items() if name.endswith(".mlp.up_proj"))
+    assert f"{in_gib(both_blocks):>10}  model.layers.*.mlp.up_proj" in out
+
+
 def test_simulate_json_is_a_profile_and_nothing_else(call: Call) -> None:
     status, out, err = call("simulate", "tiny.yaml", "seq_len=32", "hardware=l4", "--json")
     profile = StepProfile.from_json(out)
@@ -86,7 +105,7 @@ def test_simulate_out_of_memory_exits_3_and_says_what_fills_it(call: Call) -> No
     status, _, err = call(*arguments, "--out", "made")
     assert status == 3
     assert err.startswith("harness: out of memory in forward, asking for ")
-    for words in ("on l4 with", "free", "The largest tensors:", "of activations", "What would help:"):
+    for words in ("on l4 with", "free", "The largest tensors:", "of activations", "What would help"):
         assert words in err
     profile = StepProfile.read(Path("made/profile.json"))
     assert profile.oom is not None

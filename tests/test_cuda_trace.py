@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.attribution import BEFORE_RECORDING, categorize, find_peak
-from harness.cuda_trace import Label, phase_metadata, phase_of, spans_from_trace, stated_phases
+from harness.cuda_trace import Label, phase_metadata, phase_of, spans_from_trace, stated_phases, step_ends
 
 
 def entry(action: str, addr: int, size: int, metadata: str = "", time_us: int = 0, **more: object) -> dict:
@@ -82,7 +82,13 @@ def test_metadata_round_trip() -> None:
     assert phase_metadata("forward", 3) == "step=3 phase=forward"
     assert phase_of(phase_metadata("optimizer_step", 0)) == "optimizer_step"
     assert phase_of(phase_metadata("setup")) == "setup"
+    assert phase_of(phase_metadata("setup", -1)) == "setup"  # as a measured run has it
     assert phase_of("my own note, phase=3") is None
+
+
+def test_a_step_ends_with_its_last_entry_and_setup_is_none() -> None:
+    texts = ["step=-1 phase=setup", "step=0 phase=forward", "", "step=1 phase=data", "step=1 phase=forward"]
+    assert step_ends([entry("alloc", 512 * n, 512, text) for n, text in enumerate(texts)]) == [2, 4]
 
 
 def test_entries_of_the_autograd_thread_belong_to_the_backward_that_waits_for_it() -> None:

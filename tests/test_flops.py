@@ -75,6 +75,17 @@ def test_attention_and_the_name_of_its_kernel(backend, backward_products, name):
     assert count.attention == {name}
 
 
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+def test_grouped_heads_are_repeated_to_the_querys(kernel):
+    """One head of keys and values for all the query's: as many products, only fewer numbers to read."""
+    q, gradient = (torch.empty(BATCH, HEADS, LENGTH, WIDTH, device="meta") for _ in range(2))
+    k, v = (torch.empty(BATCH, 1, LENGTH, WIDTH, device="meta") for _ in range(2))
+    forward = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention").default
+    backward = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention_backward").default
+    assert operator_flops(forward, (q, k, v), {}, None) == 2 * SCORES
+    assert operator_flops(backward, (gradient, q, k, v), {}, None) == 5 * SCORES
+
+
 def test_eager_attention_is_no_attention_operator():
     q = torch.randn(BATCH, HEADS, LENGTH, WIDTH)
     assert counted(lambda: (q @ q.mT).softmax(-1) @ q, lambda out: None).attention == set()
@@ -86,6 +97,21 @@ def test_the_products_of_an_int8_base():
     with FlopCount() as count:
         torch.ops.bitsandbytes.int8_linear_matmul(left, right)
     assert sum(count.flops.values()) == 2 * 6 * INNER * OUTER
+
+
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+def test_a_quantized_layer_counts_as_the_layer_it_stands_for(quantization: str):
+    """The same rows by the same weight, forward; bitsandbytes' operators take the weight in other shapes."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    layer = (
+        bitsandbytes.nn.Linear8bitLt(64, 128, bias=False, has_fp16_weights=False)
+        if quantization == "int8"
+        else bitsandbytes.nn.Linear4bit(64, 128, bias=False, compute_dtype=torch.bfloat16)
+    ).to("cpu")
+    rows = torch.randn(2, 24, 64, dtype=torch.bfloat16)
+    with torch.no_grad(), FlopCount() as count:
+        layer(rows)
+    assert sum(count.flops.values()) == 2 * (2 * 24) * 64 * 128
 
 
 def test_the_products_of_experts():

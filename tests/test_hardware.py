@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 import harness.hardware as hardware
+from harness import napkin
 from harness.errors import InputError
-from harness.hardware import all_hardware, find_hardware, hardware_names, read_prices
+from harness.hardware import Calibration, all_hardware, find_hardware, hardware_names, read_prices
 from harness.hardware_table import DATASHEETS
+from harness.recipe import Recipe
 
 # Memory interface: bits x Gb/s a pin, from TechPowerUp's GPU database.
 GDDR_BUS = {
@@ -139,3 +142,27 @@ def test_calibration_is_read_and_a_broken_one_is_named(tmp_path, monkeypatch):
         path.write_text(broken)
         with pytest.raises(InputError, match=r"calibration\.json"):
             find_hardware("l4")
+
+
+CHANGES = {
+    "matmul_fraction": (0.5, {}),
+    "fp32_matmul_fraction": (0.5, {"precision": "fp32"}),
+    "attention_fraction": (0.05, {}),
+    "memory_fraction": (0.4, {}),
+    "host_link_fraction": (0.01, {"offload": ("parameters",)}),
+    "host_memory_bandwidth": (20e9, {"offload": ("optimizer",)}),
+    "host_op_s": (1e-3, {}),
+    "cublas_workspace_bytes": (0, {}),
+    "cuda_context_bytes": (0, {}),
+}
+"""Of every field of a calibration: another value, and a recipe that must feel it."""
+
+
+@pytest.mark.parametrize("name", [name for name in Calibration.model_fields if name != "source"])
+def test_napkin_reads_every_field_of_a_calibration(name):
+    value, fields = CHANGES[name]
+    recipe = Recipe(model="llama-3.2-1b", **fields)
+    base = find_hardware("h200")
+    changed = replace(base, calibration=base.calibration.model_copy(update={name: value}))
+    before, after = (napkin.predict(recipe, device) for device in (base, changed))
+    assert (before.memory, before.phases) != (after.memory, after.phases)

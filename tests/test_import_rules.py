@@ -43,10 +43,22 @@ USES_CUDA = {
 }
 
 TORCH_FREE = (
-    *("__init__", "alignment", "allocator*", "architecture*", "attribution", "cli*", "console", "cuda_trace"),
+    *("__init__", "alignment", "allocator*", "architecture*", "attribution", "checkpoint_files"),
+    "config_check",
+    *("checkpoint_recipe", "cli*", "console*", "cuda_trace", "host_memory", "leak"),
     *("documents", "errors", "files", "hardware*", "napkin*", "nvml", "oom", "provenance", "recipe*"),
-    *("roofline", "run_folder", "safe_pickle", "segment_diff", "snapshot*", "step_profile", "strict_yaml"),
-    *("tokenizer", "trace_diff*", "validate*"),
+    *(
+        "report",
+        "report.*",
+        "roofline",
+        "run_folder",
+        "safe_pickle",
+        "segment_diff",
+        "snapshot*",
+        "step_profile",
+        "strict_yaml",
+    ),
+    *("garbage", "serve*", "sweep*", "tokenizer", "trace_diff*", "validate*"),
 )
 """Modules that start in milliseconds and work where torch is not installed."""
 

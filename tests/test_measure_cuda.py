@@ -19,6 +19,7 @@ from harness import measure_cuda
 from harness.hardware import find_hardware, hardware_names
 from harness.measure import measure
 from harness.measure_cuda import TABLE_NAMES, CudaObserver
+from harness.oom import advise, explain
 from harness.run_folder import RunFolder
 from harness.safe_pickle import read_snapshot
 from harness.step import Training
@@ -337,3 +338,61 @@ def test_a_whole_run(cuda, tmp_path, monkeypatch):
     assert profile.step.tokens_per_s == pytest.approx(2 * 16 / 0.002)
     snapshot = read_snapshot(tmp_path / "run" / "snapshot.pickle")
     assert {entry["action"] for entry in snapshot["device_traces"][0]} >= {"alloc", "free_requested"}
+
+
+@pytest.mark.parametrize("with_history", [True, False])
+def test_a_leak_is_found_by_the_allocators_own_count(with_history, cuda, tmp_path, monkeypatch):
+    """2 KiB a step are never freed; the counter is read once a step, after the one synchronization."""
+    monkeypatch.setattr(measuring, "_observer", lambda *_: observer_of(cuda, with_history=with_history))
+
+    def train_step(training, batches, num_tokens, observer):
+        with observer.phase("forward"):
+            cuda.alloc(2 * KIB)
+            cuda.now_ms += 1
+        with observer.phase("backward"):
+            cuda.free(cuda.alloc(KIB))
+        return torch.tensor(1.0)
+
+    monkeypatch.setattr("harness.loop.train_step", train_step)
+    recipe = tiny(warmup_steps=1, steps=4)
+    folder = RunFolder(tmp_path / "run", "tiny", recipe)
+    profile = measure(recipe, folder, SimpleNamespace(step=lambda *_: None), CPU, snapshot=with_history)
+    leak = profile.leak
+    assert leak is not None
+    assert (leak.bytes_per_step, leak.num_steps) == (2 * KIB, 4)
+    assert cuda.calls.count("synchronize") == 1 + 4 + 2
+    if with_history:
+        assert leak.by_category == {"activations": 2 * KIB}
+        assert leak.largest is not None
+        assert leak.largest.stack == ["model.py:1 forward"]
+    assert "2.0 KiB more allocated after each of 4 steps" in profile.warnings[0]
+
+
+def test_out_of_memory_on_a_gpu_is_a_profile_with_all_that_is_known(cuda, tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "_observer", lambda *_: observer_of(cuda))
+
+    def train_step(training, batches, num_tokens, observer):
+        with observer.phase("forward"):
+            cuda.alloc(2**30)
+            cuda.alloc(2**29)
+            cuda.fail(2**31)  # the last thing that happens
+
+    monkeypatch.setattr("harness.loop.train_step", train_step)
+    recipe = tiny(micro_batch_size=64, seq_len=64)
+    folder = RunFolder(tmp_path / "run", "tiny", recipe)
+    profile = measure(recipe, folder, SimpleNamespace(step=lambda *_: None), CPU, advise=advise)
+    assert not profile.complete
+    oom = profile.oom
+    assert oom is not None
+    assert (oom.phase, oom.requested_bytes, oom.free_bytes) == ("forward", 2**31, 12345)
+    assert oom.reserved_unallocated_bytes == CACHED
+    assert [(top.size_bytes, top.category, top.stack) for top in oom.top[:2]] == [
+        (2**30, "activations", ["model.py:1 forward"]),
+        (2**29, "activations", ["model.py:1 forward"]),
+    ]
+    assert any("micro_batch_size=1" in line and " less, time a token ×" in line for line in oom.advice)
+    trace = read_snapshot(tmp_path / "run" / "snapshot.pickle")["device_traces"][0]
+    assert "oom" in [entry["action"] for entry in trace]
+    said = explain(profile)
+    assert "out of memory in forward, asking for 2.00 GiB on NVIDIA H200" in said
+    assert "1.00 GiB of activations, 0.50 GiB of activations" in said

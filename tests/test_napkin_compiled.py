@@ -22,7 +22,6 @@ def nothing_compiled_before():
         ("llama", {}),
         ("llama", {"adapter": "lora"}),
         ("llama", {"precision": "bf16-mixed"}),
-        ("llama", {"attention": "eager"}),
         ("gpt_neox", {"precision": "fp32"}),
         ("gpt2", {"precision": "fp32"}),
     ],

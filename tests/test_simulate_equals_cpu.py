@@ -18,7 +18,7 @@ from tiny import NullObserver, tiny
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.cuda_autocast import cuda_autocast_on_meta
-from harness.cuda_rules import OPERATORS
+from harness.cuda_rules import OPERATORS, seen_tensor
 from harness.loop import run_steps, set_up
 from harness.recipe import Recipe
 from harness.shape_cache import ShapeCache
@@ -120,7 +120,7 @@ class _ShapeOnly(StorageTracker):
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         rule = OPERATORS.get(str(func))
-        return self._shapes.run(func, args, kwargs) if rule is None else rule(func, args, kwargs)
+        return self._shapes.run(func, args, kwargs)[0] if rule is None else rule(func, args, kwargs)
 
 
 def _events(recipe: Recipe, device: torch.device) -> list[tuple[str, int, int, bool]]:
@@ -132,6 +132,7 @@ def _events(recipe: Recipe, device: torch.device) -> list[tuple[str, int, int, b
         stack.enter_context(patch("torch.optim.optimizer._get_fused_kernels_supported_devices", _devices))
         if device.type == "meta":
             stack.enter_context(cuda_autocast_on_meta())
+            stack.enter_context(patch("torch.tensor", seen_tensor))
         training, batches = set_up(recipe, device, NullObserver())
         stack.enter_context(tracker)
         for _ in run_steps(training, batches, device, ["warmup"] * 2, NullObserver()):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from tiny import CPU, NullObserver, built, same_bits, step, tiny, train, weights
 from torch import Tensor, nn
 
-from harness.errors import InputError
+from harness.errors import InputError, MissingDependency
 from harness.model import build_model
 from harness.recipe import Recipe
 
@@ -132,8 +134,8 @@ def test_dtypes(kind: str, fields: dict[str, Any], base: str, adapter: str) -> N
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_ia3_on_a_quantized_base_is_fp32_around_it(quantization: str, precision: str) -> None:
     fields = {"adapter": "ia3", "quantization": quantization, "precision": precision}
-    with pytest.raises(InputError, match="set upcast_for_kbit: true"):
-        build_model(lora(**fields), CPU)
+    with pytest.raises(ValidationError, match="set upcast_for_kbit: true"):
+        lora(**fields)
     _, losses = train(lora(**fields, upcast_for_kbit=True), 2)
     assert all(map(math.isfinite, losses))
 
@@ -231,3 +233,9 @@ def test_the_base_is_the_same_bits_with_and_without_an_adapter() -> None:
         if "lora_" not in name
     }
     assert same_bits(ours, base)
+
+
+def test_without_peft_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MissingDependency, match=r"adapter: lora needs the package peft.* pip install peft"):
+        build_model(lora(), CPU)

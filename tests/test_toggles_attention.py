@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny import CPU, tiny, train
 from transformers.models.gemma2.modeling_gemma2 import Gemma2PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 
 from harness.errors import InputError, MissingDependency
 from harness.model import attention_kernel, build_model
@@ -71,8 +72,15 @@ def test_flash_attention_is_never_fetched(
         build_model(recipe, torch.device("cuda"))
 
 
-def test_a_model_without_sdpa_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", False)  # as in 5.23, not in 5.17
-    with pytest.raises(InputError, match=r"attention: sdpa: .* cannot run with it; set attention: eager"):
+@pytest.mark.parametrize("supports_sdpa", [False, True])  # as transformers 5.23 says, and as 5.17 does
+def test_capped_scores_refuse_sdpa(supports_sdpa: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", supports_sdpa)
+    with pytest.raises(InputError, match=r"attention: sdpa: gemma2 caps .* set attention: eager"):
         build_model(tiny("gemma2"), CPU)
     assert len(train(tiny("gemma2", attention="eager"), 1).losses) == 1
+
+
+def test_a_model_without_sdpa_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaPreTrainedModel, "_supports_sdpa", False)
+    with pytest.raises(InputError, match=r"attention: sdpa: .* cannot run with it; set attention: eager"):
+        build_model(tiny(), CPU)

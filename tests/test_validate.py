@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from harness.errors import InputError
+from harness.recipe import Recipe
 from harness.step_profile import (
     HardwareSummary,
     MemoryBreakdown,
@@ -21,7 +22,7 @@ from harness.step_profile import (
     StepStats,
     TimeStats,
 )
-from harness.validate import Comparison, compare
+from harness.validate import Comparison, compare, different_fields
 from harness.validate_table import print_comparison, print_summary, unexplained_lines
 
 MiB = 2**20
@@ -189,4 +190,18 @@ def test_comparing_imports_neither_torch_nor_any_of_the_three_answers() -> None:
         "print(*sorted(name for name in sys.modules if name.partition('.')[0] in ('torch', 'harness')))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["harness", "harness.errors", "harness.step_profile", "harness.validate"]
+    recipe = ["harness.recipe", "harness.recipe_rules"]
+    read = ["harness.step_profile", "harness.strict_json"]
+    shared = ["harness", "harness.errors", *recipe, *read, "harness.validate"]
+    assert result.stdout.split() == shared
+
+
+def test_a_profile_older_than_a_field_has_its_default():
+    old = Recipe(model="any").model_dump(mode="json")
+    new = {**old, "seq_len": old["seq_len"] + 1}
+    for name in ("offload", "checkpoint_every"):
+        del old[name]
+    assert different_fields(old, new) == {"seq_len": (old["seq_len"], new["seq_len"])}
+    assert different_fields(old, {**new, "seq_len": old["seq_len"], "offload": ["optimizer"]}) == {
+        "offload": ([], ["optimizer"])
+    }

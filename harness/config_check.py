@@ -1,0 +1,58 @@
+"""A model's config.json, read and checked before transformers builds from it. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.errors import InputError
+
+MAX_CONFIG_BYTES = 1_000_000
+LARGEST_COUNT = 2**31 - 1
+"""Of anything in a config: kernels count in 32 bits."""
+COUNTS = (
+    *("vocab_size", "hidden_size", "n_embd", "intermediate_size", "head_dim"),
+    *("num_hidden_layers", "n_layer", "num_attention_heads", "n_head", "num_key_value_heads"),
+    *("num_local_experts", "num_experts_per_tok"),
+)
+"""Fields that are counts in every family that has them (in some, a list of one for each layer)."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`. Raises InputError naming the file and what is wrong with it."""
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise InputError(
+                f"model: {path} has more than {MAX_CONFIG_BYTES:,} bytes; give a config.json, not weights."
+            )
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"model: cannot read {path}: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"model: {path} is not JSON: {error}. Give a config.json.") from None
+    if not isinstance(config, dict):
+        raise InputError(f"model: {path} holds no config: it must be a JSON object with a model_type.")
+    return config
+
+
+def check_counts(config: Mapping[str, Any], origin: str) -> None:
+    """Raise InputError naming `origin`, the field and its value for a size that no model can have.
+
+    transformers builds some of them all the same, and fails in the first step.
+    """
+    for name in COUNTS:
+        value = config.get(name)
+        if value is None or isinstance(value, list | dict):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_COUNT:
+            raise InputError(
+                f"model: {origin}: {name} is {value!r:.60}; it must be a whole number of at least 1 and at "
+                f"most {LARGEST_COUNT:,}."
+            )
+    heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
+        raise InputError(
+            f"model: {origin}: num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}."
+        )
