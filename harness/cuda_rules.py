@@ -239,6 +239,7 @@ def _patches(rules: CudaRules) -> Iterator[tuple[str, Any]]:
     yield "torch.cuda.synchronize", lambda *_: None
     if find_spec("triton") is not None:  # its kernels (Liger's) write into tensors that Python made
         yield "triton.runtime.jit.JITFunction.run", lambda *_, **__: None
+        yield "triton.runtime.interpreter.InterpretedFunction.run", lambda *_, **__: None
     if rules.recipe.optimizer in BITSANDBYTES_OPTIMIZERS and find_spec("bitsandbytes") is not None:
         yield "bitsandbytes.functional.get_paged", _paged
         yield "bitsandbytes.functional.fill", lambda *_, **__: None

@@ -81,7 +81,8 @@ def test_fused_linear_on_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("family", ["gpt2", "pythia"])
 def test_a_model_liger_does_not_know_is_refused(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("liger_kernel")
+    # Before the interpreter is asked for: a kernel stays what it was at its import, for every later test.
+    pytest.importorskip("liger_kernel.ops")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(InputError, match=r"loss: fused_linear: Liger has no .* model; set loss: standard"):
         build_model(tiny(family, loss="fused_linear"), CPU)
@@ -92,3 +93,14 @@ def test_without_liger_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
     with pytest.raises(MissingDependency, match="pip install 'harness\\[liger\\]'"):
         build_model(tiny(loss="fused_linear"), CPU)
+
+
+def test_a_simulation_is_the_same_where_triton_interprets() -> None:
+    """No kernel runs on shape-only tensors: neither a compiled nor an interpreted one."""
+    pytest.importorskip("liger_kernel.ops")
+    command = [sys.executable, "-m", "harness", "simulate", "smoke", "loss=fused_linear", "--json"]
+    profiles = [
+        json.loads(subprocess.run(command, env=os.environ | extra, capture_output=True, check=True).stdout)
+        for extra in ({"TRITON_INTERPRET": "0"}, {"TRITON_INTERPRET": "1"})
+    ]
+    assert profiles[0]["memory"] == profiles[1]["memory"]
