@@ -40,7 +40,8 @@ def state_of(training: Training) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("fields", [{}, {"precision": "bf16"}, {"adapter": "lora", "lora_alpha": 256.0}])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_learns_a_batch(optimizer: str, fields: dict[str, Any]) -> None:
-    rate = {"sgd": 1.0, "lion_8bit": 1e-3, "adafactor": 3e-2}.get(optimizer, 3e-3)
+    # sgd: at ten times this rate the loss leaps, and where to depends on the processor's rounding
+    rate = {"sgd": 2e-2, "lion_8bit": 1e-3, "adafactor": 3e-2}.get(optimizer, 3e-3)
     training, batches = built(tiny(optimizer=optimizer, learning_rate=rate, **fields))
     start = weights(training, trained_only=True)
     micro_batches, num_tokens = next(batches)
