@@ -57,18 +57,51 @@ def to_host(tensor: Tensor) -> Tensor:
         return host_empty_like(tensor).copy_(tensor, non_blocking=True)
 
 
+class SideStream:
+    """Copies over the host link, beside the compute stream. Device memory always comes from the compute
+    stream, so it is reused in a fixed order. On a CPU and shape-only there is no stream: every copy is
+    done at once, in the order in which a GPU is told of it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = None if device.type in ("cpu", "meta") else torch.Stream(device)
+
+    @contextmanager
+    def after_compute(self) -> Iterator[None]:
+        """Inside, copies are queued: each begins when the compute stream has done what it has now."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.accelerator.current_stream())
+        with self._stream:
+            yield
+
+    def event(self) -> Any:
+        """What `compute_waits` waits for: the copies queued so far."""
+        return self._stream.record_event() if self._stream is not None else None
+
+    def compute_waits(self, event: Any) -> None:
+        """The compute stream goes on after the copies that `event` stands for."""
+        if self._stream is not None:
+            torch.accelerator.current_stream().wait_event(event)
+
+    def compute_waits_for_all(self) -> None:
+        """The compute stream goes on after every copy queued so far."""
+        if self._stream is not None:
+            torch.accelerator.current_stream().wait_stream(self._stream)
+
+
 class OffloadedActivations:
     """Saved-tensor hooks that keep in host memory what autograd saves in forward.
 
-    On a GPU the copies run on a side stream: in forward up to IN_FLIGHT tensors are held until their
-    copy has left; in backward the next IN_FLIGHT tensors are fetched ahead. Device tensors are always
-    allocated on the compute stream, so their memory is reused in a fixed order.
+    In forward up to IN_FLIGHT tensors are held until their copy has left; in backward the next IN_FLIGHT
+    tensors are fetched ahead.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._parameters = {p.untyped_storage()._cdata for p in model.parameters()}
         self._parameters |= {b.untyped_storage()._cdata for b in model.buffers()}
-        self._side = torch.Stream(device) if device.type not in ("cpu", "meta") else None
+        self._side = SideStream(device)
         # Only autograd's graph holds on to what was saved: each host copy is freed as backward passes it.
         self._saved: list[weakref.ref[_Saved]] = []
         self._by_tensor: dict[tuple[Any, ...], tuple[StorageWeakRef, weakref.ref[_Saved]]] = {}
@@ -77,8 +110,7 @@ class OffloadedActivations:
 
     def __call__(self) -> AbstractContextManager[Any]:
         """The context for one forward pass."""
-        if self._side is not None:  # before the memory of what was fetched and never used is used again
-            torch.accelerator.current_stream().wait_stream(self._side)
+        self._side.compute_waits_for_all()  # before the memory of what was fetched and never used is reused
         self._saved, self._by_tensor, self._leaving, self._fetched = [], {}, [], {}
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
@@ -97,12 +129,9 @@ class OffloadedActivations:
         return saved
 
     def _copy_out(self, tensor: Tensor) -> Tensor:
-        if self._side is None:
-            return to_host(tensor)
-        self._side.wait_stream(torch.accelerator.current_stream())
-        with self._side:
+        with self._side.after_compute():
             host = to_host(tensor)
-        self._leaving.append((tensor, self._side.record_event()))
+        self._leaving.append((tensor, self._side.event()))
         self._let_go(of_all_but=IN_FLIGHT)
         return host
 
@@ -110,32 +139,29 @@ class OffloadedActivations:
         """Drop the tensors that were sent out first: only once they have left may their memory be reused."""
         while len(self._leaving) > of_all_but:
             _, event = self._leaving.pop(0)
-            torch.accelerator.current_stream().wait_event(event)
+            self._side.compute_waits(event)
 
     def _unpack(self, saved: Tensor | _Saved) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
-        if self._side is None:
-            return torch.empty_like(saved.host, device=saved.device).copy_(saved.host)
         self._let_go(of_all_but=0)
-        self._fetch(saved, self._side)
+        self._fetch(saved)
         for reference in reversed(self._saved[max(saved.index - IN_FLIGHT, 0) : saved.index]):
             ahead = reference()
             if ahead is not None and not ahead.used:
-                self._fetch(ahead, self._side)
+                self._fetch(ahead)
         saved.used = True
         tensor, event = self._fetched.pop(saved)
-        torch.accelerator.current_stream().wait_event(event)
+        self._side.compute_waits(event)
         return tensor
 
-    def _fetch(self, saved: _Saved, side: torch.Stream) -> None:
+    def _fetch(self, saved: _Saved) -> None:
         if saved in self._fetched:
             return
         tensor = torch.empty_like(saved.host, device=saved.device)
-        side.wait_stream(torch.accelerator.current_stream())
-        with side:
+        with self._side.after_compute():
             tensor.copy_(saved.host, non_blocking=True)
-        self._fetched[saved] = (tensor, side.record_event())
+        self._fetched[saved] = (tensor, self._side.event())
 
 
 @dataclass(eq=False)

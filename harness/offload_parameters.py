@@ -19,7 +19,6 @@ step. Here the device's allocations are the same, in the same order, on a GPU, o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -31,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
 from harness.errors import InputError
-from harness.offload import on_host
+from harness.offload import SideStream, on_host
 
 
 def offload_parameters(
@@ -117,7 +116,7 @@ class _DeviceCopies:
         self._copies: dict[nn.Parameter, Tensor] = {}
         self._in_place: dict[_Group, dict[int, nn.Parameter]] = {}  # by storage, to recognize what is saved
         self._will_finish = False
-        self._side = None if device.type in ("cpu", "meta") else torch.Stream(device)
+        self._side = SideStream(device)
 
     def begin(self, model: nn.Module, args: Any) -> None:
         """Before the model's forward: the root arrives, and autograd no longer keeps weights."""
@@ -205,19 +204,14 @@ class _DeviceCopies:
         return [self._copies[parameter] for parameter in parameters]
 
     def _send_for(self, group: _Group) -> None:
-        # All memory comes from the compute stream, so that it is reused in a fixed order; the copies
-        # begin when what used it before is done.
         absent = [parameter for parameter in group.places if parameter not in self._copies]
         self._copies |= {parameter: self._empty(parameter) for parameter in absent}
-        if self._side is not None:
-            self._side.wait_stream(torch.accelerator.current_stream(self.device))
-        with self._side or nullcontext():
+        with self._side.after_compute():
             for parameter in absent:
                 self._copies[parameter].copy_(parameter.detach(), non_blocking=True)
 
     def _drop_all_but(self, kept: Iterable[nn.Parameter]) -> None:
-        if self._side is not None:  # every copy sent for has arrived, before any is used or freed
-            torch.accelerator.current_stream(self.device).wait_stream(self._side)
+        self._side.compute_waits_for_all()  # every copy sent for has arrived, before any is used or freed
         self._copies = {parameter: self._copies[parameter] for parameter in kept if parameter in self._copies}
 
     def _empty(self, parameter: nn.Parameter) -> Tensor:

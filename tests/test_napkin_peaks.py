@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from napkin_oracle import napkin, peaks_by_phase, predicted_peaks, recipe_for
 
-import harness.napkin_memory as napkin_memory
-
 # What napkin leaves out: scalars, one-row statistics of backward, and what Python holds for a moment.
 SMALL = 0.004
 WIDE = {"vocab_size": 1024, "intermediate_size": 176}
@@ -85,8 +83,7 @@ def test_gradients_of_large_embeddings(tmp_path, family, fields):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_offloaded_activations(tmp_path, checkpointing, monkeypatch):
-    monkeypatch.setattr(napkin_memory, "IN_FLIGHT", 0)  # without a second stream every copy is done at once
+def test_offloaded_activations(tmp_path, checkpointing):
     recipe = recipe_for(
         tmp_path,
         "llama",

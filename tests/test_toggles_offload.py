@@ -52,7 +52,7 @@ def test_activations_wait_for_backward_on_the_host(fields: dict[str, Any]) -> No
     here, here_left = observed_step(**fields)
     away, away_left = observed_step(**fields, offload=["activations"])
     assert any(size >= MIN_OFFLOAD_BYTES for size in here_left)
-    assert all(size < MIN_OFFLOAD_BYTES for size in away_left)
+    assert sum(size >= MIN_OFFLOAD_BYTES for size in away_left) <= IN_FLIGHT
     assert 0 < sum(here_left) - sum(away_left) <= away.host_peak_bytes
     assert away.peak_bytes["forward"] < here.peak_bytes["forward"]
     if "gradient_checkpointing" not in fields:  # there the peak is one block's own activations
@@ -131,7 +131,7 @@ def test_the_side_stream_brings_back_the_same_bits(
     offloaded = training.saved_tensors
     assert isinstance(offloaded, OffloadedActivations)
     side, compute = FakeStream(), FakeStream()
-    offloaded._side = side  # type: ignore[assignment]
+    offloaded._side._stream = side  # type: ignore[assignment]
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda: compute)
     losses, in_flight = [], []
 
