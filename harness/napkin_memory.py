@@ -13,7 +13,7 @@ from harness.napkin_liveness import Backward, Moment, forward_peak
 from harness.napkin_model import BuiltModel
 from harness.napkin_sizes import Sizes
 from harness.napkin_stages import Stage
-from harness.napkin_tape import SIZES
+from harness.napkin_tape import SIZES, saved_storages, total_bytes
 
 IN_FLIGHT = 2
 """Offloaded activations still on their way out, or fetched ahead (harness/offload.py)."""
@@ -123,10 +123,14 @@ def _loss_locals(sizes: Sizes) -> int:
 
 
 def _resident_at_loss(sizes: Sizes) -> int:
-    """Kept bytes on the device when the loss is there: with offload, what it was just computed from."""
+    """Kept bytes on the device when the loss is there: with offload, what it was just computed from, and
+    what is still on its way out."""
     if not sizes.offloads_activations:
         return sizes.kept_in_forward
-    return sizes.stages.loss.tape.ops[-1].inputs[0].size_bytes + sizes.stages.fused_loss_bytes
+    ops, result = sizes.stages.loss.tape.ops, sizes.stages.loss.tape.ops[-1].inputs[0]
+    leaving = saved_storages([op for op in ops[:-1] if op.outputs[0] is not result])[-IN_FLIGHT:]
+    leaving = [t for t in leaving if t is not sizes.stages.hidden.storage]  # a local: counted as such
+    return total_bytes([result, *leaving]) + sizes.stages.fused_loss_bytes
 
 
 def _resident(sizes: Sizes, kept: int) -> int:
