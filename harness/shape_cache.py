@@ -118,7 +118,7 @@ def _key(values: Any) -> Any:
 def _remembered(out: Any, args: Any) -> Any:
     """The specs of fresh results, or _ALIASES."""
     results = out if isinstance(out, tuple) else (out,)
-    given = {a.untyped_storage()._cdata for a in _tensors(args)}
+    given = {a.untyped_storage()._cdata for a in tensors_in(args)}
     storages = [t.untyped_storage()._cdata for t in results if isinstance(t, Tensor)]
     fresh = len(set(storages)) == len(results) and not given & set(storages)
     if not fresh or any(t.device.type != "meta" or not _whole(t) for t in results):
@@ -134,13 +134,14 @@ def _whole(tensor: Tensor) -> bool:
     return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == needed
 
 
-def _tensors(values: Any) -> list[Tensor]:
+def tensors_in(values: Any) -> list[Tensor]:
+    """The tensors among an operator's arguments, in lists too."""
     found = []
     for value in values:
         if isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, list | tuple):
-            found += _tensors(value)
+            found += tensors_in(value)
     return found
 
 

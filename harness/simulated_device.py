@@ -12,9 +12,9 @@ from harness.cuda_rules import CudaRules
 from harness.cuda_script import Free, Step, Take
 from harness.cuda_temporaries import operator_name
 from harness.module_paths import ModulePaths
-from harness.shape_cache import VIEW
+from harness.shape_cache import VIEW, tensors_in
 from harness.simulated_memory import SimulatedMemory
-from harness.simulated_time import SimulatedTime
+from harness.simulated_time import Cost, SimulatedTime
 from harness.tracker import StorageTracker
 
 aten = torch.ops.aten
@@ -50,22 +50,41 @@ class SimulatedDevice(StorageTracker):
         out, call = self.rules.run(func, args, kwargs)
         if call is VIEW:
             return out
-        if self.recorded:
-            if call.cost is None:
-                call.cost = self.time.cost(func, args, kwargs, out)
-            self.time.recomputing = self.memory.phase == "backward" and self.paths.in_module
-            self.time.launch(call.cost)
         if call.script is None:
             on_device = self._on_device(out, args)
             call.script = self.rules.script(func, args, kwargs, out) if on_device else ()
             if on_device:
                 self.operators.add(operator_name(func))
+        if self.recorded:
+            if call.cost is None:
+                call.cost = self.time.cost(func, args, kwargs, out, call.script)
+            self.time.recomputing = self.memory.phase == "backward" and self.paths.in_module
+            self._clock(call.cost, func, args)
         if call.script:
             self._play(call.script, func, out)
         if func._overloadpacket in _PRODUCTS:
             self._see(out, func)
             self._keep_workspace(func._overloadpacket)
         return out
+
+    def _clock(self, cost: Cost, func: Any, args: Any) -> None:
+        """The time of an operator: a kernel's, a copy's between the two memories, or the host's own."""
+        if not self.on_host:
+            self.time.launch(cost)
+            return
+        given = [key for tensor in tensors_in(args) if (key := self.key_of(tensor)) is not None]
+        there = [key in self.on_host for key in given]
+        if func._overloadpacket is aten.copy_ and len(given) == 2 and there[0] != there[1]:
+            non_blocking = len(args) > 2 and args[2]
+            self.time.copy(args[0].nbytes, there[0], given[1], given[0], waits=not non_blocking)
+        elif there and all(there):
+            self.time.work_on_host(cost, given)
+        else:  # unified memory (paged optimizers) stays on the device while there is room
+            self.time.launch(cost, given)
+
+    def gone(self, key: int) -> None:
+        """See StorageTracker.gone."""
+        self.time.freed(key)
 
     def _play(self, steps: Sequence[Step], func: Any, out: Any) -> None:
         """Temporaries and outputs in the order in which the CUDA kernel makes them."""

@@ -39,6 +39,8 @@ class StorageTracker(TorchDispatchMode):
         super().__init__()
         self.sink = sink
         self.frames = frames
+        self.on_host: set[int] = set()
+        """Keys of live storages made inside offload.on_host()."""
         self._keys: dict[int, int] = {}
         self._refs: dict[int, Any] = {}
         self._next_key = 0
@@ -63,6 +65,9 @@ class StorageTracker(TorchDispatchMode):
     def follows(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage counts at all."""
         return True
+
+    def gone(self, key: int) -> None:
+        """A storage was freed. A simulation's clock wants to know."""
 
     def key_of(self, tensor: Tensor) -> int | None:
         """The key of `tensor`'s storage, None if it was never seen."""
@@ -110,9 +115,13 @@ class StorageTracker(TorchDispatchMode):
         frames = self.stack() if self.frames else ()
         op = func if isinstance(func, str) else func._overloadpacket.__name__
         self.sink.born(key, size_bytes, on_host, op, frames)  # may be out of memory: then there is no storage
+        if on_host:
+            self.on_host.add(key)
 
         def died(_: Any) -> None:
             del self._keys[address], self._refs[key]
+            self.on_host.discard(key)
+            self.gone(key)
             self.sink.died(key, size_bytes, on_host)
 
         self._keys[address] = key

@@ -9,18 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.cuda_script import Free, Take
 from harness.hardware import Calibration, Hardware, find_hardware
-from harness.simulated_time import SimulatedTime
+from harness.operator_bytes import operator_bytes
+from harness.recipe_check import check_recipe
+from harness.simulate import simulate
+from harness.simulated_time import Cost, SimulatedTime
 
 aten = torch.ops.aten
 FLOPS, BANDWIDTH, LAUNCH_S = 1e12, 1e9, 1e-6
 """Of the device below: 1 TFLOP/s in 16 bit, half in attention, 1 GB/s, 1 us to launch an operator."""
+LINK, HOST_BANDWIDTH = 1e8, 2e8
+"""0.1 GB/s in each direction between the two memories, 0.2 GB/s in the host's."""
 
 
 def device(**changes: float) -> Hardware:
     sheet = find_hardware("a100-80gb").datasheet
     round_numbers = sheet._replace(
         memory_bandwidth=sheet.memory_bandwidth._replace(value=BANDWIDTH),
+        host_link=sheet.host_link._replace(value=LINK),
         flops={name: cited._replace(value=FLOPS) for name, cited in sheet.flops.items()},
     )
     rates = {
@@ -28,6 +35,8 @@ def device(**changes: float) -> Hardware:
         "attention_fraction": 0.5,
         "memory_fraction": 1.0,
         "host_op_s": LAUNCH_S,
+        "host_link_fraction": 1.0,
+        "host_memory_bandwidth": HOST_BANDWIDTH,
     }
     return replace(
         find_hardware("a100-80gb"), datasheet=round_numbers, calibration=Calibration(**(rates | changes))
@@ -38,8 +47,12 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def index(*shape: int) -> Tensor:
+    return meta(*shape, dtype=torch.long)
+
+
 def add(time: SimulatedTime, func: Any, *args: Any) -> None:
-    time.add(func, args, {}, func(*args))
+    time.launch(time.cost(func, args, {}, func(*args)))
 
 
 def test_a_large_product_takes_its_flops() -> None:
@@ -66,7 +79,7 @@ def test_attention_has_a_rate_of_its_own() -> None:
     time = SimulatedTime(device())
     query = meta(1, 1, 10_000, 100)
     out = (meta(1, 1, 10_000, 100),)
-    time.add(aten._scaled_dot_product_flash_attention.default, (query, query, query), {}, out)
+    time.launch(time.cost(aten._scaled_dot_product_flash_attention.default, (query, query, query), {}, out))
     # two products of 2 x 10,000 x 10,000 x 100 each: 4e10 FLOPs at half of 1e12
     assert time.now() == pytest.approx(LAUNCH_S + 4e10 / 0.5e12)
 
@@ -100,10 +113,11 @@ def test_small_operators_take_their_launch() -> None:
     assert time.bound() == "host"
 
 
-def test_views_and_the_hosts_own_tensors_cost_nothing() -> None:
+def test_views_memory_not_yet_written_and_the_hosts_own_tensors_cost_nothing() -> None:
     time = SimulatedTime(device())
     add(time, aten.view.default, meta(4, 4), [16])
     add(time, aten.add.Tensor, torch.ones(1000, 1000), torch.ones(1000, 1000))
+    add(time, aten.empty_like.default, meta(1000))
     assert time.now() == 0
     assert not time.bytes_moved
 
@@ -132,3 +146,100 @@ def test_integer_products_run_on_a_device_without_bf16(name: str) -> None:
     time = SimulatedTime(find_hardware(name))
     add(time, aten.mm.default, meta(8, 8, dtype=torch.int8), meta(8, 8, dtype=torch.int8))
     assert time.now() > 0
+
+
+@pytest.mark.parametrize(
+    ("func", "arguments", "expected"),
+    [
+        (aten.zeros_like.default, lambda: [meta(1000)], 2000),
+        (aten.zero_.default, lambda: [meta(1000)], 2000),
+        (aten.copy_.default, lambda: [meta(1000), meta(1000)], 2 * 2000),
+        (aten.copy_.default, lambda: [meta(1000), meta(1).expand(1000)], 2000 + 2),
+        (aten.add_.Tensor, lambda: [meta(1000), meta(1000)], 3 * 2000),
+        (aten._foreach_add_.List, lambda: [[meta(1000), meta(10)], [meta(1000), meta(10)]], 3 * 2020),
+        (aten._foreach_mul.Scalar, lambda: [[meta(1000), meta(10)], 2.0], 2 * 2020),
+        # 4 rows of 8 numbers of 2 bytes read and written, and 4 indices of 8 bytes; the table has 100 rows
+        (aten.embedding.default, lambda: [meta(100, 8), index(4)], 2 * 4 * 8 * 2 + 4 * 8),
+        (aten.index_add_.default, lambda: [meta(100, 8), 0, index(4), meta(4, 8)], 3 * 4 * 8 * 2 + 4 * 8),
+        # the gradient is zeros but for one number a row; the log-probabilities are not read again
+        (
+            aten.nll_loss_backward.default,
+            lambda: [meta(1), meta(4, 100), index(4), None, 1, -100, meta(1)],
+            2 + 4 * 8 + 2 + 4 * 100 * 2,
+        ),
+    ],
+)
+def test_bytes_are_those_a_kernel_reads_and_writes(func: Any, arguments: Any, expected: int) -> None:
+    args = arguments()
+    assert operator_bytes(func, args, {}, func(*args), ()) == expected
+
+
+def test_what_a_kernel_takes_for_itself_is_written_and_read() -> None:
+    x = meta(1000)
+    script = [Take(300), Free(0), Take(50)]
+    assert operator_bytes(aten.neg.default, (x,), {}, aten.neg.default(x), script) == 2 * 2000 + 2 * 350
+
+
+def kernel(time: SimulatedTime, milliseconds: float, reads: tuple[int, ...] = ()) -> None:
+    time.launch(Cost(0, 0, 0.0, milliseconds * 1e-3), reads)
+
+
+OURS, THEIRS = 1, 2
+"""A storage on the device, and one in host memory."""
+
+
+def test_a_copy_to_the_host_runs_beside_the_device() -> None:
+    time = SimulatedTime(device())
+    kernel(time, 5)
+    time.copy(1_000_000, True, OURS, THEIRS, waits=False)  # 10 ms, once the kernel is done
+    kernel(time, 7)
+    assert time.now() == pytest.approx(LAUNCH_S + 15e-3)
+    time.freed(OURS)  # its memory is used again by what comes now
+    kernel(time, 1)
+    assert time.now() == pytest.approx(LAUNCH_S + 16e-3)
+    assert time.bound() == "memory"
+    assert time.bytes_moved[""] == 1_000_000
+
+
+def test_the_device_waits_for_what_comes_from_the_host() -> None:
+    time = SimulatedTime(device())
+    time.copy(1_000_000, False, THEIRS, OURS, waits=False)
+    kernel(time, 3)
+    kernel(time, 1, (OURS,))
+    assert time.now() == pytest.approx(LAUNCH_S + 11e-3)
+    assert time.bound() == "host"
+
+
+def test_the_two_directions_of_the_link_do_not_wait_for_each_other() -> None:
+    time = SimulatedTime(device())
+    for storage in range(10, 30, 2):
+        time.copy(1_000_000, True, storage, storage + 1, waits=False)
+        time.copy(1_000_000, False, storage + 1000, storage + 1001, waits=False)
+    assert time.now() == pytest.approx(10 * 10e-3, rel=1e-3)
+
+
+def test_the_host_works_on_what_has_arrived_and_sends_it_back() -> None:
+    time = SimulatedTime(device())
+    time.copy(1_000_000, True, OURS, THEIRS, waits=True)  # 10 ms
+    kernel(time, 2)  # launched after it
+    time.work_on_host(Cost(0, 3_000_000, 0.0, 0.0), [THEIRS])  # 15 ms at 0.2 GB/s
+    time.copy(1_000_000, False, THEIRS, OURS, waits=False)  # 10 ms
+    kernel(time, 1, (OURS,))
+    assert time.now() == pytest.approx(36e-3, abs=1e-5)
+    assert time.bound() == "host"
+
+
+def test_offload_costs_the_link_and_the_host_their_time() -> None:
+    recipe = {"model": "tiny-llama-bytes", "seq_len": 64, "micro_batch_size": 1, "precision": "bf16"}
+    times: dict[str, dict[str, float]] = {}
+    host_bytes = 0
+    for offload in ("nothing", "activations", "optimizer", "parameters"):
+        chosen = [] if offload == "nothing" else [offload]
+        profile = simulate(check_recipe({**recipe, "offload": chosen}, "here"), device())[0]
+        times[offload] = {name: phase.time_s.median or 0.0 for name, phase in profile.phases.items()}
+        host_bytes = profile.memory.host_bytes or 0
+    here = times["nothing"]
+    assert times["activations"]["backward"] > 1.5 * here["backward"]
+    assert times["optimizer"]["optimizer_step"] > 1.5 * here["optimizer_step"]
+    # the host has weights, gradients and two moments: a quarter of it comes in, once in forward
+    assert times["parameters"]["forward"] == pytest.approx(host_bytes / 4 / LINK, rel=0.1)
