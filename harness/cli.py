@@ -270,8 +270,10 @@ def _quiet_libraries() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("BITSANDBYTES_NOWELCOME", "1")
     os.environ["USE_HUB_KERNELS"] = "NO"
+    import logging
     import warnings
 
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # which CPU kernels it did not find
     warnings.filterwarnings("ignore", category=UserWarning, module=r"bitsandbytes|transformers|peft|torch")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"bitsandbytes|transformers|peft|torch")
 
