@@ -26,7 +26,7 @@ from harness.recording import Recording
 from harness.snapshot import snapshot_of_storages
 from harness.step import Training
 from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
-from harness.tensors import labelled_tensors, watch_gradients
+from harness.tensors import gradients_seen, labelled_tensors
 from harness.tracker import StorageTracker
 
 
@@ -76,7 +76,8 @@ class CpuObserver:
             return
         self._recording.reset_peak()
         try:
-            with torch.compiler.set_stance("force_eager"), self._tracker, self._labelled_gradients(name):
+            gradients = gradients_seen(self._training, name, self._label_gradient)
+            with torch.compiler.set_stance("force_eager"), self._tracker, gradients:
                 yield
         finally:
             self._note_peak(name)
@@ -140,17 +141,6 @@ class CpuObserver:
         if not self._kinds or self._kinds[-1] == "recorded":
             return True
         return self._follow_first_step and self._kinds == ["warmup"]
-
-    @contextmanager
-    def _labelled_gradients(self, name: str) -> Iterator[None]:
-        if self._training is None or name != "backward":
-            yield
-            return
-        stop = watch_gradients(self._training.model, self._label_gradient)
-        try:
-            yield
-        finally:
-            stop()
 
     def _label_gradient(self, gradient: Tensor) -> None:
         self._recording.label(self._tracker.key_of(gradient), "gradients")

@@ -27,7 +27,7 @@ from harness.nvml import Nvml
 from harness.snapshot import label_snapshot
 from harness.step import Training
 from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
-from harness.tensors import labelled_tensors, storage_of, watch_gradients
+from harness.tensors import gradients_seen, labelled_tensors, storage_of
 
 MAX_ENTRIES = 2_000_000
 """Bound of the recorded history; a step of a 70B model has about 100,000 entries."""
@@ -86,7 +86,7 @@ class CudaObserver:
         torch.cuda.reset_peak_memory_stats(self.device)
         torch.cuda.memory._set_memory_metadata(phase_metadata(name, len(self._kinds) - 1))
         try:
-            with self._labelled_gradients(name):
+            with gradients_seen(self._training, name, self._label_gradient):
                 yield
         finally:
             torch.cuda.memory._set_memory_metadata("")
@@ -211,17 +211,6 @@ class CudaObserver:
             phase.peak_reserved_bytes = max(phase.peak_reserved_bytes or 0, reserved)
             phase.allocated_at_end_bytes = stats["allocated_bytes.all.current"]
             self._reserved_at_peak = max(self._reserved_at_peak, (reserved, peak))
-
-    @contextmanager
-    def _labelled_gradients(self, name: str) -> Iterator[None]:
-        if self._training is None or name != "backward":
-            yield
-            return
-        stop = watch_gradients(self._training.model, self._label_gradient)
-        try:
-            yield
-        finally:
-            stop()
 
     def _label_gradient(self, gradient: Tensor) -> None:
         # Its address is used again later, so the moment belongs to the label.

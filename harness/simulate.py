@@ -47,7 +47,7 @@ from harness.step_profile import (
     StepStats,
     TimeStats,
 )
-from harness.tensors import labelled_tensors, owned_tensors, watch_gradients
+from harness.tensors import gradients_seen, labelled_tensors, owned_tensors
 
 STEPS = 2
 """The first step makes the optimizer state, the second is steady: a third is the same, as the tests show."""
@@ -140,13 +140,9 @@ class _Run:
         """See step.Observer."""
         self.memory.phase = self.time.phase = name
         self.memory.reset_peak()
-        stop = None
-        if name == "backward" and self.training is not None and self.kinds[-1] == "recorded":
-            stop = watch_gradients(self.training.model, self._label_gradient)
         start_s = self.time.now()
-        yield
-        if stop is not None:
-            stop()
+        with gradients_seen(self.training, name, self._label_gradient):
+            yield
         self._note(name, self.time.now() - start_s)
 
     def _label_what_stays(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,8 +57,9 @@ def _module_tensors(module: nn.Module) -> Iterator[Tensor]:
     yield from _tensors_in([getattr(getattr(module, "state", None), name, None) for name in ("CB", "SCB")])
 
 
-def watch_gradients(model: nn.Module, seen: Callable[[Tensor], None]) -> Callable[[], None]:
-    """Call `seen(gradient)` whenever a trained weight's gradient is complete. Returns the way to stop.
+@contextmanager
+def gradients_seen(training: Training | None, phase: str, seen: Callable[[Tensor], None]) -> Iterator[None]:
+    """Inside, in backward, `seen(gradient)` is called whenever a trained weight's gradient is complete.
 
     The hook goes before any other, because optimizer_in_backward frees the gradient in its own.
     """
@@ -67,16 +69,15 @@ def watch_gradients(model: nn.Module, seen: Callable[[Tensor], None]) -> Callabl
             seen(weight.grad)
 
     handles = []
-    for parameter in model.parameters():
+    for parameter in training.model.parameters() if training is not None and phase == "backward" else ():
         if parameter.requires_grad and parameter.is_leaf:
             handles.append(parameter.register_post_accumulate_grad_hook(hook))
             parameter._post_accumulate_grad_hooks.move_to_end(handles[-1].id, last=False)  # type: ignore[attr-defined]
-
-    def stop() -> None:
+    try:
+        yield
+    finally:
         for handle in handles:
             handle.remove()
-
-    return stop
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
