@@ -24,8 +24,10 @@ LAUNCH_NOTHING = {
     aten.empty_strided,
     aten.new_empty,
     aten.new_empty_strided,
+    aten._unsafe_view,
+    aten.lift_fresh,
 }
-"""They take memory and leave it as it is (TensorFactories.cpp)."""
+"""They take memory and leave it as it is (TensorFactories.cpp), or look at theirs in another way."""
 
 _UNREAD: dict[Any, int] = {
     # they write their first argument
