@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from harness.allocator_settings import Settings
-from harness.cuda_rules import CudaRules, cuda_behaviour, import_bitsandbytes_fast
+from harness.cuda_libraries import import_bitsandbytes_fast
+from harness.cuda_rules import CudaRules, cuda_behaviour
 from harness.hardware import Hardware
 from harness.module_paths import ModulePaths
 from harness.recipe import Recipe

@@ -107,7 +107,8 @@ class _Casts(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._state.enabled:
+        # autocast has kernels for no overload that writes into a given tensor or names the result's dtype
+        if self._state.enabled and kwargs.keys().isdisjoint(("out", "out_dtype")):
             name = getattr(func, "__name__", "")
             args, kwargs = self._cast(ALIASES.get(name, name), args, kwargs)
         held = list(args)

@@ -52,6 +52,10 @@ _OTHERS = {
         bitsandbytes::dequantize_4bit bitsandbytes::dequantize_blockwise
         bitsandbytes::optimizer_update_32bit bitsandbytes::optimizer_update_8bit_blockwise
     """,
+    # transformers/integrations/moe.py: mm(out=) for each expert
+    "products into a part of the output": """
+        transformers::grouped_mm_fallback transformers::grouped_mm_fallback_backward
+    """,
     "no kernel": "profiler::_record_function_enter_new profiler::_record_function_exit",
 }
 

@@ -2,8 +2,9 @@
 
 `cuda_behaviour()` makes Python's side behave as it would with a GPU (which kernel, which branch);
 `OPERATORS` answers operators that have no shape-only implementation. Rules with files of their own:
-cuda_autocast.py, cuda_attention.py (which kernel), cuda_attention_kernels.py, cuda_flash_attention.py, and
-cuda_temporaries.py (what CUDA kernels allocate inside).
+cuda_autocast.py, cuda_attention.py (which kernel), cuda_attention_kernels.py, cuda_flash_attention.py,
+cuda_libraries.py (transformers, Liger, Triton, bitsandbytes), and cuda_temporaries.py (what CUDA kernels
+allocate inside).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import handle_torch_function
 from torch.utils._device import _device_constructors
 
@@ -23,13 +25,12 @@ from harness.cuda_attention import Backend, chosen_backend
 from harness.cuda_attention_kernels import attention_on_meta
 from harness.cuda_autocast import cuda_autocast_on_meta
 from harness.cuda_flash_attention import flash_patches
+from harness.cuda_libraries import library_patches
 from harness.cuda_matmul import cublas_workspaces, measured_workspaces
 from harness.cuda_script import Step
 from harness.cuda_temporaries import gpu, temporaries
 from harness.hardware import Hardware
-from harness.offload import on_host
 from harness.recipe import Recipe
-from harness.recipe_rules import BITSANDBYTES_OPTIMIZERS
 from harness.shape_cache import Call, ShapeCache
 
 aten = torch.ops.aten
@@ -137,6 +138,11 @@ def _first_argument(func: Any, args: Any, kwargs: Any) -> Any:
     return args[0]
 
 
+def _given_out(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """The result goes into a tensor that is there already. Before torch 2.13 there is no shape function."""
+    return kwargs["out"]
+
+
 def _int8_quantized(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Row-wise int8, fp32 scales, and the columns with outliers: they depend on the values, say none."""
     rows = args[0]
@@ -177,6 +183,7 @@ OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "aten.normal_.default": _initialized,
     "aten.zero_.default": _initialized,
     "aten._grouped_mm.default": _grouped_product,
+    "aten.addmm.dtype_out": _given_out,
     "aten._local_scalar_dense.default": _read_back,
     "aten.equal.default": _equal,
     "aten._amp_foreach_non_finite_check_and_unscale_.default": _nothing,
@@ -199,18 +206,20 @@ def _fused_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace
     return torch.native_dropout(input, p, True)[0]
 
 
-def import_bitsandbytes_fast() -> None:
-    """Import bitsandbytes without torch's compiler, which its CPU kernels ask for as they are defined.
+def _softmax(plain: Callable[..., Tensor], fused: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """F.softmax or F.log_softmax of fp16 in fp32: on CUDA one kernel, without a copy of its input in fp32.
 
-    That import takes seconds, and no kernel runs on shapes.
+    ATen/native/SoftMax.cpp, softmax: CUDA input, Half, dtype Float.
     """
 
-    def as_it_is(function: Any = None, **_: Any) -> Any:
-        return (lambda f: f) if function is None else function
+    def softmax(input: Tensor, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+        if torch.is_autocast_enabled("meta") and dtype is None:
+            dtype = torch.float32
+        if input.is_meta and dim is not None and input.dtype == torch.float16 and dtype == torch.float32:
+            return fused(input, dim, True)
+        return plain(input, dim, _stacklevel, dtype)
 
-    if find_spec("bitsandbytes") is not None:
-        with patch("torch.compile", as_it_is):
-            import bitsandbytes  # noqa: F401
+    return softmax
 
 
 @contextmanager
@@ -228,22 +237,19 @@ def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
 
 
 def _patches(rules: CudaRules) -> Iterator[tuple[str, Any]]:
-    """torch's and bitsandbytes' own questions about the device."""
+    """torch's own questions about the device, and its libraries'."""
     yield "torch.tensor", seen_tensor
     yield "torch.nn.functional.dropout", _fused_dropout
+    for name in ("softmax", "log_softmax"):
+        yield f"torch.nn.functional.{name}", _softmax(getattr(functional, name), getattr(torch, f"_{name}"))
+    yield "torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: ["meta", "cuda"]
     yield "torch.nn.functional.scaled_dot_product_attention", _attention(rules)
     if rules.recipe.attention.startswith("flash_attention"):
         rules.attention_kernels.add(rules.recipe.attention)
         yield from flash_patches(int(rules.recipe.attention[-1]))
     yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["meta", "cuda", "cpu"]
     yield "torch.cuda.synchronize", lambda *_: None
-    if find_spec("triton") is not None:  # its kernels (Liger's) write into tensors that Python made
-        yield "triton.runtime.jit.JITFunction.run", lambda *_, **__: None
-        yield "triton.runtime.interpreter.InterpretedFunction.run", lambda *_, **__: None
-    if rules.recipe.optimizer in BITSANDBYTES_OPTIMIZERS and find_spec("bitsandbytes") is not None:
-        yield "bitsandbytes.functional.get_paged", _paged
-        yield "bitsandbytes.functional.fill", lambda *_, **__: None
-        yield "bitsandbytes.functional.prefetch_tensor", lambda *_, **__: None
+    yield from library_patches(rules.recipe, rules.gpu.capability)
 
 
 _tensor = torch.tensor
@@ -255,11 +261,3 @@ def seen_tensor(data: Any, **options: Any) -> Tensor:
     """
     made = _tensor(data, **options)
     return torch.empty_like(made).requires_grad_(made.requires_grad) if made.is_meta else made
-
-
-def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
-    """bitsandbytes' paged state is CUDA managed memory: not the caching allocator's; the host backs it."""
-    with on_host():
-        state = torch.zeros(shape, dtype=dtype, device=device)
-    state.is_paged = True  # type: ignore[attr-defined]
-    return state

@@ -23,7 +23,8 @@ def operator_flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> in
         return _attention(args[1:4] if attention["backward"] else args[:3], bool(attention["backward"]))
     formula = flop_registry.get(packet)
     if formula is not None:
-        return int(formula(*args, **kwargs, out_val=out))
+        # behind the factors some overloads have the result's dtype, which the formulas do not know
+        return int(formula(*args[: _FACTORS.get(packet)], **kwargs, out_val=out))
     formula = _MISSING.get(str(packet))
     return 0 if formula is None else int(formula(args, out))
 
@@ -73,6 +74,9 @@ _ATTENTION = re.compile(r"scaled_dot_product|flash_attn|_safe_softmax|flex_atten
 _safe_softmax, which nothing else in a model calls."""
 
 
+_FACTORS = {aten.mm: 2, aten.bmm: 2, aten.addmm: 3, aten.baddbmm: 3}
+"""How many arguments the products have at least."""
+
 _SDPA = re.compile(r"aten\._scaled_dot_product_\w+?_attention(?:_for_cpu)?(?P<backward>_backward)?")
 """Arguments begin with query, key, value; backward's with the output's gradient before them."""
 
@@ -113,6 +117,8 @@ def _linear_4bit(args: Any, out: Any) -> int:
 
 _MISSING = {
     "aten._grouped_mm": _grouped_mm,
+    "transformers.grouped_mm_fallback": _grouped_mm,
+    "transformers.grouped_mm_fallback_backward": lambda args, out: 2 * _grouped_mm(args, out),
     "bitsandbytes.int8_linear_matmul": _int8_linear,
     "bitsandbytes.int8_scaled_mm": _int8_linear,
     "bitsandbytes.int8_mixed_scaled_mm": _int8_mixed,

@@ -49,9 +49,12 @@ def build_training(recipe: Recipe, device: torch.device) -> Training:
 
 
 def import_libraries(recipe: Recipe) -> None:
-    """Import now what building any model of `recipe` imports. Raises nothing that building would not."""
-    import transformers.modeling_utils  # noqa: F401
+    """Import now what building the model of `recipe` imports. Raises nothing that building would not."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    config = load_config(recipe)
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if recipe.adapter != "none":
         _peft(recipe)
 

@@ -134,6 +134,15 @@ def _pair(tape: Tape, a: Tensor, b: Tensor, name: str, dims: str, flops: int) ->
     return tape.product(name, dims, a.dtype, [a, b], [a if b.grad else None, b if a.grad else None], flops)
 
 
+def _softmax(tape: Tape, scores: Tensor, dtype: str) -> Tensor:
+    """The weights in `dtype`. CUDA goes from fp16 to fp32 in one kernel and casts bf16 before; backward
+    multiplies gradient and weights first (aten/src/ATen/native/SoftMax.cpp, cuda/SoftMax.cu)."""
+    if scores.dtype == "bf16":
+        scores = cast(tape, scores, dtype)
+    out_bytes = tape.elements(scores.dims) * SIZES[dtype]
+    return tape.op("softmax", scores.dims, dtype, [scores], keeps_output=True, temporary_bytes=out_bytes)
+
+
 def _written_out(
     tape: Tape,
     built: BuiltModel,
@@ -167,7 +176,7 @@ def _written_out(
             passes_gradient=True,
         )
     upcast = softmax_dtype if shape.family != "gpt2" or tape.autocast else scores.dtype
-    weights = tape.op("softmax", "B N S S", upcast, [scores], keeps_output=True)
+    weights = _softmax(tape, scores, upcast)
     weights = dropout(tape, under_autocast(tape, cast(tape, weights, v.dtype)), shape.attention_dropout)
     out = _pair(tape, weights, v, "attention", "B S N D", half)
     return tape.op("attention by position", "B S N D", out.dtype, [out], passes_gradient=True)
@@ -185,7 +194,7 @@ def _plain_sdpa(tape: Tape, built: BuiltModel, q: Tensor, k: Tensor, v: Tensor) 
     half = _flops(tape) // 2
     scores = _pair(tape, q, k, "scores", "B N S S", half)
     scores = tape.op("scores masked", "B N S S", "fp32", [scores], passes_gradient=True)
-    weights = tape.op("softmax", "B N S S", "fp32", [scores], keeps_output=True)
+    weights = _softmax(tape, scores, "fp32")
     weights = dropout(tape, weights, built.shape.attention_dropout)
     out = _pair(tape, weights, v, "attention", "B S N D", half)
     out = cast(tape, out, given)

@@ -187,4 +187,5 @@ def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
     log_probabilities = tape.op("log-probabilities", "B S V", logits.dtype, [logits], keeps_output=True)
     labels = tape.tensor("shifted labels", "L", "int64")
     count = tape.tensor("number of labels", "", "fp32")
-    return tape.op("loss", "", "fp32", [log_probabilities], [log_probabilities, labels, count])
+    saves = [log_probabilities, labels, count]
+    return tape.op("loss", "", "fp32", [log_probabilities], saves, looks_up=True)

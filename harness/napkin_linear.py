@@ -46,6 +46,8 @@ def plain_linear(
     copy = None
     if compute != weight_dtype:
         copy = _weight_copy(tape, matrix, compute)
+        weight_bytes = matrix.elements * SIZES[weight_dtype]
+        tape.weight_cast(f"{name}: weight to {compute}", weight_bytes, copy.size_bytes, trained=trained)
         if trained:
             tape.weight_cast_bytes += copy.size_bytes
     return tape.product(
@@ -88,7 +90,7 @@ def _four_bit(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: st
         [cast(tape, x, compute)],
         [],
         flops=2 * _rows(tape, x, matrix) * matrix.elements,
-        weight_bytes=matrix.elements // 2 + 2 * whole,
+        weight_bytes=matrix.elements // 2,
         forward_temporary_bytes=whole,
         backward_temporary_bytes=whole,
     )

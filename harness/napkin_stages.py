@@ -82,7 +82,7 @@ def build_stages(built: BuiltModel, compute_capability: float) -> Stages:
     loss, hidden = _loss(built, x)
     stages = Stages(embedding, blocks, loss, hidden, list(tables) if shape.rotary_dim else [], masks)
     if built.recipe.loss == "fused_linear":
-        _fuse(built, stages)
+        _fuse(built, stages, compute_capability)
     return stages
 
 
@@ -95,10 +95,10 @@ def _loss(built: BuiltModel, x: Tensor) -> tuple[Stage, Tensor]:
     return Stage("loss", tape, 1, entering), hidden
 
 
-def _fuse(built: BuiltModel, stages: Stages) -> None:
+def _fuse(built: BuiltModel, stages: Stages, compute_capability: float) -> None:
     """Liger's fused linear cross-entropy: logits for a chunk of tokens at a time, as many as make the
     chunk about as large as the hidden states, and both gradients at once
-    (liger_kernel/ops/fused_linear_cross_entropy.py)."""
+    (liger_kernel 0.8.5, ops/fused_linear_cross_entropy.py)."""
     tape, shape, hidden = stages.loss.tape, built.shape, stages.hidden
     tokens = tape.elements("B S")
     compute = tape.autocast or hidden.dtype
@@ -109,8 +109,13 @@ def _fuse(built: BuiltModel, stages: Stages) -> None:
         weight * SIZES[built.loose_dtype] if built.trains_base else 0
     )
     stages.fused_temporary_bytes = chunk * shape.vocab * SIZES[compute]
-    if compute != built.loose_dtype:  # the head is cast for every chunk
-        stages.fused_temporary_bytes += weight * SIZES[compute]
+    if compute != built.loose_dtype:
+        # the head is cast for every chunk's logits, and for the first chunk's gradient: that cast is cached
+        stages.fused_temporary_bytes += (1 + built.trains_base) * weight * SIZES[compute]
+    if built.trains_base and compute == "fp32":  # added up out of place
+        stages.fused_temporary_bytes += weight * SIZES["fp32"]
+    elif built.trains_base and compute_capability < 8:  # and in fp32
+        stages.fused_temporary_bytes += weight * (SIZES[compute] + SIZES["fp32"])
 
 
 def _masks(tape: Tape, built: BuiltModel, x: Tensor) -> list[Tensor]:

@@ -95,27 +95,35 @@ class Tape:
         keeps_output: bool = False,
         passes_gradient: bool = False,
         recomputable: bool = True,
+        looks_up: bool = False,
         temporary_bytes: int = 0,
     ) -> Tensor:
         """Record an elementwise operator or a reduction, and return its result.
 
-        `saves` are the tensors it keeps if backward will visit it; None entries are skipped.
-        `temporary_bytes` come and go within its backward.
+        `saves` are the tensors it keeps if backward will visit it; None entries are skipped. `looks_up`: it
+        reads as much of its input as it returns, and backward none. `temporary_bytes` come and go within
+        its backward.
         """
         out = self.tensor(name, dims, dtype, grad=any(t.grad for t in inputs))
         if self.compiled and recomputable:
             out.sources = tuple(self._recomputed(inputs))
         saved = self._recomputed([t for t in saves if t is not None] + ([out] if keeps_output else []))
-        moved = 0 if self.compiled else sum(t.size_bytes for t in inputs) + out.size_bytes
-        backward = Work(0, moved) if out.grad and not passes_gradient else Work(operators=0)
+        kept = self._kept(saved)
+        moved = out.size_bytes + (out.size_bytes if looks_up else total_bytes(inputs))
+        # each gradient is made from the result's and from what was kept; passed on, it is cast at most
+        made = [t for t in inputs if t.grad and not (passes_gradient and t.dtype == out.dtype)]
+        back = sum(out.size_bytes + t.size_bytes for t in made) + 2 * temporary_bytes
+        back += 0 if looks_up else total_bytes(kept)
+        if self.compiled:
+            moved = back = 0
         self._record(
             Op(
                 name,
                 tuple(inputs),
                 (out,),
-                self._kept(saved),
+                kept,
                 Work(0, moved),
-                backward,
+                Work(0, back, len(made)) if made else Work(operators=0),
                 passes_gradient,
                 backward_temporary_bytes=temporary_bytes,
             )
@@ -143,14 +151,17 @@ class Tape:
 
         `flops` are forward's. Backward does as many for each operand that needs a gradient; attention five
         products for forward's two, since it computes the scores again (arXiv 2205.14135, algorithm 4).
+        Temporaries are written and read once.
         """
         out = self.tensor(name, dims, dtype, grad=bool(weight_gradient_bytes) or any(t.grad for t in inputs))
-        moved = sum(t.size_bytes for t in inputs) + weight_bytes + out.size_bytes
+        moved = total_bytes(inputs) + weight_bytes + out.size_bytes
         operands = sum(t.grad for t in inputs) + bool(weight_gradient_bytes)
+        extra = 2 * backward_temporary_bytes
         if kind == "attention":
-            backward = Work(flops * 5 // 2, 2 * moved, 1, kind, dtype)
+            backward = Work(flops * 5 // 2, 2 * moved + extra, 1, kind, dtype)
         else:
-            backward = Work(flops * operands, moved * operands, operands, kind, dtype)
+            backward = Work(flops * operands, moved * operands + extra, operands, kind, dtype)
+        moved += 2 * forward_temporary_bytes
         saved = [t for t in saves if t is not None] + ([out] if keeps_output else [])
         self._record(
             Op(
@@ -168,6 +179,12 @@ class Tape:
             )
         )
         return out
+
+    def weight_cast(self, name: str, size_bytes: int, copy_bytes: int, *, trained: bool) -> None:
+        """Record autocast's copy of a weight; in backward its gradient is cast back to the weight's dtype."""
+        work = Work(0, size_bytes + copy_bytes)
+        copy = Tensor(name, "", "", 0, trained)  # its memory is counted elsewhere
+        self._record(Op(name, (), (copy,), (), work, work if trained else Work(operators=0)))
 
     def split(self, whole: Tensor, parts: Sequence[tuple[str, str]]) -> list[Tensor]:
         """Views of `whole`, one for each (name, dims); backward gathers their gradients into one tensor."""

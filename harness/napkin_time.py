@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -138,6 +139,10 @@ class Timing:
                 recomputed += sum(work.flops for work in again) * times
                 works += [_times(work, times) for work in again]
             works += [_times(op.backward, times) for op in stage.tape.ops]
+            works.append(_times(_added_gradients(stage), times))
+        earlier = self.recipe.gradient_accumulation_steps - 1
+        tensors = sum(weight.count for weight in self.sizes.trained)
+        works.append(Work(0, 3 * self.sizes.gradient_bytes * earlier, tensors * earlier))
         return self._phase("backward", works, self._returning(), recomputed)
 
     def _leaving(self) -> int:
@@ -172,6 +177,14 @@ def _times(work: Work, times: int) -> Work:
     return replace(
         work, flops=work.flops * times, bytes_moved=work.bytes_moved * times, operators=work.operators * times
     )
+
+
+def _added_gradients(stage: Stage) -> Work:
+    """A tensor that several operators read gets a gradient from each: all but the first are added to it."""
+    uses = Counter(id(t) for op in stage.tape.ops for t in op.inputs if t.grad)
+    read = {id(t): t for op in stage.tape.ops for t in op.inputs}
+    moved = 0 if stage.tape.compiled else sum(3 * read[t].size_bytes * (n - 1) for t, n in uses.items())
+    return Work(0, moved, sum(uses.values()) - len(uses))
 
 
 def _forward(stage: Stage, *, recomputing: bool = False) -> list[Work]:

@@ -48,6 +48,9 @@ _UNREAD: dict[Any, int] = {
     aten.new_ones: 0,
     aten.new_full: 0,
     aten.nll_loss_backward: 1,
+    # the gradient squared: they are given it twice
+    aten.addcmul_: 2,
+    aten._foreach_addcmul_: 2,
 }
 """The position of an argument that is not read."""
 
@@ -70,7 +73,7 @@ def operator_bytes(func: Any, args: Any, kwargs: dict[str, Any], out: Any, scrip
         if position == 0 and packet in _SCATTER:
             size_bytes = max(tensor_bytes(other) for other in args[1:])
         looked_up = position == 0 and packet in _LOOK_UP
-        read = _UNREAD.get(packet) != position and not looked_up
+        read = _UNREAD.get(packet) != position and not looked_up and not argument.is_out
         moved += size_bytes * (read + written)
     results = out if isinstance(out, list | tuple) else (out,)
     fresh = [r for r, declared in zip(results, _declared(func, results), strict=False) if not declared]

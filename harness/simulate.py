@@ -22,7 +22,8 @@ from harness.attribution import (
     find_peak,
     top_allocations,
 )
-from harness.cuda_rules import CudaRules, cuda_behaviour, import_bitsandbytes_fast
+from harness.cuda_libraries import import_bitsandbytes_fast
+from harness.cuda_rules import CudaRules, cuda_behaviour
 from harness.cuda_temporaries import unknown_ops
 from harness.errors import InputError
 from harness.garbage import collected_by_hand, older_objects_kept

@@ -150,3 +150,11 @@ def test_it_observes_the_loops_steps():
     list(run_steps(training, batches, CPU, ["warmup"], count))
     assert count.flops["forward"] > 0
     assert set(count.flops) == {"forward", "backward"}
+
+
+def test_a_product_that_names_its_dtype_counts_like_any_other():
+    """mm(a, b, out_dtype) and addmm(c, a, b, out_dtype), as Liger adds up a gradient in fp32."""
+    a, b, c = torch.empty(2, 3, device="meta"), torch.empty(3, 5, device="meta"), torch.empty(2, 5)
+    ops = torch.ops.aten
+    assert operator_flops(ops.mm.dtype, (a, b, torch.float32), {}, c) == 2 * 2 * 3 * 5
+    assert operator_flops(ops.addmm.dtype_out, (c, a, b, torch.float32), {"out": c}, c) == 2 * 2 * 3 * 5
