@@ -127,6 +127,8 @@ def _fit_lines(name: str, where: str, recipe: Any, found: Fit) -> Iterator[str]:
     yield f"{where} has {limit:.2f} GiB when a margin is left to the allocator's fragmentation."
     yield f"  largest micro_batch_size at seq_len {seq_len}: {found.micro_batch_size or 'none fits'}"
     yield f"  largest seq_len at micro_batch_size {rows}: {found.seq_len or 'none fits'}"
+    if found.micro_batch_size or found.seq_len:
+        yield "  these are estimates to start from; --exact simulates the allocator and leaves no margin"
     if found.required_bytes <= found.limit_bytes:
         return
     yield "It does not fit. Single changes that lower what it needs, the cheapest first:"
@@ -137,7 +139,7 @@ def _fit_lines(name: str, where: str, recipe: Any, found: Fit) -> Iterator[str]:
             yield "  the same weights, trained to the same values:" if same else "  training something else:"
         for change in group:
             numbers = f"{change.saved_bytes / GIB:9.2f} {'× ' + format(change.slowdown, '.2f'):>13}"
-            yield f"    {change.spelled():<64} {numbers}  {'yes' if change.fits else 'no'}"
+            yield f"    {change.overrides:<64} {numbers}  {'yes' if change.fits else 'no'}"
     yield f"Together, until it fits: {found.together}" if found.together else "No combination of them fits."
 
 
