@@ -166,7 +166,10 @@ def _fit_document(name: str, where: str, found: Fit) -> dict[str, Any]:
 
 
 def hardware(
-    recipe: RecipeName,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="As for the others. Without one: the table itself.", show_default=False),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Fields to change.", show_default=False),
@@ -180,10 +183,18 @@ def hardware(
     as_json: AsJson = False,
 ) -> None:
     """Try every device of the table: fits or not, speed, and with prices the cost of a million tokens."""
-    from harness.hardware import read_prices
-    from harness.hardware_choice import compare_hardware, render_choice
+    from harness.hardware import hardware_names, read_prices
+    from harness.hardware_choice import compare_hardware, render_choice, render_table
     from harness.recipe_file import load_recipe
 
+    if recipe is None:
+        if as_json or prices or price:
+            raise InputError("--json, --price and --prices are for a recipe. Give its name.")
+        print(render_table(), end="")
+        return
+    for text in overrides or []:
+        if text.partition("=")[0] in hardware_names():
+            raise InputError(f"{text} is no field. Write --price {text}, with a --price for every device.")
     name, loaded = load_recipe(recipe, overrides or [])
     offers = compare_hardware(loaded, read_prices(prices, price or []))
     if as_json:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from harness.cli_estimate import register
 from harness.errors import InputError
 from harness.fit import fit, parse_bytes, suggestions, with_memory
-from harness.hardware import find_hardware
+from harness.hardware import find_hardware, hardware_names
 from harness.hardware_choice import compare_hardware
 from harness.napkin import estimate, required_bytes
 from harness.recipe import Recipe
@@ -168,6 +168,19 @@ def test_hardware_names_the_cheapest_and_the_fastest(tmp_path):
     listed = json.loads(command("hardware", "tinyllama-lora", "--price", "h200=3.5", "--json").stdout)
     assert listed[0]["name"] == "h200"
     assert listed[0]["cost_per_million_tokens"] > 0
+
+
+def test_hardware_without_a_recipe_is_the_table_itself():
+    done = command("hardware")
+    assert done.exit_code == 0
+    listed = [line.split()[0] for line in done.stdout.splitlines()[1:] if line.strip()]
+    assert listed[: len(hardware_names())] == hardware_names()
+    assert "989.5" in next(line for line in done.stdout.splitlines() if " h200 " in line)
+
+
+def test_what_lacks_units_is_not_said_to_lack_memory():
+    (t4,) = (line for line in command("hardware", "tinyllama-lora").stdout.splitlines() if " t4 " in line)
+    assert "cannot run it: no bf16 units" in t4
 
 
 def test_shard_lists_every_strategy():
