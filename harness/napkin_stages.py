@@ -36,6 +36,20 @@ class Stage:
         """Bytes of `kept_tensors`."""
         return total_bytes(self.kept_tensors)
 
+    @cached_property
+    def pinned(self) -> int:
+        """Bytes of those that stay on the device whatever is recomputed or offloaded."""
+        return total_bytes(
+            list({id(t.storage): t.storage for op in self.tape.ops for t in op.pinned}.values())
+        )
+
+    @cached_property
+    def kept_twice(self) -> int:
+        """Bytes of pinned tensors that autograd keeps too: recomputing makes those a second time."""
+        pinned = {id(t.storage) for op in self.tape.ops for t in op.pinned}
+        seen = {id(t.storage): t.storage for op in self.tape.ops for t in op.saved if t not in op.pinned}
+        return total_bytes([t for key, t in seen.items() if key in pinned])
+
 
 @dataclass
 class Stages:
