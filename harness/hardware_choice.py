@@ -107,7 +107,7 @@ def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
             f"{offer.memory_bytes / GIB:10.1f}",
             f"{_number(offer.required_bytes, 1 / GIB, 1):>10}",
             f"{_number(offer.tokens_per_s if offer.fits else None, 1, 0):>10}",
-            f"{offer.bound or '-':>8}",
+            f"{(offer.fits and offer.bound) or '-':>8}",
             f"{_number(offer.price_per_hour, 1, 2):>9}",
             f"{_number(offer.cost_per_million_tokens, 1, 3):>14}",
         ]

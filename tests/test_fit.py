@@ -183,6 +183,13 @@ def test_what_lacks_units_is_not_said_to_lack_memory():
     assert "cannot run it: no bf16 units" in t4
 
 
+def test_what_does_not_fit_is_bound_by_nothing():
+    listed = command("hardware", "llama-3.1-70b-qlora").stdout.splitlines()
+    short = [line.split()[:5] for line in listed if "does not fit" in line]
+    assert short
+    assert all(cells[3:] == ["-", "-"] for cells in short)
+
+
 def test_shard_lists_every_strategy():
     text = command("shard", "llama-2-7b-full-fp16-master", "--gpus", "64").stdout
     assert all(
