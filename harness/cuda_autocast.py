@@ -107,7 +107,7 @@ class _Casts(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._state.enabled:
+        if self._state.enabled and kwargs.get("out") is None:  # out= variants are not autocast
             name = getattr(func, "__name__", "")
             args, kwargs = self._cast(ALIASES.get(name, name), args, kwargs)
         held = list(args)

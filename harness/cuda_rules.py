@@ -23,6 +23,7 @@ from harness.cuda_attention import Backend, chosen_backend
 from harness.cuda_attention_kernels import attention_on_meta
 from harness.cuda_autocast import cuda_autocast_on_meta
 from harness.cuda_flash_attention import flash_patches
+from harness.cuda_liger import liger_patches
 from harness.cuda_matmul import cublas_workspaces, measured_workspaces
 from harness.cuda_script import Step
 from harness.cuda_temporaries import gpu, temporaries
@@ -137,6 +138,11 @@ def _first_argument(func: Any, args: Any, kwargs: Any) -> Any:
     return args[0]
 
 
+def _into_out(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """The result is there already; torch's shape function wants it in the factors' dtype, CUDA does not."""
+    return kwargs["out"]
+
+
 def _int8_quantized(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Row-wise int8, fp32 scales, and the columns with outliers: they depend on the values, say none."""
     rows = args[0]
@@ -177,6 +183,7 @@ OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "aten.normal_.default": _initialized,
     "aten.zero_.default": _initialized,
     "aten._grouped_mm.default": _grouped_product,
+    "aten.addmm.dtype_out": _into_out,
     "aten._local_scalar_dense.default": _read_back,
     "aten.equal.default": _equal,
     "aten._amp_foreach_non_finite_check_and_unscale_.default": _nothing,
@@ -240,6 +247,8 @@ def _patches(rules: CudaRules) -> Iterator[tuple[str, Any]]:
     if find_spec("triton") is not None:  # its kernels (Liger's) write into tensors that Python made
         yield "triton.runtime.jit.JITFunction.run", lambda *_, **__: None
         yield "triton.runtime.interpreter.InterpretedFunction.run", lambda *_, **__: None
+    if rules.recipe.loss == "fused_linear" and find_spec("liger_kernel") is not None:
+        yield from liger_patches(rules.gpu.capability)
     if rules.recipe.optimizer in BITSANDBYTES_OPTIMIZERS and find_spec("bitsandbytes") is not None:
         yield "bitsandbytes.functional.get_paged", _paged
         yield "bitsandbytes.functional.fill", lambda *_, **__: None

@@ -23,7 +23,8 @@ def operator_flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> in
         return _attention(args[1:4] if attention["backward"] else args[:3], bool(attention["backward"]))
     formula = flop_registry.get(packet)
     if formula is not None:
-        return int(formula(*args, **kwargs, out_val=out))
+        given = [a for a in args if not isinstance(a, torch.dtype)]  # of addmm.dtype_out: no formula wants it
+        return int(formula(*given, **kwargs, out_val=out))
     formula = _MISSING.get(str(packet))
     return 0 if formula is None else int(formula(args, out))
 

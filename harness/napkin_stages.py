@@ -67,6 +67,8 @@ class Stages:
     """Explicit attention masks made in forward."""
     fused_loss_bytes: int = 0
     """Gradients that a fused loss computes in forward and keeps: of the hidden states and the head."""
+    fused_chunks: int = 0
+    """How many chunks of tokens a fused loss works on, one after the other."""
     fused_temporary_bytes: int = 0
     """The chunk of logits a fused loss works on."""
 
@@ -118,13 +120,14 @@ def _fuse(built: BuiltModel, stages: Stages) -> None:
     compute = tape.autocast or hidden.dtype
     parts = -(-shape.vocab // shape.hidden)
     chunk = min(1 << (-(-tokens // parts) - 1).bit_length(), tokens)
+    stages.fused_chunks = -(-tokens // chunk)
     weight = shape.vocab * shape.hidden
     stages.fused_loss_bytes = hidden.size_bytes + (
         weight * SIZES[built.loose_dtype] if built.trains_base else 0
     )
     stages.fused_temporary_bytes = chunk * shape.vocab * SIZES[compute]
-    if compute != built.loose_dtype:  # the head is cast for every chunk
-        stages.fused_temporary_bytes += weight * SIZES[compute]
+    if compute != built.loose_dtype:  # the head's view is cast for every chunk; a trained head once more
+        stages.fused_temporary_bytes += weight * SIZES[compute] * (2 if built.trains_base else 1)
 
 
 def _masks(tape: Tape, built: BuiltModel, x: Tensor) -> list[Tensor]:
