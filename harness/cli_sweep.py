@@ -94,12 +94,13 @@ def sweep(
     """Change one field at a time, or all combinations: a table, curves, and the answer in a sentence."""
     from rich.console import Console
 
-    from harness.cli import INTERRUPTED, _complain
+    from harness.cli import INTERRUPTED, _complain, _quiet_libraries
     from harness.sweep import plan_sweep
     from harness.sweep_document import sweep_of
     from harness.sweep_folder import default_folder, sole_sweep_in
     from harness.sweep_table import print_sweep
 
+    _quiet_libraries()  # here, so that the cells' processes begin with it
     kind = _one_of({"--measure": measure, "--simulate": simulate, "--napkin": napkin}) or "--simulate"
     form = _one_of({"--json": as_json, "--csv": as_csv, "--markdown": as_markdown})
     if measure and (jobs or 1) > 1:

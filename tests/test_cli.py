@@ -221,6 +221,12 @@ def test_a_broken_installation_names_the_package():
     assert "the package torch" in done.stderr
 
 
+def test_a_sweep_s_processes_begin_with_quiet_libraries(call, monkeypatch):
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    assert call("sweep", "smoke", "micro_batch_size=1,2", "--napkin")[0] == 0
+    assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"
+
+
 def test_pictures_are_refused_before_the_first_cell(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     status, out, err = call("sweep", "smoke", "micro_batch_size=1,2", "--napkin", "--png")
