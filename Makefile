@@ -3,7 +3,7 @@
 # interpreter that has everything already, and sets nothing up: for a machine without a network.
 WORKERS ?= 2
 STAMP = .venv/.installed
-ifeq ($(origin PY),command line)
+ifneq ($(filter command environment,$(firstword $(origin PY))),)
 READY =
 else
 PY = .venv/bin/python

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from harness import cli_estimate, cli_report, cli_simulate, cli_snapshot, cli_sweep, interruption
-from harness.errors import HarnessError
+from harness.errors import HarnessError, MissingDependency
 
 if TYPE_CHECKING:
     from harness.step_profile import StepProfile
@@ -199,7 +201,11 @@ def main() -> NoReturn:
         help_command = f"{context.command_path} --help" if context else "harness --help"
         message = error.format_message()
         end = "" if message.endswith((".", "?")) else "."
-        status = _complain(f"{message}{end} See `{help_command}`.", 2)
+        status = _complain(f"{message}{end}{_as_field(error)} See `{help_command}`.", 2)
+    except ModuleNotFoundError as error:
+        if not error.name or "." in error.name:  # part of a package that is there: a bug, ours or theirs
+            raise
+        status = _complain(str(MissingDependency(error.name, None, "this")), MissingDependency.exit_status)
     except KeyboardInterrupt:
         status = _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our stdout (head, less) left
@@ -212,10 +218,23 @@ def script() -> NoReturn:
     """main() in a process that is over after it: what `harness` and `python -m harness` run."""
     from harness.garbage import end_process
 
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without our signs spells them
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         main()
     except SystemExit as ended:
         end_process(ended.code if isinstance(ended.code, int) else 1)
+
+
+def _as_field(error: typer.TyperException) -> str:
+    """For --seq-len 512: how fields of a recipe, and the device, are written."""
+    from harness.recipe import Recipe
+
+    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    context = getattr(error, "ctx", None)
+    taken = [parameter.metavar or "" for parameter in context.command.params] if context else []
+    known = name in Recipe.model_fields or (name == "hardware" and any("hardware=" in text for text in taken))
+    return f" Write {name}=VALUE, without dashes." if known and any("=" in text for text in taken) else ""
 
 
 def _status(profile: StepProfile, total_steps: int) -> int:
@@ -270,7 +289,6 @@ def _quiet_libraries() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("BITSANDBYTES_NOWELCOME", "1")
     os.environ["USE_HUB_KERNELS"] = "NO"
-    import logging
     import warnings
 
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # which CPU kernels it did not find

@@ -40,13 +40,16 @@ def gather(arguments: Sequence[str], *, measure: bool) -> list[Case]:
     With `measure`, recipes are measured here. Raises InputError for what cannot be read, for nothing to
     validate, and for overrides of a profile's recipe.
     """
+    arguments = [_profile_in(text) for text in arguments]
     paths = [text for text in arguments if _is_profile(text)]
     rest = [text for text in arguments if not _is_profile(text)]
     recipes = [text for text in rest if "=" not in text]
     named = any(text.startswith("hardware=") for text in rest)
     hardware, overrides = split_hardware([text for text in rest if "=" in text])
     if not paths and not recipes:
-        raise InputError("there is nothing to validate. Give a recipe's name or a profile.json.")
+        raise InputError(
+            "there is nothing to validate. Give a recipe's name, a profile.json or a run folder."
+        )
     if paths and overrides:
         raise InputError(
             f"{overrides[0]} cannot change the recipe of a profile that is there already. "
@@ -107,6 +110,12 @@ def table_device(profile: StepProfile) -> Hardware | None:
             f"the hardware table does not have {device.name}. Say which device to predict for: hardware=NAME."
         )
     return find_hardware(TABLE_NAMES[device.name])
+
+
+def _profile_in(text: str) -> str:
+    """The profile of a run folder; anything else as it is."""
+    inside = os.path.join(text, "profile.json")
+    return inside if os.path.isfile(inside) else text
 
 
 def _is_profile(text: str) -> bool:

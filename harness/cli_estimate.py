@@ -127,6 +127,8 @@ def _fit_lines(name: str, where: str, recipe: Any, found: Fit) -> Iterator[str]:
     yield f"{where} has {limit:.2f} GiB when a margin is left to the allocator's fragmentation."
     yield f"  largest micro_batch_size at seq_len {seq_len}: {found.micro_batch_size or 'none fits'}"
     yield f"  largest seq_len at micro_batch_size {rows}: {found.seq_len or 'none fits'}"
+    if found.micro_batch_size or found.seq_len:
+        yield "  these are estimates to start from; --exact simulates the allocator and leaves no margin"
     if found.required_bytes <= found.limit_bytes:
         return
     yield "It does not fit. Single changes that lower what it needs, the cheapest first:"
@@ -137,7 +139,7 @@ def _fit_lines(name: str, where: str, recipe: Any, found: Fit) -> Iterator[str]:
             yield "  the same weights, trained to the same values:" if same else "  training something else:"
         for change in group:
             numbers = f"{change.saved_bytes / GIB:9.2f} {'× ' + format(change.slowdown, '.2f'):>13}"
-            yield f"    {change.spelled():<64} {numbers}  {'yes' if change.fits else 'no'}"
+            yield f"    {change.overrides:<64} {numbers}  {'yes' if change.fits else 'no'}"
     yield f"Together, until it fits: {found.together}" if found.together else "No combination of them fits."
 
 
@@ -164,7 +166,10 @@ def _fit_document(name: str, where: str, found: Fit) -> dict[str, Any]:
 
 
 def hardware(
-    recipe: RecipeName,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="As for the others. Without one: the table itself.", show_default=False),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Fields to change.", show_default=False),
@@ -178,10 +183,18 @@ def hardware(
     as_json: AsJson = False,
 ) -> None:
     """Try every device of the table: fits or not, speed, and with prices the cost of a million tokens."""
-    from harness.hardware import read_prices
-    from harness.hardware_choice import compare_hardware, render_choice
+    from harness.hardware import hardware_names, read_prices
+    from harness.hardware_choice import compare_hardware, render_choice, render_table
     from harness.recipe_file import load_recipe
 
+    if recipe is None:
+        if as_json or prices or price:
+            raise InputError("--json, --price and --prices are for a recipe. Give its name.")
+        print(render_table(), end="")
+        return
+    for text in overrides or []:
+        if text.partition("=")[0] in hardware_names():
+            raise InputError(f"{text} is no field. Write --price {text}, with a --price for every device.")
     name, loaded = load_recipe(recipe, overrides or [])
     offers = compare_hardware(loaded, read_prices(prices, price or []))
     if as_json:

@@ -87,7 +87,10 @@ def report(
 
         written = write_figures(runs, png)
     elif markdown or as_csv:
-        text = (to_markdown if markdown else to_csv)(report_tables([section_of(run) for run in runs]))
+        tables = report_tables([section_of(run) for run in runs])
+        if not tables:
+            raise InputError("there is nothing to tabulate in a snapshot without a recorded history.")
+        text = (to_markdown if markdown else to_csv)(tables)
         if out is None:
             print(text, end="")
             return

@@ -120,9 +120,9 @@ def validate(
     answers: Annotated[
         list[str],
         typer.Argument(
-            metavar="RECIPE|PROFILE.json... [KEY=VALUE]... [hardware=NAME]",
+            metavar="RECIPE|PROFILE.json|RUN... [KEY=VALUE]... [hardware=NAME]",
             help="Recipes (predicted here, and measured where profiles/ has a measurement), or profiles "
-            "written by harness (what is missing is predicted).",
+            "and run folders written by harness (what is missing is predicted).",
         ),
     ],
     tolerance: Annotated[
@@ -166,7 +166,7 @@ def validate(
     if tolerance is not None:
         beyond = [f"{c.name} {source}" for c in comparisons for source in c.beyond(tolerance)]
         if beyond:
-            message = f"peak allocated is off by more than {tolerance:.1%}: {', '.join(beyond)}"
+            message = f"peak allocated is off by more than {100 * tolerance:g}%: {', '.join(beyond)}"
             raise typer.Exit(_complain(message, BEYOND_TOLERANCE))
 
 

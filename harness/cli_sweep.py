@@ -31,14 +31,14 @@ Examples:
 
   harness sweep smoke micro_batch_size=1,2,4 steps=3 --measure
 
-Values are separated by commas; several names of offload or lora_targets are joined by a plus sign. A field
+Values are separated by commas; several names of offload or lora_targets are joined by a plus sign. A field \
 with one value changes the base recipe. hardware=h100,l4 compares devices of the table.
 
-The sweep leaves sweep.json, sweep.csv, sweep.md, report.html and a file for every cell. What is done is not
+The sweep leaves sweep.json, sweep.csv, sweep.md, report.html and a file for every cell. What is done is not \
 done again: run the same command to go on after Ctrl-C.
 
-Exit status: 0 also when cells ran out of memory or were refused, 1 when a cell crashed, 2 for bad input, 130
-after Ctrl-C.
+Exit status: 0 also when cells ran out of memory or were refused, 1 when a cell crashed, 2 for bad input, \
+130 after Ctrl-C.
 """
 
 
@@ -94,12 +94,13 @@ def sweep(
     """Change one field at a time, or all combinations: a table, curves, and the answer in a sentence."""
     from rich.console import Console
 
-    from harness.cli import INTERRUPTED, _complain
+    from harness.cli import INTERRUPTED, _complain, _quiet_libraries
     from harness.sweep import plan_sweep
     from harness.sweep_document import sweep_of
     from harness.sweep_folder import default_folder, sole_sweep_in
     from harness.sweep_table import print_sweep
 
+    _quiet_libraries()  # here, so that the cells' processes begin with it
     kind = _one_of({"--measure": measure, "--simulate": simulate, "--napkin": napkin}) or "--simulate"
     form = _one_of({"--json": as_json, "--csv": as_csv, "--markdown": as_markdown})
     if measure and (jobs or 1) > 1:
@@ -109,6 +110,10 @@ def sweep(
     if device is not None and not measure:
         raise InputError("--device is for --measure; a prediction is for hardware=NAME.")
     sources = {"--measure": "measured", "--simulate": "simulated", "--napkin": "napkin"}
+    if png:
+        from harness.report.figures import drawing
+
+        drawing()  # without it, not after the last cell
     plan = plan_sweep(recipe, values or [], sources[kind], grid=grid)  # type: ignore[arg-type]
     folder = out or default_folder(plan)
     log, people = Console(stderr=True), Console(stderr=form is not None)

@@ -12,6 +12,8 @@ from rich.table import Table
 
 from harness.step_profile import CATEGORIES, PHASES, StepProfile, TimeStats
 
+WIDEST = 1000
+"""Characters of a line; more than any table here needs."""
 KINDS = {
     "cuda_allocator": "the CUDA allocator's counters",
     "simulated_allocator": "a model of the CUDA allocator",
@@ -74,12 +76,19 @@ def print_profile(console: Console, profile: StepProfile) -> None:
     table = _phase_table(profile, tight=console.width < 90)
     if len(table.columns) > 1:
         _plain(console, f"{profile.source}: one step by phase")
-        console.print(table)
+        print_table(console, table)
     if profile.memory.at_peak.total_bytes():
         _plain(console, f"memory at the peak, in {profile.memory.peak_phase}")
-        console.print(_memory_table(profile))
+        print_table(console, _memory_table(profile))
     for line in _facts(profile):
         _plain(console, line)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """The table at its full width: in a narrow terminal its lines wrap, and no number is cut."""
+    options = console.options.update(max_width=WIDEST)
+    table.width = console.measure(table, options=options).maximum
+    console.print(table, crop=False)
 
 
 def in_gib(size_bytes: int | None) -> str:

@@ -50,16 +50,14 @@ class Change:
     """One thing to change, and what it does to the recipe as it is."""
 
     fields: dict[str, Any]
+    overrides: str
+    """Those that differ from the recipe, as a shell takes them."""
     required_bytes: int
     saved_bytes: int
     slowdown: float
     """Time a token takes after, over before: below 1 it is faster."""
     fits: bool
     same_result: bool
-
-    def spelled(self) -> str:
-        """The change as overrides on the command line."""
-        return _overrides(self.fields)
 
 
 @dataclass(frozen=True)
@@ -112,12 +110,12 @@ def _together(
     fields: dict[str, Any] = {}
     needed = required_bytes(estimate(recipe, hardware, shape))
     for change in changes:
-        changed = _changed(recipe, fields | change.fields)
-        after = _required(changed, hardware, shape)
+        both = fields | change.fields
+        after = _required(_changed(recipe, both), hardware, shape)
         if after is not None and after < needed:
-            fields, needed = fields | change.fields, after
+            fields, needed = both, after
         if needed <= limit:
-            return _overrides(fields)
+            return _overrides(recipe, fields)
     return ""
 
 
@@ -149,13 +147,17 @@ def suggestions(
     now = estimate(recipe, hardware, shape)
     needed, speed = required_bytes(now), Timing(now.sizes).tokens_per_s
     found = []
-    for same_result, fields in _candidates(recipe):
+    for same_result, change in _candidates(recipe):
+        fields = change
+        if "offload" in change:  # beside what is offloaded already
+            fields = {"offload": tuple(dict.fromkeys((*recipe.offload, *change["offload"])))}
         changed = _changed(recipe, fields)
         after = _required(changed, hardware, shape)
         if changed is None or after is None or needed - after < WORTHWHILE * needed:
             continue
         slowdown = speed / Timing(estimate(changed, hardware, shape).sizes).tokens_per_s
-        found.append(Change(fields, after, needed - after, slowdown, after <= limit_bytes, same_result))
+        saved, spelled = needed - after, _overrides(recipe, fields)
+        found.append(Change(fields, spelled, after, saved, slowdown, after <= limit_bytes, same_result))
     return sorted(found, key=lambda change: (not change.same_result, change.slowdown))
 
 
@@ -174,21 +176,20 @@ def _candidates(recipe: Recipe) -> Iterator[tuple[bool, dict[str, Any]]]:
 
 def _changed(recipe: Recipe, fields: dict[str, Any]) -> Recipe | None:
     """The recipe with `fields`, or None if the change breaks a rule."""
-    if fields.get("offload"):
-        fields = fields | {"offload": tuple(dict.fromkeys((*recipe.offload, *fields["offload"])))}
     try:
         return Recipe(**{**recipe.model_dump(), **fields})
     except ValidationError:
         return None
 
 
-def _overrides(fields: dict[str, Any]) -> str:
-    return " ".join(f"{name}={_spelled(value)}" for name, value in fields.items())
+def _overrides(recipe: Recipe, fields: dict[str, Any]) -> str:
+    differing = {name: value for name, value in fields.items() if value != getattr(recipe, name)}
+    return " ".join(f"{name}={_spelled(value)}" for name, value in differing.items())
 
 
 def _spelled(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "[" + ",".join(value) + "]"
+    if isinstance(value, tuple):  # brackets mean something to a shell
+        return value[0] if len(value) == 1 else f"'[{','.join(value)}]'"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -199,7 +200,10 @@ def with_memory(hardware: Hardware, memory_bytes: int) -> Hardware:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from `16GiB` (2**30 each), `16GB` (1e9 each) or a plain number. Raises InputError otherwise."""
+    """Bytes from `16GiB` (2**30 each), `16GB` (1e9 each) or a plain number of them, of at least a MiB.
+
+    Raises InputError otherwise.
+    """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][0-9]+)?)\s*([KMGT]i?B|B|)\s*", text)
     unit = match[2] if match else ""
     factor = {"": 1, "B": 1} | {
@@ -208,7 +212,7 @@ def parse_bytes(text: str) -> int:
         for i in ("", "i")
     }
     size = float(match[1]) * factor[unit] if match else 0.0
-    if not 1 <= size < float("inf"):
+    if not 1 <= size < float("inf") or (not unit and size < 2**20):  # 16 is no 16 bytes
         raise InputError(
             f"--memory {text}: write a size such as 16GiB (2**30 bytes each) or 16GB (1e9 each)."
         )

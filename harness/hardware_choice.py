@@ -72,6 +72,26 @@ def _offer(recipe: Recipe, hardware: Hardware, shape: Any) -> Offer:
     return Offer(*common, needed, fits, reason, timing.tokens_per_s, timing.bound, hardware.price_per_hour)
 
 
+def render_table() -> str:
+    """Every device of the table with its datasheet numbers."""
+    lines = [
+        f"  {'device':<14} {'memory GiB':>10} {'GB/s':>7} {'TFLOP/s bf16':>13} {'fp16':>8} {'fp32':>8}",
+        *(_sheet_line(hardware) for hardware in all_hardware()),
+        "",
+        "  hardware=NAME chooses one; `harness hardware RECIPE` tries a recipe on all of them",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _sheet_line(hardware: Hardware) -> str:
+    sheet = hardware.datasheet
+    bf16, fp16, fp32 = (
+        _number(cited and cited.value, 1e-12, 1) for cited in map(sheet.flops.get, ("bf16", "fp16", "fp32"))
+    )
+    memory, bandwidth = hardware.memory_bytes / GIB, sheet.memory_bandwidth.value / 1e9
+    return f"  {sheet.name:<14} {memory:10.1f} {bandwidth:7,.0f} {bf16:>13} {fp16:>8} {fp32:>8}"
+
+
 def render_choice(name: str, offers: list[Offer]) -> str:
     """The offers as a table, then the cheapest and the fastest."""
     return "\n".join(_lines(name, offers)) + "\n"
@@ -87,11 +107,12 @@ def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
             f"{offer.memory_bytes / GIB:10.1f}",
             f"{_number(offer.required_bytes, 1 / GIB, 1):>10}",
             f"{_number(offer.tokens_per_s if offer.fits else None, 1, 0):>10}",
-            f"{offer.bound or '-':>8}",
+            f"{(offer.fits and offer.bound) or '-':>8}",
             f"{_number(offer.price_per_hour, 1, 2):>9}",
             f"{_number(offer.cost_per_million_tokens, 1, 3):>14}",
         ]
-        why = "" if offer.fits else f"  does not fit: {offer.reason}"
+        verdict = "cannot run it" if offer.required_bytes is None else "does not fit"
+        why = "" if offer.fits else f"  {verdict}: {offer.reason}"
         yield f"  {offer.name:<14} {' '.join(cells)}{why}"
     running = [offer for offer in offers if offer.fits]
     yield ""

@@ -170,9 +170,9 @@ def end_of(memory: Memory, phase: str) -> int | None:
     freed = recipe.optimizer_in_backward or "parameters" in recipe.offload
     gradients = 0 if freed else sizes.gradient_bytes
     if phase == "forward":
-        kept = 0 if sizes.offloads_activations else sizes.kept_in_forward
+        kept = sizes.pinned if sizes.offloads_activations else sizes.kept_in_forward
         return settled + kept + sizes.earlier_gradients
-    return {"backward": settled + gradients, "optimizer_step": settled}.get(phase)
+    return {"backward": settled + gradients + sizes.pinned, "optimizer_step": settled}.get(phase)
 
 
 def _step_stats(timing: Timing) -> StepStats:

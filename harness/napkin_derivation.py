@@ -32,6 +32,10 @@ def block_terms(sizes: Sizes) -> list[Term]:
         one = stage.entering
         formula, size = f"{layers} layers × [{_formula(stage.tape, one)}]", layers * one.size_bytes
         terms = [Term("Kept for backward", "block inputs (checkpointing)", formula, size, "arXiv 1604.06174")]
+        if stage.pinned:
+            what, formula = "inputs of int8 products", f"{layers} layers × {stage.pinned:,} B"
+            source = "MatMul8bitLt's ctx.tensors, which checkpointing does not reach"
+            terms.append(Term("Kept for backward", what, formula, layers * stage.pinned, source))
         section = "One block, computed again in backward"
         return terms + _kept_terms(section, stage)
     section = "Kept for backward by one block"

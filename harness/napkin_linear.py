@@ -99,7 +99,8 @@ def _four_bit(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: st
 
 def _int8(tape: Tape, x: Tensor, matrix: Matrix, name: str, dims: str) -> Tensor:
     """Linear8bitLt with outliers (threshold 6): keeps its input for columns that may be outliers; the
-    input is quantized row by row, and backward dequantizes the weight (MatMul8bitLt)."""
+    input is quantized row by row, and backward dequantizes the weight (MatMul8bitLt, which keeps the input
+    in `ctx.tensors` and not by save_for_backward)."""
     rows = _rows(tape, x, matrix)
     quantized_input = rows * matrix.inputs * (1 + (SIZES["fp16"] if x.dtype != "fp16" else 0))
     return tape.product(
@@ -112,6 +113,7 @@ def _int8(tape: Tape, x: Tensor, matrix: Matrix, name: str, dims: str) -> Tensor
         weight_bytes=matrix.elements,
         forward_temporary_bytes=quantized_input + rows * matrix.outputs * SIZES["int32"],
         backward_temporary_bytes=matrix.elements * SIZES[x.dtype],
+        pins=True,
     )
 
 

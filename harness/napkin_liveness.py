@@ -28,7 +28,7 @@ def forward_peak(ops: Sequence[Op], elsewhere: Sequence[Tensor] = (), *, keeps: 
     """The peak while `ops` run: what is kept so far, results not read yet, and the operator's own.
 
     `elsewhere` are tensors that the caller counts. Without `keeps` nothing outlives its last reader, as in
-    the first forward pass under gradient checkpointing.
+    the first forward pass under gradient checkpointing, but what is pinned.
     """
     apart = {id(t.storage) for t in elsewhere}
     last_read = {id(t.storage): i for i, op in enumerate(ops) for t in op.inputs}
@@ -40,7 +40,7 @@ def forward_peak(ops: Sequence[Op], elsewhere: Sequence[Tensor] = (), *, keeps: 
             alive[id(t.storage)] = t.storage.size_bytes
         saved_now = {id(t.storage): t.storage.size_bytes for t in op.saved if id(t.storage) not in apart}
         alive.update(saved_now)
-        kept.update(saved_now if keeps else ())
+        kept.update(saved_now if keeps else (id(t.storage) for t in op.pinned))
         now = sum(alive.values()) + op.forward_temporary_bytes
         if now > peak.size_bytes:
             saved = sum(alive[key] for key in kept)
@@ -82,6 +82,7 @@ class Backward:
         users = Counter(id(t.storage) for op in self.ops for t in op.saved)
         elsewhere = {id(t.storage) for t in self.elsewhere}
         kept = {id(t): t.size_bytes for t in saved_storages(self.ops) if id(t) not in elsewhere}
+        pinned = {id(t.storage) for op in self.ops for t in op.pinned}
         last = self.ops[-1].outputs[0]
         self._give(last, _Gradient(last.size_bytes))
         for position in range(len(self.ops) - 1, -1, -1):
@@ -91,7 +92,7 @@ class Backward:
                 self._visit(op, [g for g in given if g], self._on_device(kept, position), compiled)
             for t in op.saved:
                 users[id(t.storage)] -= 1
-                if not users[id(t.storage)]:
+                if not users[id(t.storage)] and id(t.storage) not in pinned:
                     kept.pop(id(t.storage), None)
         return self.peak
 

@@ -95,7 +95,8 @@ def _forward(sizes: Sizes) -> list[Snapshot]:
             "forward",
             f"last block, {in_block.where}",
             gradients=before,
-            activations=_resident(sizes, earlier) + _resident(sizes, in_block.parts["kept for backward"]),
+            activations=_resident(sizes, earlier, sizes.pinned - last.pinned)
+            + _resident(sizes, in_block.parts["kept for backward"], last.pinned),
             temporaries=in_block.parts["temporaries"] + sizes.mask_bytes + sizes.cached_casts,
         ),
         _moment(
@@ -130,15 +131,16 @@ def _resident_at_loss(sizes: Sizes) -> int:
     ops, result = sizes.stages.loss.tape.ops, sizes.stages.loss.tape.ops[-1].inputs[0]
     leaving = saved_storages([op for op in ops[:-1] if op.outputs[0] is not result])[-IN_FLIGHT:]
     leaving = [t for t in leaving if t is not sizes.stages.hidden.storage]  # a local: counted as such
-    return total_bytes([result, *leaving]) + sizes.stages.fused_loss_bytes
+    return total_bytes([result, *leaving]) + sizes.stages.fused_loss_bytes + sizes.pinned
 
 
-def _resident(sizes: Sizes, kept: int) -> int:
-    """Bytes kept by earlier blocks that are on the device: all, or with offload the few in flight."""
+def _resident(sizes: Sizes, kept: int, pinned: int) -> int:
+    """Bytes kept that are on the device: all, or with offload those pinned to it and the few in flight."""
     if not sizes.offloads_activations:
         return kept
+    pinned = min(kept, pinned)
     largest = sorted((t.size_bytes for t in sizes.stages.blocks[-1].kept_tensors), reverse=True)
-    return min(kept, sum(largest[:IN_FLIGHT]))
+    return pinned + min(kept - pinned, sum(largest[:IN_FLIGHT]))
 
 
 def _backward(sizes: Sizes) -> list[Snapshot]:
@@ -155,8 +157,12 @@ def _backward(sizes: Sizes) -> list[Snapshot]:
             below -= sizes.block_kept(stage)
             if index in (0, stage.count - 1):  # in between, memory changes evenly
                 moments.append(_in_backward(sizes, "backward", stage, below, made))
+            below += stage.pinned
             made += _left_behind(sizes, stage)
-    return [*moments, _in_backward(sizes, "backward", stages.embedding, sizes.table_bytes, made)]
+    return [
+        *moments,
+        _in_backward(sizes, "backward", stages.embedding, sizes.table_bytes + sizes.pinned, made),
+    ]
 
 
 def _left_behind(sizes: Sizes, stage: Stage) -> int:
@@ -175,11 +181,12 @@ def _left_behind(sizes: Sizes, stage: Stage) -> int:
 
 
 def _in_backward(sizes: Sizes, phase: str, stage: Stage, below: int, made: int) -> Snapshot:
-    """The largest moment of a stage's backward, over what earlier stages keep and later ones made."""
+    """The largest moment of a stage's backward, over what other stages keep and what later ones made."""
     recipe, stages = sizes.recipe, sizes.stages
     in_block = stage in stages.blocks
     entering = stage.entering if recipe.gradient_checkpointing and in_block else None
     elsewhere = [*stage.shared, *([entering] if entering else [])]
+    again = 0  # bytes of what is pinned since forward that recomputing makes a second time
     # the two parts of a tied gradient are added into a third tensor (input_buffer.cpp)
     third = sizes.tied_bytes if stage is stages.embedding else 0
     moment = Backward(
@@ -192,15 +199,18 @@ def _in_backward(sizes: Sizes, phase: str, stage: Stage, below: int, made: int) 
     ).run(recipe.compile)
     if entering:  # kept since forward, and the whole block is computed again from it
         below += entering.size_bytes
-        moment = max(moment, _recomputing(stage, elsewhere), key=lambda m: m.size_bytes)
+        moments = (moment, stage.kept_twice), (_recomputing(stage, elsewhere), stage.pinned)
+        moment, again = max(moments, key=lambda m: m[0].size_bytes + m[1])
     parts = moment.parts
+    if sizes.offloads_activations:
+        below = sizes.pinned - stage.pinned
     return _moment(
         sizes,
         phase,
         f"{stage.name}, {moment.where}",
         moment.where if phase == "loss" else "backward" if in_block else "none",
         gradients=sizes.earlier_gradients + made + parts.get("gradients of weights", 0),
-        activations=(0 if sizes.offloads_activations else below) + parts.get("kept for backward", 0),
+        activations=below + again + parts.get("kept for backward", 0),
         temporaries=parts.get("gradients of activations", 0) + parts.get("temporaries", 0) + third,
     )
 

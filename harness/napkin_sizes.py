@@ -110,7 +110,7 @@ class Sizes:
             parts["optimizer state"] = optimizer.state_bytes + optimizer.copy_bytes
             parts["the optimizer's temporaries"] = optimizer.step_temporary_bytes
         if self.offloads_activations:
-            parts["activations"] = self.kept_in_forward
+            parts["activations"] = self.kept_in_forward - self.pinned
         return parts
 
     @property
@@ -126,15 +126,21 @@ class Sizes:
         return self.table_bytes + self.kept_mask_bytes + self.stages.embedding.kept + blocks + loss
 
     @property
+    def pinned(self) -> int:
+        """Of that, what stays on the device in any case."""
+        return sum(stage.pinned * stage.count for stage in self.stages.blocks)
+
+    @property
     def kept_mask_bytes(self) -> int:
         """A compiled model keeps the one mask that all its blocks add; else each block keeps its copy."""
         shared = self.recipe.compile and self.recipe.attention == "sdpa"
         return total_bytes(self.stages.masks) if shared else 0
 
     def block_kept(self, stage: Stage) -> int:
-        """What a block keeps from forward to backward: everything, or with checkpointing its input."""
+        """What a block keeps from forward to backward: everything, or with checkpointing its input and
+        what checkpointing does not reach."""
         if self.recipe.gradient_checkpointing and stage.entering is not None:
-            return stage.entering.size_bytes
+            return stage.entering.size_bytes + stage.pinned
         return stage.kept
 
     @property

@@ -36,6 +36,20 @@ class Stage:
         """Bytes of `kept_tensors`."""
         return total_bytes(self.kept_tensors)
 
+    @cached_property
+    def pinned(self) -> int:
+        """Bytes of those that stay on the device whatever is recomputed or offloaded."""
+        return total_bytes(
+            list({id(t.storage): t.storage for op in self.tape.ops for t in op.pinned}.values())
+        )
+
+    @cached_property
+    def kept_twice(self) -> int:
+        """Bytes of pinned tensors that autograd keeps too: recomputing makes those a second time."""
+        pinned = {id(t.storage) for op in self.tape.ops for t in op.pinned}
+        seen = {id(t.storage): t.storage for op in self.tape.ops for t in op.saved if t not in op.pinned}
+        return total_bytes([t for key, t in seen.items() if key in pinned])
+
 
 @dataclass
 class Stages:
@@ -53,6 +67,8 @@ class Stages:
     """Explicit attention masks made in forward."""
     fused_loss_bytes: int = 0
     """Gradients that a fused loss computes in forward and keeps: of the hidden states and the head."""
+    fused_chunks: int = 0
+    """How many chunks of tokens a fused loss works on, one after the other."""
     fused_temporary_bytes: int = 0
     """The chunk of logits a fused loss works on."""
 
@@ -104,6 +120,7 @@ def _fuse(built: BuiltModel, stages: Stages, compute_capability: float) -> None:
     compute = tape.autocast or hidden.dtype
     parts = -(-shape.vocab // shape.hidden)
     chunk = min(1 << (-(-tokens // parts) - 1).bit_length(), tokens)
+    stages.fused_chunks = -(-tokens // chunk)
     weight = shape.vocab * shape.hidden
     stages.fused_loss_bytes = hidden.size_bytes + (
         weight * SIZES[built.loose_dtype] if built.trains_base else 0

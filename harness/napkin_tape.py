@@ -46,6 +46,9 @@ class Op:
     outputs: tuple[Tensor, ...]
     saved: tuple[Tensor, ...]
     """What it keeps for backward (weights and inputs of the model apart)."""
+    pinned: tuple[Tensor, ...] = field(default=(), kw_only=True)
+    """Of those, what it keeps in attributes of its own, where no hook of autograd sees it: gradient
+    checkpointing does not free it, offloading does not move it, and it lives as long as the loss."""
     forward: Work
     backward: Work
     passes_gradient: bool = False
@@ -146,6 +149,7 @@ class Tape:
         weight_gradient_bytes: int = 0,
         forward_temporary_bytes: int = 0,
         backward_temporary_bytes: int = 0,
+        pins: bool = False,
     ) -> Tensor:
         """Record a matrix product (of an activation and a weight, or of two activations) or an attention.
 
@@ -176,6 +180,7 @@ class Tape:
                 weight_gradient_bytes,
                 forward_temporary_bytes,
                 backward_temporary_bytes,
+                pinned=self._kept(saved) if pins else (),
             )
         )
         return out
@@ -204,7 +209,7 @@ class Tape:
 
     def _record(self, op: Op) -> None:
         if not op.outputs[0].grad:
-            op.saved = ()
+            op.saved = op.pinned = ()
         self.ops.append(op)
 
     def _recomputed(self, saved: Sequence[Tensor]) -> list[Tensor]:

@@ -125,7 +125,10 @@ class Timing:
         products = 3 if self.sizes.built.trains_base else 2
         dtype = stage.tape.autocast or stages.hidden.dtype
         one = 2 * tokens * shape.vocab * shape.hidden
-        moved = 3 * tokens * shape.vocab * SIZES[dtype] + products * shape.vocab * shape.hidden * SIZES[dtype]
+        moved = 3 * tokens * shape.vocab * SIZES[dtype]
+        # every chunk reads the head twice, and adds to all of the head's gradient
+        head = 2 * SIZES[dtype] + (2 * SIZES[self.sizes.built.loose_dtype] if products == 3 else 0)
+        moved += stages.fused_chunks * head * shape.vocab * shape.hidden
         work = Work(products * one, moved, 8, "matmul", dtype)
         return [_times(work, recipe.gradient_accumulation_steps)]
 

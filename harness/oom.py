@@ -39,7 +39,7 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
         return [*lines, f"what a change would save is not known: {error}"]
     if device.kind == "cpu":  # kernels that need a GPU, and a second memory that is not there
         changes = [
-            c for c in changes if not {"loss", "offload"} & c.fields.keys() and "paged" not in c.spelled()
+            c for c in changes if not {"loss", "offload"} & c.fields.keys() and "paged" not in c.overrides
         ]
     listed = changes[:MOST_CHANGES]
     enough = next((change for change in changes if change.fits), None)
@@ -49,7 +49,7 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
         time = f", time a token × {change.slowdown:.2f}" if known else ""
         result = "" if change.same_result else ", another training"
         fits = ", enough by itself" if change.fits else ""
-        lines.append(f"{change.spelled()}: {in_gib(change.saved_bytes)} less{time}{result}{fits}")
+        lines.append(f"{change.overrides}: {in_gib(change.saved_bytes)} less{time}{result}{fits}")
     return lines
 
 

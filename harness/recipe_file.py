@@ -135,6 +135,11 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             )
         if not value.strip():
             raise InputError(f"the override {text!r} has no value. Write {key}=VALUE.")
+        if key == "hardware":
+            raise InputError(
+                f"{shortened(text)}: this command takes no device of the table. `harness simulate` and "
+                "`harness napkin` do."
+            )
         if key in changes:
             raise InputError(f"{key} is overridden twice on the command line. Keep one {key}=value.")
         changes[key] = parse_yaml(value, f"the value of the override {shortened(text)!r}")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.console import in_gib
-from harness.errors import InputError, MissingDependency
-from harness.report.figures import COLOURS, PATTERNS
+from harness.errors import InputError
+from harness.report.figures import COLOURS, PATTERNS, drawing
 from harness.step_profile import CATEGORIES
 from harness.sweep import spelled
 from harness.sweep_document import Sweep, SweptCell, SweptCurve
@@ -27,15 +27,12 @@ def write_figures(sweep: Sweep, folder: Path) -> list[Path]:
     Each file says of which sweep it is: `Description` is the digest of sweep.json. Raises InputError when
     they cannot be written, MissingDependency without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingDependency("matplotlib", None, "pictures") from None
+    figure_class = drawing()
     first = {curve.field: curve for curve in reversed(sweep.curves)}
     paths = []
     for field in sweep.axes:
         cells = [sweep.cells[place] for place in first[field].cells]
-        figure = Figure(figsize=(9, 1.4 + 0.42 * len(cells)), dpi=100, layout="constrained")
+        figure = figure_class(figsize=(9, 1.4 + 0.42 * len(cells)), dpi=100, layout="constrained")
         memory, speed = figure.subplots(1, 2, width_ratios=(3, 2), sharey=True)
         _draw_memory(memory, first[field], cells)
         _draw_speed(speed, cells)

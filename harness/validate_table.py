@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from harness.console import in_gib, in_ms
+from harness.console import in_gib, in_ms, print_table
 from harness.validate import SOURCES, Comparison, Row
 
 
@@ -38,7 +38,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
             *(_shown(row.values.get(source), row) for source in shown),
             *("-" if ratio is None else f"{ratio:.4f}" for ratio in ratios),
         )
-    console.print(table)
+    print_table(console, table)
     for line in (*unexplained_lines(comparison), *(f"note: {note}" for note in comparison.notes)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.cli import main
+from harness.cli import _quiet_libraries, main
 from harness.recipe import Recipe
 
 LLAMA = Path(__file__).parent / "models" / "llama.json"
@@ -205,6 +206,78 @@ def test_missing_package_names_the_extra(call, tmp_path, monkeypatch):
     assert status == 2
     assert one_paragraph(err)
     assert "pip install 'harness[data]'" in err
+
+
+def test_a_broken_installation_names_the_package():
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "sys.argv = ['harness', 'simulate', 'smoke']\n"
+        "from harness.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, one_paragraph(done.stderr)) == (2, "", True)
+    assert "the package torch" in done.stderr
+
+
+def test_a_sweep_s_processes_begin_with_quiet_libraries(call, monkeypatch):
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    assert call("sweep", "smoke", "micro_batch_size=1,2", "--napkin")[0] == 0
+    assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"
+
+
+def test_pictures_are_refused_before_the_first_cell(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    status, out, err = call("sweep", "smoke", "micro_batch_size=1,2", "--napkin", "--png")
+    assert (status, out, one_paragraph(err)) == (2, "", True)
+    assert "a picture needs the package matplotlib" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("run", "smoke", "--seq-len", "512"), "seq_len=VALUE"),
+        (("napkin", "smoke", "--hardware", "h100"), "hardware=VALUE"),
+        (("run", "smoke", "--hardware", "h100"), None),
+        (("recipes", "--seq_len", "512"), None),
+        (("run", "smoke", "--verbose"), None),
+    ],
+)
+def test_an_option_that_is_a_field_is_told_how_fields_are_written(call, arguments, hint):
+    status, _, err = call(*arguments)
+    assert (status, one_paragraph(err)) == (2, True)
+    assert f"Write {hint}, without dashes" in err if hint else "Write" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "smoke", "hardware=h100"), "`harness simulate`"),
+        (("hardware", "smoke", "--price", "l4=1", "h100=2.5"), "--price h100=2.5"),
+        (("hardware", "--json"), "Give its name"),
+        (("validate", "--tolerance", "-1", "smoke"), "at least 0"),
+    ],
+)
+def test_a_word_in_the_wrong_place_is_told_its_own(call, arguments, said):
+    status, _, err = call(*arguments)
+    assert (status, one_paragraph(err)) == (2, True)
+    assert said in err
+
+
+def test_a_terminal_without_our_signs_spells_them():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "napkin", "smoke"], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"264\xb7128" in done.stdout
+
+
+def test_a_library_s_notice_about_kernels_is_kept_out():
+    _quiet_libraries()
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    assert (logger.isEnabledFor(logging.WARNING), logger.isEnabledFor(logging.ERROR)) == (False, True)
 
 
 @pytest.mark.parametrize("command", [["--help"], ["recipes"], ["recipes", "show", "smoke"], ["schema"]])

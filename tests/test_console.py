@@ -75,6 +75,10 @@ def test_a_wide_profile_fits_in_80_columns_and_loses_nothing():
     assert not any(line.split()[:1] == ["other"] for line in lines)  # nothing is there
 
 
+def test_a_narrow_terminal_cuts_no_number():
+    assert printed(profile(), width=30) == printed(profile(), width=80)
+
+
 def test_what_is_unknown_is_not_shown_as_zero():
     phases = {"forward": PhaseStats(peak_allocated_bytes=GIB)}
     memory = MemoryStats(kind="live_tensors", peak_allocated_bytes=GIB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 import typer
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from harness.cli_estimate import register
 from harness.errors import InputError
 from harness.fit import fit, parse_bytes, suggestions, with_memory
-from harness.hardware import find_hardware
+from harness.hardware import find_hardware, hardware_names
 from harness.hardware_choice import compare_hardware
 from harness.napkin import estimate, required_bytes
 from harness.recipe import Recipe
@@ -66,7 +67,7 @@ def test_changes_are_real_and_ordered_by_cost():
         assert change.fits == (after <= RTX_4090.memory_bytes)
     order = [(not change.same_result, change.slowdown) for change in changes]
     assert order == sorted(order)
-    by_name = {change.spelled(): change for change in changes}
+    by_name = {change.overrides: change for change in changes}
     assert by_name["optimizer_in_backward=true"].same_result
     assert any("quantization=nf4" in name and change.fits for name, change in by_name.items())
 
@@ -77,6 +78,18 @@ def test_together_they_fit_as_one_recipe():
     assert found.together
     changed = load_recipe("llama-3.1-8b-full-bf16", found.together.split())[1]
     assert required_bytes(estimate(changed, RTX_4090)) <= found.limit_bytes
+
+
+def test_a_change_names_what_differs_as_a_shell_takes_it():
+    """Followed word for word, the advice gives what it promises: also beside what is offloaded already."""
+    recipe = load_recipe("llama-3.1-8b-lora-offload-activations")[1]
+    changes = suggestions(recipe, RTX_4090, 12 * GIB)
+    assert any(change.overrides == "offload='[activations,optimizer]'" for change in changes)
+    for change in changes:
+        followed = load_recipe("llama-3.1-8b-lora-offload-activations", shlex.split(change.overrides))[1]
+        assert required_bytes(estimate(followed, RTX_4090)) == change.required_bytes
+        words = dict(word.split("=") for word in shlex.split(change.overrides))
+        assert all(getattr(followed, name) != getattr(recipe, name) for name in words)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +108,7 @@ def test_sizes(text, size):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-1GB", "0", "0.5", "16gib", "GiB", "16GiBs", "nan", "1e999GB", "1_0GB"]
+    "text", ["", "-1GB", "0", "0.5", "16gib", "GiB", "16", "16GiBs", "nan", "1e999GB", "1_0GB"]
 )
 def test_a_size_that_is_none_is_refused(text):
     with pytest.raises(InputError, match="memory"):
@@ -137,6 +150,7 @@ def test_fit_answers_for_a_size_and_for_a_device():
     small = command("fit", "mistral-7b-qlora", "--memory", "16GiB")
     assert small.exit_code == 0
     assert "largest micro_batch_size" in small.stdout
+    assert "--exact" in small.stdout
     device = json.loads(command("fit", "mistral-7b-qlora", "--hardware", "rtx-4090", "--json").stdout)
     assert device["largest_seq_len"] > 2048
     nothing = command("fit", "llama-3.1-8b-full-bf16", "--hardware", "rtx-4090")
@@ -154,6 +168,26 @@ def test_hardware_names_the_cheapest_and_the_fastest(tmp_path):
     listed = json.loads(command("hardware", "tinyllama-lora", "--price", "h200=3.5", "--json").stdout)
     assert listed[0]["name"] == "h200"
     assert listed[0]["cost_per_million_tokens"] > 0
+
+
+def test_hardware_without_a_recipe_is_the_table_itself():
+    done = command("hardware")
+    assert done.exit_code == 0
+    listed = [line.split()[0] for line in done.stdout.splitlines()[1:] if line.strip()]
+    assert listed[: len(hardware_names())] == hardware_names()
+    assert "989.5" in next(line for line in done.stdout.splitlines() if " h200 " in line)
+
+
+def test_what_lacks_units_is_not_said_to_lack_memory():
+    (t4,) = (line for line in command("hardware", "tinyllama-lora").stdout.splitlines() if " t4 " in line)
+    assert "cannot run it: no bf16 units" in t4
+
+
+def test_what_does_not_fit_is_bound_by_nothing():
+    listed = command("hardware", "llama-3.1-70b-qlora").stdout.splitlines()
+    short = [line.split()[:5] for line in listed if "does not fit" in line]
+    assert short
+    assert all(cells[3:] == ["-", "-"] for cells in short)
 
 
 def test_shard_lists_every_strategy():

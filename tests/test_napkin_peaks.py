@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 from napkin_oracle import napkin, peaks_by_phase, predicted_peaks, recipe_for
 
+from harness.hardware import find_hardware
+from harness.napkin import predict
+from harness.simulate import simulate
+
 # What napkin leaves out: scalars, one-row statistics of backward, and what Python holds for a moment.
 SMALL = 0.004
 WIDE = {"vocab_size": 1024, "intermediate_size": 176}
@@ -93,6 +97,36 @@ def test_offloaded_activations(tmp_path, checkpointing):
         **SHAPE,
     )
     check(recipe, tolerance=0.01)  # tensors under 4096 bytes stay
+
+
+@pytest.mark.parametrize("offload", [[], ["activations"]], ids=str)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_what_int8_products_keep_is_neither_recomputed_nor_offloaded(tmp_path, checkpointing, offload):
+    """bitsandbytes keeps their inputs in attributes, out of autograd's sight, as long as the loss lives."""
+    recipe = recipe_for(
+        tmp_path,
+        "llama",
+        config=WIDE,
+        quantization="int8",
+        adapter="lora",
+        lora_targets=("q_proj",),
+        gradient_checkpointing=checkpointing,
+        offload=offload,
+        **SHAPE,
+    )
+    device = find_hardware("a100-80gb")
+    estimate, (simulated, _) = predict(recipe, device), simulate(recipe, device)
+    first = 0 if checkpointing else 1  # without checkpointing the first q, k, v need no gradient
+    rows = SHAPE["micro_batch_size"] * SHAPE["seq_len"] * 2
+    shape = napkin(recipe).sizes.built.shape
+    layers, hidden, inner = shape.layers, shape.hidden, shape.intermediate
+    # inputs of q, k, v; of o; of gate, up; of down
+    assert napkin(recipe).sizes.pinned == rows * (layers * (3 * hidden + inner) - first * hidden)
+    for phase in ("forward", "backward"):
+        peaks = (answer.phases[phase].peak_allocated_bytes for answer in (estimate, simulated))
+        assert next(peaks) == pytest.approx(next(peaks), rel=0.01), phase
+    ends = (answer.phases["backward"].allocated_at_end_bytes for answer in (estimate, simulated))
+    assert next(ends) == pytest.approx(next(ends), rel=0.01)
 
 
 def test_a_window_shorter_than_the_sequence_needs_a_mask(tmp_path):

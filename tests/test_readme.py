@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -80,6 +83,18 @@ def test_there_are_commands():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert f"\n{target}:" in makefile
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+@pytest.mark.parametrize("before", [True, False], ids=["PY=here make", "make PY=here"])
+def test_another_interpreter_is_taken_wherever_it_is_written(before):
+    given = {"PY": "here"} if before else {}
+    arguments = [] if before else ["PY=here"]
+    command = ["make", "-n", "check", *arguments]
+    environment = {"PATH": os.environ["PATH"], **given}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert "here -m ruff check" in done.stdout
+    assert ".venv" not in done.stdout  # nothing is set up
 
 
 def test_the_recipe_is_a_recipe():

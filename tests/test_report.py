@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -242,6 +243,16 @@ def test_markdown_holds_the_profile_s_numbers(call: Call, runs: dict[str, Path])
     for table in tables:  # GitHub drops a table whose rows differ in width
         widths = {line.replace("\\|", "").count("|") for line in table.strip().splitlines()}
         assert len(widths) == 1, table
+
+
+def test_a_snapshot_by_itself_says_in_markdown_what_fills_the_peak(call: Call, runs: dict[str, Path]) -> None:
+    status, out, _ = call(runs["measured"] / "snapshot.pickle", "--markdown")
+    history = read_run(runs["measured"] / "snapshot.pickle").history
+    assert status == 0
+    assert history is not None
+    _, _, table = out.partition("### Allocations at the peak\n")
+    rows = [re.split(r" (?<!\\)\| ", line) for line in table.splitlines() if line.startswith("| ")]
+    assert sum(int(row[4]) for row in rows[2:]) == len(history.live_at(history.peak()[0]))
 
 
 def test_pictures_for_slides(call: Call, runs: dict[str, Path]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from harness.attribution import BEFORE_RECORDING, AllocationSpan
 from harness.report.history import History
 from harness.report.stacks import ROOT, place, readable
+from harness.report.table import Cell, Table
 from harness.step_profile import StepProfile
 from harness.trace_diff import NO_STACK
 
@@ -126,6 +127,19 @@ def kinds(history: History | None, profile: StepProfile | None) -> list[Kind]:
         )
         for (node, group, phase, _), spans in ordered
     ]
+
+
+def kinds_table(found: Sequence[Kind]) -> Table:
+    """The kinds for Markdown and CSV, each named by what it is, its phase and the innermost frame."""
+    rows = [
+        (
+            *(Cell(kind.group), Cell(kind.phase), Cell(kind.module or kind.place)),
+            *(Cell(kind.total_bytes, "bytes"), Cell(kind.count, "number"), Cell(kind.largest_bytes, "bytes")),
+        )
+        for kind in found
+    ]
+    columns = ("what", "allocated in", "where", "bytes", "count", "largest")
+    return Table("Allocations at the peak", columns, rows, keys=3)
 
 
 def _of_profile(allocation: Any) -> Kind:

@@ -34,7 +34,18 @@ def difference_tables(runs: Sequence[ReportRun]) -> list[Table]:
     return [what, _numbers(names, [quantities(profile) for _, profile in profiled])]
 
 
-ORDER = ("summary", "memory", "phases", "answers", "roofline", "segments", "modules", "recipe", "provenance")
+ORDER = (
+    "summary",
+    "memory",
+    "kinds",
+    "phases",
+    "answers",
+    "roofline",
+    "segments",
+    "modules",
+    "recipe",
+    "provenance",
+)
 """Of a section's tables: first what people look for."""
 
 

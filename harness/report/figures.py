@@ -24,20 +24,25 @@ PATTERNS = ("", "//", "xx", "\\\\", "", "..", "--", "++")
 WIDTH_POINTS = 2000
 
 
+def drawing() -> Any:
+    """matplotlib's Figure. Raises MissingDependency where it is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingDependency("matplotlib", None, "a picture") from None
+    return Figure
+
+
 def write_figures(runs: Sequence[ReportRun], folder: Path) -> list[Path]:
     """Draw what each run has into <run>-<chart>.png. Returns the files.
 
     Raises InputError when nothing can be drawn or the folder cannot be made, MissingDependency without
     matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingDependency("matplotlib", None, "pictures") from None
-    figures: dict[str, Any] = {}
+    figure_class, figures = drawing(), dict[str, Any]()
     for run in runs:
         for chart, draw in _charts(run).items():
-            figure = Figure(figsize=(12, 6.75), dpi=160, layout="constrained")
+            figure = figure_class(figsize=(12, 6.75), dpi=160, layout="constrained")
             draw(figure.subplots())
             figures[_free_name(f"{run.name}-{chart}", figures)] = figure
     if not figures:

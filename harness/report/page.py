@@ -88,7 +88,7 @@ def _plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise MissingDependency("plotly", None, "a report's charts") from None
+        raise MissingDependency("plotly", None, "a report") from None
     return _as_parsed(get_plotlyjs())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from harness.console import in_gib, in_ms
 from harness.oom import explain
 from harness.report.answers import Answers, answers_about
-from harness.report.at_peak import MOST_KINDS, Kind, by_code, by_module, kinds
+from harness.report.at_peak import MOST_KINDS, Kind, by_code, by_module, kinds, kinds_table
 from harness.report.columns import history_columns
 from harness.report.history import History
 from harness.report.phase_roofline import roofline_of
@@ -48,6 +48,8 @@ def section_of(run: ReportRun) -> Section:
     section = Section(run.name, run, _tiles(run), _missing(run))
     found = kinds(run.history, run.profile)
     section.kinds = found[:MOST_KINDS]
+    if found:
+        section.tables["kinds"] = kinds_table(section.kinds)
     if len(found) > MOST_KINDS:
         rest = sum(kind.total_bytes for kind in found[MOST_KINDS:])
         section.words["rest"] = f"{len(found) - MOST_KINDS} more stacks hold {in_gib(rest)} together."

@@ -57,6 +57,15 @@ def shared(report: Path, opened: Open) -> Any:
     return ready(opened(report))
 
 
+def test_paper_shows_charts_that_were_never_near_the_window(opened: Open, report: Path) -> None:
+    page = opened(report)
+    page.locator("html[data-ready=true]").wait_for()
+    drawn = "document.querySelectorAll('#run0-roofline .main-svg').length"
+    assert page.evaluate(drawn) == 0
+    page.pdf(page_ranges="1")
+    assert page.evaluate(drawn) > 0
+
+
 @pytest.fixture
 def page(shared: Any) -> Any:
     """The report, looked at from the beginning."""
@@ -318,3 +327,14 @@ def test_several_runs_lie_over_each_other(opened: Open, run: ReportRun, tmp_path
         assert one.history is not None
         assert most * unit == one.history.peak()[1]
     assert "each phase at one width" in page.evaluate(chart("overlay", "layout.xaxis.title.text"))
+
+
+def test_the_roofline_s_ticks_are_whole_numbers_of_what_they_stand_for(page: Any) -> None:
+    page.locator("#run0-roofline").scroll_into_view_if_needed()
+    page.locator("#run0-roofline .xtick text").first.wait_for()
+    ticks = page.evaluate(
+        "(() => { const axis = document.getElementById('run0-roofline')._fullLayout.xaxis;"
+        " return axis._vals.map((tick) => [tick.text, 10 ** tick.x]); })()"
+    )
+    assert len(ticks) > 2
+    assert all(float(text.replace(",", "")) == pytest.approx(value) for text, value in ticks if text)

@@ -132,6 +132,7 @@ const charts = (() => {
     const at = found.points.map((point) => point.intensity);
     const [low, high] = [Math.min(ridge, ...at) / 4, Math.max(ridge, ...at) * 4];
     const tera = (value) => value / 1e12;
+    const decades = { type: "log", dtick: "D2", tickformat: "," }; // without a format 50 and 200 read 5 and 2
     harness.draw(element, () => ({
       data: [
         {
@@ -145,8 +146,8 @@ const charts = (() => {
         })),
       ],
       layout: {
-        xaxis: { type: "log", dtick: "D2", title: { text: "FLOPs per byte moved", standoff: 4 } },
-        yaxis: { type: "log", dtick: "D2", title: { text: "TFLOP/s" } },
+        xaxis: { ...decades, title: { text: "FLOPs per byte moved", standoff: 4 } },
+        yaxis: { ...decades, title: { text: "TFLOP/s" } },
       },
     }));
   }

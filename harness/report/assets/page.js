@@ -90,14 +90,18 @@ const harness = (() => {
       const { data: traces, layout: own } = make();
       Plotly.react(element, traces, layout(own), config);
     };
-    const watcher = new IntersectionObserver((seen) => {
-      if (drawn || !seen.some((one) => one.isIntersecting)) return;
+    const first = () => {
+      if (drawn) return;
       drawn = true;
       watcher.disconnect();
       again();
       if (then) then();
+    };
+    const watcher = new IntersectionObserver((seen) => {
+      if (seen.some((one) => one.isIntersecting)) first();
     }, { rootMargin: "600px" });
     watcher.observe(element);
+    window.addEventListener("beforeprint", first); // paper shows what was never near the window, too
     drawings.push(again);
     return again;
   }
