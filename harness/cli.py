@@ -226,7 +226,8 @@ def _status(profile: StepProfile, total_steps: int) -> int:
     if wrong is not None and not profile.complete:
         last = wrong.checkpoint or "none (recipe: checkpoint_every)"
         return _complain(
-            f"stopped: {wrong.in_words()} of {total_steps}. The last good checkpoint: {last}. "
+            f"stopped: {wrong.in_words()} of {total_steps}. {wrong.origin_in_words()} "
+            f"The last good checkpoint: {last}. "
             "A lower learning_rate, max_grad_norm or precision=bf16 may help; "
             "on_nan=continue goes on and records it. The profile so far is marked incomplete",
             NOT_FINITE,
