@@ -66,7 +66,7 @@ trust: $(READY)
 	$(PY) -m pytest $(TRUST_PAGE)
 
 fuzz: $(READY)
-	FUZZ=$(FUZZ) $(PY) -m pytest -n $(WORKERS) tests/test_trust_fuzz.py
+	FUZZ=$(FUZZ) $(PY) -m pytest -n $(WORKERS) $(wildcard tests/test_trust_fuzz*.py)
 
 soak: $(READY)
 	$(PY) -m benchmarks.soak --out profiles/cpu/soak.json

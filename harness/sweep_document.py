@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.errors import InputError
 from harness.provenance import provenance
 from harness.step_profile import MemoryBreakdown
+from harness.strict_json import parse_json
 from harness.sweep import HARDWARE, Kind, Plan, spelled
 from harness.sweep_cell import Status
 from harness.sweep_curves import answer, curves_of
@@ -107,7 +107,7 @@ class Sweep(_Fields):
     def read(cls, path: Path) -> Sweep:
         """Read a sweep.json. Raises InputError if it is missing, unreadable or no sweep."""
         try:
-            document = json.loads(path.read_bytes())
+            document = parse_json(path.read_bytes())
         except OSError as error:
             raise InputError(f"cannot read the sweep {path}: {error.strerror}.") from None
         except (ValueError, RecursionError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,7 @@ def rewritten(checkpoint: Path, folder: Path, change: Any) -> Path:
         lambda d: d.update(recipe=[]),
         lambda d: d.update(state={"pickle": "x"}),
         lambda d: d.update(state=[]),
+        lambda d: d.update(steps_done=0, losses=[]),  # of another step than its name says
         lambda d: d["data"].update(rows_drawn=-1),
         lambda d: d["state"]["dict"].pop(),
     ],
@@ -183,7 +185,7 @@ def rewritten(checkpoint: Path, folder: Path, change: Any) -> Path:
 def test_a_forged_state_is_an_input_error_too(change, full, tmp_path):
     path = rewritten(full, tmp_path, change)
     training, batches = built(FULL)
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=re.escape(str(path / "state.json"))):
         restore(read(path, FULL), FULL, training, batches, CPU)
 
 
