@@ -99,7 +99,7 @@ class StepStats(_Fields):
     """The whole optimizer step."""
 
     time_s: TimeStats = Field(default_factory=TimeStats)
-    tokens_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     model_flops: int | None = None
     """FLOPs of forward and backward, without recomputation (what MFU counts)."""
     mfu: float | None = None

@@ -53,7 +53,8 @@ class Outcome:
             outcome = TypeAdapter(cls).validate_python(document)
         except ValidationError:
             outcome = None
-        if outcome is None or (outcome.status == "ok") != (outcome.reason is None):
+        went_well = outcome is not None and outcome.status == "ok"
+        if outcome is None or went_well != (outcome.reason is None) or (went_well and not outcome.profile):
             raise InputError(f"{origin} is not the outcome of a sweep's cell. Remove it.")
         return outcome
 

@@ -41,7 +41,7 @@ class SweptCell(_Fields):
     capacity_bytes: int | None = None
     """Memory of the device."""
     step_s: float | None = None
-    tokens_per_s: float | None = None
+    tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     mfu: float | None = None
     bound: Literal["compute", "memory", "host"] | None = None
     seconds: float
@@ -121,6 +121,11 @@ class Sweep(_Fields):
         places = {place for curve in sweep.curves for place in curve.cells}
         if places and not 0 <= min(places) <= max(places) < len(sweep.cells):
             raise InputError(f"{path} is no sweep: a curve goes through a cell that is not there.")
+        fields = sweep.axes.keys()
+        if not all(cell.values.keys() >= fields for cell in sweep.cells) or not fields >= {
+            curve.field for curve in sweep.curves
+        }:
+            raise InputError(f"{path} is no sweep: a cell or a curve is not about its fields.")
         return sweep
 
 

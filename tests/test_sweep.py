@@ -599,6 +599,7 @@ def test_a_kept_cell_is_read_back_as_it_was(tmp_path: Path, plan: Plan):
         {"status": "ok", "reason": "it failed"},
         {"profile": {"schema_version": 1}},
         {"profile": []},
+        {"profile": None},
     ],
     ids=str,
 )

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import shutil
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ from harness.sweep_page import sweep_html
 from harness.sweep_run import run_cells
 from harness.sweep_table import as_csv, as_markdown, print_sweep
 from tests.attempts import Count, attempt, fuzzed, written
-from tests.fuzzed import PICKLES, as_json, changed, profile_document, spliced, texts
+from tests.fuzzed import PICKLES, as_json, changed, junk, profile_document, spliced, texts
 from tests.tiny import CPU, tiny
 from tests.watched import watched
 
@@ -200,22 +201,22 @@ def test_served_folders(
 # Checkpoints ------------------------------------------------------------------------------------
 
 RECIPE = tiny(precision="fp16-mixed", adapter="lora", warmup_steps=1, steps=2, checkpoint_every=2)
+"""Everything that a checkpoint can hold is in one of it: a scaler, buffers, adapters with their config."""
 
 
 class Quiet:
     """See device_observer.Progress."""
 
-    def step(self, *_: Any) -> None:
+    def step(self, *_: Any, **__: Any) -> None:
         pass
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float | None]]:
-    """The folder of a run with two checkpoints, the last one step before its end; and its losses."""
+    """The folder of a run with its first checkpoint, after two of five steps; and its losses."""
     folder = tmp_path_factory.mktemp("checkpoints") / "run"
-    recipe = RECIPE.model_copy(update={"checkpoint_every": 2})
-    profile = measure(recipe, RunFolder(folder, "tiny", recipe), Quiet(), CPU, snapshot=False)
-    shutil.rmtree(checkpoints(folder / "checkpoints")[-1])  # of the end: there is nothing to resume after it
+    profile = measure(RECIPE, RunFolder(folder, "tiny", RECIPE), Quiet(), CPU, snapshot=False)
+    shutil.rmtree(checkpoints(folder / "checkpoints")[-1])  # the one a step before the end
     return folder, profile.step.loss or []
 
 
@@ -291,6 +292,15 @@ def test_checkpoints(
         assert seal or chosen.parent == here
 
 
+def places(document: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container and key in a JSON document; of a list as long as a generator's state, its ends."""
+    keys = list(document) if isinstance(document, dict) else range(len(document))
+    for key in [*keys[:2], *keys[-2:]] if len(keys) > 100 else keys:
+        yield document, key
+        if isinstance(document[key], dict | list):
+            yield from places(document[key])
+
+
 @given(data=st.data())
 @fuzzed
 def test_checkpoint_states(
@@ -303,11 +313,8 @@ def test_checkpoint_states(
     [checkpoint] = checkpoints(here / "checkpoints")
     state = checkpoint / "state.json"
     document = json.loads(state.read_bytes())
-    part = data.draw(st.sampled_from(["state", "state", "data", "losses", "whole"]))
-    if part == "whole":
-        document = data.draw(changed(document))
-    else:
-        document[part] = data.draw(changed(document[part]))
+    holder, key = data.draw(st.sampled_from(list(places(document))))
+    holder[key] = data.draw(junk | changed(holder[key]))
     state.write_bytes(as_json(document))
     sealed(checkpoint)
 

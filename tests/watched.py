@@ -35,8 +35,8 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
             return
     elif event in CHANGES:
         path = arguments[0] if event.startswith(PATHS) else None
-        if event in ("os.remove", "os.rmdir") and arguments[1] != -1:  # beside an open folder
-            path = os.path.join(os.readlink(f"/proc/self/fd/{arguments[1]}"), path)
+        if event in ("os.remove", "os.rmdir") and arguments[1] != -1:  # a name in an open folder
+            path = os.path.join(os.readlink(f"/proc/self/fd/{arguments[1]}"), arguments[0])
     else:
         return
     if isinstance(path, str | bytes | os.PathLike):
