@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from harness.checkpoint_files import verify, write_checkpoint
+from harness.checkpoint_files import steps_done_of, verify, write_checkpoint
 from harness.checkpoint_recipe import SavedState, content_of, library_versions, refuse_another_recipe
 from harness.checkpoint_tree import put_together, take_apart
 from harness.data import Batches
@@ -40,6 +41,11 @@ SAMPLED = 256
 """Elements of each frozen tensor that are compared, evenly spaced."""
 STATE = "state.json"
 TENSORS = "state.safetensors"
+MISFITS = (
+    *(KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError, AssertionError),
+    *(RuntimeError, OSError, SafetensorError, InputError),
+)
+"""What torch, numpy and safetensors raise for values that are not of their making."""
 
 
 class NotFiniteWeights(Exception):
@@ -124,6 +130,8 @@ def read(path: Path, recipe: Recipe) -> Saved:
         raise InputError(
             f"--resume: {path / STATE} is not what this version of harness writes ({where}: {first['msg']})."
         ) from None
+    if state.steps_done != steps_done_of(path):
+        raise InputError(f"--resume: {path / STATE} is of step {state.steps_done}. Remove that checkpoint.")
     refuse_another_recipe(path, state, recipe)
     return Saved(path, state)
 
@@ -139,28 +147,41 @@ def restore(saved: Saved, recipe: Recipe, training: Training, batches: Batches, 
             f"began with (made by torch {saved.state.versions.get('torch')}, now it is {torch.__version__}). "
             "Resume with the same checkpoint and versions, on the same kind of device."
         )
+    names = {name: _published_name(name, recipe) for name in _trained(training.model)}
+    with _fitting(saved.path / _weights_file(recipe)) as path:
+        _restore_weights(training, names, load_file(path))
+    with _fitting(saved.path / TENSORS) as path:
+        tensors = load_file(path)
+    with _fitting(saved.path / STATE):
+        _restore_state(put_together(saved.state.state, tensors), recipe, training, device)
+        batches.load_state(saved.state.data)
+
+
+@contextmanager
+def _fitting(path: Path) -> Iterator[Path]:
+    """Where what `path` holds meets what the recipe builds: raises InputError naming it for a misfit."""
     try:
-        _restore(saved, recipe, training, device)
-    except (KeyError, ValueError, TypeError, AttributeError, OSError, RuntimeError, SafetensorError) as error:
+        yield path
+    except MISFITS as error:
         if is_out_of_memory(error):
             raise
+        what = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         raise InputError(
-            f"--resume: {saved.path} does not fit what the recipe builds ({type(error).__name__}: {error}). "
+            f"--resume: {path} does not fit what the recipe builds ({what}). "
             "Was it written by another version of harness or of its libraries?"
         ) from error
-    batches.load_state(saved.state.data)
 
 
 @torch.no_grad()
-def _restore(saved: Saved, recipe: Recipe, training: Training, device: torch.device) -> None:
-    trained = _trained(training.model)
-    published = load_file(saved.path / _weights_file(recipe))
-    names = {name: _published_name(name, recipe) for name in trained}
+def _restore_weights(training: Training, names: dict[str, str], published: dict[str, Tensor]) -> None:
     if set(names.values()) != set(published):
         raise ValueError("other weights are trained")
-    for name, weight in trained.items():
+    for name, weight in _trained(training.model).items():
         weight.copy_(_of_same_shape(published[names[name]], weight, name))
-    state = put_together(saved.state.state, load_file(saved.path / TENSORS))
+
+
+@torch.no_grad()
+def _restore_state(state: Any, recipe: Recipe, training: Training, device: torch.device) -> None:
     buffers = dict(training.model.named_buffers())
     for name, buffer in state["buffers"].items():
         buffers[name].copy_(_of_same_shape(buffer, buffers[name], name))

@@ -100,9 +100,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a recipe on this machine and record where the bytes and milliseconds went."""
-    from rich.console import Console
-
-    from harness.console import RunProgress, print_profile
+    from harness.console import RunProgress, Terminal, print_profile
     from harness.recipe_file import load_recipe
     from harness.run_folder import RunFolder
 
@@ -117,12 +115,12 @@ def run(
         where = chosen_device(device)
         unchecked = check_host_memory(loaded, where.type)
         total = loaded.warmup_steps + loaded.steps + RECORDED_STEPS
-        with RunProgress(Console(stderr=True), total) as progress:
+        with RunProgress(Terminal(stderr=True), total) as progress:
             warnings = [unchecked] if unchecked else []
             profile = measure(
                 loaded, folder, progress, where, snapshot=snapshot, advise=advise, warnings=warnings
             )
-        people = Console(stderr=as_json)
+        people = Terminal(stderr=as_json)
         people.print(f"{name}: {loaded.model} on {where}", markup=False, highlight=False, soft_wrap=True)
         print_profile(people, profile)
         people.print(f"run folder: {folder.path}", markup=False, highlight=False, soft_wrap=True)
@@ -164,16 +162,16 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check GPU, driver, versions, and which toggles can work here, each by trying it."""
-    from rich.console import Console
+    from harness.console import Terminal
 
     with _stdout_kept_for_json(as_json):
         _quiet_libraries()
         from harness.doctor import examine, print_findings
 
-        with Console(stderr=True).status("trying every toggle on a tiny model"):
+        with Terminal(stderr=True).status("trying every toggle on a tiny model"):
             findings = examine()
         if not as_json:
-            print_findings(Console(), findings)
+            print_findings(Terminal(), findings)
     if as_json:
         print(json.dumps(findings, indent=1))
 
@@ -247,7 +245,8 @@ def _status(profile: StepProfile, total_steps: int) -> int:
     if wrong is not None and not profile.complete:
         last = wrong.checkpoint or "none (recipe: checkpoint_every)"
         return _complain(
-            f"stopped: {wrong.in_words()} of {total_steps}. The last good checkpoint: {last}. "
+            f"stopped: {wrong.in_words()} of {total_steps}. {wrong.origin_in_words()} "
+            f"The last good checkpoint: {last}. "
             "A lower learning_rate, max_grad_norm or precision=bf16 may help; "
             "on_nan=continue goes on and records it. The profile so far is marked incomplete",
             NOT_FINITE,

@@ -156,9 +156,7 @@ def _find_measured(case: Case) -> None:
 
 
 def _measured(name: str, recipe: Recipe) -> StepProfile:
-    from rich.console import Console
-
-    from harness.console import RunProgress
+    from harness.console import RunProgress, Terminal
     from harness.host_memory import check_host_memory
     from harness.measure import RECORDED_STEPS, chosen_device, measure
     from harness.oom import advise
@@ -167,7 +165,7 @@ def _measured(name: str, recipe: Recipe) -> StepProfile:
     where = chosen_device()
     unchecked = check_host_memory(recipe, where.type)
     total = recipe.warmup_steps + recipe.steps + RECORDED_STEPS
-    with RunProgress(Console(stderr=True), total) as progress:
+    with RunProgress(Terminal(stderr=True), total) as progress:
         folder = RunFolder(None, name, recipe)
         return measure(
             recipe, folder, progress, where, advise=advise, warnings=[unchecked] if unchecked else []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.errors import InputError
+from harness.errors import InputError, printable
 
 if TYPE_CHECKING:
     from harness.fit import Fit
@@ -73,7 +73,7 @@ def napkin(recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = Fa
         return
     from harness.napkin_text import render
 
-    print(render(name, memory), end="")
+    print(printable(render(name, memory)), end="")
 
 
 def fit(
@@ -115,7 +115,7 @@ def fit(
     if as_json:
         print(json.dumps(_fit_document(name, where, found), indent=1))
     else:
-        print("\n".join(_fit_lines(name, where, loaded, found)))
+        print(printable("\n".join(_fit_lines(name, where, loaded, found))))
     if not found.micro_batch_size and not found.seq_len:
         raise typer.Exit(OUT_OF_MEMORY)
 
@@ -200,7 +200,7 @@ def hardware(
     if as_json:
         print(json.dumps([offer.document() for offer in offers], indent=1))
     else:
-        print(render_choice(name, offers), end="")
+        print(printable(render_choice(name, offers)), end="")
 
 
 def shard(
@@ -221,7 +221,7 @@ def shard(
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return
     sizes = memory.sizes
-    print(f"{name} on {gpus} × {sizes.hardware.datasheet.title}: per GPU, one optimizer step")
+    print(f"{printable(name)} on {gpus} × {sizes.hardware.datasheet.title}: per GPU, one optimizer step")
     print(
         f"  one GPU: parameters {sizes.parameter_bytes / GIB:.2f}, gradients "
         f"{sizes.gradient_bytes / GIB:.2f}, optimizer {sizes.device_state / GIB:.2f}, "

@@ -68,8 +68,7 @@ def report(
     ] = False,
 ) -> None:
     """Show what fills the memory and when, and what takes the time: one HTML file that opens offline."""
-    from rich.console import Console
-
+    from harness.console import Terminal
     from harness.report import read_run, report_tables, to_csv, to_markdown, write_report
     from harness.report.sections import section_of
 
@@ -81,7 +80,7 @@ def report(
     runs = _together([read_run(path) for path in paths], paths)
     for run in runs:
         _add_answers(run, simulate=simulate)
-    people = Console(stderr=True)
+    people = Terminal(stderr=True)
     if png is not None:
         from harness.report.figures import write_figures
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli_estimate import OUT_OF_MEMORY, Overrides, RecipeName, split_hardware
-from harness.errors import InputError
+from harness.errors import InputError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,9 +83,8 @@ def simulate(
     ] = False,
 ) -> None:
     """Run the training step on shape-only tensors: memory to the byte and estimated time, without a GPU."""
-    from rich.console import Console
-
     from harness.cli import _complain, _quiet_libraries, _stdout_kept_for_json
+    from harness.console import Terminal
     from harness.garbage import collected_by_hand
     from harness.recipe_file import load_recipe
     from harness.run_folder import RunFolder
@@ -102,7 +101,7 @@ def simulate(
         from harness.simulate import simulate as simulate_recipe
 
         profile, memory = simulate_recipe(loaded, hardware, settings, advise=advise)
-        people = Console(stderr=as_json)
+        people = Terminal(stderr=as_json)
         document = _show(people, profile, memory, recorded)
         if folder is not None:
             folder.write_snapshot(memory.snapshot())
@@ -139,10 +138,9 @@ def validate(
     ] = False,
 ) -> None:
     """Put napkin, simulated and measured side by side, by component and phase, with what is unexplained."""
-    from rich.console import Console
-
     from harness.cli import _complain, _quiet_libraries, _stdout_kept_for_json
     from harness.cli_answers import complete, gather
+    from harness.console import Terminal
     from harness.validate import compare
     from harness.validate_table import print_comparison, print_summary
 
@@ -151,7 +149,7 @@ def validate(
     comparisons = []
     with _stdout_kept_for_json(as_json):
         _quiet_libraries()
-        people = Console(stderr=as_json)
+        people = Terminal(stderr=as_json)
         for case in gather(answers, measure=measure):
             complete(case)
             comparison = compare(case.profiles, case.name)
@@ -174,13 +172,12 @@ def fit_by_simulation(
     name: str, recipe: Recipe, hardware: Hardware, where: str, field: str, as_json: bool
 ) -> None:
     """What `harness fit --exact` does: search, say what is tried, print the largest value that fits."""
-    from rich.console import Console
-
     from harness.cli import _quiet_libraries, _stdout_kept_for_json
+    from harness.console import Terminal
 
     if field not in ("micro_batch_size", "seq_len"):
         raise InputError(f"--field {field}: give micro_batch_size or seq_len.")
-    log = Console(stderr=True)
+    log = Terminal(stderr=True)
     with _stdout_kept_for_json(as_json):
         _quiet_libraries()
         from harness.fit_exact import fit_exact
@@ -196,7 +193,7 @@ def fit_by_simulation(
     if as_json:
         print(json.dumps({"recipe": name, "memory": where, **found.as_json()}, indent=1))
     else:
-        print("\n".join(_fit_lines(name, where, found)))
+        print(printable("\n".join(_fit_lines(name, where, found))))
     if found.value is None:
         raise typer.Exit(OUT_OF_MEMORY)
 

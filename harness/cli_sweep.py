@@ -92,9 +92,8 @@ def sweep(
     ] = False,
 ) -> None:
     """Change one field at a time, or all combinations: a table, curves, and the answer in a sentence."""
-    from rich.console import Console
-
     from harness.cli import INTERRUPTED, _complain, _quiet_libraries
+    from harness.console import Terminal
     from harness.sweep import plan_sweep
     from harness.sweep_document import sweep_of
     from harness.sweep_folder import default_folder, sole_sweep_in
@@ -116,7 +115,7 @@ def sweep(
         drawing()  # without it, not after the last cell
     plan = plan_sweep(recipe, values or [], sources[kind], grid=grid)  # type: ignore[arg-type]
     folder = out or default_folder(plan)
-    log, people = Console(stderr=True), Console(stderr=form is not None)
+    log, people = Terminal(stderr=True), Terminal(stderr=form is not None)
     at_once = 1 if measure else jobs or max(1, (os.cpu_count() or 2) // 2)
     rows, interrupted = [], False
     with sole_sweep_in(folder):

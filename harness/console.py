@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 from types import TracebackType
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
+from harness.errors import printable
 from harness.step_profile import CATEGORIES, PHASES, StepProfile, TimeStats
 
 WIDEST = 1000
@@ -22,11 +25,25 @@ KINDS = {
 }
 
 
+class Terminal(Console):
+    """A console that shows what files say and obeys none of it: no escape sequence, markup or emoji code.
+
+    rich turns every string that it prints, also in a table, into text by `render_str`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """See rich.console.Console."""
+        return super().render_str(printable(text), **options)
+
+
 @cache
 def warn_of_trusted_code(model: str) -> None:
     """Say, once and in red, that the Python code of `model` may run."""
     text = f"trust_remote_code: the Python code that comes with {model} may run, with all that you may do."
-    Console(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
+    Terminal(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 class RunProgress:

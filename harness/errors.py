@@ -7,6 +7,14 @@ _QUERY_OF_URL = re.compile(r"(\w:/{1,2}[^\s?]*\?)\S+")
 LONGEST_MESSAGE = 2000
 
 
+def printable(text: str) -> str:
+    """`text` with every character that no terminal prints (or that one obeys) spelled, as in \\x1b.
+
+    Lines and tabs stay.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 class HarnessError(Exception):
     """A failure explained in one paragraph: what, where, and what to do about it.
 
@@ -20,8 +28,7 @@ class HarnessError(Exception):
         message = _QUERY_OF_URL.sub(r"\1...", _PASSWORD_IN_URL.sub(r"\1...@", message))
         if len(message) > LONGEST_MESSAGE:  # in the middle: the reason and the fix come last
             message = f"{message[: LONGEST_MESSAGE // 2]}...{message[-LONGEST_MESSAGE // 2 :]}"
-        shown = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
-        super().__init__("".join(shown))
+        super().__init__(printable(message))
 
 
 class InputError(HarnessError):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from harness.attribution import breakdown_at, find_peak, top_allocations
 from harness.checkpoint import NotFiniteWeights, Saved, read, restore, save
+from harness.checkpoint_files import steps_done_of
 from harness.data import Batches
 from harness.device_observer import Advise, DeviceObserver, Progress
 from harness.errors import InputError, is_out_of_memory
@@ -22,11 +24,13 @@ from harness.leak import find_leak, leak_in_words
 from harness.loop import Kind, LoopObserver, Step, remaining_kinds, run_steps, set_up, step_kinds
 from harness.measure_stats import peak_rss_bytes, phase_stats, step_stats
 from harness.model import attention_kernel
+from harness.not_finite import Origin, origin_of_loss, origin_of_weights
 from harness.provenance import provenance
 from harness.recipe import Recipe
 from harness.run_folder import RunFolder
 from harness.step import Training
 from harness.step_profile import (
+    MOST_WEIGHTS,
     Allocation,
     LeakReport,
     MemoryStats,
@@ -167,11 +171,12 @@ class _Run:
                 restore(self.resumed, self.recipe, training, batches, self.device)
             self.folder.resume_log(self.first)
         self.training = training
+        self.loss_scale = 0.0 if training.scaler is None else training.scaler.get_scale()
         self.warnings += _surprises(self.recipe, batches, self.device)
         self.observer.trained(training)
         for step in run_steps(training, batches, self.device, self.kinds, self, self.first):
             self.observer.end_step()
-            self._note(step)
+            self._note(step, training)
             if self.recipe.checkpoint_every and (step.index + 1) % self.recipe.checkpoint_every == 0:
                 self._checkpoint(step, training, batches)
             if self.not_finite is not None and self.recipe.on_nan == "stop":
@@ -233,7 +238,7 @@ class _Run:
             warnings=self.warnings + ([leak_in_words(self.leak)] if self.leak else []),
         )
 
-    def _note(self, step: Step) -> None:
+    def _note(self, step: Step, training: Training) -> None:
         loss = float(step.loss)
         self.losses.append(loss if math.isfinite(loss) else None)
         times_s = dict(self.observer.times_s[-1]) if step.kind == "timed" else {}
@@ -242,9 +247,9 @@ class _Run:
         line["loss"] = self.losses[-1]
         if not math.isfinite(loss):
             line["not_finite"] = str(loss)  # JSON has no nan
-            self._went_wrong(step, "forward", str(loss))
-        if self.training is not None and self.training.scaler is not None:
-            line["loss_scale"] = self.training.scaler.get_scale()
+            self._went_wrong(step, "forward", str(loss), partial(self._origin_of_loss, step, training))
+        if training.scaler is not None:
+            line["loss_scale"] = self.loss_scale = training.scaler.get_scale()
         self.folder.log({**line, **{f"{name}_s": seconds for name, seconds in times_s.items()}})
         peak_bytes = self.observer.peak_bytes()
         self.progress.step(step.index, len(self.total), step.kind, loss, tokens_per_s, peak_bytes)
@@ -256,16 +261,31 @@ class _Run:
         folder = self.folder.path / "checkpoints"
         try:
             self.last_checkpoint = save(folder, self.recipe, training, batches, self.losses, self.device)
-        except NotFiniteWeights:
-            self._went_wrong(step, "optimizer_step", "not finite")
+        except NotFiniteWeights as found:
+            origin = partial(origin_of_weights, training, found.names)
+            self._went_wrong(step, "optimizer_step", "not finite", origin)
 
-    def _went_wrong(self, step: Step, phase: str, value: str) -> None:
+    def _went_wrong(self, step: Step, phase: str, value: str, origin: Callable[[], Origin]) -> None:
         if self.not_finite is not None:
             self.not_finite.num_steps += 1
             return
-        last = self.last_checkpoint
+        last, made_in = self.last_checkpoint, origin()
         self.not_finite = NotFiniteReport(
-            step=step.index, phase=phase, value=value, checkpoint=None if last is None else str(last)
+            step=step.index,
+            phase=phase,
+            value=value,
+            checkpoint=None if last is None else str(last),
+            origin=made_in.phase,
+            weights=made_in.weights[:MOST_WEIGHTS],
+        )
+
+    def _origin_of_loss(self, step: Step, training: Training) -> Origin:
+        scaler, last = training.scaler, self.last_checkpoint
+        return origin_of_loss(
+            training,
+            first=step.index == 0,
+            skipped=scaler is not None and scaler.get_scale() < self.loss_scale,
+            were_finite=last is not None and steps_done_of(last) == step.index,
         )
 
     def _what_ran(self) -> dict[str, Any]:

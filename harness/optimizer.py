@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -182,9 +183,12 @@ def restore_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> No
 
     Raises ValueError or KeyError if it was one of other parameters.
     """
+    if isinstance(optimizer, SteppedCopy | OptimizerInBackward):  # of several, each restored here
+        optimizer.load_state_dict(saved)
+        return
     make = getattr(optimizer, "init_state", None)
     if make is None:
-        optimizer.load_state_dict(saved)
+        _restore_of_torch(optimizer, saved)
         return
     # bitsandbytes' own load_state_dict would leave paged state on the GPU, and copy its code table for each
     index = 0
@@ -196,6 +200,9 @@ def restore_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> No
                 continue
             make(group, parameter, number, place)
             own = optimizer.state[parameter]
+            counts = [value for value in state.values() if isinstance(value, int)]
+            if _shapes(own) != _shapes(state) or not all(0 <= count < 2**31 for count in counts):
+                raise ValueError("the saved optimizer keeps other state")
             for name, value in state.items():
                 if isinstance(value, Tensor):
                     own[name].copy_(value)
@@ -203,6 +210,46 @@ def restore_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> No
                     own[name] = value
     if index != sum(len(group["params"]) for group in saved["param_groups"]):
         raise ValueError("the saved optimizer has another number of parameters")
+
+
+def _restore_of_torch(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """torch's own load_state_dict believes what it is given; the first step would fail on it."""
+    settings = [_settings(group) for group in optimizer.param_groups]
+    optimizer.load_state_dict(saved)
+    if settings != [_settings(group) for group in optimizer.param_groups]:
+        raise ValueError("the saved optimizer has other settings")
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if state and _shapes(state) != _shapes_after_a_step(optimizer, group, parameter):
+                raise ValueError("the saved optimizer keeps other state")
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _shapes_after_a_step(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor
+) -> dict[str, Any]:
+    """What such an optimizer keeps of such a weight, found with one that has at most 2 of each dimension."""
+    small = [min(size, 2) for size in parameter.shape]
+    twin = torch.zeros(small, dtype=parameter.dtype).requires_grad_()
+    twin.grad = torch.zeros_like(twin)
+    other = type(optimizer)([twin])  # type: ignore[call-arg]  (its settings follow)
+    other.param_groups[0].update(_settings(group) | {"fused": False})
+    other.step()
+    shapes = _shapes(other.state[twin])
+    for name, shape in shapes.items():
+        if isinstance(shape, torch.Size) and shape:
+            sizes = zip(shape, small, parameter.shape, strict=True)
+            shapes[name] = torch.Size([whole if size == part else size for size, part, whole in sizes])
+    return shapes
+
+
+def _shapes(state: dict[str, Any]) -> dict[str, Any]:
+    """What each entry is: the shape of a tensor, the type of anything else."""
+    return {n: value.shape if isinstance(value, Tensor) else type(value) for n, value in state.items()}
 
 
 def _flat(state: dict[str, Any]) -> dict[str, Any]:
@@ -222,6 +269,17 @@ class GradScaler(torch.amp.GradScaler):
 
     def _unscale_grads_(self, optimizer: Any, inv_scale: Any, found_inf: Any, allow_fp16: bool) -> Any:
         return super()._unscale_grads_(optimizer, inv_scale, found_inf, True)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` of one with the same settings returned. Raises ValueError for anything
+        else: torch would believe it until the next step."""
+        own = self.state_dict()
+        expected = own | {name: state_dict.get(name) for name in ("scale", "_growth_tracker")}
+        if state_dict != expected or _shapes(state_dict) != _shapes(own):
+            raise ValueError("the saved scaler has other settings")
+        if not (0 < state_dict["scale"] < math.inf and 0 <= state_dict["_growth_tracker"] < 2**31):
+            raise ValueError("the saved scaler has a scale or a count that is impossible")
+        super().load_state_dict(state_dict)
 
 
 def build_scaler(recipe: Recipe, device: torch.device) -> GradScaler | None:

@@ -60,7 +60,8 @@ class RunFolder:
         assert self._resume is not None
         self._create()
         write_whole(self.path / "recipe.yaml", self._yaml())  # the number of steps may be another one
-        kept = [line for line in _lines(self._resume / "log.jsonl") if _step_of(line) < steps_done]
+        log = self._resume / "log.jsonl"
+        kept = [line for line in _lines(log) if _step_of(line, log) < steps_done]
         write_whole(self.path / "log.jsonl", "".join(kept))
 
     def log(self, line: dict[str, Any]) -> None:
@@ -136,11 +137,13 @@ def _lines(log: Path) -> list[str]:
         raise InputError(f"--resume: cannot read {log}: {error}.") from None
 
 
-def _step_of(line: str) -> int:
+def _step_of(line: str, log: Path) -> int:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"--resume: log.jsonl has a line that is not about a step: {line[:80]!r}.") from None
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        raise InputError(
+            f"--resume: {log} has a line that is not about a step: {line[:80]!r}. Remove the line."
+        ) from None
 
 
 def _free(path: Path) -> Path:

@@ -99,7 +99,7 @@ class StepStats(_Fields):
     """The whole optimizer step."""
 
     time_s: TimeStats = Field(default_factory=TimeStats)
-    tokens_per_s: float | None = None
+    tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     model_flops: int | None = None
     """FLOPs of forward and backward, without recomputation (what MFU counts)."""
     mfu: float | None = None
@@ -135,6 +135,9 @@ class OutOfMemoryReport(_Fields):
     advice: list[str] = Field(default_factory=list)
 
 
+MOST_WEIGHTS = 10
+
+
 class NotFiniteReport(_Fields):
     """A loss or a weight was nan or infinite."""
 
@@ -148,11 +151,35 @@ class NotFiniteReport(_Fields):
     """In how many steps, when the recipe goes on (on_nan: continue)."""
     checkpoint: str | None = None
     """The last good checkpoint, from before it."""
+    origin: Literal["setup", "forward", "backward", "optimizer_step"] | None = None
+    """The phase that made it, which may be of an earlier step. null: nothing is left that would tell."""
+    weights: list[str] = Field(default_factory=list)
+    """The weights that were not finite when they were looked at, at most MOST_WEIGHTS of them, where they
+    tell the origin."""
 
     def in_words(self) -> str:
         """What was not finite, and where."""
         what = f"the loss is {self.value}" if self.phase == "forward" else "a weight is nan or infinite"
         return f"{what}, in {self.phase} of step {self.step + 1}"
+
+    def origin_in_words(self) -> str:
+        """Where it came from, in a sentence."""
+        weight = self.weights[0] if self.weights else "a weight"
+        match self.origin:
+            case "setup":
+                return f"{weight} was not finite before the first step."
+            case "forward":
+                return "The weights were finite before that step: its forward pass made it."
+            case "backward":
+                return f"A gradient of {weight} was not finite: the optimizer's state of it is not either."
+            case "optimizer_step":
+                return f"The optimizer made it, out of finite gradients, in {weight}."
+        if self.weights:
+            return f"Whether a gradient made it or the update, no moments are kept that tell ({weight})."
+        return (
+            "Which phase made it cannot be told: the update of that step has written over the weights. With "
+            "checkpoint_every=1 they are looked at after every step."
+        )
 
 
 class LeakReport(_Fields):

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import HarnessError, InputError
 from harness.recipe import Recipe
@@ -24,7 +26,6 @@ from harness.step_profile import StepProfile
 from harness.sweep import Cell, Kind
 
 Status = Literal["ok", "out_of_memory", "refused", "failed"]
-STATUSES = get_args(Status)
 
 
 @dataclass(frozen=True)
@@ -48,17 +49,14 @@ class Outcome:
     @classmethod
     def from_json(cls, document: Any, origin: str) -> Outcome:
         """The outcome that `as_json` wrote. Raises InputError naming `origin` for anything else."""
-        names = set(cls.__dataclass_fields__)
-        if (
-            not isinstance(document, dict)
-            or not names <= document.keys()
-            or document["status"] not in STATUSES
-        ):
+        try:
+            outcome = TypeAdapter(cls).validate_python(document)
+        except ValidationError:
+            outcome = None
+        went_well = outcome is not None and outcome.status == "ok"
+        if outcome is None or went_well != (outcome.reason is None) or (went_well and not outcome.profile):
             raise InputError(f"{origin} is not the outcome of a sweep's cell. Remove it.")
-        fields = {name: document[name] for name in names}
-        if fields["profile"] is not None:
-            fields["profile"] = StepProfile.from_json(json.dumps(fields["profile"]), origin)
-        return cls(**fields)
+        return outcome
 
 
 def answer(kind: Kind, recipe: Recipe, hardware: str | None, device: str | None = None) -> Outcome:

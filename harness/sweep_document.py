@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.errors import InputError
 from harness.provenance import provenance
 from harness.step_profile import MemoryBreakdown
+from harness.strict_json import parse_json
 from harness.sweep import HARDWARE, Kind, Plan, spelled
 from harness.sweep_cell import Status
 from harness.sweep_curves import answer, curves_of
@@ -41,7 +41,7 @@ class SweptCell(_Fields):
     capacity_bytes: int | None = None
     """Memory of the device."""
     step_s: float | None = None
-    tokens_per_s: float | None = None
+    tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     mfu: float | None = None
     bound: Literal["compute", "memory", "host"] | None = None
     seconds: float
@@ -107,7 +107,7 @@ class Sweep(_Fields):
     def read(cls, path: Path) -> Sweep:
         """Read a sweep.json. Raises InputError if it is missing, unreadable or no sweep."""
         try:
-            document = json.loads(path.read_bytes())
+            document = parse_json(path.read_bytes())
         except OSError as error:
             raise InputError(f"cannot read the sweep {path}: {error.strerror}.") from None
         except (ValueError, RecursionError) as error:
@@ -121,6 +121,11 @@ class Sweep(_Fields):
         places = {place for curve in sweep.curves for place in curve.cells}
         if places and not 0 <= min(places) <= max(places) < len(sweep.cells):
             raise InputError(f"{path} is no sweep: a curve goes through a cell that is not there.")
+        fields = sweep.axes.keys()
+        if not all(cell.values.keys() >= fields for cell in sweep.cells) or not fields >= {
+            curve.field for curve in sweep.curves
+        }:
+            raise InputError(f"{path} is no sweep: a cell or a curve is not about its fields.")
         return sweep
 
 

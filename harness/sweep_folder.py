@@ -24,6 +24,7 @@ from harness.hardware import find_hardware
 from harness.nvml import device_names
 from harness.provenance import PACKAGES, SETTINGS, installed_version
 from harness.recipe_file import find_model_config
+from harness.strict_json import parse_json
 from harness.sweep import Cell, Kind, Plan
 from harness.sweep_cell import Outcome
 
@@ -68,7 +69,7 @@ def read_outcome(folder: Path, key: str) -> Outcome | None:
     """The outcome of the cell `key`; None when there is none, or none that can be used."""
     path = cell_path(folder, key)
     try:
-        document = json.loads(path.read_bytes())
+        document = parse_json(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(document, dict) or document.get("key") != key:

@@ -85,7 +85,8 @@ def _tiles(sweep: Sweep) -> list[tuple[str, str, str]]:
 
 
 def _provenance(sweep: Sweep) -> Table:
-    facts = {**sweep.provenance, **sweep.provenance.get("versions", {})}
-    facts.pop("versions", None)
+    facts = dict(sweep.provenance)
+    if isinstance(facts.get("versions"), dict):
+        facts |= facts.pop("versions")
     rows = [[Cell(str(name)), Cell(str(value))] for name, value in facts.items()]
     return Table("What made these numbers", ["fact", "value"], rows)

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
-from harness.report.table import Cell, Table, escape_markdown
+from harness.report.table import Cell, Table, escape_markdown, no_formula
 from harness.step_profile import CATEGORIES
 from harness.sweep import spelled
 from harness.sweep_document import Sweep
@@ -46,15 +46,19 @@ def as_csv(sweep: Sweep) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*sweep.axes, "status", "reason", *numbers, "bound", *parts, "seconds"])
     for cell in sweep.cells:
+        values = (cell.values[name] for name in sweep.axes)
+        said = [
+            cell.status,
+            cell.reason,
+            *(getattr(cell, name) for name in numbers),
+            cell.bound,
+            *(cell.at_peak and getattr(cell.at_peak, name) for name in parts),
+            cell.seconds,
+        ]
         writer.writerow(
             [
-                *(spelled(cell.values[name]) for name in sweep.axes),
-                cell.status,
-                cell.reason,
-                *(getattr(cell, name) for name in numbers),
-                cell.bound,
-                *(cell.at_peak and getattr(cell.at_peak, name) for name in parts),
-                cell.seconds,
+                *(no_formula(spelled(v)) if isinstance(v, str | list) else spelled(v) for v in values),
+                *(no_formula(v) if isinstance(v, str) else v for v in said),
             ]
         )
     return text.getvalue()

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 from hypothesis import strategies as st
 
+from harness.hardware import find_hardware
+from harness.napkin import predict
 from harness.recipe import Recipe
+from harness.recipe_check import check_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -107,3 +112,38 @@ recipe_fields = st.dictionaries(st.sampled_from(sorted(Recipe.model_fields)), st
 def as_json(value: Any) -> bytes:
     """A document as bytes, with NaN, lone surrogates and all."""
     return json.dumps(value).encode("utf-8", "surrogatepass")
+
+
+@cache
+def profile_document() -> dict[str, Any]:
+    recipe = check_recipe({"model": "tiny-llama-bytes", "seq_len": 16}, "here")
+    return predict(recipe, find_hardware("l4")).model_dump(mode="json")
+
+
+@cache
+def snapshot_document() -> dict[str, Any]:
+    """A snapshot with every kind of entry, as small as can be."""
+    frames = [{"filename": "a.py", "line": 1, "name": "f"}]
+    trace = []
+    for step in range(3):
+        for phase in ("forward", "backward"):
+            metadata = f"phase={phase} step={step}"
+            shared = {"user_metadata": metadata, "stream": 0, "pool_id": (0, 0), "frames": frames}
+            address = 2**40 + 2**21 * step
+            trace += [
+                {"action": "segment_alloc", "addr": address, "size": 2**21, "time_us": len(trace), **shared},
+                {"action": "alloc", "addr": address, "size": 700, "time_us": len(trace), **shared},
+                {"action": "free_requested", "addr": address, "size": 700, "time_us": len(trace), **shared},
+                {"action": "free_completed", "addr": address, "size": 700, "time_us": len(trace), **shared},
+            ]
+    trace.append({"action": "oom", "device_free": 5, "size": 2**40, "time_us": 99, "frames": frames})
+    block = {"address": 2**40, "size": 2**21, "requested_size": 700, "state": "inactive", "frames": []}
+    segment = {"device": 0, "address": 2**40, "total_size": 2**21, "stream": 0, "segment_type": "small"}
+    return {
+        "segments": [{**segment, "segment_pool_id": (0, 0), "is_expandable": False, "blocks": [block]}],
+        "device_traces": [trace, []],
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
+    }
+
+
+PICKLES = [pickle.dumps(snapshot_document(), protocol) for protocol in range(6)]

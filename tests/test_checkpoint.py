@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from harness.run_folder import RunFolder
 from tests.tiny import CPU, built, same_bits, step, tiny, weights
 
 FULL = tiny(optimizer="adamw_8bit")
+SCALED = tiny(precision="fp16-mixed")
 LORA = tiny(adapter="lora", precision="bf16")
 
 
@@ -33,6 +35,11 @@ def saved(recipe: Recipe, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def full(tmp_path_factory) -> Path:
     return saved(FULL, tmp_path_factory.mktemp("full"))
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory) -> Path:
+    return saved(SCALED, tmp_path_factory.mktemp("scaled"))
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +183,7 @@ def rewritten(checkpoint: Path, folder: Path, change: Any) -> Path:
         lambda d: d.update(recipe=[]),
         lambda d: d.update(state={"pickle": "x"}),
         lambda d: d.update(state=[]),
+        lambda d: d.update(steps_done=0, losses=[]),  # of another step than its name says
         lambda d: d["data"].update(rows_drawn=-1),
         lambda d: d["state"]["dict"].pop(),
     ],
@@ -183,8 +191,44 @@ def rewritten(checkpoint: Path, folder: Path, change: Any) -> Path:
 def test_a_forged_state_is_an_input_error_too(change, full, tmp_path):
     path = rewritten(full, tmp_path, change)
     training, batches = built(FULL)
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=re.escape(str(path / "state.json"))):
         restore(read(path, FULL), FULL, training, batches, CPU)
+
+
+def changed_at(*path: Any, value: Any) -> Any:
+    """A change of the value at a path of keys in the tree that a checkpoint's state is."""
+
+    def change(document: dict[str, Any]) -> None:
+        [(kind, tree)] = document["state"].items()
+        for key in path[:-1]:
+            [(kind, tree)] = (dict(tree)[key] if kind == "dict" else tree[key]).items()
+        tree[[name for name, _ in tree].index(path[-1])] = [path[-1], value]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (changed_at("optimizer", "param_groups", 0, "lr", value="1"), "other settings"),
+        (changed_at("optimizer", "param_groups", 0, "foreach", value=3), "other settings"),
+        (changed_at("optimizer", "state", 0, "exp_avg", value=None), "keeps other state"),
+        (
+            changed_at("optimizer", "state", 0, value={"dict": [["step", {"tensor": "state.random.cpu"}]]}),
+            "keeps other",
+        ),
+        (changed_at("scaler", "scale", value="nan"), "other settings"),
+        (changed_at("scaler", "scale", value={"float": "inf"}), "impossible"),
+        (changed_at("scaler", "growth_factor", value=0.0), "other settings"),
+        (changed_at("scaler", "_growth_tracker", value=-1), "impossible"),
+        (changed_at("random", "python", value=[]), "bare list"),
+    ],
+)
+def test_values_that_the_next_step_would_fail_on(change, what, scaled, tmp_path):
+    path = rewritten(scaled, tmp_path, change)
+    training, batches = built(SCALED)
+    with pytest.raises(InputError, match=what):
+        restore(read(path, SCALED), SCALED, training, batches, CPU)
 
 
 # The same recipe ----------------------------------------------------------------------------

@@ -143,6 +143,15 @@ def test_a_run_goes_on_after_its_checkpoint(elsewhere, stopped, whole, tmp_path)
     assert StepProfile.read(out / "profile.json") == again
 
 
+@pytest.mark.parametrize("line", ["[]", '{"step": Infinity}', '{"step": "x"}', "[" * 100_000, "step 1"])
+def test_a_log_that_is_none_is_named(line, stopped, tmp_path):
+    folder = Path(shutil.copytree(stopped, tmp_path / "stopped"))
+    with (folder / "log.jsonl").open("a") as log:
+        log.write(f"{line}\n")
+    with pytest.raises(InputError, match=r"stopped/log\.jsonl has a line that is not about a step"):
+        resumed(SIX, folder)
+
+
 def test_a_finished_run_goes_on_with_more_steps(stopped, tmp_path):
     folder = Path(shutil.copytree(stopped, tmp_path / "stopped"))
     fewer = SIX.model_copy(update={"steps": 1, "warmup_steps": 0, "checkpoint_every": 1})

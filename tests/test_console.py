@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import io
+import re
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
-from harness.console import RunProgress, in_gib, in_ms, print_profile
+from harness.cli import main
+from harness.console import RunProgress, Terminal, in_gib, in_ms, print_profile
 from harness.step_profile import (
+    Allocation,
     HardwareSummary,
+    LeakReport,
     MemoryBreakdown,
     MemoryStats,
+    NotFiniteReport,
+    OutOfMemoryReport,
     PhaseStats,
     StepProfile,
     StepStats,
     TimeStats,
 )
+from tests.tiny import tiny
 
 GIB = 2**30
 
@@ -142,3 +152,72 @@ def test_progress_fits_a_narrow_terminal():
     text = io.StringIO()
     stepped(Console(file=text, force_terminal=True, width=80))
     assert "peak 1.00 GiB" in text.getvalue()
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\x9b31m[red]x[/red] :warning: \u202etxt"
+SPELLED = "\\x1b[2J\\x1b]0;owned\\x07\\r\\x9b31m[red]x[/red] :warning: \\u202etxt"
+
+
+def test_what_a_file_says_is_shown_and_not_obeyed() -> None:
+    """In a line, a table's cell, its title and its headings; colours of our own are still there."""
+    text = io.StringIO()
+    terminal = Terminal(file=text, width=200, force_terminal=True, color_system="standard")
+    table = Table(HOSTILE, title=HOSTILE)
+    table.add_row(HOSTILE)
+    terminal.print(HOSTILE, style="red")
+    terminal.print(table)
+    shown = text.getvalue()
+    assert shown.count(SPELLED) == 4
+    assert "\x1b[31m" + SPELLED in shown
+    assert "owned\x07" not in shown
+
+
+def hostile_profile(folder: Path, source: str = "measured") -> Path:
+    """A profile in which every place for free text holds HOSTILE."""
+    allocation = Allocation(
+        size_bytes=2**20, category=HOSTILE, phase=HOSTILE, module=HOSTILE, stack=[HOSTILE]
+    )
+    shown = profile(
+        source=source,
+        recipe=tiny().model_dump(mode="json"),
+        hardware=HardwareSummary(name=HOSTILE, kind="cpu"),
+        memory=MemoryStats(
+            kind="live_tensors",
+            peak_allocated_bytes=5 * GIB,
+            peak_phase=HOSTILE,
+            at_peak=MemoryBreakdown(parameters_bytes=5 * GIB),
+            at_peak_by_module={HOSTILE: 5 * GIB},
+        ),
+        provenance={HOSTILE: HOSTILE, "versions": {"torch": HOSTILE}},
+        top=[allocation],
+        oom=OutOfMemoryReport(phase=HOSTILE, top=[allocation], advice=[HOSTILE]),
+        leak=LeakReport(bytes_per_step=1, num_steps=3, by_category={HOSTILE: 1}, largest=allocation),
+        not_finite=NotFiniteReport(step=1, phase=HOSTILE, value=HOSTILE, checkpoint=HOSTILE),
+        warnings=[HOSTILE],
+    )
+    path = folder / f"{source}.json"
+    path.write_text(shown.to_json())
+    return path
+
+
+@pytest.mark.parametrize(
+    "command", [["validate"], ["report", "--markdown"], ["report", "--csv"], ["report"]], ids=" ".join
+)
+def test_no_command_passes_on_an_escape(command, tmp_path, monkeypatch, capsys) -> None:
+    paths = [str(hostile_profile(tmp_path, source)) for source in ("measured", "simulated", "napkin")]
+    monkeypatch.setattr(sys, "argv", ["harness", *command, *paths])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    printed = "".join(capsys.readouterr())
+    assert printed.replace("\n", "").isprintable()
+    assert command == ["report"] or "x1b" in printed
+
+
+def test_every_console_of_the_commands_is_a_terminal() -> None:
+    """rich's own would obey markup, and pass escape sequences on."""
+    sources = sorted((Path(__file__).parents[1] / "harness").rglob("*.py"))
+    assert len(sources) > 100
+    made = [path.name for path in sources if re.search(r"\bConsole\(", path.read_text("utf-8"))]
+    assert made == []

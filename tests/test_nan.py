@@ -70,6 +70,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(value, shown, poisoned, tmp_pat
     assert found is not None
     assert (found.step, found.phase, found.value, found.num_steps) == (3, "forward", shown, 1)
     assert found.checkpoint == str(tmp_path / "run" / "checkpoints" / "step-2")
+    assert (found.origin, found.weights) == (None, [])  # the update has written nan everywhere
     assert not profile.complete
     assert (profile.step.loss or [])[3:] == [None]
     assert [line["loss"] is None for line in lines] == [False, False, False, True]
@@ -79,6 +80,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(value, shown, poisoned, tmp_pat
     said = capsys.readouterr().err
     assert f"stopped: the loss is {shown}, in forward of step 4 of 6" in said
     assert "step-2" in said
+    assert "With checkpoint_every=1 they are looked at after every step." in said
 
 
 def test_without_a_checkpoint_it_says_so(poisoned, tmp_path, capsys):
@@ -162,3 +164,135 @@ def test_a_cell_of_a_sweep_says_why():
     recipe = tiny(**SIX, precision="fp16", learning_rate=1e5)
     outcome = answer("measured", recipe, None, "cpu")
     assert (outcome.status, outcome.reason) == ("failed", "stopped: the loss is nan, in forward of step 2")
+
+
+# Where it came from -------------------------------------------------------------------------------
+
+
+def origin(recipe: Recipe, folder: Path) -> tuple[int, str, str | None, list[str], str]:
+    """Of a run that goes wrong: the step and phase it was seen in, what made it, the weights, the words."""
+    found = ran(recipe, folder)[0].not_finite
+    assert found is not None
+    return found.step, found.phase, found.origin, found.weights, found.origin_in_words()
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """A function: `do` is done to the training before its step `at` begins (0: right after setup)."""
+
+    def break_(at: int, do: Any) -> None:
+        def built(*arguments):
+            training, batches = set_up(*arguments)
+            take = type(batches).__next__
+
+            class Counted:
+                steps = 0
+
+                def __next__(self):
+                    if self.steps == at:
+                        do(training)
+                    self.steps += 1
+                    return take(batches)
+
+                def __getattr__(self, name):
+                    return getattr(batches, name)
+
+            return training, Counted()
+
+        monkeypatch.setattr(measuring, "set_up", built)
+
+    return break_
+
+
+@torch.no_grad()
+def spoil(training: Any, *, frozen: bool = False) -> None:
+    """Make an element of the last weight of a kind infinite."""
+    [*_, last] = (p for p in training.model.parameters() if p.requires_grad is not frozen)
+    last.view(-1)[-1] = torch.inf
+
+
+def test_a_checkpoint_from_right_before_shows_that_the_forward_pass_made_it(poisoned, tmp_path):
+    poisoned(3, math.nan)
+    step, phase, made_in, weights, words = origin(tiny(**SIX, checkpoint_every=1), tmp_path)
+    assert (step, phase, made_in, weights) == (3, "forward", "forward", [])
+    assert words == "The weights were finite before that step: its forward pass made it."
+
+
+def test_an_update_that_was_skipped_shows_that_the_forward_pass_made_it(poisoned, tmp_path):
+    poisoned(3, math.nan)
+    assert origin(tiny(**SIX, precision="fp16-mixed"), tmp_path)[2:4] == ("forward", [])
+
+
+def test_an_infinite_loss_with_finite_gradients(broken, tmp_path):
+    """The loss alone is infinite, so that the update leaves finite weights: they were finite before."""
+
+    def wrong(training: Any) -> None:
+        forward = training.model.forward
+
+        def infinite(**batch: Any) -> Any:
+            output = forward(**batch)
+            output.loss = output.loss + torch.inf
+            return output
+
+        training.model.forward = infinite
+
+    broken(3, wrong)
+    assert origin(tiny(**SIX), tmp_path)[:4] == (3, "forward", "forward", [])
+
+
+def test_weights_that_were_not_finite_before_the_first_step(broken, tmp_path):
+    broken(0, spoil)
+    *seen, weights, words = origin(tiny(**SIX, precision="fp16-mixed"), tmp_path)
+    assert seen == [0, "forward", "setup"]
+    assert words == f"{weights[0]} was not finite before the first step."
+    assert len(weights) == 1
+
+
+def test_frozen_weights_that_are_not_finite(broken, tmp_path):
+    """The update has written nan over every weight that is trained; the frozen ones still tell."""
+    broken(0, lambda training: spoil(training, frozen=True))
+    *seen, weights, _ = origin(tiny(**SIX, adapter="lora"), tmp_path)
+    assert seen == [0, "forward", "setup"]
+    assert len(weights) == 1
+    assert "lora" not in weights[0]
+
+
+def test_an_earlier_update_that_left_no_finite_weight(tmp_path):
+    """A learning rate of 100,000 in fp16, whose gradients the scaler has seen to be finite."""
+    recipe = tiny(**SIX, precision="fp16", learning_rate=1e5)
+    *seen, weights, words = origin(recipe, tmp_path)
+    assert seen == [1, "forward", "optimizer_step"]
+    assert 1 < len(weights) <= 10
+    assert words == f"The optimizer made it, out of finite gradients, in {weights[0]}."
+
+
+@pytest.mark.parametrize("changes", [{}, {"master_weights": True, "precision": "bf16"}])
+def test_a_gradient_that_was_not_finite(changes, broken, tmp_path):
+    """Seen in the weights when a checkpoint is due, and in the moments that the optimizer keeps."""
+
+    def wrong(training: Any) -> None:
+        [*_, last] = training.model.parameters()
+        last.register_hook(lambda gradient: gradient * torch.nan)
+
+    broken(3, wrong)
+    *seen, weights, words = origin(tiny(**SIX, **changes, checkpoint_every=4), tmp_path)
+    assert seen == [3, "optimizer_step", "backward"]
+    assert len(weights) == 1
+    assert words == f"A gradient of {weights[0]} was not finite: the optimizer's state of it is not either."
+
+
+def test_an_update_that_was_not_finite(tmp_path, monkeypatch):
+    """The weight is not finite, and the moments are: the gradients were."""
+
+    def steps(training, batches, device, kinds, observer, first=0):
+        for step in run_steps(training, batches, device, kinds, observer, first):
+            spoil(training)
+            yield step
+
+    monkeypatch.setattr(measuring, "run_steps", steps)
+    for optimizer, expected in (("adamw", "optimizer_step"), ("adamw_8bit", None), ("sgd", None)):
+        recipe = tiny(**SIX, optimizer=optimizer, checkpoint_every=1)
+        *seen, weights, words = origin(recipe, tmp_path / optimizer)
+        assert seen == [0, "optimizer_step", expected]
+        assert len(weights) == 1
+        assert ("no moments" in words) is (expected is None)

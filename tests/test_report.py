@@ -361,6 +361,17 @@ def test_a_run_out_of_memory_says_what_would_help(tmp_path: Path, runs: dict[str
     assert "micro_batch_size=1" in text
 
 
+def test_a_profile_of_which_nothing_is_known_has_a_page(tmp_path: Path) -> None:
+    profile = StepProfile(
+        source="measured",
+        recipe={},
+        hardware=HardwareSummary(name="x", kind="cpu"),
+        memory=MemoryStats(kind="closed_form"),
+    )
+    write_report([ReportRun("nothing", profile)], tmp_path / "report.html")
+    assert "Recipe and provenance" in Page((tmp_path / "report.html").read_text(encoding="utf-8")).text
+
+
 def roofline_profile(source: Any, bytes_moved: int | None) -> StepProfile:
     phases = {
         "forward": PhaseStats(time_s=TimeStats(median=0.01), flops=10**12, bytes_moved=bytes_moved),

@@ -588,3 +588,26 @@ def test_values_are_spelled_as_they_are_typed():
 def test_a_kept_cell_is_read_back_as_it_was(tmp_path: Path, plan: Plan):
     (row, *_) = sweep_in(tmp_path, plan)
     assert read_outcome(tmp_path, cell_key(row.cell, "napkin")) == row.outcome
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reason": []},
+        {"seconds": "long"},
+        {"status": "perfect"},
+        {"status": "ok", "reason": "it failed"},
+        {"profile": {"schema_version": 1}},
+        {"profile": []},
+        {"profile": None},
+    ],
+    ids=str,
+)
+def test_a_kept_cell_that_is_none_is_done_anew(change: dict[str, Any], tmp_path: Path, plan: Plan):
+    (row, *_) = sweep_in(tmp_path, plan)
+    key = cell_key(row.cell, "napkin")
+    document = json.loads(cell_path(tmp_path, key).read_bytes())
+    document["outcome"] |= change
+    cell_path(tmp_path, key).write_text(json.dumps(document))
+    assert read_outcome(tmp_path, key) is None
+    assert [again.cell for again in sweep_in(tmp_path, plan) if not again.kept] == [row.cell]

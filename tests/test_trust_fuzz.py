@@ -10,13 +10,12 @@ import math
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import cli
@@ -25,7 +24,6 @@ from harness.attribution import breakdown_at_peak, memory_by_phase, top_allocati
 from harness.cuda_trace import spans_from_trace
 from harness.data import build_batches
 from harness.documents import read_examples
-from harness.errors import LONGEST_MESSAGE, HarnessError
 from harness.hardware import find_hardware, read_prices
 from harness.napkin import predict
 from harness.recipe import Recipe
@@ -41,111 +39,28 @@ from harness.step_profile import StepProfile
 from harness.strict_yaml import to_yaml
 from harness.trace_diff import busiest_device, diff_traces
 from harness.validate import compare
+from tests.attempts import Count, attempt, fuzzed, written
 from tests.fuzzed import (
     MODELS,
+    PICKLES,
     RECIPES,
     as_json,
     changed,
     integers,
     junk,
+    profile_document,
     recipe_fields,
     scalars,
+    snapshot_document,
     spliced,
     texts,
 )
-from tests.trust_report import Tried
 from tests.watched import watched
-
-EXAMPLES = int(os.environ.get("FUZZ", "12"))
-fuzzed = settings(
-    max_examples=EXAMPLES,
-    deadline=None,  # `watched` stops what takes too long
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-T = TypeVar("T")
-
-
-class Count:
-    """How many inputs were tried, and how many of them were refused."""
-
-    def __init__(self) -> None:
-        self.inputs = self.refused = 0
-
-
-@pytest.fixture
-def count(request: pytest.FixtureRequest, tried: Tried) -> Iterator[Count]:
-    """Counts what a test tries, and reports it under the first line of its docstring."""
-    counted = Count()
-    yield counted
-    if counted.inputs < EXAMPLES:  # the test failed
-        return
-    good = counted.inputs - counted.refused
-    outcome = f"{counted.refused:,} refused in a sentence, {good:,} read; no traceback, none over 10 s"
-    tried("Fuzzed input", request.function.__doc__.splitlines()[0].rstrip("."), outcome, times=counted.inputs)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
-
-
-def attempt(count: Count, folder: Path, do: Callable[[], T]) -> T | None:
-    """What `do` returns; None when it refuses in a message that can be shown."""
-    count.inputs += 1
-    with watched(folder):
-        try:
-            return do()
-        except HarnessError as error:
-            count.refused += 1
-            message = str(error)
-            assert message.encode().decode().replace("\n", " ").isprintable()
-            assert 20 < len(message) < 6 * LONGEST_MESSAGE, message
-            return None
-
-
-def written(folder: Path, name: str, content: bytes) -> Path:
-    path = folder / name
-    path.write_bytes(content)
-    return path
 
 
 @cache
 def recipe_texts() -> list[bytes]:
     return [path.read_bytes() for path in RECIPES]
-
-
-@cache
-def profile_document() -> dict[str, Any]:
-    recipe = check_recipe({"model": "tiny-llama-bytes", "seq_len": 16}, "here")
-    return predict(recipe, find_hardware("l4")).model_dump(mode="json")
-
-
-@cache
-def snapshot_document() -> dict[str, Any]:
-    """A snapshot with every kind of entry, as small as can be."""
-    frames = [{"filename": "a.py", "line": 1, "name": "f"}]
-    trace = []
-    for step in range(3):
-        for phase in ("forward", "backward"):
-            metadata = f"phase={phase} step={step}"
-            shared = {"user_metadata": metadata, "stream": 0, "pool_id": (0, 0), "frames": frames}
-            address = 2**40 + 2**21 * step
-            trace += [
-                {"action": "segment_alloc", "addr": address, "size": 2**21, "time_us": len(trace), **shared},
-                {"action": "alloc", "addr": address, "size": 700, "time_us": len(trace), **shared},
-                {"action": "free_requested", "addr": address, "size": 700, "time_us": len(trace), **shared},
-                {"action": "free_completed", "addr": address, "size": 700, "time_us": len(trace), **shared},
-            ]
-    trace.append({"action": "oom", "device_free": 5, "size": 2**40, "time_us": 99, "frames": frames})
-    block = {"address": 2**40, "size": 2**21, "requested_size": 700, "state": "inactive", "frames": []}
-    segment = {"device": 0, "address": 2**40, "total_size": 2**21, "stream": 0, "segment_type": "small"}
-    return {
-        "segments": [{**segment, "segment_pool_id": (0, 0), "is_expandable": False, "blocks": [block]}],
-        "device_traces": [trace, []],
-        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
-    }
 
 
 def read_whole(snapshot: dict[str, Any]) -> None:
@@ -276,7 +191,6 @@ def test_profile_bytes(content: bytes, folder: Path, count: Count) -> None:
     attempt(count, folder, lambda: StepProfile.read(path))
 
 
-PICKLES = [pickle.dumps(snapshot_document(), protocol) for protocol in range(6)]
 OPCODES = bytes(range(0x28, 0x98))
 
 
@@ -337,14 +251,7 @@ OPTIONS += ["roundup_power2_divisions"]
 
 
 @given(
-    option=st.sampled_from(
-        [
-            "expandable_segments",
-            "max_split_size_mb",
-            "garbage_collection_threshold",
-            "roundup_power2_divisions",
-        ]
-    ),
+    option=st.sampled_from(OPTIONS),
     value=integers | st.floats() | st.text(max_size=20) | st.just("[256:1,512:2,>:8]"),
 )
 @fuzzed

@@ -18,6 +18,8 @@ CHANGES = {
 }
 """Events of https://docs.python.org/3/library/audit_events.html that change something or run something."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+PATHS = ("os.m", "os.r", "os.l", "os.s", "os.t", "os.c", "shutil.rmtree")
+"""What these events begin with: the path comes first."""
 DEVICES = ("/dev/null", "/dev/tty")
 
 _folder: str | None = None
@@ -32,7 +34,9 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
         if isinstance(path, int) or not (flags or 0) & WRITES:
             return
     elif event in CHANGES:
-        path = arguments[0] if event.startswith(("os.m", "os.r", "os.l", "os.s", "os.t", "os.c")) else None
+        path = arguments[0] if event.startswith(PATHS) else None
+        if event in ("os.remove", "os.rmdir") and arguments[1] != -1:  # a name in an open folder
+            path = os.path.join(os.readlink(f"/proc/self/fd/{arguments[1]}"), arguments[0])
     else:
         return
     if isinstance(path, str | bytes | os.PathLike):

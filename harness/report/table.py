@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from harness.console import in_gib, in_ms
+from harness.errors import printable
 
 LONG = 40
 """A table with more rows is folded away on GitHub."""
@@ -82,22 +83,22 @@ def to_csv(tables: Iterable[Table]) -> str:
         for row in table.rows:
             name = " / ".join(str(cell.value) for cell in row[: table.keys])
             for column, cell in zip(table.columns[table.keys :], row[table.keys :], strict=True):
-                texts = map(_no_formula, (table.name, name, column))
-                value = _no_formula(cell.value) if isinstance(cell.value, str) else cell.value
+                texts = map(no_formula, (table.name, name, column))
+                value = no_formula(cell.value) if isinstance(cell.value, str) else cell.value
                 writer.writerow((*texts, value, cell.unit))
     return text.getvalue()
 
 
 def escape_markdown(text: str) -> str:
-    """`text` as text on GitHub: no HTML, emphasis, link, mention or new cell."""
-    flat = " ".join(text.split())
+    """`text` as text on GitHub and in a terminal: no HTML, emphasis, link, mention, new cell or escape."""
+    flat = printable(" ".join(text.split()))
     escaped = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|~#!@])", r"\\\1", escaped)
 
 
-def _no_formula(text: str) -> str:
-    # A spreadsheet would run a cell that begins like a formula.
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+def no_formula(text: str) -> str:
+    """`text` as text in a spreadsheet and in a terminal: no formula, no escape sequence."""
+    return f"'{printable(text)}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else printable(text)
 
 
 def _with_prefix(value: float, unit: str) -> str:
