@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from harness import cli_estimate, cli_report, cli_simulate, cli_snapshot, cli_sweep, interruption
+from harness.cli_streams import complain, quiet_libraries, stdout_kept_for_json
 from harness.errors import HarnessError, MissingDependency
 
 if TYPE_CHECKING:
@@ -106,8 +104,8 @@ def run(
 
     name, loaded = load_recipe(recipe, overrides or [])
     folder = RunFolder(out, name, loaded, resume)
-    with _stdout_kept_for_json(as_json):
-        _quiet_libraries()
+    with stdout_kept_for_json(as_json):
+        quiet_libraries()
         from harness.host_memory import check_host_memory
         from harness.measure import RECORDED_STEPS, chosen_device, measure
         from harness.oom import advise
@@ -164,8 +162,8 @@ def doctor(
     """Check GPU, driver, versions, and which toggles can work here, each by trying it."""
     from harness.console import Terminal
 
-    with _stdout_kept_for_json(as_json):
-        _quiet_libraries()
+    with stdout_kept_for_json(as_json):
+        quiet_libraries()
         from harness.doctor import examine, print_findings
 
         with Terminal(stderr=True).status("trying every toggle on a tiny model"):
@@ -193,19 +191,19 @@ def main() -> NoReturn:
     except typer.Exit as ended:
         status = ended.exit_code
     except HarnessError as error:
-        status = _complain(str(error), error.exit_status)
+        status = complain(str(error), error.exit_status)
     except typer.TyperException as error:  # an unknown command or option, a missing argument
         context = getattr(error, "ctx", None)
         help_command = f"{context.command_path} --help" if context else "harness --help"
         message = error.format_message()
         end = "" if message.endswith((".", "?")) else "."
-        status = _complain(f"{message}{end}{_as_field(error)} See `{help_command}`.", 2)
+        status = complain(f"{message}{end}{_as_field(error)} See `{help_command}`.", 2)
     except ModuleNotFoundError as error:
         if not error.name or "." in error.name:  # part of a package that is there: a bug, ours or theirs
             raise
-        status = _complain(str(MissingDependency(error.name, None, "this")), MissingDependency.exit_status)
+        status = complain(str(MissingDependency(error.name, None, "this")), MissingDependency.exit_status)
     except KeyboardInterrupt:
-        status = _complain("interrupted", INTERRUPTED)
+        status = complain("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our stdout (head, less) left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
@@ -240,11 +238,11 @@ def _status(profile: StepProfile, total_steps: int) -> int:
     if profile.oom is not None:
         from harness.oom import explain
 
-        return _complain(explain(profile), OUT_OF_MEMORY)
+        return complain(explain(profile), OUT_OF_MEMORY)
     wrong = profile.not_finite
     if wrong is not None and not profile.complete:
         last = wrong.checkpoint or "none (recipe: checkpoint_every)"
-        return _complain(
+        return complain(
             f"stopped: {wrong.in_words()} of {total_steps}. {wrong.origin_in_words()} "
             f"The last good checkpoint: {last}. "
             "A lower learning_rate, max_grad_norm or precision=bf16 may help; "
@@ -253,46 +251,11 @@ def _status(profile: StepProfile, total_steps: int) -> int:
         )
     if not profile.complete:
         done = len(profile.step.loss or [])
-        return _complain(
+        return complain(
             f"interrupted after {done} of {total_steps} steps; the profile so far is marked incomplete",
             INTERRUPTED,
         )
     return 0
-
-
-def _complain(message: str, status: int) -> int:
-    print(f"harness: {message}", file=sys.stderr)
-    return status
-
-
-@contextmanager
-def _stdout_kept_for_json(kept: bool) -> Iterator[None]:
-    """Send to stderr whatever libraries, or their C code, print to stdout."""
-    if not kept:
-        yield
-        return
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(stdout, 1)
-        os.close(stdout)
-
-
-def _quiet_libraries() -> None:
-    """Keep the libraries' notices out of our output; errors still show. Never fetch kernels from the Hub."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("BITSANDBYTES_NOWELCOME", "1")
-    os.environ["USE_HUB_KERNELS"] = "NO"
-    import warnings
-
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # which CPU kernels it did not find
-    warnings.filterwarnings("ignore", category=UserWarning, module=r"bitsandbytes|transformers|peft|torch")
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"bitsandbytes|transformers|peft|torch")
 
 
 cli_estimate.register(app)

@@ -142,8 +142,8 @@ def _together(runs: Sequence[ReportRun], paths: Sequence[Path]) -> list[ReportRu
 
 def _add_answers(run: ReportRun, *, simulate: bool) -> None:
     """Predict what is missing beside a profile: napkin always, for it takes milliseconds."""
-    from harness.cli import _quiet_libraries
     from harness.cli_answers import Case, complete, table_device
+    from harness.cli_streams import quiet_libraries
     from harness.hardware import DEFAULT_HARDWARE, find_hardware
     from harness.recipe_check import check_recipe
 
@@ -157,7 +157,7 @@ def _add_answers(run: ReportRun, *, simulate: bool) -> None:
         return
     case = Case(run.name, recipe, device, [run.profile, *run.answers])
     if simulate:
-        _quiet_libraries()
+        quiet_libraries()
     complete(case, ("napkin", "simulated") if simulate else ("napkin",))
     run.answers = case.profiles[1:]
     run.notes += case.notes

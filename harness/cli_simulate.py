@@ -83,7 +83,7 @@ def simulate(
     ] = False,
 ) -> None:
     """Run the training step on shape-only tensors: memory to the byte and estimated time, without a GPU."""
-    from harness.cli import _complain, _quiet_libraries, _stdout_kept_for_json
+    from harness.cli_streams import complain, quiet_libraries, stdout_kept_for_json
     from harness.console import Terminal
     from harness.garbage import collected_by_hand
     from harness.recipe_file import load_recipe
@@ -95,8 +95,8 @@ def simulate(
     settings = allocator_settings(os.environ, allocator)
     folder = RunFolder(out, name, loaded) if out is not None else None
     recorded = read_snapshot(trace_diff) if trace_diff is not None else None
-    with _stdout_kept_for_json(as_json), collected_by_hand():
-        _quiet_libraries()
+    with stdout_kept_for_json(as_json), collected_by_hand():
+        quiet_libraries()
         from harness.oom import advise
         from harness.simulate import simulate as simulate_recipe
 
@@ -112,7 +112,7 @@ def simulate(
     if profile.oom is not None:
         from harness.oom import explain
 
-        raise typer.Exit(_complain(explain(profile), OUT_OF_MEMORY))
+        raise typer.Exit(complain(explain(profile), OUT_OF_MEMORY))
 
 
 def validate(
@@ -138,8 +138,8 @@ def validate(
     ] = False,
 ) -> None:
     """Put napkin, simulated and measured side by side, by component and phase, with what is unexplained."""
-    from harness.cli import _complain, _quiet_libraries, _stdout_kept_for_json
     from harness.cli_answers import complete, gather
+    from harness.cli_streams import complain, quiet_libraries, stdout_kept_for_json
     from harness.console import Terminal
     from harness.validate import compare
     from harness.validate_table import print_comparison, print_summary
@@ -147,8 +147,8 @@ def validate(
     if tolerance is not None and not tolerance >= 0:
         raise InputError(f"--tolerance {tolerance}: give a fraction of at least 0, e.g. 0.02.")
     comparisons = []
-    with _stdout_kept_for_json(as_json):
-        _quiet_libraries()
+    with stdout_kept_for_json(as_json):
+        quiet_libraries()
         people = Terminal(stderr=as_json)
         for case in gather(answers, measure=measure):
             complete(case)
@@ -165,21 +165,21 @@ def validate(
         beyond = [f"{c.name} {source}" for c in comparisons for source in c.beyond(tolerance)]
         if beyond:
             message = f"peak allocated is off by more than {100 * tolerance:g}%: {', '.join(beyond)}"
-            raise typer.Exit(_complain(message, BEYOND_TOLERANCE))
+            raise typer.Exit(complain(message, BEYOND_TOLERANCE))
 
 
 def fit_by_simulation(
     name: str, recipe: Recipe, hardware: Hardware, where: str, field: str, as_json: bool
 ) -> None:
     """What `harness fit --exact` does: search, say what is tried, print the largest value that fits."""
-    from harness.cli import _quiet_libraries, _stdout_kept_for_json
+    from harness.cli_streams import quiet_libraries, stdout_kept_for_json
     from harness.console import Terminal
 
     if field not in ("micro_batch_size", "seq_len"):
         raise InputError(f"--field {field}: give micro_batch_size or seq_len.")
     log = Terminal(stderr=True)
-    with _stdout_kept_for_json(as_json):
-        _quiet_libraries()
+    with stdout_kept_for_json(as_json):
+        quiet_libraries()
         from harness.fit_exact import fit_exact
 
         settings = allocator_settings(os.environ)

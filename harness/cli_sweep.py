@@ -92,14 +92,15 @@ def sweep(
     ] = False,
 ) -> None:
     """Change one field at a time, or all combinations: a table, curves, and the answer in a sentence."""
-    from harness.cli import INTERRUPTED, _complain, _quiet_libraries
+    from harness.cli import INTERRUPTED
+    from harness.cli_streams import complain, quiet_libraries
     from harness.console import Terminal
     from harness.sweep import plan_sweep
     from harness.sweep_document import sweep_of
     from harness.sweep_folder import default_folder, sole_sweep_in
     from harness.sweep_table import print_sweep
 
-    _quiet_libraries()  # here, so that the cells' processes begin with it
+    quiet_libraries()  # here, so that the cells' processes begin with it
     kind = _one_of({"--measure": measure, "--simulate": simulate, "--napkin": napkin}) or "--simulate"
     form = _one_of({"--json": as_json, "--csv": as_csv, "--markdown": as_markdown})
     if measure and (jobs or 1) > 1:
@@ -138,11 +139,11 @@ def sweep(
             people.print(f"sweep folder: {folder}", markup=False, highlight=False, soft_wrap=True)
     if interrupted:
         rest = f"{len(rows)} of {len(plan.cells)} cells are done; run the same command to go on"
-        raise typer.Exit(_complain(f"interrupted: {rest}", INTERRUPTED))
+        raise typer.Exit(complain(f"interrupted: {rest}", INTERRUPTED))
     failed = [row for row in rows if row.outcome.status == "failed"]
     if failed:
         where = f"the file of each in {folder / 'cells'} says where"
-        raise typer.Exit(_complain(f"{len(failed)} of {len(rows)} cells failed; {where}", A_CELL_FAILED))
+        raise typer.Exit(complain(f"{len(failed)} of {len(rows)} cells failed; {where}", A_CELL_FAILED))
 
 
 def serve(

@@ -90,9 +90,9 @@ def answer_in_process(sender: Connection, cell: Cell, kind: Kind, device: str | 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_sweep, daemon=True).start()
     os.dup2(2, 1)  # stdout belongs to the sweep's table
-    from harness.cli import _quiet_libraries
+    from harness.cli_streams import quiet_libraries
 
-    _quiet_libraries()
+    quiet_libraries()
     assert cell.recipe is not None
     outcome = answer(kind, cell.recipe, cell.hardware, device)
     sender.send_bytes(json.dumps(outcome.as_json()).encode())

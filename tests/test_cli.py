@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.cli import _quiet_libraries, main
+from harness.cli import main
+from harness.cli_streams import quiet_libraries
 from harness.recipe import Recipe
 
 LLAMA = Path(__file__).parent / "models" / "llama.json"
@@ -275,7 +276,7 @@ def test_a_terminal_without_our_signs_spells_them():
 
 
 def test_a_library_s_notice_about_kernels_is_kept_out():
-    _quiet_libraries()
+    quiet_libraries()
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
     assert (logger.isEnabledFor(logging.WARNING), logger.isEnabledFor(logging.ERROR)) == (False, True)
 
