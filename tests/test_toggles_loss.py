@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 from napkin_oracle import recipe_for
+from packaging.version import Version
 from tiny import CPU, tiny
 
 from harness.errors import InputError, MissingDependency
@@ -46,7 +47,7 @@ def interpreted() -> list[dict[str, Any]]:
     """What both losses gave for each of SETTINGS, by Triton's interpreter."""
     reason = "Liger's kernels need Triton, which has no wheel for this platform"
     triton = pytest.importorskip("triton", reason=reason)
-    if triton.__version__ < "3.7" and numpy.__version__ >= "2.4":
+    if Version(triton.__version__) < Version("3.7") and Version(numpy.__version__) >= Version("2.4"):
         pytest.skip("this Triton's interpreter makes numbers of arrays, which numpy refuses since 2.4")
     pytest.importorskip("liger_kernel")
     path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
