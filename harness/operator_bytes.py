@@ -61,6 +61,11 @@ _SCATTER = {aten.index_put_, aten.index_add_, aten.index_copy_, aten.scatter_, a
 """They touch their first argument only where the values go: as many bytes as those have."""
 
 
+_GRADIENTS = ("g", "grads")
+"""Arguments that bitsandbytes' and torch's fused optimizers declare as written; they read them, and write
+them only to unscale them."""
+
+
 def operator_bytes(func: Any, args: Any, kwargs: dict[str, Any], out: Any, script: Sequence[Step]) -> int:
     """Bytes one call moves. `out` is what it returned, `script` what its kernels take (cuda_script.py)."""
     packet = func._overloadpacket
@@ -69,6 +74,8 @@ def operator_bytes(func: Any, args: Any, kwargs: dict[str, Any], out: Any, scrip
     given += [(a, kwargs[a.name]) for a in func._schema.arguments if a.name in kwargs]
     for position, (argument, value) in enumerate(given):
         written = argument.alias_info is not None and argument.alias_info.is_write
+        if argument.name in _GRADIENTS and kwargs.get("grad_scale") is None:
+            written = False
         size_bytes = tensor_bytes(value)
         if position == 0 and packet in _SCATTER:
             size_bytes = max(tensor_bytes(other) for other in args[1:])

@@ -175,6 +175,17 @@ def test_bytes_are_those_a_kernel_reads_and_writes(func: Any, arguments: Any, ex
     assert operator_bytes(func, args, {}, func(*args), ()) == expected
 
 
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_fused_optimizer_writes_gradients_only_to_unscale_them(unscales: bool) -> None:
+    """AdamW reads weight, gradient and both moments and writes all but the gradient; counters are 4 bytes."""
+    one = lambda: [meta(1000)]  # noqa: E731
+    options = dict(lr=0.1, beta1=0.9, beta2=0.9, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False)
+    scale = {"grad_scale": meta(1, dtype=torch.float32)} if unscales else {}
+    args = (one(), one(), one(), one(), [], [meta(1, dtype=torch.float32)])
+    moved = operator_bytes(aten._fused_adamw_.default, args, options | scale, None, ())
+    assert moved == 7 * 2000 + 4 + (2000 + 4 if unscales else 0)
+
+
 def test_what_a_kernel_takes_for_itself_is_written_and_read() -> None:
     x = meta(1000)
     script = [Take(300), Free(0), Take(50)]
