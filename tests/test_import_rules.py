@@ -27,9 +27,9 @@ HOMES = {
     # checkpoint's tokenizer
     "transformers": {"model.py", "quantize.py", "tokenizer.py"},
     "peft": {"model.py"},  # adapters, and the preparation for them
-    # weights in quantize.py, states in optimizer.py; cuda_rules.py only imports it without its compiler
-    "bitsandbytes": {"quantize.py", "optimizer.py", "cuda_rules.py"},
-    "liger_kernel": {"model.py"},  # the fused loss
+    # weights in quantize.py, states in optimizer.py; cuda_libraries.py gives them a GPU's answers
+    "bitsandbytes": {"quantize.py", "optimizer.py", "cuda_libraries.py"},
+    "liger_kernel": {"model.py", "cuda_libraries.py"},  # the fused loss
     "datasets": {"documents.py"},  # data sets of the Hub
     "accelerate": set(),  # transformers needs it to load quantized checkpoints
     "torchao": set(),
