@@ -64,6 +64,7 @@ class SideStream:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = None if device.type in ("cpu", "meta") else torch.Stream(device)
 
     @contextmanager
@@ -72,7 +73,7 @@ class SideStream:
         if self._stream is None:
             yield
             return
-        self._stream.wait_stream(torch.accelerator.current_stream())
+        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
         with self._stream:
             yield
 
@@ -83,12 +84,12 @@ class SideStream:
     def compute_waits(self, event: Any) -> None:
         """The compute stream goes on after the copies that `event` stands for."""
         if self._stream is not None:
-            torch.accelerator.current_stream().wait_event(event)
+            torch.accelerator.current_stream(self._device).wait_event(event)
 
     def compute_waits_for_all(self) -> None:
         """The compute stream goes on after every copy queued so far."""
         if self._stream is not None:
-            torch.accelerator.current_stream().wait_stream(self._stream)
+            torch.accelerator.current_stream(self._device).wait_stream(self._stream)
 
 
 class OffloadedActivations:

@@ -132,7 +132,7 @@ def test_the_side_stream_brings_back_the_same_bits(
     assert isinstance(offloaded, OffloadedActivations)
     side, compute = FakeStream(), FakeStream()
     offloaded._side._stream = side  # type: ignore[assignment]
-    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: compute)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: compute)
     losses, in_flight = [], []
 
     def look() -> None:
