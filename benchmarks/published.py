@@ -26,7 +26,12 @@ LIGERS = ("0.2.1", "0.4.2")
 FETCH = f"""\
 git clone https://github.com/Lightning-AI/litgpt SOURCES/litgpt
 git -C SOURCES/litgpt checkout {published_litgpt.COMMIT}
-""" + "\n".join(f"pip install --no-deps --target SOURCES/liger-kernel-{v} liger-kernel=={v}" for v in LIGERS)
+""" + "\n".join(
+    # without the second command a newer Liger, which is a package and no namespace, goes before
+    f"pip install --no-deps --target SOURCES/liger-kernel-{v} liger-kernel=={v}\n"
+    f"touch SOURCES/liger-kernel-{v}/liger_kernel/__init__.py"
+    for v in LIGERS
+)
 UNITS = {"GB": 10**9, "GiB": 2**30, "MiB": 2**20}
 NOT_GIVEN = (
     "the source names neither the GPU nor the versions of torch, transformers, peft and bitsandbytes, "
