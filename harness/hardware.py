@@ -84,12 +84,13 @@ class Hardware:
         """Bytes of cuBLAS workspaces PyTorch keeps: one for each thread that multiplies matrices.
 
         Forward runs in the Python thread and backward in autograd's, each with its own handle. A
-        workspace is :4096:2:16:8 KiB = 8.125 MiB, and 32 MiB on compute capability 9.0
-        (aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
+        workspace is :4096:2:16:8 KiB = 8.125 MiB, and 32 MiB from compute capability 9.0 on (above 9 since
+        PyTorch 2.12; aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
         """
         if self.calibration.cublas_workspace_bytes is not None:
             return self.calibration.cublas_workspace_bytes
-        one = 32 * MIB if self.datasheet.compute_capability == "9.0" else 2 * 4 * MIB + 8 * 16 * 1024
+        large = float(self.datasheet.compute_capability) >= 9
+        one = 32 * MIB if large else 2 * 4 * MIB + 8 * 16 * 1024
         return 2 * one
 
     def supports(self, dtype: str) -> bool:

@@ -54,6 +54,8 @@ def _grouped(
         return _with_adapted_weight(tape, built, x, matrix, name, dims, flops, ends)
     whole = Tensor(f"{matrix.name} dequantized", "weight", dtype, matrix.elements * SIZES[dtype], False)
     trained = built.trains_base
+    if quantized:
+        tape.weight_cast(f"{matrix.name} dequantized", matrix.elements // 2, whole.size_bytes, trained=False)
     return tape.product(
         name,
         dims,
@@ -63,7 +65,7 @@ def _grouped(
         flops=flops,
         weight_bytes=whole.size_bytes,
         # the parametrization's cache holds both dequantized weights until the experts are done
-        forward_temporary_bytes=2 * whole.size_bytes if quantized and "down" in matrix.name else 0,
+        holds=[t for op in tape.ops for t in op.saved if t.name.endswith("dequantized")],
         weight_gradient_bytes=whole.size_bytes if trained else 0,
     )
 

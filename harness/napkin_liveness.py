@@ -31,7 +31,7 @@ def forward_peak(ops: Sequence[Op], elsewhere: Sequence[Tensor] = (), *, keeps: 
     the first forward pass under gradient checkpointing, but what is pinned.
     """
     apart = {id(t.storage) for t in elsewhere}
-    last_read = {id(t.storage): i for i, op in enumerate(ops) for t in op.inputs}
+    last_read = {id(t.storage): i for i, op in enumerate(ops) for t in (*op.inputs, *op.holds)}
     alive: dict[int, int] = {}
     kept: set[int] = set()
     peak = Moment()

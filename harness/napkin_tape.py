@@ -49,6 +49,8 @@ class Op:
     pinned: tuple[Tensor, ...] = field(default=(), kw_only=True)
     """Of those, what it keeps in attributes of its own, where no hook of autograd sees it: gradient
     checkpointing does not free it, offloading does not move it, and it lives as long as the loss."""
+    holds: tuple[Tensor, ...] = field(default=(), kw_only=True)
+    """What others made and is not let go of before this one has run."""
     forward: Work
     backward: Work
     passes_gradient: bool = False
@@ -150,6 +152,7 @@ class Tape:
         forward_temporary_bytes: int = 0,
         backward_temporary_bytes: int = 0,
         pins: bool = False,
+        holds: Sequence[Tensor] = (),
     ) -> Tensor:
         """Record a matrix product (of an activation and a weight, or of two activations) or an attention.
 
@@ -181,12 +184,13 @@ class Tape:
                 forward_temporary_bytes,
                 backward_temporary_bytes,
                 pinned=self._kept(saved) if pins else (),
+                holds=tuple(holds),
             )
         )
         return out
 
     def weight_cast(self, name: str, size_bytes: int, copy_bytes: int, *, trained: bool) -> None:
-        """Record autocast's copy of a weight; in backward its gradient is cast back to the weight's dtype."""
+        """Record a 16-bit copy of a weight; if that is trained, backward casts its gradient back."""
         work = Work(0, size_bytes + copy_bytes)
         copy = Tensor(name, "", "", 0, trained)  # its memory is counted elsewhere
         self._record(Op(name, (), (copy,), (), work, work if trained else Work(operators=0)))

@@ -113,7 +113,7 @@ def _timing(memory: Memory) -> Iterator[str]:
     columns = ("ms", "TFLOP", "GB moved", "compute ms", "memory ms", "launch ms", "link ms")
     yield f"{'Time by phase':<20}" + "".join(f"{column:>11}" for column in columns) + "  waits for"
     for phase in timing.phases.values():
-        link = (phase.transfer_s + phase.host_step_s) * 1e3
+        link = (phase.transfer_s + phase.waited_s + phase.host_step_s) * 1e3
         numbers = [
             phase.seconds * 1e3,
             phase.flops / 1e12,

@@ -25,6 +25,8 @@ class PhaseTime:
     transfer_s: float
     time: Time
     recomputed_flops: int = 0
+    waited_s: float = 0.0
+    """For transfers in the other direction that the device waits for."""
     host_step_s: float = 0.0
     """An optimizer that steps in host memory."""
 
@@ -41,7 +43,7 @@ class PhaseTime:
     @property
     def seconds(self) -> float:
         """Compute and transfers overlap; a step on the host overlaps with neither."""
-        return max(self.time.seconds, self.transfer_s) + self.host_step_s
+        return max(self.time.seconds + self.waited_s, self.transfer_s) + self.host_step_s
 
 
 class Timing:
@@ -55,7 +57,7 @@ class Timing:
         """data, forward, backward, optimizer_step."""
         return {
             "data": self._data(),
-            "forward": self._phase("forward", self._forward(), self._leaving()),
+            "forward": self._phase("forward", self._forward(), self._over_link()),
             "backward": self._backward(),
             "optimizer_step": self._step(),
         }
@@ -146,28 +148,25 @@ class Timing:
         earlier = self.recipe.gradient_accumulation_steps - 1
         tensors = sum(weight.count for weight in self.sizes.trained)
         works.append(Work(0, 3 * self.sizes.gradient_bytes * earlier, tensors * earlier))
-        return self._phase("backward", works, self._returning(), recomputed)
+        if self.recipe.optimizer_in_backward:
+            works += step_work(self.recipe, self.sizes.trained)
+        phase = self._phase("backward", works, self._over_link(), recomputed)
+        leaves = self.sizes.gradient_bytes if "parameters" in self.recipe.offload else 0
+        return replace(phase, waited_s=transfer_s(self._micro_batches(leaves), self.hardware))
 
-    def _leaving(self) -> int:
-        """Bytes over the host link in forward: activations out, or parameters in."""
+    def _over_link(self) -> int:
+        """Bytes over the host link: activations, out in forward and back in backward; parameters, in both in."""
         return self._micro_batches(
             (self.sizes.kept_in_forward if self.sizes.offloads_activations else 0)
             + (self.sizes.parameter_bytes if "parameters" in self.recipe.offload else 0)
-        )
-
-    def _returning(self) -> int:
-        """In backward: activations back; parameters in again, and their gradients out."""
-        parameters = self.sizes.parameter_bytes + self.sizes.gradient_bytes
-        return self._micro_batches(
-            (self.sizes.kept_in_forward if self.sizes.offloads_activations else 0)
-            + (parameters if "parameters" in self.recipe.offload else 0)
         )
 
     def _micro_batches(self, size_bytes: int) -> int:
         return size_bytes * self.recipe.gradient_accumulation_steps
 
     def _step(self) -> PhaseTime:
-        works = step_work(self.recipe, self.sizes.trained)
+        in_backward = self.recipe.optimizer_in_backward
+        works = [] if in_backward else step_work(self.recipe, self.sizes.trained)
         if not self.sizes.optimizer.on_host:
             return self._phase("optimizer_step", works, 0)
         moved = sum(work.bytes_moved for work in works)
