@@ -155,7 +155,7 @@ class Timing:
         return replace(phase, waited_s=transfer_s(self._micro_batches(leaves), self.hardware))
 
     def _over_link(self) -> int:
-        """Bytes over the host link: activations, out in forward and back in backward; parameters, in both in."""
+        """Bytes over the host link, in forward and in backward: activations out and back, parameters in."""
         return self._micro_batches(
             (self.sizes.kept_in_forward if self.sizes.offloads_activations else 0)
             + (self.sizes.parameter_bytes if "parameters" in self.recipe.offload else 0)
