@@ -80,7 +80,7 @@ def matrix_product(script: Script, operands: Sequence[Tensor], workspace_bytes: 
     """
     script.output(0)
     copies = [script.take(size_of(operand)) for operand in operands if not cublas_reads(operand)]
-    script.briefly(workspace_bytes)
+    script.briefly(workspace_bytes, workspace=True)
     script.free(*reversed(copies))
 
 
@@ -124,7 +124,7 @@ def gemm_4bit(
         offset_free, scaled = script.take(scales * 4), script.take(scales * 4)
     weight = script.take(product(weight_shape) * input.dtype.itemsize)
     script.output(0)
-    script.briefly(workspace_per_call(gpu))
+    script.briefly(workspace_per_call(gpu), workspace=True)
     script.free(offset_free, scaled, weight)
 
 

@@ -14,6 +14,8 @@ class Take(NamedTuple):
     """Allocate a temporary of that many bytes. The n-th Take of a script is its temporary n."""
 
     size_bytes: int
+    workspace: bool = False
+    """Of a library: how much of it a kernel writes and reads nobody knows."""
 
 
 class Free(NamedTuple):
@@ -58,11 +60,11 @@ class Script:
     steps: list[Step] = field(default_factory=list)
     _taken: int = 0
 
-    def take(self, size_bytes: int) -> int | None:
+    def take(self, size_bytes: int, *, workspace: bool = False) -> int | None:
         """A temporary; the returned handle goes to `free`."""
         if size_bytes == 0:
             return None
-        self.steps.append(Take(size_bytes))
+        self.steps.append(Take(size_bytes, workspace))
         self._taken += 1
         return self._taken - 1
 
@@ -70,9 +72,9 @@ class Script:
         """Free temporaries in this order."""
         self.steps.extend(Free(handle) for handle in handles if handle is not None)
 
-    def briefly(self, size_bytes: int) -> None:
+    def briefly(self, size_bytes: int, *, workspace: bool = False) -> None:
         """A temporary that is freed before anything else is allocated."""
-        self.free(self.take(size_bytes))
+        self.free(self.take(size_bytes, workspace=workspace))
 
     def output(self, *indices: int) -> None:
         """The storages of these outputs, in this order."""

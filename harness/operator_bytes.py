@@ -69,7 +69,8 @@ them only to unscale them."""
 def operator_bytes(func: Any, args: Any, kwargs: dict[str, Any], out: Any, script: Sequence[Step]) -> int:
     """Bytes one call moves. `out` is what it returned, `script` what its kernels take (cuda_script.py)."""
     packet = func._overloadpacket
-    moved = 2 * sum(step.size_bytes for step in script if isinstance(step, Take))
+    taken = (step.size_bytes for step in script if isinstance(step, Take) and not step.workspace)
+    moved = 2 * sum(taken)
     given = [*zip(func._schema.arguments, args, strict=False)]
     given += [(a, kwargs[a.name]) for a in func._schema.arguments if a.name in kwargs]
     for position, (argument, value) in enumerate(given):

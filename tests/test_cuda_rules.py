@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.cuda_attention import torch_release
 from harness.cuda_disguise import as_on_cuda
 from harness.cuda_libraries import library_patches
+from harness.cuda_matmul import cublas_workspaces
 from harness.cuda_rules import CudaRules, cuda_behaviour
 from harness.hardware import find_hardware
 from harness.simulate import simulate
@@ -108,7 +110,9 @@ def test_fused_linear_adds_up_the_heads_gradient(gpu: str, precision: str, whole
 def test_products_into_given_memory_keep_no_workspace_of_cublaslt() -> None:
     pytest.importorskip("liger_kernel")
     profile, _ = simulate(tiny(precision="bf16", loss="fused_linear"), find_hardware("h100"))
-    assert 2 * 32 * MIB <= profile.memory.at_peak.other_bytes < 2 * 32 * MIB + 4096  # and scalars
+    kept = cublas_workspaces((9, 0), torch_release(torch.__version__)).kept
+    scalars_bytes = profile.memory.at_peak.other_bytes - kept * 2 * 32 * MIB
+    assert 0 <= scalars_bytes < 4096
 
 
 @pytest.mark.parametrize(("gpu", "product"), [("t4", "grouped_mm_fallback"), ("h100", "_grouped_mm")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from napkin_oracle import napkin, peaks_by_phase, predicted_peaks, recipe_for
+from napkin_oracle import keeps_workspaces, napkin, peaks_by_phase, predicted_peaks, recipe_for
 
 from harness.hardware import find_hardware
 from harness.napkin import predict
@@ -99,6 +99,7 @@ def test_offloaded_activations(tmp_path, checkpointing):
     check(recipe, tolerance=0.01)  # tensors under 4096 bytes stay
 
 
+@keeps_workspaces
 @pytest.mark.parametrize("offload", [[], ["activations"]], ids=str)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_what_int8_products_keep_is_neither_recomputed_nor_offloaded(tmp_path, checkpointing, offload):

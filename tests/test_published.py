@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from napkin_oracle import keeps_workspaces
 
 from benchmarks.published import device_of, measured_bytes, napkin_answer
 from benchmarks.published_cases import FOLDER, published_cases
@@ -62,6 +63,7 @@ def test_napkin_answers_as_committed():
         ), name
 
 
+@keeps_workspaces
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_simulate_as_committed(name):
     assert simulated_row(CASES[name], device_of(CASES[name])) == ROWS[name]["simulated_bytes"]

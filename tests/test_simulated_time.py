@@ -188,7 +188,7 @@ def test_a_fused_optimizer_writes_gradients_only_to_unscale_them(unscales: bool)
 
 def test_what_a_kernel_takes_for_itself_is_written_and_read() -> None:
     x = meta(1000)
-    script = [Take(300), Free(0), Take(50)]
+    script = [Take(300), Free(0), Take(50), Take(1 << 20, workspace=True)]
     assert operator_bytes(aten.neg.default, (x,), {}, aten.neg.default(x), script) == 2 * 2000 + 2 * 350
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 import pytest
-from napkin_oracle import recipe_for
+from napkin_oracle import keeps_workspaces, recipe_for
 from packaging.version import Version
 from tiny import CPU, tiny
 
@@ -115,6 +115,7 @@ def test_a_simulation_is_the_same_where_triton_interprets() -> None:
     assert profiles[0]["memory"] == profiles[1]["memory"]
 
 
+@keeps_workspaces
 @pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
 def test_a_simulation_adds_up_the_head_s_gradient_in_place_as_on_cuda(tmp_path: Path, precision: str) -> None:
     """Elsewhere Liger makes an fp32 copy of it for every chunk: here 12.8 MB beside 6.4 of bf16 products."""
