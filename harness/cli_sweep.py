@@ -120,6 +120,7 @@ def sweep(
     at_once = 1 if measure else jobs or max(1, (os.cpu_count() or 2) // 2)
     rows, interrupted = [], False
     with sole_sweep_in(folder):
+        _refuse_another_question(folder, plan)
         try:
             _run(plan, folder, at_once, device, log, rows)
         except KeyboardInterrupt:
@@ -144,6 +145,27 @@ def sweep(
     if failed:
         where = f"the file of each in {folder / 'cells'} says where"
         raise typer.Exit(complain(f"{len(failed)} of {len(rows)} cells failed; {where}", A_CELL_FAILED))
+
+
+def _refuse_another_question(folder: Path, plan: Plan) -> None:
+    """Raises InputError when `folder` has the tables of a sweep of something else: they would be lost."""
+    from harness.sweep_document import Sweep
+
+    try:
+        there = Sweep.read(folder / "sweep.json")
+    except InputError:  # none, or none that can be read
+        return
+    if (there.kind, there.base, there.hardware, list(there.axes), there.grid) != (
+        plan.kind,
+        plan.base,
+        plan.hardware,
+        list(plan.axes),
+        plan.grid,
+    ):
+        raise InputError(
+            f"--out {folder}: it has a {there.kind} sweep of {there.name} over {', '.join(there.axes)}, "
+            "another question than this one. Give another folder."
+        )
 
 
 def serve(

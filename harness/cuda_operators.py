@@ -342,6 +342,7 @@ RULES: dict[str, Callable[[Script, Arguments, Outputs, Gpu], None]] = {
     "aten::index_put_": _index_put_,
     "aten::linalg_vector_norm": _norm,
     "aten::max": _extreme,
+    "aten::min": _extreme,
     "aten::mean": _sum,
     "aten::mm": _mm,
     "aten::native_dropout": _dropout,

@@ -86,6 +86,7 @@ REDUCTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "norm": (lambda: torch.linalg.vector_norm(meta(MANY)), "=0 +512 +4 -1 -0"),
     "amax": (lambda: meta(MANY).amax(), "=0 +512 +4 -1 -0"),
     "max": (lambda: meta(MANY).max(), "=0 +512 +4 -1 -0"),
+    "min": (lambda: meta(MANY).min(), "=0 +512 +4 -1 -0"),
     "all": (lambda: meta(MANY, dtype=BOOL).all(), "=0 +128 +4 -1 -0"),
     "any": (lambda: meta(MANY, dtype=BOOL).any(), "=0 +128 +4 -1 -0"),
     # few values: one block each

@@ -611,3 +611,22 @@ def test_a_kept_cell_that_is_none_is_done_anew(change: dict[str, Any], tmp_path:
     cell_path(tmp_path, key).write_text(json.dumps(document))
     assert read_outcome(tmp_path, key) is None
     assert [again.cell for again in sweep_in(tmp_path, plan) if not again.kept] == [row.cell]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("sweep", "tiny.yaml", "seed=1,2", "--simulate"),
+        ("sweep", "tiny.yaml", "micro_batch_size=1,2", "--napkin"),
+        ("sweep", "smoke", "seed=1,2", "--napkin"),
+    ],
+    ids=["kind", "fields", "recipe"],
+)
+def test_a_folder_keeps_the_tables_of_another_question(call: Call, other: tuple[str, ...]) -> None:
+    assert call("sweep", "tiny.yaml", "seed=1,2", "--napkin", "--out", "made")[0] == 0
+    before = Path("made/sweep.json").read_bytes()
+    status, _, err = call(*other, "--out", "made")
+    assert status == 2
+    assert "--out made: it has a napkin sweep of tiny over seed, another question" in err
+    assert Path("made/sweep.json").read_bytes() == before
+    assert call("sweep", "tiny.yaml", "seed=1,2,3", "--napkin", "--out", "made")[0] == 0
