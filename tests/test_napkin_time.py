@@ -7,8 +7,11 @@ import torch
 from napkin_oracle import napkin, recipe_for
 
 from harness.flops import FlopCount
+from harness.hardware import find_hardware
 from harness.model import build_training
+from harness.napkin import predict
 from harness.napkin_time import Timing
+from harness.simulate import simulate
 from harness.step import train_step
 
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "mixtral", "phi", "phi3", "qwen3")
@@ -84,3 +87,37 @@ def test_offloaded_activations_cross_the_link_twice(tmp_path):
     timing = Timing(napkin(recipe_for(tmp_path, "llama", offload=["activations"])).sizes)
     kept = timing.sizes.kept_in_forward
     assert timing.phases["forward"].transfer_bytes == timing.phases["backward"].transfer_bytes == kept
+
+
+WIDE = {
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 8192,
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"adapter": "lora"},
+        {"adapter": "lora", "gradient_checkpointing": True},
+        {"adapter": "lora", "quantization": "nf4"},
+        {"precision": "bf16-mixed"},
+        {"precision": "fp32"},
+        {"attention": "eager"},
+        {"optimizer_in_backward": True},
+        {"gradient_accumulation_steps": 3},
+    ],
+    ids=str,
+)
+def test_bytes_are_those_of_the_operators_that_run(tmp_path, fields):
+    """Napkin knows formulas, the simulation the operators: what each reads and writes, phase by phase."""
+    device = find_hardware("h100")
+    recipe = recipe_for(tmp_path, "llama", config=WIDE, micro_batch_size=4, seq_len=512, **fields)
+    guess, (found, _) = predict(recipe, device), simulate(recipe, device)
+    for phase, tolerance in (("forward", 0.05), ("backward", 0.1), ("optimizer_step", 0.05)):
+        moved = [answer.phases[phase].bytes_moved for answer in (guess, found)]
+        assert moved[0] == pytest.approx(moved[1], rel=tolerance, abs=2e6), phase
