@@ -1,8 +1,9 @@
 """Datasheet numbers of the GPUs people fine-tune on, each with its source.
 
 FLOP/s are dense (a datasheet's "with sparsity" figure is halved here), products in 16 bit accumulated in
-fp32, which is what PyTorch asks cuBLAS for. Memory is what the driver lets a process see (NVML's total),
-which is less than the name of the card says. Bandwidths are bytes per second in one direction, 1 GB = 1e9.
+fp32, which is what PyTorch asks cuBLAS for. Memory is what CUDA tells PyTorch that there is: less than the
+name of the card says, and less than nvidia-smi's total, of which the driver keeps a part. Bandwidths are
+bytes per second in one direction, 1 GB = 1e9.
 """
 
 from __future__ import annotations
@@ -44,6 +45,14 @@ def _nvlink(bidirectional: float, source: str) -> Cited:
     return Cited(bidirectional / 2, f"half of {bidirectional / 1e9:g} GB/s bidirectional: {source}")
 
 
+def _seen_by_cuda(name: str, nvidia_smi_mib: int) -> Cited:
+    total = f"nvidia-smi, memory total: {nvidia_smi_mib} MiB ({_TOTALS})"
+    if name not in _CAPACITIES:
+        return Cited(nvidia_smi_mib * MIB - _KEPT_BY_DRIVER, f"{total}, less what the driver keeps of others")
+    gib, source = _CAPACITIES[name]
+    return Cited(round(gib * 1024) * MIB, f"PyTorch's out-of-memory message: {gib} GiB ({source}); {total}")
+
+
 def _gpu(
     name: str,
     title: str,
@@ -63,7 +72,7 @@ def _gpu(
         name,
         title,
         compute_capability,
-        memory_bytes=Cited(mib * MIB, f"nvidia-smi, memory total: {mib} MiB ({_TOTALS})"),
+        memory_bytes=_seen_by_cuda(name, mib),
         memory_bandwidth=Cited(bandwidth, source),
         flops={dtype: Cited(value, source) for dtype, value in dtypes.items()},
         host_link=_pcie(pcie),
@@ -71,6 +80,23 @@ def _gpu(
     )
 
 
+_CAPACITIES = {
+    "h100": (79.11, "github.com/vllm-project/vllm/issues/27508"),
+    "h100-nvl": (93.0, "github.com/ali-vilab/VACE/issues/56"),
+    "a100-80gb": (79.25, "github.com/HiDream-ai/VAREdit/issues/6"),
+    "a100-40gb": (39.5, "github.com/TianheWu/CoSeR/issues/10"),
+    "l40s": (44.42, "github.com/stepfun-ai/Step-Video-T2V/issues/8"),
+    "l4": (22.03, "github.com/ArcInstitute/evo2/issues/190"),
+    "t4": (14.56, "github.com/Zheng-Chong/CatVTON/issues/133"),
+    "v100-16gb": (15.78, "github.com/kchengiva/Shift-GCN/issues/34"),
+    "v100-32gb": (31.75, "github.com/google/dynibar/issues/8"),
+    "rtx-3090": (23.56, "github.com/noonghunna/club-3090/issues/58"),
+    "rtx-4090": (23.64, "github.com/3DTopia/Phidias-Diffusion/issues/8"),
+    "rtx-5090": (31.36, "github.com/TrajectoryCrafter/TrajectoryCrafter/issues/20"),
+}
+"""GiB that PyTorch names as a GPU's total capacity. It varies by a few tenths with the driver."""
+_KEPT_BY_DRIVER = MIB * 1024 // 2
+"""nvidia-smi's totals exceed the capacities above by 0.37 (RTX 4090) to 0.75 GiB (A100 80 GB)."""
 _TOTALS = "several are listed in github.com/modal-labs/modal-client/pull/2797"
 _H200 = "NVIDIA H200 datasheet (989.5 = 1,979 with sparsity / 2)"
 _H100 = "NVIDIA H100 datasheet (sparse figures halved)"
