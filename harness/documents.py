@@ -143,7 +143,7 @@ def _example(fields: dict[str, Any], where: str) -> Example:
         return Example(_string(fields, "text", where))
     if "prompt" in fields and "completion" in fields:
         return Example(_string(fields, "completion", where), _string(fields, "prompt", where))
-    found = ", ".join(list(fields)[:8]) or "nothing"
+    found = ", ".join(repr(name) for name in list(fields)[:8]) or "nothing"
     raise InputError(f"{where} lacks the fields to train on: it has {found}, and needs {FIELDS}.")
 
 

@@ -223,6 +223,8 @@ def _restore_of_torch(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -
             state = optimizer.state.get(parameter)
             if state and _shapes(state) != _shapes_after_a_step(optimizer, group, parameter):
                 raise ValueError("the saved optimizer keeps other state")
+            if state and not 1 <= float(state.get("step", 1)) < 2**31:
+                raise ValueError("the saved optimizer has made an impossible number of steps")
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

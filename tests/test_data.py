@@ -447,7 +447,7 @@ def test_the_loss_is_the_one_of_transformers_trainer(tmp_path: Path, packing: bo
         ("a.jsonl", '{"text": "a"}\n{"text": ', "line 2 is not JSON"),
         ("a.jsonl", "[" * 100_000, "line 1 is not JSON"),
         ("a.jsonl", "[1]\n", "line 1 is a JSON list, not an object"),
-        ("a.jsonl", '{"question": "a"}\n', "line 1 lacks the fields .* it has question"),
+        ("a.jsonl", '{"question": "a"}\n', "line 1 lacks the fields .* it has 'question'"),
         ("a.jsonl", '{"prompt": "a"}\n', "line 1 lacks the fields"),
         ("a.jsonl", '\n{"text": null}\n', "line 2: `text` is NoneType"),
         ("a.jsonl", '{"text": "\\ud800"}\n', "line 1: `text` is not Unicode"),
@@ -527,7 +527,7 @@ def test_a_dataset_that_does_not_load_is_one_paragraph(
 
 def test_a_dataset_without_the_columns_names_those_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_datasets(monkeypatch, [{"question": "a", "answer": "b"}])
-    with pytest.raises(InputError, match=r"row 0 lacks the fields .* it has question, answer"):
+    with pytest.raises(InputError, match=r"row 0 lacks the fields .* it has 'question', 'answer'"):
         batches_of("org/name")
 
 
