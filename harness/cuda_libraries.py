@@ -56,7 +56,8 @@ def _where_transformers_asks(capability: tuple[int, int]) -> Iterator[tuple[str,
         if name.startswith("transformers.models.") and "maybe_autocast" in vars(module):
             yield f"{name}.maybe_autocast", _maybe_autocast
     experts = sys.modules.get("transformers.integrations.moe")
-    if experts is not None:
+    # older ones loop in sight, over counts that shapes do not have
+    if experts is not None and hasattr(experts, "_grouped_mm_fallback_bwd"):
         asked = as_on_cuda(experts._can_use_grouped_mm, capability)
         yield "transformers.integrations.moe._can_use_grouped_mm", asked
 

@@ -10,6 +10,7 @@ from tiny import tiny
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.integrations import moe
 
 from harness.cuda_attention import torch_release
 from harness.cuda_disguise import as_on_cuda
@@ -119,6 +120,8 @@ def test_products_into_given_memory_keep_no_workspace_of_cublaslt() -> None:
 def test_experts_are_looped_over_where_the_gpu_is_too_old(
     gpu: str, product: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not hasattr(moe, "_grouped_mm_fallback_bwd"):
+        pytest.skip("this transformers loops in Python, over counts that shapes do not have")
     ran: set[str] = set()
     run = SimulatedDevice.run
 
