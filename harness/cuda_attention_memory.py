@@ -151,7 +151,7 @@ def efficient_backward(
         else:
             delta = script.take(delta_bytes)
             script.free(sums, products)
-    workspace = script.take(efficient_workspace(query, key, value, dropout_p, gpu))
+    workspace = script.take(efficient_workspace(query, key, value, dropout_p, gpu), workspace=True)
     script.free(delta, workspace, *reversed(grouped), copy)
 
 

@@ -15,7 +15,7 @@ class Take(NamedTuple):
 
     size_bytes: int
     workspace: bool = False
-    """Of a library: how much of it a kernel writes and reads nobody knows."""
+    """Of a library or a kernel's splits: how much of it is written and read nobody knows."""
 
 
 class Free(NamedTuple):
