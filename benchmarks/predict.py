@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.gpu_tasks import Context
 from benchmarks.import_gpu import sanitised
 from harness.allocator_settings import Settings, settings_from_environment
+from harness.cli_streams import quiet_libraries
 from harness.errors import InputError
 from harness.files import write_whole
 from harness.hardware import DEFAULT_HARDWARE, Calibration, Hardware, find_hardware, hardware_names
@@ -140,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="profiles/<device>")
     parser.add_argument("--only", action="append", default=[], metavar="RECIPE", help="only this recipe")
     options = parser.parse_args(arguments)
+    quiet_libraries()
     try:
         predict_folder(options.folder, options.only)
     except InputError as error:
