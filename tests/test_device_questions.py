@@ -96,8 +96,8 @@ MODULES = [f"transformers.models.{name}.modeling_{name}" for name in FAMILIES] +
     transformers.modeling_rope_utils transformers.utils.generic
     peft.peft_model peft.tuners.ia3.bnb peft.tuners.ia3.layer peft.tuners.lora.bnb peft.tuners.lora.layer
     peft.tuners.lora.model peft.tuners.lora.variants peft.tuners.tuners_utils peft.utils.other
-    bitsandbytes.autograd._functions bitsandbytes.functional bitsandbytes.nn.modules bitsandbytes.nn.parametrize
-    bitsandbytes.optim.adamw bitsandbytes.optim.lion bitsandbytes.optim.optimizer
+    bitsandbytes.autograd._functions bitsandbytes.functional bitsandbytes.nn.modules
+    bitsandbytes.nn.parametrize bitsandbytes.optim.adamw bitsandbytes.optim.lion bitsandbytes.optim.optimizer
     liger_kernel.ops.fused_linear_cross_entropy liger_kernel.ops.utils
     liger_kernel.transformers.functional liger_kernel.transformers.model.llama
     liger_kernel.transformers.model.loss_utils
