@@ -99,14 +99,16 @@ def fit(
     steps = _largest(lambda n: needs(seq_len=n * SEQUENCE_STEP) <= limit, longest)
     fits = needed <= limit
     changes = [] if fits else suggestions(recipe, hardware, limit, shape)
-    together = "" if fits else _together(recipe, hardware, limit, shape, changes)
+    together = "" if fits else combined(recipe, hardware, limit, changes, shape)
     return Fit(limit, needed, rows, steps * SEQUENCE_STEP, changes, together)
 
 
-def _together(
-    recipe: Recipe, hardware: Hardware, limit: int, shape: ModelShape, changes: list[Change]
+def combined(
+    recipe: Recipe, hardware: Hardware, limit: int, changes: list[Change], shape: ModelShape | None = None
 ) -> str:
-    """The changes made one after the other, each kept if it lowers what is needed, until the recipe fits."""
+    """The changes made one after the other, each kept if it lowers what is needed, until the recipe fits
+    `limit` bytes: as overrides; empty if it does not even with all."""
+    shape = shape or load_shape(recipe.model)
     fields: dict[str, Any] = {}
     needed = required_bytes(estimate(recipe, hardware, shape))
     for change in changes:

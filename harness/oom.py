@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from harness.console import in_gib
 from harness.errors import InputError
-from harness.fit import suggestions, with_memory
+from harness.fit import combined, suggestions, with_memory
 from harness.hardware import Hardware, find_hardware, hardware_names
 from harness.hardware_drivers import TABLE_NAMES
 from harness.recipe import Recipe
@@ -50,6 +50,14 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
         result = "" if change.same_result else ", another training"
         fits = ", enough by itself" if change.fits else ""
         lines.append(f"{change.overrides}: {in_gib(change.saved_bytes)} less{time}{result}{fits}")
+    if enough is None:
+        together = combined(recipe, hardware, hardware.memory_bytes, changes)
+        size = in_gib(hardware.memory_bytes)
+        nothing = (
+            f"nothing that the recipe can change is enough for {size}: it takes a device with more memory "
+            "(`harness hardware RECIPE`) or a smaller model"
+        )
+        lines.append(f"together {together}, enough by arithmetic" if together else nothing)
     return lines
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from harness import oom
 from harness.hardware import find_hardware
+from harness.napkin import estimate, required_bytes
 from harness.oom import MOST_CHANGES, advise, explain
 from harness.recipe import Recipe
 from harness.recipe_check import check_recipe
@@ -71,6 +72,24 @@ def test_something_that_is_enough_is_among_them(monkeypatch):
     before = advise(FULL, A100, IN_FORWARD)
     assert before.index(line) > 0  # cheaper changes are not enough
     assert not any(parsed(other)["enough"] for other in before[: before.index(line)])
+
+
+def test_what_is_enough_only_together_is_said_and_fits():
+    device = find_hardware("rtx-4090")
+    recipe = check_recipe({"model": "llama-3.1-8b", "adapter": "lora", "seq_len": 16384}, "test")
+    *single, last = advise(recipe, device.summary("bf16"), IN_FORWARD)
+    assert not any(parsed(line)["enough"] for line in single)
+    overrides = last.removeprefix("together ").removesuffix(", enough by arithmetic").split()
+    assert len(overrides) > 1
+    fields = {name: parse_yaml(value, name) for name, value in (word.split("=") for word in overrides)}
+    together = check_recipe({**recipe.model_dump(mode="json"), **fields}, "test")
+    assert required_bytes(estimate(together, device)) <= device.memory_bytes
+
+
+def test_what_nothing_helps_is_said():
+    recipe = check_recipe({"model": "llama-3.1-70b", "adapter": "lora", "quantization": "nf4"}, "test")
+    lines = advise(recipe, find_hardware("l4").summary("bf16"), IN_FORWARD)
+    assert "a device with more memory" in lines[-1]
 
 
 def test_a_saving_is_what_the_change_saves(tmp_path):
