@@ -57,7 +57,8 @@ def reduce(
         accumulator = script.take(outputs * kernel.accumulate_bytes)
     for part in parts:
         staging, semaphores = staging_bytes(part, input.dtype.itemsize, kernel, gpu)
-        taken = (script.take(staging), script.take(semaphores))
+        # of the staging area a block writes its own outputs, one in blockDim.x x vectors of what is there
+        taken = (script.take(staging, workspace=True), script.take(semaphores))
         script.free(*reversed(taken))
     script.free(accumulator)
 

@@ -98,7 +98,8 @@ def rotate(tape: Tape, built: BuiltModel, x: Tensor, tables: tuple[Tensor, Tenso
     if partial and shape.rotary_dim:
         dims = x.dims.rsplit(" ", 1)[0] + " O"
         part = tape.slice(x, f"{name} rotated part", dims)
-    half = tape.op(f"{name}: half rotated", dims, part.dtype, [part])
+    # forward: minus one half, and both put together; backward: that, each half put into zeros, and their sum
+    half = tape.op(f"{name}: half rotated", dims, part.dtype, [part], passes=(3, 7))
     turned = add(
         tape,
         multiply(tape, part, cos, f"{name}·cos", dims),

@@ -102,12 +102,14 @@ class Tape:
         recomputable: bool = True,
         looks_up: bool = False,
         temporary_bytes: int = 0,
+        passes: tuple[int, int] | None = None,
     ) -> Tensor:
         """Record an elementwise operator or a reduction, and return its result.
 
         `saves` are the tensors it keeps if backward will visit it; None entries are skipped. `looks_up`: it
         reads as much of its input as it returns, and backward none. `temporary_bytes` come and go within
-        its backward.
+        its backward. `passes`: how often it goes over the bytes of its result, forward and backward, where
+        it is several operators in truth.
         """
         out = self.tensor(name, dims, dtype, grad=any(t.grad for t in inputs))
         if self.compiled and recomputable:
@@ -119,6 +121,8 @@ class Tape:
         made = [t for t in inputs if t.grad and not (passes_gradient and t.dtype == out.dtype)]
         back = sum(out.size_bytes + t.size_bytes for t in made) + 2 * temporary_bytes
         back += 0 if looks_up else total_bytes(kept)
+        if passes is not None:
+            moved, back = (times * out.size_bytes for times in passes)
         if self.compiled:
             moved = back = 0
         self._record(

@@ -125,6 +125,6 @@ def test_bytes_are_those_of_the_operators_that_run(tmp_path, fields):
         tmp_path, "llama", **{"config": WIDE, "micro_batch_size": 4, "seq_len": 512, **fields}
     )
     guess, (found, _) = predict(recipe, device), simulate(recipe, device)
-    for phase, tolerance in (("forward", 0.05), ("backward", 0.1), ("optimizer_step", 0.05)):
+    for phase, tolerance in (("forward", 0.03), ("backward", 0.06), ("optimizer_step", 0.03)):
         moved = [answer.phases[phase].bytes_moved for answer in (guess, found)]
         assert moved[0] == pytest.approx(moved[1], rel=tolerance, abs=2e6), phase
