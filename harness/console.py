@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -46,19 +53,20 @@ def warn_of_trusted_code(model: str) -> None:
     Terminal(stderr=True).print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
-class RunProgress:
-    """A bar on a terminal, one plain line a step elsewhere."""
+class Bar:
+    """A bar on a terminal for `total` pieces of work, and no bar elsewhere; shown between enter and exit."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(
+        self, console: Console, total: int, description: str, *columns: ProgressColumn, **fields: Any
+    ) -> None:
+        """`fields` are what the columns show at first, by the names they use."""
         self._console = console
         self._bar: Progress | None = None
         if console.is_terminal:
-            text = TextColumn("{task.fields[text]}")
-            columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), text)
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
-            self._task = self._bar.add_task("setup", total=total, text="")
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task(description, total=total, **fields)
 
-    def __enter__(self) -> RunProgress:
+    def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.start()
         return self
@@ -66,6 +74,15 @@ class RunProgress:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+class RunProgress(Bar):
+    """A bar on a terminal, one plain line a step elsewhere."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        text = TextColumn("{task.fields[text]}")
+        columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), text)
+        super().__init__(console, total, "setup", *columns, TimeRemainingColumn(), text="")
 
     def step(
         self,

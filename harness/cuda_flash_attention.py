@@ -286,9 +286,8 @@ def _backward_flops(
     grad: Any, query: Any, key: Any, value: Any, out: Any, sums: Any, *rest: Any, **__: Any
 ) -> int:
     _, _, _, starts, longest, *_ = rest
-    return sdpa_backward_flop_count(
-        *_as_batch(grad, query, query, None, 0)[:1], *_as_batch(query, key, value, starts, longest)
-    )
+    q, k, v = _as_batch(query, key, value, starts, longest)
+    return sdpa_backward_flop_count((*q[:-1], grad[-1]), q, k, v)
 
 
 def _as_batch(query: Any, key: Any, value: Any, starts: Any, longest: int) -> list[tuple[int, ...]]:

@@ -238,7 +238,7 @@ def _start_compiling() -> subprocess.Popen[str]:
         "import torch\n"
         "device = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
         "x = torch.ones(8, device=device, requires_grad=True)\n"
-        "torch.compile(lambda x: (x.sin() + 1).sum())(x).backward()\n"
+        "torch.autograd.grad(torch.compile(lambda x: (x.sin() + 1).sum())(x), x)\n"
     )
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, **quiet)

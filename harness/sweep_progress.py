@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from harness.console import in_gib
+from harness.console import Bar, in_gib
 from harness.sweep_run import Row
 
 
-class SweepProgress:
+class SweepProgress(Bar):
     """Time left is the mean of the cells done now times the cells left; cells that were kept cost nothing."""
 
     def __init__(self, console: Console, total: int) -> None:
-        self._console, self._total = console, total
+        columns = (TextColumn("cells"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__(console, total, "cells", *columns, TextColumn("{task.fields[left]}"), left="")
+        self._total = total
         self._done = self._worked = 0
         self._begun = time.monotonic()
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            columns = (TextColumn("cells"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn())
-            left = TextColumn("{task.fields[left]}")
-            self._bar = Progress(*columns, left, console=console, transient=True)
-            self._task = self._bar.add_task("cells", total=total, left="")
-
-    def __enter__(self) -> SweepProgress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def done(self, row: Row) -> None:
         """A cell is done."""
