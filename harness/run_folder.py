@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ class RunFolder:
             with path.open("a") as file:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
         except OSError as error:
-            os.truncate(path, size_bytes)  # no half line
+            with suppress(OSError):  # what could not be opened has no half line
+                os.truncate(path, size_bytes)
             raise InputError(
                 f"cannot write {path}: {error.strerror}. Make room, or give another --out."
             ) from None

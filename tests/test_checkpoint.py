@@ -346,3 +346,12 @@ def test_a_tree_comes_back():
 def test_what_has_no_place_in_a_tree_is_refused():
     with pytest.raises(TypeError, match=r"state\.a\.0: a object has no place in a checkpoint"):
         take_apart({"a": [object()]})
+
+
+def test_a_log_that_cannot_be_opened_says_what_to_do(tmp_path):
+    folder = RunFolder(tmp_path / "run", "tiny", FULL)
+    folder.log({"step": 0})
+    (folder.path / "log.jsonl").unlink()
+    (folder.path / "log.jsonl").mkdir()
+    with pytest.raises(InputError, match=r"cannot write .*log\.jsonl: Is a directory\. Make room, or give"):
+        folder.log({"step": 1})
