@@ -19,6 +19,7 @@ Backend = Literal["flash", "efficient", "cudnn", "math"]
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 # nvidia-cudnn-cu13 pinned by the default (CUDA 13) wheels, as cudnnGetVersion() returns it.
 CUDNN_VERSIONS = {(2, 11): 91900, (2, 12): 92000, (2, 13): 92000, (2, 14): 92400, (2, 15): 92600}
+CUDNN_DEPRIORITIZED = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 LARGEST_GRID_DIMENSION = 65535
 
 
@@ -54,11 +55,13 @@ def chosen_backend(
     compute_capability: str,
     torch_version: str,
     cudnn_version: int | None = None,
+    cudnn_deprioritized: bool = False,
 ) -> Backend:
     """The kernel F.scaled_dot_product_attention runs for dense tensors with a contiguous last dimension.
 
     `compute_capability` is written "9.0". `cudnn_version` is torch.backends.cudnn.version(); by default that
     of the CUDA 13 wheel of `torch_version`. `mask_dtype` changes nothing: the mask is converted afterwards.
+    `cudnn_deprioritized`: the environment variable CUDNN_DEPRIORITIZED is "1" (no other value counts).
     A mask that requires a gradient rules cuDNN out in torch and is not modelled.
     """
     del mask_dtype
@@ -79,7 +82,7 @@ def chosen_backend(
     )
     checks = {"cudnn": can_use_cudnn, "flash": can_use_flash, "efficient": can_use_efficient}
     order: tuple[Backend, ...] = ("flash", "efficient")  # Context.h, sdp_priority_order
-    if prefers_cudnn(call):
+    if prefers_cudnn(call) and not cudnn_deprioritized:
         order = ("cudnn", *order)
     for backend in order:
         if checks[backend](call):
@@ -108,7 +111,6 @@ def prefers_cudnn(call: AttentionCall) -> bool:
     """check_prefer_cudnn_attention: cuDNN newer than 9.15.0 on Hopper and data-center Blackwell.
 
     Before torch 2.13, and in CUDA 12 builds of any version, compute capability 10.x must be 10.0 or 10.3.
-    The environment variable TORCH_CUDNN_SDPA_DEPRIORITIZED=1 turns the preference off.
     """
     major, minor = call.capability
     return (

@@ -9,6 +9,8 @@ cuda_attention_memory.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,20 +44,35 @@ def attention_on_meta(
         head_dim = query.shape[-1]
         filled = [padded(t) for t in inputs]
         scale = scale or 1 / math.sqrt(head_dim)
-        out = aten._scaled_dot_product_flash_attention(*filled, dropout_p, is_causal, False, scale=scale)[0]
+        out = _first(
+            aten._scaled_dot_product_flash_attention(*filled, dropout_p, is_causal, False, scale=scale)
+        )
         return out if out.shape[-1] == head_dim else out[..., :head_dim]
     if backend == "cudnn":
         mask = _additive(attn_mask, query.dtype, CUDNN_MASKED)
-        return aten._scaled_dot_product_cudnn_attention(
-            *inputs, mask, needs_gradient, dropout_p, is_causal, False, scale=scale
-        )[0]
+        return _first(
+            aten._scaled_dot_product_cudnn_attention(
+                *inputs, mask, needs_gradient, dropout_p, is_causal, False, scale=scale
+            )
+        )
     mask = _additive(attn_mask, query.dtype, -math.inf)
     if backend == "efficient":
         mask = None if mask is None else _aligned_mask(mask, query, key)
-        return aten._scaled_dot_product_efficient_attention(
-            *inputs, mask, needs_gradient, dropout_p, is_causal, scale=scale
-        )[0]
+        return _first(
+            aten._scaled_dot_product_efficient_attention(
+                *inputs, mask, needs_gradient, dropout_p, is_causal, scale=scale
+            )
+        )
     return _math(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _first(outputs: Sequence[Any]) -> Tensor:
+    """The first output. What nobody saves dies in order, as in C++: a Python tuple drops its last first."""
+    first, *others = outputs
+    del outputs
+    for n in range(len(others)):
+        others[n] = None
+    return first
 
 
 def padded(tensor: Tensor) -> Tensor:

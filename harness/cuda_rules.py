@@ -9,6 +9,7 @@ allocate inside).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function
 from torch.utils._device import _device_constructors
 
-from harness.cuda_attention import Backend, chosen_backend
+from harness.cuda_attention import CUDNN_DEPRIORITIZED, Backend, chosen_backend, torch_release
 from harness.cuda_attention_kernels import attention_on_meta
 from harness.cuda_autocast import cuda_autocast_on_meta
 from harness.cuda_flash_attention import flash_patches
@@ -78,6 +79,7 @@ class CudaRules:
             requires_grad=torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)),
             compute_capability=self.hardware.datasheet.compute_capability,
             torch_version=torch.__version__,
+            cudnn_deprioritized=os.environ.get(CUDNN_DEPRIORITIZED) == "1",
             **how,
         )
 
@@ -143,6 +145,18 @@ def _given_out(func: Any, args: Any, kwargs: Any) -> Tensor:
     return kwargs["out"]
 
 
+def _efficient_attention(func: Any, args: Any, kwargs: Any) -> Any:
+    """Seed and offset of the dropout are host tensors; since torch 2.14 only where there is dropout.
+
+    transformers/cuda/attention.cu, _efficient_attention_forward. torch's shape function makes them here.
+    """
+    out, log_sum_exp, *seeds = func(*args, **kwargs)
+    dropout_p = args[5] if len(args) > 5 else kwargs.get("dropout_p", 0.0)
+    if torch_release(torch.__version__) < (2, 14) or dropout_p > 0:
+        seeds = [torch.empty((), dtype=torch.int64) for _ in seeds]
+    return out, log_sum_exp, *seeds
+
+
 def _int8_quantized(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Row-wise int8, fp32 scales, and the columns with outliers: they depend on the values, say none."""
     rows = args[0]
@@ -183,6 +197,7 @@ OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "aten.normal_.default": _initialized,
     "aten.zero_.default": _initialized,
     "aten._grouped_mm.default": _grouped_product,
+    "aten._scaled_dot_product_efficient_attention.default": _efficient_attention,
     "aten.addmm.dtype_out": _given_out,
     "aten._local_scalar_dense.default": _read_back,
     "aten.equal.default": _equal,

@@ -44,13 +44,20 @@ def phase_of(metadata: str) -> str | None:
     return match[2] if match else None
 
 
+@lru_cache(maxsize=1024)
+def step_of(metadata: str) -> int | None:
+    """The number of the step named by `phase_metadata`; None if there is none. Setup is step -1."""
+    match = _METADATA.fullmatch(metadata)
+    return int(match[1]) if match and match[1] is not None else None
+
+
 def step_ends(trace: Sequence[Mapping[str, Any]]) -> list[int]:
     """The index of the last entry of each step in the trace, in their order. Setup, step -1, is none."""
-    ends: dict[str, int] = {}
+    ends: dict[int, int] = {}
     for index, stated in enumerate(stated_phases(trace)):
-        match = _METADATA.fullmatch(stated)
-        if match and match[1] is not None and int(match[1]) >= 0:
-            ends[match[1]] = index
+        step = step_of(stated)
+        if step is not None and step >= 0:
+            ends[step] = index
     return list(ends.values())
 
 

@@ -21,7 +21,13 @@ PACKAGES = (
     "triton",
     "datasets",
 )
-SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "CUDA_MODULE_LOADING")
+SETTINGS = (
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_MODULE_LOADING",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED",
+)
 """The only environment variables ever recorded: each changes memory or time, none holds a secret."""
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from harness.alignment import align
 from harness.attribution import Frame
-from harness.cuda_trace import phase_of, stated_phases
+from harness.cuda_trace import phase_of, stated_phases, step_of
 from harness.errors import InputError
 
 CONTEXT = 3
@@ -31,6 +31,8 @@ class Event(NamedTuple):
     size_bytes: int
     """Requested, not rounded to blocks."""
     phase: str | None
+    step: int | None
+    """The number of the step, where the trace names it."""
     frames: Sequence[Frame]
 
     @property
@@ -226,23 +228,26 @@ def _events(trace: Sequence[Mapping[str, Any]]) -> list[Event]:
         action = {"alloc": "alloc", "free_requested": "free"}.get(entry["action"])
         if action is not None:
             frames = entry.get("frames", ())
-            events.append(Event(index, action, entry["size"], phase_of(stated), frames))  # type: ignore[arg-type]
+            phase, step = phase_of(stated), step_of(stated)
+            events.append(Event(index, action, entry["size"], phase, step, frames))  # type: ignore[arg-type]
     return events
 
 
 def _last_step(events: list[Event], wanted: list[str] | None = None) -> list[tuple[str, list[Event]]]:
     """(phase, events) of each run of one phase in the last step; the last one with the runs that are wanted.
 
-    A step begins with the first phase after an optimizer step. Setup is no part of one.
+    Where the trace does not number its steps, one begins with the first phase after an optimizer step. Setup
+    is no part of one.
     """
     steps: list[list[tuple[str, list[Event]]]] = [[]]
-    for phase, run in groupby(events, key=lambda event: event.phase):
-        step = steps[-1]
-        if step and step[-1][0] == "optimizer_step":
-            step = []
-            steps.append(step)
+    before: int | None = None
+    for (number, phase), run in groupby(events, key=lambda event: (event.step, event.phase)):
+        ended = steps[-1] and (steps[-1][-1][0] == "optimizer_step" if number is None else number != before)
+        if ended:
+            steps.append([])
+        before = number
         if phase != "setup":
-            step.append((phase or "whole trace", list(run)))
+            steps[-1].append((phase or "whole trace", list(run)))
     fitting = [step for step in steps if [phase for phase, _ in step] == wanted]
     return (fitting or steps)[-1]
 

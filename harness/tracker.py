@@ -13,16 +13,22 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.offload import is_on_host
 
+aten = torch.ops.aten
 Frame = tuple[CodeType, int]
 """A code object and a line number: enough for a file, a function and a line, and cheap to keep."""
 MAX_FRAMES = 24
 _SKIPPED = (__file__, nn_module.__file__)
 """Every call of a module goes through three functions of torch.nn.modules.module: they say nothing."""
+
+
+_HELD_BY_THE_CALL = 4
+"""References to an argument that only the engine's buffer holds: that one, and the call's own three."""
 
 
 class Sink(Protocol):
@@ -54,6 +60,8 @@ class StorageTracker(TorchDispatchMode):
         for tensor_type in types:
             if tensor_type is not Tensor and _is_wrapper(tensor_type):
                 return NotImplemented  # it unpacks itself; its inner operators come back here
+        if func is aten.add.Tensor and _sums_gradients(args, sys._getframe(1)):
+            func = aten.add_.Tensor
         out = self.run(func, args, kwargs or {})
         self._see(out, func)
         return out
@@ -126,6 +134,33 @@ class StorageTracker(TorchDispatchMode):
 
         self._keys[address] = key
         self._refs[key] = weakref.ref(storage, died)
+
+
+def _sums_gradients(args: Any, caller: FrameType) -> bool:
+    """Whether autograd's engine adds a second gradient to the first, which nothing else uses.
+
+    It does so in place (torch/csrc/autograd/input_buffer.cpp, accumulate), but never under a dispatch mode:
+    to isTensorSubclassLike every tensor is unusual then.
+    """
+    first = args[0]
+    return (
+        caller.f_code is _engine_run_backward.__code__
+        and not torch.is_grad_enabled()
+        and first._use_count() <= _HELD_BY_THE_CALL
+        and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= 2
+        and _is_dense(first)
+    )
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its elements, in any order of the dimensions, lie side by side."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def _frames_from(frame: FrameType | None) -> tuple[Frame, ...]:
