@@ -1,9 +1,9 @@
-"""Where transformers, Liger, Triton and bitsandbytes ask for the device: the answers of a GPU."""
+"""Where transformers, peft, Liger, Triton and bitsandbytes ask for the device: the answers of a GPU."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any
@@ -44,6 +44,10 @@ def library_patches(recipe: Recipe, capability: tuple[int, int]) -> Iterator[tup
 
         name = "fused_linear_cross_entropy_forward"
         yield f"{liger.__name__}.{name}", as_on_cuda(getattr(liger, name), capability)
+    if recipe.upcast_for_kbit and find_spec("peft") is not None:
+        import peft
+
+        yield "peft.prepare_model_for_kbit_training", _with_cuda(peft.prepare_model_for_kbit_training)
     if recipe.optimizer in BITSANDBYTES_OPTIMIZERS and find_spec("bitsandbytes") is not None:
         yield "bitsandbytes.functional.get_paged", _paged
         yield "bitsandbytes.functional.fill", lambda *_, **__: None
@@ -60,6 +64,16 @@ def _where_transformers_asks(capability: tuple[int, int]) -> Iterator[tuple[str,
     if experts is not None and hasattr(experts, "_grouped_mm_fallback_bwd"):
         asked = as_on_cuda(experts._can_use_grouped_mm, capability)
         yield "transformers.integrations.moe._can_use_grouped_mm", asked
+
+
+def _with_cuda(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """peft empties the allocator's cache after it has upcast the weights, if there is CUDA."""
+
+    def prepared(*args: Any, **kwargs: Any) -> Any:
+        with patch("torch.cuda.is_available", lambda: True):
+            return prepare(*args, **kwargs)
+
+    return prepared
 
 
 def _maybe_autocast(

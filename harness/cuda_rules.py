@@ -40,8 +40,12 @@ aten = torch.ops.aten
 class CudaRules:
     """The rules for one recipe on one GPU."""
 
-    def __init__(self, recipe: Recipe, hardware: Hardware) -> None:
+    def __init__(
+        self, recipe: Recipe, hardware: Hardware, empty_cache: Callable[[], None] = lambda: None
+    ) -> None:
         self.recipe, self.hardware = recipe, hardware
+        self.empty_cache = empty_cache
+        """torch.cuda.empty_cache of the simulated device."""
         self.attention_kernels: set[str] = set()
         self._shapes = ShapeCache()
         self._operators: dict[int, Any] = {}
@@ -264,6 +268,7 @@ def _patches(rules: CudaRules) -> Iterator[tuple[str, Any]]:
         yield from flash_patches(int(rules.recipe.attention[-1]))
     yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["meta", "cuda", "cpu"]
     yield "torch.cuda.synchronize", lambda *_: None
+    yield "torch.cuda.empty_cache", rules.empty_cache
     yield from library_patches(rules.recipe, rules.gpu.capability)
 
 

@@ -32,6 +32,9 @@ from harness.tensors import gradients_seen, labelled_tensors, storage_of
 MAX_ENTRIES = 2_000_000
 """Bound of the recorded history; a step of a 70B model has about 100,000 entries."""
 
+_PAGE_BYTES = 4096
+"""Less pinned memory than this is where single values are read back."""
+
 
 class CudaObserver:
     """Events around every phase; statistics and history outside the timed steps."""
@@ -128,7 +131,7 @@ class CudaObserver:
             kind="cuda_allocator",
             peak_reserved_bytes=reserved or None,
             process_bytes=process_bytes,
-            host_bytes=torch.cuda.host_memory_stats().get("active_bytes.peak") or None,
+            host_bytes=self._host_bytes(),
             fragmentation_bytes=reserved - allocated if reserved else None,
             cuda_context_bytes=None if process_bytes is None else process_bytes - now_reserved,
             setup_peak_allocated_bytes=self._setup_peak_bytes,
@@ -220,6 +223,23 @@ class CudaObserver:
         if self._training is None:  # out of memory in setup
             return []
         return [label for category, t in labelled_tensors(self._training) for label in _label(category, t)]
+
+    def _host_bytes(self) -> int | None:
+        """Pinned memory, and what else in host memory belongs to the training: paged or offloaded states.
+
+        Pinned memory as PyTorch took it, in powers of two. Not "active_bytes": torch does not count what is
+        freed there (up to 2.12 at least; pytorch pull request 182404).
+        """
+        pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
+        kept = labelled_tensors(self._training) if self._training is not None else ()
+        others = {
+            storage.data_ptr(): storage.nbytes()
+            for _, tensor in kept
+            if tensor.device.type == "cpu" and tensor.dim() > 0 and not tensor.is_pinned()
+            for storage in [tensor.untyped_storage()]
+        }
+        found = pinned + sum(others.values())
+        return found if found >= _PAGE_BYTES else None
 
     def _failed_request(self) -> int | None:
         if not self._with_history:

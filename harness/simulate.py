@@ -102,7 +102,7 @@ class _Run:
         self.memory = SimulatedMemory(settings, hardware.memory_bytes - context)
         self.time = SimulatedTime(hardware)
         self.paths = ModulePaths()
-        self.rules = CudaRules(recipe, hardware)
+        self.rules = CudaRules(recipe, hardware, self.memory.allocator.empty_cache)
         self.device = SimulatedDevice(self.memory, self.rules, self.time, self.paths)
         self.kinds: list[Kind] = []
         self.phases: dict[str, PhaseStats] = {}
@@ -120,6 +120,7 @@ class _Run:
                 kinds: list[Kind] = [*["warmup"] * (STEPS - 1), "recorded"]  # type: ignore[list-item]
                 for _ in run_steps(self.training, batches, META, kinds, self):
                     self.paths.forget()
+                self._more_steps()
             except AllocatorOutOfMemory as error:
                 oom = self._oom(error)
             self.memory.ended = True
@@ -145,6 +146,13 @@ class _Run:
         with gradients_seen(self.training, name, self._label_gradient):
             yield
         self._note(name, self.time.now() - start_s)
+
+    def _more_steps(self) -> None:
+        """What a measurement's other steps add to reserved memory: its warm-up, timed and recorded ones."""
+        peaks = self.memory.repeat(self.asked.warmup_steps + self.asked.steps + 1 - STEPS)
+        for name, peak_bytes in peaks.items():
+            stats = self.phases[name]
+            stats.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0, peak_bytes)
 
     def _label_what_stays(self) -> None:
         assert self.training is not None

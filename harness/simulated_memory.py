@@ -31,6 +31,14 @@ class SimulatedMemory(Recording):
         """Requested bytes by address, of what was live when the recording began."""
         self.ended = False
         """The simulation is over: what dies now is Python taking the run apart."""
+        self._before: dict[int, int] = {}
+        """Requested bytes by key, of what was live when the recording began, in the order of birth."""
+        self._done: list[tuple[int, int]] | None = None
+        """Since the recording began: key and requested bytes of what was born, key and -1 of what died."""
+        self._phases: list[tuple[int, str]] = []
+        """Where in `_done` each phase begins."""
+        self._segments: list[dict[str, Any]] | None = None
+        """At the end of the recorded step, once it has been repeated."""
 
     def placed(self, key: int, size_bytes: int) -> tuple[int, int]:
         """A block for `size_bytes`. Raises AllocatorOutOfMemory, and then stays as it is."""
@@ -39,6 +47,8 @@ class SimulatedMemory(Recording):
         except AllocatorOutOfMemory:
             self.ended = True
             raise
+        if self._done is not None:
+            self._done.append((key, size_bytes))
         self._requested[self._last_event + 1] = size_bytes
         return block.address, block.size
 
@@ -49,6 +59,8 @@ class SimulatedMemory(Recording):
 
     def removed(self, key: int) -> None:
         """Give the block back to the allocator's cache."""
+        if self._done is not None:
+            self._done.append((key, -1))
         self.allocator.free(self._blocks.pop(key))
 
     def temporaries(self, sizes_bytes: Sequence[int], op: str, frames: tuple[Frame, ...]) -> list[int]:
@@ -79,6 +91,8 @@ class SimulatedMemory(Recording):
         self._segment_events.clear()
         self._requested.clear()
         self._requested_before = {b.address: b.requested_size for b in self._blocks.values()}
+        self._before = {key: block.requested_size for key, block in self._blocks.items()}
+        self._done = []
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -86,25 +100,77 @@ class SimulatedMemory(Recording):
         return self.allocator.peak_reserved_bytes
 
     def reset_peak(self) -> None:
-        """Start new peaks at what is allocated and reserved now."""
+        """Start new peaks at what is allocated and reserved now. A phase begins so."""
         super().reset_peak()
+        if self._done is not None:
+            self._phases.append((len(self._done), self.phase))
         reserved = self.allocator.device.reserved_bytes
         reserved.peak = reserved.current
 
+    def repeat(self, times: int) -> dict[str, int]:
+        """Do the recorded step again, at most `times`: the reserved bytes at most, by phase.
+
+        Steps are all alike, but the blocks they leave are not: reserved memory can grow for a few steps more.
+        It ends when a step leaves the blocks it found. A step whose leftovers are not those that it found of
+        the one before is not repeated. Raises AllocatorOutOfMemory. The snapshot stays that of the recording.
+        """
+        done, self._done = self._done or [], None
+        self._segments = self._segments_now()
+        self.allocator.device.emit = lambda *_: None
+        born = {key: size for key, size in done if size >= 0}
+        died = {key for key, size in done if size < 0}
+        left = [key for key in born if key not in died]
+        found = [key for key in self._before if key in died]
+        peaks: dict[str, int] = {}
+        if [born[key] for key in left] != [self._before[key] for key in found]:
+            return peaks
+        blocks, state = self._blocks, self._all_blocks()
+        for _ in range(times):
+            blocks |= {old: blocks.pop(new) for old, new in zip(found, left, strict=True)}
+            self._repeat_once(done, blocks, peaks)
+            before, state = state, self._all_blocks()
+            if state == before:
+                break
+        return peaks
+
+    def _repeat_once(
+        self, done: list[tuple[int, int]], blocks: dict[int, Block], peaks: dict[str, int]
+    ) -> None:
+        ends = [start for start, _ in self._phases[1:]] + [len(done)]
+        for (start, phase), end in zip(self._phases, ends, strict=True):
+            self.reset_peak()
+            for key, size_bytes in done[start:end]:
+                if size_bytes < 0:
+                    self.allocator.free(blocks.pop(key))
+                else:
+                    blocks[key] = self.allocator.malloc(size_bytes)
+            peaks[phase] = max(peaks.get(phase, 0), self.peak_reserved_bytes)
+
+    def _all_blocks(self) -> list[tuple[int, int, bool]]:
+        """(address, size, allocated) of every block: equal states do the same with equal requests."""
+        found = []
+        for segment in self.allocator.device.segments.values():
+            block: Block | None = segment.head
+            while block is not None:
+                found.append((block.address, block.size, block.allocated))
+                block = block.next
+        return found
+
+    def _segments_now(self) -> list[dict[str, Any]]:
+        for key, span in self._live.items():
+            self._blocks[key].frames = span.frames
+        return snapshot_segments(self.allocator)
+
     def snapshot(self) -> dict[str, Any]:
         """The recorded step as a memory-viz snapshot, with the allocator's segments."""
-        for block, span in self._live_blocks():
-            block.frames = span.frames
+        segments = self._segments_now() if self._segments is None else self._segments
         events = self._segment_events + [
             event
             for span, category in zip(self.spans, categorize(self.spans), strict=True)
             for event in self._events_of(span, category)
         ]
         events.sort(key=lambda indexed: indexed[0])
-        return build_snapshot([event for _, event in events], snapshot_segments(self.allocator))
-
-    def _live_blocks(self) -> list[tuple[Block, AllocationSpan]]:
-        return [(self._blocks[key], span) for key, span in self._live.items()]
+        return build_snapshot([event for _, event in events], segments)
 
     def _events_of(self, span: AllocationSpan, category: str) -> list[tuple[int, TraceEvent]]:
         events = []

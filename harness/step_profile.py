@@ -67,7 +67,8 @@ class MemoryStats(_Fields):
     """The bytes live at the peak by path of the module they belong to, the largest first; the rest of the
     peak under "(other modules)" and "(no module)". Only a simulation can tell."""
     host_bytes: int | None = None
-    """Offloaded bytes in host memory at their largest."""
+    """Offloaded and paged bytes in host memory at their largest. Measured: pinned memory counts as PyTorch
+    takes it from the host, in powers of two, and with what it keeps to use again."""
     fragmentation_bytes: int | None = None
     """Reserved minus allocated, at the peak of reserved."""
     cuda_context_bytes: int | None = None

@@ -152,7 +152,9 @@ def install(patch: pytest.MonkeyPatch, cuda: FakeCuda, nvml: FakeNvml) -> None:
     patch.setattr(torch.cuda, "memory_stats", cuda.memory_stats)
     patch.setattr(torch.cuda, "max_memory_allocated", lambda device: cuda.peak)
     patch.setattr(torch.cuda, "memory_reserved", lambda device: cuda.allocated + CACHED)
-    patch.setattr(torch.cuda, "host_memory_stats", lambda: {"active_bytes.peak": 4096})
+    patch.setattr(
+        torch.cuda, "host_memory_stats", lambda: {"active_bytes.peak": 2**40, "allocated_bytes.peak": 4096}
+    )
     patch.setattr(torch.cuda, "mem_get_info", lambda device: (12345, cuda.total_bytes))
     patch.setattr(torch.cuda.memory, "_record_memory_history", cuda.record_memory_history)
     patch.setattr(torch.cuda.memory, "_set_memory_metadata", cuda.set_memory_metadata)
