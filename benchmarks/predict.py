@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.gpu_tasks import Context
-from benchmarks.import_gpu import sanitised
+from benchmarks.import_gpu import STAND_IN, sanitised
 from harness.allocator_settings import Settings, settings_from_environment
 from harness.cli_streams import quiet_libraries
 from harness.errors import InputError
@@ -27,6 +28,8 @@ from harness.recipe_check import check_recipe
 from harness.step_profile import StepProfile
 
 MAX_STACK_LINES = 16
+KERNEL_SETTINGS = ("TORCH_CUDNN_SDPA_DEPRIORITIZED",)
+"""Environment variables that say which kernels run."""
 
 
 def predictions(recipe: Recipe, hardware: Hardware, settings: Settings) -> dict[str, StepProfile | Exception]:
@@ -102,8 +105,13 @@ def table_name() -> str | None:
 
     from harness.measure_cuda import TABLE_NAMES
 
-    pynvml.nvmlInit()
-    name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+    try:
+        pynvml.nvmlInit()
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+    except pynvml.NVMLError:  # no such library in this container
+        import torch
+
+        name = torch.cuda.get_device_name()
     return TABLE_NAMES.get(name if isinstance(name, str) else name.decode())
 
 
@@ -112,7 +120,8 @@ def predict_folder(folder: Path, only: Sequence[str] = ()) -> list[Path]:
     measured = sorted(folder.glob("*.measured.json"))
     if not measured:
         raise InputError(f"{folder} holds no measured profile. Import some: python -m benchmarks.import_gpu.")
-    hardware = find_hardware(folder.name) if folder.name in hardware_names() else without_workspaces()
+    device = folder.name.removeprefix(STAND_IN)
+    hardware = find_hardware(device) if device in hardware_names() else without_workspaces()
     written = []
     for path in measured:
         name = path.name.removesuffix(".measured.json")
@@ -123,7 +132,9 @@ def predict_folder(folder: Path, only: Sequence[str] = ()) -> list[Path]:
         version = (profile.provenance.get("versions") or {}).get("torch", "2.13")
         recipe = check_recipe(profile.recipe, str(path))
         settings = settings_from_environment(environment, version)
-        for source, answer in predictions(recipe, hardware, settings).items():
+        with patch.dict(os.environ, {key: environment[key] for key in KERNEL_SETTINGS if key in environment}):
+            answers = predictions(recipe, hardware, settings)
+        for source, answer in answers.items():
             target = folder / f"{name}.{source}.json"
             if isinstance(answer, Exception):
                 target.unlink(missing_ok=True)

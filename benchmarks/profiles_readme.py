@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.import_gpu import STAND_IN
 from benchmarks.profiles_rows import PREDICTIONS, Row, failures, how_far_off, origin, read_rows
 from benchmarks.profiles_tables import bullets, gib, ms, percent, programme_sections, ratio, section, table
 from harness.errors import InputError
@@ -29,12 +30,18 @@ ON_A_CPU = (
     "programme runs, not who is right: that takes a GPU"
 )
 
+ON_A_STAND_IN = (
+    "no GPU was there: PyTorch's CUDA build ran on a stand-in for the CUDA runtime (tests/stand_in_cuda), on "
+    "which no kernel computes anything. Measured means what PyTorch's own operators, autograd and caching "
+    "allocator did, by their own statistics. Times, cuDNN and the memory of the CUDA context take a GPU"
+)
+
 
 def readme(profiles: Path) -> str:
     """The whole document. Raises InputError for a damaged file."""
     measured = [path for path in profiles.iterdir() if path.is_dir() and any(path.glob("*.measured.json"))]
     chapters = [HEAD]
-    for folder in sorted(measured, key=lambda path: (path.name == "cpu", path.name)):  # GPUs first
+    for folder in sorted(measured, key=_gpus_first):
         chapters.extend(_device(folder))
     return "\n".join(chapters if measured else [HEAD, "Nothing has been measured yet.\n"])
 
@@ -59,17 +66,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _gpus_first(path: Path) -> tuple[bool, bool, str]:
+    return path.name == "cpu", path.name.startswith(STAND_IN), path.name
+
+
 def _device(folder: Path) -> Iterator[str]:
     rows = read_rows(folder)
     hardware = rows[0].measured.hardware
     about = list(origin(rows))
-    if hardware.kind == "cpu":
-        about.append(ON_A_CPU)
+    acted = folder.name.startswith(STAND_IN)
+    if hardware.kind == "cpu" or acted:
+        about.append(ON_A_STAND_IN if acted else ON_A_CPU)
     predicted_for = {row.profiles[s].hardware.name for row in rows for s in PREDICTIONS if s in row.profiles}
     about.append(f"predicted for: {', '.join(sorted(predicted_for)) or 'no device'}")
     yield f"## {folder.name}: {hardware.name}\n\n{bullets(about)}"
     yield section("Peak memory, GiB", _memory_table(folder.name, rows))
-    yield section("Time of a step, ms", _time_table(rows))
+    if not acted:
+        yield section("Time of a step, ms", _time_table(rows))
     yield section("How far off", bullets(how_far_off(rows)) or "Nothing was predicted.\n")
     yield section("Where the estimates fail", bullets(failures(rows)) or "Nowhere beyond the bars.\n")
     yield from programme_sections(folder)

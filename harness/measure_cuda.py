@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ class CudaObserver:
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._gradients: list[Label] = []
         self._training: Training | None = None
+        self._at_shortage: tuple[int, int] | None = None
+        self._watch_for_shortage()
         self._phases: dict[str, PhaseStats] = {}
         self._setup_peak_bytes: int | None = None
         self._first_step_peak_bytes: int | None = None
@@ -146,6 +149,9 @@ class CudaObserver:
         segments = [segment for segment in snapshot["segments"] if segment["device"] == self._index]
         labels = [*self._gradients, *self._what_stays()]
         spans = spans_from_trace(snapshot["device_traces"][self._index], labels, segments)
+        if self._training is None:  # out of memory in setup, which builds nothing but the model
+            for span in spans:
+                span.category = "parameters"
         label_snapshot(snapshot, spans, self._index)
         if "recorded" in self._kinds:
             self._recorded_ends = step_ends(snapshot["device_traces"][self._index])
@@ -153,15 +159,30 @@ class CudaObserver:
 
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
         """See device_observer. Without history the request is as rounded as torch's message has it."""
-        stats = torch.cuda.memory_stats(self.device)
+        free_bytes, reserved_unallocated_bytes = self._at_shortage or self._free_bytes()
         return OutOfMemoryReport(
             phase=phase,
             requested_bytes=self._failed_request() or _request_in(str(error)),
-            free_bytes=torch.cuda.mem_get_info(self.device)[0],
-            reserved_unallocated_bytes=(
-                stats["reserved_bytes.all.current"] - stats["allocated_bytes.all.current"]
-            ),
+            free_bytes=free_bytes,
+            reserved_unallocated_bytes=reserved_unallocated_bytes,
         )
+
+    def _free_bytes(self) -> tuple[int, int]:
+        """Free on the device, and reserved but not allocated."""
+        stats = torch.cuda.memory_stats(self.device)
+        cached = stats["reserved_bytes.all.current"] - stats["allocated_bytes.all.current"]
+        return torch.cuda.mem_get_info(self.device)[0], cached
+
+    def _watch_for_shortage(self) -> None:
+        """Look when memory has run out: an exception on its way up frees what only an expression held."""
+        this = weakref.ref(self)
+
+        def ran_out(*_: Any) -> None:
+            observer = this()
+            if observer is not None:
+                observer._at_shortage = observer._free_bytes()
+
+        torch._C._cuda_attach_out_of_memory_observer(ran_out)  # type: ignore[attr-defined]
 
     def hardware(self, dtype: str) -> HardwareSummary:
         """See device_observer. The datasheet's ceilings where the table has the device."""
@@ -220,7 +241,7 @@ class CudaObserver:
         self._gradients.extend(_label("gradients", gradient, time.time_ns() // 1000))
 
     def _what_stays(self) -> list[Label]:
-        if self._training is None:  # out of memory in setup
+        if self._training is None:
             return []
         return [label for category, t in labelled_tensors(self._training) for label in _label(category, t)]
 

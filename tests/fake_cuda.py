@@ -28,6 +28,7 @@ class FakeCuda:
         self.now_us = 1_000_000
         self.allocated = self.peak = self.reserved_peak = 0
         self.calls: list[str] = []
+        self.watchers: list[Any] = []
         self._next = 0x7F00_0000_0000
 
     def alloc(self, size: int) -> int:
@@ -49,6 +50,8 @@ class FakeCuda:
 
     def fail(self, size: int) -> None:
         self._write("oom", self.total_bytes - self.allocated, size)
+        for watch in self.watchers:
+            watch(0, size, self.allocated, self.total_bytes - self.allocated)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
 
     def _write(self, action: str, address: int, size: int, frames: Any = ()) -> None:
@@ -156,6 +159,8 @@ def install(patch: pytest.MonkeyPatch, cuda: FakeCuda, nvml: FakeNvml) -> None:
         torch.cuda, "host_memory_stats", lambda: {"active_bytes.peak": 2**40, "allocated_bytes.peak": 4096}
     )
     patch.setattr(torch.cuda, "mem_get_info", lambda device: (12345, cuda.total_bytes))
+    attach = "_cuda_attach_out_of_memory_observer"
+    patch.setattr(torch._C, attach, cuda.watchers.append, raising=False)
     patch.setattr(torch.cuda.memory, "_record_memory_history", cuda.record_memory_history)
     patch.setattr(torch.cuda.memory, "_set_memory_metadata", cuda.set_memory_metadata)
     patch.setattr(torch.cuda.memory, "_snapshot", cuda.snapshot)

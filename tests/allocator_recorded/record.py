@@ -1,8 +1,8 @@
 """Record what PyTorch's own CUDA caching allocator does, without a GPU: recorded.json.gz.
 
 Each TORCH is the folder `torch` of an unpacked CUDA 13 wheel: its lib/libc10_cuda.so is the allocator itself.
---cuda is the include folder of the packages nvidia-cuda-runtime and nvidia-cuda-crt. stand_in.c takes the
-place of the CUDA runtime. Needs gcc, g++ and nm.
+--cuda is the include folder of the packages nvidia-cuda-runtime and nvidia-cuda-crt. The stand-in for the
+CUDA runtime (tests/stand_in_cuda) takes its place. Needs gcc, g++ and nm.
 
 Run: python -m tests.allocator_recorded.record --cuda INCLUDE TORCH [TORCH ...]
 """
@@ -24,6 +24,7 @@ from typing import Any
 from benchmarks.allocator import transformer_trace
 
 HERE = Path(__file__).parent
+STAND_IN = HERE.parent / "stand_in_cuda"
 RECORDED = HERE / "recorded.json.gz"
 MiB = 2**20
 SETTINGS = (
@@ -105,7 +106,8 @@ def build(torch: Path, cuda: Path, folder: Path) -> Path:
         return subprocess.run(shlex.split(command), capture_output=True, text=True, check=True).stdout
 
     # What the library wants and the allocator never calls only has to exist.
-    source = (HERE / "stand_in.c").read_text()
+    sources = [STAND_IN / "memory.c", STAND_IN / "runtime.c"]
+    source = "\n".join(path.read_text() for path in sources)
     wanted = set(re.findall(r" (cuda\w+)", run(f"nm -D --undefined-only {torch}/lib/libc10_cuda.so")))
     abort = 'fputs("the stand-in lacks %s\\n", stderr); abort();'
     unused = [f"void {name}(void) {{ {abort % name} }}" for name in wanted if f" {name}(" not in source]
@@ -113,7 +115,7 @@ def build(torch: Path, cuda: Path, folder: Path) -> Path:
     (folder / "versions").write_text("libcudart.so.13 { global: *; };")
     library = folder / "libcudart.so.13"
     run(
-        f"gcc -O1 -w -shared -fPIC -I{cuda} {HERE}/stand_in.c {folder}/unused.c -o {library} "
+        f"gcc -O1 -w -shared -fPIC -I{cuda} {sources[0]} {sources[1]} {folder}/unused.c -o {library} "
         f"-Wl,-soname,libcudart.so.13 -Wl,--version-script={folder}/versions"
     )
     run(

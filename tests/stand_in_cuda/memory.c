@@ -1,7 +1,7 @@
-// A stand-in for the CUDA runtime and the few driver calls that PyTorch's caching allocator makes: memory is
-// ranges of addresses that nothing touches, so the real allocator runs where there is no GPU. See record.py.
+// The stand-in's device memory: ranges of addresses that nothing touches, so PyTorch's own caching allocator
+// runs where there is no GPU.
 // FAKE_CAPACITY, FAKE_TOTAL: bytes that can be had, and that the device says it has.
-// FAKE_ADDRESSES: up (each new range above the last), down, or randomN.
+// FAKE_ADDRESSES: up (each new range above the last), down, or randomN. FAKE_FIRST: where up begins.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <stdint.h>
@@ -16,18 +16,20 @@ typedef struct {
   uint64_t address, size;
 } Range;
 static Range ranges[MAX_RANGES];
-static uint64_t capacity, total, used, next_up = 0x7F0000000000ull, next_down = 0x7E0000000000ull, seed;
+static uint64_t capacity, total, used, first, next_up, next_down = 0x7E0000000000ull, seed;
 static int direction = 1;
+static __thread cudaError_t last_error;
 
-static uint64_t number(const char* name, uint64_t otherwise) {
+uint64_t stand_in_number(const char* name, uint64_t otherwise) {
   const char* value = getenv(name);
-  return value ? strtoull(value, NULL, 10) : otherwise;
+  return value ? strtoull(value, NULL, 0) : otherwise;
 }
 
 static void setup(void) {
   if (capacity) return;
-  capacity = number("FAKE_CAPACITY", 1ull << 40);
-  total = number("FAKE_TOTAL", capacity);
+  capacity = stand_in_number("FAKE_CAPACITY", 1ull << 40);
+  total = stand_in_number("FAKE_TOTAL", capacity);
+  first = next_up = stand_in_number("FAKE_FIRST", 0x7F0000000000ull);
   const char* addresses = getenv("FAKE_ADDRESSES");
   if (addresses && !strcmp(addresses, "down")) direction = -1;
   if (addresses && !strncmp(addresses, "random", 6)) {
@@ -80,7 +82,7 @@ static uint64_t unreserve(uint64_t address) {
 
 cudaError_t cudaMalloc(void** pointer, size_t size) {
   setup();
-  if (used + pages(size) > capacity) return cudaErrorMemoryAllocation;
+  if (used + pages(size) > capacity) return last_error = cudaErrorMemoryAllocation;
   used += pages(size);
   *pointer = (void*)reserve(size);
   return cudaSuccess;
@@ -95,39 +97,21 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   *total_bytes = total;
   return cudaSuccess;
 }
-cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* properties, int device) {
+cudaError_t cudaGetLastError(void) {
+  cudaError_t error = last_error;
+  last_error = cudaSuccess;
+  return error;
+}
+cudaError_t cudaPeekAtLastError(void) { return last_error; }
+
+uint64_t stand_in_total(void) {
   setup();
-  memset(properties, 0, sizeof *properties);
-  properties->totalGlobalMem = total;
-  properties->major = 9;
-  return cudaSuccess;
+  return total;
 }
-cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
+int stand_in_owns(const void* pointer) {
+  setup();
+  return direction == 1 && (uint64_t)pointer >= first && (uint64_t)pointer < next_up;
 }
-cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-cudaError_t cudaDriverGetVersion(int* version) {
-  *version = 13000;
-  return cudaSuccess;
-}
-cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  *least = *greatest = 0;
-  return cudaSuccess;
-}
-cudaError_t cudaSetDevice(int device) { return cudaSuccess; }
-cudaError_t cudaGetLastError(void) { return cudaSuccess; }
-cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return cudaSuccess; }
-const char* cudaGetErrorName(cudaError_t error) { return "error"; }
-const char* cudaGetErrorString(cudaError_t error) { return "error"; }
 
 static CUresult address_reserve(CUdeviceptr* p, size_t size, size_t align, CUdeviceptr a, unsigned long long f) {
   *p = reserve(size);
@@ -149,7 +133,7 @@ static CUresult release(CUmemGenericAllocationHandle handle) {
   return CUDA_SUCCESS;
 }
 static CUresult attribute(int* value, CUdevice_attribute which, CUdevice device) {
-  *value = 0;
+  *value = 0;  // neither handles for other processes nor multicast
   return CUDA_SUCCESS;
 }
 static CUresult success(void) { return CUDA_SUCCESS; }

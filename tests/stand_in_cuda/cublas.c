@@ -1,0 +1,16 @@
+// cuBLAS, whose products compute nothing. Handles differ, since PyTorch keeps a workspace for each.
+#include <cublas_v2.h>
+#include <stdlib.h>
+
+cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
+  *handle = malloc(64);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode) {
+  *mode = CUBLAS_DEFAULT_MATH;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t handle, cublasPointerMode_t* mode) {
+  *mode = CUBLAS_POINTER_MODE_HOST;
+  return CUBLAS_STATUS_SUCCESS;
+}

@@ -1,0 +1,25 @@
+// The driver, for those who call it themselves: Triton, and torch when it looks for a compiler of kernels.
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#define SUCCEEDS(name, arguments, effect) \
+  CUresult name arguments {               \
+    effect;                               \
+    return CUDA_SUCCESS;                  \
+  }
+SUCCEEDS(cuDriverGetVersion, (int* version), *version = 13000)
+SUCCEEDS(cuDeviceGet, (CUdevice * device, int index), *device = index)
+SUCCEEDS(cuDeviceGetCount, (int* count), *count = 1)
+SUCCEEDS(cuDeviceGetAttribute, (int* value, CUdevice_attribute which, CUdevice device),
+         cudaDeviceGetAttribute(value, (enum cudaDeviceAttr)which, device))
+SUCCEEDS(cuCtxGetCurrent, (CUcontext * context), *context = (CUcontext)1)
+SUCCEEDS(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), *context = (CUcontext)1)
+SUCCEEDS(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned* flags, int* active), (*flags = 0, *active = 1))
+SUCCEEDS(cuGetErrorString, (CUresult error, const char** text), *text = "an error of the stand-in")
+SUCCEEDS(cuGetErrorName, (CUresult error, const char** text), *text = "error")
+SUCCEEDS(cuModuleLoadData, (CUmodule * module, const void* image), *module = (CUmodule)1)
+SUCCEEDS(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char* name), *function = (CUfunction)1)
+SUCCEEDS(cuFuncGetAttribute, (int* value, CUfunction_attribute which, CUfunction function),
+         *value = which == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : which == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0)
+SUCCEEDS(cuPointerGetAttribute, (void* value, CUpointer_attribute which, CUdeviceptr pointer),
+         *(CUdeviceptr*)value = pointer)

@@ -1,0 +1,284 @@
+// The rest of the CUDA runtime: a device that answers what it is asked, streams and events that are always done,
+// copies that move nothing, kernels that compute nothing.
+// FAKE_NAME, FAKE_CAPABILITY (90 for 9.0), FAKE_PROCESSORS, FAKE_SHARED (bytes of shared memory a block can
+// have): what the device says it is.
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+uint64_t stand_in_number(const char* name, uint64_t otherwise);
+uint64_t stand_in_total(void);
+int stand_in_owns(const void* pointer);
+
+// ---- the device
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* p, int device) {
+  memset(p, 0, sizeof *p);
+  const char* name = getenv("FAKE_NAME");
+  snprintf(p->name, sizeof p->name, "%s", name ? name : "stand-in");
+  int capability = stand_in_number("FAKE_CAPABILITY", 90);
+  p->major = capability / 10;
+  p->minor = capability % 10;
+  p->totalGlobalMem = stand_in_total();
+  p->multiProcessorCount = stand_in_number("FAKE_PROCESSORS", 132);
+  p->sharedMemPerBlock = 48 << 10;
+  p->sharedMemPerBlockOptin = stand_in_number("FAKE_SHARED", 227 << 10);
+  p->reservedSharedMemPerBlock = 1 << 10;
+  p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin + p->reservedSharedMemPerBlock;
+  p->regsPerBlock = p->regsPerMultiprocessor = 65536;
+  p->warpSize = 32;
+  p->maxThreadsPerBlock = 1024;
+  int has_fewer = (p->major == 8 && p->minor >= 6) || p->major >= 12;
+  p->maxThreadsPerMultiProcessor = capability == 75 ? 1024 : has_fewer ? 1536 : 2048;
+  p->maxBlocksPerMultiProcessor = 32;
+  p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;
+  p->maxThreadsDim[2] = 64;
+  p->maxGridSize[0] = 0x7fffffff;
+  p->maxGridSize[1] = p->maxGridSize[2] = 65535;
+  p->totalConstMem = 65536;
+  p->l2CacheSize = 50 << 20;
+  p->memoryBusWidth = 5120;
+  p->textureAlignment = 512;
+  p->asyncEngineCount = 3;
+  p->unifiedAddressing = p->managedMemory = p->concurrentManagedAccess = p->concurrentKernels = 1;
+  p->canMapHostMemory = p->cooperativeLaunch = p->streamPrioritiesSupported = p->memoryPoolsSupported = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr which, int device) {
+  struct cudaDeviceProp p;
+  cudaGetDeviceProperties(&p, device);
+  *value = which == cudaDevAttrMaxThreadsPerBlock                  ? p.maxThreadsPerBlock
+           : which == cudaDevAttrMaxSharedMemoryPerBlock           ? (int)p.sharedMemPerBlock
+           : which == cudaDevAttrMaxSharedMemoryPerBlockOptin      ? (int)p.sharedMemPerBlockOptin
+           : which == cudaDevAttrMaxSharedMemoryPerMultiprocessor  ? (int)p.sharedMemPerMultiprocessor
+           : which == cudaDevAttrReservedSharedMemoryPerBlock      ? (int)p.reservedSharedMemPerBlock
+           : which == cudaDevAttrMultiProcessorCount               ? p.multiProcessorCount
+           : which == cudaDevAttrComputeCapabilityMajor            ? p.major
+           : which == cudaDevAttrComputeCapabilityMinor            ? p.minor
+           : which == cudaDevAttrWarpSize                          ? p.warpSize
+           : which == cudaDevAttrMaxGridDimX                       ? p.maxGridSize[0]
+           : which == cudaDevAttrMaxGridDimY                       ? p.maxGridSize[1]
+           : which == cudaDevAttrMaxGridDimZ                       ? p.maxGridSize[2]
+           : which == cudaDevAttrMaxRegistersPerBlock              ? p.regsPerBlock
+           : which == cudaDevAttrMaxThreadsPerMultiProcessor       ? p.maxThreadsPerMultiProcessor
+           : which == cudaDevAttrMaxBlocksPerMultiprocessor        ? p.maxBlocksPerMultiProcessor
+           : which == cudaDevAttrL2CacheSize                       ? p.l2CacheSize
+           : which == cudaDevAttrTextureAlignment                  ? (int)p.textureAlignment
+           : which == cudaDevAttrManagedMemory                     ? p.managedMemory
+           : which == cudaDevAttrConcurrentManagedAccess           ? p.concurrentManagedAccess
+           : which == cudaDevAttrUnifiedAddressing                 ? p.unifiedAddressing
+           : which == cudaDevAttrCooperativeLaunch                 ? p.cooperativeLaunch
+                                                                   : 0;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = 13000;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
+cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
+  snprintf(text, size, "0000:00:00.0");
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  *can = 0;
+  return cudaSuccess;
+}
+const char* cudaGetErrorName(cudaError_t error) { return error ? "cudaError" : "cudaSuccess"; }
+const char* cudaGetErrorString(cudaError_t error) { return error ? "an error of the stand-in" : "no error"; }
+
+// ---- streams and events
+
+static uint64_t last_handle = 0x1000;
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = *greatest = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  *stream = (cudaStream_t)(last_handle += 16);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  *priority = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return cudaSuccess; }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(
+    cudaStream_t stream, enum cudaStreamCaptureStatus* status, unsigned long long* id, cudaGraph_t* graph,
+    const cudaGraphNode_t** dependencies, const cudaGraphEdgeData** edges, size_t* count) {
+  return cudaStreamIsCapturing(stream, status);
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  function(data);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void* data, unsigned flags) {
+  function(stream, cudaSuccess, data);
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  *event = calloc(1, sizeof(struct timespec));
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  clock_gettime(CLOCK_MONOTONIC, (struct timespec*)event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  return cudaEventRecord(event, stream);
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
+  const struct timespec *start = (void*)from, *end = (void*)to;
+  *ms = (end->tv_sec - start->tv_sec) * 1e3 + (end->tv_nsec - start->tv_nsec) * 1e-6;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  free(event);
+  return cudaSuccess;
+}
+
+// ---- kernels
+
+#define MAX_ANY 4096
+static const void* any_kernels[MAX_ANY];
+static int number_of_any_kernels;
+static const void* last_kernel;
+
+void** __cudaRegisterFatBinary(void* binary) { return (void**)(last_handle += 16); }
+void __cudaRegisterFunction(
+    void** binary, const char* host_function, char* device_function, const char* name, int limit, void* thread,
+    void* block, void* block_size, void* grid_size, int* warp_size) {
+  if (strstr(name, "or_kernel_cuda") && number_of_any_kernels < MAX_ANY)  // torch.any, a reduction
+    any_kernels[number_of_any_kernels++] = host_function;
+}
+cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void* stream) {
+  grid->x = grid->y = grid->z = block->x = block->y = block->z = 1;
+  *shared = 0;
+  *(void**)stream = NULL;
+  return cudaSuccess;
+}
+cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
+  *kernel = (cudaKernel_t)function;
+  return cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(
+    cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
+  last_kernel = kernel;
+  return cudaSuccess;
+}
+cudaError_t cudaLaunchKernel(
+    const void* function, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
+  last_kernel = function;
+  return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes* attributes, const void* function) {
+  memset(attributes, 0, sizeof *attributes);
+  attributes->maxThreadsPerBlock = 1024;
+  attributes->numRegs = 32;
+  attributes->binaryVersion = attributes->ptxVersion = stand_in_number("FAKE_CAPABILITY", 90);
+  attributes->maxDynamicSharedSizeBytes = 48 << 10;
+  return cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    int* blocks, const void* function, int threads, size_t shared, unsigned flags) {
+  struct cudaDeviceProp p;
+  cudaGetDeviceProperties(&p, 0);
+  *blocks = threads > 0 && threads <= p.maxThreadsPerMultiProcessor ? p.maxThreadsPerMultiProcessor / threads : 1;
+  return cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* function, int threads, size_t shared) {
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared, 0);
+}
+
+// ---- memory of the host, and copies
+
+#define MAX_HOST (1 << 16)
+static struct {
+  char* start;
+  size_t size;
+  enum cudaMemoryType type;
+} host[MAX_HOST];
+static int host_end;
+
+static cudaError_t take(void** pointer, size_t size, enum cudaMemoryType type) {
+  *pointer = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  int i = 0;
+  while (i < host_end && host[i].start) i++;
+  if (*pointer == MAP_FAILED || i == MAX_HOST) abort();
+  if (i == host_end) host_end++;
+  host[i].start = *pointer;
+  host[i].size = size;
+  host[i].type = type;
+  return cudaSuccess;
+}
+static int found(const void* pointer) {
+  for (int i = 0; i < host_end; i++)
+    if (host[i].start && (char*)pointer >= host[i].start && (char*)pointer < host[i].start + host[i].size) return i;
+  return -1;
+}
+cudaError_t cudaHostAlloc(void** pointer, size_t size, unsigned flags) { return take(pointer, size, cudaMemoryTypeHost); }
+cudaError_t cudaMallocManaged(void** pointer, size_t size, unsigned flags) {
+  return take(pointer, size, cudaMemoryTypeManaged);
+}
+cudaError_t cudaFreeHost(void* pointer) {
+  int i = found(pointer);
+  if (i >= 0) {
+    munmap(host[i].start, host[i].size);
+    host[i].start = NULL;
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes* attributes, const void* pointer) {
+  memset(attributes, 0, sizeof *attributes);
+  int i = found(pointer);
+  if (stand_in_owns(pointer)) {
+    attributes->type = cudaMemoryTypeDevice;
+    attributes->devicePointer = (void*)pointer;
+  } else if (i >= 0) {
+    attributes->type = host[i].type;
+    attributes->devicePointer = attributes->hostPointer = (void*)pointer;
+  } else {
+    attributes->type = cudaMemoryTypeUnregistered;
+    attributes->hostPointer = (void*)pointer;
+  }
+  return cudaSuccess;
+}
+// What no kernel computed reads as zeros; a single byte, a bool, as what the reduction of nothing gives: true,
+// but false after torch.any. Large copies change nothing, so that pages nobody reads take no memory.
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
+  if (stand_in_owns(to)) return cudaSuccess;
+  if (!stand_in_owns(from)) {
+    memcpy(to, from, size);
+  } else if (size == 1) {
+    char is_any = 0;
+    for (int i = 0; i < number_of_any_kernels; i++) is_any |= any_kernels[i] == last_kernel;
+    *(char*)to = !is_any;
+  } else if (size <= 1 << 20) {
+    memset(to, 0, size);
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t size, enum cudaMemcpyKind kind) {
+  return cudaMemcpyAsync(to, from, size, kind, NULL);
+}
