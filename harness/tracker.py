@@ -60,8 +60,8 @@ class StorageTracker(TorchDispatchMode):
         for tensor_type in types:
             if tensor_type is not Tensor and _is_wrapper(tensor_type):
                 return NotImplemented  # it unpacks itself; its inner operators come back here
-        if func is aten.add.Tensor and _sums_gradients(args, sys._getframe(1)):
-            func = aten.add_.Tensor
+        if func in _IN_PLACE and _in_engine(sys._getframe(1)):
+            func, args = _as_without_a_mode(func, args)
         out = self.run(func, args, kwargs or {})
         self._see(out, func)
         return out
@@ -136,19 +136,40 @@ class StorageTracker(TorchDispatchMode):
         self._refs[key] = weakref.ref(storage, died)
 
 
-def _sums_gradients(args: Any, caller: FrameType) -> bool:
-    """Whether autograd's engine adds a second gradient to the first, which nothing else uses.
+_IN_PLACE = {
+    aten.add.Tensor: aten.add_.Tensor,  # torch/csrc/autograd/input_buffer.cpp, accumulate
+    # torch/csrc/autograd/FunctionsManual.cpp: index_backward, value_selecting_reduction_backward,
+    # gather_backward (in TensorAdvancedIndexing.cpp) and masked_select_backward
+    aten.index_put.default: aten._index_put_impl_.default,
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+}
+"""What autograd does in place, but not under a dispatch mode: there isTensorSubclassLike is always true."""
 
-    It does so in place (torch/csrc/autograd/input_buffer.cpp, accumulate), but never under a dispatch mode:
-    to isTensorSubclassLike every tensor is unusual then.
-    """
-    first = args[0]
+
+def _in_engine(caller: FrameType) -> bool:
+    """Whether autograd's engine or a derivative in C++ called the operator: no Python lies between."""
+    return caller.f_code is _engine_run_backward.__code__ and not torch.is_grad_enabled()
+
+
+def _as_without_a_mode(func: Any, args: Any) -> tuple[Any, Any]:
+    """The operator and the arguments that autograd would have called."""
+    if func is aten.add.Tensor:
+        return (_IN_PLACE[func] if _only_the_engine_has(args[0]) else func), args
+    if func is aten.index_put.default:
+        values, accumulate = args[2], len(args) > 3 and args[3]
+        # without accumulation it is the derivative of index_put, which makes a new tensor anywhere
+        return (_IN_PLACE[func], (args[0], args[1], values, True, True)) if accumulate else (func, args)
+    return _IN_PLACE[func], args
+
+
+def _only_the_engine_has(gradient: Tensor) -> bool:
+    """What the engine may add a second gradient to (input_buffer.cpp, can_accumulate_inplace)."""
     return (
-        caller.f_code is _engine_run_backward.__code__
-        and not torch.is_grad_enabled()
-        and first._use_count() <= _HELD_BY_THE_CALL
-        and torch._C._storage_Use_Count(first.untyped_storage()._cdata) <= 2
-        and _is_dense(first)
+        gradient._use_count() <= _HELD_BY_THE_CALL  # type: ignore[attr-defined]
+        and torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) <= 2
+        and _is_dense(gradient)
     )
 
 

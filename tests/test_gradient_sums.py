@@ -1,4 +1,4 @@
-"""Autograd's engine adds a second gradient to the first in place where nothing else uses that one.
+"""Autograd adds gradients, and puts them into zeros, in place where nothing else uses the memory.
 
 Under a dispatch mode it never does, so the tracker does it in its stead. Oracle: the same backward without a
 mode, as torch.profiler saw it.
@@ -44,9 +44,19 @@ CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "expanded first": lambda x, w: (h := x @ w).sum() + h.sin().sum(),
     "expanded only": lambda x, w: (h := x @ w).sum() + h.sum(),
     "views": lambda x, w: ((h := x @ w)[:2].sin() + h[2:].cos()).sum() + h.view(-1).exp().sum(),
+    "rows": lambda x, w: (x @ w)[torch.tensor([0, 2, 2], device=x.device)].sin().sum(),
+    "the largest": lambda x, w: (x @ w).topk(2).values.sin().sum(),
+    "gathered": lambda x, w: (x @ w).gather(1, torch.zeros(4, 2, dtype=torch.int64, device=x.device)).sum(),
+    "put": lambda x, w: (x @ w).index_put((torch.tensor([1], device=x.device),), w[:1]).sin().sum(),
     "own function": lambda x, w: (Doubled.apply(h := x @ w) + h.sin()).sum(),  # type: ignore[operator]
     "recomputed": lambda x, w: checkpoint(lambda y: y.sin() * y.cos() + y, x @ w, use_reentrant=False).sum(),  # type: ignore[union-attr]
 }
+
+
+OUT_OF_PLACE = ("add", "index_put", "scatter", "scatter_add")
+OPERATORS = [
+    f"aten::{name}" for name in (*OUT_OF_PLACE, "add_", "_index_put_impl_", "scatter_", "scatter_add_")
+]
 
 
 class Counting(StorageTracker):
@@ -79,7 +89,8 @@ def test_the_tracker_adds_as_the_engine_does_without_it(case: Callable[[Tensor, 
     with torch.profiler.profile() as profile:
         loss.backward()
     seen = Counter(event.name for event in profile.events() or ())
-    wanted = {name: seen[name] for name in ("aten::add", "aten::add_")}
+    wanted = {name: seen[name] for name in OPERATORS}
+    wanted["aten::_index_put_impl_"] -= seen["aten::index_put"]  # which calls it for its own copy
 
     for device in ("cpu", "meta"):
         tracker = Counting()

@@ -76,6 +76,7 @@ def surroundings(device: str, libraries: list[Path]) -> dict[str, str]:
         "LD_PRELOAD": ":".join(map(str, libraries)),
         "TRITON_LIBCUDA_PATH": str(libraries[0].parent),
         "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
+        "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
         "FAKE_NAME": known_as,
         "FAKE_CAPABILITY": capability.replace(".", ""),
         "FAKE_PROCESSORS": str(hardware.sm_count),
