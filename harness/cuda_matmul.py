@@ -124,6 +124,7 @@ def gemm_4bit(
         offset_free, scaled = script.take(scales * 4), script.take(scales * 4)
     weight = script.take(product(weight_shape) * input.dtype.itemsize)
     script.output(0)
+    script.product()
     script.briefly(workspace_per_call(gpu), workspace=True)
     script.free(offset_free, scaled, weight)
 

@@ -30,7 +30,11 @@ class Output(NamedTuple):
     index: int
 
 
-Step = Take | Free | Output
+class Product(NamedTuple):
+    """cuBLAS is called: a thread's first call takes a workspace, which stays."""
+
+
+Step = Take | Free | Output | Product
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,10 @@ class Script:
     def output(self, *indices: int) -> None:
         """The storages of these outputs, in this order."""
         self.steps.extend(Output(index) for index in indices)
+
+    def product(self) -> None:
+        """A product by cuBLAS, in an operator that is none itself."""
+        self.steps.append(Product())
 
 
 def size_of(tensor: Tensor, dtype: torch.dtype | None = None) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.cuda_matmul import calls_cublaslt
 from harness.cuda_rules import CudaRules
-from harness.cuda_script import Free, Step, Take
+from harness.cuda_script import Free, Product, Step, Take
 from harness.cuda_temporaries import operator_name
 from harness.module_paths import ModulePaths
 from harness.shape_cache import VIEW, tensors_in
@@ -65,7 +65,7 @@ class SimulatedDevice(StorageTracker):
             self._play(call.script, func, out)
         if func._overloadpacket in _PRODUCTS:
             self._see(out, func)
-            self._keep_workspace(func._overloadpacket, args, kwargs)
+            self._keep_workspaces(func._overloadpacket, args, kwargs)
         return out
 
     def _clock(self, cost: Cost, func: Any, args: Any) -> None:
@@ -100,6 +100,8 @@ class SimulatedDevice(StorageTracker):
             elif isinstance(step, Free):
                 freed.add(step.temporary)
                 self.memory.release([keys[step.temporary]])
+            elif isinstance(step, Product):
+                self._keep_workspace("cublas", self.rules.workspaces.cublas_bytes)
             else:
                 self._see(outputs[step.index], func)
         self._see(out, func)
@@ -116,14 +118,16 @@ class SimulatedDevice(StorageTracker):
         """Tensors on the CPU (the data before it moves, step counters) are the host's own."""
         return storage.device.type == "meta"
 
-    def _keep_workspace(self, product: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """cuBLAS and cuBLASLt each keep a workspace for each thread: Python's, and autograd's."""
+    def _keep_workspaces(self, product: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Those of the libraries that a product calls."""
+        self._keep_workspace("cublas", self.rules.workspaces.cublas_bytes)
         alpha, beta = kwargs.get("alpha", 1), kwargs.get("beta", 1)
-        fused_bias = product is aten.addmm and calls_cublaslt(args[0], args[1], args[2], alpha, beta)
-        thread = torch._C._current_autograd_node() is not None
-        sizes = self.rules.workspaces
-        for library, size_bytes in (("cublas", sizes.cublas_bytes), ("cublaslt", sizes.cublaslt_bytes)):
-            wanted = size_bytes and sizes.kept and (library == "cublas" or fused_bias)
-            if wanted and (library, thread) not in self._workspaces:
-                self._workspaces.add((library, thread))
-                self.memory.keep_workspace(size_bytes)
+        if product is aten.addmm and calls_cublaslt(args[0], args[1], args[2], alpha, beta):
+            self._keep_workspace("cublaslt", self.rules.workspaces.cublaslt_bytes)
+
+    def _keep_workspace(self, library: str, size_bytes: int) -> None:
+        """cuBLAS and cuBLASLt each keep a workspace for each thread: Python's, and autograd's."""
+        user = library, torch._C._current_autograd_node() is not None
+        if size_bytes and self.rules.workspaces.kept and user not in self._workspaces:
+            self._workspaces.add(user)
+            self.memory.keep_workspace(size_bytes)

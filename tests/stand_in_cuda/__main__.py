@@ -32,7 +32,7 @@ SOURCES = {
     "libcublasLt.so.13": ("cublasLt.c",),
     "libcuda.so.1": ("driver.c",),
 }
-SHARED_BYTES = {"7.5": 64, "8.0": 163, "8.6": 99, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
+SHARED_BYTES = {"7.0": 96, "7.5": 64, "8.0": 163, "8.6": 99, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
 """KiB of shared memory that a block can have (CUDA programming guide, technical specifications)."""
 FIRST_ADDRESS = 0x1000_0000_0000
 """No process has anything there."""
