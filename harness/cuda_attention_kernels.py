@@ -131,4 +131,5 @@ def _math(
     second_output = weights.to(dtype)  # made before the first, and dropped
     out = (weights @ value).to(dtype)
     del second_output
+    del weights, key, value, query  # in the order in which C++ destroys them
     return out

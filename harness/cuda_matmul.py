@@ -126,7 +126,7 @@ def gemm_4bit(
     script.output(0)
     script.product()
     script.briefly(workspace_per_call(gpu), workspace=True)
-    script.free(offset_free, scaled, weight)
+    script.free(scaled, offset_free, weight)  # as Python clears the locals of a function
 
 
 def reads_4bit_weights(rows: int, weight_shape: Sequence[int], block_size: int) -> bool:

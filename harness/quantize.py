@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,13 +61,27 @@ def build_quantized(recipe: Recipe, build: Callable[[], nn.Module], device: torc
         elif any(True for _ in module.parameters(recurse=False)) or any(
             True for _ in module.buffers(recurse=False)
         ):
-            module.to_empty(device=device, recurse=False)
+            with _new_parameters():
+                module.to_empty(device=device, recurse=False)
             model._init_weights(module)  # type: ignore[operator]
             quantize_experts(recipe, module)
     model.tie_weights()  # type: ignore[operator]
     flag = "is_loaded_in_8bit" if recipe.quantization == "int8" else "is_loaded_in_4bit"
     setattr(model, flag, True)  # what peft asks before it chooses its quantized layers
     return model
+
+
+@contextmanager
+def _new_parameters() -> Iterator[None]:
+    """Conversions make new parameters, as they do from meta to a GPU; from meta to meta a tied one would
+    lose its first memory to its second.
+    """
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        yield
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(before)
 
 
 def _make_linear(model: nn.Module, layer: Any, dtype: torch.dtype, device: torch.device) -> None:
