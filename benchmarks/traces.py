@@ -1,29 +1,121 @@
-"""The recorded traces, held against the allocator model, or unpacked for other instruments.
+"""The recorded traces, held against the two models, or unpacked for other instruments.
 
-    python -m benchmarks.traces replay [TRACE ...]      does the model make the same segments, to the byte?
+    python -m benchmarks.traces replay [TRACE ...]      does the allocator model make the same segments?
+    python -m benchmarks.traces compare [TRACE ...]     does the simulation make the same requests?
     python -m benchmarks.traces unpack DIR [TRACE ...]  <name>.pickle for the memory_viz page and for
                                                         `harness simulate --trace-diff`, <name>.yaml beside it
 
-Without TRACE: all of tests/data/traces.
+Without TRACE: all of tests/data/traces and tests/data/stand_in.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from benchmarks.gpu_trace_file import Trace, load_trace
+from benchmarks.predict import KERNEL_SETTINGS
 from harness.allocator_replay import Replay, replay
 from harness.allocator_settings import Settings, settings_from_environment
 from harness.allocator_snapshot import snapshot_segments
+from harness.cli_streams import quiet_libraries
 from harness.errors import InputError
 from harness.files import write_whole
+from harness.hardware import Hardware, find_hardware
+from harness.hardware_drivers import TABLE_NAMES
+from harness.provenance import installed_version
 from harness.recipe_file import recipe_yaml
+from harness.simulate import simulate
 from harness.snapshot import write_snapshot
+from harness.step_profile import StepProfile
+from harness.trace_diff import TraceDiff, diff_traces
 
-TRACES = Path(__file__).resolve().parents[1] / "tests" / "data" / "traces"
+DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A recorded run against the simulation of its recipe."""
+
+    trace: Trace
+    profile: StepProfile
+    diff: TraceDiff
+    """Of the last step."""
+
+    def peaks(self) -> dict[str, tuple[int | None, int | None]]:
+        """(recorded, simulated) bytes. A run that ran out of memory is compared where it did."""
+        memory, oom = self.profile.memory, self.profile.oom
+        if self.trace.oom is not None:
+            failed = next(entry for entry in self.trace.entries if entry["action"] == "oom")
+            return {
+                "request that failed": (failed["size"], oom.requested_bytes if oom else None),
+                "free then": (failed["device_free"], oom.free_bytes if oom else None),
+            }
+        return {
+            "setup": (self._recorded("allocated", -1, 0), memory.setup_peak_allocated_bytes),
+            "first step": (self._recorded("allocated", 0, 1), memory.first_step_peak_allocated_bytes),
+            "allocated": (self._recorded("allocated", 1, None), memory.peak_allocated_bytes),
+            "reserved": (self._recorded("reserved", 1, None), memory.peak_reserved_bytes),
+        }
+
+    def _recorded(self, quantity: str, start: int, end: int | None) -> int:
+        """The peak of the steps from `start` (-1: setup), before `end`."""
+        return max(
+            phase[f"{quantity}_bytes.all.peak"]
+            for phase in self.trace.phases
+            if phase["step"] >= start and (end is None or phase["step"] < end)
+        )
+
+    @property
+    def same_requests(self) -> bool:
+        """Whether the last step makes the same requests in the same order.
+
+        But for autocast: it frees the casts it kept in the order of a hash of their addresses, which is
+        another one in every process.
+        """
+        real = [event for divergence in self.diff.divergences for event in divergence.only_real]
+        ours = [event for divergence in self.diff.divergences for event in divergence.only_simulated]
+        by_autocast = [
+            any(f["filename"].endswith("autocast_mode.py") for f in event.frames) for event in real
+        ]
+        if self.trace.oom is not None:  # on its way up the exception frees what there is
+            return not ours and all(event.action == "free" for event in real)
+        same = Counter(event.token for event in real) == Counter(event.token for event in ours)
+        return same and all(by_autocast) and all(event.action == "free" for event in real)
+
+
+def compared(trace: Trace, hardware: Hardware) -> Compared:
+    """Simulate the trace's recipe on `hardware`, with the settings of the recording, by today's libraries."""
+    kernels = {key: value for key, value in trace.provenance["settings"].items() if key in KERNEL_SETTINGS}
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, kernels):
+        profile, memory = simulate(trace.recipe(Path(folder)), hardware, settings_of(trace))
+    return Compared(trace, profile, diff_traces(trace.entries, memory.snapshot()["device_traces"][0]))
+
+
+def hardware_of(trace: Trace) -> Hardware:
+    """The device of the recording in the hardware table. Raises InputError if it is not there."""
+    name = trace.device["name"]
+    if name not in TABLE_NAMES:
+        raise InputError(f"{trace.name} was recorded on {name}, which is not in the hardware table.")
+    return find_hardware(TABLE_NAMES[name])
+
+
+def missing_libraries(trace: Trace) -> list[str]:
+    """What differs from the libraries of the recording and decides about allocations, in words."""
+    found = []
+    for library in ("torch", "transformers", "peft", "bitsandbytes"):
+        theirs = trace.provenance["versions"].get(library, "none")
+        ours = installed_version(library) or "none"
+        if theirs.partition("+")[0] != ours.partition("+")[0]:
+            found.append(f"recorded with {library} {theirs}, and {ours} is installed")
+    return found
 
 
 def replayed(trace: Trace) -> Replay:
@@ -60,19 +152,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("replay").add_argument("trace", nargs="*", type=Path)
+    commands.add_parser("compare").add_argument("trace", nargs="*", type=Path)
     unpacking = commands.add_parser("unpack")
     unpacking.add_argument("folder", type=Path)
     unpacking.add_argument("trace", nargs="*", type=Path)
     options = parser.parse_args(arguments)
     try:
-        paths = options.trace or sorted(TRACES.glob("*.json.gz"))
+        paths = options.trace or sorted([*DATA.glob("traces/*.json.gz"), *DATA.glob("stand_in/*/*.json.gz")])
         if not paths:
-            raise InputError(f"{TRACES} holds no trace. Record some: python -m benchmarks.gpu --part traces.")
+            raise InputError(f"{DATA} holds no trace. Record some: python -m benchmarks.gpu --part traces.")
         if options.command == "unpack":
             options.folder.mkdir(parents=True, exist_ok=True)
             for path in paths:
                 print(unpack(load_trace(path), options.folder))
             return 0
+        if options.command == "compare":
+            quiet_libraries()
+            return int(not all([_report_simulated(load_trace(path)) for path in paths]))
         return int(not all([_report(load_trace(path)) for path in paths]))
     except InputError as error:
         print(f"benchmarks.traces: {error}", file=sys.stderr)
@@ -90,6 +186,18 @@ def _report(trace: Trace) -> bool:
     blocks = "and blocks" if same else "but not the same blocks"
     print(f"{trace.name}: {made.requests} requests, the same segments {blocks}")
     return same
+
+
+def _report_simulated(trace: Trace) -> bool:
+    result = compared(trace, hardware_of(trace))
+    peaks = {name: (real, ours) for name, (real, ours) in result.peaks().items() if real != ours}
+    events = sum(phase.real_events for phase in result.diff.phases)
+    print(f"{trace.name}: {events} events, {'the same' if result.same_requests else 'not the same'} requests")
+    for name, (real, ours) in peaks.items():
+        print(f"    {name}: recorded {real}, simulated {ours}")
+    for line in missing_libraries(trace):
+        print(f"    {line}")
+    return result.same_requests and not peaks
 
 
 def _shape(segment: dict) -> tuple:

@@ -130,6 +130,6 @@ def _math(
         weights = torch.native_dropout(weights, dropout_p, True)[0]
     second_output = weights.to(dtype)  # made before the first, and dropped
     out = (weights @ value).to(dtype)
+    del weights, key, value, query, mask  # in the order in which C++ destroys them
     del second_output
-    del weights, key, value, query  # in the order in which C++ destroys them
     return out

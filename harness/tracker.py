@@ -169,11 +169,11 @@ def _only_the_engine_has(gradient: Tensor) -> bool:
     return (
         gradient._use_count() <= _HELD_BY_THE_CALL  # type: ignore[attr-defined]
         and torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) <= 2
-        and _is_dense(gradient)
+        and is_dense(gradient)
     )
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Whether its elements, in any order of the dimensions, lie side by side."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
