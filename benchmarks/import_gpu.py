@@ -97,7 +97,7 @@ def files_of(documents: Mapping[str, Mapping[str, Any]], profiles: Path, traces:
                 for source, profile in (made.get("profiles") or {}).items():
                     files[folder / f"{name}.{source}.json"] = _profile(profile, source, where)
             if part == "traces" and "trace" in made and device["kind"] == "cuda":
-                files[kept / f"{name}.json.gz"] = _trace(made["trace"], where)
+                files[kept / f"{name}.json.gz"] = sanitised_trace(made["trace"], where)
         if part == "traces" and device["kind"] != "cuda":
             notes.append("traces: left out, those of a CPU say nothing about the CUDA allocator")
         if part == "calibrate" and stand_in is None:
@@ -229,7 +229,8 @@ def _profile(document: Any, source: str, where: str) -> bytes:
     return f"{profile.to_json()}\n".encode()
 
 
-def _trace(text: Any, where: str) -> bytes:
+def sanitised_trace(text: Any, where: str) -> bytes:
+    """The bytes of a trace in base64, without this machine's paths. Raises InputError if it is damaged."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, TypeError, ValueError) as error:

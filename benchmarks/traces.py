@@ -85,10 +85,11 @@ class Compared:
         by_autocast = [
             any(f["filename"].endswith("autocast_mode.py") for f in event.frames) for event in real
         ]
+        theirs, mine = (Counter(event.token for event in events) for events in (real, ours))
+        only_frees = all(event.action == "free" for event in real)
         if self.trace.oom is not None:  # on its way up the exception frees what there is
-            return not ours and all(event.action == "free" for event in real)
-        same = Counter(event.token for event in real) == Counter(event.token for event in ours)
-        return same and all(by_autocast) and all(event.action == "free" for event in real)
+            return only_frees and mine <= theirs
+        return only_frees and mine == theirs and all(by_autocast)
 
 
 def compared(trace: Trace, hardware: Hardware) -> Compared:

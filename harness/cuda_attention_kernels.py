@@ -111,14 +111,15 @@ def _math(
     # _scaled_dot_product_attention_math, which computes in fp32. Spelled out because torch's own, when it
     # sees a dispatch mode, adds the mask out of place, where a run without one adds it in place.
     dtype = query.dtype
-    if dtype in HALF_DTYPES:
-        query, key, value = query.float(), key.float(), value.float()
-    factor = math.sqrt(scale or 1 / math.sqrt(query.shape[-1]))
-    query = query * factor
+    given = [t.float() if dtype in HALF_DTYPES else t for t in (query, key, value)]
+    del query, key, value
+    factor = math.sqrt(scale or 1 / math.sqrt(given[0].shape[-1]))
+    query = given[0] * factor
     if is_causal:
-        causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        causal = torch.ones(query.shape[-2], given[1].shape[-2], dtype=torch.bool, device=query.device).tril()
         mask = _additive(causal, query.dtype, -math.inf)
         del causal
+    key, value = given[1:]
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
@@ -131,5 +132,7 @@ def _math(
     second_output = weights.to(dtype)  # made before the first, and dropped
     out = (weights @ value).to(dtype)
     del weights, key, value, query, mask  # in the order in which C++ destroys them
+    while given:
+        given.pop()
     del second_output
     return out

@@ -172,7 +172,9 @@ def efficient_workspace(query: Tensor, key: Tensor, value: Tensor, dropout_p: fl
             query_block, in_registers = 128, False
         elif shared_memory:
             query_block, tile_width = 128, 128
-        elif width <= 96 and dropout_p == 0 and gpu.capability in ((8, 6), (8, 9)):
+        elif gpu.capability[0] == 7 or (
+            width <= 96 and dropout_p == 0 and gpu.capability in ((8, 6), (8, 9))
+        ):
             query_block = 128
         else:
             in_registers = False

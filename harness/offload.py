@@ -57,6 +57,25 @@ def to_host(tensor: Tensor) -> Tensor:
         return host_empty_like(tensor).copy_(tensor, non_blocking=True)
 
 
+def without_repeats(tensor: Tensor) -> Tensor:
+    """Of what was expanded (a mask, to every head) the part that is there once: a view of `tensor`."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its elements, in any order of the dimensions, lie side by side."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
 class SideStream:
     """Copies over the host link, beside the compute stream. Device memory always comes from the compute
     stream, so it is reused in a fixed order. On a CPU and shape-only there is no stream: every copy is
@@ -117,19 +136,22 @@ class OffloadedActivations:
 
     def _pack(self, tensor: Tensor) -> Tensor | _Saved:
         storage = tensor.untyped_storage()
-        if storage._cdata in self._parameters or tensor.nbytes < MIN_OFFLOAD_BYTES:
+        seen = without_repeats(tensor)
+        if storage._cdata in self._parameters or seen.nbytes < MIN_OFFLOAD_BYTES:
             return tensor
         # One tensor is saved by several nodes (the input of q, k and v): one copy serves them all.
         key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         known = self._by_tensor.get((*key, tensor._version))
         saved = known[1]() if known is not None and not known[0].expired() else None
         if saved is None:
-            saved = _Saved(len(self._saved), self._copy_out(tensor), tensor.device)
+            saved = _Saved(len(self._saved), self._copy_out(seen), tensor.device, tensor.shape)
             self._saved.append(weakref.ref(saved))
             self._by_tensor[(*key, tensor._version)] = (StorageWeakRef(storage), self._saved[-1])
         return saved
 
     def _copy_out(self, tensor: Tensor) -> Tensor:
+        if not is_dense(tensor):  # or the copy would make this one itself, in the side stream's memory
+            tensor = tensor.contiguous()
         with self._side.after_compute():
             host = to_host(tensor)
         self._leaving.append((tensor, self._side.event()))
@@ -154,7 +176,7 @@ class OffloadedActivations:
         saved.used = True
         tensor, event = self._fetched.pop(saved)
         self._side.compute_waits(event)
-        return tensor
+        return tensor.expand(saved.shape)
 
     def _fetch(self, saved: _Saved) -> None:
         if saved in self._fetched:
@@ -172,5 +194,6 @@ class _Saved:
     index: int
     host: Tensor
     device: torch.device
+    shape: torch.Size
     used: bool = False
     """Whether backward had it already: it may come once more, but is not worth fetching ahead."""

@@ -16,7 +16,7 @@ from harness.module_paths import ModulePaths
 from harness.shape_cache import VIEW, tensors_in
 from harness.simulated_memory import SimulatedMemory
 from harness.simulated_time import Cost, SimulatedTime
-from harness.tracker import StorageTracker, is_dense
+from harness.tracker import StorageTracker
 
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
@@ -63,8 +63,6 @@ class SimulatedDevice(StorageTracker):
             self._clock(call.cost, func, args)
         if call.script:
             self._play(call.script, func, out)
-        if func._overloadpacket is aten.copy_ and self.on_host:
-            self._stage(args)
         if func._overloadpacket in _PRODUCTS:
             self._see(out, func)
             self._keep_workspaces(func._overloadpacket, args, kwargs)
@@ -84,27 +82,6 @@ class SimulatedDevice(StorageTracker):
             self.time.work_on_host(cost, given)
         else:  # unified memory (paged optimizers) stays on the device while there is room
             self.time.launch(cost, given)
-
-    def _stage(self, args: Any) -> None:
-        """A copy between the two memories of what is laid out differently goes through the device.
-
-        ATen/native/cuda/Copy.cu, copy_requires_temporaries and copy_kernel_cuda.
-        """
-        to, source, *non_blocking = args
-        to_host, from_host = (self.key_of(tensor) in self.on_host for tensor in (to, source))
-        alike = to.dtype == source.dtype and to.stride() == source.stride() and is_dense(to)
-        if to_host == from_host or alike:
-            return
-        if to_host:
-            as_given = source.shape == to.shape and source.is_contiguous()
-            converts = bool(non_blocking and non_blocking[0]) and to.dtype != source.dtype
-            itemsize = to.itemsize if converts else source.itemsize
-            size_bytes = to.numel() * itemsize if converts or not as_given else 0
-        else:
-            as_given = to.dtype == source.dtype and to.is_contiguous()
-            size_bytes = 0 if as_given else to.numel() * source.itemsize
-        if size_bytes:
-            self.memory.release(self.memory.temporaries([size_bytes], "copy_", self.stack()))
 
     def gone(self, key: int) -> None:
         """See StorageTracker.gone."""

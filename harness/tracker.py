@@ -17,7 +17,7 @@ from torch.autograd.graph import _engine_run_backward
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.offload import is_on_host
+from harness.offload import is_dense, is_on_host
 
 aten = torch.ops.aten
 Frame = tuple[CodeType, int]
@@ -171,17 +171,6 @@ def _only_the_engine_has(gradient: Tensor) -> bool:
         and torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) <= 2
         and is_dense(gradient)
     )
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether its elements, in any order of the dimensions, lie side by side."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def _frames_from(frame: FrameType | None) -> tuple[Frame, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -145,3 +146,29 @@ def test_the_side_stream_brings_back_the_same_bits(
     assert same_bits(weights(training), weights(here.training))
     assert set(in_flight) == {IN_FLIGHT}
     assert sorted(compute.waited) == list(range(1, side.recorded + 1))
+
+
+@pytest.mark.parametrize("laid_out", ["expanded", "every other"])
+def test_what_is_not_dense_comes_back_with_its_values(laid_out: str) -> None:
+    """A mask is expanded to every head: it is kept once."""
+    columns = MIN_OFFLOAD_BYTES // 4
+
+    def gradients(offloaded: OffloadedActivations | None) -> tuple[torch.Tensor, torch.Tensor, set[int]]:
+        torch.manual_seed(0)
+        mask = torch.randn(1 if laid_out == "expanded" else 16, columns, requires_grad=True)
+        scores = torch.randn(8, columns, requires_grad=True)
+        view = mask.expand(8, columns) if laid_out == "expanded" else mask[::2]
+        with nullcontext() if offloaded is None else offloaded():
+            out = (view * scores).sum()
+        found = [] if offloaded is None else [saved() for saved in offloaded._saved]
+        sizes = {saved.host.shape[0] for saved in found if saved is not None}
+        out.backward()
+        assert mask.grad is not None
+        assert scores.grad is not None
+        return mask.grad, scores.grad, sizes
+
+    *plain, _ = gradients(None)
+    model = torch.nn.Linear(1, 1)
+    *ours, sizes = gradients(OffloadedActivations(model, torch.device("cpu")))
+    torch.testing.assert_close(ours, plain, rtol=0, atol=0)
+    assert sizes == ({1, 8} if laid_out == "expanded" else {8})
