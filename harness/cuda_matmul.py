@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -116,7 +119,7 @@ def gemm_4bit(
     are dequantized, and copied once more as the offset is added.
     """
     rows = product(input.shape[:-1])
-    if reads_4bit_weights(rows, weight_shape, block_size):
+    if reads_4bit_weights(rows, weight_shape, block_size, input.dtype, gpu):
         script.output(0)
         return
     offset_free = scaled = None
@@ -129,13 +132,38 @@ def gemm_4bit(
     script.free(scaled, offset_free, weight)  # as Python clears the locals of a function
 
 
-def reads_4bit_weights(rows: int, weight_shape: Sequence[int], block_size: int) -> bool:
-    """Whether bitsandbytes' own kernel runs (_gemm_4bit_use_custom_cuda), not dequantize and multiply.
+def reads_4bit_weights(
+    rows: int, weight_shape: Sequence[int], block_size: int, dtype: torch.dtype, gpu: Gpu
+) -> bool:
+    """Whether bitsandbytes' own kernel runs, not dequantize and multiply.
 
-    Exact up to 4 rows and from 1537 on, and for weights of at least 4 Mi elements from 513 on. In between
-    bitsandbytes looks into tables measured per GPU, which mostly say: below 8 rows.
+    By rows, shape, dtype and GPU it looks into tables of its own, which are asked here. Where they cannot be
+    asked (before bitsandbytes 0.50, or after a change of names): below 8 rows.
     """
-    return rows < 8 and weight_shape[1] % block_size == 0
+    if weight_shape[1] % block_size != 0:
+        return False
+    operators = _bitsandbytes_cuda()
+    if operators is None:
+        return rows < 8
+    if rows > operators._gemm_4bit_custom_max_m:
+        return False
+    properties = gpu.sm_count, *gpu.capability
+    with patch.object(operators, "_gpu_dispatch_props", lambda _: properties):
+        return operators._gemm_4bit_use_custom_fn(0, dtype, rows, *weight_shape)
+
+
+@cache
+def _bitsandbytes_cuda() -> Any:
+    """bitsandbytes' module of CUDA operators, which also imports where torch has no CUDA; None if it has not
+    these names.
+    """
+    try:
+        with patch.object(torch._C, "_cuda_getCurrentRawStream", None, create=True):
+            from bitsandbytes.backends.cuda import ops
+    except (ImportError, AttributeError):
+        return None
+    names = ("_gemm_4bit_custom_max_m", "_gemm_4bit_use_custom_fn", "_gpu_dispatch_props")
+    return ops if all(hasattr(ops, name) for name in names) else None
 
 
 def int8_product(script: Script, input: Tensor, rows: int, columns: int) -> None:

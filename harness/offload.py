@@ -119,8 +119,9 @@ class OffloadedActivations:
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._parameters = {p.untyped_storage()._cdata for p in model.parameters()}
-        self._parameters |= {b.untyped_storage()._cdata for b in model.buffers()}
+        # Not the addresses alone: of what dies (a bias that bitsandbytes casts) they are used again.
+        stays = [StorageWeakRef(t.untyped_storage()) for t in (*model.parameters(), *model.buffers())]
+        self._parameters = {reference.cdata: reference for reference in stays}
         self._side = SideStream(device)
         # Only autograd's graph holds on to what was saved: each host copy is freed as backward passes it.
         self._saved: list[weakref.ref[_Saved]] = []

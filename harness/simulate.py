@@ -148,11 +148,12 @@ class _Run:
         self._note(name, self.time.now() - start_s)
 
     def _more_steps(self) -> None:
-        """What a measurement's other steps add to reserved memory: its warm-up, timed and recorded ones."""
+        """What a measurement's other steps add: its warm-up, timed and recorded ones."""
         peaks = self.memory.repeat(self.asked.warmup_steps + self.asked.steps + 1 - STEPS)
-        for name, peak_bytes in peaks.items():
+        for name, (allocated, reserved) in peaks.items():
             stats = self.phases[name]
-            stats.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0, peak_bytes)
+            stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, allocated)
+            stats.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0, reserved)
 
     def _label_what_stays(self) -> None:
         assert self.training is not None
@@ -249,6 +250,8 @@ class _Run:
         memory.fragmentation_bytes = memory.peak_reserved_bytes - (memory.peak_allocated_bytes or 0)
         peak = find_peak(self.memory.spans).index
         memory.at_peak = breakdown_at(self.memory.spans, peak)
+        not_split_off = (memory.peak_allocated_bytes or 0) - memory.at_peak.total_bytes()
+        memory.at_peak.other_bytes = (memory.at_peak.other_bytes or 0) + not_split_off
         memory.at_peak_by_module = bytes_by_module(self.memory.spans, peak)
         return memory
 

@@ -107,10 +107,11 @@ class SimulatedMemory(Recording):
         reserved = self.allocator.device.reserved_bytes
         reserved.peak = reserved.current
 
-    def repeat(self, times: int) -> dict[str, int]:
-        """Do the recorded step again, at most `times`: the reserved bytes at most, by phase.
+    def repeat(self, times: int) -> dict[str, tuple[int, int]]:
+        """Do the recorded step again, at most `times`: allocated and reserved bytes at most, by phase.
 
-        Steps are all alike, but the blocks they leave are not: reserved memory can grow for a few steps more.
+        Steps are all alike, but the blocks they leave are not: for a few steps more reserved memory can grow,
+        and allocated by what is not split off a block.
         It ends when a step leaves the blocks it found. A step whose leftovers are not those that it found of
         the one before is not repeated. Raises AllocatorOutOfMemory. The snapshot stays that of the recording.
         """
@@ -121,7 +122,7 @@ class SimulatedMemory(Recording):
         died = {key for key, size in done if size < 0}
         left = [key for key in born if key not in died]
         found = [key for key in self._before if key in died]
-        peaks: dict[str, int] = {}
+        peaks: dict[str, tuple[int, int]] = {}
         if [born[key] for key in left] != [self._before[key] for key in found]:
             return peaks
         blocks, state = self._blocks, self._all_blocks()
@@ -134,17 +135,24 @@ class SimulatedMemory(Recording):
         return peaks
 
     def _repeat_once(
-        self, done: list[tuple[int, int]], blocks: dict[int, Block], peaks: dict[str, int]
+        self, done: list[tuple[int, int]], blocks: dict[int, Block], peaks: dict[str, tuple[int, int]]
     ) -> None:
+        now = sum(block.size for block in blocks.values())
         ends = [start for start, _ in self._phases[1:]] + [len(done)]
         for (start, phase), end in zip(self._phases, ends, strict=True):
             self.reset_peak()
+            peak = now
             for key, size_bytes in done[start:end]:
                 if size_bytes < 0:
-                    self.allocator.free(blocks.pop(key))
+                    block = blocks.pop(key)
+                    now -= block.size
+                    self.allocator.free(block)
                 else:
-                    blocks[key] = self.allocator.malloc(size_bytes)
-            peaks[phase] = max(peaks.get(phase, 0), self.peak_reserved_bytes)
+                    block = blocks[key] = self.allocator.malloc(size_bytes)
+                    now += block.size
+                    peak = max(peak, now)
+            allocated, reserved = peaks.get(phase, (0, 0))
+            peaks[phase] = max(allocated, peak), max(reserved, self.peak_reserved_bytes)
 
     def _all_blocks(self) -> list[tuple[int, int, bool]]:
         """(address, size, allocated) of every block: equal states do the same with equal requests."""

@@ -4,7 +4,7 @@
         python -m tests.stand_in_cuda.random_recipes DIR --seed 1 --count 40
     python -m benchmarks.traces compare DIR/*.json.gz
 
-Whatever is no valid recipe is drawn anew. Each recipe runs in a process of its own; what memory runs out in is
+Whatever is no valid recipe is drawn anew. Each recipe runs in a process of its own; running out of memory is
 a recording too. A recipe that fails otherwise is named, and ends the programme with status 1.
 """
 
