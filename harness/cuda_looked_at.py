@@ -37,7 +37,7 @@ _REASONS = {
     # cuda/Indexing.cu, index_select: of contiguous indices. cuda/NLLLoss.cu: of contiguous log-probabilities.
     # cuda/ScatterGatherKernel.cu, cuda/TriangularOps.cu.
     "one kernel over contiguous tensors": """
-        embedding nll_loss_backward nll_loss_forward scatter tril tril_
+        embedding nll_loss_backward nll_loss_forward scatter scatter_ tril tril_
     """,
     # cuda/SummaryOps.cu: fewer than 100 bins are counted in shared memory. A router has a bin an expert.
     "a histogram of fewer than 100 bins": "histc",

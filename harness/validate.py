@@ -5,6 +5,7 @@ The reference is the measured profile where there is one, else the simulated one
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -218,10 +219,20 @@ def _differences_of_origin(simulated: StepProfile, measured: StepProfile) -> Ite
     versions = [
         f"{package} {here[package]} simulated, {there[package]} measured"
         for package in here
-        if package in there and here[package] != there[package]
+        if package in there and here[package].partition("+")[0] != there[package].partition("+")[0]
     ]
     if versions:
         yield f"different versions: {'; '.join(versions)}"
-    kernels = [p.provenance.get("attention_kernels") for p in (simulated, measured)]
+    kernels = [_kernels(p) for p in (simulated, measured)]
     if all(kernels) and kernels[0] != kernels[1]:
         yield f"different attention kernels: {kernels[0]} simulated, {kernels[1]} measured"
+
+
+def _kernels(profile: StepProfile) -> list[str]:
+    """The attention kernels that ran; a measurement has them by their operators' names."""
+    names = profile.provenance.get("attention_kernels") or []
+    found = (re.fullmatch(r"aten\._scaled_dot_product_(\w+)_attention", name) for name in names)
+    plain = {"aten._safe_softmax": "math"}
+    return sorted(
+        match[1] if match else plain.get(name, name) for match, name in zip(found, names, strict=True)
+    )

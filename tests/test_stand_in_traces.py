@@ -36,7 +36,7 @@ def test_the_allocator_does_what_pytorch_did(path: Path) -> None:
     trace = loaded(path)
     made = replayed(trace)
     assert made.divergence is None
-    assert made.requests > 1000
+    assert made.requests > 300
     assert same_segments(trace, made)
 
 
@@ -46,7 +46,7 @@ def test_the_simulation_makes_the_recorded_requests(path: Path) -> None:
     if other := missing_libraries(trace):
         pytest.skip("; ".join(other))
     result = compared(trace, hardware_of(trace))
-    assert sum(phase.real_events for phase in result.diff.phases) > 500
+    assert sum(phase.real_events for phase in result.diff.phases) > 200
     assert result.same_requests
     assert (result.profile.oom is None) == (trace.oom is None)
     for name, (real, simulated) in result.peaks().items():

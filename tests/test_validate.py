@@ -123,7 +123,10 @@ def test_times_of_a_cpu_are_not_held_against_those_of_a_gpu() -> None:
 
 def test_notes_say_what_the_numbers_hide() -> None:
     oom = OutOfMemoryReport(phase="forward")
-    versions = {"versions": {"torch": "2.13.0"}, "attention_kernels": ["flash"]}
+    versions = {
+        "versions": {"torch": "2.13.0+cpu", "peft": "0.21.2"},
+        "attention_kernels": ["efficient", "flash"],
+    }
     other_versions = {"versions": {"torch": "2.12.0"}, "attention_kernels": ["math"]}
     measured = profile("measured", provenance=other_versions, oom=oom, complete=False)
     simulated = profile("simulated", provenance=versions)
@@ -135,7 +138,14 @@ def test_notes_say_what_the_numbers_hide() -> None:
         "different versions",
         "different attention kernels",
     ]
-    assert "2.13.0 simulated, 2.12.0 measured" in notes[2]
+    assert "2.13.0+cpu simulated, 2.12.0 measured" in notes[2]
+
+    # another build of the same release, and kernels by the names that PyTorch gives their operators
+    operators = [f"aten._scaled_dot_product_{name}_attention" for name in ("efficient", "flash")]
+    same = {"versions": {"torch": "2.13.0+cu130", "peft": "0.21.2"}, "attention_kernels": operators}
+    assert (
+        compare([profile("measured", provenance=same), profile("simulated", provenance=versions)]).notes == ()
+    )
 
 
 def test_fields_that_change_no_byte_may_differ() -> None:
