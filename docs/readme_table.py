@@ -34,7 +34,6 @@ SHOWN = {
 """Published rows by id, and what README calls them: one for each model and method."""
 
 ON_A_STAND_IN = {
-    "llama-3.2-1b-bf16": "Llama-3.2-1B, every weight, bf16",
     "llama-3.1-8b-full-bf16": "Llama-3.1-8B, every weight, bf16",
     "llama-3.1-8b-lora-batch-16": "Llama-3.1-8B, LoRA, 16 x 2048 tokens",
     "llama-3.1-8b-qlora": "Llama-3.1-8B, QLoRA, 1 x 2048 tokens",

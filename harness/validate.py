@@ -230,9 +230,7 @@ def _differences_of_origin(simulated: StepProfile, measured: StepProfile) -> Ite
 
 def _kernels(profile: StepProfile) -> list[str]:
     """The attention kernels that ran; a measurement has them by their operators' names."""
-    names = profile.provenance.get("attention_kernels") or []
-    found = (re.fullmatch(r"aten\._scaled_dot_product_(\w+)_attention", name) for name in names)
+    names: list[str] = profile.provenance.get("attention_kernels") or []
     plain = {"aten._safe_softmax": "math"}
-    return sorted(
-        match[1] if match else plain.get(name, name) for match, name in zip(found, names, strict=True)
-    )
+    short = re.compile(r"aten\._scaled_dot_product_(\w+)_attention")
+    return sorted(short.sub(r"\1", plain.get(name, name)) for name in names)
