@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -145,12 +146,18 @@ class OptimizerInBackward(torch.optim.Optimizer):
 
     def __init__(self, weights: Sequence[Tensor], build: Build) -> None:
         self._each = {weight: build([weight]) for weight in weights}
-        for weight in weights:
-            weight.register_post_accumulate_grad_hook(self._step_one)
+        this = weakref.ref(self)
 
-    def _step_one(self, weight: Tensor) -> None:
-        self._each[weight].step()
-        self._each[weight].zero_grad(set_to_none=True)
+        def step_one(weight: Tensor) -> None:
+            optimizer = this()
+            if optimizer is not None:
+                optimizer._each[weight].step()
+                optimizer._each[weight].zero_grad(set_to_none=True)
+
+        # A hook that held its weight, here through the optimizer, would keep it for good: no garbage
+        # collector sees what autograd holds.
+        for weight in weights:
+            weight.register_post_accumulate_grad_hook(step_one)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Nothing is left to do after backward."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from typing import Any, get_args
 
 import pytest
@@ -205,3 +207,23 @@ def test_in_backward_frees_every_gradient() -> None:
         peaks[in_backward] = max(observer.peak_bytes.values())
     assert left[False] - left[True] == 4 * PARAMETERS
     assert peaks[True] < peaks[False]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"optimizer_in_backward": True},
+        {"offload": ["parameters"]},
+        {"offload": ["activations"]},
+    ],
+    ids=str,
+)
+def test_a_training_that_is_over_leaves_no_weight_behind(fields: dict[str, Any]) -> None:
+    """What autograd holds no garbage collector sees: a cycle through a hook would keep the whole model."""
+    training, batches = built(tiny(**fields))
+    step(training, batches)
+    alive = [weakref.ref(parameter) for parameter in training.model.parameters()]
+    del training, batches
+    gc.collect()
+    assert [reference() for reference in alive if reference() is not None] == []
