@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.cuda_disguise import as_on_cuda
+from harness.model import prepare_for_kbit
 from harness.offload import on_host
 from harness.recipe import Recipe
 from harness.recipe_rules import BITSANDBYTES_OPTIMIZERS
@@ -44,14 +46,26 @@ def library_patches(recipe: Recipe, capability: tuple[int, int]) -> Iterator[tup
 
         name = "fused_linear_cross_entropy_forward"
         yield f"{liger.__name__}.{name}", as_on_cuda(getattr(liger, name), capability)
-    if recipe.upcast_for_kbit and find_spec("peft") is not None:
-        import peft
-
-        yield "peft.prepare_model_for_kbit_training", _with_cuda(peft.prepare_model_for_kbit_training)
+    if recipe.upcast_for_kbit:
+        yield "harness.model.prepare_for_kbit", _with_cuda(prepare_for_kbit)
     if recipe.optimizer in BITSANDBYTES_OPTIMIZERS and find_spec("bitsandbytes") is not None:
         yield "bitsandbytes.functional.get_paged", _paged
         yield "bitsandbytes.functional.fill", lambda *_, **__: None
         yield "bitsandbytes.functional.prefetch_tensor", lambda *_, **__: None
+
+
+@cache
+def bitsandbytes_cuda() -> Any:
+    """bitsandbytes' module of CUDA operators, which also imports where torch has no CUDA; None if it has not
+    these names.
+    """
+    try:
+        with patch.object(torch._C, "_cuda_getCurrentRawStream", None, create=True):
+            from bitsandbytes.backends.cuda import ops
+    except (ImportError, AttributeError):
+        return None
+    names = ("_gemm_4bit_custom_max_m", "_gemm_4bit_use_custom_fn", "_gpu_dispatch_props")
+    return ops if all(hasattr(ops, name) for name in names) else None
 
 
 def _where_transformers_asks(capability: tuple[int, int]) -> Iterator[tuple[str, Any]]:

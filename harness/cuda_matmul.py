@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from harness.cuda_libraries import bitsandbytes_cuda
 from harness.cuda_script import Gpu, Script, product, size_of
 
 MIB, KIB = 2**20, 2**10
@@ -142,7 +141,7 @@ def reads_4bit_weights(
     """
     if weight_shape[1] % block_size != 0:
         return False
-    operators = _bitsandbytes_cuda()
+    operators = bitsandbytes_cuda()
     if operators is None:
         return rows < 8
     if rows > operators._gemm_4bit_custom_max_m:
@@ -150,20 +149,6 @@ def reads_4bit_weights(
     properties = gpu.sm_count, *gpu.capability
     with patch.object(operators, "_gpu_dispatch_props", lambda _: properties):
         return operators._gemm_4bit_use_custom_fn(0, dtype, rows, *weight_shape)
-
-
-@cache
-def _bitsandbytes_cuda() -> Any:
-    """bitsandbytes' module of CUDA operators, which also imports where torch has no CUDA; None if it has not
-    these names.
-    """
-    try:
-        with patch.object(torch._C, "_cuda_getCurrentRawStream", None, create=True):
-            from bitsandbytes.backends.cuda import ops
-    except (ImportError, AttributeError):
-        return None
-    names = ("_gemm_4bit_custom_max_m", "_gemm_4bit_use_custom_fn", "_gpu_dispatch_props")
-    return ops if all(hasattr(ops, name) for name in names) else None
 
 
 def int8_product(script: Script, input: Tensor, rows: int, columns: int) -> None:

@@ -86,7 +86,7 @@ def _adapted(recipe: Recipe, config: Any, device: torch.device) -> Any:
     model = _with_weights(recipe, config, device)
     model.config.use_cache = False
     if recipe.upcast_for_kbit:
-        _prepare_for_kbit(model)
+        prepare_for_kbit(model)
     elif recipe.adapter != "none":
         model.requires_grad_(False)
     if recipe.adapter != "none":
@@ -229,7 +229,8 @@ def _with_weights(recipe: Recipe, config: Any, device: torch.device) -> Any:
         ) from error
 
 
-def _prepare_for_kbit(model: Any) -> None:
+def prepare_for_kbit(model: Any) -> None:
+    """peft's: every 16-bit weight left becomes fp32."""
     from peft import prepare_model_for_kbit_training
 
     prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
