@@ -34,7 +34,7 @@ _PLUMBING = (
     "contextlib.py",
 )
 _PACKAGES_FOLDER = r"(?:site-packages|dist-packages|python3\.\d+)/"
-_INSTALL_FOLDER = re.compile(rf"^.*/(?:{_PACKAGES_FOLDER}|(?=(?:harness|benchmarks)/))")
+_INSTALL_FOLDER = re.compile(rf"^.*/(?:{_PACKAGES_FOLDER}|(?=(?:harness|benchmarks|tests)/))")
 
 
 @dataclass(frozen=True)
