@@ -34,6 +34,8 @@ SOURCES = {
 }
 SHARED_BYTES = {"7.0": 96, "7.5": 64, "8.0": 163, "8.6": 99, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
 """KiB of shared memory that a block can have (CUDA programming guide, technical specifications)."""
+COMPILED_FOR = (75, 80, 86, 90, 100, 120)
+"""What PyTorch's CUDA 13 builds have code for. A device runs the newest that is not newer than itself."""
 FIRST_ADDRESS = 0x1000_0000_0000
 """No process has anything there."""
 
@@ -69,6 +71,7 @@ def surroundings(device: str, libraries: list[Path]) -> dict[str, str]:
     """The environment variables of a process on the stand-in for `device`, a name of the hardware table."""
     hardware = find_hardware(device)
     capability = hardware.datasheet.compute_capability
+    number = int(capability.replace(".", ""))
     known_as = next(name for name, table_name in TABLE_NAMES.items() if table_name == device)
     total = int(hardware.memory_bytes)
     return {
@@ -78,7 +81,8 @@ def surroundings(device: str, libraries: list[Path]) -> dict[str, str]:
         "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
         "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
         "FAKE_NAME": known_as,
-        "FAKE_CAPABILITY": capability.replace(".", ""),
+        "FAKE_CAPABILITY": str(number),
+        "FAKE_BINARY": str(max(c for c in COMPILED_FOR if c <= max(number, COMPILED_FOR[0]))),
         "FAKE_PROCESSORS": str(hardware.sm_count),
         "FAKE_SHARED": str(SHARED_BYTES[capability] << 10),
         "FAKE_TOTAL": str(total),

@@ -1,7 +1,7 @@
 // The rest of the CUDA runtime: a device that answers what it is asked, streams and events that are always done,
 // copies that move nothing, kernels that compute nothing.
 // FAKE_NAME, FAKE_CAPABILITY (90 for 9.0), FAKE_PROCESSORS, FAKE_SHARED (bytes of shared memory a block can
-// have): what the device says it is.
+// have): what the device says it is. FAKE_BINARY: the capability its kernels were compiled for.
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -196,7 +196,7 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes* attributes, const v
   memset(attributes, 0, sizeof *attributes);
   attributes->maxThreadsPerBlock = 1024;
   attributes->numRegs = 32;
-  attributes->binaryVersion = attributes->ptxVersion = stand_in_number("FAKE_CAPABILITY", 90);
+  attributes->binaryVersion = attributes->ptxVersion = stand_in_number("FAKE_BINARY", 90);
   attributes->maxDynamicSharedSizeBytes = 48 << 10;
   return cudaSuccess;
 }
