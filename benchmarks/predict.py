@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,6 @@ from harness.recipe_check import check_recipe
 from harness.step_profile import StepProfile
 
 MAX_STACK_LINES = 16
-KERNEL_SETTINGS = ("TORCH_CUDNN_SDPA_DEPRIORITIZED",)
-"""Environment variables that say which kernels run."""
 
 
 def predictions(recipe: Recipe, hardware: Hardware, settings: Settings) -> dict[str, StepProfile | Exception]:
@@ -99,6 +97,11 @@ def without_workspaces() -> Hardware:
     return replace(find_hardware(DEFAULT_HARDWARE), calibration=calibration)
 
 
+def kernel_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Of a recording's environment variables those that say which kernels run."""
+    return {name: environment[name] for name in ("TORCH_CUDNN_SDPA_DEPRIORITIZED",) if name in environment}
+
+
 def table_name() -> str | None:
     """The hardware table's name for this machine's GPU, from the driver; None if it is not in the table."""
     import pynvml
@@ -132,7 +135,7 @@ def predict_folder(folder: Path, only: Sequence[str] = ()) -> list[Path]:
         version = (profile.provenance.get("versions") or {}).get("torch", "2.13")
         recipe = check_recipe(profile.recipe, str(path))
         settings = settings_from_environment(environment, version)
-        with patch.dict(os.environ, {key: environment[key] for key in KERNEL_SETTINGS if key in environment}):
+        with patch.dict(os.environ, kernel_settings(environment)):
             answers = predictions(recipe, hardware, settings)
         for source, answer in answers.items():
             target = folder / f"{name}.{source}.json"

@@ -21,7 +21,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from benchmarks.gpu_trace_file import Trace, load_trace
-from benchmarks.predict import KERNEL_SETTINGS
+from benchmarks.predict import kernel_settings
 from harness.allocator_replay import Replay, replay
 from harness.allocator_settings import Settings, settings_from_environment
 from harness.allocator_snapshot import snapshot_segments
@@ -94,7 +94,7 @@ class Compared:
 
 def compared(trace: Trace, hardware: Hardware) -> Compared:
     """Simulate the trace's recipe on `hardware`, with the settings of the recording, by today's libraries."""
-    kernels = {key: value for key, value in trace.provenance["settings"].items() if key in KERNEL_SETTINGS}
+    kernels = kernel_settings(trace.provenance["settings"])
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, kernels):
         profile, memory = simulate(trace.recipe(Path(folder)), hardware, settings_of(trace))
     return Compared(trace, profile, diff_traces(trace.entries, memory.snapshot()["device_traces"][0]))

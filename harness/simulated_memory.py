@@ -140,6 +140,7 @@ class SimulatedMemory(Recording):
         now = sum(block.size for block in blocks.values())
         ends = [start for start, _ in self._phases[1:]] + [len(done)]
         for (start, phase), end in zip(self._phases, ends, strict=True):
+            self.phase = phase  # memory may run out
             self.reset_peak()
             peak = now
             for key, size_bytes in done[start:end]:
