@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,8 +12,8 @@ from harness.cuda_reductions import Kernel, reduce
 from harness.cuda_script import Gpu, Script, ceil_div, product, round_up, size_of
 
 FLOAT_BYTES = 4
-CUDNN_PLAN_WORKSPACE_BYTES = 0
-"""What cuDNN's own plan asks for, on top of the frontend's part. Not published: only a trace can tell."""
+CUDNN_ALIGNMENT_BYTES = 128
+CUDNN_TILE = 128
 
 
 def flash_forward(script: Script, query: Tensor, key: Tensor, dropout_p: float, gpu: Gpu) -> None:
@@ -85,25 +87,54 @@ def flash_backward(
     script.free(*reversed(grouped), query_grad, sums, *reversed(copies))
 
 
-def cudnn_forward(script: Script, *, log_sum_exp: bool) -> None:
-    """aten::_scaled_dot_product_cudnn_attention: seed and offset, then attention and log-sum-exp.
+def cudnn_forward(
+    script: Script, query: Tensor, key: Tensor, dropout_p: float, gpu: Gpu, *, log_sum_exp: bool
+) -> None:
+    """aten::_scaled_dot_product_cudnn_attention: seed, offset, attention, log-sum-exp, workspace.
 
     transformers/cuda/attention.cu, _cudnn_attention_forward; cudnn/MHA.cpp, run_cudnn_SDP_fprop.
     """
     script.output(6, 7, 0, *((1,) if log_sum_exp else ()))
-    script.briefly(CUDNN_PLAN_WORKSPACE_BYTES)
+    script.briefly(cudnn_plan_bytes([], cudnn_dropout_bytes(query, key, dropout_p, gpu), gpu))
 
 
-def cudnn_backward(script: Script, query: Tensor) -> None:
+def cudnn_backward(script: Script, query: Tensor, key: Tensor, dropout_p: float, gpu: Gpu) -> None:
     """aten::_scaled_dot_product_cudnn_attention_backward, cudnn/MHA.cpp, run_cudnn_SDP_bprop.
 
     One workspace: the frontend's fp32 accumulator of dQ and row sums (cudnn_frontend, SDPA backward node),
-    then the plan's own.
+    then the plan's own: dK and dV for each query head where heads are grouped, and on Blackwell another
+    accumulator of dQ where a short sequence is left to the kernels of Ampere.
     """
     script.output(0, 1, 2)
     batch, heads, length, head_dim = query.shape
+    parts: list[int] = []
+    if key.shape[1] != heads:
+        parts += [batch * heads * key.shape[2] * head_dim * query.dtype.itemsize] * 2
+    dropout = cudnn_dropout_bytes(query, key, dropout_p, gpu)
+    shortest = key.shape[2] if gpu.torch_version >= (2, 15) else min(length, key.shape[2])
+    if gpu.capability[0] > 9 and not dropout and shortest <= CUDNN_TILE:
+        parts.append(FLOAT_BYTES * batch * heads * round_up(length, 8) * head_dim)
     frontend = FLOAT_BYTES * batch * heads * length * (head_dim + 1)
-    script.briefly(frontend + CUDNN_PLAN_WORKSPACE_BYTES)
+    script.briefly(frontend + cudnn_plan_bytes(parts, dropout, gpu))
+
+
+def cudnn_dropout_bytes(query: Tensor, key: Tensor, dropout_p: float, gpu: Gpu) -> int:
+    """The plan's mask of what is dropped: on Blackwell one bit for each position of whole tiles."""
+    if dropout_p == 0 or gpu.capability[0] == 9:
+        return 0
+    rows, columns = round_up(query.shape[2], CUDNN_TILE), round_up(key.shape[2], CUDNN_TILE)
+    return query.shape[0] * query.shape[1] * rows * columns // 8
+
+
+def cudnn_plan_bytes(parts: Sequence[int], dropout_bytes: int, gpu: Gpu) -> int:
+    """What a plan of cuDNN with these parts asks for: aligned, with room to align the first, 0 for none.
+
+    Hopper's kernels have one more small part of their own. Not published; cuDNN 9.19 to 9.26, asked for
+    their plans of 1,400 random calls, never answered anything else (tests/data/cudnn_plans).
+    """
+    own = [1] if gpu.capability[0] == 9 else []
+    aligned = [round_up(part, CUDNN_ALIGNMENT_BYTES) for part in (*parts, dropout_bytes, *own) if part]
+    return sum(aligned) + (CUDNN_ALIGNMENT_BYTES if aligned else 0)
 
 
 def efficient_forward(

@@ -299,11 +299,13 @@ def _efficient_backward(script: Script, a: Arguments, out: Outputs, gpu: Gpu) ->
 
 
 def _cudnn(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
-    attention.cudnn_forward(script, log_sum_exp=a["compute_log_sumexp"])
+    attention.cudnn_forward(
+        script, a["query"], a["key"], a["dropout_p"], gpu, log_sum_exp=a["compute_log_sumexp"]
+    )
 
 
 def _cudnn_backward(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
-    attention.cudnn_backward(script, a["query"])
+    attention.cudnn_backward(script, a["query"], a["key"], a["dropout_p"], gpu)
 
 
 def _present(out: Outputs) -> list[int]:

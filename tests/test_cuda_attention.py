@@ -233,10 +233,16 @@ CUDNN = aten._scaled_dot_product_cudnn_attention.default
 
 
 def test_cudnn() -> None:
-    """MHA.cpp: forward nothing known; backward cudnn_frontend's fp32 dQ and sums: 2 x 8 x 512 x (64 + 1)."""
-    query = meta(2, 8, 512, 64)
-    assert taken(CUDNN, query, query, query, None, True, 0.0, True) == []
+    """Hopper: 128 B for the kernels and 128 B to align them. Backward first has cudnn_frontend's fp32 dQ and
+    sums, 2 x 8 x 512 x (64 + 1); grouped heads make dK and dV, 2 x 8 x 512 x 64 in bf16, for each query head.
+    """
+    query, key = meta(2, 8, 512, 64), meta(2, 4, 512, 64)
+    assert taken(CUDNN, query, query, query, None, True, 0.0, True) == [256]
     seed, sums = meta(dtype=torch.int64), meta(2, 8, 512, 1, dtype=FP32)
     func = aten._scaled_dot_product_cudnn_attention_backward.default
-    args = (query, query, query, query, query, sums, seed, seed, None, None, None, 512, 512, 0.0, True)
-    assert taken(func, *args, out=(query, query, query)) == [2 * 8 * 512 * (64 + 1) * 4]
+    rest = (sums, seed, seed, None, None, None, 512, 512, 0.0, True)
+    frontend, per_query_head = 2 * 8 * 512 * (64 + 1) * 4, 2 * 8 * 512 * 64 * 2
+    alone = taken(func, query, query, query, query, query, *rest, out=(query, query, query))
+    grouped = taken(func, query, query, key, key, query, *rest, out=(query, key, key))
+    assert alone == [frontend + 256]
+    assert grouped == [frontend + 256 + 2 * per_query_head]

@@ -5,7 +5,7 @@
 The C files here take the place of the CUDA runtime, the driver, cuBLAS and cuBLASLt. All above them is real:
 PyTorch's operators, autograd, the caching allocator, its history and statistics. No kernel computes anything,
 values are zeros and times say nothing; but what is allocated and freed, and where, does not depend on them.
-cuDNN cannot start, so its attention is put last (TORCH_CUDNN_SDPA_DEPRIORITIZED).
+cuDNN is real too: it plans its attention for the device, which it is told of in place of a handle.
 
 Needs gcc, nm, the CUDA 13 build of torch (the one on PyPI) and CUDA's headers.
 """
@@ -31,6 +31,7 @@ SOURCES = {
     "libcublas.so.13": ("cublas.c",),
     "libcublasLt.so.13": ("cublasLt.c",),
     "libcuda.so.1": ("driver.c",),
+    "libstand_in_cudnn.so": ("cudnn.c",),  # in front of the real one, which it calls
 }
 SHARED_BYTES = {"7.0": 96, "7.5": 64, "8.0": 163, "8.6": 99, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
 """KiB of shared memory that a block can have (CUDA programming guide, technical specifications)."""
@@ -42,7 +43,7 @@ FIRST_ADDRESS = 0x1000_0000_0000
 
 def build(folder: Path, cuda: Path, wheels: Path) -> list[Path]:
     """Compile the libraries into `folder`, with the headers in `cuda` and the wheels' folder nvidia/cu13."""
-    headers = (wheels / "include", cuda)
+    headers = (wheels / "include", wheels.parent / "cudnn" / "include", cuda)
     made = []
     for name, sources in SOURCES.items():
         objects = [folder / f"{source}.o" for source in sources]
@@ -50,7 +51,9 @@ def build(folder: Path, cuda: Path, wheels: Path) -> list[Path]:
             _run("gcc -O1 -w -fPIC", *(f"-I{path}" for path in headers), "-c", HERE / source, "-o", compiled)
         # everything else that the library exports has no effect and succeeds
         real = wheels / "lib" / name
-        wanted = _exported(real) if real.exists() else _declared(cuda / "cuda.h")
+        wanted = _exported(real) if real.exists() else set()
+        if name == "libcuda.so.1":
+            wanted = _declared(cuda / "cuda.h")
         rest = folder / f"{name}.c"
         written = _exported(*objects, dynamic=False)
         rest.write_text("".join(f"int {each}(void) {{ return 0; }}\n" for each in sorted(wanted - written)))
@@ -78,7 +81,6 @@ def surroundings(device: str, libraries: list[Path]) -> dict[str, str]:
         "STAND_IN_CUDA": device,
         "LD_PRELOAD": ":".join(map(str, libraries)),
         "TRITON_LIBCUDA_PATH": str(libraries[0].parent),
-        "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
         "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
         "FAKE_NAME": known_as,
         "FAKE_CAPABILITY": str(number),

@@ -19,7 +19,16 @@ SUCCEEDS(cuGetErrorString, (CUresult error, const char** text), *text = "an erro
 SUCCEEDS(cuGetErrorName, (CUresult error, const char** text), *text = "error")
 SUCCEEDS(cuModuleLoadData, (CUmodule * module, const void* image), *module = (CUmodule)1)
 SUCCEEDS(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char* name), *function = (CUfunction)1)
+SUCCEEDS(cuLibraryLoadData,
+         (CUlibrary * library, const void* code, CUjit_option* a, void** b, unsigned c, CUlibraryOption* d, void** e,
+          unsigned f),
+         *library = (CUlibrary)1)
+SUCCEEDS(cuLibraryGetKernel, (CUkernel * kernel, CUlibrary library, const char* name), *kernel = (CUkernel)1)
+SUCCEEDS(cuKernelGetFunction, (CUfunction * function, CUkernel kernel), *function = (CUfunction)1)
 SUCCEEDS(cuFuncGetAttribute, (int* value, CUfunction_attribute which, CUfunction function),
          *value = which == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : which == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0)
 SUCCEEDS(cuPointerGetAttribute, (void* value, CUpointer_attribute which, CUdeviceptr pointer),
          *(CUdeviceptr*)value = pointer)
+CUresult cuGetExportTable(const void** table, const CUuuid* which) {
+  return CUDA_ERROR_NOT_FOUND;  // NVIDIA's own libraries ask for private tables: there are none
+}
