@@ -12,15 +12,16 @@ from harness.napkin_model import BuiltModel
 from harness.napkin_ops import cast, dropout, scale, under_autocast
 from harness.napkin_tape import SIZES, Tape, Tensor
 
-Kernel = Literal["eager", "flash", "efficient", "math"]
+Kernel = Literal["eager", "cudnn", "flash", "efficient", "math"]
 
 
 def choose_kernel(built: BuiltModel, dtype: str, *, masked: bool, compute_capability: float) -> Kernel:
     """The kernel CUDA runs for queries of `dtype`, with or without an explicit mask.
 
-    sdpa takes the first that can (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp): flash for 16 bit
-    without a mask from compute capability 8.0 on; memory-efficient with as many key-value heads as query
-    heads; else the plain one. transformers repeats the key-value heads only if there is a mask.
+    sdpa takes the first that can (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp): cuDNN's for 16 bit
+    on Hopper and data-center Blackwell, with dropout in sixteenths only; flash for 16 bit without a mask from
+    compute capability 8.0 on; memory-efficient with as many key-value heads as query heads; else the plain
+    one. transformers repeats the key-value heads only if there is a mask.
     """
     shape, attention = built.shape, built.recipe.attention
     if attention == "eager":
@@ -33,6 +34,10 @@ def choose_kernel(built: BuiltModel, dtype: str, *, masked: bool, compute_capabi
     half = dtype in ("bf16", "fp16")
     if attention.startswith("flash_attention"):
         return "flash"
+    widest = {9: 256, 10: 128}.get(int(compute_capability), 0)
+    fits_cudnn = shape.head_dim <= widest and shape.head_dim % 8 == 0
+    if half and fits_cudnn and 16 * shape.attention_dropout % 1 == 0:
+        return "cudnn"
     if half and not masked and compute_capability >= 8 and shape.head_dim <= 256:
         return "flash"
     grouped = shape.heads != shape.kv_heads and not masked
@@ -65,7 +70,7 @@ def attention(
         return _plain_sdpa(tape, built, q, k, v)
     if mask is not None:
         k, v = _repeat(tape, built, k), _repeat(tape, built, v)
-    return _fused(tape, built, q, k, v, mask, flash=kernel == "flash")
+    return _fused(tape, built, q, k, v, mask, kernel)
 
 
 def _flops(tape: Tape) -> int:
@@ -75,10 +80,10 @@ def _flops(tape: Tape) -> int:
 
 
 def _fused(
-    tape: Tape, built: BuiltModel, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, flash: bool
+    tape: Tape, built: BuiltModel, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: Kernel
 ) -> Tensor:
-    """FlashAttention (arXiv 2307.08691) or memory-efficient attention (arXiv 2112.05682): they keep q, k, v,
-    the output and one fp32 log-sum-exp a row and head."""
+    """FlashAttention (arXiv 2307.08691), cuDNN's of the same kind, or memory-efficient attention (arXiv
+    2112.05682): they keep q, k, v, the output and one fp32 log-sum-exp a row and head."""
     sums = tape.tensor("log-sum-exp", "B N S", "fp32")
     bias = None
     if mask is not None:  # sdpa turns a bool mask into one to add, anew in every layer
@@ -92,7 +97,7 @@ def _fused(
         flops=_flops(tape),
         kind="attention",
         keeps_output=True,
-        backward_temporary_bytes=_fused_backward_bytes(tape, built, q, flash=flash),
+        backward_temporary_bytes=_fused_backward_bytes(tape, built, q, kernel, masked=mask is not None),
     )
     # The output is laid out as q is. Families that concatenate q from parts have it by head, and copy.
     if built.shape.family in ("gpt_neox", "phi", "phi3"):
@@ -100,19 +105,20 @@ def _fused(
     return out
 
 
-def _fused_backward_bytes(tape: Tape, built: BuiltModel, q: Tensor, *, flash: bool) -> int:
-    """The query gradient is summed up in fp32, with a row statistic; with grouped heads, flash makes the
-    key and value gradients for every query head first (csrc/flash_attn/flash_api.cpp, mha_bwd, which
-    rounds S to 128 and D to 32)."""
+def _fused_backward_bytes(tape: Tape, built: BuiltModel, q: Tensor, kernel: Kernel, *, masked: bool) -> int:
+    """The query gradient is summed up in fp32, with a row statistic; with grouped heads, flash and cuDNN make
+    the key and value gradients for every query head first (csrc/flash_attn/flash_api.cpp, mha_bwd, which
+    rounds S to 128 and D to 32; cudnn_frontend, SDPA backward node)."""
     shape = built.shape
     batch, seq = tape.sizes["B"], tape.sizes["S"]
-    if flash:
-        seq = -(-seq // 128) * 128
-    width = -(-shape.head_dim // 32) * 32 if flash else shape.head_dim
+    width = shape.head_dim
+    if kernel == "flash":
+        seq, width = -(-seq // 128) * 128, -(-width // 32) * 32
     rows = batch * shape.heads * seq
     sum_bytes = rows * (width + 1) * SIZES["fp32"] if q.dtype != "fp32" else rows * SIZES["fp32"]
-    expanded = 2 * tape.elements("B S N D") * SIZES[q.dtype] if flash and shape.kv_heads < shape.heads else 0
-    return sum_bytes + expanded
+    if masked or shape.kv_heads == shape.heads:
+        return sum_bytes
+    return sum_bytes + 2 * tape.elements("B S N D") * SIZES[q.dtype]
 
 
 def _repeat(tape: Tape, built: BuiltModel, x: Tensor) -> Tensor:

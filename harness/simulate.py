@@ -143,9 +143,11 @@ class _Run:
         self.memory.phase = self.time.phase = name
         self.memory.reset_peak()
         start_s = self.time.now()
-        with gradients_seen(self.training, name, self._label_gradient):
-            yield
-        self._note(name, self.time.now() - start_s)
+        try:
+            with gradients_seen(self.training, name, self._label_gradient):
+                yield
+        finally:
+            self._note(name, self.time.now() - start_s)
 
     def _more_steps(self) -> None:
         """What a measurement's other steps add: its warm-up, timed and recorded ones."""

@@ -155,8 +155,15 @@ def test_sdpa_without_a_fused_kernel_keeps_scores_in_fp32(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "dtype", "masked", "capability", "kernel"),
     [
-        ({}, "bf16", False, 9.0, "flash"),
-        ({}, "bf16", True, 9.0, "efficient"),
+        ({}, "bf16", False, 8.0, "flash"),
+        ({}, "bf16", False, 9.0, "cudnn"),
+        ({}, "bf16", True, 8.9, "efficient"),
+        ({}, "bf16", True, 10.0, "cudnn"),
+        ({}, "bf16", False, 12.0, "flash"),
+        ({"config": {"attention_dropout": 0.1}}, "bf16", False, 9.0, "flash"),
+        ({"config": {"attention_dropout": 0.125}}, "bf16", False, 9.0, "cudnn"),
+        ({"config": {"hidden_size": 1160, "head_dim": 145}}, "bf16", False, 9.0, "flash"),
+        ({"config": {"head_dim": 256}}, "bf16", False, 10.0, "flash"),
         ({}, "fp32", False, 9.0, "math"),
         ({}, "fp16", False, 7.5, "math"),
         ({"config": {"num_key_value_heads": 4}}, "fp16", False, 7.5, "efficient"),

@@ -236,6 +236,9 @@ def test_too_small_a_device_says_where_it_ends(mib: int, phase: str | None) -> N
     assert at_peak.total_bytes() == profile.memory.peak_allocated_bytes
     assert at_peak.total_bytes() + oom.free_bytes + (oom.reserved_unallocated_bytes or 0) == mib * MiB
     assert f"out of memory in {phase}, asking for" in explain(profile)
+    peaks = (profile.memory.setup_peak_allocated_bytes, profile.memory.first_step_peak_allocated_bytes)
+    highest = max(peak or 0 for peak in peaks)
+    assert 0.99 * highest <= at_peak.total_bytes() <= highest
     if phase != "setup":
         assert at_peak.parameters_bytes is not None
         assert at_peak.parameters_bytes > 4 * 100_000  # over 100,000 fp32 weights
@@ -251,6 +254,7 @@ def test_gradients_and_moments_fill_memory_too(tmp_path: Path) -> None:
     assert profile.oom is not None
     assert profile.oom.phase == "optimizer_step"
     at_peak = profile.memory.at_peak
+    assert profile.memory.first_step_peak_allocated_bytes == at_peak.total_bytes()
     assert at_peak.parameters_bytes == weights
     assert at_peak.gradients_bytes == pytest.approx(weights, rel=0.001)
     assert 0 < (at_peak.optimizer_state_bytes or 0) < 2 * weights
