@@ -38,6 +38,8 @@ from harness.step_profile import StepProfile
 from harness.trace_diff import TraceDiff, diff_traces
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
+THREE_STEPS = {"warmup_steps": 1, "steps": 1}
+"""What gpu_traces.record runs: a step to warm up, and two more."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def compared(trace: Trace, hardware: Hardware) -> Compared:
     """Simulate the trace's recipe on `hardware`, with the settings of the recording, by today's libraries."""
     kernels = kernel_settings(trace.provenance["settings"])
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, kernels):
-        profile, memory = simulate(trace.recipe(Path(folder)), hardware, settings_of(trace))
+        recipe = trace.recipe(Path(folder)).model_copy(update=THREE_STEPS)
+        profile, memory = simulate(recipe, hardware, settings_of(trace))
     return Compared(trace, profile, diff_traces(trace.entries, memory.snapshot()["device_traces"][0]))
 
 

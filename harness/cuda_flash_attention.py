@@ -194,7 +194,7 @@ def forward_script(script: Script, a: dict[str, Any], out: Any, gpu: Gpu) -> Non
     sums = script.take(partial_bytes)
     mixed = script.take(partial_bytes * flash_head_dim(query.shape[-1]))
     script.output(2)
-    script.free(sums, mixed)
+    script.free(mixed, sums)
 
 
 def backward_script(script: Script, a: dict[str, Any], out: Any, gpu: Gpu) -> None:

@@ -47,6 +47,10 @@ class Batches(Iterator[StepBatches]):
         batches = [self._micro_batch() for _ in range(self._recipe.gradient_accumulation_steps)]
         return StepBatches(batches, sum(int((b["labels"] != NOT_PREDICTED).sum()) for b in batches))
 
+    def skip(self, steps: int) -> None:
+        """Go on as if so many steps had been drawn."""
+        self._rows_drawn += steps * self._recipe.gradient_accumulation_steps * self._recipe.micro_batch_size
+
     def _micro_batch(self) -> Batch:
         size = self._recipe.micro_batch_size
         rows = [self.rows.draw(self._rows_drawn + i) for i in range(size)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from harness.attribution import (
 from harness.cuda_libraries import import_bitsandbytes_fast
 from harness.cuda_rules import CudaRules, cuda_behaviour
 from harness.cuda_temporaries import unknown_ops
+from harness.data import Batches, StepBatches
 from harness.errors import InputError
 from harness.garbage import collected_by_hand, older_objects_kept
 from harness.hardware import Hardware
@@ -118,7 +120,7 @@ class _Run:
                 self.training, batches = set_up(self.recipe, META, self)
                 self.paths.name(self.training.model)
                 kinds: list[Kind] = [*["warmup"] * (STEPS - 1), "recorded"]  # type: ignore[list-item]
-                for _ in run_steps(self.training, batches, META, kinds, self):
+                for _ in run_steps(self.training, self._measured(batches), META, kinds, self):
                     self.paths.forget()
                 self._more_steps()
             except AllocatorOutOfMemory as error:
@@ -148,6 +150,12 @@ class _Run:
                 yield
         finally:
             self._note(name, self.time.now() - start_s)
+
+    def _measured(self, batches: Batches) -> Iterator[StepBatches]:
+        """The batches of a measurement's first step and of its recorded one, which follows the timed ones."""
+        yield from islice(batches, STEPS - 1)
+        batches.skip(max(0, self.asked.warmup_steps + self.asked.steps + 1 - STEPS))
+        yield from batches
 
     def _more_steps(self) -> None:
         """What a measurement's other steps add: its warm-up, timed and recorded ones."""
