@@ -109,7 +109,14 @@ def grouped_product(script: Script, groups: int, dtype: torch.dtype, gpu: Gpu) -
 
 
 def gemm_4bit(
-    script: Script, input: Tensor, weight_shape: Sequence[int], block_size: int, scales: int | None, gpu: Gpu
+    script: Script,
+    input: Tensor,
+    weight_shape: Sequence[int],
+    block_size: int,
+    scales: int | None,
+    gpu: Gpu,
+    *,
+    biased: bool,
 ) -> None:
     """bitsandbytes::gemm_4bit (bitsandbytes/backends/cuda/ops.py).
 
@@ -126,8 +133,9 @@ def gemm_4bit(
         offset_free, scaled = script.take(scales * 4), script.take(scales * 4)
     weight = script.take(product(weight_shape) * input.dtype.itemsize)
     script.output(0)
-    script.product()
-    script.briefly(workspace_per_call(gpu), workspace=True)
+    lt = biased and min(rows, *weight_shape) > 1  # see calls_cublaslt
+    script.product(lt=lt)
+    script.briefly(workspace_per_call(gpu, lt=lt), workspace=True)
     script.free(scaled, offset_free, weight)  # as Python clears the locals of a function
 
 

@@ -246,7 +246,8 @@ def _grouped_mm(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
 def _gemm_4bit(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
     scales = a["absmax_8bit"]
     count = None if scales is None else scales.numel()
-    cuda_matmul.gemm_4bit(script, a["A"], a["shapeB"], a["blocksize"], count, gpu)
+    biased = a["bias"] is not None
+    cuda_matmul.gemm_4bit(script, a["A"], a["shapeB"], a["blocksize"], count, gpu, biased=biased)
 
 
 def _int8_product(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:

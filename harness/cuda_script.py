@@ -33,6 +33,9 @@ class Output(NamedTuple):
 class Product(NamedTuple):
     """cuBLAS is called: a thread's first call takes a workspace, which stays."""
 
+    lt: bool = False
+    """By cuBLASLt, which has one of its own."""
+
 
 Step = Take | Free | Output | Product
 
@@ -84,9 +87,9 @@ class Script:
         """The storages of these outputs, in this order."""
         self.steps.extend(Output(index) for index in indices)
 
-    def product(self) -> None:
-        """A product by cuBLAS, in an operator that is none itself."""
-        self.steps.append(Product())
+    def product(self, *, lt: bool = False) -> None:
+        """A product by cuBLAS (or cuBLASLt), in an operator that is none itself."""
+        self.steps.append(Product(lt))
 
 
 def size_of(tensor: Tensor, dtype: torch.dtype | None = None) -> int:

@@ -101,7 +101,7 @@ class _Run:
         self.recipe = recipe.model_copy(update=same_shapes)
         self.asked, self.hardware = recipe, hardware
         context = hardware.calibration.cuda_context_bytes
-        self.memory = SimulatedMemory(settings, hardware.memory_bytes - context)
+        self.memory = SimulatedMemory(settings, hardware.memory_bytes - context, hardware.memory_bytes)
         self.time = SimulatedTime(hardware)
         self.paths = ModulePaths()
         self.rules = CudaRules(recipe, hardware, self.memory.allocator.empty_cache)

@@ -101,7 +101,7 @@ class SimulatedDevice(StorageTracker):
                 freed.add(step.temporary)
                 self.memory.release([keys[step.temporary]])
             elif isinstance(step, Product):
-                self._keep_workspace("cublas", self.rules.workspaces.cublas_bytes)
+                self._keep_library_workspaces(lt=step.lt)
             else:
                 self._see(outputs[step.index], func)
         self._see(out, func)
@@ -120,9 +120,13 @@ class SimulatedDevice(StorageTracker):
 
     def _keep_workspaces(self, product: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Those of the libraries that a product calls."""
-        self._keep_workspace("cublas", self.rules.workspaces.cublas_bytes)
         alpha, beta = kwargs.get("alpha", 1), kwargs.get("beta", 1)
-        if product is aten.addmm and calls_cublaslt(args[0], args[1], args[2], alpha, beta):
+        lt = product is aten.addmm and calls_cublaslt(args[0], args[1], args[2], alpha, beta)
+        self._keep_library_workspaces(lt=lt)
+
+    def _keep_library_workspaces(self, *, lt: bool) -> None:
+        self._keep_workspace("cublas", self.rules.workspaces.cublas_bytes)
+        if lt:
             self._keep_workspace("cublaslt", self.rules.workspaces.cublaslt_bytes)
 
     def _keep_workspace(self, library: str, size_bytes: int) -> None:

@@ -19,9 +19,11 @@ from harness.tracker import Frame
 class SimulatedMemory(Recording):
     """A Recording whose storages are blocks of an Allocator; what it counts are block sizes, as CUDA does."""
 
-    def __init__(self, settings: Settings, capacity_bytes: int | None) -> None:
+    def __init__(
+        self, settings: Settings, capacity_bytes: int | None, device_bytes: int | None = None
+    ) -> None:
         super().__init__()
-        self.allocator = Allocator(settings, capacity_bytes, on_event=self._segment_event)
+        self.allocator = Allocator(settings, capacity_bytes, device_bytes, on_event=self._segment_event)
         self.settings = settings
         self._blocks: dict[int, Block] = {}
         self._segment_events: list[tuple[int, TraceEvent]] = []

@@ -43,7 +43,7 @@ def written(steps: Any) -> str:
         if isinstance(step, Take):
             words.append(f"+{step.size_bytes}")
         elif isinstance(step, Product):
-            words.append("cublas")
+            words.append("cublaslt" if step.lt else "cublas")
         else:
             words.append(f"-{step.temporary}" if isinstance(step, Free) else f"={step.index}")
     return " ".join(words)
@@ -286,11 +286,12 @@ def test_quantizing_makes_the_scales_first(bitsandbytes: Any) -> None:
     assert with_result(to_4_bit, meta(8192), 64, "nf4", torch.uint8, out=out)[1] == "=1 =0"
 
 
-def gemm_4bit(func: Any, rows: int, *, double_quant: bool) -> str:
+def gemm_4bit(func: Any, rows: int, *, double_quant: bool, biased: bool = False) -> str:
     """x (rows, 64) @ w (128, 64) in NF4, blocks of 64: 128 scales."""
     names = [argument.name for argument in func._schema.arguments]
     given = {"A": meta(rows, 64, dtype=BF16), "B": packed(4096, 1), "shapeB": [128, 64], "blocksize": 64}
     given |= {"absmax": meta(128), "absmax_8bit": packed(128) if double_quant else None}
+    given |= {"bias": meta(128, dtype=BF16) if biased else None}
     args = [given.get(name) for name in names]
     return with_result(func, *args, out=meta(rows, 128, dtype=BF16))[1]
 
@@ -300,6 +301,7 @@ def test_a_4_bit_weight_is_dequantized_whole_for_many_rows(bitsandbytes: Any) ->
     func = bitsandbytes.gemm_4bit.default
     assert gemm_4bit(func, 2000, double_quant=False) == "+16384 =0 cublas -0"
     assert gemm_4bit(func, 2000, double_quant=True) == "+512 +512 +16384 =0 cublas -1 -0 -2"
+    assert gemm_4bit(func, 2000, double_quant=False, biased=True) == "+16384 =0 cublaslt -0"  # addmm, in Lt
     assert gemm_4bit(func, 1, double_quant=True) == "=0"
     assert gemm_4bit(func, 16, double_quant=True) == "=0"  # so small a weight, says bitsandbytes' table
 

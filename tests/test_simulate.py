@@ -246,6 +246,15 @@ def test_too_small_a_device_says_where_it_ends(mib: int, phase: str | None) -> N
         assert any(allocation.module for allocation in oom.top)
 
 
+def test_a_fraction_of_memory_is_of_all_of_it() -> None:
+    """PyTorch takes per_process_memory_fraction of the device's memory, the CUDA context's part included."""
+    recipe, device = tiny(seq_len=64, micro_batch_size=8), with_mib(200)
+    reserved = simulated(recipe, device).memory.peak_reserved_bytes or 0
+    enough, too_little = ((reserved + bytes_) / device.memory_bytes for bytes_ in (MiB, -MiB))
+    assert simulated(recipe, device, settings=f"per_process_memory_fraction:{enough:.6f}").oom is None
+    assert simulated(recipe, device, settings=f"per_process_memory_fraction:{too_little:.6f}").oom is not None
+
+
 def test_gradients_and_moments_fill_memory_too(tmp_path: Path) -> None:
     """With room for weights, gradients and most of two moments, the optimizer's first step is the end."""
     recipe = two_layers(load_recipe("llama-3.2-1b-bf16", ["seq_len=16", "precision=fp16"])[1], tmp_path)
