@@ -107,6 +107,7 @@ def main() -> None:
         "device": os.environ["STAND_IN_CUDA"],
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
+        "seed": options.seed,
         "refused": refused,
     }
     lines = ",\n".join(json.dumps(row) for row in rows)
