@@ -95,7 +95,7 @@ def cudnn_forward(
     transformers/cuda/attention.cu, _cudnn_attention_forward; cudnn/MHA.cpp, run_cudnn_SDP_fprop.
     """
     script.output(6, 7, 0, *((1,) if log_sum_exp else ()))
-    script.briefly(cudnn_plan_bytes([], cudnn_dropout_bytes(query, key, dropout_p, gpu), gpu))
+    script.briefly(cudnn_plan_bytes([cudnn_dropout_bytes(query, key, dropout_p, gpu)], gpu))
 
 
 def cudnn_backward(script: Script, query: Tensor, key: Tensor, dropout_p: float, gpu: Gpu) -> None:
@@ -107,15 +107,14 @@ def cudnn_backward(script: Script, query: Tensor, key: Tensor, dropout_p: float,
     """
     script.output(0, 1, 2)
     batch, heads, length, head_dim = query.shape
-    parts: list[int] = []
+    parts = [cudnn_dropout_bytes(query, key, dropout_p, gpu)]
     if key.shape[1] != heads:
         parts += [batch * heads * key.shape[2] * head_dim * query.dtype.itemsize] * 2
-    dropout = cudnn_dropout_bytes(query, key, dropout_p, gpu)
     shortest = key.shape[2] if gpu.torch_version >= (2, 15) else min(length, key.shape[2])
-    if gpu.capability[0] > 9 and not dropout and shortest <= CUDNN_TILE:
+    if gpu.capability[0] > 9 and dropout_p == 0 and shortest <= CUDNN_TILE:
         parts.append(FLOAT_BYTES * batch * heads * round_up(length, 8) * head_dim)
     frontend = FLOAT_BYTES * batch * heads * length * (head_dim + 1)
-    script.briefly(frontend + cudnn_plan_bytes(parts, dropout, gpu))
+    script.briefly(frontend + cudnn_plan_bytes(parts, gpu))
 
 
 def cudnn_dropout_bytes(query: Tensor, key: Tensor, dropout_p: float, gpu: Gpu) -> int:
@@ -126,14 +125,14 @@ def cudnn_dropout_bytes(query: Tensor, key: Tensor, dropout_p: float, gpu: Gpu) 
     return query.shape[0] * query.shape[1] * rows * columns // 8
 
 
-def cudnn_plan_bytes(parts: Sequence[int], dropout_bytes: int, gpu: Gpu) -> int:
+def cudnn_plan_bytes(parts: Sequence[int], gpu: Gpu) -> int:
     """What a plan of cuDNN with these parts asks for: aligned, with room to align the first, 0 for none.
 
     Hopper's kernels have one more small part of their own. Not published; cuDNN 9.19 to 9.26, asked for
     their plans of 1,400 random calls, never answered anything else (tests/data/cudnn_plans).
     """
     own = [1] if gpu.capability[0] == 9 else []
-    aligned = [round_up(part, CUDNN_ALIGNMENT_BYTES) for part in (*parts, dropout_bytes, *own) if part]
+    aligned = [round_up(part, CUDNN_ALIGNMENT_BYTES) for part in (*parts, *own) if part]
     return sum(aligned) + (CUDNN_ALIGNMENT_BYTES if aligned else 0)
 
 

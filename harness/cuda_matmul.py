@@ -59,17 +59,19 @@ def workspace_per_call(gpu: Gpu, *, lt: bool = False) -> int:
     return workspaces.cublaslt_bytes if lt else workspaces.cublas_bytes
 
 
-def calls_cublaslt(bias: Tensor, first: Tensor, second: Tensor, alpha: float, beta: float) -> bool:
-    """Whether addmm adds its bias in cuBLASLt's epilogue.
+def calls_cublaslt(
+    bias: Tensor, first: Sequence[int], second: Sequence[int], alpha: float = 1, beta: float = 1
+) -> bool:
+    """Whether addmm of matrices of these shapes adds its bias in cuBLASLt's epilogue.
 
     ATen/native/cuda/Blas.cpp, isInputCompliesAddmmCudaLt.
     """
     return (
         bias.dim() == 1
         and bias.is_contiguous()
-        and bias.shape[0] == second.shape[1]
+        and bias.shape[0] == second[1]
         and alpha == beta == 1
-        and min(*first.shape, *second.shape) > 1
+        and min(*first, *second) > 1
     )
 
 
@@ -114,9 +116,8 @@ def gemm_4bit(
     weight_shape: Sequence[int],
     block_size: int,
     scales: int | None,
+    bias: Tensor | None,
     gpu: Gpu,
-    *,
-    biased: bool,
 ) -> None:
     """bitsandbytes::gemm_4bit (bitsandbytes/backends/cuda/ops.py).
 
@@ -133,7 +134,8 @@ def gemm_4bit(
         offset_free, scaled = script.take(scales * 4), script.take(scales * 4)
     weight = script.take(product(weight_shape) * input.dtype.itemsize)
     script.output(0)
-    lt = biased and min(rows, *weight_shape) > 1  # see calls_cublaslt
+    columns, inner = weight_shape
+    lt = bias is not None and calls_cublaslt(bias, (rows, inner), (inner, columns))
     script.product(lt=lt)
     script.briefly(workspace_per_call(gpu, lt=lt), workspace=True)
     script.free(scaled, offset_free, weight)  # as Python clears the locals of a function

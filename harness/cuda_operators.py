@@ -226,7 +226,7 @@ def _mm(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
 
 
 def _addmm(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
-    lt = cuda_matmul.calls_cublaslt(a["self"], a["mat1"], a["mat2"], a["alpha"], a["beta"])
+    lt = cuda_matmul.calls_cublaslt(a["self"], a["mat1"].shape, a["mat2"].shape, a["alpha"], a["beta"])
     _product(script, (a["mat1"], a["mat2"]), gpu, lt=lt)
 
 
@@ -246,8 +246,7 @@ def _grouped_mm(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
 def _gemm_4bit(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:
     scales = a["absmax_8bit"]
     count = None if scales is None else scales.numel()
-    biased = a["bias"] is not None
-    cuda_matmul.gemm_4bit(script, a["A"], a["shapeB"], a["blocksize"], count, gpu, biased=biased)
+    cuda_matmul.gemm_4bit(script, a["A"], a["shapeB"], a["blocksize"], count, a["bias"], gpu)
 
 
 def _int8_product(script: Script, a: Arguments, out: Outputs, gpu: Gpu) -> None:

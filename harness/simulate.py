@@ -100,6 +100,8 @@ class _Run:
         same_shapes: dict[str, str] = {"data": "synthetic", "weights": "random"}
         self.recipe = recipe.model_copy(update=same_shapes)
         self.asked, self.hardware = recipe, hardware
+        self.more_steps = max(0, recipe.warmup_steps + recipe.steps + 1 - STEPS)
+        """A measurement's steps beyond those that are simulated here."""
         context = hardware.calibration.cuda_context_bytes
         self.memory = SimulatedMemory(settings, hardware.memory_bytes - context, hardware.memory_bytes)
         self.time = SimulatedTime(hardware)
@@ -154,12 +156,12 @@ class _Run:
     def _measured(self, batches: Batches) -> Iterator[StepBatches]:
         """The batches of a measurement's first step and of its recorded one, which follows the timed ones."""
         yield from islice(batches, STEPS - 1)
-        batches.skip(max(0, self.asked.warmup_steps + self.asked.steps + 1 - STEPS))
+        batches.skip(self.more_steps)
         yield from batches
 
     def _more_steps(self) -> None:
         """What a measurement's other steps add: its warm-up, timed and recorded ones."""
-        peaks = self.memory.repeat(self.asked.warmup_steps + self.asked.steps + 1 - STEPS)
+        peaks = self.memory.repeat(self.more_steps)
         for name, (allocated, reserved) in peaks.items():
             stats = self.phases[name]
             stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, allocated)

@@ -121,7 +121,7 @@ class SimulatedDevice(StorageTracker):
     def _keep_workspaces(self, product: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Those of the libraries that a product calls."""
         alpha, beta = kwargs.get("alpha", 1), kwargs.get("beta", 1)
-        lt = product is aten.addmm and calls_cublaslt(args[0], args[1], args[2], alpha, beta)
+        lt = product is aten.addmm and calls_cublaslt(args[0], args[1].shape, args[2].shape, alpha, beta)
         self._keep_library_workspaces(lt=lt)
 
     def _keep_library_workspaces(self, *, lt: bool) -> None:

@@ -37,6 +37,8 @@ SHARED_BYTES = {"7.0": 96, "7.5": 64, "8.0": 163, "8.6": 99, "8.9": 99, "9.0": 2
 """KiB of shared memory that a block can have (CUDA programming guide, technical specifications)."""
 COMPILED_FOR = (75, 80, 86, 90, 100, 120)
 """What PyTorch's CUDA 13 builds have code for. A device runs the newest that is not newer than itself."""
+HEADERS = Path("/usr/local/cuda/include")
+WHEELS = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13"
 FIRST_ADDRESS = 0x1000_0000_0000
 """No process has anything there."""
 
@@ -117,12 +119,11 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", default="h200", help="a name that `harness hardware` lists")
-    parser.add_argument("--cuda", type=Path, default=Path("/usr/local/cuda/include"), help="CUDA's headers")
+    parser.add_argument("--cuda", type=Path, default=HEADERS, help="CUDA's headers")
     parser.add_argument("command", nargs="+", help="after --")
     options = parser.parse_args()
-    wheels = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13"
     with tempfile.TemporaryDirectory() as folder:
-        libraries = build(Path(folder), options.cuda, wheels)
+        libraries = build(Path(folder), options.cuda, WHEELS)
         environment = os.environ | surroundings(options.device, libraries)
         return subprocess.run(options.command, env=environment, check=False).returncode
 

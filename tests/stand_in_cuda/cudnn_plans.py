@@ -1,6 +1,6 @@
 """Record the workspaces that cuDNN's attention asks for, for random shapes, where CUDA is a stand-in.
 
-    python -m tests.stand_in_cuda --device h200 -- \
+    python -m tests.stand_in_cuda --device h200 -- \\
         python -m tests.stand_in_cuda.cudnn_plans tests/data/cudnn_plans/h200-torch-2.13.json
 
 cuDNN plans as it does on the device; PyTorch asks its caching allocator for what the plan wants.
@@ -46,12 +46,12 @@ def draw(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def workspaces(call: dict[str, Any], device: str = "cuda") -> dict[str, int]:
+def workspaces(call: dict[str, Any]) -> dict[str, int]:
     """Bytes that forward and backward ask for and give back, by the allocator's own statistics."""
     batch, length, keys = call["batch"], call["length"], call["key_length"]
 
     def tensor(heads: int, rows: int) -> torch.Tensor:
-        options = {"device": device, "dtype": getattr(torch, call["dtype"])}
+        options = {"device": "cuda", "dtype": getattr(torch, call["dtype"])}
         if call["heads_first"]:
             return torch.empty(batch, heads, rows, call["head_dim"], **options)
         return torch.empty(batch, rows, heads, call["head_dim"], **options).transpose(1, 2)
@@ -61,7 +61,7 @@ def workspaces(call: dict[str, Any], device: str = "cuda") -> dict[str, int]:
     mask = None
     if call["mask"]:
         shape = (batch, 1 if call["mask"] == "row" else call["heads"], length, keys)
-        mask = torch.empty(shape, device=device, dtype=query.dtype)
+        mask = torch.empty(shape, device="cuda", dtype=query.dtype)
     how = (call["dropout_p"], call["is_causal"])
     forward, made = _taken_for_a_while(lambda: ATTENTION(query, key, value, mask, True, *how, False))
     out, sums, starts, key_starts, longest, longest_key, seed, offset, _ = made
@@ -74,8 +74,7 @@ def workspaces(call: dict[str, Any], device: str = "cuda") -> dict[str, int]:
 
 
 def _taken_for_a_while(operator: Any) -> tuple[int, Any]:
-    made = operator()  # the first call of all may make what stays
-    del made
+    operator()  # the first call of all may make what stays
     torch.cuda.reset_peak_memory_stats()
     made = operator()
     statistics = torch.cuda.memory_stats()
@@ -84,7 +83,11 @@ def _taken_for_a_while(operator: Any) -> tuple[int, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.stand_in_cuda.cudnn_plans", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.stand_in_cuda.cudnn_plans",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--seed", type=int, default=1)

@@ -25,6 +25,8 @@ from pathlib import Path
 import torch
 from torch.utils.cpp_extension import include_paths
 
+from tests.stand_in_cuda.__main__ import HEADERS, WHEELS
+
 HERE = Path(__file__).parent
 PACKAGES = Path(sysconfig.get_path("purelib"))
 VERSION_3 = "flash_attn_3", "3.0.0"
@@ -32,7 +34,7 @@ VERSION_3 = "flash_attn_3", "3.0.0"
 
 def compile_extension(source: Path, headers: list[Path], cuda: Path, out: Path) -> None:
     """`source`, a file of this folder, as an extension of Python."""
-    everywhere = (*headers, PACKAGES / "nvidia" / "cu13" / "include", cuda)
+    everywhere = (*headers, WHEELS / "include", cuda)
     libraries = ("torch", "torch_cpu", "torch_cuda", "torch_python", "c10", "c10_cuda")
     subprocess.run(
         [
@@ -75,7 +77,7 @@ def main() -> None:
     )
     parser.add_argument("sdist", type=Path, help="source distribution of version 2, a .tar.gz")
     parser.add_argument("--version-3", type=Path, metavar="HOPPER", help="install version 3 too, from there")
-    parser.add_argument("--cuda", type=Path, default=Path("/usr/local/cuda/include"), help="CUDA's headers")
+    parser.add_argument("--cuda", type=Path, default=HEADERS, help="CUDA's headers")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as unpacked:
         with tarfile.open(options.sdist) as archive:

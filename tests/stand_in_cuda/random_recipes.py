@@ -1,6 +1,6 @@
 """Record random recipes where CUDA is a stand-in: toggles as they come, a few layers of real models.
 
-    python -m tests.stand_in_cuda --device a100-80gb -- \
+    python -m tests.stand_in_cuda --device a100-80gb -- \\
         python -m tests.stand_in_cuda.random_recipes DIR --seed 1 --count 40
     python -m benchmarks.traces compare DIR/*.json.gz
 
