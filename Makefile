@@ -41,32 +41,32 @@ check: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright --pythonpath $(PY)
-	@wc -l harness/*.py | sort -n | tail -4
+	@git ls-files 'harness/*.py' | xargs wc -l | tail -1
 
 bench: $(READY)
-	$(PY) -m benchmarks.overhead
-	$(PY) -m benchmarks.allocator
-	$(PY) -m benchmarks.report
-	$(PY) -m benchmarks.startup
-	$(PY) -m benchmarks.simulate
+	$(PY) -m benchmarks.speed.overhead
+	$(PY) -m benchmarks.speed.allocator
+	$(PY) -m benchmarks.speed.report
+	$(PY) -m benchmarks.speed.startup
+	$(PY) -m benchmarks.speed.simulate
 
 docs: $(READY)
-	$(PY) -m docs.pictures
-	$(PY) -m docs.links
+	$(PY) -m pages.pictures
+	$(PY) -m pages.links
 	$(PY) -m mkdocs build --strict --quiet
 
-TRUST_PAGE = tests/test_trust_page.py
-TRUST_TESTS = tests/test_safe_pickle.py $(filter-out $(TRUST_PAGE),$(wildcard tests/test_trust_*.py))
+TRUST_PAGE = tests/trust/test_page.py
+TRUST_TESTS = tests/snapshot/test_safe_read.py $(filter-out $(TRUST_PAGE),$(wildcard tests/trust/test_*.py))
 FUZZ = 1300
 
 # One process: what was tried is gathered there. The page's own test comes after the page.
 trust: $(READY)
 	KILLS=51 FUZZ=$(FUZZ) $(PY) -m pytest $(TRUST_TESTS) --trust-json docs/trust.json
-	$(PY) -m docs.trust_table
+	$(PY) -m pages.trust
 	$(PY) -m pytest $(TRUST_PAGE)
 
 fuzz: $(READY)
-	FUZZ=$(FUZZ) $(PY) -m pytest -n $(WORKERS) $(wildcard tests/test_trust_fuzz*.py)
+	FUZZ=$(FUZZ) $(PY) -m pytest -n $(WORKERS) $(wildcard tests/trust/test_fuzz*.py)
 
 soak: $(READY)
 	$(PY) -m benchmarks.soak --out profiles/cpu/soak.json
@@ -75,9 +75,9 @@ soak: $(READY)
 gpu: $(READY)
 	@$(PY) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu: PyTorch " \
 	+ torch.__version__ + " sees no NVIDIA GPU. Run it on a Linux machine where nvidia-smi lists one.")'
-	$(PY) -m benchmarks.gpu --all --out $(GPU_RUN)
-	$(PY) -m benchmarks.import_gpu $(GPU_RUN)
-	$(PY) -m benchmarks.profiles_readme
+	$(PY) -m benchmarks.gpu_programme --all --out $(GPU_RUN)
+	$(PY) -m benchmarks.gpu_programme.import_results $(GPU_RUN)
+	$(PY) -m pages.profiles
 	$(PY) -m pytest -m gpu
 
 clean:

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.gpu_tasks import Context
-from benchmarks.import_gpu import STAND_IN, sanitised
-from harness.allocator_settings import Settings, settings_from_environment
-from harness.cli_streams import quiet_libraries
+from benchmarks.gpu_programme.import_results import STAND_IN, sanitised
+from benchmarks.gpu_programme.tasks import Context
+from harness.allocator.settings import Settings, settings_from_environment
 from harness.errors import InputError
-from harness.files import write_whole
-from harness.hardware import DEFAULT_HARDWARE, Calibration, Hardware, find_hardware, hardware_names
-from harness.recipe import Recipe
-from harness.recipe_check import check_recipe
-from harness.step_profile import StepProfile
+from harness.hardware.hardware import DEFAULT_HARDWARE, Calibration, Hardware, find_hardware, hardware_names
+from harness.recipe.check import check_recipe
+from harness.recipe.recipe import Recipe
+from harness.step_profile.step_profile import StepProfile
+from harness.system.files import write_whole
+from harness.system.streams import quiet_libraries
 
 MAX_STACK_LINES = 16
 
@@ -42,13 +42,13 @@ def predictions(recipe: Recipe, hardware: Hardware, settings: Settings) -> dict[
 
 
 def _napkin(recipe: Recipe, hardware: Hardware, settings: Settings) -> StepProfile:
-    from harness import napkin
+    from harness.napkin import prediction as napkin
 
     return napkin.predict(recipe, hardware)
 
 
 def _simulated(recipe: Recipe, hardware: Hardware, settings: Settings) -> StepProfile:
-    from harness.simulate import simulate
+    from harness.simulate.simulated_run import simulate
 
     return simulate(recipe, hardware, settings)[0]
 
@@ -75,11 +75,13 @@ def hardware_here(context: Context) -> Hardware:
     """
     if context.device == "cpu":
         return without_workspaces()
-    from benchmarks.gpu_calibrate import calibration_of
+    from benchmarks.gpu_programme.calibrate import calibration_of
 
     name = table_name()
     if name is None:
-        raise InputError("this GPU is not in the table of harness.hardware, so nothing is predicted for it.")
+        raise InputError(
+            "this GPU is not in the table of harness.hardware.hardware, so nothing is predicted for it."
+        )
     hardware = find_hardware(name)
     measured = context.out / "calibrate.json"
     if not measured.exists():
@@ -106,7 +108,7 @@ def table_name() -> str | None:
     """The hardware table's name for this machine's GPU, from the driver; None if it is not in the table."""
     import pynvml
 
-    from harness.measure_cuda import TABLE_NAMES
+    from harness.hardware.table import TABLE_NAMES
 
     try:
         pynvml.nvmlInit()
@@ -122,7 +124,10 @@ def predict_folder(folder: Path, only: Sequence[str] = ()) -> list[Path]:
     """Write the predictions for a folder's measured profiles. Returns the files. Raises InputError."""
     measured = sorted(folder.glob("*.measured.json"))
     if not measured:
-        raise InputError(f"{folder} holds no measured profile. Import some: python -m benchmarks.import_gpu.")
+        raise InputError(
+            f"{folder} holds no measured profile. Import some: "
+            "python -m benchmarks.gpu_programme.import_results."
+        )
     device = folder.name.removeprefix(STAND_IN)
     hardware = find_hardware(device) if device in hardware_names() else without_workspaces()
     written = []

@@ -20,22 +20,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from benchmarks.gpu_trace_file import Trace, load_trace
+from benchmarks.gpu_programme.trace_file import Trace, load_trace
 from benchmarks.predict import kernel_settings
-from harness.allocator_replay import Replay, replay
-from harness.allocator_settings import Settings, settings_from_environment
-from harness.allocator_snapshot import snapshot_segments
-from harness.cli_streams import quiet_libraries
+from harness.allocator.memory_stats import snapshot_segments
+from harness.allocator.settings import Settings, settings_from_environment
+from harness.allocator.trace_replay import Replay, replay
 from harness.errors import InputError
-from harness.files import write_whole
-from harness.hardware import Hardware, find_hardware
-from harness.hardware_drivers import TABLE_NAMES
-from harness.provenance import installed_version
-from harness.recipe_file import recipe_yaml
-from harness.simulate import simulate
-from harness.snapshot import write_snapshot
-from harness.step_profile import StepProfile
-from harness.trace_diff import TraceDiff, diff_traces
+from harness.hardware.hardware import Hardware, find_hardware
+from harness.hardware.table import TABLE_NAMES
+from harness.recipe.file import recipe_yaml
+from harness.simulate.simulated_run import simulate
+from harness.snapshot.build import write_snapshot
+from harness.snapshot.diff.traces import TraceDiff, diff_traces
+from harness.step_profile.step_profile import StepProfile
+from harness.system.files import write_whole
+from harness.system.streams import quiet_libraries
+from harness.system.versions import installed_version
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 THREE_STEPS = {"warmup_steps": 1, "steps": 1}
@@ -164,7 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         paths = options.trace or sorted([*DATA.glob("traces/*.json.gz"), *DATA.glob("stand_in/*/*.json.gz")])
         if not paths:
-            raise InputError(f"{DATA} holds no trace. Record some: python -m benchmarks.gpu --part traces.")
+            raise InputError(
+                f"{DATA} holds no trace. Record some: python -m benchmarks.gpu_programme --part traces."
+            )
         if options.command == "unpack":
             options.folder.mkdir(parents=True, exist_ok=True)
             for path in paths:

@@ -1,6 +1,10 @@
 """The failures a user can cause or meet, each with the exit status the command line gives it."""
 
+from __future__ import annotations
+
+import difflib
 import re
+from collections.abc import Collection
 
 _PASSWORD_IN_URL = re.compile(r"(\w:/{1,2})[^\s/@]*@")
 _QUERY_OF_URL = re.compile(r"(\w:/{1,2}[^\s?]*\?)\S+")
@@ -50,3 +54,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     # by name: this module imports no torch, whose CPU allocator raises a plain RuntimeError
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+
+
+def nearest(name: str, names: Collection[str]) -> str:
+    """A " Did you mean ...?" for a misspelt `name`; empty when none of `names` is near."""
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    return f" Did you mean {near[0]}?" if near else ""

@@ -1,23 +1,33 @@
-"""Reports: one self-contained HTML page, Markdown, CSV and pictures of runs, profiles and snapshots.
+"""Pages, Markdown, CSV and pictures of runs, profiles and snapshots.
 
 `read_run` reads, `write_report` writes the page; `render_page` is for pages that should look the same.
 Imports no torch.
 """
 
 from harness.report.differences import report_tables
+from harness.report.figures import COLOURS, PATTERNS, drawing, write_figures
 from harness.report.page import render_page
 from harness.report.run import ReportRun, read_run
-from harness.report.table import Cell, Table, to_csv, to_markdown
-from harness.report.write import write_report
+from harness.report.sections import section_of
+from harness.report.table import Cell, Table, escape_markdown, no_formula, to_csv, to_markdown
+from harness.report.write import report_html, write_report
 
 __all__ = [
+    "COLOURS",
+    "PATTERNS",
     "Cell",
     "ReportRun",
     "Table",
+    "drawing",
+    "escape_markdown",
+    "no_formula",
     "read_run",
     "render_page",
+    "report_html",
     "report_tables",
+    "section_of",
     "to_csv",
     "to_markdown",
+    "write_figures",
     "write_report",
 ]

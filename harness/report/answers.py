@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from harness.answers import SOURCES, Comparison, compare, unexplained_lines
 from harness.errors import InputError
 from harness.report.run import ReportRun
 from harness.report.table import Cell, Table
 from harness.step_profile import CATEGORIES, StepProfile
-from harness.validate import SOURCES, Comparison, compare
-from harness.validate_table import unexplained_lines
 
 UNEXPLAINED = "unexplained"
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from harness.attribution import BEFORE_RECORDING, AllocationSpan
 from harness.report.history import History
 from harness.report.stacks import ROOT, place, readable
 from harness.report.table import Cell, Table
+from harness.snapshot import BEFORE_RECORDING, NO_STACK, AllocationSpan
 from harness.step_profile import StepProfile
-from harness.trace_diff import NO_STACK
 
 SMALLEST_SHARE = 1 / 2000
 """Of the peak: what is smaller is not drawn by itself."""

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from harness.answers import quantities
 from harness.report.run import ReportRun
 from harness.report.sections import Section
 from harness.report.table import Cell, Table
-from harness.validate import quantities
 
 
 def difference_tables(runs: Sequence[ReportRun]) -> list[Table]:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from harness.console import in_gib, in_ms
 from harness.errors import InputError, MissingDependency
 from harness.report.answers import UNEXPLAINED, answers_about
 from harness.report.history import History
 from harness.report.phase_roofline import PhaseRoofline, roofline_of
 from harness.report.run import ReportRun
 from harness.step_profile import PHASES, StepProfile
+from harness.units import in_gib, in_ms
 
 COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9", "#009E73", "#999999", "#F0E442")
 """Okabe and Ito's palette, as in assets/page.js, with a pattern each for who sees no colours."""

@@ -1,7 +1,7 @@
 """The memory history of a snapshot as columns: one entry for each allocation and each free, in order.
 
-Built on attribution.py and cuda_trace.py, in numpy where a million events would take Python too long.
-Imports no torch.
+Built on snapshot/attribution.py and snapshot/trace.py, in numpy where a million events would take Python too
+long. Imports no torch.
 """
 
 from __future__ import annotations
@@ -14,12 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.attribution import BEFORE_RECORDING, AllocationSpan, categorize, find_peak
-from harness.cuda_trace import MIN_BLOCK_BYTES, spans_from_trace
 from harness.report.segments import Segment, segments_at
 from harness.report.stacks import CallTree, place
+from harness.snapshot import (
+    BEFORE_RECORDING,
+    MIN_BLOCK_BYTES,
+    AllocationSpan,
+    busiest_device,
+    categorize,
+    find_peak,
+    spans_from_trace,
+)
 from harness.step_profile import CATEGORIES, MemoryBreakdown
-from harness.trace_diff import busiest_device
 
 BEFORE = "before the recording"
 """Memory that was there already and of which nobody says what it is."""
@@ -96,7 +102,7 @@ class History:
 
 
 def history_of(snapshot: Mapping[str, Any], at_peak: MemoryBreakdown | None = None) -> History | None:
-    """The history in a snapshot of checked shape (see safe_pickle.py); None when it recorded no allocation.
+    """The history in a snapshot of checked shape (snapshot/safe_read.py); None if it recorded no allocation.
 
     `at_peak` is that of the same run's profile: what the recording found there already carries no
     category in a snapshot, and is what the profile's categories have beyond the recorded ones.

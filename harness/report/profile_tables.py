@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from harness.console import KINDS
 from harness.report.table import Cell, Table, Unit
-from harness.step_profile import CATEGORIES, PHASES, StepProfile
+from harness.step_profile import CATEGORIES, MEMORY_KINDS, PHASES, StepProfile
 
 
 def profile_tables(profile: StepProfile) -> dict[str, Table]:
@@ -47,7 +46,7 @@ def summary_table(profile: StepProfile) -> Table:
         ("loss of the last step", step.loss[-1] if step.loss else None, "number"),
     ]
     known = [(Cell(name), Cell(value, unit)) for name, value, unit in rows if value is not None]
-    return Table("Totals", ("quantity", "value"), known, notes=[f"Memory is {KINDS[memory.kind]}."])
+    return Table("Totals", ("quantity", "value"), known, notes=[f"Memory is {MEMORY_KINDS[memory.kind]}."])
 
 
 def phase_table(profile: StepProfile) -> Table:

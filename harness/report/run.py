@@ -13,6 +13,7 @@ from harness.step_profile import StepProfile
 if TYPE_CHECKING:
     from harness.report.history import History
 
+
 SNAPSHOTS = ("snapshot.pickle", "snapshot.json")
 
 
@@ -58,7 +59,7 @@ def _of_folder(folder: Path) -> ReportRun:
 
 def _history(path: Path, profile: StepProfile | None) -> History | None:
     from harness.report.history import history_of
-    from harness.safe_pickle import read_snapshot
+    from harness.snapshot import read_snapshot
 
     return history_of(read_snapshot(path), profile.memory.at_peak if profile else None)
 

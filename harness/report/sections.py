@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from harness.console import in_gib, in_ms
-from harness.oom import explain
 from harness.report.answers import Answers, answers_about
 from harness.report.at_peak import MOST_KINDS, Kind, by_code, by_module, kinds, kinds_table
 from harness.report.columns import history_columns
@@ -16,7 +14,8 @@ from harness.report.profile_tables import profile_tables
 from harness.report.run import ReportRun
 from harness.report.segments import pieces_in_use, segment_table
 from harness.report.table import Table
-from harness.step_profile import PhaseStats, StepProfile
+from harness.step_profile import PhaseStats, StepProfile, explain_oom
+from harness.units import in_gib, in_ms
 
 MOST_SEGMENTS = 24
 """Drawn: those with the most free memory in them."""
@@ -64,7 +63,7 @@ def section_of(run: ReportRun) -> Section:
 def _add_profile(section: Section, profile: StepProfile) -> None:
     section.tables |= profile_tables(profile)
     if profile.oom is not None:
-        section.words["oom"] = explain(profile)
+        section.words["oom"] = explain_oom(profile)
     section.data["capacity"] = profile.hardware.memory_bytes
     section.data["device"] = profile.hardware.name
     if profile.memory.at_peak_by_module:

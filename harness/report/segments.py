@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from harness.allocator_settings import kSmallBuffer
-from harness.attribution import AllocationSpan
+from harness.allocator import kSmallBuffer
 from harness.report.table import Cell, Table
+from harness.snapshot import AllocationSpan
 
 
 class Segment(NamedTuple):

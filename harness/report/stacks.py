@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.attribution import Frame, stack_line
-from harness.trace_diff import NO_STACK, place_of
+from harness.snapshot import NO_STACK, Frame, place_of, stack_line
 
 ROOT = 0
 MOST_LINES = 200

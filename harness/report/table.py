@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from harness.console import in_gib, in_ms
 from harness.errors import printable
+from harness.units import in_gib, in_ms
 
 LONG = 40
 """A table with more rows is folded away on GitHub."""

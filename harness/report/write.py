@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.console import in_gib
-from harness.files import write_whole
 from harness.report.differences import difference_tables
 from harness.report.page import render_page
 from harness.report.run import ReportRun
 from harness.report.sections import section_of
+from harness.system import write_whole
+from harness.units import in_gib
 
 SCRIPTS = ("columns.js", "timeline.js", "charts.js", "overlay.js", "report.js")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.console import in_gib
 from harness.report import ReportRun, read_run, write_report
-from harness.step_profile import HardwareSummary, MemoryStats, StepProfile
-from tests.reported import HOSTILE, MIB, simulated_run, write_hand_made
+from harness.step_profile.step_profile import HardwareSummary, MemoryStats, StepProfile
+from harness.units import in_gib
+from tests.support.reported import HOSTILE, MIB, simulated_run, write_hand_made
 
 pytestmark = pytest.mark.xdist_group("browser")  # one process: one browser
 Open = Callable[[Path], Any]
@@ -215,7 +215,7 @@ def test_no_peak_is_lost_at_any_zoom(page: Any, run: ReportRun) -> None:
     """Whatever stretch of events is asked for in however few points: near each event is one as high."""
     assert run.history is not None
     total = run.history.allocated_bytes().tolist()
-    unpacked = "histories.read(harness.data.runs[0].history)"
+    unpacked = "histories.read(harness.training.data.batches.runs[0].history)"
     script = f"async (asked) => Array.from(histories.highest(await {unpacked}, ...asked))"
     last = len(total) - 1
     for start, end, count in ((0, last, 37), (last // 3, last // 2, 50), (10, 20, 400), (5, 5, 3)):

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from harness.hardware import find_hardware
-from harness.napkin import predict
-from harness.recipe_file import load_recipe
-from harness.serve import server_of
-from harness.sweep import plan_sweep
-from harness.sweep_document import Sweep, sweep_of
-from harness.sweep_page import sweep_html
-from harness.sweep_run import run_cells
+from harness.hardware.hardware import find_hardware
+from harness.napkin.prediction import predict
+from harness.recipe.file import load_recipe
+from harness.serve.server import server_of
+from harness.sweep.document import Sweep, sweep_of
+from harness.sweep.page import sweep_html
+from harness.sweep.plan import plan_sweep
+from harness.sweep.processes import run_cells
 
 READY = "html[data-ready]"
 HOSTILE = "<img src=x onerror=document.title='ran'>"

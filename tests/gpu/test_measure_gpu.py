@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch.cuda import _memory_viz
 
-from harness.device_observer import Unobserved
-from harness.loop import run_steps, set_up
-from harness.measure import RECORDED_STEPS, measure
-from harness.recipe import Recipe
-from harness.run_folder import RunFolder
-from harness.safe_pickle import read_snapshot
-from harness.step_profile import StepProfile
-from tests.tiny import tiny
+from harness.measure.measured_run import RECORDED_STEPS, measure
+from harness.measure.observer import Unobserved
+from harness.recipe.recipe import Recipe
+from harness.run_folder.run_folder import RunFolder
+from harness.snapshot.safe_read import read_snapshot
+from harness.step_profile.step_profile import StepProfile
+from harness.training.loop import run_steps, set_up
+from tests.support.tiny import tiny
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)

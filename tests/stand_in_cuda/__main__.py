@@ -1,6 +1,6 @@
 """Run a command where CUDA is a stand-in: PyTorch's CUDA build, without a GPU.
 
-    python -m tests.stand_in_cuda --device h200 -- python -m benchmarks.gpu --part traces --out DIR
+    python -m tests.stand_in_cuda --device h200 -- python -m benchmarks.gpu_programme --part traces --out DIR
 
 The C files here take the place of the CUDA runtime, the driver, cuBLAS and cuBLASLt. All above them is real:
 PyTorch's operators, autograd, the caching allocator, its history and statistics. No kernel computes anything,
@@ -22,8 +22,8 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from harness.hardware import find_hardware
-from harness.hardware_drivers import TABLE_NAMES
+from harness.hardware.hardware import find_hardware
+from harness.hardware.table import TABLE_NAMES
 
 HERE = Path(__file__).parent
 SOURCES = {

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from harness.files import write_whole
+from harness.system.files import write_whole
 
 ATTENTION = torch.ops.aten._scaled_dot_product_cudnn_attention.default
 BACKWARD = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default

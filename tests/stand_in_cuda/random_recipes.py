@@ -18,14 +18,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import how_to_start
-from benchmarks.gpu_recipes import Spec
-from benchmarks.gpu_tasks import Context, import_libraries, prepare_process
-from benchmarks.gpu_traces import record
-from benchmarks.import_gpu import sanitised_trace
+from benchmarks.gpu_programme.__main__ import how_to_start
+from benchmarks.gpu_programme.import_results import sanitised_trace
+from benchmarks.gpu_programme.recipes import Spec
+from benchmarks.gpu_programme.tasks import Context, import_libraries, prepare_process
+from benchmarks.gpu_programme.traces import record
 from harness.errors import InputError
-from harness.files import write_whole
-from harness.hardware import find_hardware
+from harness.hardware.hardware import find_hardware
+from harness.system.files import write_whole
 
 MODELS = (
     ("llama-3.2-1b", 4),

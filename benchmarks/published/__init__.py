@@ -1,0 +1,1 @@
+"""What others measured and published, held against napkin and the simulation."""

@@ -1,0 +1,141 @@
+"""Peaks that others published, against napkin and simulate: profiles/published/results.json and README.md.
+
+    python -m benchmarks.published SOURCES      compute every row (two minutes), write both files
+    python -m benchmarks.published              write README.md from results.json
+
+SOURCES is a folder with the code that was measured, as FETCH below makes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.published import kernels, litgpt, napkin
+from benchmarks.published.cases import FOLDER, published_cases
+from harness.hardware.hardware import Hardware, find_hardware
+from harness.system.files import write_whole
+from harness.system.versions import provenance
+from pages.published import readme
+
+LIGERS = ("0.2.1", "0.4.2")
+FETCH = f"""\
+git clone https://github.com/Lightning-AI/litgpt SOURCES/litgpt
+git -C SOURCES/litgpt checkout {litgpt.COMMIT}
+""" + "\n".join(
+    # without the second command a newer Liger, which is a package and no namespace, goes before
+    f"pip install --no-deps --target SOURCES/liger-kernel-{v} liger-kernel=={v}\n"
+    f"touch SOURCES/liger-kernel-{v}/liger_kernel/__init__.py"
+    for v in LIGERS
+)
+UNITS = {"GB": 10**9, "GiB": 2**30, "MiB": 2**20}
+NOT_GIVEN = (
+    "the source names neither the GPU nor the versions of torch, transformers, peft and bitsandbytes, "
+    "and the step has no loss and no optimizer"
+)
+OTHER_CODE = "torchtune's own model, loss and packing; versions not pinned by the source"
+KEPT_INPUTS = (
+    "bitsandbytes before 0.43.2 keeps the input of every 4-bit product (ended by its #1270); "
+    "napkin prices today's"
+)
+LEFT_OUT = {"fsdp_qlora-nb": NOT_GIVEN, "torchtune": OTHER_CODE}
+"""Sources that no answer can be held against, and why."""
+Answer = tuple[int | None, str]
+"""Bytes, or why there are none; no bytes and no reason: out of memory."""
+
+
+def rows(sources: Path) -> list[dict[str, Any]]:
+    """Every case with what was measured and both answers, in the order of the file."""
+    liger = {name: size for wanted in LIGERS for name, size in _of_liger(sources, wanted).items()}
+    return [_row(case, sources, liger) for case in published_cases()]
+
+
+def _row(case: dict[str, Any], sources: Path, liger: dict[str, int]) -> dict[str, Any]:
+    hardware = device_of(case)
+    napkin, simulated = napkin_answer(case, hardware), _simulated_answer(case, hardware, sources, liger)
+    return {
+        "id": case["id"],
+        "source": case["source"],
+        "measured_bytes": measured_bytes(case),
+        "out_of_memory": case.get("status") == "OOM",
+        "capacity_bytes": hardware.memory_bytes,
+        "napkin_bytes": napkin[0],
+        "napkin_left_out": napkin[1],
+        "simulated_bytes": simulated[0],
+        "simulated_left_out": simulated[1],
+    }
+
+
+def device_of(case: dict[str, Any]) -> Hardware:
+    """The device that the case was measured on."""
+    return find_hardware("a100-40gb" if case["id"].startswith("litgpt") else "a100-80gb")
+
+
+def measured_bytes(case: dict[str, Any]) -> int | None:
+    """The peak that was measured; None where it ran out of memory, or where no peak was published."""
+    for name, value in case["measured"].items():
+        if name.startswith("peak_") and value is not None:
+            return round(value * UNITS[name.rpartition("_")[2]])
+    return None
+
+
+def napkin_answer(case: dict[str, Any], hardware: Hardware) -> Answer:
+    """Napkin's peak for a case, or why it has none."""
+    source, kernel, provider, *_ = [*case["id"].split("/"), ""]
+    if source in LEFT_OUT:
+        return None, LEFT_OUT[source]
+    if source == "liger-kernel":
+        if provider == "liger":
+            return None, "Liger's kernel: no toggle of a recipe by itself"
+        if kernel == "rope":
+            return None, "napkin has no rotary embedding by itself, only in a block"
+        return napkin.module(case, hardware), ""
+    if case["method"] != "lora":
+        return None, "LLaMA-Adapter: no toggle of a recipe"
+    if case["quantization"]:
+        return None, KEPT_INPUTS
+    if case["model"] not in napkin.LITGPT_MODELS:
+        return None, "Falcon: no family that napkin has"
+    return napkin.training_run(case, hardware), ""
+
+
+def _simulated_answer(
+    case: dict[str, Any], hardware: Hardware, sources: Path, liger: dict[str, int]
+) -> Answer:
+    source, _, provider, *_ = case["id"].split("/")
+    if source in LEFT_OUT:
+        return None, LEFT_OUT[source]
+    if source == "liger-kernel":
+        own = provider == "liger"
+        return (liger[case["id"]] if own else kernels.simulated_row(case, hardware)), ""
+    return litgpt.simulated_row(sources / "litgpt", case, hardware), ""
+
+
+def _of_liger(sources: Path, wanted: str) -> dict[str, int]:
+    """Liger's own rows, in a process that finds the Liger of their day."""
+    environment = {**os.environ, "PYTHONPATH": f"{sources / f'liger-kernel-{wanted}'}{os.pathsep}."}
+    command = [sys.executable, "-m", "benchmarks.published.__main__.kernels", wanted]
+    return json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def main() -> None:
+    """See the module's docstring."""
+    results = FOLDER / "results.json"
+    if len(sys.argv) > 1:
+        sources = Path(sys.argv[1])
+        missing = [
+            n for n in ("litgpt", *(f"liger-kernel-{v}" for v in LIGERS)) if not (sources / n).is_dir()
+        ]
+        if missing:
+            sys.exit(f"{sources} lacks {', '.join(missing)}. These commands make it:\n{FETCH}")
+        found = {"provenance": provenance(), "rows": rows(sources)}
+        write_whole(results, json.dumps(found, indent=1) + "\n")
+    write_whole(FOLDER / "README.md", readme(json.loads(results.read_text(encoding="utf-8"))))
+
+
+if __name__ == "__main__":
+    main()

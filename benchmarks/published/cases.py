@@ -1,0 +1,15 @@
+"""Peaks that others measured and published, each with its source: profiles/published/measurements.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[2] / "profiles" / "published"
+
+
+def published_cases(source: str = "") -> list[dict[str, Any]]:
+    """The cases whose id begins with `source`, in the order of the file."""
+    cases = json.loads((FOLDER / "measurements.json").read_text(encoding="utf-8"))["cases"]
+    return [case for case in cases if case["id"].startswith(source)]

@@ -1,0 +1,1 @@
+"""Thousands of steps: memory flat, log complete, time flat."""

@@ -1,0 +1,1 @@
+"""How fast our own code is, as a ratio in one run."""

@@ -1,0 +1,27 @@
+"""A model of the CUDA caching allocator, and of its settings."""
+
+from harness.allocator.allocator import Allocator, AllocatorOutOfMemory
+from harness.allocator.blocks import Block
+from harness.allocator.memory_stats import snapshot_segments
+from harness.allocator.settings import (
+    FreeBlockOrder,
+    Settings,
+    allocator_settings,
+    kSmallBuffer,
+    parse_settings,
+)
+from harness.allocator.trace_replay import Replay, replay
+
+__all__ = [
+    "Allocator",
+    "AllocatorOutOfMemory",
+    "Block",
+    "FreeBlockOrder",
+    "Replay",
+    "Settings",
+    "allocator_settings",
+    "kSmallBuffer",
+    "parse_settings",
+    "replay",
+    "snapshot_segments",
+]

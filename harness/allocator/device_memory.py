@@ -1,0 +1,234 @@
+"""How the allocator model gets memory from the device and gives it back. No torch.
+
+Two ways, never mixed in one process here: a segment per cudaMalloc, given back whole; or (with
+expandable_segments) ranges of addresses into which pages are mapped and from which they are unmapped. Names
+are those of c10/cuda/CUDACachingAllocator.cpp. All sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.allocator.blocks import Block, BlockPool, Segment, Stat, StreamPool, merge, split
+from harness.allocator.settings import Settings, kSmallBuffer
+
+kRoundLarge = 2 * 2**20
+"""Segments of 10 MiB and more are a multiple of it; also the granularity of physical memory."""
+kDefaultDeviceBytes = 2**40
+"""Sets the address space of an expandable segment when the device's memory is not given."""
+kFirstAddress = 0x7F0000000000
+
+EventSink = Callable[[str, int, int, int], None]
+"""Called with action, address, size_bytes, stream. The actions segment_alloc, segment_free, segment_map,
+segment_unmap and oom (whose address is the device's free bytes) are those of a recorded trace."""
+
+
+class Device:
+    """The device's memory as the allocator sees it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        capacity_bytes: int | None,
+        device_bytes: int | None,
+        on_event: EventSink | None,
+        new_address: Callable[[int], int] | None,
+    ) -> None:
+        self.settings = settings
+        self.capacity_bytes = capacity_bytes
+        self.device_bytes = device_bytes or capacity_bytes or kDefaultDeviceBytes
+        self.used_bytes = 0
+        """Physical memory held: what is reserved, in whole pages of the device."""
+        self.segments: dict[int, Segment] = {}
+        """By address."""
+        self.segment, self.reserved_bytes, self.oversize_segments = Stat(), Stat(), Stat()
+        self.num_device_alloc = self.num_device_free = 0
+        self.emit: EventSink = on_event or (lambda *_: None)
+        self.can_take: Callable[[int], bool] | None = None
+        """Decides instead of capacity_bytes whether memory can be had (a replay knows it from the trace)."""
+        self._new_address = new_address
+        self._next_address = kFirstAddress
+        self._counter = 0
+
+    def free_bytes(self) -> int:
+        """What cudaMemGetInfo calls free."""
+        limit = self.device_bytes if self.capacity_bytes is None else self.capacity_bytes
+        return limit - self.used_bytes
+
+    def number(self, segment: Segment) -> int:
+        """The number of a new block, the second thing after size by which free blocks are ranked."""
+        if self.settings.free_block_order == "block_counter":
+            self._counter += 1
+            return self._counter
+        return segment.counter
+
+    def move(self, segment: Segment, address: int) -> None:
+        """Say where a segment lies that is one unmapped block: a replay learns it when it is first used."""
+        block = segment.head
+        block.pool.unmapped.remove(block)
+        del self.segments[segment.address]
+        segment.address = block.address = address
+        self.segments[address] = segment
+        block.pool.insert_into_unmapped(block)
+
+    def _add_segment(self, pool: StreamPool, size: int, page_size: int) -> Block:
+        address = self._next_address if self._new_address is None else self._new_address(size)
+        self._next_address = address + -(-size // kRoundLarge) * kRoundLarge
+        segment = Segment(address, size, page_size, pool.stream)
+        if self.settings.free_block_order == "segment_counter":
+            self._counter += 1
+            segment.counter = self._counter
+        block = segment.head = Block(pool, segment, address, size, self.number(segment))
+        self.segments[address] = segment
+        return block
+
+    def _take(self, size: int) -> bool:
+        """Physical memory from the device, in pages of 2 MiB. False: there is not enough."""
+        pages = -(-size // kRoundLarge) * kRoundLarge
+        if self.can_take is not None:
+            taken = self.can_take(size)
+        else:
+            taken = self.capacity_bytes is None or self.used_bytes + pages <= self.capacity_bytes
+        self.used_bytes += pages * taken
+        return taken
+
+    def _count(self, pool: BlockPool, size: int) -> None:
+        self.num_device_alloc += 1
+        self.reserved_bytes.increase(size)
+        pool.reserved_bytes.increase(size)
+
+    def _uncount(self, pool: BlockPool, size: int) -> None:
+        self.used_bytes -= -(-size // kRoundLarge) * kRoundLarge
+        self.num_device_free += 1
+        self.reserved_bytes.decrease(size)
+        pool.reserved_bytes.decrease(size)
+
+    # One cudaMalloc a segment
+
+    def alloc_block(self, pool: StreamPool, alloc_size: int) -> Block | None:
+        """A new segment, as one block that is not listed as free. None: out of memory."""
+        if not self._take(alloc_size):
+            return None
+        block = self._add_segment(pool, alloc_size, page_size=0)
+        self._count(pool.pool, alloc_size)
+        self.segment.increase(1)
+        pool.pool.segment.increase(1)
+        if alloc_size >= (self.settings.max_split_size_bytes or 2**64):
+            self.oversize_segments.increase(1)
+        self.emit("segment_alloc", block.address, alloc_size, pool.stream)
+        return block
+
+    def release_block(self, block: Block) -> None:
+        """Give a segment back that is one free block."""
+        pool, size = block.pool, block.size
+        self.emit("segment_free", block.address, size, pool.stream)
+        pool.erase(block)
+        del self.segments[block.address]
+        self._uncount(pool.pool, size)
+        self.segment.decrease(1)
+        pool.pool.segment.decrease(1)
+        if size >= (self.settings.max_split_size_bytes or 2**64):
+            self.oversize_segments.decrease(1)
+
+    def release_blocks(self, pool: BlockPool) -> None:
+        """Give every free segment, or every free page, of a pool back."""
+        for block in pool.free_blocks():
+            if block.segment.page_size:
+                block = self._unmap_block(block)
+                if block.prev is None and block.next is None:
+                    block.pool.unmapped.remove(block)
+                    del self.segments[block.address]
+            elif block.prev is None and block.next is None:
+                self.release_block(block)
+
+    # Expandable segments
+
+    def try_allocate_expandable_block(self, pool: StreamPool, size: int) -> Block | None:
+        """A block of at least `size` bytes that is not listed as free. None: out of memory.
+
+        Pages that were mapped before memory ran out stay mapped, as free blocks.
+        """
+        block = self._find_expandable_block(pool, size)
+        if not block.mapped and (block := self._map_block(block, min(block.size, size))) is None:
+            return None
+        while block.size < size:
+            assert block.next is not None, "what follows a free block that is too small is unmapped"
+            block = self._map_block(block.next, min(size - block.size, block.next.size))
+            if block is None:
+                return None
+        pool.erase(block)
+        return block
+
+    def _find_expandable_block(self, pool: StreamPool, size: int) -> Block:
+        """The lowest free or unmapped block from which on `size` bytes are not allocated."""
+        for block in pool.unmapped:
+            if block.prev is not None and not block.prev.allocated:
+                block = block.prev
+            room, each = 0, block
+            while each is not None and not each.allocated and room < size:
+                room += each.size
+                each = each.next
+            if room >= size:
+                return block
+        page_size = kSmallBuffer if pool.pool.is_small else self.settings.large_segment_size_bytes
+        # Addresses for 9/8 of the device, so that pages can move to the end and leave holes behind.
+        pages = -(-(self.device_bytes + self.device_bytes // 8) // page_size)
+        block = self._add_segment(pool, pages * page_size, page_size)
+        block.mapped = False
+        pool.insert_into_unmapped(block)
+        return block
+
+    def _map_block(self, block: Block, size: int) -> Block | None:
+        """Map whole pages, at least `size` bytes, at the start of an unmapped block.
+
+        Returns the free block that they are part of then. None: out of memory.
+        """
+        pool = block.pool
+        size = -(-size // block.segment.page_size) * block.segment.page_size
+        if not self._take(size):
+            return None
+        self.emit("segment_map", block.address, size, pool.stream)
+        pool.unmapped.remove(block)
+        if size < block.size:
+            pool.insert_into_unmapped(split(block, size, self.number(block.segment)))
+        block.mapped = True
+        before, after = block.prev, block.next
+        if before is not None and not before.allocated and before.mapped:
+            pool.erase(before)
+            block = merge(before, block, block)
+        if after is not None and not after.allocated and after.mapped:
+            pool.erase(after)
+            merge(block, after, block)
+        pool.insert_into_blocks(block)
+        self._count(pool.pool, size)
+        return block
+
+    def _unmap_block(self, block: Block) -> Block:
+        """Unmap the whole pages in a free block. Returns the unmapped block that they are part of then."""
+        pool, start, page_size = block.pool, block.segment.address, block.segment.page_size
+        begin = -(-(block.address - start) // page_size) * page_size + start
+        end = (block.address + block.size - start) // page_size * page_size + start
+        if begin >= end:
+            return block
+        pool.erase(block)
+        if begin > block.address:
+            # The lower part keeps the object, which may be its segment's head, and gets the new number.
+            number, before = self.number(block.segment), block
+            block = split(before, begin - before.address, before.counter)
+            before.counter = number
+            block.requested_size, before.requested_size = before.requested_size, 0
+            pool.insert_into_blocks(before)
+        if block.size > end - begin:
+            pool.insert_into_blocks(split(block, end - begin, self.number(block.segment)))
+        block.mapped = False
+        before, after = block.prev, block.next
+        if before is not None and not before.mapped:
+            pool.unmapped.remove(before)
+            block = merge(before, block, block)
+        if after is not None and not after.mapped:
+            pool.unmapped.remove(after)
+            merge(block, after, block)
+        pool.insert_into_unmapped(block)
+        self._uncount(pool.pool, end - begin)
+        self.emit("segment_unmap", begin, end - begin, pool.stream)
+        return block

@@ -1,0 +1,262 @@
+"""The CUDA caching allocator's settings, in the syntax of PYTORCH_CUDA_ALLOC_CONF. No torch.
+
+The meaning of every option is that of c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.cpp in
+PyTorch 2.11 to 2.15. Sizes are bytes; the options' own unit is MiB although their names say mb.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from harness.errors import InputError
+
+MiB = 2**20
+kSmallSize = 1 * MiB
+"""The largest request served from the small pool."""
+kSmallBuffer = 2 * MiB
+"""The segment of the small pool."""
+kMinLargeAlloc = 10 * MiB
+"""From this size on a request gets a segment of its own size."""
+kLargeBuffer = 20 * MiB
+"""The segment that smaller requests of the large pool share, unless large_segment_size_mb says otherwise."""
+kRoundUpPowerOfTwoIntervals = 16
+"""roundup_power2_divisions has one entry per power of two: below 2 MiB, from 2 MiB, ..., from 32 GiB."""
+
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""The environment variables that PyTorch reads, the first one set wins."""
+
+FreeBlockOrder = Literal["address", "block_counter", "segment_counter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the allocator model needs to know. The defaults are PyTorch's."""
+
+    expandable_segments: bool = False
+    max_split_size_bytes: int | None = None
+    """Larger free blocks are neither split nor given to smaller requests. None: no limit."""
+    large_segment_size_bytes: int = kLargeBuffer
+    max_non_split_rounding_bytes: int | None = None
+    """How much larger than an oversize request a free block may be. None: large_segment_size_bytes."""
+    garbage_collection_threshold: float = 0.0
+    """Fraction of the allowed memory. PyTorch collects only when per_process_memory_fraction is below 1."""
+    roundup_power2_divisions: tuple[int, ...] = (0,) * kRoundUpPowerOfTwoIntervals
+    per_process_memory_fraction: float = 1.0
+    free_block_order: FreeBlockOrder = "segment_counter"
+    """How equally large free blocks are ranked; no option but the PyTorch version decides it."""
+    ignored: tuple[str, ...] = ()
+    """Options that were given and that change nothing in this model."""
+
+
+def free_block_order(torch_version: str) -> FreeBlockOrder:
+    """How this PyTorch ranks equally large free blocks of a stream, the first is taken first.
+
+    Up to 2.11 by address; 2.12 by a number each block gets when it is made (pytorch pull request 178362);
+    since 2.13 by a number that its segment got, then by address (pull request 183591).
+    """
+    match = re.match(r"(\d+)\.(\d+)", torch_version)
+    if not match:
+        raise InputError(f"torch version {torch_version!r} does not start like 2.13. Give one that does.")
+    version = (int(match[1]), int(match[2]))
+    if version < (2, 12):
+        return "address"
+    return "block_counter" if version == (2, 12) else "segment_counter"
+
+
+def settings_from_environment(environment: Mapping[str, str], torch_version: str = "2.13") -> Settings:
+    """The settings a CUDA process with this environment would have. Raises InputError."""
+    for name in VARIABLES:
+        if name in environment:
+            return parse_settings(environment[name], torch_version, origin=name)
+    return parse_settings("", torch_version)
+
+
+def parse_settings(text: str, torch_version: str = "2.13", origin: str = VARIABLES[0]) -> Settings:
+    """Parse "key:value,key:value". Raises InputError naming `origin`, the option and what it takes.
+
+    Refuses what PyTorch refuses, and also what PyTorch reads as something else than it says (64abc as 64).
+    """
+    values: dict[str, str] = {}
+    for key, value in _options(text, origin):
+        if key not in _PARSERS and key not in _NEUTRAL:
+            raise _unknown(key, origin)
+        if key in values:
+            raise InputError(f"{origin}: {key} is given twice. Give it once.")
+        if key in _NEUTRAL and (problem := _NEUTRAL[key](value)):
+            raise InputError(f"{origin}: {key}:{value} {problem}")
+        values[key] = value
+    fields: dict[str, Any] = {}
+    # large_segment_size_mb first: the lower limits of two others are its value, wherever it stands.
+    for key in sorted(values, key=lambda key: key != "large_segment_size_mb"):
+        if key in _PARSERS:
+            field, parse = _PARSERS[key]
+            try:
+                fields[field] = parse(values[key], fields)
+            except ValueError as error:
+                raise InputError(f"{origin}: {key}:{values[key]} is wrong, {error}.") from None
+    ignored = tuple(key for key in values if key in _NEUTRAL)
+    return replace(Settings(free_block_order=free_block_order(torch_version), ignored=ignored), **fields)
+
+
+def _options(text: str, origin: str) -> list[tuple[str, str]]:
+    """Split at the commas outside brackets; PyTorch drops white space and allows one comma at the end."""
+    text = re.sub(r"\s+", "", text)
+    items = re.split(r",(?![^\[]*\])", text.removesuffix(",")) if text else []
+    pairs = []
+    for item in items:
+        key, colon, value = item.partition(":")
+        if not (key and colon and value):
+            raise InputError(f"{origin}: {item!r} is not key:value. Write options as key:value,key:value.")
+        pairs.append((key, value))
+    return pairs
+
+
+def _unknown(key: str, origin: str) -> InputError:
+    known = sorted([*_PARSERS, *_NEUTRAL])
+    nearest = difflib.get_close_matches(key, known, n=1)
+    hint = f"Did you mean {nearest[0]}?" if nearest else f"Known options: {', '.join(known)}."
+    return InputError(f"{origin}: unknown allocator option {key!r}. {hint}")
+
+
+def _boolean(value: str, fields: dict[str, Any]) -> bool:
+    if value not in ("True", "False"):
+        raise ValueError("it takes True or False")
+    return value == "True"
+
+
+def _mebibytes(value: str, at_least: int) -> int:
+    if not re.fullmatch(r"\d+", value) or not at_least <= int(value) < 2**44:
+        raise ValueError(f"it takes a whole number of MiB, at least {at_least}")
+    return int(value) * MiB
+
+
+def _large_segment(value: str, fields: dict[str, Any]) -> int:
+    return _mebibytes(value, at_least=kMinLargeAlloc // MiB + 1)
+
+
+def _at_least_large_segment(value: str, fields: dict[str, Any]) -> int:
+    return _mebibytes(value, at_least=fields.get("large_segment_size_bytes", kLargeBuffer) // MiB)
+
+
+def _number(value: str, what: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"it takes {what}") from None
+
+
+def _threshold(value: str, fields: dict[str, Any]) -> float:
+    what = "a number between 0 and 1, both excluded"
+    threshold = _number(value, what)
+    if not 0 < threshold < 1:
+        raise ValueError(f"it takes {what}")
+    return threshold
+
+
+def _fraction(value: str, fields: dict[str, Any]) -> float:
+    what = "a number from 0 to 1"
+    fraction = _number(value, what)
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"it takes {what}")
+    return fraction
+
+
+def _divisions(value: str, fields: dict[str, Any]) -> tuple[int, ...]:
+    """Divisions per power of two, of all sizes ("4") or by size in MiB ("[256:1,512:2,>:8]").
+
+    As in PyTorch the first size also covers what is below it, ">" what is above the last one named (without
+    one: above the first interval), and a size left out in between is not rounded.
+    """
+    if not value.startswith("["):
+        if not _is_power_of_two(value):
+            raise ValueError("it takes a power of two, or a list like [256:1,512:2,>:8]")
+        return (int(value),) * kRoundUpPowerOfTwoIntervals
+    if not value.endswith("]"):
+        raise ValueError("its list has no closing bracket")
+    divisions = [0] * kRoundUpPowerOfTwoIntervals
+    last, first = 0, True
+    for item in filter(None, value[1:-1].split(",")):
+        size, _, count = item.partition(":")
+        if not (count == "0" or _is_power_of_two(count)) or not (size == ">" or _is_power_of_two(size)):
+            raise ValueError(f"{item!r} is not size:divisions, powers of two both (0 divisions: no rounding)")
+        if size == ">":
+            divisions[last + 1 :] = [int(count)] * (kRoundUpPowerOfTwoIntervals - last - 1)
+            continue
+        last = min(int(size).bit_length() - 1, kRoundUpPowerOfTwoIntervals - 1)
+        if first:
+            divisions[:last] = [int(count)] * last
+            first = False
+        divisions[last] = int(count)
+    return tuple(divisions)
+
+
+def _is_power_of_two(text: str) -> bool:
+    return bool(re.fullmatch(r"\d+", text)) and int(text).bit_count() == 1
+
+
+def _accept(value: str) -> str | None:
+    return None
+
+
+def _native(value: str) -> str | None:
+    if value == "native":
+        return None
+    if value == "cudaMallocAsync":
+        return (
+            "cannot be simulated: that allocator is the CUDA driver's own, whose rules are not published. "
+            "Use backend:native."
+        )
+    return "names no allocator. Use backend:native."
+
+
+def _off(value: str) -> str | None:
+    if value == "False":
+        return None
+    return "cannot be simulated: it rejects requests before memory runs out. Drop it."
+
+
+def _refuse(value: str) -> str | None:
+    return "cannot be simulated: it limits the address space of a segment. Drop it."
+
+
+_PARSERS = {
+    "expandable_segments": ("expandable_segments", _boolean),
+    "large_segment_size_mb": ("large_segment_size_bytes", _large_segment),
+    "max_split_size_mb": ("max_split_size_bytes", _at_least_large_segment),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _at_least_large_segment),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
+    "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
+}
+
+_NEUTRAL = {
+    "backend": _native,
+    "throw_on_cudamalloc_oom": _off,
+    "expandable_segments_reserve": _refuse,
+    "expandable_segments_reserve_by_class": _refuse,
+    "release_lock_on_cudamalloc": _accept,
+    "release_lock_on_hipmalloc": _accept,
+    "graph_capture_record_stream_reuse": _accept,
+    "pinned_use_cuda_host_register": _accept,
+    "pinned_use_hip_host_register": _accept,
+    "pinned_num_register_threads": _accept,
+    "pinned_use_background_threads": _accept,
+    "pinned_reserve_segment_size_mb": _accept,
+    "pinned_max_round_threshold_mb": _accept,
+    "pinned_max_cached_size_mb": _accept,
+    "pinned_free_catch_all": _accept,
+}
+
+
+def allocator_settings(environment: Mapping[str, str], text: str | None = None) -> Settings:
+    """The settings in `text`, or else in the environment, for the installed torch. Raises InputError."""
+    from harness.system import installed_version
+
+    version = installed_version("torch") or "2.13"
+    if text is not None:
+        return parse_settings(text, version, origin="--allocator")
+    return settings_from_environment(environment, version)

@@ -1,0 +1,124 @@
+"""The three answers about a recipe for `harness validate`: given, found in profiles/, or made now."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.answers.comparison import described, different_fields
+from harness.answers.one_answer import Prediction, predicted
+from harness.errors import InputError
+from harness.hardware import DEFAULT_HARDWARE, Hardware, find_hardware, split_hardware, table_device
+from harness.recipe import EFFECTS, Recipe, check_recipe, load_recipe
+from harness.step_profile import StepProfile
+from harness.system import profiles_folder
+
+
+@dataclass
+class Case:
+    """One recipe on one device of the table, and the profiles that are there already."""
+
+    name: str
+    recipe: Recipe
+    hardware: Hardware
+    profiles: list[StepProfile] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def has(self, source: str) -> bool:
+        """Whether there is a profile of this source."""
+        return any(profile.source == source for profile in self.profiles)
+
+
+def gather(
+    arguments: Sequence[str], measure: Callable[[str, Recipe], StepProfile] | None = None
+) -> list[Case]:
+    """The cases that the command's arguments name: recipes with overrides, or profiles; and a device.
+
+    Each recipe, with its name, is measured by `measure` if it is given. Raises InputError for what cannot be
+    read, for nothing to validate, and for overrides of a profile's recipe.
+    """
+    arguments = [_profile_in(text) for text in arguments]
+    paths = [text for text in arguments if _is_profile(text)]
+    rest = [text for text in arguments if not _is_profile(text)]
+    recipes = [text for text in rest if "=" not in text]
+    named = any(text.startswith("hardware=") for text in rest)
+    hardware, overrides = split_hardware([text for text in rest if "=" in text])
+    if not paths and not recipes:
+        raise InputError(
+            "there is nothing to validate. Give a recipe's name, a profile.json or a run folder."
+        )
+    if paths and overrides:
+        raise InputError(
+            f"{overrides[0]} cannot change the recipe of a profile that is there already. "
+            "Give the recipe instead of the profile, or leave the override out."
+        )
+    cases = _of_profiles(paths, hardware if named else None)
+    for source in recipes:
+        name, recipe = load_recipe(source, overrides)
+        case = Case(name, recipe, hardware)
+        if measure is not None:
+            case.profiles.append(measure(name, recipe))
+            case.hardware = hardware if named else table_device(case.profiles[0]) or hardware
+        else:
+            _find_measured(case)
+        cases.append(case)
+    return cases
+
+
+def complete(case: Case, sources: Sequence[Prediction] = ("napkin", "simulated")) -> None:
+    """Predict what is missing of the case. An answer that cannot be given is noted, with its reason."""
+    there = next((profile for profile in case.profiles if profile.source == "measured"), None)
+    # what was measured ran under its own allocator settings
+    environment = os.environ if there is None else there.provenance.get("settings") or {}
+    for source in sources:
+        if not case.has(source):
+            try:
+                case.profiles.append(predicted(source, case.recipe, case.hardware, environment))
+            except InputError as error:
+                case.notes.append(f"there is no {source} answer: {error}")
+
+
+def _profile_in(text: str) -> str:
+    """The profile of a run folder; anything else as it is."""
+    inside = os.path.join(text, "profile.json")
+    return inside if os.path.isfile(inside) else text
+
+
+def _is_profile(text: str) -> bool:
+    return text.endswith(".json") and ("=" not in text or Path(text).exists())
+
+
+def _of_profiles(paths: Sequence[str], hardware: Hardware | None) -> list[Case]:
+    """Profiles of one recipe on one device belong to one case, named after the first one's file."""
+    cases: dict[Any, Case] = {}
+    for text in paths:
+        path = Path(text)
+        profile = StepProfile.read(path)
+        device = hardware or table_device(profile) or find_hardware(DEFAULT_HARDWARE)
+        matters = {name: value for name, value in profile.recipe.items() if name not in EFFECTS}
+        key = device.name, repr(sorted(matters.items()))
+        if key not in cases:
+            cases[key] = Case(_name(path), check_recipe(profile.recipe, f"{path}: recipe"), device)
+        cases[key].profiles.append(profile)
+    return list(cases.values())
+
+
+def _name(path: Path) -> str:
+    """profiles/h200/smoke.measured.json is smoke; a run folder's profile.json has the folder's name."""
+    return path.absolute().parent.name if path.name == "profile.json" else path.name.split(".json")[0]
+
+
+def _find_measured(case: Case) -> None:
+    """Take profiles/<gpu>/<recipe>.measured.json if it is of this very recipe, or say why not."""
+    path = profiles_folder() / case.hardware.name / f"{case.name}.measured.json"
+    if not path.exists():
+        return
+    profile = StepProfile.read(path)
+    differing = different_fields(profile.recipe, case.recipe.model_dump(mode="json"))
+    if differing:
+        case.notes.append(f"not compared with {path}, which is of another recipe: {described(differing)}")
+    else:
+        case.profiles.append(profile)

@@ -1,0 +1,260 @@
+"""Checkpoints: all that a run needs to go on as if it had not been interrupted, bit for bit on a CPU.
+
+A checkpoint (run_folder/checkpoint_files.py) holds the trained weights under the names peft and transformers
+read (adapter_model.safetensors or model.safetensors, with their config), state.safetensors and state.json
+(optimizer, scaler, random numbers, buffers, data position, step, recipe, versions), and recipe.yaml. No
+pickle: reading one runs nothing. Frozen weights are not in it: they are built again, and a sample of them
+tells whether they are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from harness.checkpoint.same_recipe import SavedState, content_of, library_versions, refuse_another_recipe
+from harness.checkpoint.tree import put_together, take_apart
+from harness.errors import InputError, is_out_of_memory
+from harness.observe import model_tensors
+from harness.recipe import Recipe, recipe_yaml
+from harness.run_folder import steps_done_of, verify, write_checkpoint
+from harness.training import Batches, Training, on_host, restore_state
+
+SAMPLED = 256
+"""Elements of each frozen tensor that are compared, evenly spaced."""
+STATE = "state.json"
+TENSORS = "state.safetensors"
+MISFITS = (
+    *(KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError, AssertionError),
+    *(RuntimeError, OSError, SafetensorError, InputError),
+)
+"""What torch, numpy and safetensors raise for values that are not of their making."""
+
+
+class NotFiniteWeights(Exception):
+    """A trained weight is nan or infinite: `names` says which, and no checkpoint was written."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(", ".join(names))
+        self.names = names
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint read back, its files verified; `restore` puts it into a training."""
+
+    path: Path
+    state: SavedState
+
+
+def save(
+    folder: Path,
+    recipe: Recipe,
+    training: Training,
+    batches: Batches,
+    losses: list[float | None],
+    device: torch.device,
+) -> Path:
+    """Write the checkpoint after `len(losses)` steps into `folder`; returns its path.
+
+    Raises NotFiniteWeights instead of writing weights from which nothing can go on, and InputError for a
+    disk that is full.
+    """
+    # copied first: to look for nan on the device would take memory there
+    trained = {name: _on_cpu(weight) for name, weight in _trained(training.model).items()}
+    wrong = [name for name, weight in trained.items() if not bool(weight.isfinite().all())]
+    if wrong:
+        raise NotFiniteWeights(wrong)
+    tree = {
+        "optimizer": training.optimizer.state_dict(),
+        "scaler": None if training.scaler is None else training.scaler.state_dict(),
+        "buffers": dict(training.model.named_buffers()),
+        "random": _random_state(device),
+    }
+    document, tensors = take_apart(tree)
+    state = SavedState(
+        steps_done=len(losses),
+        losses=losses,
+        data=batches.state(),
+        recipe=recipe.model_dump(mode="json"),
+        content=content_of(recipe),
+        frozen=_frozen_sample(training.model),
+        versions=dict(library_versions()),
+        state=document,
+    )
+
+    def write(beside: Path) -> None:
+        published = {_published_name(name, recipe): weight for name, weight in trained.items()}
+        _save_tensors(published, beside / _weights_file(recipe))
+        _save_tensors(tensors, beside / TENSORS)
+        (beside / STATE).write_text(state.model_dump_json())
+        (beside / "recipe.yaml").write_text(recipe_yaml(recipe))
+        adapters = getattr(training.model, "peft_config", None)
+        model: Any = training.model
+        if adapters is not None:
+            adapters["default"].save_pretrained(str(beside))
+        else:
+            (beside / "config.json").write_text(model.config.to_json_string())
+
+    return write_checkpoint(folder, len(losses), write)
+
+
+def read(path: Path, recipe: Recipe) -> Saved:
+    """Verify the checkpoint at `path`, and that `recipe` is the one it was written with.
+
+    Raises InputError naming the file that is not as it was written, or the field that differs.
+    """
+    verify(path)
+    try:
+        state = SavedState.model_validate_json((path / STATE).read_bytes())
+    except (OSError, ValidationError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": error}
+        where = " ".join(map(str, first["loc"]))
+        raise InputError(
+            f"--resume: {path / STATE} is not what this version of harness writes ({where}: {first['msg']})."
+        ) from None
+    if state.steps_done != steps_done_of(path):
+        raise InputError(f"--resume: {path / STATE} is of step {state.steps_done}. Remove that checkpoint.")
+    refuse_another_recipe(path, state, recipe)
+    return Saved(path, state)
+
+
+def restore(saved: Saved, recipe: Recipe, training: Training, batches: Batches, device: torch.device) -> None:
+    """Put everything saved into what `set_up` (training/loop.py) has just built from the same recipe.
+
+    Raises InputError if the frozen weights are others than those the run began with.
+    """
+    if saved.state.frozen != _frozen_sample(training.model):
+        raise InputError(
+            f"--resume: {saved.path}: model: the frozen weights of {recipe.model} are not those the run "
+            f"began with (made by torch {saved.state.versions.get('torch')}, now it is {torch.__version__}). "
+            "Resume with the same checkpoint and versions, on the same kind of device."
+        )
+    names = {name: _published_name(name, recipe) for name in _trained(training.model)}
+    with _fitting(saved.path / _weights_file(recipe)) as path:
+        _restore_weights(training, names, load_file(path))
+    with _fitting(saved.path / TENSORS) as path:
+        tensors = load_file(path)
+    with _fitting(saved.path / STATE):
+        _restore_state(put_together(saved.state.state, tensors), recipe, training, device)
+        batches.load_state(saved.state.data)
+
+
+@contextmanager
+def _fitting(path: Path) -> Iterator[Path]:
+    """Where what `path` holds meets what the recipe builds: raises InputError naming it for a misfit."""
+    try:
+        yield path
+    except MISFITS as error:
+        if is_out_of_memory(error):
+            raise
+        what = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        raise InputError(
+            f"--resume: {path} does not fit what the recipe builds ({what}). "
+            "Was it written by another version of harness or of its libraries?"
+        ) from error
+
+
+@torch.no_grad()
+def _restore_weights(training: Training, names: dict[str, str], published: dict[str, Tensor]) -> None:
+    if set(names.values()) != set(published):
+        raise ValueError("other weights are trained")
+    for name, weight in _trained(training.model).items():
+        weight.copy_(_of_same_shape(published[names[name]], weight, name))
+
+
+@torch.no_grad()
+def _restore_state(state: Any, recipe: Recipe, training: Training, device: torch.device) -> None:
+    buffers = dict(training.model.named_buffers())
+    for name, buffer in state["buffers"].items():
+        buffers[name].copy_(_of_same_shape(buffer, buffers[name], name))
+    host = bool({"optimizer", "parameters"} & set(recipe.offload))
+    with on_host() if host else nullcontext():
+        restore_state(training.optimizer, state["optimizer"])
+    if training.scaler is not None:
+        training.scaler.load_state_dict(state["scaler"])
+    _set_random_state(state["random"], device)
+
+
+def _trained(model: nn.Module) -> dict[str, Tensor]:
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()
+
+
+def _of_same_shape(saved: Tensor, own: Tensor, name: str) -> Tensor:
+    if (saved.shape, saved.dtype) != (own.shape, own.dtype):  # copy_ would broadcast and cast
+        raise ValueError(f"{name} is {saved.dtype} {list(saved.shape)}, not {own.dtype} {list(own.shape)}")
+    return saved
+
+
+def _weights_file(recipe: Recipe) -> str:
+    return "model.safetensors" if recipe.adapter == "none" else "adapter_model.safetensors"
+
+
+def _published_name(name: str, recipe: Recipe) -> str:
+    """As peft writes it: without the name of the adapter, which is `default`."""
+    return name if recipe.adapter == "none" else re.sub(r"\.default(?=\.|$)", "", name)
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk
+        raise OSError(str(error)) from None
+
+
+def _random_state(device: torch.device) -> dict[str, Any]:
+    """The state of every generator that anything in a step may draw from."""
+    name, keys, *rest = np.random.get_state()
+    state: dict[str, Any] = {
+        "cpu": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": (name, [int(key) for key in keys], *rest),
+    }
+    if device.type != "cpu":
+        state[device.type] = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def _set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    if device.type != "cpu" and device.type in state:
+        torch.get_device_module(device).set_rng_state(state[device.type], device)
+
+
+def _frozen_sample(model: nn.Module) -> str:
+    """A digest of SAMPLED elements of every frozen weight and of its quantization scales.
+
+    In no order, and what is there twice counts once: bitsandbytes moves its tensors around in the first
+    forward pass.
+    """
+    others = {id(t) for t in [*_trained(model).values(), *model.buffers()]}
+    digests = set()
+    for tensor in model_tensors(model):
+        if id(tensor) not in others:
+            flat = tensor.detach().reshape(-1)
+            some = flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED].cpu().contiguous()
+            what = (
+                f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + some.view(torch.uint8).numpy().tobytes()
+            )
+            digests.add(hashlib.sha256(what).digest())
+    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()

@@ -1,0 +1,84 @@
+"""What a checkpoint says about the run it is of, and whether a recipe is the run's own. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from harness.errors import InputError
+from harness.recipe import Recipe, fields_that_change, find_model_config, shown
+from harness.system import PACKAGES, installed_version
+
+MAY_CHANGE = fields_that_change("run")
+"""Recipe fields that change nothing about a step's values. All others must be as they were."""
+
+
+class SavedState(BaseModel):
+    """A checkpoint's state.json."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    steps_done: int = Field(ge=0)
+    losses: list[float | None]
+    """Of each step done; null: not finite."""
+    data: dict[str, Any]
+    """The position in the data (Batches.state)."""
+    recipe: dict[str, Any]
+    content: dict[str, str | None]
+    """`content_of` the recipe."""
+    frozen: str
+    """A digest of a sample of the frozen weights."""
+    versions: dict[str, str]
+    """Of the libraries that change values."""
+    state: Any
+    """Optimizer, scaler, buffers and random numbers (checkpoint_tree)."""
+
+    @model_validator(mode="after")
+    def _one_loss_a_step(self) -> SavedState:
+        if len(self.losses) != self.steps_done:
+            raise ValueError("losses and steps_done do not agree")
+        return self
+
+
+@cache
+def library_versions() -> dict[str, str]:
+    """The installed versions, by package."""
+    return {name: found for name in PACKAGES if (found := installed_version(name)) is not None}
+
+
+def content_of(recipe: Recipe) -> dict[str, str | None]:
+    """SHA-256 of the files that `model` and `data` name; None for what is no file.
+
+    Their paths may change from machine to machine; what is in them may not.
+    """
+    config = find_model_config(recipe.model) or Path(recipe.model).expanduser()
+    paths = {"model": config / "config.json" if config.is_dir() else config, "data": Path(recipe.data)}
+    return {field: _digest(path) if path.is_file() else None for field, path in paths.items()}
+
+
+def refuse_another_recipe(checkpoint: Path, saved: SavedState, recipe: Recipe) -> None:
+    """Raise InputError naming the first field that matters and is not what it was."""
+    then, now = saved.recipe, recipe.model_dump(mode="json")
+    content_now = content_of(recipe)
+    for field in [*now, *(name for name in then if name not in now)]:
+        default = Recipe.model_fields[field].default if field in now else None
+        before, after = then.get(field, default), now.get(field)
+        files = saved.content.get(field), content_now.get(field)
+        same = files[0] == files[1] if all(files) else before == after
+        if same or field in MAY_CHANGE:
+            continue
+        change = f"{shown(after)} here, {shown(before)} there"
+        raise InputError(
+            f"--resume: {checkpoint}: {field}: {change if before != after else 'the file has changed'}. "
+            "Resume with the recipe the run began with (its recipe.yaml is in the checkpoint); only "
+            f"{', '.join(MAY_CHANGE)} may change."
+        )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

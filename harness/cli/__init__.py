@@ -1,0 +1,5 @@
+"""The commands: arguments in, exit status and tables out. The only home of typer and rich."""
+
+from harness.cli.app import script
+
+__all__ = ["script"]

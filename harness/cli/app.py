@@ -1,0 +1,110 @@
+"""The commands. Nothing heavy is imported at the top: `harness --help` answers at once."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+from harness.cli import (
+    doctor,
+    fit,
+    hardware,
+    napkin,
+    recipes,
+    report,
+    run,
+    serve,
+    shard,
+    simulate,
+    snapshot,
+    sweep,
+    validate,
+)
+from harness.cli.exit_status import INTERRUPTED
+from harness.errors import HarnessError, MissingDependency
+from harness.system import complain, end_process, interrupted_status, interruptible
+
+app = typer.Typer(
+    name="harness",
+    help="How much GPU memory and how much time does this fine-tuning recipe take, and where does each "
+    "byte and each millisecond go?",
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(recipes.app, name="recipes")
+app.command(epilog=run.EXAMPLES)(run.run)
+app.command()(recipes.schema)
+app.command()(doctor.doctor)
+app.command(epilog=napkin.EXAMPLES)(napkin.napkin)
+app.command(epilog=fit.EXAMPLES)(fit.fit)
+app.command(epilog=hardware.EXAMPLES)(hardware.hardware)
+app.command()(shard.shard)
+app.command(epilog=report.EXAMPLES)(report.report)
+app.command(epilog=simulate.EXAMPLES)(simulate.simulate)
+app.command(epilog=validate.EXAMPLES)(validate.validate)
+app.add_typer(snapshot.app, name="snapshot")
+app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
+app.command()(serve.serve)
+
+
+def main() -> NoReturn:
+    """Entry point.
+
+    Exit status: 0 fine, 2 bad input or impossible here, 3 out of memory, 4 a nan or infinite loss, 130
+    interrupted (143 by SIGTERM, 129 by SIGHUP), 1 a bug.
+    """
+    try:
+        with interruptible():
+            # not app(): typer would turn an interrupt and a closed pipe into statuses of its own
+            command = typer.main.get_command(app)
+            with command.make_context("harness", sys.argv[1:] or ["--help"]) as context:
+                command.invoke(context)
+        status = 0
+        sys.stdout.flush()
+    except typer.Exit as ended:
+        status = ended.exit_code
+    except HarnessError as error:
+        status = complain(str(error), error.exit_status)
+    except typer.TyperException as error:  # an unknown command or option, a missing argument
+        context = getattr(error, "ctx", None)
+        help_command = f"{context.command_path} --help" if context else "harness --help"
+        message = error.format_message()
+        end = "" if message.endswith((".", "?")) else "."
+        status = complain(f"{message}{end}{_as_field(error)} See `{help_command}`.", 2)
+    except ModuleNotFoundError as error:
+        if not error.name or "." in error.name:  # part of a package that is there: a bug, ours or theirs
+            raise
+        status = complain(str(MissingDependency(error.name, None, "this")), MissingDependency.exit_status)
+    except KeyboardInterrupt:
+        status = complain("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # the reader of our stdout (head, less) left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    sys.exit(interrupted_status() if status == INTERRUPTED else status)
+
+
+def script() -> NoReturn:
+    """main() in a process that is over after it: what `harness` and `python -m harness` run."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without our signs spells them
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        main()
+    except SystemExit as ended:
+        end_process(ended.code if isinstance(ended.code, int) else 1)
+
+
+def _as_field(error: typer.TyperException) -> str:
+    """For --seq-len 512: how fields of a recipe, and the device, are written."""
+    from harness.recipe import Recipe
+
+    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    context = getattr(error, "ctx", None)
+    taken = [parameter.metavar or "" for parameter in context.command.params] if context else []
+    known = name in Recipe.model_fields or (name == "hardware" and any("hardware=" in text for text in taken))
+    return f" Write {name}=VALUE, without dashes." if known and any("=" in text for text in taken) else ""

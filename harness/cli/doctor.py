@@ -1,0 +1,29 @@
+"""`harness doctor`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from harness.system import quiet_libraries, stdout_kept_for_json
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check GPU, driver, versions, and which toggles can work here, each by trying it."""
+    from harness.cli.terminal.terminal import Terminal
+
+    with stdout_kept_for_json(as_json):
+        quiet_libraries()
+        from harness.cli.terminal.doctor import print_findings
+        from harness.measure import examine
+
+        with Terminal(stderr=True).status("trying every toggle on a tiny model"):
+            findings = examine()
+        if not as_json:
+            print_findings(Terminal(), findings)
+    if as_json:
+        print(json.dumps(findings, indent=1))

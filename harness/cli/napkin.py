@@ -1,0 +1,29 @@
+"""`harness napkin`."""
+
+from __future__ import annotations
+
+from harness.cli.arguments import AsJson, OverridesAndHardware, RecipeName
+from harness.errors import printable
+from harness.hardware import split_hardware
+
+EXAMPLES = """
+Examples:
+
+  harness napkin llama-3.1-8b-lora
+
+  harness napkin mistral-7b-qlora micro_batch_size=4 hardware=rtx-4090 --json
+"""
+
+
+def napkin(recipe: RecipeName, overrides: OverridesAndHardware = None, as_json: AsJson = False) -> None:
+    """Derive memory and time line by line, each line checkable by hand, in milliseconds."""
+    from harness.napkin import estimate, profile, render
+    from harness.recipe import load_recipe
+
+    device, changes = split_hardware(overrides or [])
+    name, loaded = load_recipe(recipe, changes)
+    memory = estimate(loaded, device)
+    if as_json:
+        print(profile(memory).to_json())
+    else:
+        print(printable(render(name, memory)), end="")

@@ -1,0 +1,117 @@
+"""`harness run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.arguments import Overrides, RecipeName
+from harness.cli.exit_status import INTERRUPTED, NOT_FINITE, OUT_OF_MEMORY
+from harness.system import complain, quiet_libraries, stdout_kept_for_json
+
+if TYPE_CHECKING:
+    from harness.recipe import Recipe
+    from harness.step_profile import StepProfile
+
+
+EXAMPLES = """
+Examples:
+
+  harness run smoke
+
+  harness run llama-3.2-1b-bf16 seq_len=4096 gradient_checkpointing=true
+
+  harness run mine.yaml steps=20 --json > mine.json
+
+  harness run mine.yaml steps=1000 checkpoint_every=100 --out here
+
+  harness run mine.yaml steps=1000 checkpoint_every=100 --resume here
+
+Exit status: 0 fine; 2 bad input or impossible here; 3 out of memory;
+
+4 stopped by a nan or infinite loss; 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP; 1 a bug.
+
+All but 1 and 2 leave a profile.
+"""
+
+
+def run(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for profile.json, recipe.yaml, log.jsonl and snapshot.pickle. "
+            "Default: profiles/runs/<recipe>-<time>, or the folder that is resumed.",
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Go on after the last checkpoint in this run folder (recipe: checkpoint_every). The recipe "
+            "is the same: only steps, warmup_steps, checkpoint_every and on_nan may change.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the profile as JSON on stdout, everything else on stderr.")
+    ] = False,
+    snapshot: Annotated[
+        bool, typer.Option(help="Write snapshot.pickle (on a GPU: record the memory history).")
+    ] = True,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="cuda, cuda:1, ... or cpu. Default: the first GPU, else the CPU.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Run a recipe on this machine and record where the bytes and milliseconds went."""
+    from harness.cli.measuring import measured_with_progress
+    from harness.cli.terminal.profile_tables import print_profile
+    from harness.cli.terminal.terminal import Terminal, say
+    from harness.recipe import load_recipe
+    from harness.run_folder import RunFolder
+
+    name, loaded = load_recipe(recipe, overrides or [])
+    folder = RunFolder(out, name, loaded, resume)
+    with stdout_kept_for_json(as_json):
+        quiet_libraries()
+        profile = measured_with_progress(loaded, folder, device, snapshot=snapshot)
+        people = Terminal(stderr=as_json)
+        say(people, f"{name}: {loaded.model} on {profile.hardware.name}")
+        print_profile(people, profile)
+        say(people, f"run folder: {folder.path}")
+    if as_json:
+        print(profile.to_json())
+    raise typer.Exit(_status(profile, loaded))
+
+
+def _status(profile: StepProfile, recipe: Recipe) -> int:
+    """The exit status of a run, after saying what went wrong."""
+    if profile.oom is not None:
+        from harness.step_profile import explain_oom
+
+        return complain(explain_oom(profile), OUT_OF_MEMORY)
+    if profile.complete:
+        return 0
+    from harness.measure import total_steps
+
+    total, wrong = total_steps(recipe), profile.not_finite
+    if wrong is not None:
+        last = wrong.checkpoint or "none (recipe: checkpoint_every)"
+        return complain(
+            f"stopped: {wrong.in_words()} of {total}. {wrong.origin_in_words()} "
+            f"The last good checkpoint: {last}. "
+            "A lower learning_rate, max_grad_norm or precision=bf16 may help; "
+            "on_nan=continue goes on and records it. The profile so far is marked incomplete",
+            NOT_FINITE,
+        )
+    done = len(profile.step.loss or [])
+    return complain(
+        f"interrupted after {done} of {total} steps; the profile so far is marked incomplete", INTERRUPTED
+    )

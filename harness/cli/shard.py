@@ -1,0 +1,52 @@
+"""`harness shard`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from harness.cli.arguments import AsJson, OverridesAndHardware, RecipeName
+from harness.errors import printable
+from harness.hardware import split_hardware
+from harness.units import GIB
+
+
+def shard(
+    recipe: RecipeName,
+    overrides: OverridesAndHardware = None,
+    gpus: Annotated[int, typer.Option(help="How many GPUs.")] = 8,
+    group: Annotated[int, typer.Option(help="GPUs with fast links to each other (hybrid sharding).")] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Divide the step among GPUs: memory and communication of each, under DDP, ZeRO, FSDP and others."""
+    from harness.fit import shard as divide
+    from harness.napkin import estimate
+    from harness.recipe import load_recipe
+
+    device, changes = split_hardware(overrides or [])
+    name, loaded = load_recipe(recipe, changes)
+    memory = estimate(loaded, device)
+    rows = divide(memory, gpus, group)
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return
+    sizes = memory.sizes
+    print(f"{printable(name)} on {gpus} × {sizes.hardware.datasheet.title}: per GPU, one optimizer step")
+    print(
+        f"  one GPU: parameters {sizes.parameter_bytes / GIB:.2f}, gradients "
+        f"{sizes.gradient_bytes / GIB:.2f}, optimizer {sizes.device_state / GIB:.2f}, "
+        f"peak {memory.peak.total_bytes / GIB:.2f} GiB\n"
+    )
+    columns = f"{'params':>8} {'grads':>8} {'optim.':>8} {'peak GiB':>9} {'sent GiB':>9} {'link ms':>8}"
+    print(f"  {'strategy':<17} {columns} {'shows ms':>9}  overlap")
+    for row in rows:
+        states = (row.states.parameters, row.states.gradients, row.states.optimizer)
+        print(
+            f"  {row.strategy:<17} "
+            + " ".join(f"{size / GIB:8.3f}" for size in states)
+            + f" {row.peak_bytes / GIB:9.2f} {row.sent_bytes / GIB:9.3f} {row.link_s * 1e3:8.1f} "
+            f"{row.exposed_s * 1e3:9.1f}  {row.overlap}"
+        )

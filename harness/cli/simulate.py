@@ -1,0 +1,114 @@
+"""`harness simulate`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.allocator import allocator_settings
+from harness.cli.arguments import JsonOnStdout, OverridesAndHardware, RecipeName
+from harness.cli.exit_status import OUT_OF_MEMORY
+from harness.cli.terminal.terminal import say
+from harness.hardware import split_hardware
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.simulate import SimulatedMemory
+    from harness.step_profile import StepProfile
+
+
+EXAMPLES = """
+Examples:
+
+  harness simulate llama-3.1-8b-lora
+
+  harness simulate llama-3.1-8b-lora seq_len=8192 hardware=a100-80gb --out here
+
+  harness simulate mine --allocator expandable_segments:True --json > mine.json
+
+  harness simulate mine hardware=h200 --trace-diff recorded/snapshot.pickle
+"""
+
+
+def simulate(
+    recipe: RecipeName,
+    overrides: OverridesAndHardware = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for profile.json, recipe.yaml and snapshot.pickle, which the memory_viz page opens.",
+            show_default=False,
+        ),
+    ] = None,
+    allocator: Annotated[
+        str | None,
+        typer.Option(
+            help="Allocator settings, e.g. expandable_segments:True. Default: those of "
+            "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF.",
+            show_default=False,
+        ),
+    ] = None,
+    trace_diff: Annotated[
+        Path | None,
+        typer.Option(
+            help="A recorded snapshot.pickle: show where its allocations differ from the simulated ones.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOnStdout = False,
+) -> None:
+    """Run the training step on shape-only tensors: memory to the byte and estimated time, without a GPU."""
+    from harness.answers import simulated
+    from harness.cli.terminal.terminal import Terminal
+    from harness.recipe import load_recipe
+    from harness.run_folder import RunFolder
+    from harness.snapshot import read_snapshot
+    from harness.system import complain, quiet_libraries, stdout_kept_for_json
+
+    hardware, changes = split_hardware(overrides or [])
+    name, loaded = load_recipe(recipe, changes)
+    settings = allocator_settings(os.environ, allocator)
+    folder = RunFolder(out, name, loaded) if out is not None else None
+    recorded = read_snapshot(trace_diff) if trace_diff is not None else None
+    with stdout_kept_for_json(as_json):
+        quiet_libraries()
+        profile, memory = simulated(loaded, hardware, settings)
+        people = Terminal(stderr=as_json)
+        document = _show(people, profile, memory, recorded)
+        if folder is not None:
+            folder.write_snapshot(memory.snapshot())
+            folder.write_profile(profile)
+            say(people, f"run folder: {folder.path}")
+    if as_json:
+        print(document)
+    if profile.oom is not None:
+        from harness.step_profile import explain_oom
+
+        raise typer.Exit(complain(explain_oom(profile), OUT_OF_MEMORY))
+
+
+def _show(
+    people: Console, profile: StepProfile, memory: SimulatedMemory, recorded: dict[str, Any] | None
+) -> str:
+    """Print the profile, or its difference from a recorded snapshot; the same as JSON."""
+    if recorded is None:
+        from harness.cli.terminal.peak import print_peak
+        from harness.cli.terminal.profile_tables import print_profile
+
+        print_peak(people, profile)
+        print_profile(people, profile)
+        say(people, f"time is a roofline; its rates: {profile.provenance['calibration']}")
+        return profile.to_json()
+    from harness.cli.terminal.trace_diff import print_trace_diff
+    from harness.snapshot import busiest_device, diff_segments, diff_traces
+
+    ours, device = memory.snapshot(), busiest_device(recorded)
+    diff = diff_traces(recorded["device_traces"][device], ours["device_traces"][0])
+    segments = diff_segments(recorded, ours, device)
+    print_trace_diff(people, diff, segments)
+    return json.dumps({**diff.as_json(), "segments": segments.as_json()}, indent=1)

@@ -1,0 +1,194 @@
+"""`harness sweep`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.arguments import AsJson, RecipeName
+from harness.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.sweep import Plan, Row, Sweep
+
+
+A_CELL_FAILED = 1
+
+EXAMPLES = """
+Examples:
+
+  harness sweep llama-3.1-8b-lora micro_batch_size=1,2,4,8,16
+
+  harness sweep llama-3.1-8b-lora gradient_checkpointing=true,false offload=none,activations+optimizer
+
+  harness sweep mistral-7b-qlora seq_len=1024,2048,4096 micro_batch_size=1,2,4 --grid --napkin
+
+  harness sweep smoke micro_batch_size=1,2,4 steps=3 --measure
+
+Values are separated by commas; several names of offload or lora_targets are joined by a plus sign. A field \
+with one value changes the base recipe. hardware=h100,l4 compares devices of the table.
+
+The sweep leaves sweep.json, sweep.csv, sweep.md, report.html and a file for every cell. What is done is not \
+done again: run the same command to go on after Ctrl-C.
+
+Exit status: 0 also when cells ran out of memory or were refused, 1 when a cell crashed, 2 for bad input, \
+130 after Ctrl-C.
+"""
+
+
+def sweep(
+    recipe: RecipeName,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=V1,V2,...]... [hardware=NAME]",
+            help="What to change: every value is a cell of the table.",
+            show_default=False,
+        ),
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Run every cell on this machine, each in a process of its own.")
+    ] = False,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Simulate every cell (this is the default).")
+    ] = False,
+    napkin: Annotated[bool, typer.Option("--napkin", help="Closed form: milliseconds a cell.")] = False,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Every combination. Default: one field at a time from the base.")
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Simulations at the same time. Default: half the processors.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the sweep. Default: profiles/sweeps/<recipe>-<kind>-<fields>-<digest>.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="With --measure: cuda, cuda:1, ... or cpu.", show_default=False)
+    ] = None,
+    png: Annotated[bool, typer.Option("--png", help="Also leave a picture of every field.")] = False,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV on stdout instead of text.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print Markdown on stdout instead of text.")
+    ] = False,
+) -> None:
+    """Change one field at a time, or all combinations: a table, curves, and the answer in a sentence."""
+    from harness.cli.exit_status import INTERRUPTED
+    from harness.cli.terminal.sweep import print_sweep
+    from harness.cli.terminal.terminal import Terminal
+    from harness.sweep import default_folder, plan_sweep, sole_sweep_in, sweep_of
+    from harness.system import complain, quiet_libraries
+
+    quiet_libraries()  # here, so that the cells' processes begin with it
+    kind = _one_of({"--measure": measure, "--simulate": simulate, "--napkin": napkin}) or "--simulate"
+    form = _one_of({"--json": as_json, "--csv": as_csv, "--markdown": as_markdown})
+    if measure and (jobs or 1) > 1:
+        raise InputError(
+            "--jobs: cells that are measured at the same time disturb each other. Leave --jobs out."
+        )
+    if device is not None and not measure:
+        raise InputError("--device is for --measure; a prediction is for hardware=NAME.")
+    sources = {"--measure": "measured", "--simulate": "simulated", "--napkin": "napkin"}
+    if png:
+        from harness.report import drawing
+
+        drawing()  # without it, not after the last cell
+    plan = plan_sweep(recipe, values or [], sources[kind], grid=grid)  # type: ignore[arg-type]
+    folder = out or default_folder(plan)
+    log, people = Terminal(stderr=True), Terminal(stderr=form is not None)
+    at_once = 1 if measure else jobs or max(1, (os.cpu_count() or 2) // 2)
+    rows, interrupted = [], False
+    with sole_sweep_in(folder):
+        _refuse_another_question(folder, plan)
+        try:
+            _run(plan, folder, at_once, device, log, rows)
+        except KeyboardInterrupt:
+            interrupted = True
+        place = {id(cell): n for n, cell in enumerate(plan.cells)}
+        rows.sort(key=lambda row: place[id(row.cell)])
+        if rows:
+            done = sweep_of(plan, rows)
+            written = _write(folder, done)
+            if png:
+                from harness.sweep import write_figures
+
+                write_figures(done, folder)
+            print_sweep(people, done)
+            if form is not None:
+                print(written[form], end="")
+            people.print(f"sweep folder: {folder}", markup=False, highlight=False, soft_wrap=True)
+    if interrupted:
+        rest = f"{len(rows)} of {len(plan.cells)} cells are done; run the same command to go on"
+        raise typer.Exit(complain(f"interrupted: {rest}", INTERRUPTED))
+    failed = [row for row in rows if row.outcome.status == "failed"]
+    if failed:
+        where = f"the file of each in {folder / 'cells'} says where"
+        raise typer.Exit(complain(f"{len(failed)} of {len(rows)} cells failed; {where}", A_CELL_FAILED))
+
+
+def _refuse_another_question(folder: Path, plan: Plan) -> None:
+    """Raises InputError when `folder` has the tables of a sweep of something else: they would be lost."""
+    from harness.sweep import Sweep
+
+    try:
+        there = Sweep.read(folder / "sweep.json")
+    except InputError:  # none, or none that can be read
+        return
+    if (there.kind, there.base, there.hardware, list(there.axes), there.grid) != (
+        plan.kind,
+        plan.base,
+        plan.hardware,
+        list(plan.axes),
+        plan.grid,
+    ):
+        raise InputError(
+            f"--out {folder}: it has a {there.kind} sweep of {there.name} over {', '.join(there.axes)}, "
+            "another question than this one. Give another folder."
+        )
+
+
+def _one_of(options: dict[str, bool]) -> str | None:
+    """The option that is given. Raises InputError for two."""
+    given = [name for name, is_given in options.items() if is_given]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} exclude each other. Give one of them.")
+    return given[0] if given else None
+
+
+def _run(plan: Plan, folder: Path, jobs: int, device: str | None, log: Console, rows: list[Row]) -> None:
+    """Fill `rows` as cells are done, and show each."""
+    from harness.cli.terminal.sweep_progress import SweepProgress
+    from harness.sweep import run_cells
+
+    with SweepProgress(log, len(plan.cells)) as progress:
+        finished = run_cells(plan, folder, jobs, device)
+        try:
+            for row in finished:
+                rows.append(row)
+                progress.done(row)
+        finally:
+            finished.close()  # type: ignore[attr-defined]
+
+
+def _write(folder: Path, done: Sweep) -> dict[str, str]:
+    """The files of the sweep; their contents by the option that prints them."""
+    from harness.sweep import as_csv, as_markdown, sweep_html
+    from harness.system import write_whole
+
+    contents = {"--json": done.to_json(), "--csv": as_csv(done), "--markdown": as_markdown(done)}
+    for option, name in (("--json", "sweep.json"), ("--csv", "sweep.csv"), ("--markdown", "sweep.md")):
+        write_whole(folder / name, contents[option])
+    write_whole(folder / "report.html", sweep_html(done))
+    return contents

@@ -1,0 +1,1 @@
+"""What people read in the terminal: tables, bars and lines."""

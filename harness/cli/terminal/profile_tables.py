@@ -1,0 +1,104 @@
+"""What people read in the terminal: the progress of a run and the tables of a profile."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.cli.terminal.terminal import plain_table, print_table, say
+from harness.step_profile import CATEGORIES, MEMORY_KINDS, PHASES, StepProfile, TimeStats
+from harness.units import in_gib, ms
+
+
+def print_profile(console: Console, profile: StepProfile) -> None:
+    """The tables of one profile: phases, then memory at the peak by category, then one line a fact."""
+    table = _phase_table(profile, tight=console.width < 90)
+    if len(table.columns) > 1:
+        say(console, f"{profile.source}: one step by phase")
+        print_table(console, table)
+    if profile.memory.at_peak.total_bytes():
+        say(console, f"memory at the peak, in {profile.memory.peak_phase}")
+        print_table(console, _memory_table(profile))
+    for line in _facts(profile):
+        say(console, line)
+
+
+def _phase_table(profile: StepProfile, *, tight: bool) -> Table:
+    """Fits 80 columns when `tight`; a column that nothing is known for is left out."""
+    step, memory = profile.step.time_s, profile.memory
+    total = sum(stats.time_s.median or 0 for stats in profile.phases.values())
+    rows = [
+        (
+            name,
+            _median(stats.time_s),
+            _range(stats.time_s),
+            f"{(stats.time_s.median or 0) / total:.0%}" if total else "-",
+            in_gib(stats.peak_allocated_bytes),
+            in_gib(stats.peak_reserved_bytes),
+            in_gib(stats.allocated_at_end_bytes),
+        )
+        for name in PHASES
+        if (stats := profile.phases.get(name)) is not None
+    ]
+    headings = ("phase", "time, ms", "p10 - p90", "share", "peak", "reserved", "at end")
+    known = [i for i in range(len(headings)) if any(row[i] != "-" for row in rows)]
+    peaks = (in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes))
+    rows.append(("step", _median(step), _range(step), "", *peaks, ""))
+    table = plain_table(0 if tight else 1)
+    for i in known:
+        table.add_column(headings[i], justify="right" if i else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[i] for i in known), style="bold" if row[0] == "step" else "")
+    return table
+
+
+def _memory_table(profile: StepProfile) -> Table:
+    memory = profile.memory
+    table = plain_table()
+    table.add_column("category")
+    table.add_column("bytes", justify="right")
+    table.add_column("share", justify="right")
+    total = memory.at_peak.total_bytes()
+    for name in CATEGORIES:
+        size = getattr(memory.at_peak, f"{name}_bytes")
+        if size:
+            table.add_row(name, in_gib(size), f"{size / total:.1%}")
+    table.add_row("peak", in_gib(total), "", style="bold")
+    return table
+
+
+def _facts(profile: StepProfile) -> list[str]:
+    memory, step = profile.memory, profile.step
+    lines = [f"device: {profile.hardware.name}; memory is {MEMORY_KINDS[memory.kind]}"]
+    apart = [
+        ("setup peak", memory.setup_peak_allocated_bytes),
+        ("first step peak", memory.first_step_peak_allocated_bytes),
+        ("process on the device", memory.process_bytes),
+        ("offloaded to the host", memory.host_bytes),
+        ("process on the host", step.host_rss_bytes),
+    ]
+    lines.append("; ".join(f"{name} {in_gib(size)}" for name, size in apart if size is not None))
+    if step.tokens_per_s is not None:
+        mfu = "" if step.mfu is None else f", MFU {step.mfu:.1%}"
+        lines.append(f"{step.tokens_per_s:,.0f} tokens/s{mfu}")
+    if step.loss:
+        first, last = _loss(step.loss[0]), _loss(step.loss[-1])
+        lines.append(f"loss {first} -> {last} over {len(step.loss)} steps")
+    if profile.not_finite is not None:
+        lines.append(f"steps with a loss or weights not finite: {profile.not_finite.num_steps}")
+    lines += [f"warning: {warning}" for warning in profile.warnings]
+    return [line for line in lines if line]
+
+
+def _loss(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.4f}"
+
+
+def _median(time_s: TimeStats) -> str:
+    return "-" if time_s.median is None else ms(time_s.median)
+
+
+def _range(time_s: TimeStats) -> str:
+    if time_s.p10 is None or time_s.p90 is None:
+        return "-"
+    return f"{ms(time_s.p10)} - {ms(time_s.p90)}"

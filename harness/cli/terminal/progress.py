@@ -1,0 +1,38 @@
+"""The progress of a run."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+from harness.cli.terminal.terminal import Bar, say
+from harness.units import in_gib
+
+
+class RunProgress(Bar):
+    """A bar on a terminal, one plain line a step elsewhere."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        text = TextColumn("{task.fields[text]}")
+        columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), text)
+        super().__init__(console, total, "setup", *columns, TimeRemainingColumn(), text="")
+
+    def step(
+        self,
+        index: int,
+        total: int,
+        kind: str,
+        loss: float,
+        tokens_per_s: float | None,
+        peak_bytes: int | None,
+    ) -> None:
+        """A step is done."""
+        text = f"loss {loss:.4f}"
+        if tokens_per_s is not None:
+            text += f"  {tokens_per_s:,.0f} tokens/s"
+        if peak_bytes is not None:
+            text += f"  peak {in_gib(peak_bytes)}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=index + 1, description=kind, text=text)
+        else:
+            say(self._console, f"step {index + 1}/{total} {kind}  {text}")

@@ -1,0 +1,82 @@
+"""`harness validate`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from harness.cli.arguments import JsonOnStdout
+from harness.cli.exit_status import BEYOND_TOLERANCE
+from harness.cli.terminal.terminal import say
+from harness.errors import InputError
+from harness.recipe import Recipe
+from harness.step_profile import StepProfile
+
+EXAMPLES = """
+Examples:
+
+  harness validate llama-3.2-1b-bf16 hardware=h200
+
+  harness validate profiles/h200/*.measured.json --tolerance 0.02
+
+  harness validate smoke --measure
+"""
+
+
+def validate(
+    answers: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE|PROFILE.json|RUN... [KEY=VALUE]... [hardware=NAME]",
+            help="Recipes (predicted here, and measured where profiles/ has a measurement), or profiles "
+            "and run folders written by harness (what is missing is predicted).",
+        ),
+    ],
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Fail (exit status 1) when the peak allocated bytes of a prediction are off by more than "
+            "this fraction, e.g. 0.02.",
+            show_default=False,
+        ),
+    ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure each recipe here and now.")] = False,
+    as_json: JsonOnStdout = False,
+) -> None:
+    """Put napkin, simulated and measured side by side, by component and phase, with what is unexplained."""
+    from harness.answers import compare, complete, gather
+    from harness.cli.terminal.comparison import print_comparison, print_summary
+    from harness.cli.terminal.terminal import Terminal
+    from harness.system import complain, quiet_libraries, stdout_kept_for_json
+
+    if tolerance is not None and not tolerance >= 0:
+        raise InputError(f"--tolerance {tolerance}: give a fraction of at least 0, e.g. 0.02.")
+    comparisons = []
+    with stdout_kept_for_json(as_json):
+        quiet_libraries()
+        people = Terminal(stderr=as_json)
+        for case in gather(answers, _measured if measure else None):
+            complete(case)
+            comparison = compare(case.profiles, case.name)
+            comparisons.append(comparison)
+            print_comparison(people, comparison)
+            for note in case.notes:
+                say(people, f"note: {note}")
+        if len(comparisons) > 1:
+            print_summary(people, comparisons)
+    if as_json:
+        print(json.dumps({"comparisons": [comparison.as_json() for comparison in comparisons]}, indent=1))
+    if tolerance is not None:
+        beyond = [f"{c.name} {source}" for c in comparisons for source in c.beyond(tolerance)]
+        if beyond:
+            message = f"peak allocated is off by more than {100 * tolerance:g}%: {', '.join(beyond)}"
+            raise typer.Exit(complain(message, BEYOND_TOLERANCE))
+
+
+def _measured(name: str, recipe: Recipe) -> StepProfile:
+    from harness.cli.measuring import measured_with_progress
+    from harness.run_folder import RunFolder
+
+    return measured_with_progress(recipe, RunFolder(None, name, recipe))

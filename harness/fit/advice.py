@@ -1,0 +1,68 @@
+"""What to say when the memory ran out: where, what filled it, and which changes of the recipe would help.
+
+The changes and their savings are napkin's (fit/search.py). So only the commands import this module, and hand
+`advise` to whoever measures or simulates.
+"""
+
+from __future__ import annotations
+
+from harness.errors import InputError
+from harness.fit.search import combined, suggestions, with_memory
+from harness.hardware import TABLE_NAMES, Hardware, find_hardware, hardware_names
+from harness.recipe import Recipe
+from harness.step_profile import HardwareSummary, OutOfMemoryReport
+from harness.units import in_gib
+
+MOST_CHANGES = 5
+LIKE = "a100-80gb"
+"""The device that stands for one that is not in the table."""
+
+
+def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -> list[str]:
+    """What to change, each with the memory it saves and what it costs in time, the cheapest first.
+
+    First what costs nothing, then changes that leave the result as it is, then others; each group by time.
+    Of those beyond MOST_CHANGES only the first that is enough by itself. The figures are napkin's: where it
+    cannot tell, a line says why.
+    """
+    lines = []
+    idle = report.reserved_unallocated_bytes or 0
+    if report.requested_bytes is not None and idle >= report.requested_bytes:
+        lines.append(
+            f"PYTORCH_ALLOC_CONF=expandable_segments:True: {in_gib(idle)} are reserved, but in pieces"
+        )
+    hardware, known = _hardware(device)
+    try:
+        changes = suggestions(recipe, hardware, hardware.memory_bytes)
+    except InputError as error:
+        return [*lines, f"what a change would save is not known: {error}"]
+    if device.kind == "cpu":  # kernels that need a GPU, and a second memory that is not there
+        changes = [
+            c for c in changes if not {"loss", "offload"} & c.fields.keys() and "paged" not in c.overrides
+        ]
+    listed = changes[:MOST_CHANGES]
+    enough = next((change for change in changes if change.fits), None)
+    if enough is not None and enough not in listed:
+        listed[-1] = enough
+    for change in listed:
+        time = f", time a token × {change.slowdown:.2f}" if known else ""
+        result = "" if change.same_result else ", another training"
+        fits = ", enough by itself" if change.fits else ""
+        lines.append(f"{change.overrides}: {in_gib(change.saved_bytes)} less{time}{result}{fits}")
+    if enough is None:
+        together = combined(recipe, hardware, hardware.memory_bytes, changes)
+        size = in_gib(hardware.memory_bytes)
+        nothing = (
+            f"nothing that the recipe can change is enough for {size}: it takes a device with more memory "
+            "(`harness hardware RECIPE`) or a smaller model"
+        )
+        lines.append(f"together {together}, enough by arithmetic" if together else nothing)
+    return lines
+
+
+def _hardware(device: HardwareSummary) -> tuple[Hardware, bool]:
+    """The device of the table that `device` is, and true; or one with as much memory, and false."""
+    name = TABLE_NAMES.get(device.name, device.name)
+    known = name in hardware_names()
+    hardware = find_hardware(name if known else LIKE)
+    return with_memory(hardware, device.memory_bytes or hardware.memory_bytes), known

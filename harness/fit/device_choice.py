@@ -1,0 +1,132 @@
+"""Every device of the table for one recipe: does it fit, how fast is it, what does a token cost. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from harness.architecture import load_shape
+from harness.errors import InputError
+from harness.hardware import Hardware, all_hardware
+from harness.napkin import Timing, estimate, required_bytes
+from harness.recipe import Recipe
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one device does with the recipe; times and costs are None where it cannot run it."""
+
+    name: str
+    title: str
+    memory_bytes: int
+    required_bytes: int | None
+    fits: bool
+    reason: str
+    """Why it cannot run the recipe; empty when it can."""
+    tokens_per_s: float | None = None
+    bound: str | None = None
+    price_per_hour: float | None = None
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """Price of an hour over the tokens of an hour, times a million; None without either."""
+        if self.price_per_hour is None or not self.tokens_per_s or not self.fits:
+            return None
+        return self.price_per_hour / (self.tokens_per_s * 3600) * 1e6
+
+    def document(self) -> dict[str, Any]:
+        """The offer as JSON-able fields."""
+        return asdict(self) | {"cost_per_million_tokens": self.cost_per_million_tokens}
+
+
+def compare_hardware(recipe: Recipe, prices: dict[str, float]) -> list[Offer]:
+    """An offer from every device: the cheapest first where there are prices, then the fastest; those that
+    cannot run the recipe last. Raises InputError for a model that cannot be estimated at all."""
+    shape = load_shape(recipe.model)
+    offers = [_offer(recipe, hardware, shape) for hardware in all_hardware(prices)]
+
+    def order(offer: Offer) -> tuple[bool, float, float]:
+        cost = offer.cost_per_million_tokens
+        return (not offer.fits, float("inf") if cost is None else cost, -(offer.tokens_per_s or 0))
+
+    return sorted(offers, key=order)
+
+
+def _offer(recipe: Recipe, hardware: Hardware, shape: Any) -> Offer:
+    sheet = hardware.datasheet
+    common = (sheet.name, sheet.title, hardware.memory_bytes)
+    if not hardware.supports(recipe.compute_dtype):
+        reason = f"no {recipe.compute_dtype} units"
+        return Offer(*common, None, False, reason, price_per_hour=hardware.price_per_hour)
+    try:
+        memory = estimate(recipe, hardware, shape)
+    except InputError as error:
+        raise InputError(f"{sheet.name}: {error}") from None
+    needed, timing = required_bytes(memory), Timing(memory.sizes)
+    fits = needed <= hardware.memory_bytes
+    reason = "" if fits else f"needs {needed / GIB:.1f} GiB"
+    return Offer(*common, needed, fits, reason, timing.tokens_per_s, timing.bound, hardware.price_per_hour)
+
+
+def render_table() -> str:
+    """Every device of the table with its datasheet numbers."""
+    lines = [
+        f"  {'device':<14} {'memory GiB':>10} {'GB/s':>7} {'TFLOP/s bf16':>13} {'fp16':>8} {'fp32':>8}",
+        *(_sheet_line(hardware) for hardware in all_hardware()),
+        "",
+        "  hardware=NAME chooses one; `harness hardware RECIPE` tries a recipe on all of them",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _sheet_line(hardware: Hardware) -> str:
+    sheet = hardware.datasheet
+    bf16, fp16, fp32 = (
+        _number(cited and cited.value, 1e-12, 1) for cited in map(sheet.flops.get, ("bf16", "fp16", "fp32"))
+    )
+    memory, bandwidth = hardware.memory_bytes / GIB, sheet.memory_bandwidth.value / 1e9
+    return f"  {sheet.name:<14} {memory:10.1f} {bandwidth:7,.0f} {bf16:>13} {fp16:>8} {fp32:>8}"
+
+
+def render_choice(name: str, offers: list[Offer]) -> str:
+    """The offers as a table, then the cheapest and the fastest."""
+    return "\n".join(_lines(name, offers)) + "\n"
+
+
+def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
+    yield f"{name} on every device of the table"
+    yield ""
+    columns = f"{'memory GiB':>10} {'needs GiB':>10} {'tokens/s':>10} {'bound':>8} {'per hour':>9}"
+    yield f"  {'device':<14} {columns} {'per 1M tokens':>14}"
+    for offer in offers:
+        cells = [
+            f"{offer.memory_bytes / GIB:10.1f}",
+            f"{_number(offer.required_bytes, 1 / GIB, 1):>10}",
+            f"{_number(offer.tokens_per_s if offer.fits else None, 1, 0):>10}",
+            f"{(offer.fits and offer.bound) or '-':>8}",
+            f"{_number(offer.price_per_hour, 1, 2):>9}",
+            f"{_number(offer.cost_per_million_tokens, 1, 3):>14}",
+        ]
+        verdict = "cannot run it" if offer.required_bytes is None else "does not fit"
+        why = "" if offer.fits else f"  {verdict}: {offer.reason}"
+        yield f"  {offer.name:<14} {' '.join(cells)}{why}"
+    running = [offer for offer in offers if offer.fits]
+    yield ""
+    if not running:
+        yield "  none of them fits (see `harness fit`)"
+        return
+    priced = [offer for offer in running if offer.cost_per_million_tokens is not None]
+    if priced:
+        cheapest = min(priced, key=lambda o: o.cost_per_million_tokens or 0)
+        yield f"  the cheapest: {cheapest.name}, {cheapest.cost_per_million_tokens:.3f} per million tokens"
+    else:
+        yield "  give prices (--price h200=3.5, or --prices FILE) to see what a million tokens cost"
+    fastest = max(running, key=lambda o: o.tokens_per_s or 0)
+    yield f"  the fastest: {fastest.name}, {fastest.tokens_per_s:,.0f} tokens/s"
+
+
+def _number(value: float | None, factor: float, digits: int) -> str:
+    return "-" if value is None else f"{value * factor:,.{digits}f}"

@@ -1,0 +1,46 @@
+"""A GPU as the estimates see it: datasheet, calibration, roofline, driver."""
+
+from harness.hardware.hardware import (
+    DEFAULT_HARDWARE,
+    Hardware,
+    all_hardware,
+    find_hardware,
+    hardware_names,
+    read_prices,
+    split_hardware,
+    table_device,
+)
+from harness.hardware.nvml import Nvml, device_names
+from harness.hardware.roofline import (
+    Bound,
+    Time,
+    Work,
+    achievable_flops,
+    arithmetic_intensity,
+    machine_balance,
+    time_of,
+    transfer_s,
+)
+from harness.hardware.table import TABLE_NAMES
+
+__all__ = [
+    "DEFAULT_HARDWARE",
+    "TABLE_NAMES",
+    "Bound",
+    "Hardware",
+    "Nvml",
+    "Time",
+    "Work",
+    "achievable_flops",
+    "all_hardware",
+    "arithmetic_intensity",
+    "device_names",
+    "find_hardware",
+    "hardware_names",
+    "machine_balance",
+    "read_prices",
+    "split_hardware",
+    "table_device",
+    "time_of",
+    "transfer_s",
+]

@@ -1,0 +1,215 @@
+"""A GPU as the estimates see it: datasheet ceilings, how much of them is achievable, and a price.
+
+Imports no torch. Units: bytes, FLOP/s, bytes per second, seconds, and the user's currency per hour.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.errors import InputError
+from harness.hardware.table import DATASHEETS, MIB, SM_COUNTS, Datasheet
+from harness.step_profile import HardwareSummary, StepProfile
+from harness.system import profiles_folder
+
+
+def table_device(profile: StepProfile) -> Hardware | None:
+    """The device of the hardware table that a profile is about; None for a CPU.
+
+    Raises InputError for a GPU that the table does not have.
+    """
+    device = profile.hardware
+    if device.kind == "cpu":
+        return None
+    if device.kind == "table":
+        return find_hardware(device.name)
+    from harness.hardware.table import TABLE_NAMES
+
+    if device.name not in TABLE_NAMES:
+        raise InputError(
+            f"the hardware table does not have {device.name}. Say which device to predict for: hardware=NAME."
+        )
+    return find_hardware(TABLE_NAMES[device.name])
+
+
+def split_hardware(overrides: Sequence[str]) -> tuple[Hardware, list[str]]:
+    """The device of `hardware=NAME`, or the default one, and the other overrides. Raises InputError."""
+    names = [text.partition("=")[2].strip() for text in overrides if text.startswith("hardware=")]
+    if len(names) > 1:
+        raise InputError(f"hardware is given twice: {' and '.join(names)}. Keep one.")
+    rest = [text for text in overrides if not text.startswith("hardware=")]
+    return find_hardware(names[0] if names else DEFAULT_HARDWARE), rest
+
+
+DEFAULT_HARDWARE = "h100"
+
+Achieved = Annotated[float, Field(gt=0, le=1)]
+
+
+class Calibration(BaseModel):
+    """What real kernels reach of the datasheet, and what the libraries take. Fractions are in (0, 1]."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str = "datasheet and guesses: nothing was measured on this device"
+    matmul_fraction: Achieved = 0.75
+    """Of dense FLOP/s. The best matmul shape reaches 0.80 to 0.87 on A100 and H100
+    (github.com/stas00/ml-engineering, compute/accelerator, MAMF table); a model's shapes reach less."""
+    fp32_matmul_fraction: Achieved | None = None
+    """The same of fp32's FLOP/s; null: as matmul_fraction, which is that of 16 bit."""
+    attention_fraction: Achieved = 0.7
+    """Of dense FLOP/s, forward and backward, counting the whole square of scores as PyTorch's counter does
+    though a causal kernel computes half. FlashAttention-2 reaches 0.35 on an H100 (arXiv 2407.08608,
+    abstract) to 0.6 on an A100 (arXiv 2307.08691, section 4.1) when half is counted: 0.7 to 1.2 here."""
+    memory_fraction: Achieved = 0.85
+    """Of memory bandwidth, in elementwise kernels. A guess."""
+    host_link_fraction: Achieved = 0.8
+    """Of the host link, pinned memory. A guess: about 25 of PCIe 4.0's 31.5 GB/s."""
+    host_memory_bandwidth: Annotated[float, Field(gt=0)] = 50e9
+    """Bytes per second that AdamW stepping 16-bit weights in host memory reaches. A guess."""
+    host_op_s: Annotated[float, Field(gt=0)] = 6e-6
+    """Time the Python thread needs to launch one operator, eager mode. A guess."""
+    cublas_workspace_bytes: Annotated[int, Field(ge=0)] | None = None
+    """All cuBLAS workspaces together; null: PyTorch's default for the architecture."""
+    cuda_context_bytes: Annotated[int, Field(ge=0)] = 500 * MIB
+    """What NVML counts for a process beyond PyTorch's reserved memory. 300 to 700 MiB are reported, by
+    GPU and driver (github.com/pytorch/pytorch/issues/107667, 20532, 37250)."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device of the table, with its calibration and, if the user gave one, its price per hour."""
+
+    datasheet: Datasheet
+    calibration: Calibration = field(default_factory=Calibration)
+    price_per_hour: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.datasheet.name
+
+    @property
+    def sm_count(self) -> int:
+        """Streaming multiprocessors."""
+        return SM_COUNTS[self.datasheet.name]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory the driver reports, in bytes."""
+        return int(self.datasheet.memory_bytes.value)
+
+    @property
+    def memory_bandwidth(self) -> float:
+        """Datasheet memory bandwidth, bytes per second."""
+        return self.datasheet.memory_bandwidth.value
+
+    @property
+    def cublas_workspace_bytes(self) -> int:
+        """Bytes of cuBLAS workspaces PyTorch keeps: one for each thread that multiplies matrices.
+
+        Forward runs in the Python thread and backward in autograd's, each with its own handle. A
+        workspace is :4096:2:16:8 KiB = 8.125 MiB, and 32 MiB from compute capability 9.0 on (above 9 since
+        PyTorch 2.12; aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
+        """
+        if self.calibration.cublas_workspace_bytes is not None:
+            return self.calibration.cublas_workspace_bytes
+        large = float(self.datasheet.compute_capability) >= 9
+        one = 32 * MIB if large else 2 * 4 * MIB + 8 * 16 * 1024
+        return 2 * one
+
+    def supports(self, dtype: str) -> bool:
+        """Whether the device multiplies matrices of `dtype` (fp32, bf16, fp16) in hardware."""
+        return dtype in self.datasheet.flops
+
+    def peak_flops(self, dtype: str) -> float:
+        """Datasheet dense FLOP/s in `dtype`. Raises InputError if the device has no such units."""
+        if not self.supports(dtype):
+            has = ", ".join(self.datasheet.flops)
+            raise InputError(
+                f"hardware: {self.name} has no {dtype} units (it computes in {has}); "
+                "set precision: fp16, or choose another device."
+            )
+        return self.datasheet.flops[dtype].value
+
+    def summary(self, dtype: str) -> HardwareSummary:
+        """The device as a StepProfile names it, with the ceiling for `dtype`."""
+        return HardwareSummary(
+            name=self.name,
+            kind="table",
+            memory_bytes=self.memory_bytes,
+            peak_flops=self.peak_flops(dtype),
+            memory_bandwidth=self.memory_bandwidth,
+        )
+
+
+def hardware_names() -> list[str]:
+    """Names of the devices in the table, in its order."""
+    return [sheet.name for sheet in DATASHEETS]
+
+
+def find_hardware(name: str, prices: dict[str, float] | None = None) -> Hardware:
+    """The device called `name`, with profiles/<name>/calibration.json when there is one.
+
+    Raises InputError naming the known devices, or the calibration file that cannot be read.
+    """
+    for sheet in DATASHEETS:
+        if sheet.name == name.lower():
+            return Hardware(sheet, _calibration(sheet.name), (prices or {}).get(sheet.name))
+    from harness.errors import nearest
+
+    hint = nearest(name, hardware_names())
+    raise InputError(
+        f"hardware: there is no {name} in the table.{hint} It has {', '.join(hardware_names())}."
+    )
+
+
+def all_hardware(prices: dict[str, float] | None = None) -> list[Hardware]:
+    """Every device of the table."""
+    return [find_hardware(name, prices) for name in hardware_names()]
+
+
+def read_prices(file: Path | None, pairs: Sequence[str]) -> dict[str, float]:
+    """Price per hour by device, from a YAML file of `name: price` lines and `name=price` pairs, which win.
+
+    Raises InputError for an unknown device or a price that is not a positive number.
+    """
+    entries: list[tuple[str, object, str]] = []
+    if file is not None:
+        from harness.system import read_mapping
+
+        entries += [(name, price, str(file)) for name, price in read_mapping(file, "price list").items()]
+    for pair in pairs:
+        name, equals, price = pair.partition("=")
+        if not equals:
+            raise InputError(f"--price {pair}: write it as name=price, for example h200=3.5.")
+        entries.append((name, price, "--price"))
+    return {find_hardware(name).name: _price(name, price, origin) for name, price, origin in entries}
+
+
+def _price(name: str, given: object, origin: str) -> float:
+    try:
+        price = float(str(given))
+    except ValueError:
+        price = float("nan")
+    if not 0 < price < float("inf"):
+        raise InputError(f"{origin}: the price of {name} is {given!r}; give a positive number per hour.")
+    return price
+
+
+def _calibration(name: str) -> Calibration:
+    path = profiles_folder() / name / "calibration.json"
+    try:
+        return Calibration.model_validate(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return Calibration()
+    except (OSError, ValueError, ValidationError) as error:
+        first_line = str(error).splitlines()[0]
+        raise InputError(
+            f"{path} is not a calibration: {first_line}. Delete it or calibrate again."
+        ) from None

@@ -1,0 +1,166 @@
+"""Measuring a run on the CPU: phase times from the clock, memory as the bytes of live tensors.
+
+There is no allocator to ask on the CPU, so "allocated" here is what a StorageTracker counts, labelled
+`live_tensors`. The tracker costs time, so it is off while a step is timed. It cannot see into compiled
+code, so steps that it follows run eager.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from harness.observe import Recording, StorageTracker, gradients_seen, labelled_tensors
+from harness.snapshot import AllocationSpan, snapshot_of_storages
+from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
+from harness.training import Kind, Training
+
+
+class CpuObserver:
+    """Times every phase; follows storages in setup, the recorded steps, and if told the first warmup step."""
+
+    def __init__(self, *, follow_first_step: bool = True) -> None:
+        self._follow_first_step = follow_first_step
+        self.times_s: list[dict[str, float]] = []
+        self._kinds: list[Kind] = []
+        self._recording = Recording()
+        self._tracker = _RealTensors(self._recording, frames=True)
+        self._training: Training | None = None
+        self._phases: dict[str, PhaseStats] = {}
+        self._setup_peak_bytes: int | None = None
+        self._first_step_peak_bytes: int | None = None
+        self._started = 0.0
+        self._ends: list[int] = []
+
+    def trained(self, training: Training) -> None:
+        self._training = training
+
+    def begin_step(self, index: int, kind: Kind) -> None:
+        if kind == "recorded" and "recorded" not in self._kinds:
+            self._adopt()
+            self._recording.restart()
+        self._kinds.append(kind)
+        self.times_s.append(defaultdict(float))
+        self._started = time.perf_counter()
+
+    def end_step(self) -> None:
+        """On the CPU nothing is queued."""
+        self.times_s[-1]["step"] = time.perf_counter() - self._started
+        if self._kinds[-1] == "recorded":
+            self._ends.append(self._recording.last_event)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self._recording.phase = name
+        if not self._follows():
+            start = time.perf_counter()
+            yield
+            self.times_s[-1][name] += time.perf_counter() - start
+            return
+        self._recording.reset_peak()
+        try:
+            gradients = gradients_seen(self._training, name, self._label_gradient)
+            with torch.compiler.set_stance("force_eager"), self._tracker, gradients:
+                yield
+        finally:
+            self._note_peak(name)
+
+    def step_end_bytes(self) -> list[int]:
+        """Nobody follows tensors in a timed step."""
+        return []
+
+    def recorded_step_ends(self) -> list[int]:
+        return self._ends
+
+    def peak_bytes(self) -> int | None:
+        return max((stats.peak_allocated_bytes or 0 for stats in self._phases.values()), default=None) or (
+            self._first_step_peak_bytes
+        )
+
+    def phase_memory(self) -> dict[str, PhaseStats]:
+        return self._phases
+
+    def memory(self) -> MemoryStats:
+        return MemoryStats(
+            kind="live_tensors",
+            host_bytes=self._recording.host_peak_bytes or None,
+            setup_peak_allocated_bytes=self._setup_peak_bytes,
+            first_step_peak_allocated_bytes=self._first_step_peak_bytes,
+        )
+
+    def history(self) -> tuple[list[AllocationSpan], dict[str, Any]]:
+        """Addresses in the snapshot are made up, times are event indices."""
+        if "recorded" not in self._kinds:  # a run that ended early
+            self._adopt()
+        spans = list(self._recording.spans)
+        return spans, snapshot_of_storages(spans)
+
+    def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
+        tried = re.search(r"tried to allocate (\d+) bytes", str(error))  # c10/core/impl/alloc_cpu.cpp
+        return OutOfMemoryReport(
+            phase=phase,
+            requested_bytes=int(tried[1]) if tried else None,
+            free_bytes=psutil.virtual_memory().available,
+        )
+
+    def hardware(self, dtype: str) -> HardwareSummary:
+        """The speed of a CPU is in no table."""
+        return HardwareSummary(name=_cpu_name(), kind="cpu", memory_bytes=psutil.virtual_memory().total)
+
+    def facts(self) -> dict[str, Any]:
+        return {"threads": torch.get_num_threads()}
+
+    def utilization(self) -> float | None:
+        """NVML knows GPUs only."""
+        return None
+
+    def _follows(self) -> bool:
+        if not self._kinds or self._kinds[-1] == "recorded":
+            return True
+        return self._follow_first_step and self._kinds == ["warmup"]
+
+    def _label_gradient(self, gradient: Tensor) -> None:
+        self._recording.label(self._tracker.key_of(gradient), "gradients")
+
+    def _note_peak(self, name: str) -> None:
+        peak, end = self._recording.peak_bytes, self._recording.allocated_bytes
+        if not self._kinds:
+            self._setup_peak_bytes = peak
+        elif self._kinds[-1] == "recorded":
+            stats = self._phases.setdefault(name, PhaseStats())
+            stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, peak)
+            stats.allocated_at_end_bytes = end
+        else:
+            self._first_step_peak_bytes = max(self._first_step_peak_bytes or 0, peak)
+
+    def _adopt(self) -> None:
+        """Find what unfollowed steps made and kept, and say what everything that stays is."""
+        if self._training is None:  # out of memory in setup
+            return
+        for category, tensor in labelled_tensors(self._training):
+            self._recording.label(self._tracker.adopt(tensor), category)
+
+
+class _RealTensors(StorageTracker):
+    def follows(self, storage: torch.UntypedStorage) -> bool:
+        """Shape-only tensors, which libraries make while they build a model, take no memory."""
+        return storage.device.type != "meta"
+
+
+def _cpu_name() -> str:
+    """As Linux knows it; macOS and others give the instruction set."""
+    try:
+        names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,278 @@
+"""Measuring a run on a GPU: CUDA events, the caching allocator's own statistics and history, NVML.
+
+While a step is timed nothing is done but to record two events a phase. Peaks are read in the other steps.
+Written against torch 2.11 to 2.15, where `_record_memory_history(enabled=None)` forgets the trace but a
+block keeps the stack it was allocated with, `_snapshot` shows every device, and the memory metadata belong
+to the calling thread (autograd's own thread has none: see cuda_trace.stated_phases).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.hardware import TABLE_NAMES, Nvml, find_hardware
+from harness.observe import gradients_seen, labelled_tensors, storage_of
+from harness.snapshot import (
+    AllocationSpan,
+    Label,
+    label_snapshot,
+    phase_metadata,
+    spans_from_trace,
+    step_ends,
+)
+from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
+from harness.training import Kind, Training
+
+MAX_ENTRIES = 2_000_000
+"""Bound of the recorded history; a step of a 70B model has about 100,000 entries."""
+
+_PAGE_BYTES = 4096
+"""Less pinned memory than this is where single values are read back."""
+
+
+class CudaObserver:
+    """Events around every phase; statistics and history outside the timed steps."""
+
+    def __init__(self, device: torch.device, *, with_history: bool) -> None:
+        self.device = torch.device("cuda", device.index or 0)
+        self.times_s: list[dict[str, float]] = []
+        self._index = device.index or 0
+        self._kinds: list[Kind] = []
+        self._nvml = Nvml(str(torch.cuda.get_device_properties(self.device).uuid))
+        self._utilization: float | None = None
+        self._with_history = with_history
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._gradients: list[Label] = []
+        self._training: Training | None = None
+        self._at_shortage: tuple[int, int] | None = None
+        self._watch_for_shortage()
+        self._phases: dict[str, PhaseStats] = {}
+        self._setup_peak_bytes: int | None = None
+        self._first_step_peak_bytes: int | None = None
+        self._step_peak_bytes = 0
+        self._reserved_at_peak: tuple[int, int] = (0, 0)
+        self._end_bytes: list[int] = []
+        self._recorded_ends: list[int] = []
+        torch.cuda.set_device(self.device)
+        self._record_history(True)
+
+    def trained(self, training: Training) -> None:
+        self._training = training
+
+    def begin_step(self, index: int, kind: Kind) -> None:
+        before = self._kinds[-1] if self._kinds else "warmup"
+        if kind != before:
+            if before == "timed":
+                self._utilization = self._nvml.utilization()
+            self._record_history(kind == "recorded")
+            if kind == "timed":
+                self._nvml.start()
+        self._kinds.append(kind)
+        self.times_s.append(defaultdict(float))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        if self._kinds and self._kinds[-1] == "timed":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            yield
+            end.record()
+            self._events.append((name, start, end))
+            return
+        torch.cuda.reset_peak_memory_stats(self.device)
+        torch.cuda.memory._set_memory_metadata(phase_metadata(name, len(self._kinds) - 1))
+        try:
+            with gradients_seen(self._training, name, self._label_gradient):
+                yield
+        finally:
+            torch.cuda.memory._set_memory_metadata("")
+            self._note_peak(name)
+
+    def end_step(self) -> None:
+        """The one synchronization of a step."""
+        torch.cuda.synchronize(self.device)
+        for name, start, end in self._events:
+            self.times_s[-1][name] += start.elapsed_time(end) / 1e3
+        if self._events:
+            self.times_s[-1]["step"] = self._events[0][1].elapsed_time(self._events[-1][2]) / 1e3
+        self._events.clear()
+        if self._kinds[-1] == "timed":  # the allocator's own count, kept on the host
+            self._end_bytes.append(torch.cuda.memory_stats(self.device)["allocated_bytes.all.current"])
+
+    def step_end_bytes(self) -> list[int]:
+        return self._end_bytes
+
+    def recorded_step_ends(self) -> list[int]:
+        return self._recorded_ends
+
+    def peak_bytes(self) -> int | None:
+        return max(self._step_peak_bytes, torch.cuda.max_memory_allocated(self.device))
+
+    def phase_memory(self) -> dict[str, PhaseStats]:
+        """From statistics that are reset as each phase begins."""
+        return self._phases
+
+    def memory(self) -> MemoryStats:
+        """The allocator's and the driver's numbers."""
+        reserved, allocated = self._reserved_at_peak
+        process_bytes = self._nvml.process_bytes()
+        now_reserved = torch.cuda.memory_reserved(self.device)
+        return MemoryStats(
+            kind="cuda_allocator",
+            peak_reserved_bytes=reserved or None,
+            process_bytes=process_bytes,
+            host_bytes=self._host_bytes(),
+            fragmentation_bytes=reserved - allocated if reserved else None,
+            cuda_context_bytes=None if process_bytes is None else process_bytes - now_reserved,
+            setup_peak_allocated_bytes=self._setup_peak_bytes,
+            first_step_peak_allocated_bytes=self._first_step_peak_bytes,
+        )
+
+    def history(self) -> tuple[list[AllocationSpan], dict[str, Any]]:
+        """Since recording began again; the snapshot shows the categories."""
+        if not self._with_history:
+            return [], {}
+        snapshot: Any = torch.cuda.memory._snapshot()
+        segments = [segment for segment in snapshot["segments"] if segment["device"] == self._index]
+        labels = [*self._gradients, *self._what_stays()]
+        spans = spans_from_trace(snapshot["device_traces"][self._index], labels, segments)
+        if self._training is None:  # out of memory in setup, which builds nothing but the model
+            for span in spans:
+                span.category = "parameters"
+        label_snapshot(snapshot, spans, self._index)
+        if "recorded" in self._kinds:
+            self._recorded_ends = step_ends(snapshot["device_traces"][self._index])
+        return spans, snapshot
+
+    def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
+        """Without history the request is as rounded as torch's message has it."""
+        free_bytes, reserved_unallocated_bytes = self._at_shortage or self._free_bytes()
+        return OutOfMemoryReport(
+            phase=phase,
+            requested_bytes=self._failed_request() or _request_in(str(error)),
+            free_bytes=free_bytes,
+            reserved_unallocated_bytes=reserved_unallocated_bytes,
+        )
+
+    def _free_bytes(self) -> tuple[int, int]:
+        """Free on the device, and reserved but not allocated."""
+        stats = torch.cuda.memory_stats(self.device)
+        cached = stats["reserved_bytes.all.current"] - stats["allocated_bytes.all.current"]
+        return torch.cuda.mem_get_info(self.device)[0], cached
+
+    def _watch_for_shortage(self) -> None:
+        """Look when memory has run out: an exception on its way up frees what only an expression held."""
+        this = weakref.ref(self)
+
+        def ran_out(*_: Any) -> None:
+            observer = this()
+            if observer is not None:
+                observer._at_shortage = observer._free_bytes()
+
+        torch._C._cuda_attach_out_of_memory_observer(ran_out)  # type: ignore[attr-defined]
+
+    def hardware(self, dtype: str) -> HardwareSummary:
+        """The datasheet's ceilings where the table has the device."""
+        properties = torch.cuda.get_device_properties(self.device)
+        summary = HardwareSummary(name=properties.name, kind="cuda", memory_bytes=properties.total_memory)
+        if properties.name in TABLE_NAMES:
+            hardware = find_hardware(TABLE_NAMES[properties.name])
+            summary.memory_bandwidth = hardware.memory_bandwidth
+            summary.peak_flops = hardware.peak_flops(dtype) if hardware.supports(dtype) else None
+        return summary
+
+    def facts(self) -> dict[str, Any]:
+        capability = torch.cuda.get_device_capability(self.device)
+        return {
+            "driver": self._nvml.driver(),
+            "nvml_unavailable": self._nvml.unavailable,
+            "cuda": torch.version.cuda,
+            "compute_capability": f"{capability[0]}.{capability[1]}",
+            "device_used_bytes": self._nvml.used_bytes(),
+            "num_alloc_retries": torch.cuda.memory_stats(self.device)["num_alloc_retries"],
+            "threads": torch.get_num_threads(),
+        }
+
+    def utilization(self) -> float | None:
+        """From NVML's samples."""
+        return self._nvml.utilization() if self._kinds[-1:] == ["timed"] else self._utilization
+
+    def _record_history(self, on: bool) -> None:
+        if not self._with_history:
+            return
+        if on:
+            # "python": the default symbolizes C++ frames too, which takes minutes
+            torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python", context="all")
+        else:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def _note_peak(self, name: str) -> None:
+        stats = torch.cuda.memory_stats(self.device)
+        peak, reserved = stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.peak"]
+        if not self._kinds:
+            self._setup_peak_bytes = peak
+            return
+        self._step_peak_bytes = max(self._step_peak_bytes, peak)
+        if len(self._kinds) == 1:
+            self._first_step_peak_bytes = max(self._first_step_peak_bytes or 0, peak)
+        if self._kinds[-1] == "recorded":
+            phase = self._phases.setdefault(name, PhaseStats())
+            phase.peak_allocated_bytes = max(phase.peak_allocated_bytes or 0, peak)
+            phase.peak_reserved_bytes = max(phase.peak_reserved_bytes or 0, reserved)
+            phase.allocated_at_end_bytes = stats["allocated_bytes.all.current"]
+            self._reserved_at_peak = max(self._reserved_at_peak, (reserved, peak))
+
+    def _label_gradient(self, gradient: Tensor) -> None:
+        # Its address is used again later, so the moment belongs to the label.
+        self._gradients.extend(_label("gradients", gradient, time.time_ns() // 1000))
+
+    def _what_stays(self) -> list[Label]:
+        if self._training is None:
+            return []
+        return [label for category, t in labelled_tensors(self._training) for label in _label(category, t)]
+
+    def _host_bytes(self) -> int | None:
+        """Pinned memory, and what else in host memory belongs to the training: paged or offloaded states.
+
+        Pinned memory as PyTorch took it, in powers of two. Not "active_bytes": torch does not count what is
+        freed there (up to 2.12 at least; pytorch pull request 182404).
+        """
+        pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
+        kept = labelled_tensors(self._training) if self._training is not None else ()
+        others = {
+            storage.data_ptr(): storage.nbytes()
+            for _, tensor in kept
+            if tensor.device.type == "cpu" and tensor.dim() > 0 and not tensor.is_pinned()
+            for storage in [tensor.untyped_storage()]
+        }
+        found = pinned + sum(others.values())
+        return found if found >= _PAGE_BYTES else None
+
+    def _failed_request(self) -> int | None:
+        if not self._with_history:
+            return None
+        snapshot: Any = torch.cuda.memory._snapshot()
+        trace = reversed(snapshot["device_traces"][self._index])
+        return next((entry["size"] for entry in trace if entry["action"] == "oom"), None)
+
+
+def _label(category: str, tensor: Tensor, time_us: int | None = None) -> list[Label]:
+    """The label of `tensor`'s memory, if it is on a GPU."""
+    storage = storage_of(tensor)
+    return [Label(storage.data_ptr(), category, time_us=time_us)] if storage.device.type == "cuda" else []
+
+
+def _request_in(message: str) -> int | None:
+    """ "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 ..." in bytes."""
+    tried = re.search(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
+    units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    return int(float(tried[1]) * units[tried[2]]) if tried else None

@@ -1,0 +1,52 @@
+"""Memory that grows from step to step: found by what is allocated when steps end. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from harness.snapshot import BEFORE_RECORDING, AllocationSpan, breakdown_at, top_allocations
+from harness.step_profile import CATEGORIES, LeakReport
+
+FEWEST_ENDS = 3
+"""Steps that must end, each with more than the one before: two may differ by chance."""
+
+
+def find_leak(
+    end_bytes: Sequence[int], spans: Sequence[AllocationSpan], recorded_ends: Sequence[int]
+) -> LeakReport | None:
+    """A leak, or None.
+
+    - `end_bytes`: allocated when each timed step had ended; it decides where there are FEWEST_ENDS of them.
+    - `spans`, `recorded_ends`: the history of the recorded steps, and the index of each one's last event.
+      They say what grew. Where no timed step was looked at (on a CPU) they also decide: something of the
+      step before the last must still be there after the last, which must have added to it.
+    """
+    grown: dict[str, int] = {}
+    left = None
+    survived = False
+    if len(recorded_ends) >= 2:
+        before, after = recorded_ends[-2:]
+        grown = _growth(spans, before, after)
+        survived = any(BEFORE_RECORDING < s.born <= before and s.live_at(after) for s in spans)
+        new = top_allocations([span for span in spans if before < span.born <= after], after)
+        left = next((made for made in new if grown.get(made.category, 0) > 0), None)
+    if len(end_bytes) >= FEWEST_ENDS:
+        if not all(later > earlier for earlier, later in pairwise(end_bytes)):
+            return None
+        each = (end_bytes[-1] - end_bytes[0]) // (len(end_bytes) - 1)
+        return LeakReport(bytes_per_step=each, num_steps=len(end_bytes), by_category=grown, largest=left)
+    each = sum(grown.values())
+    if not survived or each <= 0:
+        return None
+    return LeakReport(bytes_per_step=each, num_steps=2, by_category=grown, largest=left)
+
+
+def _growth(spans: Sequence[AllocationSpan], before: int, after: int) -> dict[str, int]:
+    """Bytes by category that are live at `after` beyond those at `before`, those that changed."""
+    first, last = breakdown_at(spans, before), breakdown_at(spans, after)
+    changes = {
+        name: (getattr(last, f"{name}_bytes") or 0) - (getattr(first, f"{name}_bytes") or 0)
+        for name in CATEGORIES
+    }
+    return {name: change for name, change in changes.items() if change}

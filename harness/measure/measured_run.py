@@ -1,0 +1,336 @@
+"""Measuring a recipe: the real training step on a device, from setup to StepProfile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.checkpoint import NotFiniteWeights, Saved, read, restore, save
+from harness.errors import InputError, is_out_of_memory
+from harness.measure.leak import find_leak
+from harness.measure.not_finite import Origin, origin_of_loss, origin_of_weights
+from harness.measure.observer import Advise, DeviceObserver, Progress
+from harness.measure.step_times import peak_rss_bytes, phase_stats, step_stats
+from harness.observe import FlopCount
+from harness.recipe import Recipe
+from harness.run_folder import RunFolder, steps_done_of
+from harness.snapshot import breakdown_at, find_peak, top_allocations
+from harness.step_profile import (
+    MOST_WEIGHTS,
+    Allocation,
+    LeakReport,
+    MemoryStats,
+    NotFiniteReport,
+    OutOfMemoryReport,
+    StepProfile,
+    leak_in_words,
+)
+from harness.system import held_back, provenance
+from harness.training import (
+    Batches,
+    Kind,
+    LoopObserver,
+    Step,
+    Training,
+    attention_kernel,
+    remaining_kinds,
+    run_steps,
+    set_up,
+    step_kinds,
+)
+
+RECORDED_STEPS = 2
+"""Steps run under memory history, after the timed ones. The second begins where a step leaves the memory."""
+
+
+def measure(
+    recipe: Recipe,
+    folder: RunFolder,
+    progress: Progress,
+    device: torch.device | None = None,
+    *,
+    snapshot: bool = True,
+    advise: Advise | None = None,
+    warnings: list[str] | None = None,
+) -> StepProfile:
+    """Run the recipe, write its folder, and return what was measured.
+
+    A folder that resumes a checkpoint makes the run go on after it. An interrupt, running out of memory and
+    a nan loss give a profile too, with `complete` false (and `oom` or `not_finite` filled, `oom.advice` by
+    `advise`); whoever called decides on the exit status. `warnings` go into the profile before the run's
+    own. Raises InputError for a recipe that cannot run here and for a checkpoint that cannot be resumed,
+    before anything is written; and for a full disk, after writing what of profile and snapshot has room.
+    """
+    resumed = None if folder.checkpoint is None else read(folder.checkpoint, recipe)
+    run = _Run(recipe, device or chosen_device(), folder, progress, snapshot, resumed, list(warnings or ()))
+    failed: InputError | None = None
+    try:
+        run.to_the_end()
+    except KeyboardInterrupt:
+        if run.training is None:
+            raise
+    except InputError as error:
+        if not run.losses:
+            raise
+        failed = (
+            error  # a log or a checkpoint that could not be written: the steps so far were not for nothing
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        with held_back():
+            run.oom = run.observer.shortage(run.phase_now, error)
+            if run.memory is None:
+                run.look_back()  # while the traceback still holds the step's tensors
+            run.oom.top = run.top
+    with held_back():
+        profile = run.profile()
+        if profile.oom is not None and advise is not None:
+            profile.oom.advice = advise(recipe, profile.hardware, profile.oom)
+        try:
+            if snapshot and run.snapshot:
+                folder.write_snapshot(run.snapshot)
+        except InputError as error:
+            failed = failed or error
+        if failed is not None:
+            profile.warnings.append(str(failed))
+        folder.write_profile(profile)
+    if failed is not None:
+        raise failed
+    return profile
+
+
+def total_steps(recipe: Recipe) -> int:
+    """The steps of a whole run: warmup, timed, recorded."""
+    return len(step_kinds(recipe, RECORDED_STEPS))
+
+
+def chosen_device(name: str | None = None) -> torch.device:
+    """The device called `name` (cuda, cuda:1, cpu); for None the first GPU, else the CPU.
+
+    Raises InputError for a device this machine does not have.
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    here = ["cpu", *(["cuda"] if gpus else []), *gpus]
+    if name not in here:
+        raise InputError(f"--device {name}: this machine has {', '.join(here)}.")
+    return torch.device(name)
+
+
+@dataclass
+class _Run:
+    """The state of one measured run, so that what is known so far survives an interruption."""
+
+    recipe: Recipe
+    device: torch.device
+    folder: RunFolder
+    progress: Progress
+    with_history: bool
+    resumed: Saved | None
+    warnings: list[str]
+    training: Training | None = None
+    losses: list[float | None] = field(default_factory=list)
+    complete: bool = False
+    phase_now: str = "setup"
+    flop_count: FlopCount = field(default_factory=FlopCount)
+    oom: OutOfMemoryReport | None = None
+    not_finite: NotFiniteReport | None = None
+    leak: LeakReport | None = None
+    memory: MemoryStats | None = None
+    top: list[Allocation] = field(default_factory=list)
+    snapshot: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.total = step_kinds(self.recipe, RECORDED_STEPS)
+        self.first = 0
+        self.last_checkpoint: Path | None = None
+        if self.resumed is not None:
+            self.losses = list(self.resumed.state.losses)
+            self.first, self.last_checkpoint = self.resumed.state.steps_done, self.resumed.path
+            if self.first >= len(self.total):
+                raise InputError(
+                    f"--resume: {self.resumed.path}: all {len(self.total)} steps of the run are done. "
+                    f"Give more of them, e.g. steps={2 * self.recipe.steps}."
+                )
+        self.kinds = remaining_kinds(self.total, self.first, self.recipe.warmup_steps)
+        self.observer = _observer(self.device, self.recipe, self.with_history)
+        self.watching: LoopObserver = self.observer
+
+    def begin_step(self, index: int, kind: Kind) -> None:
+        self.watching.begin_step(index, kind)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.phase_now = name
+        with self.watching.phase(name):
+            yield
+
+    def to_the_end(self) -> None:
+        training, batches = set_up(self.recipe, self.device, self)
+        if self.resumed is not None:
+            with self.phase("setup"):
+                restore(self.resumed, self.recipe, training, batches, self.device)
+            self.folder.resume_log(self.first)
+        self.training = training
+        self.loss_scale = 0.0 if training.scaler is None else training.scaler.get_scale()
+        self.warnings += _surprises(self.recipe, batches, self.device)
+        self.observer.trained(training)
+        for step in run_steps(training, batches, self.device, self.kinds, self, self.first):
+            self.observer.end_step()
+            self._note(step, training)
+            if self.recipe.checkpoint_every and (step.index + 1) % self.recipe.checkpoint_every == 0:
+                self._checkpoint(step, training, batches)
+            if self.not_finite is not None and self.recipe.on_nan == "stop":
+                return
+        self.look_back()
+        # One more step, which nobody times and whose memory nobody reads: counting is slow, and sees only
+        # eager code.
+        self.watching = self.flop_count
+        with torch.compiler.set_stance("force_eager"):
+            list(run_steps(training, batches, self.device, ["warmup"], self))
+        self.complete = True
+
+    def look_back(self) -> MemoryStats:
+        """Ask the observer what the memory was, before later steps and deaths change the answer."""
+        memory = self.memory = self.observer.memory()
+        phases = self.observer.phase_memory()
+        if phases:
+            memory.peak_phase = max(phases, key=lambda name: phases[name].peak_allocated_bytes or 0)
+            memory.peak_allocated_bytes = phases[memory.peak_phase].peak_allocated_bytes
+        spans, self.snapshot = self.observer.history()
+        self.leak = find_leak(self.observer.step_end_bytes(), spans, self.observer.recorded_step_ends())
+        if not spans or not (phases or self.oom):
+            return memory  # interrupted before a step was recorded: the peak of a step is not known
+        peak = find_peak(spans)
+        memory.at_peak = breakdown_at(spans, peak.index)
+        self.top = top_allocations(spans, peak.index)
+        if memory.peak_allocated_bytes is None:
+            memory.peak_allocated_bytes, memory.peak_phase = peak.allocated_bytes, peak.phase
+        if memory.kind == "cuda_allocator" and memory.at_peak.other_bytes is not None:
+            # The trace has requested sizes; what the allocator did not split off is known only in total.
+            memory.at_peak.other_bytes += max(0, memory.peak_allocated_bytes - peak.allocated_bytes)
+        return memory
+
+    def profile(self) -> StepProfile:
+        memory = self.memory or self.look_back()
+        if self.resumed is not None:  # the optimizer's state was made before the first step
+            memory.first_step_peak_allocated_bytes = None
+        hardware = self.observer.hardware(self.recipe.compute_dtype)
+        done = len(self.losses) - self.first
+        ran = list(zip(self.kinds[:done], self.observer.times_s, strict=False))
+        times_s = [times for kind, times in ran if kind == "timed"]
+        flop_count = self.flop_count if self.complete else None
+        step = step_stats(self.recipe, hardware, times_s, flop_count)
+        step.loss, step.host_rss_bytes = self.losses, peak_rss_bytes()
+        step.gpu_utilization = self.observer.utilization()
+        return StepProfile(
+            source="measured",
+            recipe=self.recipe.model_dump(mode="json"),
+            hardware=hardware,
+            provenance={**provenance(), **self.observer.facts(), **self._what_ran()},
+            complete=self.complete,
+            memory=memory,
+            phases=phase_stats(self.observer.phase_memory(), times_s, flop_count),
+            step=step,
+            top=self.top,
+            oom=self.oom,
+            not_finite=self.not_finite,
+            leak=self.leak,
+            warnings=self.warnings + ([leak_in_words(self.leak)] if self.leak else []),
+        )
+
+    def _note(self, step: Step, training: Training) -> None:
+        loss = float(step.loss)
+        self.losses.append(loss if math.isfinite(loss) else None)
+        times_s = dict(self.observer.times_s[-1]) if step.kind == "timed" else {}
+        tokens_per_s = self.recipe.tokens_per_step / times_s["step"] if times_s else None
+        line: dict[str, Any] = {"step": step.index, "kind": step.kind, "num_tokens": step.num_tokens}
+        line["loss"] = self.losses[-1]
+        if not math.isfinite(loss):
+            line["not_finite"] = str(loss)  # JSON has no nan
+            self._went_wrong(step, "forward", str(loss), partial(self._origin_of_loss, step, training))
+        if training.scaler is not None:
+            line["loss_scale"] = self.loss_scale = training.scaler.get_scale()
+        self.folder.log({**line, **{f"{name}_s": seconds for name, seconds in times_s.items()}})
+        peak_bytes = self.observer.peak_bytes()
+        self.progress.step(step.index, len(self.total), step.kind, loss, tokens_per_s, peak_bytes)
+
+    def _checkpoint(self, step: Step, training: Training, batches: Batches) -> None:
+        """Write one, unless this step's numbers went wrong: then the one before is the last good one."""
+        if self.losses[-1] is None:
+            return
+        folder = self.folder.path / "checkpoints"
+        try:
+            self.last_checkpoint = save(folder, self.recipe, training, batches, self.losses, self.device)
+        except NotFiniteWeights as found:
+            origin = partial(origin_of_weights, training, found.names)
+            self._went_wrong(step, "optimizer_step", "not finite", origin)
+
+    def _went_wrong(self, step: Step, phase: str, value: str, origin: Callable[[], Origin]) -> None:
+        if self.not_finite is not None:
+            self.not_finite.num_steps += 1
+            return
+        last, made_in = self.last_checkpoint, origin()
+        self.not_finite = NotFiniteReport(
+            step=step.index,
+            phase=phase,
+            value=value,
+            checkpoint=None if last is None else str(last),
+            origin=made_in.phase,
+            weights=made_in.weights[:MOST_WEIGHTS],
+        )
+
+    def _origin_of_loss(self, step: Step, training: Training) -> Origin:
+        scaler, last = training.scaler, self.last_checkpoint
+        return origin_of_loss(
+            training,
+            first=step.index == 0,
+            skipped=scaler is not None and scaler.get_scale() < self.loss_scale,
+            were_finite=last is not None and steps_done_of(last) == step.index,
+        )
+
+    def _what_ran(self) -> dict[str, Any]:
+        if self.training is None:
+            return {}
+        ran: dict[str, Any] = {"attention": attention_kernel(self.training.model)}
+        if self.complete:
+            ran["attention_kernels"] = sorted(self.flop_count.attention)
+        if self.recipe.compile and self.device.type == "cpu":
+            ran["recorded_steps"] = "eager: the memory of compiled code cannot be followed on a CPU"
+        if self.resumed is not None:
+            ran["resumed_after_steps"] = self.first
+        return ran
+
+
+def _surprises(recipe: Recipe, batches: Batches, device: torch.device) -> list[str]:
+    """What the run does otherwise than the recipe lets expect."""
+    found = []
+    if batches.rows.num_skipped:
+        found.append(
+            f"data: {batches.rows.num_skipped} documents of {recipe.data} were left out: within seq_len they "
+            "have no token to predict"
+        )
+    if device.type == "cpu" and recipe.optimizer.startswith("paged_"):
+        found.append(
+            f"optimizer: {recipe.optimizer}: bitsandbytes pages only on a GPU; here its state is not paged"
+        )
+    return found
+
+
+def _observer(device: torch.device, recipe: Recipe, with_history: bool) -> DeviceObserver:
+    if device.type == "cuda":
+        from harness.measure.cuda import CudaObserver
+
+        return CudaObserver(device, with_history=with_history)
+    from harness.measure.cpu import CpuObserver
+
+    return CpuObserver(follow_first_step=not recipe.compile)

@@ -1,0 +1,90 @@
+"""What watches a measured run: one observer for each kind of device (measure/cpu.py, measure/cuda.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from harness.recipe import Recipe
+from harness.snapshot import AllocationSpan
+from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
+from harness.training import Kind, LoopObserver, Training
+
+Advise = Callable[[Recipe, HardwareSummary, OutOfMemoryReport], list[str]]
+"""What to change when the memory of a device ran out, a line each, the cheapest first (fit/advice.py)."""
+
+
+class Progress(Protocol):
+    """Who is told about every finished step (cli/terminal/profile_tables.py)."""
+
+    def step(
+        self,
+        index: int,
+        total: int,
+        kind: Kind,
+        loss: float,
+        tokens_per_s: float | None,
+        peak_bytes: int | None,
+    ) -> None: ...
+
+
+class DeviceObserver(LoopObserver, Protocol):
+    """What measures on one kind of device, and can be asked what it saw."""
+
+    times_s: list[dict[str, float]]
+    """A dict for every step begun: seconds by phase, and of the whole "step"; empty if it was not timed."""
+
+    def trained(self, training: Training) -> None:
+        """Setup is done, and this is what it built."""
+
+    def end_step(self) -> None:
+        """The step's work is queued: wait for it and note its times."""
+
+    def step_end_bytes(self) -> list[int]:
+        """Allocated bytes when each timed step had ended; empty where nobody counts them."""
+        ...
+
+    def recorded_step_ends(self) -> list[int]:
+        """In the spans of `history`, which is asked first: the index of each recorded step's last event."""
+        ...
+
+    def peak_bytes(self) -> int | None:
+        """The largest allocated bytes of any step so far, if known."""
+
+    def phase_memory(self) -> dict[str, PhaseStats]:
+        """Peaks and final bytes of the recorded steps' phases; no times."""
+        ...
+
+    def memory(self) -> MemoryStats:
+        """All that is known without the history."""
+        ...
+
+    def history(self) -> tuple[list[AllocationSpan], dict[str, Any]]:
+        """Every allocation since recording began, and the same as a memory-viz snapshot; or both empty."""
+        ...
+
+    def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
+        """What the device says about an allocation that failed just now."""
+        ...
+
+    def hardware(self, dtype: str) -> HardwareSummary:
+        """The device, with its ceilings in `dtype` (fp32, bf16, fp16) if they are known."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What more belongs into the provenance."""
+        ...
+
+    def utilization(self) -> float | None:
+        """Mean busy fraction of the device over the timed steps, 0 to 1."""
+
+
+class Unobserved:
+    """A LoopObserver that looks at nothing: the bare steps."""
+
+    def begin_step(self, index: int, kind: Kind) -> None:
+        """See LoopObserver (training/loop.py)."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()

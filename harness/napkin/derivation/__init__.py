@@ -1,0 +1,1 @@
+"""The estimate as a person checks it: every term with its formula."""

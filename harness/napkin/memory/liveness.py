@@ -1,0 +1,167 @@
+"""Peaks inside a piece of forward and backward: which tensors of a tape are alive together.
+
+The rules are autograd's (torch/csrc/autograd/engine.cpp, input_buffer.cpp): operators are visited in
+reverse; one makes the gradients of its inputs while its output's gradient and what it kept are alive, then
+lets go of both; a second gradient of the same tensor is added into the first in place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harness.napkin.tape.tape import Op, Tensor, saved_storages
+
+
+@dataclass
+class Moment:
+    """The largest amount of memory alive at once, and what it was."""
+
+    size_bytes: int = 0
+    where: str = ""
+    parts: dict[str, int] = field(default_factory=dict)
+    """kept for backward, gradients of activations, gradients of weights, temporaries; in bytes."""
+
+
+def forward_peak(ops: Sequence[Op], elsewhere: Sequence[Tensor] = (), *, keeps: bool = True) -> Moment:
+    """The peak while `ops` run: what is kept so far, results not read yet, and the operator's own.
+
+    `elsewhere` are tensors that the caller counts. Without `keeps` nothing outlives its last reader, as in
+    the first forward pass under gradient checkpointing, but what is pinned.
+    """
+    apart = {id(t.storage) for t in elsewhere}
+    last_read = {id(t.storage): i for i, op in enumerate(ops) for t in (*op.inputs, *op.holds)}
+    alive: dict[int, int] = {}
+    kept: set[int] = set()
+    peak = Moment()
+    for i, op in enumerate(ops):
+        for t in op.outputs:
+            alive[id(t.storage)] = t.storage.size_bytes
+        saved_now = {id(t.storage): t.storage.size_bytes for t in op.saved if id(t.storage) not in apart}
+        alive.update(saved_now)
+        kept.update(saved_now if keeps else (id(t.storage) for t in op.pinned))
+        now = sum(alive.values()) + op.forward_temporary_bytes
+        if now > peak.size_bytes:
+            saved = sum(alive[key] for key in kept)
+            peak = Moment(now, op.name, {"kept for backward": saved, "temporaries": now - saved})
+        alive = {key: size for key, size in alive.items() if key in kept or last_read.get(key, -1) > i}
+    return peak
+
+
+class _Gradient:
+    """A gradient's memory, shared by the tensors that hold it."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.holders = 0
+
+
+@dataclass
+class Backward:
+    """What backward of `ops` needs: call `run` once."""
+
+    ops: Sequence[Op]
+    elsewhere: Sequence[Tensor] = ()
+    """Tensors that the caller counts: what all blocks share, a checkpointed input."""
+    accumulates: bool = False
+    """Weight gradients exist already: a new one is added to the old and freed."""
+    frees_weight_gradients: bool = False
+    """Each weight is stepped as its gradient arrives."""
+    step_temporary: float = 0.0
+    """Bytes that stepping a weight needs, for each byte of its gradient (with frees_weight_gradients)."""
+    in_flight: int | None = None
+    """With offloaded activations: how many kept tensors are on the device ahead of their use."""
+    peak: Moment = field(default_factory=Moment)
+
+    def run(self, compiled: bool = False) -> Moment:
+        """The peak, from the moment the last operator's output has its gradient."""
+        self._gradients: dict[int, _Gradient] = {}
+        self._live = 0
+        self._weights = 0
+        users = Counter(id(t.storage) for op in self.ops for t in op.saved)
+        elsewhere = {id(t.storage) for t in self.elsewhere}
+        kept = {id(t): t.size_bytes for t in saved_storages(self.ops) if id(t) not in elsewhere}
+        pinned = {id(t.storage) for op in self.ops for t in op.pinned}
+        last = self.ops[-1].outputs[0]
+        self._give(last, _Gradient(last.size_bytes))
+        for position in range(len(self.ops) - 1, -1, -1):
+            op = self.ops[position]
+            given = [self._gradients.pop(id(t), None) for t in op.outputs]
+            if any(given):
+                self._visit(op, [g for g in given if g], self._on_device(kept, position), compiled)
+            for t in op.saved:
+                users[id(t.storage)] -= 1
+                if not users[id(t.storage)] and id(t.storage) not in pinned:
+                    kept.pop(id(t.storage), None)
+        return self.peak
+
+    def _on_device(self, kept: dict[int, int], position: int) -> int:
+        if self.in_flight is None:
+            return sum(kept.values())
+        near: dict[int, int] = {}
+        for op in reversed(self.ops[: position + 1]):
+            near.update(
+                {id(t.storage): t.storage.size_bytes for t in op.saved if len(near) <= self.in_flight}
+            )
+        return sum(near.values())
+
+    def _visit(self, op: Op, given: list[_Gradient], kept: int, compiled: bool) -> None:
+        inputs = [t for t in op.inputs if t.grad]
+        if op.passes_gradient:
+            made = [
+                given[0] if t.size_bytes == given[0].size_bytes else self._new(t, compiled) for t in inputs
+            ]
+        else:
+            made = [self._new(t, compiled) for t in inputs]
+        fresh = sum(g.size_bytes for g in made if g.holders == 0 and g not in given)
+        weight = op.weight_gradient_bytes
+        stepping = int(weight * self.step_temporary) if self.frees_weight_gradients else 0
+        temporary = max(op.backward_temporary_bytes, stepping)
+        self._note(op.name, kept, self._live + fresh, self._weights + weight, temporary)
+        if not (self.accumulates or self.frees_weight_gradients):
+            self._weights += weight
+        for t, gradient in zip(inputs, made, strict=True):
+            self._give(t, gradient)
+        for gradient in given:
+            self._drop(gradient)
+        self._note(op.name, kept, self._live, self._weights, 0)
+
+    def _new(self, t: Tensor, compiled: bool) -> _Gradient:
+        # a compiled backward keeps no gradient of what its fused kernels pass through
+        return _Gradient(0 if compiled and t.sources else t.size_bytes)
+
+    def _give(self, t: Tensor, gradient: _Gradient) -> None:
+        if gradient.holders == 0:
+            self._live += gradient.size_bytes
+        gradient.holders += 1
+        old = self._gradients.get(id(t))
+        if old is None:
+            self._gradients[id(t)] = gradient
+            return
+        if old.holders == 1:  # added in place
+            self._drop(gradient)
+            return
+        total = _Gradient(old.size_bytes)
+        self._gradients[id(t)] = total
+        total.holders = 1
+        self._live += total.size_bytes
+        self._drop(gradient)
+        old.holders -= 1
+
+    def _drop(self, gradient: _Gradient) -> None:
+        # a gradient that is being visited has left its tensor and is held by nobody else
+        gradient.holders -= 1
+        if gradient.holders == 0:
+            self._live -= gradient.size_bytes
+
+    def _note(self, name: str, kept: int, gradients: int, weights: int, temporary: int) -> None:
+        total = kept + gradients + weights + temporary
+        if total > self.peak.size_bytes:
+            parts = {
+                "kept for backward": kept,
+                "gradients of activations": gradients,
+                "gradients of weights": weights,
+                "temporaries": temporary,
+            }
+            self.peak = Moment(total, name, parts)

@@ -1,0 +1,158 @@
+"""What a recipe makes of a model: the dtype, storage and trainability of every weight. No torch.
+
+The facts follow harness/training/model.py: dtypes by precision, bitsandbytes for every linear layer but the
+output head (and for stacked experts), peft's adapters, and its preparation for k-bit training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from harness.architecture import ModelShape
+from harness.errors import InputError
+from harness.napkin.model.layers import (
+    Matrix,
+    attention_matrices,
+    expert_matrices,
+    head_matrix,
+    mlp_matrices,
+    router_matrix,
+)
+from harness.recipe import Recipe
+
+# peft.utils.constants, TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING and ..._FEEDFORWARD_...
+_IA3_TARGETS = {
+    **dict.fromkeys(("llama", "mistral"), ("k_proj", "v_proj", "down_proj")),
+    "mixtral": ("k_proj", "v_proj", "w2"),  # w2 is gone since transformers 5: peft's choice cannot be built
+    **dict.fromkeys(("qwen2", "qwen3", "gemma", "gemma2"), ("q_proj", "v_proj", "down_proj")),
+    "phi": ("q_proj", "v_proj", "fc2"),
+    "gpt2": ("c_attn", "mlp.c_proj"),
+    "gpt_neox": ("query_key_value", "dense_4h_to_h"),
+}
+_IA3_FEEDFORWARD = ("down_proj", "fc2", "mlp.c_proj", "dense_4h_to_h")
+
+AdapterKind = Literal["lora", "lora_parameter", "ia3", "ia3_feedforward"]
+"""lora_parameter: on a bare parameter, as a mixture's router and experts are."""
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model shape under a recipe."""
+
+    recipe: Recipe
+    shape: ModelShape
+
+    @property
+    def trains_base(self) -> bool:
+        """Whether the model's own weights are trained."""
+        return self.recipe.adapter == "none"
+
+    @property
+    def made_dtype(self) -> str:
+        """The dtype the model's weights are made in, before quantization and k-bit preparation.
+
+        Plain precisions: that dtype. Under autocast: fp32, but a frozen base as its config declares it.
+        """
+        if not self.recipe.mixed:
+            return self.recipe.precision
+        return "fp32" if self.trains_base else self.shape.dtype or "fp32"
+
+    @property
+    def loose_dtype(self) -> str:
+        """The dtype of weights that are not quantized: k-bit preparation makes them all fp32."""
+        return "fp32" if self.recipe.upcast_for_kbit else self.made_dtype
+
+    @property
+    def autocast(self) -> str | None:
+        """The dtype autocast runs matrix products in; None without autocast."""
+        return self.recipe.compute_dtype if self.recipe.mixed else None
+
+    @property
+    def four_bit(self) -> bool:
+        return self.recipe.quantization in ("nf4", "fp4")
+
+    def quantized(self, matrix: Matrix) -> bool:
+        """Whether bitsandbytes stores `matrix`. Stacked experts are quantized to 4 bit only."""
+        if self.recipe.quantization == "none" or matrix.name in ("lm_head", "embed_tokens"):
+            return False
+        return self.four_bit or ".experts." not in matrix.name
+
+    @cached_property
+    def adapted(self) -> dict[str, AdapterKind]:
+        """The adapter on each layer that has one, by name. Raises InputError for a missing target."""
+        recipe, family = self.recipe, self.shape.family
+        if recipe.adapter == "none":
+            return {}
+        targets = recipe.lora_targets
+        inside = [*attention_matrices(self.shape), *mlp_matrices(self.shape)]
+        feedforward: tuple[str, ...] = ()
+        if targets == "all-linear" and recipe.adapter == "ia3":
+            if family not in _IA3_TARGETS:
+                raise InputError(
+                    f"adapter: ia3: peft has no choice of modules for {family}; set lora_targets to a list."
+                )
+            targets, feedforward = _IA3_TARGETS[family], _IA3_FEEDFORWARD
+        if targets == "all-linear":
+            return {**dict.fromkeys((m.name for m in inside), "lora"), **self._adapted_mixture()}
+        candidates = [*inside, head_matrix(self.shape)]
+        found: dict[str, AdapterKind] = {}
+        for target in targets:
+            matched = [m.name for m in candidates if _matches(m.name, (target,))]
+            if not matched:
+                names = ", ".join(m.name.rpartition(".")[2] for m in inside)
+                raise InputError(
+                    f"lora_targets: [{', '.join(targets)}]: {family} has no linear layer {target}; "
+                    f"it has {names}."
+                )
+            kind = "lora" if recipe.adapter == "lora" else "ia3"
+            if target in feedforward:
+                kind = "ia3_feedforward"
+            found |= dict.fromkeys(matched, kind)
+        return found
+
+    def _adapted_mixture(self) -> dict[str, AdapterKind]:
+        """What peft 0.21 makes of all-linear in a mixture: what was linear before transformers 5."""
+        if not self.shape.experts:
+            return {}
+        if self.four_bit:  # their parameter is hidden behind a parametrization
+            raise InputError(
+                "lora_targets: all-linear: experts stored in 4 bit cannot be adapted; "
+                "set lora_targets: [q_proj, k_proj, v_proj, o_proj]."
+            )
+        if self.recipe.lora_dropout:
+            raise InputError(
+                f"lora_dropout: {self.recipe.lora_dropout}: peft cannot drop inputs of a mixture's router "
+                "and experts; set lora_dropout: 0, or lora_targets: [q_proj, k_proj, v_proj, o_proj]."
+            )
+        bare = [router_matrix(self.shape), *expert_matrices(self.shape)]
+        return {m.name: "lora_parameter" for m in bare}
+
+    def adapter_ranks(self, matrix: Matrix) -> int:
+        """Columns of LoRA's A: the rank, for each expert apart, and twice for the gate and up it fuses."""
+        rank = self.recipe.lora_rank
+        if ".experts." in matrix.name:
+            rank *= self.shape.experts * (2 if "gate_up" in matrix.name else 1)
+        return rank
+
+    def adapter_dtype(self, matrix: Matrix) -> str:
+        """The dtype of the adapter weights on `matrix`.
+
+        peft makes them fp32, or casts them to the base's dtype, for which it takes the compute dtype of a
+        4-bit layer; it finds no floating dtype in an int8 one (tuners_utils.py).
+        """
+        if self.recipe.adapter_dtype == "fp32":
+            return "fp32"
+        if not self.quantized(matrix):
+            return self.loose_dtype
+        return self.recipe.compute_dtype if self.four_bit else "fp32"
+
+    def block_matrices(self) -> list[Matrix]:
+        """Linear layers and stacked experts of one block."""
+        return [*attention_matrices(self.shape), *mlp_matrices(self.shape), *expert_matrices(self.shape)]
+
+
+def _matches(name: str, targets: tuple[str, ...]) -> bool:
+    """peft's rule: a target is a module's name or the end of its path."""
+    return any(name == target or name.endswith(f".{target}") for target in targets)

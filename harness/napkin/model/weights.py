@@ -1,0 +1,164 @@
+"""Bytes of parameters, buffers and adapters, exactly as the built model's tensors hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from harness.napkin.dtypes import SIZES
+from harness.napkin.model.built_model import BuiltModel
+from harness.napkin.model.layers import (
+    Matrix,
+    block_vectors,
+    embedding_matrix,
+    head_matrix,
+    outer_vectors,
+    router_matrix,
+)
+
+BLOCK_4BIT = 64
+"""Values that share one absolute maximum in NF4 and FP4 (bitsandbytes.nn.Params4bit)."""
+BLOCK_NESTED = 256
+"""Absolute maxima that share one scale under double quantization (bitsandbytes.functional.quantize_4bit)."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A kind of parameter: `count` tensors of `rows` x `columns` elements (a vector has one row)."""
+
+    name: str
+    rows: int
+    columns: int
+    dtype: str
+    """fp32, bf16, fp16, or the quantized format nf4, fp4, int8."""
+    size_bytes: int
+    """Of one tensor, with its quantization state."""
+    trained: bool
+    count: int = 1
+    formula: str = ""
+    matrix: bool = True
+    """Two or more dimensions: optimizers factor these only."""
+    stacked: int = 1
+    """Matrices that are stacked in one tensor: a mixture's experts."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of one tensor."""
+        return self.rows * self.columns
+
+    @property
+    def total_bytes(self) -> int:
+        return self.count * self.size_bytes
+
+
+def weights(built: BuiltModel) -> list[Weight]:
+    """Every parameter of the model, the frozen and the trained, adapters included.
+
+    A tied output head is the embeddings' tensor and is not listed again.
+    """
+    return [*outer_weights(built), *block_weights(built)]
+
+
+def outer_weights(built: BuiltModel) -> list[Weight]:
+    """Embeddings, output head, final norm: what is outside the blocks."""
+    shape, base, dtype = built.shape, built.trains_base, built.loose_dtype
+    result = [_plain(embedding_matrix(shape), dtype, base)]
+    if not shape.tied:
+        result.append(_plain(head_matrix(shape), dtype, base))
+    if shape.head_bias:
+        result.append(_vector("lm_head.bias", shape.vocab, dtype, base))
+    if shape.positions:
+        result.append(_plain(Matrix("position_embeddings", shape.hidden, shape.positions), dtype, base))
+    result += [_vector(v.name, v.elements, dtype, base) for v in outer_vectors(shape)]
+    return result + _adapter_weights(built, head_matrix(shape), 1)
+
+
+def block_weights(built: BuiltModel) -> list[Weight]:
+    """The weights of the blocks; `count` is the number of layers."""
+    shape, base, dtype = built.shape, built.trains_base, built.loose_dtype
+    result: list[Weight] = []
+    for matrix in built.block_matrices():
+        plain = _plain(matrix, dtype, base, shape.layers)
+        stored = _quantized(built, matrix) if built.quantized(matrix) else plain
+        result.append(replace(stored, stacked=shape.experts if ".experts." in matrix.name else 1))
+        if matrix.bias:
+            result.append(_vector(f"{matrix.name}.bias", matrix.outputs, dtype, base, shape.layers))
+        result += _adapter_weights(built, matrix, shape.layers)
+    if shape.experts:
+        result.append(_plain(router_matrix(shape), dtype, base, shape.layers))
+        result += _adapter_weights(built, router_matrix(shape), shape.layers)
+    return result + [_vector(v.name, v.elements, dtype, base, shape.layers) for v in block_vectors(shape)]
+
+
+def buffer_bytes(built: BuiltModel) -> int:
+    """Rotary frequencies, two fp32 copies of rotary_dim / 2, and Gemma's embedding scale."""
+    scale = SIZES[built.made_dtype] if built.shape.family in ("gemma", "gemma2") else 0
+    return 2 * (built.shape.rotary_dim // 2) * SIZES["fp32"] + scale
+
+
+def quantized_bytes(elements: int, quantization: str, double_quant: bool, rows: int = 0) -> int:
+    """Bytes of a quantized weight and its state.
+
+    4 bit: ceil(n / 2) packed; a table of 16 fp32 values; an fp32 absolute maximum for each block of 64.
+    Double quantization stores those maxima in one byte each, with an fp32 scale for each 256 of them, a
+    table of 256 fp32 values and one fp32 offset (bitsandbytes.functional.quantize_4bit, 0.50).
+    int8: one byte, and an fp32 scale for each row (int8_vectorwise_quant).
+    """
+    if quantization == "int8":
+        return elements + 4 * rows
+    blocks = -(-elements // BLOCK_4BIT)
+    maxima = blocks + 4 * -(-blocks // BLOCK_NESTED) + 4 * 256 + 4 if double_quant else 4 * blocks
+    return -(-elements // 2) + 4 * 16 + maxima
+
+
+def _quantized(built: BuiltModel, matrix: Matrix) -> Weight:
+    recipe = built.recipe
+    size = quantized_bytes(matrix.elements, recipe.quantization, recipe.double_quant, matrix.outputs)
+    n = f"{matrix.outputs:,}·{matrix.inputs:,}"
+    if recipe.quantization == "int8":
+        formula = f"{n} × 1 B + {matrix.outputs:,} × 4 B scales"
+    elif recipe.double_quant:
+        formula = f"{n} × (1/2 + 1/64 + 4/(64·256)) B + 1,092 B of tables"
+    else:
+        formula = f"{n} × (1/2 + 4/64) B + 64 B of tables"
+    return Weight(
+        matrix.name,
+        matrix.outputs,
+        matrix.inputs,
+        recipe.quantization,
+        size,
+        False,
+        built.shape.layers,
+        formula,
+    )
+
+
+def _plain(matrix: Matrix, dtype: str, trained: bool, count: int = 1) -> Weight:
+    size = matrix.elements * SIZES[dtype]
+    formula = f"{matrix.outputs:,}·{matrix.inputs:,} × {SIZES[dtype]} B"
+    return Weight(matrix.name, matrix.outputs, matrix.inputs, dtype, size, trained, count, formula)
+
+
+def _vector(name: str, elements: int, dtype: str, trained: bool, count: int = 1) -> Weight:
+    size = elements * SIZES[dtype]
+    return Weight(name, 1, elements, dtype, size, trained, count, f"{elements:,} × {SIZES[dtype]} B", False)
+
+
+def _adapter_weights(built: BuiltModel, matrix: Matrix, count: int) -> list[Weight]:
+    """LoRA: A is rank x inputs, B outputs x rank (arXiv 2106.09685). IA3: one scale an output, or an input
+    of a feed-forward layer (arXiv 2205.05638)."""
+    kind = built.adapted.get(matrix.name)
+    if kind is None:
+        return []
+    dtype = built.adapter_dtype(matrix)
+    if kind.startswith("lora"):
+        rank, experts = built.adapter_ranks(matrix), built.shape.experts if ".experts." in matrix.name else 1
+        a = Matrix(f"{matrix.name}.lora_A", matrix.inputs, rank)
+        b = Matrix(f"{matrix.name}.lora_B", rank, matrix.outputs // experts)
+        return [_plain(a, dtype, True, count), _plain(b, dtype, True, count)]
+    size = matrix.inputs if kind == "ia3_feedforward" else matrix.outputs
+    scale = (
+        Matrix(f"{matrix.name}.ia3", size, 1)
+        if kind == "ia3_feedforward"
+        else Matrix(f"{matrix.name}.ia3", 1, size)
+    )
+    return [_plain(scale, dtype, True, count)]

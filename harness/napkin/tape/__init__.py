@@ -1,0 +1,1 @@
+"""What a forward pass computes and autograd keeps, operation by operation."""

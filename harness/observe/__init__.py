@@ -1,0 +1,19 @@
+"""Instruments that two answers share while a step runs: storages, labels, recordings, FLOPs."""
+
+from harness.observe.flops import FlopCount, operator_flops
+from harness.observe.labels import gradients_seen, labelled_tensors, model_tensors, owned_tensors, storage_of
+from harness.observe.recording import Recording
+from harness.observe.storage_tracker import Frame, StorageTracker
+
+__all__ = [
+    "FlopCount",
+    "Frame",
+    "Recording",
+    "StorageTracker",
+    "gradients_seen",
+    "labelled_tensors",
+    "model_tensors",
+    "operator_flops",
+    "owned_tensors",
+    "storage_of",
+]

@@ -1,0 +1,127 @@
+"""FLOPs of the operators that really run, by phase. Formulas: torch.utils.flop_counter's registry."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+aten = torch.ops.aten
+
+
+def operator_flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> int:
+    """FLOPs (2 a multiply-add) of one call of an ATen or bitsandbytes operator; 0 for an elementwise one."""
+    packet = func._overloadpacket
+    attention = _SDPA.fullmatch(str(packet))
+    if attention is not None:
+        return _attention(args[1:4] if attention["backward"] else args[:3], bool(attention["backward"]))
+    formula = flop_registry.get(packet)
+    if formula is not None:
+        # behind the factors some overloads have the result's dtype, which the formulas do not know
+        return int(formula(*args[: _FACTORS.get(packet)], **kwargs, out_val=out))
+    formula = _MISSING.get(str(packet))
+    return 0 if formula is None else int(formula(args, out))
+
+
+class FlopCount(TorchDispatchMode):
+    """Adds up FLOPs while active, and notes which attention operators ran. `phase` names where.
+
+    Recomputation is counted apart as well: in backward, autograd's own operators run without grad mode
+    and a checkpointed block's second forward runs with it, which tells the two from each other.
+    It can observe a run's steps by itself (loop.LoopObserver). Compiled code is invisible to a dispatch
+    mode, so a compiled model has to run eager meanwhile: torch.compiler.set_stance("force_eager").
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current_phase = ""
+        self.flops: dict[str, int] = defaultdict(int)
+        self.recomputed_flops = 0
+        self.attention: set[str] = set()
+        """Names of the attention operators seen, as PyTorch has them; empty for attention: eager."""
+
+    def begin_step(self, index: int, kind: str) -> None:
+        """See LoopObserver (training/loop.py)."""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.current_phase = name
+        with self:
+            yield
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        flops = operator_flops(func, args, kwargs or {}, out)
+        if flops:
+            self.flops[self.current_phase] += flops
+            if self.current_phase == "backward" and torch.is_grad_enabled():
+                self.recomputed_flops += flops
+        name = str(func._overloadpacket)
+        if self.current_phase == "forward" and _ATTENTION.search(name):
+            self.attention.add(name)
+        return out
+
+
+_ATTENTION = re.compile(r"scaled_dot_product|flash_attn|_safe_softmax|flex_attention")
+"""PyTorch's fused kernels and flash-attn's own. SDPA's math path shows no operator of its own but
+_safe_softmax, which nothing else in a model calls."""
+
+
+_FACTORS = {aten.mm: 2, aten.bmm: 2, aten.addmm: 3, aten.baddbmm: 3}
+"""How many arguments the products have at least."""
+
+_SDPA = re.compile(r"aten\._scaled_dot_product_\w+?_attention(?:_for_cpu)?(?P<backward>_backward)?")
+"""Arguments begin with query, key, value; backward's with the output's gradient before them."""
+
+
+def _attention(tensors: Any, backward: bool) -> int:
+    """torch's count (7 products forward and backward, none halved for a causal mask), with the key's and
+    value's heads repeated to the query's, as the kernels do: torch 2.11 refuses to count fewer.
+    """
+    query, key, value = (tensor.shape for tensor in tensors)
+    key, value = ((*shape[:1], query[1], *shape[2:]) for shape in (key, value))
+    if not backward:
+        return sdpa_flop_count(query, key, value)
+    return sdpa_backward_flop_count((*query[:3], value[3]), query, key, value)
+
+
+def _int8_linear(args: Any, out: Any) -> int:
+    (rows, inner), columns = args[0].reshape(-1, args[0].shape[-1]).shape, args[1].shape[0]
+    return 2 * rows * inner * columns
+
+
+def _grouped_mm(args: Any, out: Any) -> int:
+    """Rows are grouped by expert: every row meets one (k, n) matrix, or two 2-D sides give (groups, m, n)."""
+    left, right = args[0], args[1]
+    if left.dim() == 2 and right.dim() == 2:
+        return 2 * left.shape[0] * left.shape[1] * right.shape[1]
+    return 2 * left.shape[-2] * left.shape[-1] * right.shape[-1]
+
+
+def _int8_mixed(args: Any, out: Any) -> int:
+    """Arguments: the input, the same in int8, the weight in int8."""
+    return _int8_linear((args[0], args[2]), out)
+
+
+def _linear_4bit(args: Any, out: Any) -> int:
+    """Arguments: the input, the packed weight, the weight's shape (out, in)."""
+    return 2 * (args[0].numel() // args[0].shape[-1]) * args[2][0] * args[2][1]
+
+
+_MISSING = {
+    "aten._grouped_mm": _grouped_mm,
+    "transformers.grouped_mm_fallback": _grouped_mm,
+    "transformers.grouped_mm_fallback_backward": lambda args, out: 2 * _grouped_mm(args, out),
+    "bitsandbytes.int8_linear_matmul": _int8_linear,
+    "bitsandbytes.int8_scaled_mm": _int8_linear,
+    "bitsandbytes.int8_mixed_scaled_mm": _int8_mixed,
+    "bitsandbytes.gemm_4bit": _linear_4bit,
+    "bitsandbytes.gemv_4bit": _linear_4bit,
+}
+"""Operators torch's registry does not know."""

@@ -1,0 +1,100 @@
+"""Which tensors of a training are parameters, gradients or optimizer state: a memory profile's labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.training import Training
+
+
+def labelled_tensors(training: Training) -> Iterator[tuple[str, Tensor]]:
+    """(category, tensor) of everything that outlives a step: parameters and optimizer_state.
+
+    Parameters include buffers and the quantization state that bitsandbytes keeps beside a weight.
+    The optimizer's own copy of the weights (master weights, offload) is optimizer_state.
+    """
+    for tensor in model_tensors(training.model):
+        yield "parameters", tensor
+    own = {id(p) for p in training.model.parameters()}
+    for group in training.optimizer.param_groups:
+        yield from (("optimizer_state", p) for p in group["params"] if id(p) not in own)
+    yield from (("optimizer_state", t) for t in _tensors_in(dict(training.optimizer.state)))
+    if training.scaler is not None:
+        scalars = (training.scaler._scale, training.scaler._growth_tracker)
+        yield from (("optimizer_state", t) for t in scalars if t is not None)
+
+
+def owned_tensors(training: Training) -> Iterator[tuple[str, Tensor]]:
+    """(module path, tensor) of the model's tensors and of the optimizer state kept for each weight."""
+    state = dict(training.optimizer.state)
+    for path, module in training.model.named_modules():
+        for tensor in _module_tensors(module):
+            yield path, tensor
+            yield from ((path, kept) for kept in _tensors_in(state.get(tensor)))
+
+
+def model_tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Every tensor the model keeps: parameters, buffers, quantization scales and code tables."""
+    for module in model.modules():
+        yield from _module_tensors(module)
+
+
+def _module_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """What one module keeps itself, its children left out."""
+    yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+    for parameter in module._parameters.values():
+        if parameter is None:
+            continue
+        yield parameter
+        yield from _tensors_in(getattr(parameter, "quant_state", None))  # bitsandbytes 4-bit
+        yield from _tensors_in([getattr(parameter, name, None) for name in ("CB", "SCB")])  # and int8
+    yield from _tensors_in(getattr(module, "quant_state", None))  # 4-bit experts (parametrization)
+    yield from _tensors_in([getattr(getattr(module, "state", None), name, None) for name in ("CB", "SCB")])
+
+
+@contextmanager
+def gradients_seen(training: Training | None, phase: str, seen: Callable[[Tensor], None]) -> Iterator[None]:
+    """Inside, in backward, `seen(gradient)` is called whenever a trained weight's gradient is complete.
+
+    The hook goes before any other, because optimizer_in_backward frees the gradient in its own.
+    """
+
+    def hook(weight: Tensor) -> None:
+        if weight.grad is not None:
+            seen(weight.grad)
+
+    handles = []
+    for parameter in training.model.parameters() if training is not None and phase == "backward" else ():
+        if parameter.requires_grad and parameter.is_leaf:
+            handles.append(parameter.register_post_accumulate_grad_hook(hook))
+            parameter._post_accumulate_grad_hooks.move_to_end(handles[-1].id, last=False)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Tensors in nested dicts and lists, and in the attributes of a bitsandbytes QuantState."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in(item)
+    elif type(value).__name__ == "QuantState":
+        yield from _tensors_in([value.absmax, value.code, value.offset, value.state2])
+
+
+def storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    """The storage of `tensor`, or of the local part of a DTensor."""
+    local = getattr(tensor, "_local_tensor", None)
+    return (tensor if local is None else local).untyped_storage()

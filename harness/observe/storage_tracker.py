@@ -1,0 +1,186 @@
+"""Follows every tensor storage from birth to death while a step runs, on the CPU or on shape-only tensors.
+
+This is what "allocated" means where there is no CUDA allocator to ask, and it is what feeds the model of
+that allocator in a simulation.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from types import CodeType, FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
+from torch.nn.modules import module as nn_module
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.training import is_dense, is_on_host
+
+aten = torch.ops.aten
+Frame = tuple[CodeType, int]
+"""A code object and a line number: enough for a file, a function and a line, and cheap to keep."""
+MAX_FRAMES = 24
+_SKIPPED = (__file__, nn_module.__file__)
+"""Every call of a module goes through three functions of torch.nn.modules.module: they say nothing."""
+
+
+_HELD_BY_THE_CALL = 4
+"""References to an argument that only the engine's buffer holds: that one, and the call's own three."""
+
+
+class Sink(Protocol):
+    """Who is told about storages. `key` is a new integer for every birth."""
+
+    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: tuple[Frame, ...]) -> None: ...
+    def died(self, key: int, size_bytes: int, on_host: bool) -> None: ...
+
+
+class StorageTracker(TorchDispatchMode):
+    """While active, tells `sink` each storage that an operator makes; and its death, active or not."""
+
+    def __init__(self, sink: Sink, *, frames: bool = False) -> None:
+        super().__init__()
+        self.sink = sink
+        self.frames = frames
+        self.on_host: set[int] = set()
+        """Keys of live storages made inside `on_host()`."""
+        self._keys: dict[int, int] = {}
+        self._refs: dict[int, Any] = {}
+        self._next_key = 0
+        self._stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no step is compiled under a tracker, and the wrapper costs more than the tracker
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor_type in types:
+            if tensor_type is not Tensor and _is_wrapper(tensor_type):
+                return NotImplemented  # it unpacks itself; its inner operators come back here
+        if func in _IN_PLACE and _in_engine(sys._getframe(1)):
+            func, args = _as_without_a_mode(func, args)
+        out = self.run(func, args, kwargs or {})
+        self._see(out, func)
+        return out
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Execute one operator. A simulation overrides this with CUDA's behaviour."""
+        return func(*args, **kwargs)
+
+    def follows(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage counts at all."""
+        return True
+
+    def gone(self, key: int) -> None:
+        """A storage was freed. A simulation's clock wants to know."""
+
+    def key_of(self, tensor: Tensor) -> int | None:
+        """The key of `tensor`'s storage, None if it was never seen."""
+        return self._keys.get(tensor.untyped_storage()._cdata)
+
+    def adopt(self, tensor: Tensor, op: str = "adopted") -> int | None:
+        """Follow a tensor that was made while the tracker was not active. Returns its key."""
+        self._see(tensor, op)
+        return self.key_of(tensor)
+
+    def stack(self) -> tuple[Frame, ...]:
+        """The Python frames that called the operator, innermost first, without those in _SKIPPED.
+
+        The same stack is the same object every time: steps repeat a few thousand.
+        """
+        innermost = frame = sys._getframe(2)
+        # where each frame is, in integers: a line number takes a search, and a code object's hash its code
+        place: list[int] = []
+        while frame is not None and len(place) < 2 * MAX_FRAMES:
+            code = frame.f_code
+            if code.co_filename not in _SKIPPED:
+                place += (id(code), frame.f_lasti)
+            frame = frame.f_back
+        key = tuple(place)
+        known = self._stacks.get(key)
+        if known is None:  # it holds the code objects: no id is used again
+            known = self._stacks[key] = _frames_from(innermost)
+        return known
+
+    def _see(self, out: Any, func: Any) -> None:
+        if isinstance(out, Tensor):
+            storage = out.untyped_storage()
+            if storage._cdata not in self._keys and self.follows(storage):
+                self._born(storage, func)
+        elif isinstance(out, list | tuple):
+            for item in out:
+                self._see(item, func)
+
+    def _born(self, storage: torch.UntypedStorage, func: Any) -> None:
+        size_bytes = storage.nbytes()
+        if size_bytes == 0:
+            return
+        address, key, on_host = storage._cdata, self._next_key, is_on_host()
+        self._next_key += 1
+        frames = self.stack() if self.frames else ()
+        op = func if isinstance(func, str) else func._overloadpacket.__name__
+        self.sink.born(key, size_bytes, on_host, op, frames)  # may be out of memory: then there is no storage
+        if on_host:
+            self.on_host.add(key)
+
+        def died(_: Any) -> None:
+            del self._keys[address], self._refs[key]
+            self.on_host.discard(key)
+            self.gone(key)
+            self.sink.died(key, size_bytes, on_host)
+
+        self._keys[address] = key
+        self._refs[key] = weakref.ref(storage, died)
+
+
+_IN_PLACE = {
+    aten.add.Tensor: aten.add_.Tensor,  # torch/csrc/autograd/input_buffer.cpp, accumulate
+    # torch/csrc/autograd/FunctionsManual.cpp: index_backward, value_selecting_reduction_backward,
+    # gather_backward (in TensorAdvancedIndexing.cpp) and masked_select_backward
+    aten.index_put.default: aten._index_put_impl_.default,
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+}
+"""What autograd does in place, but not under a dispatch mode: there isTensorSubclassLike is always true."""
+
+
+def _in_engine(caller: FrameType) -> bool:
+    """Whether autograd's engine or a derivative in C++ called the operator: no Python lies between."""
+    return caller.f_code is _engine_run_backward.__code__ and not torch.is_grad_enabled()
+
+
+def _as_without_a_mode(func: Any, args: Any) -> tuple[Any, Any]:
+    """The operator and the arguments that autograd would have called."""
+    if func is aten.add.Tensor:
+        return (_IN_PLACE[func] if _only_the_engine_has(args[0]) else func), args
+    if func is aten.index_put.default:
+        values, accumulate = args[2], len(args) > 3 and args[3]
+        # without accumulation it is the derivative of index_put, which makes a new tensor anywhere
+        return (_IN_PLACE[func], (args[0], args[1], values, True, True)) if accumulate else (func, args)
+    return _IN_PLACE[func], args
+
+
+def _only_the_engine_has(gradient: Tensor) -> bool:
+    """What the engine may add a second gradient to (input_buffer.cpp, can_accumulate_inplace)."""
+    return (
+        gradient._use_count() <= _HELD_BY_THE_CALL  # type: ignore[attr-defined]
+        and torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) <= 2
+        and is_dense(gradient)
+    )
+
+
+def _frames_from(frame: FrameType | None) -> tuple[Frame, ...]:
+    frames: list[Frame] = []
+    while frame is not None and len(frames) < MAX_FRAMES:
+        if frame.f_code.co_filename not in _SKIPPED:
+            frames.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(frames)
+
+
+def _is_wrapper(tensor_type: type) -> bool:
+    return tensor_type.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]

@@ -1,0 +1,24 @@
+"""A fine-tuning step as data: its fields, the rules between them, and the files it comes from."""
+
+from harness.recipe.check import ImpossiblePair, check_recipe, recipe_schema, shortened
+from harness.recipe.effects import EFFECTS, fields_that_change
+from harness.recipe.file import find_model_config, list_recipes, load_recipe, nearest_model, recipe_yaml
+from harness.recipe.recipe import Recipe
+from harness.recipe.rules import BITSANDBYTES_OPTIMIZERS, shown
+
+__all__ = [
+    "BITSANDBYTES_OPTIMIZERS",
+    "EFFECTS",
+    "ImpossiblePair",
+    "Recipe",
+    "check_recipe",
+    "fields_that_change",
+    "find_model_config",
+    "list_recipes",
+    "load_recipe",
+    "nearest_model",
+    "recipe_schema",
+    "recipe_yaml",
+    "shortened",
+    "shown",
+]

@@ -1,0 +1,117 @@
+"""From field values to a Recipe, or to sentences: which field, which value, what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from harness.errors import InputError, nearest
+from harness.recipe.recipe import Recipe
+from harness.recipe.rules import shown
+
+LONGEST_SHOWN = 80
+MOST_SENTENCES = 5
+
+
+class ImpossiblePair(InputError):
+    """Every field is fine by itself, and two of them exclude each other: `rule` says which and what to do."""
+
+    def __init__(self, origin: str, rule: str) -> None:
+        super().__init__(f"{origin}: {rule}.")
+        self.rule = rule
+
+
+def check_recipe(fields: Mapping[str, Any], origin: str, overridden: Collection[str] = ()) -> Recipe:
+    """The Recipe with these field values; the others take their defaults.
+
+    `origin` is where the values come from, and `overridden` names those that came from the command
+    line instead. Raises InputError with one sentence for each wrong field, or for the first
+    impossible pair.
+    """
+    try:
+        return Recipe.model_validate(dict(fields))
+    except ValidationError as error:
+        first_error_of = {}
+        for problem in error.errors(include_url=False):
+            first_error_of.setdefault(problem["loc"][0] if problem["loc"] else None, problem)
+        if None in first_error_of:
+            changed = f" with {', '.join(overridden)} from the command line" if overridden else ""
+            rule = str(first_error_of[None]["ctx"]["error"])
+            raise ImpossiblePair(f"{origin}{changed}", rule) from None
+        sentences = [
+            f"{'command line' if name in overridden else origin}: {_sentence(str(name), problem, fields)}"
+            for name, problem in first_error_of.items()
+        ]
+        unsaid = len(sentences) - MOST_SENTENCES
+        more = [f"And {unsaid} more fields are wrong."] if unsaid > 0 else []
+        raise InputError(" ".join(sentences[:MOST_SENTENCES] + more)) from None
+
+
+@cache
+def recipe_schema() -> dict[str, Any]:
+    """JSON Schema of a recipe file, with a description of every field, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}
+
+
+def accepted_values(field: str) -> str:
+    """What `field` accepts, in words: "a whole number of at least 2", "one of none, lora, ia3"."""
+    schema = recipe_schema()["properties"][field]
+    return " or ".join(_in_words(option) for option in schema.get("anyOf", [schema]))
+
+
+def shortened(text: str) -> str:
+    """`text` on one line, cut to what a message can hold."""
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "..."
+
+
+def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
+    known = list(Recipe.model_fields)
+    if problem["type"] == "extra_forbidden":
+        hint = nearest(shortened(name), known) or f" The fields are {', '.join(known)}."
+        return f"there is no field {shortened(name)}.{hint}"
+    if problem["type"] == "missing":
+        return f"the field {name} is missing; write for example {name}: llama-3.2-1b."
+    value = fields[name]
+    text = shortened(shown(value))
+    reason = f" ({problem['ctx']['error']})" if problem["type"] == "value_error" else ""
+    choices = _choices(name)
+    wrong = [item for item in (value if isinstance(value, list) else [value]) if item not in choices]
+    suggestion = nearest(str(wrong[0]), choices) if wrong and choices else ""
+    return f"{name}: {text} is not possible{reason}; give {accepted_values(name)}.{suggestion}"
+
+
+def _choices(name: str) -> list[str]:
+    schema = recipe_schema()["properties"][name]
+    return schema.get("enum") or schema.get("items", {}).get("enum") or []
+
+
+def _in_words(schema: Mapping[str, Any]) -> str:
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return "one of " + ", ".join(schema["enum"])
+    match schema["type"]:
+        case "boolean":
+            return "true or false"
+        case "array":
+            items = schema["items"]
+            return f"a list of {'names' if 'enum' not in items else 'any of ' + ', '.join(items['enum'])}"
+        case "integer" | "number" as kind:
+            bounds = [
+                f"{words} {schema[key]:,}"
+                for key, words in (
+                    ("minimum", "of at least"),
+                    ("exclusiveMinimum", "greater than"),
+                    ("exclusiveMaximum", "below"),
+                )
+                if key in schema
+            ]
+            return " ".join(["a whole number" if kind == "integer" else "a number", " and ".join(bounds)])
+        case "string":
+            return "text"
+        case kind:
+            return kind

@@ -1,0 +1,36 @@
+"""Which fields leave memory and time of a step as they are, and what they change instead."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+
+class Effect(NamedTuple):
+    """Of a field that a step's memory and time do not depend on."""
+
+    changes: Literal["values", "source", "run"]
+    """The values that are computed, where weights and code come from, or how the run goes on."""
+    why: str
+    """Why a step costs the same."""
+
+
+EFFECTS = {
+    "weights": Effect("source", "memory and time do not depend on the values"),
+    "trust_remote_code": Effect("source", "decides whose Python runs, not what it computes"),
+    "data": Effect("values", "every batch has the recipe's shape, whatever is in it"),
+    "lora_alpha": Effect("values", "a factor in a product that is there anyway"),
+    "learning_rate": Effect("values", "a factor in the update"),
+    "seed": Effect("values", "memory and time do not depend on the values"),
+    "steps": Effect("run", "how many steps are timed; a step costs the same"),
+    "warmup_steps": Effect("run", "how many steps run before the clock starts; a step costs the same"),
+    "checkpoint_every": Effect(
+        "run", "written between steps, from what is there anyway, into host memory and files"
+    ),
+    "on_nan": Effect("run", "whether the run goes on; a step costs the same whatever its values"),
+}
+"""By field. Every field that is not here changes the memory or the time of a step."""
+
+
+def fields_that_change(what: Literal["values", "source", "run"]) -> tuple[str, ...]:
+    """The neutral fields with this effect."""
+    return tuple(field for field, effect in EFFECTS.items() if effect.changes == what)

@@ -1,0 +1,161 @@
+"""The fields of a recipe: every toggle of a fine-tuning step, typed, and what follows from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Precision = Literal["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"]
+Quantization = Literal["none", "nf4", "fp4", "int8"]
+Adapter = Literal["none", "lora", "ia3"]
+Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"]
+Optimizer = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "paged_adamw", "adafactor", "sgd", "lion_8bit"]
+Offload = Literal["activations", "optimizer", "parameters"]
+
+Count = Annotated[int, Field(gt=0, lt=2**31)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Fields(BaseModel):
+    """Every field alone: types, ranges, defaults. Whether they work together is Recipe's to say."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    model: Annotated[str, Field(min_length=1)]
+    """Name in recipes/models, path to a config.json or a checkpoint folder, or a Hugging Face id."""
+    weights: Literal["random", "pretrained"] = "random"
+    """Memory and time do not depend on the values, so random needs no download."""
+    trust_remote_code: bool = False
+    """Let the checkpoint's own Python code run. It can do anything; off unless you trust its author."""
+
+    data: Annotated[str, Field(min_length=1)] = "synthetic"
+    """`synthetic`, a path to a .txt or .jsonl file, or a Hugging Face dataset id."""
+    packing: bool = False
+    """Fill every sequence with whole documents that cannot attend to each other."""
+
+    precision: Precision = "bf16"
+    """Plain: weights in that dtype. `-mixed`: autocast over fp32 weights (with an adapter: over the
+    frozen base as it is). fp16 and fp16-mixed train with GradScaler."""
+    master_weights: bool = False
+    """With 16-bit weights, the optimizer keeps an fp32 copy: 2+2+4+4+4 = 16 bytes a parameter."""
+
+    quantization: Quantization = "none"
+    """Storage of the frozen base's linear layers, by bitsandbytes."""
+    double_quant: bool = False
+    """Quantize the 4-bit block scales as well."""
+    upcast_for_kbit: bool = False
+    """peft's prepare_model_for_kbit_training: every 16-bit weight left is upcast to fp32."""
+
+    adapter: Adapter = "none"
+    """Train small added weights instead of the model's own."""
+    lora_rank: Count = 16
+    """Inner size of each pair of added matrices: (rank, in) and (out, rank)."""
+    lora_alpha: Positive = 32
+    """The added product is multiplied by lora_alpha / lora_rank."""
+    lora_dropout: Fraction = 0.0
+    """Probability of dropping an input of the added matrices."""
+    lora_targets: Literal["all-linear"] | tuple[Annotated[str, Field(min_length=1)], ...] = "all-linear"
+    """`all-linear` (every linear layer but the output head) or a list of module names. ia3 uses it too."""
+    adapter_dtype: Literal["fp32", "base"] = "fp32"
+    """fp32 (peft's default on a 16-bit base) or the dtype of the base."""
+
+    gradient_checkpointing: bool = False
+    """Also called activation checkpointing: keep each block's input, recompute the rest in backward."""
+    attention: Attention = "sdpa"
+    """On CUDA, sdpa means the kernel torch would choose for these shapes."""
+    loss: Literal["standard", "fused_linear"] = "standard"
+    """fused_linear: Liger's fused linear cross-entropy, which never holds all the logits."""
+
+    optimizer: Optimizer = "adamw"
+    """The 8-bit and paged ones, and lion_8bit, are bitsandbytes'; the others are torch's."""
+    optimizer_impl: Literal["foreach", "fused", "for_loop"] = "foreach"
+    """How torch's own optimizers run; bitsandbytes always goes tensor by tensor."""
+    optimizer_in_backward: bool = False
+    """Step each parameter as its gradient arrives, then free the gradient."""
+
+    offload: tuple[Offload, ...] = ()
+    """What lives in host memory and visits the GPU when needed."""
+    compile: bool = False
+    """Run the model through torch.compile."""
+
+    micro_batch_size: Count = 1
+    """Sequences in one forward and backward."""
+    gradient_accumulation_steps: Count = 1
+    """Micro batches in one optimizer step."""
+    seq_len: Annotated[int, Field(ge=2, lt=2**31)] = 2048
+    """Tokens in a sequence, padding included."""
+    max_grad_norm: Positive | None = None
+    """Clip the global gradient norm to this; null: no clipping."""
+    learning_rate: Annotated[float, Field(gt=0, lt=1e20, allow_inf_nan=False)] = 1e-4
+    """Constant over the run."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Decoupled, as in AdamW, where the optimizer has it."""
+    warmup_steps: Annotated[int, Field(ge=0, lt=2**31)] = 2
+    """Steps run before the first timed step."""
+    steps: Count = 5
+    """Timed steps."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Of the random weights, the order of the data and dropout."""
+
+    checkpoint_every: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Write a checkpoint to the run folder after every so many steps; 0: never."""
+    on_nan: Literal["stop", "continue"] = "stop"
+    """When a step's loss is nan or infinite: stop the run, or go on and record it."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, value: Any, info: Any) -> Any:
+        # pydantic's lax mode would read `steps: true` as 1 and `gradient_checkpointing: 1` as true.
+        assert info.field_name is not None
+        wants_bool = cls.model_fields[info.field_name].annotation is bool
+        if isinstance(value, bool) and not wants_bool:
+            raise ValueError("true and false belong to switches")
+        if wants_bool and not isinstance(value, bool):
+            raise ValueError("a switch knows only true and false")
+        return value
+
+    @field_validator("model", "data")
+    @classmethod
+    def _no_url(cls, value: str) -> str:
+        # Recipes are written into every result, and URLs hold passwords.
+        if "://" in value:
+            raise ValueError("nothing is read from a URL; download it and give the path")
+        return value
+
+    @field_validator("offload", "lora_targets", mode="before")
+    @classmethod
+    def _list_from_one(cls, value: Any, info: Any) -> Any:
+        if info.field_name == "offload" and (value is None or value == "none"):
+            return ()
+        if isinstance(value, str) and value != "all-linear":  # q_proj,v_proj is handy on the command line
+            return tuple(name.strip() for name in value.split(","))
+        return value
+
+    @field_validator("offload", "lora_targets")
+    @classmethod
+    def _no_repeats(cls, value: Any) -> Any:
+        if isinstance(value, tuple) and len(set(value)) != len(value):
+            raise ValueError("the same name is listed twice")
+        return value
+
+    @property
+    def compute_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
+        """The dtype matrix products run in."""
+        return self.precision.removesuffix("-mixed")  # type: ignore[return-value]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the step runs under autocast."""
+        return self.precision.endswith("-mixed")
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the loss is scaled by GradScaler."""
+        return self.compute_dtype == "fp16"
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens (padding included) one optimizer step consumes."""
+        return self.micro_batch_size * self.seq_len * self.gradient_accumulation_steps

@@ -1,0 +1,137 @@
+"""Recipes on disk: find, read, override, list, write. Imports no torch.
+
+A recipe file is YAML and holds only the fields that differ from the defaults; its first line is a
+comment that describes it. Paths in it are relative to its own folder, paths in `key=value`
+overrides to the current folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.errors import InputError, nearest
+from harness.recipe.check import check_recipe, shortened
+from harness.recipe.recipe import Recipe
+from harness.system import parse_yaml, read_mapping, recipes_folder, to_yaml
+
+TEXT_SUFFIXES = (".txt", ".jsonl")
+
+
+def load_recipe(source: str, overrides: Sequence[str] = ()) -> tuple[str, Recipe]:
+    """Name and Recipe of `source` (a name in the recipes folder, or a path), changed by the overrides.
+
+    An override is `key=value`, its value YAML. Raises InputError for a missing or malformed file, a bad
+    override, a wrong field or an impossible pair.
+    """
+    path = _recipe_path(source)
+    fields = _with_whole_paths(read_mapping(path, "recipe"), path.resolve().parent, str(path))
+    changes = _with_whole_paths(_parse_overrides(overrides), Path.cwd(), "command line")
+    return path.stem, check_recipe({**fields, **changes}, str(path), overridden=list(changes))
+
+
+def list_recipes() -> list[tuple[str, str]]:
+    """(name, first comment line) of every recipe in the recipes folder, by name."""
+    recipes = []
+    for path in sorted(recipes_folder().glob("*.yaml")):
+        with path.open(encoding="utf-8") as file:
+            first_line = file.readline()
+        description = first_line.removeprefix("#").strip() if first_line.startswith("#") else ""
+        recipes.append((path.stem, description))
+    return recipes
+
+
+def recipe_yaml(recipe: Recipe) -> str:
+    """The recipe with every field, defaults included, as YAML that load_recipe reads back to its equal."""
+    return f"# Fully resolved: every field, defaults included\n{to_yaml(recipe.model_dump(mode='json'))}"
+
+
+def find_model_config(name: str) -> Path | None:
+    """Path of recipes/models/<name>.json; None if there is no such file (or no recipes folder)."""
+    try:
+        path = recipes_folder() / "models" / f"{name}.json"
+    except InputError:
+        return None
+    is_name = "/" not in name and os.sep not in name
+    return path if is_name and os.path.isfile(path) else None
+
+
+def nearest_model(name: str) -> str:
+    """A " Did you mean ...?" with a name in recipes/models; empty if none is near (or there are none)."""
+    try:
+        return nearest(name, list_models())
+    except InputError:
+        return ""
+
+
+def list_models() -> list[str]:
+    """Names of the model configs in recipes/models, sorted."""
+    return sorted(path.stem for path in (recipes_folder() / "models").glob("*.json"))
+
+
+def _recipe_path(source: str) -> Path:
+    is_name = "/" not in source and os.sep not in source
+    path = Path(os.path.expanduser(source))
+    if os.path.exists(path) and (not is_name or path.suffix in (".yaml", ".yml")):
+        return path
+    if not is_name:
+        hint = nearest(path.name, [sibling.name for sibling in path.parent.glob("*.yaml")])
+        raise InputError(
+            f"there is no recipe file {shortened(source)}.{hint} Give a file or a recipe's name."
+        )
+    # a bare word is a recipe's name first, whatever lies in the current folder
+    named = recipes_folder() / f"{source.removesuffix('.yaml')}.yaml"
+    if os.path.isfile(named):
+        return named
+    if source and os.path.exists(path):
+        return path
+    hint = nearest(source.removesuffix(".yaml"), [name for name, _ in list_recipes()])
+    raise InputError(
+        f"there is no recipe {shortened(source)!r}, neither in {named.parent} nor as a file.{hint} "
+        "`harness recipes` lists the names."
+    )
+
+
+def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise InputError(
+                f"the override {shortened(text)!r} is not key=value. Write for example seq_len=4096."
+            )
+        if not value.strip():
+            raise InputError(f"the override {text!r} has no value. Write {key}=VALUE.")
+        if key == "hardware":
+            raise InputError(
+                f"{shortened(text)}: this command takes no device of the table. `harness simulate` and "
+                "`harness napkin` do."
+            )
+        if key in changes:
+            raise InputError(f"{key} is overridden twice on the command line. Keep one {key}=value.")
+        changes[key] = parse_yaml(value, f"the value of the override {shortened(text)!r}")
+    return changes
+
+
+def _with_whole_paths(fields: Mapping[str, Any], folder: Path, origin: str) -> dict[str, Any]:
+    """`fields` with `model` and `data` made absolute where they are files or folders seen from `folder`."""
+    whole = dict(fields)
+    for name in ("model", "data"):
+        value = fields.get(name)
+        if not isinstance(value, str) or value in ("", "synthetic") or "://" in value:
+            continue
+        if name == "model" and find_model_config(value):
+            continue
+        path = os.path.normpath(os.path.join(folder, os.path.expanduser(value)))
+        if os.path.exists(path):
+            whole[name] = path
+        elif name == "data" and value.endswith(TEXT_SUFFIXES):
+            raise InputError(
+                f"{origin}: data: there is no file {path}. Give the path of a .txt or .jsonl file "
+                "(seen from the recipe's own folder, or from the current one on the command line), "
+                "or data: synthetic."
+            )
+    return whole

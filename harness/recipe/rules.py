@@ -1,0 +1,182 @@
+"""Pairs of recipe fields that cannot work together, each with the reason and the fix.
+
+A rule is (name of the broken pair, predicate that is true when broken, message). The first broken
+rule is reported; every message names both fields and what to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from harness.recipe.fields import Fields
+
+BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw", "lion_8bit")
+
+
+class Rule(NamedTuple):
+    fields: tuple[str, str]
+    broken: Callable[[Fields], bool]
+    message: str
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        ("quantization", "adapter"),
+        lambda r: r.quantization != "none" and r.adapter == "none",
+        "quantized weights cannot be trained; set adapter: lora, or quantization: none",
+    ),
+    Rule(
+        ("double_quant", "quantization"),
+        lambda r: r.double_quant and r.quantization not in ("nf4", "fp4"),
+        "only 4-bit scales are quantized again; set quantization: nf4, or double_quant: false",
+    ),
+    Rule(
+        ("upcast_for_kbit", "quantization"),
+        lambda r: r.upcast_for_kbit and r.quantization == "none",
+        "there is no quantized base to prepare; set quantization: nf4, or upcast_for_kbit: false",
+    ),
+    Rule(
+        ("quantization", "precision"),
+        lambda r: r.quantization == "int8" and r.precision == "fp32",
+        "bitsandbytes' int8 product runs in 16 bit; set precision: bf16 or fp16",
+    ),
+    Rule(
+        ("master_weights", "precision"),
+        lambda r: r.master_weights and r.precision not in ("bf16", "fp16"),
+        "the weights are fp32 already or autocast keeps them so; set precision: bf16 or fp16, "
+        "or master_weights: false",
+    ),
+    Rule(
+        ("master_weights", "adapter"),
+        lambda r: r.master_weights and r.adapter != "none" and r.adapter_dtype == "fp32",
+        "the trained adapter weights are fp32 already; set master_weights: false, or adapter_dtype: base",
+    ),
+    Rule(
+        ("adapter_dtype", "precision"),
+        lambda r: (
+            r.adapter != "none"
+            and r.adapter_dtype == "base"
+            and r.compute_dtype == "fp16"
+            and not r.master_weights
+        ),
+        "fp16 adapter gradients cannot be unscaled without losing the small ones; set adapter_dtype: fp32",
+    ),
+    Rule(
+        ("adapter", "quantization"),
+        lambda r: (
+            r.adapter == "ia3"
+            and r.quantization != "none"
+            and r.precision in ("bf16", "fp16")
+            and not r.upcast_for_kbit
+        ),
+        "peft's ia3 returns fp32 from a quantized layer, and the next one is 16 bit; "
+        "set upcast_for_kbit: true, or adapter: lora",
+    ),
+    Rule(
+        ("attention", "precision"),
+        lambda r: r.attention.startswith("flash_attention") and r.compute_dtype == "fp32",
+        "flash attention computes in 16 bit only; set precision: bf16, or attention: sdpa",
+    ),
+    Rule(
+        ("optimizer_impl", "optimizer"),
+        lambda r: r.optimizer_impl != "foreach" and r.optimizer in BITSANDBYTES_OPTIMIZERS,
+        "bitsandbytes has one implementation; leave optimizer_impl: foreach, or set optimizer: adamw",
+    ),
+    Rule(
+        ("optimizer_impl", "optimizer"),
+        lambda r: r.optimizer_impl == "fused" and r.optimizer == "adafactor",
+        "torch has no fused Adafactor; set optimizer_impl: foreach",
+    ),
+    Rule(
+        ("optimizer_in_backward", "gradient_accumulation_steps"),
+        lambda r: r.optimizer_in_backward and r.gradient_accumulation_steps > 1,
+        "a gradient is freed as soon as it is used, so none can accumulate; "
+        "set gradient_accumulation_steps: 1 (and a larger micro_batch_size)",
+    ),
+    Rule(
+        ("optimizer_in_backward", "max_grad_norm"),
+        lambda r: r.optimizer_in_backward and r.max_grad_norm is not None,
+        "the global norm needs every gradient at once and they are freed one by one; set max_grad_norm: null",
+    ),
+    Rule(
+        ("optimizer_in_backward", "precision"),
+        lambda r: r.optimizer_in_backward and r.scaled,
+        "GradScaler must see every gradient before the first weight changes; set precision: bf16",
+    ),
+    Rule(
+        ("optimizer_in_backward", "master_weights"),
+        lambda r: r.optimizer_in_backward and r.master_weights,
+        "the fp32 copy is stepped when every gradient is there, and they are freed one by one; "
+        "set master_weights: false, or optimizer_in_backward: false",
+    ),
+    Rule(
+        ("optimizer_in_backward", "offload"),
+        lambda r: r.optimizer_in_backward and bool({"optimizer", "parameters"} & set(r.offload)),
+        "the gradients are needed together on the host; set optimizer_in_backward: false",
+    ),
+    Rule(
+        ("offload", "optimizer"),
+        lambda r: (
+            bool({"optimizer", "parameters"} & set(r.offload)) and r.optimizer in BITSANDBYTES_OPTIMIZERS
+        ),
+        "bitsandbytes' optimizers step on the GPU; set optimizer: adamw "
+        "(without offload, paged_adamw_8bit pages its own state to the host)",
+    ),
+    Rule(
+        ("offload", "quantization"),
+        lambda r: "parameters" in r.offload and r.quantization != "none",
+        "a quantized weight cannot leave the GPU without its scales; set quantization: none, "
+        "or offload: [activations]",
+    ),
+    Rule(
+        ("offload", "offload"),
+        lambda r: {"optimizer", "parameters"} <= set(r.offload),
+        "parameters on the host take the optimizer with them; set offload: [parameters]",
+    ),
+    Rule(
+        ("offload", "master_weights"),
+        lambda r: "parameters" in r.offload and r.master_weights,
+        "offloaded parameters are the only copy; set master_weights: false, or offload: [optimizer]",
+    ),
+    Rule(
+        ("offload", "precision"),
+        lambda r: "parameters" in r.offload and r.scaled,
+        "GradScaler unscales on the GPU and the gradients are on the host; set precision: bf16",
+    ),
+    Rule(
+        ("offload", "compile"),
+        lambda r: bool(r.offload) and r.compile,
+        "the transfers are Python hooks, which compile cannot trace; set compile: false",
+    ),
+    Rule(
+        ("packing", "attention"),
+        lambda r: r.packing and r.attention.startswith("flash_attention") and r.micro_batch_size > 1,
+        "flash attention takes packed documents as one row; set micro_batch_size: 1 (and a longer seq_len)",
+    ),
+    Rule(
+        ("lora_targets", "adapter"),
+        lambda r: r.adapter != "none" and r.lora_targets == (),
+        "an adapter needs at least one module; set lora_targets: all-linear",
+    ),
+)
+
+
+def first_broken_rule(recipe: Fields) -> str | None:
+    """Message of the first rule `recipe` breaks, with the fields and their values; None if it breaks none."""
+    for rule in RULES:
+        if rule.broken(recipe):
+            # "set both" on one field (offload with offload) names it once
+            names = dict.fromkeys(rule.fields)
+            pair = " with ".join(f"{name}: {shown(getattr(recipe, name))}" for name in names)
+            return f"{pair} is impossible: {rule.message}"
+    return None
+
+
+def shown(value: object) -> str:
+    """A field's value as a recipe file spells it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(str, value)) + "]"
+    return "null" if value is None else str(value)

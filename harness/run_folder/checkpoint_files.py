@@ -1,0 +1,148 @@
+"""Checkpoints on disk: folders that appear whole or not at all, and are believed only if every byte is there.
+
+RUN/checkpoints/step-10 is the state after 10 steps. Its manifest.json holds the size and the SHA-256 of
+every other file. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.errors import InputError
+from harness.system import held_back, sync_folder
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+KEPT = 2
+"""Checkpoints kept: the last one, and the one before in case the last turns out to be bad."""
+_NAME = re.compile(r"step-(\d{1,12})")
+_PARTIAL = re.compile(r"\.step-\d+\.[0-9a-f]{16}\.partial")
+
+
+def write_checkpoint(folder: Path, steps_done: int, write: Callable[[Path], None]) -> Path:
+    """Make `folder`/step-N out of what `write` puts into the folder it is given; drop all but the last two.
+
+    The files are written beside, reach the disk, and then take the name together. Raises InputError naming
+    the path for a full disk and the like; what was there before is intact then.
+    """
+    target = folder / f"step-{steps_done}"
+    beside = folder / f".step-{steps_done}.{secrets.token_hex(8)}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_partial(folder)
+        try:
+            beside.mkdir()
+            write(beside)
+            files = {path.name: _described(path) for path in sorted(beside.iterdir())}
+            (beside / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n")
+            for path in beside.iterdir():
+                _sync(path)
+            sync_folder(beside)
+            if target.exists():  # of a run that was resumed from an earlier step
+                _remove(target)
+            os.rename(beside, target)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        sync_folder(folder)
+        for old in checkpoints(folder)[:-KEPT]:
+            _remove(old)
+    except OSError as error:
+        raise InputError(
+            f"cannot write the checkpoint {target}: {error.strerror or error}. Make room on that disk, give "
+            "another --out, or set checkpoint_every: 0."
+        ) from None
+    return target
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, the earliest first; empty if there is no such folder."""
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(found, key=steps_done_of)
+
+
+def steps_done_of(checkpoint: Path) -> int:
+    """The steps that were done when `checkpoint` (.../step-N) was written."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def verify(checkpoint: Path) -> None:
+    """Read every byte of a checkpoint. Raises InputError naming the first file that is not as written."""
+    files = _manifest(checkpoint)
+    present = {path.name for path in checkpoint.iterdir()} - {MANIFEST}
+    for name in sorted(files.keys() | present):
+        path = checkpoint / name
+        if name not in files:
+            raise _refused(path, "is not in the manifest")
+        if not path.is_file() or path.is_symlink():
+            raise _refused(path, "is missing")
+        try:
+            found = _described(path)
+        except OSError as error:
+            raise _refused(path, f"cannot be read: {error.strerror}") from None
+        if found["bytes"] != files[name].get("bytes"):
+            raise _refused(
+                path, f"has {found['bytes']} bytes and was written with {files[name].get('bytes')}"
+            )
+        if found["sha256"] != files[name].get("sha256"):
+            raise _refused(path, "is not what was written: its SHA-256 is another one")
+
+
+def _manifest(checkpoint: Path) -> dict[str, Any]:
+    path = checkpoint / MANIFEST
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise _refused(path, f"cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise _refused(path, "is not whole: it is no JSON") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise _refused(path, f"is not of format {FORMAT}, the one this version of harness reads")
+    files = document.get("files")
+    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
+        raise _refused(path, "has no list of files")
+    return files
+
+
+def _refused(path: Path, why: str) -> InputError:
+    return InputError(
+        f"--resume: {path} {why}. Remove that checkpoint, and the one before it is used; "
+        "without any the run begins anew."
+    )
+
+
+def _described(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": file.tell(), "sha256": digest}
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint so that no moment shows a part of it under its name."""
+    beside = checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(8)}.partial")
+    with held_back():
+        os.rename(checkpoint, beside)
+        shutil.rmtree(beside)
+
+
+def _remove_partial(folder: Path) -> None:
+    """Remove what a killed run left half-written or half-removed."""
+    for path in folder.iterdir():
+        if _PARTIAL.fullmatch(path.name):
+            shutil.rmtree(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,156 @@
+"""The folder of a run: recipe.yaml, log.jsonl, snapshot.pickle, profile.json, checkpoints/."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from harness.errors import InputError
+from harness.recipe import Recipe, recipe_yaml
+from harness.run_folder.checkpoint_files import checkpoints
+from harness.step_profile import StepProfile
+from harness.system import recipes_folder, write_whole
+
+RUNS = Path("profiles/runs")
+FILES = ("recipe.yaml", "log.jsonl", "snapshot.pickle", "profile.json")
+
+
+class RunFolder:
+    """Made at the first write, so that a run which cannot begin leaves nothing behind.
+
+    The log grows a line at a time; every other file is written whole or not at all, profile.json last.
+    """
+
+    def __init__(self, path: Path | None, name: str, recipe: Recipe, resume: Path | None = None) -> None:
+        """`path` as the user gave it, or None for profiles/runs/<name>-<time>.
+
+        With `resume`, the folder of an earlier run, its last checkpoint is `checkpoint`, and the run goes on
+        in that folder, or in `path` if that is given. Raises InputError if the folder is taken or cannot be
+        written, and if there is nothing to resume.
+        """
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        self.path = path or resume or _free(RUNS / f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}-{stamp}")
+        self._recipe = recipe
+        self._resume = resume
+        self.checkpoint = None if resume is None else _last_checkpoint(resume)
+        nearest = next(p for p in [self.path, *self.path.absolute().parents] if p.exists())
+        if not nearest.is_dir():
+            raise InputError(f"--out {self.path}: {nearest} is a file. Give a folder.")
+        goes_on = resume is not None and self.path.absolute() == resume.absolute()
+        taken = [] if goes_on else [file for file in FILES if (self.path / file).exists()]
+        if taken:
+            raise InputError(
+                f"--out {self.path}: it already holds a {taken[-1]}. Give another folder, or remove it."
+            )
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise InputError(
+                f"--out {self.path}: cannot write in {nearest}. Give a folder that can be written."
+            )
+
+    def resume_log(self, steps_done: int) -> None:
+        """Begin the log with the lines that the resumed run wrote about its first `steps_done` steps.
+
+        Lines about later steps, which are run again, are left out; so is a line cut off by a power failure.
+        """
+        assert self._resume is not None
+        self._create()
+        write_whole(self.path / "recipe.yaml", self._yaml())  # the number of steps may be another one
+        log = self._resume / "log.jsonl"
+        kept = [line for line in _lines(log) if _step_of(line, log) < steps_done]
+        write_whole(self.path / "log.jsonl", "".join(kept))
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Append one line to log.jsonl. Raises InputError if that fails (a full disk)."""
+        self._create()
+        path = self.path / "log.jsonl"
+        size_bytes = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps(line, allow_nan=False) + "\n")
+        except OSError as error:
+            with suppress(OSError):  # what could not be opened has no half line
+                os.truncate(path, size_bytes)
+            raise InputError(
+                f"cannot write {path}: {error.strerror}. Make room, or give another --out."
+            ) from None
+
+    def write_snapshot(self, snapshot: dict[str, Any]) -> None:
+        """Write snapshot.pickle."""
+        from harness.snapshot import write_snapshot
+
+        self._create()
+        write_snapshot(self.path / "snapshot.pickle", snapshot)
+
+    def write_profile(self, profile: StepProfile) -> None:
+        """Write profile.json."""
+        self._create()
+        write_whole(self.path / "profile.json", profile.to_json() + "\n")
+
+    def _create(self) -> None:
+        if (self.path / "recipe.yaml").exists():
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--out {self.path}: cannot make the folder: {error.strerror}.") from None
+        write_whole(self.path / "recipe.yaml", self._yaml())
+
+    def _yaml(self) -> str:
+        """The recipe, with the files of a checkout named as seen from a folder within it: any checkout has
+        them there. Others keep their whole path.
+        """
+        try:
+            checkout = recipes_folder().parent.resolve()
+        except InputError:  # installed, and run elsewhere
+            return recipe_yaml(self._recipe)
+        here = self.path.resolve()
+        values = {name: Path(getattr(self._recipe, name)) for name in ("model", "data")}
+        seen = {
+            name: os.path.relpath(value, here)
+            for name, value in values.items()
+            if value.is_absolute() and value.is_relative_to(checkout) and here.is_relative_to(checkout)
+        }
+        return recipe_yaml(self._recipe.model_copy(update=seen))
+
+
+def _last_checkpoint(run: Path) -> Path:
+    found = checkpoints(run / "checkpoints")
+    if not found:
+        what = "holds no checkpoint" if run.is_dir() else "is no folder"
+        raise InputError(
+            f"--resume {run}: it {what}. Give the folder of a run whose recipe has checkpoint_every: N."
+        )
+    return found[-1]
+
+
+def _lines(log: Path) -> list[str]:
+    """The whole lines of a log; none if there is no log."""
+    try:
+        return [line for line in log.read_text(encoding="utf-8").splitlines(True) if line.endswith("\n")]
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--resume: cannot read {log}: {error}.") from None
+
+
+def _step_of(line: str, log: Path) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        raise InputError(
+            f"--resume: {log} has a line that is not about a step: {line[:80]!r}. Remove the line."
+        ) from None
+
+
+def _free(path: Path) -> Path:
+    """`path`, or with a number behind it if a run began within the same second."""
+    number, candidate = 1, path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate

@@ -1,0 +1,204 @@
+"""`harness serve`: a local page over a folder of runs. Imports no torch.
+
+It listens on 127.0.0.1 only and answers GET and HEAD. There are two addresses: / lists, and /report?run=NAME
+makes a page of what is listed. A name is looked up in the list and never used as a path. A Host header that
+is not this server's own is refused, so that a page of the web cannot reach it under a name of its own (DNS
+rebinding).
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+import threading
+import traceback
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from harness.errors import HarnessError, InputError
+from harness.report import render_page
+from harness.serve.index import Entry, Index
+from harness.units import in_gib, in_ms
+
+ADDRESS = "127.0.0.1"
+MOST_COMPARED = 4
+MOST_PAGES = 8
+"""Kept in memory, 5 MB each and more."""
+READ_TIMEOUT_S = 30
+POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
+OTHER_METHODS = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+
+
+class Refused(Exception):
+    """A request that is not answered, with its status and the reason."""
+
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Pages:
+    """The pages over a folder, made when asked for and kept until their files change."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises InputError if there is no such folder."""
+        self.index = Index(folder)
+        self._made: dict[tuple[Any, ...], str] = {}
+        self._one_at_a_time = threading.Lock()
+
+    def page(self, target: str) -> str:
+        """The page at a request's target. Raises Refused for what there is not, InputError for bad files."""
+        parts = urlsplit(target)
+        if not target.startswith("/") or target.startswith("//"):
+            raise Refused(HTTPStatus.BAD_REQUEST, "The address must begin with a single slash.")
+        with self._one_at_a_time:
+            if parts.path == "/" and not parts.query:
+                return self._list()
+            if parts.path == "/report":
+                return self._report(parts.query)
+        raise Refused(HTTPStatus.NOT_FOUND, "There is no such page.")
+
+    def _list(self) -> str:
+        return render_page(
+            "serve.html",
+            title=f"Runs in {self.index.folder.name or self.index.folder}",
+            data={"mostCompared": MOST_COMPARED},
+            scripts=("serve.js",),
+            charts=False,
+            entries=self.index.entries(),
+            in_gib=in_gib,
+            in_ms=in_ms,
+        )
+
+    def _report(self, query: str) -> str:
+        try:
+            names = parse_qs(query, strict_parsing=True, max_num_fields=MOST_COMPARED + 1).get("run", [])
+        except ValueError:
+            names = []
+        if not 1 <= len(names) <= MOST_COMPARED:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"Choose one to {MOST_COMPARED} runs.")
+        entries = [entry for name in names if (entry := self.index.entry(name)) is not None]
+        if len(entries) < len(names):
+            raise Refused(HTTPStatus.NOT_FOUND, "There is no such run in the folder.")
+        key = tuple((entry.name, entry.signature) for entry in entries)
+        if key not in self._made:
+            while len(self._made) >= MOST_PAGES:
+                del self._made[next(iter(self._made))]
+            self._made[key] = _page_of(entries)
+        return self._made[key]
+
+
+def _page_of(entries: list[Entry]) -> str:
+    if any(entry.kind == "sweep" for entry in entries):
+        if len(entries) > 1:
+            raise InputError("A sweep compares its own cells. Choose it alone, or choose runs and profiles.")
+        from harness.sweep import Sweep, sweep_html
+
+        return sweep_html(Sweep.read(entries[0].path / "sweep.json"))
+    from harness.report import read_run, report_html
+
+    return report_html([read_run(entry.path) for entry in entries])
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server_version = "harness"
+    sys_version = ""
+    protocol_version = "HTTP/1.1"
+    timeout = READ_TIMEOUT_S
+    pages: Pages
+    server: ThreadingHTTPServer
+
+    def do_GET(self) -> None:
+        """The page, or why there is none."""
+        try:
+            self._check_host()
+            status, page = HTTPStatus.OK, self.pages.page(self.path)
+        except Refused as refused:
+            status, page = refused.status, _message(str(refused))
+        except HarnessError as error:
+            status, page = HTTPStatus.UNPROCESSABLE_ENTITY, _message(str(error))
+        except Exception:
+            traceback.print_exc()
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            page = _message("This is a bug; the terminal of harness serve says more.")
+        self._send(status, page)
+
+    do_HEAD = do_GET
+
+    def __getattr__(self, name: str) -> Any:
+        if name.removeprefix("do_") in OTHER_METHODS:
+            return self._refuse_method
+        raise AttributeError(name)
+
+    def _refuse_method(self) -> None:
+        self.close_connection = True  # a body may follow, and nobody reads it
+        self._send(HTTPStatus.METHOD_NOT_ALLOWED, _message("Only GET and HEAD are answered."))
+
+    def _check_host(self) -> None:
+        port = self.server.server_port
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) != 1 or hosts[0].lower() not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
+            raise Refused(HTTPStatus.FORBIDDEN, f"Open http://{ADDRESS}:{port}/ instead.")
+
+    def _send(self, status: HTTPStatus, page: str) -> None:
+        # The page names its scripts by their hashes; the header says the same, and that nobody may frame it.
+        stated = POLICY.search(page)
+        policy = html.unescape(stated[1]) if stated else "default-src 'none'; style-src 'unsafe-inline'"
+        body = page.encode()
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", "text/html; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Content-Security-Policy", f"{policy}; frame-ancestors 'none'"),
+            ("Cross-Origin-Opener-Policy", "same-origin"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Referrer-Policy", "no-referrer"),
+            ("Cache-Control", "no-store"),
+        ):
+            self.send_header(name, value)
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET, HEAD")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Only failures are worth a line, and do_GET prints those."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that closes its connection early is no failure of ours."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+def server_of(folder: Path, port: int) -> ThreadingHTTPServer:
+    """A server over `folder`, listening; 0 takes a free port. Raises InputError if it cannot listen."""
+    pages = Pages(folder)
+    bound = type("BoundHandler", (Handler,), {"pages": pages})
+    try:
+        return _Server((ADDRESS, port), bound)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a port"
+        raise InputError(f"--port {port}: {reason}. Give another one; 0 takes a free one.") from None
+
+
+def _message(text: str) -> str:
+    """A page that only says something."""
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>harness</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<style>:root{color-scheme:light dark}"
+        "body{font:1rem/1.5 system-ui,sans-serif;margin:2rem;max-width:75ch}</style>"
+        f'<p>{html.escape(text)}</p><p><a href="/">All runs</a></p></html>'
+    )

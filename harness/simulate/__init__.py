@@ -1,0 +1,6 @@
+"""Answer two: the training step on shape-only tensors, into a model of the CUDA caching allocator."""
+
+from harness.simulate.memory import SimulatedMemory
+from harness.simulate.simulated_run import simulate
+
+__all__ = ["SimulatedMemory", "simulate"]

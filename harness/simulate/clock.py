@@ -1,0 +1,143 @@
+"""The clock of a simulated GPU: a host that launches operators, a device that works them off in order, and
+the link between their memories, one copy at a time in each direction.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.hardware import Hardware, Work, achievable_flops, transfer_s
+from harness.observe import operator_flops
+from harness.simulate.kernels.script import Step
+from harness.simulate.operator_bytes import LAUNCH_NOTHING, operator_bytes
+
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class Cost(NamedTuple):
+    """What one operator takes: FLOPs, bytes moved, and the seconds of each."""
+
+    flops: int
+    bytes_moved: int
+    compute_s: float
+    memory_s: float
+
+
+NOTHING = Cost(0, 0, 0.0, 0.0)
+"""Of what launches no kernel."""
+
+
+class SimulatedTime:
+    """Seconds on a roofline. An operator starts when it is launched and the device is free; it takes the
+    larger of its FLOPs over the achievable FLOP/s and its bytes over the achievable bandwidth.
+    """
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware = hardware
+        self.phase = ""
+        self.recomputing = False
+        """Whether what is launched now repeats what forward has computed."""
+        self.flops: dict[str, int] = defaultdict(int)
+        self.bytes_moved: dict[str, int] = defaultdict(int)
+        self.recomputed_flops = 0
+        self._bandwidth = hardware.memory_bandwidth * hardware.calibration.memory_fraction
+        self._host_s = self._device_s = 0.0
+        self._link_s = {"out": 0.0, "in": 0.0}
+        self._arrives_s: dict[int, float] = {}
+        """By storage: when the last copy over the link has written it."""
+        self._leaves_s: dict[int, float] = {}
+        """By storage: when the last copy over the link has read it."""
+        self._waited = {"compute": 0.0, "memory": 0.0, "host": 0.0}
+
+    def begin_step(self) -> None:
+        """Forget the step before: counters are of one step."""
+        self.flops.clear()
+        self.bytes_moved.clear()
+        self.recomputed_flops = 0
+        self._waited = dict.fromkeys(self._waited, 0.0)
+
+    def now(self) -> float:
+        """When an event recorded now would fire."""
+        return max(self._host_s, self._device_s, *self._link_s.values())
+
+    def cost(
+        self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, script: Sequence[Step] = ()
+    ) -> Cost:
+        """What one operator takes. It follows from the shapes and dtypes of its arguments; `script` is what
+        its kernels take from the allocator."""
+        if func.is_view or func._overloadpacket in LAUNCH_NOTHING or not _is_on_device(out, args):
+            return NOTHING
+        flops = operator_flops(func, args, kwargs, out)
+        moved = operator_bytes(func, args, kwargs, out, script)
+        compute_s = flops / self._rate(func, args) if flops else 0.0
+        return Cost(flops, moved, compute_s, moved / self._bandwidth)
+
+    def launch(self, cost: Cost, reads: Iterable[int] = ()) -> None:
+        """One operator that takes `cost` was launched; it reads these storages, once they have arrived."""
+        if cost is NOTHING:
+            return
+        flops, moved, compute_s, memory_s = cost
+        self._host_s += self.hardware.calibration.host_op_s
+        busy_s = max(compute_s, memory_s)
+        self._device_waits_until(max(self._host_s, self._arrival(reads)))
+        self._device_s += busy_s
+        self._waited["compute" if compute_s > memory_s else "memory"] += busy_s
+        self.bytes_moved[self.phase] += moved
+        if flops:
+            self.flops[self.phase] += flops
+            if self.recomputing:
+                self.recomputed_flops += flops
+
+    def copy(self, size_bytes: int, to_host: bool, source: int, target: int, *, waits: bool) -> None:
+        """A copy over the link was launched, between two storages. It begins when the device has done what
+        it was given before. With `waits` the host goes on when it is over."""
+        self._host_s += self.hardware.calibration.host_op_s
+        way = "out" if to_host else "in"
+        begins_s = max(self._host_s, self._device_s, self._link_s[way], self._arrival([source]))
+        ends_s = self._link_s[way] = begins_s + transfer_s(size_bytes, self.hardware)
+        self._arrives_s[target] = ends_s
+        if to_host:
+            self._leaves_s[source] = ends_s
+        if waits:
+            self._host_s = ends_s
+        self.bytes_moved[self.phase] += size_bytes
+
+    def work_on_host(self, cost: Cost, reads: Iterable[int]) -> None:
+        """The host itself works on tensors in its memory, once they have arrived."""
+        self._host_s = max(self._host_s, self._arrival(reads))
+        self._host_s += cost.bytes_moved / self.hardware.calibration.host_memory_bandwidth
+
+    def freed(self, storage: int) -> None:
+        """A storage is gone. Its memory is used again only when no copy reads it any more."""
+        self._arrives_s.pop(storage, None)
+        self._device_waits_until(self._leaves_s.pop(storage, 0.0))
+
+    def _arrival(self, storages: Iterable[int]) -> float:
+        return max((self._arrives_s.get(storage, 0.0) for storage in storages), default=0.0)
+
+    def _device_waits_until(self, moment_s: float) -> None:
+        self._waited["host"] += max(0.0, moment_s - self._device_s)
+        self._device_s = max(self._device_s, moment_s)
+
+    def bound(self) -> Literal["compute", "memory", "host"]:
+        """Where most of the step's time went."""
+        return max(self._waited, key=lambda cause: self._waited[cause])  # type: ignore[return-value]
+
+    def _rate(self, func: Any, args: Any) -> float:
+        attention = "attention" in func._overloadpacket.__name__
+        # of other dtypes (int8) the table has no rate: that of 16 bit, and fp16 is what every device has
+        dtype = _DTYPES.get(next(a.dtype for a in args if isinstance(a, Tensor)), "fp16")
+        return achievable_flops(Work(kind="attention" if attention else "matmul", dtype=dtype), self.hardware)
+
+
+def _is_on_device(out: Any, args: Any) -> bool:
+    for value in (out, *args):
+        first = value[0] if isinstance(value, list | tuple) and value else value
+        if isinstance(first, Tensor):
+            return first.device.type == "meta"
+    return False

@@ -1,0 +1,185 @@
+"""Where a shape-only run differs from CUDA: each difference is one rule here.
+
+`cuda_behaviour()` makes Python's side behave as it would with a GPU (which kernel, which branch); `OPERATORS`
+answers operators that have no shape-only implementation. Rules with files of their own:
+simulate/cuda/autocast.py, simulate/kernels/attention_choice.py (which kernel),
+simulate/cuda/attention_call.py, simulate/cuda/flash_attn_package.py, simulate/cuda/libraries.py
+(transformers, Liger, Triton, bitsandbytes), and simulate/kernels/temporaries.py (what CUDA kernels allocate
+inside).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import handle_torch_function
+from torch.utils._device import _device_constructors
+
+from harness.hardware import Hardware
+from harness.recipe import Recipe
+from harness.simulate.cuda.attention_call import attention_on_meta
+from harness.simulate.cuda.autocast import cuda_autocast_on_meta
+from harness.simulate.cuda.flash_attn_package import flash_patches
+from harness.simulate.cuda.libraries import library_patches
+from harness.simulate.cuda.operator_results import OPERATORS
+from harness.simulate.cuda.shape_cache import Call, ShapeCache
+from harness.simulate.kernels.attention_choice import CUDNN_DEPRIORITIZED, Backend, chosen_backend
+from harness.simulate.kernels.matmul import cublas_workspaces, measured_workspaces
+from harness.simulate.kernels.script import Step
+from harness.simulate.kernels.temporaries import gpu, temporaries
+
+aten = torch.ops.aten
+
+
+class CudaRules:
+    """The rules for one recipe on one GPU."""
+
+    def __init__(
+        self, recipe: Recipe, hardware: Hardware, empty_cache: Callable[[], None] = lambda: None
+    ) -> None:
+        self.recipe, self.hardware = recipe, hardware
+        self.empty_cache = empty_cache
+        """torch.cuda.empty_cache of the simulated device."""
+        self.attention_kernels: set[str] = set()
+        self._shapes = ShapeCache()
+        self._operators: dict[int, Any] = {}
+        self.gpu = gpu(hardware.datasheet.compute_capability, hardware.sm_count, torch.__version__)
+        self.workspaces = cublas_workspaces(self.gpu.capability, self.gpu.torch_version)
+        measured_bytes = hardware.calibration.cublas_workspace_bytes
+        if measured_bytes is not None:
+            self.workspaces = measured_workspaces(measured_bytes)
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Call]:
+        """One operator on shape-only tensors, and what is the same each time it is called on such shapes."""
+        rule = self._operators.get(id(func), self)
+        if rule is self:
+            rule = self._operators[id(func)] = OPERATORS.get(str(func))
+        if rule is not None:
+            return rule(func, args, kwargs), Call()
+        return self._shapes.run(func, args, kwargs)
+
+    def script(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Sequence[Step]:
+        """What the CUDA kernel takes from the allocator and gives back; none: only its outputs, in order."""
+        return temporaries(func, args, kwargs, out, self.gpu).steps
+
+    def attention_kernel(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, **how: bool
+    ) -> Backend:
+        """The kernel that CUDA would run for F.scaled_dot_product_attention on these tensors."""
+        return chosen_backend(
+            query.shape,
+            key.shape,
+            value.shape,
+            query.dtype,
+            None if mask is None else mask.shape,
+            None if mask is None else mask.dtype,
+            dropout_p,
+            requires_grad=torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)),
+            compute_capability=self.hardware.datasheet.compute_capability,
+            torch_version=torch.__version__,
+            cudnn_deprioritized=os.environ.get(CUDNN_DEPRIORITIZED) == "1",
+            **how,
+        )
+
+
+def _attention(rules: CudaRules) -> Callable[..., Tensor]:
+    """F.scaled_dot_product_attention with CUDA's choice of kernel."""
+
+    def scaled_dot_product_attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if torch._C._is_torch_function_mode_enabled():  # autocast casts the arguments first
+            return handle_torch_function(scaled_dot_product_attention, given[:3], *given)
+        backend = rules.attention_kernel(
+            *given[:5],
+            is_causal=is_causal,
+            enable_gqa=enable_gqa,  # type: ignore[arg-type]
+        )
+        rules.attention_kernels.add(backend)
+        return attention_on_meta(*given, backend)
+
+    return scaled_dot_product_attention
+
+
+def _fused_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """On CUDA, dropout is one kernel that keeps a mask of one byte an element.
+
+    ATen/native/Dropout.cpp, is_fused_kernel_acceptable: CUDA input, 0 < p < 1.
+    """
+    if not training or p == 0 or inplace:
+        return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
+    return torch.native_dropout(input, p, True)[0]
+
+
+def _softmax(plain: Callable[..., Tensor], fused: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """F.softmax or F.log_softmax of fp16 in fp32: on CUDA one kernel, without a copy of its input in fp32.
+
+    ATen/native/SoftMax.cpp, softmax: CUDA input, Half, dtype Float.
+    """
+
+    def softmax(input: Tensor, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+        if torch.is_autocast_enabled("meta") and dtype is None:
+            dtype = torch.float32
+        if input.is_meta and dim is not None and input.dtype == torch.float16 and dtype == torch.float32:
+            return fused(input, dim, True)
+        return plain(input, dim, _stacklevel, dtype)
+
+    return softmax
+
+
+@contextmanager
+def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
+    """Inside, code that asks about the meta device gets the answers a CUDA device would give."""
+    # torch remembers its constructors when it is first asked for them: those that are its own, not ours
+    _device_constructors()
+    with ExitStack() as stack:
+        stack.enter_context(cuda_autocast_on_meta())
+        for target, replacement in _patches(rules):
+            stack.enter_context(patch(target, replacement))
+        if find_spec("bitsandbytes") is not None:  # code tables are made once a process: this is a new one
+            stack.enter_context(patch.dict("bitsandbytes.functional.name2qmap", clear=True))
+        yield
+
+
+def _patches(rules: CudaRules) -> Iterator[tuple[str, Any]]:
+    """torch's own questions about the device, and its libraries'."""
+    yield "torch.tensor", seen_tensor
+    yield "torch.nn.functional.dropout", _fused_dropout
+    for name in ("softmax", "log_softmax"):
+        yield f"torch.nn.functional.{name}", _softmax(getattr(functional, name), getattr(torch, f"_{name}"))
+    yield "torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: ["meta", "cuda"]
+    yield "torch.nn.functional.scaled_dot_product_attention", _attention(rules)
+    if rules.recipe.attention.startswith("flash_attention"):
+        rules.attention_kernels.add(rules.recipe.attention)
+        yield from flash_patches(int(rules.recipe.attention[-1]))
+    yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["meta", "cuda", "cpu"]
+    yield "torch.cuda.synchronize", lambda *_: None
+    yield "torch.cuda.empty_cache", rules.empty_cache
+    yield from library_patches(rules.recipe, rules.gpu.capability)
+
+
+_tensor = torch.tensor
+
+
+def seen_tensor(data: Any, **options: Any) -> Tensor:
+    """torch.tensor, where a shape-only result is made by an operator: torch makes one without, so that no
+    dispatch mode sees what takes a block of memory on CUDA (a masked-out score, in transformers before 5.23).
+    """
+    made = _tensor(data, **options)
+    return torch.empty_like(made).requires_grad_(made.requires_grad) if made.is_meta else made

@@ -1,0 +1,208 @@
+"""The kernels of the flash-attn packages on shape-only tensors: attention: flash_attention_2 and _3.
+
+The packages are no part of torch and need not be here. Their functions are written down again around
+operators of our own, with the outputs and saved tensors of theirs; what a kernel takes from the allocator
+while it runs is a script, as for torch's own. Sources, in github.com/Dao-AILab/flash-attention: version 2
+(2.8), flash_attn/flash_attn_interface.py and csrc/flash_attn/flash_api.cpp; version 3,
+hopper/flash_attn_interface.py and hopper/flash_api.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
+
+from harness.simulate.cuda.attention_call import padded
+
+_OPERATORS = torch.library.Library("harness", "FRAGMENT")
+_OPERATORS.define(
+    "flash_attention(Tensor query, Tensor key, Tensor value, Tensor? starts, int longest, float dropout_p, "
+    "bool causal, bool local, int version) -> (Tensor, Tensor, Tensor)"
+)
+_OPERATORS.define(
+    "flash_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor sums, "
+    "Tensor(a!) query_grad, Tensor(b!) key_grad, Tensor(c!) value_grad, Tensor? starts, int longest, "
+    "bool causal, bool local, bool capped, bool deterministic, int version) -> ()"
+)
+_operators = torch.ops.harness
+
+
+class FlashAttention(NamedTuple):
+    """The functions of a flash-attn package that transformers calls."""
+
+    func: Callable[..., Tensor]
+    """flash_attn_func(q, k, v, ...): (batch, length, heads, head_dim)."""
+    varlen_func: Callable[..., Tensor]
+    """flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, ...): (tokens, heads, head_dim)."""
+
+
+class _How(NamedTuple):
+    starts: Tensor | None
+    """Where each document starts in the tokens laid end to end, and where the last ends; None: a batch."""
+    longest: int
+    """Keys of the longest document."""
+    dropout_p: float
+    causal: bool
+    local: bool
+    """With a sliding window."""
+    capped: bool
+    """With a cap on the scores."""
+    deterministic: bool
+    version: int
+
+
+def flash_attention(version: int) -> FlashAttention:
+    """What transformers calls of flash-attn 2 or 3, which has no dropout, on shape-only tensors."""
+
+    def run(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        starts: Tensor | None,
+        longest: int,
+        dropout_p: float,
+        causal: bool,
+        window_size: tuple[int, int],
+        softcap: float,
+        deterministic: bool,
+    ) -> Tensor:
+        # a window over all keys is none (flash_api.cpp, mha_fwd)
+        local = 0 <= window_size[0] < longest - 1
+        how = _How(starts, longest, dropout_p, causal, local, softcap > 0, deterministic, version)
+        return _Function.apply(q, k, v, how)
+
+    def dense(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        deterministic: bool = False,
+    ) -> Tensor:
+        return run(q, k, v, None, k.shape[1], dropout_p, causal, window_size, softcap, deterministic)
+
+    def varlen(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        deterministic: bool = False,
+    ) -> Tensor:
+        return run(
+            q, k, v, cu_seqlens_q, max_seqlen_k, dropout_p, causal, window_size, softcap, deterministic
+        )
+
+    return FlashAttention(dense, varlen)
+
+
+class _Function(torch.autograd.Function):
+    """FlashAttnFunc, FlashAttnVarlenFunc. Version 2 pads head dims to multiples of 8, and keeps the seed."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Tensor:
+        ctx.head_dim, ctx.how = q.shape[-1], how
+        if how.version == 2:
+            q, k, v = (padded(t) for t in (q, k, v))
+        out, sums, random_state = _operators.flash_attention(
+            q, k, v, how.starts, how.longest, how.dropout_p, how.causal, how.local, how.version
+        )
+        kept = (random_state,) if how.version == 2 else ()
+        ctx.save_for_backward(q, k, v, out, sums, how.starts, *kept)
+        return out[..., : ctx.head_dim]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, sums, starts, *_ = ctx.saved_tensors
+        how = ctx.how
+        made = [torch.empty_like(t) for t in (q, k, v)]
+        grad = padded(grads[0]) if how.version == 2 else grads[0]
+        _operators.flash_attention_backward(
+            *(grad, q, k, v, out, sums, *made, starts, how.longest, how.causal, how.local, how.capped),
+            *(how.deterministic, how.version),
+        )
+        return *(t[..., : ctx.head_dim] for t in made), None
+
+
+def _made(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor | None,
+    longest: int,
+    dropout_p: float,
+    causal: bool,
+    local: bool,
+    version: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention, the log-sum-exp of the scores, and the seed and offset of the random numbers (version 2)."""
+    heads = query.shape[-2]
+    shape = (query.shape[0], heads, query.shape[1]) if starts is None else (heads, query.shape[0])
+    sums = query.new_empty(shape, dtype=torch.float32)
+    random_state = query.new_empty(2 if version == 2 else 0, dtype=torch.int64)
+    return query.new_empty((*query.shape[:-1], value.shape[-1])), sums, random_state
+
+
+def _written(*_: Any) -> None:
+    """The gradients are there already."""
+
+
+_OPERATORS.impl("flash_attention", _made, "Meta")
+_OPERATORS.impl("flash_attention_backward", _written, "Meta")
+
+
+@register_flop_formula(_operators.flash_attention)
+def _flops(query: Any, key: Any, value: Any, starts: Any, longest: int, *_: Any, **__: Any) -> int:
+    """torch's count for its own kernel. Of documents end to end: every token with the longest one's keys."""
+    return sdpa_flop_count(*_as_batch(query, key, value, starts, longest))
+
+
+@register_flop_formula(_operators.flash_attention_backward)
+def _backward_flops(
+    grad: Any, query: Any, key: Any, value: Any, out: Any, sums: Any, *rest: Any, **__: Any
+) -> int:
+    _, _, _, starts, longest, *_ = rest
+    q, k, v = _as_batch(query, key, value, starts, longest)
+    return sdpa_backward_flop_count((*q[:-1], grad[-1]), q, k, v)
+
+
+def _as_batch(query: Any, key: Any, value: Any, starts: Any, longest: int) -> list[tuple[int, ...]]:
+    """(batch, heads, length, head_dim) of each, the key's and value's heads repeated to the query's."""
+    lead = (1,) if len(query) == 3 else query[:1]
+    heads = query[-2]
+    keys = longest if starts is not None else key[-3]
+    return [(*lead, heads, query[-3], query[-1]), *((*lead, heads, keys, t[-1]) for t in (key, value))]
+
+
+def flash_patches(version: int) -> Iterator[tuple[str, Any]]:
+    """transformers' questions about the package, answered as if it were here, and its functions."""
+    utils = "transformers.modeling_flash_attention_utils"
+    package = flash_attention(version)
+    asks_values: Any = resolve_name(f"{utils}:_is_packed_sequence")
+
+    def is_packed_sequence(*given: Any, **named: Any) -> bool:
+        asks_values(
+            *given, **named
+        )  # for its operators. Rows of several documents say so (training/data/packing.py)
+        return False
+
+    yield "transformers.modeling_utils.PreTrainedModel._flash_attn_can_dispatch", lambda *_, **__: True
+    yield "transformers.modeling_utils.is_kernels_available", lambda *_, **__: False
+    yield f"{utils}._lazy_imports", lambda *_, **__: (*package, None, None, None)
+    yield f"{utils}._loaded_implementation", None
+    yield f"{utils}._is_packed_sequence", is_packed_sequence

@@ -1,0 +1,137 @@
+"""A GPU that is not there: every operator on shape-only tensors, its memory, its time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.observe import StorageTracker
+from harness.simulate.clock import Cost, SimulatedTime
+from harness.simulate.cuda.behaviour import CudaRules
+from harness.simulate.cuda.shape_cache import VIEW, tensors_in
+from harness.simulate.kernels.matmul import calls_cublaslt
+from harness.simulate.kernels.script import Free, Product, Step, Take
+from harness.simulate.kernels.temporaries import operator_name
+from harness.simulate.memory import SimulatedMemory
+from harness.simulate.module_paths import ModulePaths
+
+aten = torch.ops.aten
+_PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+"""What calls cuBLAS."""
+
+
+class SimulatedDevice(StorageTracker):
+    """While active, operators on shape-only tensors do to `memory` and `time` what they would do on a GPU."""
+
+    def __init__(
+        self, memory: SimulatedMemory, rules: CudaRules, time: SimulatedTime, paths: ModulePaths
+    ) -> None:
+        super().__init__(memory)
+        self.memory, self.rules, self.time, self.paths = memory, rules, time, paths
+        self.operators: set[str] = set()
+        """Names of those that ran on the device and are no views."""
+        self._workspaces: set[tuple[str, bool]] = set()
+
+    @property
+    def recorded(self) -> bool:
+        """Whether stacks, module paths and times are kept: they cost more than the rest."""
+        return self.frames
+
+    @recorded.setter
+    def recorded(self, value: bool) -> None:
+        self.frames = value
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """See StorageTracker.run."""
+        if self.recorded:
+            self.memory.module = self.paths.current()
+        out, call = self.rules.run(func, args, kwargs)
+        if call is VIEW:
+            return out
+        if call.script is None:
+            on_device = self._on_device(out, args)
+            call.script = self.rules.script(func, args, kwargs, out) if on_device else ()
+            if on_device:
+                self.operators.add(operator_name(func))
+        if self.recorded:
+            if call.cost is None:
+                call.cost = self.time.cost(func, args, kwargs, out, call.script)
+            self.time.recomputing = self.memory.phase == "backward" and self.paths.in_module
+            self._clock(call.cost, func, args)
+        if call.script:
+            self._play(call.script, func, out)
+        if func._overloadpacket in _PRODUCTS:
+            self._see(out, func)
+            self._keep_workspaces(func._overloadpacket, args, kwargs)
+        return out
+
+    def _clock(self, cost: Cost, func: Any, args: Any) -> None:
+        """The time of an operator: a kernel's, a copy's between the two memories, or the host's own."""
+        if not self.on_host:
+            self.time.launch(cost)
+            return
+        given = [key for tensor in tensors_in(args) if (key := self.key_of(tensor)) is not None]
+        there = [key in self.on_host for key in given]
+        if func._overloadpacket is aten.copy_ and len(given) == 2 and there[0] != there[1]:
+            non_blocking = len(args) > 2 and args[2]
+            self.time.copy(args[0].nbytes, there[0], given[1], given[0], waits=not non_blocking)
+        elif there and all(there):
+            self.time.work_on_host(cost, given)
+        else:  # unified memory (paged optimizers) stays on the device while there is room
+            self.time.launch(cost, given)
+
+    def gone(self, key: int) -> None:
+        """See StorageTracker.gone."""
+        self.time.freed(key)
+
+    def _play(self, steps: Sequence[Step], func: Any, out: Any) -> None:
+        """Temporaries and outputs in the order in which the CUDA kernel makes them."""
+        outputs = out if isinstance(out, list | tuple) else [out]
+        keys: list[int] = []
+        freed: set[int] = set()
+        for step in steps:
+            if isinstance(step, Take):
+                keys += self.memory.temporaries(
+                    [step.size_bytes], func._overloadpacket.__name__, self.stack()
+                )
+            elif isinstance(step, Free):
+                freed.add(step.temporary)
+                self.memory.release([keys[step.temporary]])
+            elif isinstance(step, Product):
+                self._keep_library_workspaces(lt=step.lt)
+            else:
+                self._see(outputs[step.index], func)
+        self._see(out, func)
+        self.memory.release([key for n, key in enumerate(keys) if n not in freed])
+
+    @staticmethod
+    def _on_device(out: Any, args: Any) -> bool:
+        first = out[0] if isinstance(out, list | tuple) and out else out
+        if not isinstance(first, Tensor) and args:
+            first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
+        return isinstance(first, Tensor) and first.device.type == "meta"
+
+    def follows(self, storage: torch.UntypedStorage) -> bool:
+        """Tensors on the CPU (the data before it moves, step counters) are the host's own."""
+        return storage.device.type == "meta"
+
+    def _keep_workspaces(self, product: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Those of the libraries that a product calls."""
+        alpha, beta = kwargs.get("alpha", 1), kwargs.get("beta", 1)
+        lt = product is aten.addmm and calls_cublaslt(args[0], args[1].shape, args[2].shape, alpha, beta)
+        self._keep_library_workspaces(lt=lt)
+
+    def _keep_library_workspaces(self, *, lt: bool) -> None:
+        self._keep_workspace("cublas", self.rules.workspaces.cublas_bytes)
+        if lt:
+            self._keep_workspace("cublaslt", self.rules.workspaces.cublaslt_bytes)
+
+    def _keep_workspace(self, library: str, size_bytes: int) -> None:
+        """cuBLAS and cuBLASLt each keep a workspace for each thread: Python's, and autograd's."""
+        user = library, torch._C._current_autograd_node() is not None
+        if size_bytes and self.rules.workspaces.kept and user not in self._workspaces:
+            self._workspaces.add(user)
+            self.memory.keep_workspace(size_bytes)

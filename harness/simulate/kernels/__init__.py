@@ -1,0 +1,1 @@
+"""What one operator does on CUDA: which kernel, which temporaries, which bytes."""

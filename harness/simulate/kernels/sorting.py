@@ -1,0 +1,159 @@
+"""What sorting and scanning on CUDA take from the caching allocator.
+
+CUB asks its caller for one scratch buffer; ATen/cuda/cub.cuh gives it one from the caching allocator. Its
+size follows from cub's tuning tables: how many elements one thread block handles ("tile"), per architecture.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.simulate.kernels.reductions import Kernel, reduce
+from harness.simulate.kernels.script import Gpu, Script, ceil_div, round_up, size_of
+
+ALIGNMENT = 256  # cub/util_allocator: each part of a scratch buffer starts at a multiple of this
+INDEX_BYTES = 8
+RADIX_BITS = 8
+SMALL_SORT = 4096  # one block sorts that many, without scratch
+SINGLE_TILE = 2304
+ROWS_PER_THREAD = 10  # NROWS_PER_THREAD in EmbeddingBackwardKernel.cu
+EMBEDDING_WITHOUT_SORT = 3072
+
+
+def scratch(*parts_bytes: int) -> int:
+    """cub's AliasTemporaries: parts rounded up to 256 B, and 255 B to align the first."""
+    return sum(round_up(part, ALIGNMENT) for part in parts_bytes) + ALIGNMENT - 1
+
+
+def radix_sort_scratch(count: int, bits: int, gpu: Gpu) -> int:
+    """DeviceRadixSort::SortPairs of 8-byte keys with 8-byte values on the lowest `bits` bits.
+
+    Onesweep (cub/device/dispatch/dispatch_radix_sort.cuh): a histogram of 256 64-bit bins per pass, one row
+    of 256 32-bit counters per tile, the second half of the two double buffers, one counter per pass.
+    """
+    if count <= SINGLE_TILE:
+        return 1
+    tile = 4608 if gpu.capability >= (9, 0) else 3840 if gpu.capability >= (8, 0) else 2816
+    passes = ceil_div(bits, RADIX_BITS)
+    bins = 2**RADIX_BITS
+    tiles = ceil_div(count, tile)
+    return scratch(passes * bins * 8, tiles * bins * 4, count * 8, count * 8, passes * 4)
+
+
+def scan_scratch(count: int, item_bytes: int, tile: int | None = None) -> int:
+    """DeviceScan: one state per tile and 32 of padding (cub/agent/single_pass_scan_operators.cuh).
+
+    A state is a value and a flag in one word of twice the item's size; a second part of a byte is aligned up.
+    """
+    tiles = ceil_div(count, tile or (896 if item_bytes == 8 else 1920))
+    return scratch((tiles + 32) * 2 * item_bytes, 1)
+
+
+def unique_scratch(count: int, gpu: Gpu) -> int:
+    """DeviceSelect::UniqueByKey of 8-byte keys and values: a scan with tiles of its own."""
+    new_cub = gpu.torch_version >= (2, 13)
+    if gpu.capability < (8, 0) or (8, 6) <= gpu.capability < (9, 0):
+        tile = 320
+    elif gpu.capability < (9, 0):
+        tile = 1344 if new_cub else 1792
+    elif new_cub:
+        tile = 4928
+    else:
+        tile = 4480 if gpu.capability < (10, 0) else 3840
+    return scan_scratch(count, 8, tile)
+
+
+def sort(script: Script, input: Tensor, dim: int, gpu: Gpu) -> None:
+    """aten::sort (ATen/native/cuda/Sort.cpp): values, indices, and the positions 0, 1, 2 ... that it sorts.
+
+    Past 4096 elements: of one dimension of 64-bit numbers.
+    """
+    script.output(0, 1)
+    count = input.shape[dim] if input.dim() else 1
+    positions = script.take(count * INDEX_BYTES)
+    if count > SMALL_SORT:
+        script.briefly(radix_sort_scratch(count, 64, gpu))
+    script.free(positions)
+
+
+def cumsum(script: Script, input: Tensor, dim: int, out_dtype: torch.dtype) -> None:
+    """aten::cumsum (ATen/native/ReduceOps.cpp converts, ScanKernels.cpp and ScanUtils.cuh scan).
+
+    Only a scan over everything goes to cub; others use a kernel without scratch.
+    """
+    script.output(0)
+    kept_as_it_is = input.dtype == out_dtype and input.is_contiguous()
+    converted = None if kept_as_it_is else script.take(size_of(input, out_dtype))
+    if input.dim() and input.numel() == input.shape[dim]:
+        script.briefly(scan_scratch(input.numel(), out_dtype.itemsize))
+    script.free(converted)
+
+
+def embedding_backward(script: Script, grad: Tensor, indices: Tensor, rows: int, gpu: Gpu) -> None:
+    """aten::embedding_dense_backward (ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu).
+
+    Past 3072 indices: the indices are sorted, equal ones cut into pieces of at most 10, and each piece is
+    summed in fp32 into a row of its own. There may be as many pieces as distinct indices plus a tenth of all
+    indices: the kernel makes room for that many rows, whatever the indices are.
+    """
+    copies = [script.take(size_of(t)) for t in (grad, indices) if not t.is_contiguous()]
+    count = indices.numel()
+    if count <= EMBEDDING_WITHOUT_SORT:
+        script.output(0)
+        script.free(*reversed(copies))
+        return
+    list_bytes = count * indices.dtype.itemsize
+    sorted_indices, origins, positions = (script.take(list_bytes) for _ in range(3))
+    bits = rows.bit_length() if gpu.torch_version >= (2, 13) else 8 * indices.dtype.itemsize
+    script.briefly(radix_sort_scratch(count, bits, gpu))
+    script.free(positions)
+    script.output(0)
+
+    segments = min(count, rows)
+    pieces = count // ROWS_PER_THREAD + segments
+    starts, segment_count, ignored = (script.take(n) for n in (list_bytes, INDEX_BYTES, list_bytes))
+    script.briefly(unique_scratch(count, gpu))
+    script.free(ignored)
+    piece_counts, piece_offsets = (script.take(segments * INDEX_BYTES) for _ in range(2))
+    script.briefly(scan_scratch(segments, INDEX_BYTES))
+    piece_count = script.take(INDEX_BYTES)
+    piece_starts = script.take(pieces * INDEX_BYTES)
+    sums = script.take(pieces * grad.shape[-1] * 4)
+    script.free(sums, piece_starts, piece_count, piece_offsets, piece_counts, segment_count, starts)
+    script.free(origins, sorted_indices, *reversed(copies))
+
+
+def index_put_accumulate(
+    script: Script, input: Tensor, index: Tensor, gpu: Gpu, *, in_place: bool, checked: bool
+) -> None:
+    """aten::index_put(accumulate=True) with one index over rows: the index is sorted with its positions.
+
+    ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel. `checked`: its bounds are looked at first.
+    """
+    if not in_place:
+        script.output(0)
+    if checked:
+        _bounds(script, index, gpu)
+    count = index.numel()
+    list_bytes = count * INDEX_BYTES
+    wrapped, linear = script.take(list_bytes), script.take(list_bytes)
+    script.free(wrapped)
+    origins, sorted_indices, positions = (script.take(list_bytes) for _ in range(3))
+    script.briefly(radix_sort_scratch(count, input.shape[0].bit_length(), gpu))
+    script.free(positions, sorted_indices, origins, linear)
+
+
+def _bounds(script: Script, index: Tensor, gpu: Gpu) -> None:
+    if gpu.torch_version >= (2, 13):  # aminmax, two results at once
+        smallest, largest = script.take(INDEX_BYTES), script.take(INDEX_BYTES)
+        reduce(script, index, (), index.dtype, Kernel(2 * INDEX_BYTES), gpu)
+        script.briefly(1)
+        script.briefly(1)
+        script.free(largest, smallest)
+        return
+    for _ in range(2):
+        bound = script.take(INDEX_BYTES)
+        reduce(script, index, (), index.dtype, Kernel(INDEX_BYTES), gpu)
+        script.briefly(1)
+        script.free(bound)

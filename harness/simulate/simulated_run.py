@@ -1,0 +1,269 @@
+"""Simulating a recipe: the very same training step on shape-only tensors, for a GPU that is not there.
+
+Storages go to a model of the CUDA caching allocator, operators to a roofline. What CUDA does differently
+from a shape-only run is in simulate/cuda/behaviour.py and nowhere else.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from harness.allocator import AllocatorOutOfMemory, Settings, parse_settings
+from harness.errors import InputError
+from harness.hardware import Hardware
+from harness.observe import gradients_seen, labelled_tensors, owned_tensors
+from harness.recipe import Recipe
+from harness.simulate.clock import SimulatedTime
+from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
+from harness.simulate.cuda.libraries import import_bitsandbytes_fast
+from harness.simulate.device import SimulatedDevice
+from harness.simulate.kernels.temporaries import unknown_ops
+from harness.simulate.memory import SimulatedMemory
+from harness.simulate.module_paths import ModulePaths
+from harness.snapshot import BEFORE_RECORDING, breakdown_at, bytes_by_module, find_peak, top_allocations
+from harness.step_profile import (
+    PHASES,
+    HardwareSummary,
+    MemoryBreakdown,
+    MemoryStats,
+    OutOfMemoryReport,
+    PhaseStats,
+    StepProfile,
+    StepStats,
+    TimeStats,
+)
+from harness.system import collected_by_hand, older_objects_kept, provenance
+from harness.training import Batches, Kind, StepBatches, Training, import_libraries, run_steps, set_up
+
+STEPS = 2
+"""The first step makes the optimizer state, the second is steady: a third is the same, as the tests show."""
+META = torch.device("meta")
+
+
+def simulate(
+    recipe: Recipe,
+    hardware: Hardware,
+    settings: Settings | None = None,
+    *,
+    explain_oom: bool = True,
+    advise: Callable[[Recipe, HardwareSummary, OutOfMemoryReport], list[str]] | None = None,
+) -> tuple[StepProfile, SimulatedMemory]:
+    """The StepProfile of `recipe` on `hardware`, and the simulated memory (for its snapshot).
+
+    Running out of memory gives a profile with `oom` filled; `explain_oom` simulates once more then, to keep
+    the stack and the module of everything that is live, and `advise` says what to change. Raises InputError
+    for a dtype that the device has no units for, and for `compile`, which changes which kernels run: napkin
+    has an answer.
+    """
+    hardware.peak_flops(recipe.compute_dtype)
+    if recipe.compile:
+        raise InputError(
+            "compile: true cannot be simulated: the compiler decides which kernels and buffers there are. "
+            "Set compile: false, or ask `harness napkin`."
+        )
+    settings = settings or parse_settings("", torch.__version__)
+    with collected_by_hand():
+        import_bitsandbytes_fast()
+        import_libraries(recipe)
+        with older_objects_kept():
+            run = _Run(recipe, hardware, settings)
+            profile = run.to_the_end()
+            if profile.oom is not None and explain_oom:
+                run = _Run(recipe, hardware, settings)
+                run.device.recorded = True
+                profile = run.to_the_end()
+    if profile.oom is not None and advise is not None:
+        profile.oom.advice = advise(recipe, profile.hardware, profile.oom)
+    return profile, run.memory
+
+
+class _Run:
+    def __init__(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> None:
+        # The values do not matter and nothing needs to be read: shapes are the same for any data.
+        same_shapes: dict[str, str] = {"data": "synthetic", "weights": "random"}
+        self.recipe = recipe.model_copy(update=same_shapes)
+        self.asked, self.hardware = recipe, hardware
+        self.more_steps = max(0, recipe.warmup_steps + recipe.steps + 1 - STEPS)
+        """A measurement's steps beyond those that are simulated here."""
+        context = hardware.calibration.cuda_context_bytes
+        self.memory = SimulatedMemory(settings, hardware.memory_bytes - context, hardware.memory_bytes)
+        self.time = SimulatedTime(hardware)
+        self.paths = ModulePaths()
+        self.rules = CudaRules(recipe, hardware, self.memory.allocator.empty_cache)
+        self.device = SimulatedDevice(self.memory, self.rules, self.time, self.paths)
+        self.kinds: list[Kind] = []
+        self.phases: dict[str, PhaseStats] = {}
+        self.setup_peak_bytes: int | None = None
+        self.first_step_peak_bytes: int | None = None
+        self.training: Training | None = None
+        self.at_oom: MemoryBreakdown | None = None
+
+    def to_the_end(self) -> StepProfile:
+        oom = None
+        with cuda_behaviour(self.rules), self.paths.watching(), self.device:
+            try:
+                self.training, batches = set_up(self.recipe, META, self)
+                self.paths.name(self.training.model)
+                kinds: list[Kind] = [*["warmup"] * (STEPS - 1), "recorded"]  # type: ignore[list-item]
+                for _ in run_steps(self.training, self._measured(batches), META, kinds, self):
+                    self.paths.forget()
+                self._more_steps()
+            except AllocatorOutOfMemory as error:
+                oom = self._oom(error)
+            self.memory.ended = True
+            profile = self._profile(oom)
+        return profile
+
+    def begin_step(self, index: int, kind: Kind) -> None:
+        self.kinds.append(kind)
+        self.time.begin_step()
+        if kind == "recorded":
+            gc.collect()  # or what earlier steps left in reference cycles dies at some moment of this one
+            self._label_what_stays()
+            self.memory.restart()
+            self.device.recorded = True
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.memory.phase = self.time.phase = name
+        self.memory.reset_peak()
+        start_s = self.time.now()
+        try:
+            with gradients_seen(self.training, name, self._label_gradient):
+                yield
+        finally:
+            self._note(name, self.time.now() - start_s)
+
+    def _measured(self, batches: Batches) -> Iterator[StepBatches]:
+        """The batches of a measurement's first step and of its recorded one, which follows the timed ones."""
+        yield from islice(batches, STEPS - 1)
+        batches.skip(self.more_steps)
+        yield from batches
+
+    def _more_steps(self) -> None:
+        """What a measurement's other steps add: its warm-up, timed and recorded ones."""
+        peaks = self.memory.repeat(self.more_steps)
+        for name, (allocated, reserved) in peaks.items():
+            stats = self.phases[name]
+            stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, allocated)
+            stats.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0, reserved)
+
+    def _label_what_stays(self) -> None:
+        assert self.training is not None
+        for category, tensor in labelled_tensors(self.training):
+            self.memory.label(self.device.adopt(tensor), category)
+        for module, tensor in owned_tensors(self.training):
+            self.memory.own(self.device.key_of(tensor), module)
+
+    def _label_gradient(self, gradient: Tensor) -> None:
+        self.memory.label(self.device.key_of(gradient), "gradients")
+
+    def _note(self, name: str, seconds: float) -> None:
+        peak = self.memory.peak_bytes
+        if not self.kinds:
+            self.setup_peak_bytes = peak
+        elif len(self.kinds) == 1:
+            self.first_step_peak_bytes = max(self.first_step_peak_bytes or 0, peak)
+        elif self.kinds[-1] == "recorded":
+            stats = self.phases.setdefault(name, PhaseStats(time_s=TimeStats(median=0.0)))
+            stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, peak)
+            stats.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0, self.memory.peak_reserved_bytes)
+            stats.allocated_at_end_bytes = self.memory.allocated_bytes
+            stats.time_s.median = (stats.time_s.median or 0.0) + seconds
+            stats.flops = self.time.flops.get(name, 0)
+            stats.bytes_moved = self.time.bytes_moved.get(name, 0)
+
+    def _oom(self, error: AllocatorOutOfMemory) -> OutOfMemoryReport:
+        """What is live now, and what would help. The traceback still holds the step's tensors."""
+        live = list(self.memory.live_spans())
+        if self.training is None:  # setup builds nothing but the model
+            for span in live:
+                span.category = "parameters"
+        else:
+            self._label_what_stays()
+            for parameter in self.training.model.parameters():
+                if parameter.grad is not None:
+                    self._label_gradient(parameter.grad)
+        now = max((span.born for span in live), default=BEFORE_RECORDING)
+        self.at_oom = breakdown_at(live, now)
+        report = OutOfMemoryReport(
+            phase=self.memory.phase,
+            requested_bytes=error.requested_bytes,
+            free_bytes=error.free_bytes,
+            reserved_unallocated_bytes=error.reserved_unallocated_bytes,
+            top=top_allocations(live, now),
+        )
+        return report
+
+    def _profile(self, oom: OutOfMemoryReport | None) -> StepProfile:
+        hardware = self.hardware.summary(self.recipe.compute_dtype)
+        spans = self.memory.spans
+        return StepProfile(
+            source="simulated",
+            recipe=self.asked.model_dump(mode="json"),
+            hardware=hardware,
+            provenance={
+                **provenance(),
+                "calibration": self.hardware.calibration.source,
+                "allocator": str(self.memory.settings),
+                "attention_kernels": sorted(self.rules.attention_kernels),
+            },
+            complete=oom is None,
+            warnings=self._warnings(),
+            memory=self._memory(),
+            phases={name: self.phases[name] for name in PHASES if name in self.phases},
+            step=self._step() if oom is None else StepStats(),
+            top=top_allocations(spans, find_peak(spans).index) if spans and oom is None else [],
+            oom=oom,
+        )
+
+    def _warnings(self) -> list[str]:
+        unknown = unknown_ops(self.device.operators)
+        if not unknown:
+            return []
+        return [f"what these operators take inside on CUDA nobody has looked at: {', '.join(unknown)}"]
+
+    def _memory(self) -> MemoryStats:
+        memory = MemoryStats(
+            kind="simulated_allocator",
+            host_bytes=self.memory.host_peak_bytes or None,
+            cuda_context_bytes=self.hardware.calibration.cuda_context_bytes,
+            setup_peak_allocated_bytes=self.setup_peak_bytes,
+            first_step_peak_allocated_bytes=self.first_step_peak_bytes,
+        )
+        if self.at_oom is not None:
+            memory.at_peak, memory.peak_phase = self.at_oom, self.memory.phase
+            memory.peak_allocated_bytes = self.at_oom.total_bytes()
+            memory.peak_reserved_bytes = self.memory.peak_reserved_bytes
+            return memory
+        memory.peak_phase = max(self.phases, key=lambda name: self.phases[name].peak_allocated_bytes or 0)
+        memory.peak_allocated_bytes = self.phases[memory.peak_phase].peak_allocated_bytes
+        memory.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0 for stats in self.phases.values())
+        memory.process_bytes = memory.peak_reserved_bytes + self.hardware.calibration.cuda_context_bytes
+        memory.fragmentation_bytes = memory.peak_reserved_bytes - (memory.peak_allocated_bytes or 0)
+        peak = find_peak(self.memory.spans).index
+        memory.at_peak = breakdown_at(self.memory.spans, peak)
+        not_split_off = (memory.peak_allocated_bytes or 0) - memory.at_peak.total_bytes()
+        memory.at_peak.other_bytes = (memory.at_peak.other_bytes or 0) + not_split_off
+        memory.at_peak_by_module = bytes_by_module(self.memory.spans, peak)
+        return memory
+
+    def _step(self) -> StepStats:
+        seconds = sum(stats.time_s.median or 0.0 for stats in self.phases.values())
+        all_flops = sum(self.time.flops.values())
+        model_flops = all_flops - self.time.recomputed_flops
+        ceiling = self.hardware.peak_flops(self.recipe.compute_dtype) * seconds
+        return StepStats(
+            time_s=TimeStats(median=seconds),
+            tokens_per_s=self.recipe.tokens_per_step / seconds,
+            model_flops=model_flops,
+            mfu=model_flops / ceiling,
+            hfu=all_flops / ceiling,
+            bound=self.time.bound(),
+        )

@@ -1,0 +1,34 @@
+"""One allocation from birth to death: what recordings are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+BEFORE_RECORDING = -1
+Frame = Mapping[str, Any]
+"""One line of a stack: filename, line, name (as torch.cuda.memory._snapshot() gives it)."""
+
+
+@dataclass(slots=True)
+class AllocationSpan:
+    """One allocation from birth to death. `born` and `died` are event indices, counted from 0."""
+
+    address: int
+    size_bytes: int
+    born: int
+    """BEFORE_RECORDING for memory that was there already."""
+    died: int | None = None
+    """None: still live at the end."""
+    birth_phase: str | None = None
+    death_phase: str | None = None
+    category: str | None = None
+    """One of step_profile's CATEGORIES where the owner is known (parameters, gradients, ...), else None."""
+    module: str | None = None
+    frames: Sequence[Frame] = ()
+    """Innermost first. Spans with the same stack should share one list: snapshots store it once."""
+
+    def live_at(self, index: int) -> bool:
+        """Whether the allocation is live right after event `index`."""
+        return self.born <= index and (self.died is None or self.died > index)

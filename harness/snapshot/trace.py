@@ -1,0 +1,159 @@
+"""Allocation spans from the trace in a CUDA memory snapshot (torch.cuda.memory._snapshot()).
+
+The trace is a list of entries with action, addr, size, time_us, frames and user_metadata. Their sizes
+are what was *requested*; torch's allocated_bytes counts blocks, so sizes are turned into block sizes.
+This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from harness.errors import InputError
+from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
+
+MIN_BLOCK_BYTES = 512
+"""kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: every block is a multiple of it."""
+_METADATA = re.compile(r"(?:step=(-?\d+) )?phase=(\w+)")
+
+
+class Label(NamedTuple):
+    """Whose memory an address holds, at one moment."""
+
+    address: int
+    """Of the storage (untyped_storage().data_ptr()), not of a view into it."""
+    category: str
+    module: str | None = None
+    time_us: int | None = None
+    """When it was seen there: microseconds since 1970, as time.time_ns() // 1000. None: at the end.
+    Addresses are reused, so what dies within the recording (gradients, inputs) needs the moment."""
+
+
+def phase_metadata(phase: str, step: int | None = None) -> str:
+    """What to give torch.cuda.memory._set_memory_metadata at the start of a phase."""
+    return f"phase={phase}" if step is None else f"step={step} phase={phase}"
+
+
+@lru_cache(maxsize=1024)
+def phase_of(metadata: str) -> str | None:
+    """The phase named by `phase_metadata`; None for any other text."""
+    match = _METADATA.fullmatch(metadata)
+    return match[2] if match else None
+
+
+@lru_cache(maxsize=1024)
+def step_of(metadata: str) -> int | None:
+    """The number of the step named by `phase_metadata`; None if there is none. Setup is step -1."""
+    match = _METADATA.fullmatch(metadata)
+    return int(match[1]) if match and match[1] is not None else None
+
+
+def step_ends(trace: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The index of the last entry of each step in the trace, in their order. Setup, step -1, is none."""
+    ends: dict[int, int] = {}
+    for index, stated in enumerate(stated_phases(trace)):
+        step = step_of(stated)
+        if step is not None and step >= 0:
+            ends[step] = index
+    return list(ends.values())
+
+
+def stated_phases(trace: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The metadata in force at each entry.
+
+    torch keeps the metadata per thread, and autograd runs CUDA backward in a thread of its own, where
+    it is empty. While that thread runs, the one that called backward() waits, having just allocated the
+    root gradient: so an entry without metadata belongs to the last one stated.
+    """
+    stated = ""
+    return [stated := entry.get("user_metadata") or stated for entry in trace]
+
+
+def spans_from_trace(
+    trace: Sequence[Mapping[str, Any]],
+    labels: Iterable[Label] = (),
+    segments: Iterable[Mapping[str, Any]] = (),
+    block_bytes: Mapping[int, int] | None = None,
+    round_to_bytes: int = MIN_BLOCK_BYTES,
+) -> list[AllocationSpan]:
+    """The allocations of one device: `trace` is snapshot["device_traces"][device].
+
+    An allocation ends when its free is requested, as torch's "allocated" has it. `segments` are the
+    same snapshot's (of this device): they add the blocks that were never allocated or freed within the
+    trace, and give the exact size of those still live. `block_bytes` gives exact sizes by trace index
+    (from a replay through an allocator); the rest is rounded up to `round_to_bytes`, which leaves out
+    what the allocator did not split off: up to 1 MiB of a large block. Storages have 1: they are not rounded.
+    The first label of an allocation holds; one whose address is not live at its moment is not on this
+    device and is passed over. `born` and `died` index the trace.
+    """
+    exact = block_bytes or {}
+
+    def block_size(index: int, requested_bytes: int) -> int:
+        rounded = max(1, -(-requested_bytes // round_to_bytes)) * round_to_bytes
+        return exact.get(index, rounded)
+
+    spans: list[AllocationSpan] = []
+    live: dict[int, AllocationSpan] = {}
+    for index, (entry, stated) in enumerate(zip(trace, stated_phases(trace), strict=True)):
+        action = entry["action"]
+        if action == "alloc":
+            size = block_size(index, entry["size"])
+            span = AllocationSpan(
+                entry["addr"], size, index, birth_phase=phase_of(stated), frames=entry.get("frames", ())
+            )
+            live[span.address] = span
+            spans.append(span)
+        elif action == "free_requested":
+            span = live.pop(entry["addr"], None)
+            if span is None:
+                size = block_size(index, entry["size"])
+                span = AllocationSpan(entry["addr"], size, BEFORE_RECORDING)
+                spans.append(span)
+            span.died, span.death_phase = index, phase_of(stated)
+    for address, block in _allocated_blocks(segments):
+        span = live.get(address)
+        if span is None:
+            frames = block.get("frames", ())
+            spans.append(AllocationSpan(address, block["size"], BEFORE_RECORDING, frames=frames))
+        else:
+            span.size_bytes = block["size"]
+    _apply(labels, spans, [entry.get("time_us", 0) for entry in trace])
+    return spans
+
+
+def _apply(labels: Iterable[Label], spans: Iterable[AllocationSpan], times_us: list[int]) -> None:
+    at_address: dict[int, list[AllocationSpan]] = {}
+    for span in spans:
+        at_address.setdefault(span.address, []).append(span)
+    for label in labels:
+        moment = len(times_us) if label.time_us is None else bisect_right(times_us, label.time_us)
+        for span in at_address.get(label.address, ()):
+            if span.live_at(moment - 1) and span.category is None:
+                span.category, span.module = label.category, label.module
+
+
+def _allocated_blocks(segments: Iterable[Mapping[str, Any]]) -> Iterable[tuple[int, Mapping[str, Any]]]:
+    for segment in segments:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                yield address, block
+            address += block["size"]
+
+
+def busiest_device(snapshot: Mapping[str, Any]) -> int:
+    """The device that did the most, as an index into snapshot["device_traces"].
+
+    Raises InputError when the snapshot has no trace at all.
+    """
+    traces = snapshot["device_traces"]
+    device = max(range(len(traces)), key=lambda index: len(traces[index]), default=None)
+    if device is None or not traces[device]:
+        raise InputError(
+            "the snapshot has no trace of events. Record one with torch.cuda.memory._record_memory_history()."
+        )
+    return device

@@ -1,0 +1,266 @@
+"""StepProfile: what every answer (napkin, simulated, measured) returns, in JSON in and out.
+
+Bytes are ints, times are float seconds. A quantity the producer cannot know is None (null), never 0.
+GiB = 2**30 bytes. "allocated", "reserved" and "active" mean what torch.cuda.memory_stats means.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.errors import InputError
+from harness.system import parse_json
+
+SCHEMA_VERSION = 1
+PHASES = ("data", "forward", "backward", "optimizer_step")
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer_state",
+    "activations",
+    "temporaries",
+    "inputs",
+    "other",
+)
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="null")
+
+
+class MemoryBreakdown(_Fields):
+    """The bytes live at the peak, by what they are. The fields add up to the peak."""
+
+    parameters_bytes: int | None = None
+    """Weights, frozen or trained, with quantization scales and buffers."""
+    gradients_bytes: int | None = None
+    optimizer_state_bytes: int | None = None
+    """Moments, fp32 master copies, GradScaler's scalars."""
+    activations_bytes: int | None = None
+    """Born in forward and dead in backward: what autograd saved."""
+    temporaries_bytes: int | None = None
+    """Everything else the step made and freed."""
+    inputs_bytes: int | None = None
+    other_bytes: int | None = None
+    """Library workspaces and whatever was there before the step and is none of the above."""
+
+    def total_bytes(self) -> int:
+        """Sum of the known categories, in bytes."""
+        return sum(getattr(self, f"{name}_bytes") or 0 for name in CATEGORIES)
+
+
+class MemoryStats(_Fields):
+    """Memory of the steady step. Setup and the first step have their own peaks, never mixed in."""
+
+    kind: Literal["cuda_allocator", "simulated_allocator", "live_tensors", "closed_form"]
+    """What "allocated" means here. live_tensors: bytes of live CPU tensors followed by a dispatch mode."""
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    process_bytes: int | None = None
+    """The whole process on the device, as NVML sees it."""
+    peak_phase: str | None = None
+    at_peak: MemoryBreakdown = Field(default_factory=MemoryBreakdown)
+    at_peak_by_module: dict[str, int] | None = None
+    """The bytes live at the peak by path of the module they belong to, the largest first; the rest of the
+    peak under "(other modules)" and "(no module)". Only a simulation can tell."""
+    host_bytes: int | None = None
+    """Offloaded and paged bytes in host memory at their largest. Measured: pinned memory counts as PyTorch
+    takes it from the host, in powers of two, and with what it keeps to use again."""
+    fragmentation_bytes: int | None = None
+    """Reserved minus allocated, at the peak of reserved."""
+    cuda_context_bytes: int | None = None
+    setup_peak_allocated_bytes: int | None = None
+    first_step_peak_allocated_bytes: int | None = None
+
+
+class TimeStats(_Fields):
+    """Seconds over the timed steps. A prediction has n = 0 and only a median."""
+
+    median: float | None = None
+    p10: float | None = None
+    p90: float | None = None
+    n: int = 0
+
+
+class PhaseStats(_Fields):
+    """One phase of one step; with accumulation, all its micro batches together."""
+
+    time_s: TimeStats = Field(default_factory=TimeStats)
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    allocated_at_end_bytes: int | None = None
+    flops: int | None = None
+    bytes_moved: int | None = None
+
+
+class StepStats(_Fields):
+    """The whole optimizer step."""
+
+    time_s: TimeStats = Field(default_factory=TimeStats)
+    tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    model_flops: int | None = None
+    """FLOPs of forward and backward, without recomputation (what MFU counts)."""
+    mfu: float | None = None
+    hfu: float | None = None
+    """Like MFU, with the recomputed FLOPs."""
+    bound: Literal["compute", "memory", "host"] | None = None
+    loss: list[float | None] | None = None
+    """One per step run, warmup included; of a resumed run also those before. null: nan or infinite."""
+    gpu_utilization: float | None = None
+    """Mean of NVML's busy fraction over the timed steps, 0 to 1."""
+    host_rss_bytes: int | None = None
+    """Resident memory of the process at its largest."""
+
+
+class Allocation(_Fields):
+    """One live allocation at the peak, or at an out-of-memory."""
+
+    size_bytes: int
+    category: str
+    phase: str | None = None
+    module: str | None = None
+    stack: list[str] = Field(default_factory=list)
+
+
+class OutOfMemoryReport(_Fields):
+    """Where the memory ran out."""
+
+    phase: str
+    requested_bytes: int | None = None
+    free_bytes: int | None = None
+    reserved_unallocated_bytes: int | None = None
+    top: list[Allocation] = Field(default_factory=list)
+    advice: list[str] = Field(default_factory=list)
+
+
+MOST_WEIGHTS = 10
+
+
+class NotFiniteReport(_Fields):
+    """A loss or a weight was nan or infinite."""
+
+    step: int
+    """The first step it was seen in, counted from 0 as in log.jsonl."""
+    phase: str
+    """forward: the loss of that step; optimizer_step: the weights after it, seen as a checkpoint was due."""
+    value: str
+    """nan, inf or -inf: the loss. not finite: the weights."""
+    num_steps: int = 1
+    """In how many steps, when the recipe goes on (on_nan: continue)."""
+    checkpoint: str | None = None
+    """The last good checkpoint, from before it."""
+    origin: Literal["setup", "forward", "backward", "optimizer_step"] | None = None
+    """The phase that made it, which may be of an earlier step. null: nothing is left that would tell."""
+    weights: list[str] = Field(default_factory=list)
+    """The weights that were not finite when they were looked at, at most MOST_WEIGHTS of them, where they
+    tell the origin."""
+
+    def in_words(self) -> str:
+        """What was not finite, and where."""
+        what = f"the loss is {self.value}" if self.phase == "forward" else "a weight is nan or infinite"
+        return f"{what}, in {self.phase} of step {self.step + 1}"
+
+    def origin_in_words(self) -> str:
+        """Where it came from, in a sentence."""
+        weight = self.weights[0] if self.weights else "a weight"
+        match self.origin:
+            case "setup":
+                return f"{weight} was not finite before the first step."
+            case "forward":
+                return "The weights were finite before that step: its forward pass made it."
+            case "backward":
+                return f"A gradient of {weight} was not finite: the optimizer's state of it is not either."
+            case "optimizer_step":
+                return f"The optimizer made it, out of finite gradients, in {weight}."
+        if self.weights:
+            return f"Whether a gradient made it or the update, no moments are kept that tell ({weight})."
+        return (
+            "Which phase made it cannot be told: the update of that step has written over the weights. With "
+            "checkpoint_every=1 they are looked at after every step."
+        )
+
+
+class LeakReport(_Fields):
+    """Every step ended with more memory allocated than the one before."""
+
+    bytes_per_step: int
+    num_steps: int
+    """Over how many steps, one after the other."""
+    by_category: dict[str, int] = Field(default_factory=dict)
+    """What of it grew within the last recorded step, bytes; empty without a memory history."""
+    largest: Allocation | None = None
+    """The largest allocation that the last recorded step made and left behind."""
+
+
+class HardwareSummary(_Fields):
+    """The device the numbers are for."""
+
+    name: str
+    kind: Literal["cuda", "cpu", "table"]
+    """cuda and cpu: the device that ran; table: a row of the hardware table."""
+    memory_bytes: int | None = None
+    peak_flops: float | None = None
+    """Dense FLOP/s in the recipe's compute dtype."""
+    memory_bandwidth: float | None = None
+    """Bytes per second."""
+
+
+class StepProfile(_Fields):
+    """One answer about one recipe."""
+
+    schema_version: int = SCHEMA_VERSION
+    source: Literal["napkin", "simulated", "measured"]
+    recipe: dict[str, Any]
+    """The full, resolved recipe."""
+    hardware: HardwareSummary
+    provenance: dict[str, Any] = Field(default_factory=dict)
+    """Commit, versions, driver, allocator settings, time, and what really ran (attention kernel, ...)."""
+    complete: bool = True
+    """False for a run that was interrupted, ran out of memory or was stopped by a nan loss."""
+    memory: MemoryStats
+    phases: dict[str, PhaseStats] = Field(default_factory=dict)
+    step: StepStats = Field(default_factory=StepStats)
+    top: list[Allocation] = Field(default_factory=list)
+    """The largest allocations live at the peak."""
+    oom: OutOfMemoryReport | None = None
+    not_finite: NotFiniteReport | None = None
+    leak: LeakReport | None = None
+    warnings: list[str] = Field(default_factory=list)
+    """What went otherwise than the recipe says, or should be known before the numbers are used."""
+
+    def to_json(self) -> str:
+        """The profile as an indented JSON document."""
+        return self.model_dump_json(indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, origin: str = "profile") -> StepProfile:
+        """Parse a profile. Raises InputError naming `origin` and the first bad field."""
+        try:
+            document = parse_json(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"{origin} is not JSON: {error}. Give a profile.json written by harness."
+            ) from None
+        found = document.get("schema_version") if isinstance(document, dict) else None
+        if found != SCHEMA_VERSION:
+            raise InputError(
+                f"{origin} has schema_version {found!r:.40}; this version reads {SCHEMA_VERSION}. "
+                "Give a profile.json written by this version of harness."
+            )
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise InputError(f"{origin}: field {where}: {first['msg']}.") from None
+
+    @classmethod
+    def read(cls, path: Path) -> StepProfile:
+        """Read a profile.json. Raises InputError if it is missing, unreadable or not a profile."""
+        try:
+            return cls.from_json(path.read_bytes(), str(path))
+        except OSError as error:
+            raise InputError(f"cannot read the profile {path}: {error.strerror}.") from None

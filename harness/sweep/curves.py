@@ -1,0 +1,244 @@
+"""What a sweep says: memory and throughput against the swept field, the line through the memory, the border
+where it runs out, and the answer in a sentence. Every number is computed from the cells. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from harness.step_profile import StepProfile
+from harness.sweep.plan import HARDWARE, Plan, spelled
+from harness.sweep.processes import Row
+from harness.units import in_gib
+
+TOKEN_FIELDS = ("micro_batch_size", "seq_len")
+"""Fields whose memory is asked to be a constant and so many bytes a token of the micro batch."""
+GOOD_FIT = 0.999
+"""R² below this is no line: eager attention, say, grows with the square of seq_len."""
+FLAT = 0.1
+"""Throughput that grows with less than this power of the field no longer grows: doubling gives < 1.07x."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One cell on a curve."""
+
+    value: Any
+    row: Row
+
+    @property
+    def profile(self) -> StepProfile | None:
+        """Of a cell that went well."""
+        return self.row.outcome.profile if self.row.outcome.status == "ok" else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.profile.step.tokens_per_s if self.profile is not None else None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Peak allocated."""
+        return self.profile.memory.peak_allocated_bytes if self.profile is not None else None
+
+
+@dataclass(frozen=True)
+class Line:
+    """peak allocated = constant + per_token · tokens of a micro batch, by least squares."""
+
+    constant_bytes: float
+    per_token_bytes: float
+    r_squared: float
+    largest_residual_bytes: float
+    tokens_per_unit: float
+    """Tokens of a micro batch for each 1 of the field."""
+    full_at: float | None
+    """Value of the field where the line meets the device's memory without the CUDA context."""
+
+    @property
+    def good(self) -> bool:
+        return self.r_squared >= GOOD_FIT
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One field changes, all others stay."""
+
+    field: str
+    others: dict[str, Any]
+    """The values of the other swept fields; empty when one field changes at a time."""
+    points: list[Point]
+    """Numbers in ascending order, everything else as given, the base first."""
+    line: Line | None
+    """For a field of tokens with three values or more that went well."""
+
+    @property
+    def numeric(self) -> bool:
+        return all(_is_number(point.value) for point in self.points)
+
+    @property
+    def largest_fitting(self) -> Any:
+        """The largest value that went well; None for none."""
+        return max((p.value for p in self.points if p.profile is not None), default=None)
+
+    @property
+    def smallest_failing(self) -> Any:
+        """The smallest value that ran out of memory; None for none."""
+        return min((p.value for p in self.points if p.row.outcome.status == "out_of_memory"), default=None)
+
+
+def curves_of(plan: Plan, rows: Sequence[Row]) -> list[Curve]:
+    """For every swept field its curve; with a grid, one for each combination of the other fields."""
+    found = []
+    for field in plan.axes:
+        groups: dict[str, list[Point]] = {}
+        for row in rows:
+            others = {name: value for name, value in row.cell.changes.items() if name != field}
+            if plan.grid or not others:
+                value = row.cell.changes.get(field, {**plan.base, HARDWARE: plan.hardware}.get(field))
+                groups.setdefault(json.dumps(others), []).append(Point(value, row))
+        found += [_curve(field, json.loads(others), points) for others, points in groups.items()]
+    return found
+
+
+def answer(curve: Curve) -> str:
+    """What the curve says about throughput and memory, in a sentence or two; empty when nothing went well."""
+    scaled = curve.numeric and all(point.value > 0 for point in curve.points)
+    sentences = [_throughput(curve), _memory(curve)] if scaled else [_compared(curve)]
+    said = ". ".join(sentence for sentence in sentences if sentence)
+    where = ", ".join(f"{name}={spelled(value)}" for name, value in curve.others.items())
+    return f"{f'With {where}: ' if where else ''}{said}." if said else ""
+
+
+def _curve(field: str, others: dict[str, Any], points: list[Point]) -> Curve:
+    if all(_is_number(point.value) for point in points):
+        points = sorted(points, key=lambda point: point.value)
+    return Curve(field, others, points, _line(field, points))
+
+
+def _line(field: str, points: Sequence[Point]) -> Line | None:
+    known = [p for p in points if p.peak_bytes is not None and p.profile is not None]
+    if field not in TOKEN_FIELDS or len(known) < 3:
+        return None
+    xs = [_tokens(p) for p in known]
+    ys = [float(p.peak_bytes or 0) for p in known]
+    slope, constant = statistics.linear_regression(xs, ys)
+    residuals = [y - (constant + slope * x) for x, y in zip(xs, ys, strict=True)]
+    spread = sum((y - statistics.fmean(ys)) ** 2 for y in ys)
+    r_squared = 1 - sum(r * r for r in residuals) / spread if spread else 0.0
+    assert known[0].profile is not None
+    capacity, context = known[0].profile.hardware.memory_bytes, known[0].profile.memory.cuda_context_bytes
+    tokens_per_unit = _tokens(known[0]) / known[0].value
+    full_at = None
+    if capacity is not None and slope > 0:
+        full_at = (capacity - (context or 0) - constant) / slope / tokens_per_unit
+    return Line(constant, slope, r_squared, max(map(abs, residuals)), tokens_per_unit, full_at)
+
+
+def _tokens(point: Point) -> float:
+    """Tokens in a micro batch, padding included."""
+    recipe = point.row.cell.recipe
+    assert recipe is not None
+    return float(recipe.micro_batch_size * recipe.seq_len)
+
+
+def _throughput(curve: Curve) -> str:
+    """As in: 2x seq_len gives 1.30x throughput (1 → 2), 2x gives 1.02x (16 → 32): compute bound from 8."""
+    known = [p for p in curve.points if p.tokens_per_s]
+    if len(known) < 2:
+        return ""
+    steps = list(pairwise(known))
+    a, b = steps[0]
+    text = f"{b.value / a.value:.3g}x {curve.field} gives {_gain(a, b)} throughput ({a.value} → {b.value})"
+    if len(steps) > 1:
+        a, b = steps[-1]
+        text += f", {b.value / a.value:.3g}x gives {_gain(a, b)} ({a.value} → {b.value})"
+    return f"{text}: {_bound(curve.field, known)}"
+
+
+def _bound(field: str, known: Sequence[Point]) -> str:
+    """What holds the last point back and from where on; where no profile says, where throughput goes flat."""
+    bounds = [p.profile.step.bound if p.profile is not None else None for p in known]
+    if all(bounds):
+        first = len(bounds) - 1
+        while first and bounds[first - 1] == bounds[-1]:
+            first -= 1
+        return f"{bounds[-1]} bound " + (f"from {field} {known[first].value}" if first else "throughout")
+    powers = [
+        math.log((b.tokens_per_s or 0) / (a.tokens_per_s or 1)) / math.log(b.value / a.value)
+        for a, b in pairwise(known)
+    ]
+    first = len(powers)
+    while first and powers[first - 1] < FLAT:
+        first -= 1
+    if first == len(powers):
+        return f"still rising at {known[-1].value}"
+    return f"it no longer rises from {field} {known[first].value} on"
+
+
+def _memory(curve: Curve) -> str:
+    """The line, and where memory runs out."""
+    parts = []
+    if curve.line is not None and curve.line.good:
+        line = curve.line
+        parts.append(
+            f"Memory is {in_gib(round(line.constant_bytes))} and {in_gib(round(line.per_token_bytes))} for "
+            f"each token of a micro batch (R² {_r_squared(line)})"
+        )
+    elif curve.line is not None:
+        parts.append(f"Memory does not follow a line (R² {_r_squared(curve.line)})")
+    if curve.smallest_failing is not None:
+        fits = curve.largest_fitting
+        before = "" if fits is None or fits > curve.smallest_failing else f" and fits at {fits}"
+        it = "it" if parts else "Memory"
+        parts.append(f"{it} runs out at {curve.field} {curve.smallest_failing}{before}")
+    elif curve.line is not None and curve.line.good and curve.line.full_at is not None and parts:
+        parts.append(f"by this line it is full at {curve.field} {curve.line.full_at:,.0f}")
+    return "; ".join(parts)
+
+
+def _compared(curve: Curve) -> str:
+    """Every value against the first one."""
+    first, *rest = curve.points
+    if first.profile is None or not rest:
+        return ""
+    parts = []
+    for point in rest:
+        if point.profile is None:
+            parts.append(f"{curve.field}={spelled(point.value)} {_NOT_OK[point.row.outcome.status]}")
+            continue
+        gains = [
+            f"{_times(b / a)} {what}"
+            for what, a, b in (
+                ("memory", first.peak_bytes, point.peak_bytes),
+                ("throughput", first.tokens_per_s, point.tokens_per_s),
+            )
+            if a and b
+        ]
+        parts.append(f"{curve.field}={spelled(point.value)} gives {' and '.join(gains)}")
+    return f"Against {curve.field}={spelled(first.value)}: " + "; ".join(parts)
+
+
+_NOT_OK = {"out_of_memory": "runs out of memory", "refused": "is refused", "failed": "failed"}
+
+
+def _gain(a: Point, b: Point) -> str:
+    return _times((b.tokens_per_s or 0) / (a.tokens_per_s or 1))
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2f}x"
+
+
+def _r_squared(line: Line) -> str:
+    """Never rounded up to 1."""
+    return f"{math.floor(line.r_squared * 1e6) / 1e6:.6g}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

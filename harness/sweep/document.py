@@ -1,0 +1,190 @@
+"""sweep.json: every number of a sweep, from which its tables and its page are made. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.errors import InputError
+from harness.step_profile import MemoryBreakdown
+from harness.sweep.cell import Status
+from harness.sweep.curves import answer, curves_of
+from harness.sweep.plan import HARDWARE, Kind, Plan, spelled
+from harness.sweep.processes import Row
+from harness.system import parse_json, provenance
+
+SCHEMA_VERSION = 1
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class SweptCell(_Fields):
+    """A cell that is done. What is not known is None."""
+
+    label: str
+    """What changes, as one would type it; "base" for nothing."""
+    values: dict[str, Any]
+    """Of every swept field."""
+    status: Status
+    reason: str | None
+    """Why, in a sentence; None when all went well."""
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_phase: str | None = None
+    at_peak: MemoryBreakdown | None = None
+    capacity_bytes: int | None = None
+    """Memory of the device."""
+    step_s: float | None = None
+    tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    mfu: float | None = None
+    bound: Literal["compute", "memory", "host"] | None = None
+    seconds: float
+    """What the answer took."""
+
+
+class SweptLine(_Fields):
+    """See Line (sweep/curves.py)."""
+
+    constant_bytes: float
+    per_token_bytes: float
+    r_squared: float
+    largest_residual_bytes: float
+    tokens_per_unit: float
+    full_at: float | None
+    good: bool
+
+
+class SweptCurve(_Fields):
+    """One field changes, all others stay."""
+
+    field: str
+    others: dict[str, Any]
+    """The values of the other swept fields; empty when one field changes at a time."""
+    numeric: bool
+    cells: list[int]
+    """Their places in the sweep's cells, in the curve's order."""
+    line: SweptLine | None
+    largest_fitting: float | None
+    smallest_out_of_memory: float | None
+    answer: str
+    """What it says, in words; empty when nothing went well."""
+
+
+class Sweep(_Fields):
+    """A sweep, as far as it is done."""
+
+    schema_version: int = SCHEMA_VERSION
+    kind: Kind
+    name: str
+    """Of the recipe."""
+    grid: bool
+    hardware: str | None
+    base: dict[str, Any]
+    """The base recipe with every field; with a grid, without those that are swept."""
+    axes: dict[str, list[Any]]
+    complete: bool
+    """Whether every cell is there."""
+    cells: list[SweptCell] = Field(min_length=1)
+    curves: list[SweptCurve]
+    provenance: dict[str, Any]
+
+    def to_json(self) -> str:
+        """The sweep as an indented JSON document."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @property
+    def answers(self) -> list[str]:
+        """What the curves say."""
+        return [curve.answer for curve in self.curves if curve.answer]
+
+    @classmethod
+    def read(cls, path: Path) -> Sweep:
+        """Read a sweep.json. Raises InputError if it is missing, unreadable or no sweep."""
+        try:
+            document = parse_json(path.read_bytes())
+        except OSError as error:
+            raise InputError(f"cannot read the sweep {path}: {error.strerror}.") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path} is not JSON: {error}. Give a sweep.json written by harness.") from None
+        try:
+            sweep = cls.model_validate(document)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise InputError(f"{path} is no sweep: field {where}: {first['msg']}.") from None
+        places = {place for curve in sweep.curves for place in curve.cells}
+        if places and not 0 <= min(places) <= max(places) < len(sweep.cells):
+            raise InputError(f"{path} is no sweep: a curve goes through a cell that is not there.")
+        fields = sweep.axes.keys()
+        if not all(cell.values.keys() >= fields for cell in sweep.cells) or not fields >= {
+            curve.field for curve in sweep.curves
+        }:
+            raise InputError(f"{path} is no sweep: a cell or a curve is not about its fields.")
+        return sweep
+
+
+def sweep_of(plan: Plan, rows: Sequence[Row]) -> Sweep:
+    """The document of the cells that are done."""
+    places = {id(row): place for place, row in enumerate(rows)}
+    curves = []
+    for curve in curves_of(plan, rows):
+        border = (curve.largest_fitting, curve.smallest_failing) if curve.numeric else (None, None)
+        curves.append(
+            SweptCurve(
+                field=curve.field,
+                others=curve.others,
+                numeric=curve.numeric,
+                cells=[places[id(point.row)] for point in curve.points],
+                line=None if curve.line is None else SweptLine(**vars(curve.line), good=curve.line.good),
+                largest_fitting=border[0],
+                smallest_out_of_memory=border[1],
+                answer=answer(curve),
+            )
+        )
+    return Sweep(
+        kind=plan.kind,
+        name=plan.name,
+        grid=plan.grid,
+        hardware=plan.hardware,
+        base=plan.base,
+        axes=plan.axes,
+        complete=len(rows) == len(plan.cells),
+        cells=[_swept(plan, row) for row in rows],
+        curves=curves,
+        provenance=provenance(),
+    )
+
+
+def _swept(plan: Plan, row: Row) -> SweptCell:
+    profile, fields = row.outcome.profile, {**plan.base, HARDWARE: plan.hardware, **row.cell.changes}
+    cell = SweptCell(
+        label=_label(plan, row),
+        values={name: fields[name] for name in plan.axes},
+        status=row.outcome.status,
+        reason=row.outcome.reason,
+        seconds=row.outcome.seconds,
+    )
+    if profile is not None:
+        memory, step = profile.memory, profile.step
+        cell.peak_allocated_bytes, cell.peak_reserved_bytes = (
+            memory.peak_allocated_bytes,
+            memory.peak_reserved_bytes,
+        )
+        cell.peak_phase, cell.at_peak = memory.peak_phase, memory.at_peak
+        cell.capacity_bytes = profile.hardware.memory_bytes
+        cell.step_s, cell.tokens_per_s = step.time_s.median, step.tokens_per_s
+        cell.mfu, cell.bound = step.mfu, step.bound
+    return cell
+
+
+def _label(plan: Plan, row: Row) -> str:
+    """What the cell changes; the base with its value when only one field is swept."""
+    if row.cell.changes or len(plan.axes) > 1:
+        return row.cell.label
+    (name,) = plan.axes
+    return f"{name}={spelled({**plan.base, HARDWARE: plan.hardware}[name])} (base)"

@@ -1,0 +1,100 @@
+"""The curves of a sweep as PNG pictures: what fills the memory at each value, and tokens per second.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.errors import InputError
+from harness.report import COLOURS, PATTERNS, drawing
+from harness.step_profile import CATEGORIES
+from harness.sweep.document import Sweep, SweptCell, SweptCurve
+from harness.sweep.plan import spelled
+from harness.sweep.table import ENDED
+from harness.units import in_gib
+
+GIB = 2**30
+
+
+def write_figures(sweep: Sweep, folder: Path) -> list[Path]:
+    """Draw <field>.png for every swept field; with a grid, the first of its curves. Returns the files.
+
+    Each file says of which sweep it is: `Description` is the digest of sweep.json. Raises InputError when
+    they cannot be written, MissingDependency without matplotlib.
+    """
+    figure_class = drawing()
+    first = {curve.field: curve for curve in reversed(sweep.curves)}
+    paths = []
+    for field in sweep.axes:
+        cells = [sweep.cells[place] for place in first[field].cells]
+        figure = figure_class(figsize=(9, 1.4 + 0.42 * len(cells)), dpi=100, layout="constrained")
+        memory, speed = figure.subplots(1, 2, width_ratios=(3, 2), sharey=True)
+        _draw_memory(memory, first[field], cells)
+        _draw_speed(speed, cells)
+        path = folder / f"{field}.png"
+        try:
+            figure.savefig(path, metadata={"Description": digest(sweep)})
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}.") from None
+        paths.append(path)
+    return paths
+
+
+def digest(sweep: Sweep) -> str:
+    """Of everything in sweep.json."""
+    return hashlib.sha256(sweep.to_json().encode()).hexdigest()
+
+
+def _draw_memory(axes: Any, curve: SweptCurve, cells: Sequence[SweptCell]) -> None:
+    """Bytes at the peak, stacked by category."""
+    names = [_shortened(spelled(cell.values[curve.field])) for cell in cells]
+    ends = [0.0] * len(cells)
+    for n, category in enumerate(CATEGORIES):
+        sizes = [_size(cell, category) / GIB for cell in cells]
+        if any(sizes):
+            label = category.replace("_", " ")
+            axes.barh(
+                range(len(cells)),
+                sizes,
+                left=ends,
+                label=label,
+                color=COLOURS[n],
+                hatch=PATTERNS[n],
+                height=0.7,
+            )
+        ends = [end + size for end, size in zip(ends, sizes, strict=True)]
+    for n, cell in enumerate(cells):
+        text = in_gib(cell.peak_allocated_bytes) if cell.status == "ok" else ENDED[cell.status]
+        axes.annotate(text, (ends[n], n), (4, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.set_xlim(0, max([*ends, 1e-6]) * 1.25)
+    axes.set_yticks(range(len(cells)), names)
+    axes.set_ylabel(curve.field)
+    axes.set_xlabel("GiB at the peak")
+    axes.invert_yaxis()
+    axes.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+
+
+def _draw_speed(axes: Any, cells: Sequence[SweptCell]) -> None:
+    speeds = [(cell.tokens_per_s or 0.0) if cell.status == "ok" else 0.0 for cell in cells]
+    axes.barh(range(len(cells)), speeds, color=COLOURS[5], height=0.7)
+    for n, speed in enumerate(speeds):
+        text = f"{speed:,.0f}" if speed else "-"
+        axes.annotate(text, (speed, n), (4, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.set_xlim(0, max([*speeds, 1e-6]) * 1.3)
+    axes.set_xlabel("tokens/s")
+
+
+def _size(cell: SweptCell, category: str) -> int:
+    """Bytes of a category at the peak of a cell that went well."""
+    if cell.status != "ok" or cell.at_peak is None:
+        return 0
+    return getattr(cell.at_peak, f"{category}_bytes") or 0
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 24 else text[:23] + "…"

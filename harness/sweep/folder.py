@@ -1,0 +1,151 @@
+"""The folder of a sweep: cells/<key>.json, one whole file a finished cell, so that nothing is done twice.
+
+A cell's key is a digest of all that its answer depends on. A file that is not the outcome of its key is no
+result: the cell is done again. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from harness.errors import InputError
+from harness.hardware import device_names, find_hardware
+from harness.recipe import find_model_config
+from harness.sweep.cell import Outcome
+from harness.sweep.plan import Cell, Kind, Plan
+from harness.system import PACKAGE, PACKAGES, SETTINGS, installed_version, parse_json, write_whole
+
+SCHEMA_VERSION = 1
+SWEEPS = Path("profiles/sweeps")
+KEPT = ("ok", "out_of_memory")
+"""Outcomes that are not asked for again. What was refused or failed may have had a passing reason."""
+
+
+def default_folder(plan: Plan) -> Path:
+    """profiles/sweeps/<recipe>-<kind>-<fields>-<digest>, the same whenever the same question is asked.
+
+    The values are not in it: with other values of the same fields, the cells that are there are used.
+    """
+    question = {"base": plan.base, "hardware": plan.hardware, "fields": list(plan.axes), "grid": plan.grid}
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", "-".join([plan.name, plan.kind, *plan.axes]))
+    return SWEEPS / f"{name[:100]}-{_digest(question)[:6]}"
+
+
+def cell_key(cell: Cell, kind: Kind, device: str | None = None) -> str:
+    """32 hexadecimal digits of all that the answer depends on: the recipe and the model's config, the device,
+    the versions of the code and the libraries, the allocator's settings."""
+    recipe = cell.recipe
+    question: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": kind,
+        "recipe": cell.changes if recipe is None else recipe.model_dump(mode="json"),
+        "model": None if recipe is None else _content_digest(recipe.model),
+        "code": _code_digest(),
+    }
+    if cell.hardware is not None:
+        question["hardware"] = repr(find_hardware(cell.hardware))  # with its calibration
+    if kind == "measured":
+        question["machine"] = _machine(device)
+    if kind != "napkin":
+        question["versions"] = {name: installed_version(name) for name in PACKAGES}
+        question["settings"] = {name: os.environ.get(name) for name in SETTINGS}
+    return _digest(question)
+
+
+def read_outcome(folder: Path, key: str) -> Outcome | None:
+    """The outcome of the cell `key`; None when there is none, or none that can be used."""
+    path = cell_path(folder, key)
+    try:
+        document = parse_json(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or document.get("key") != key:
+        return None
+    try:
+        return Outcome.from_json(document.get("outcome"), str(path))
+    except InputError:
+        return None
+
+
+def write_outcome(folder: Path, key: str, cell: Cell, outcome: Outcome) -> None:
+    """Keep the outcome of a cell. Raises InputError when it cannot be written."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "key": key,
+        "label": cell.label,
+        "outcome": outcome.as_json(),
+    }
+    write_whole(cell_path(folder, key), json.dumps(document, indent=1) + "\n")
+
+
+def cell_path(folder: Path, key: str) -> Path:
+    """Where the outcome of the cell `key` is kept."""
+    return folder / "cells" / f"{key}.json"
+
+
+@contextmanager
+def sole_sweep_in(folder: Path) -> Iterator[None]:
+    """Make the folder, and keep other sweeps out of it until the end of the block (or of the process).
+
+    Raises InputError when it cannot be made or another sweep is at work in it.
+    """
+    try:
+        (folder / "cells").mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise InputError(
+            f"--out {folder}: cannot make the folder: {error.strerror}. Give a folder that can be written."
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                f"--out {folder}: another sweep is at work in it. Wait for it, or give another folder."
+            ) from None
+        yield
+
+
+def _digest(document: Any) -> str:
+    text = json.dumps(document, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _content_digest(model: str) -> str | None:
+    """Of the model's config; None for a Hugging Face id, whose config is not here to be read."""
+    path = find_model_config(model) or Path(model)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+@cache
+def _code_digest() -> str:
+    """Of every module that an answer can come from: answers of different code do not belong in one table."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@cache
+def _machine(device: str | None) -> dict[str, Any]:
+    """What a measurement here depends on, without waking a GPU."""
+    return {
+        "device": device,
+        "gpus": device_names(),
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "cpu": f"{platform.system()} {platform.machine()} {platform.processor()} {os.cpu_count()}",
+    }

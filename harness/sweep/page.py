@@ -1,0 +1,91 @@
+"""The page of a sweep: its answers, a pair of curves for each field, its table. Imports no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from harness.report import Cell, Table, render_page
+from harness.sweep.document import Sweep, SweptCell, SweptCurve
+from harness.sweep.plan import spelled
+from harness.sweep.table import ENDED, table_of
+
+
+def sweep_html(sweep: Sweep) -> str:
+    """One HTML file that opens from disk. Raises MissingDependency without jinja2 or plotly."""
+    fields = list(dict.fromkeys(curve.field for curve in sweep.curves))
+    figures = [_figure(sweep, field) for field in fields]
+    base = [(name, value) for name, value in sweep.base.items()]
+    tables = {
+        "cells": table_of(sweep),
+        "base": Table("Base recipe", ["field", "value"], [[Cell(n), Cell(spelled(v))] for n, v in base]),
+        "provenance": _provenance(sweep),
+    }
+    return render_page(
+        "sweep.html",
+        title=f"{sweep.name}: {', '.join(fields)}",
+        data={"figures": figures},
+        scripts=("sweep.js",),
+        sweep=sweep,
+        tiles=_tiles(sweep),
+        figures=figures,
+        tables=tables,
+    )
+
+
+def _figure(sweep: Sweep, field: str) -> dict[str, Any]:
+    """What the scripts draw for one field: a series for every curve."""
+    curves = [curve for curve in sweep.curves if curve.field == field]
+    return {
+        "field": field,
+        "numeric": all(curve.numeric for curve in curves),
+        "answers": [curve.answer for curve in curves if curve.answer],
+        "series": [_series(sweep, curve) for curve in curves],
+    }
+
+
+def _series(sweep: Sweep, curve: SweptCurve) -> dict[str, Any]:
+    cells = [sweep.cells[place] for place in curve.cells]
+    line = None
+    if curve.line is not None and curve.line.good:
+        line = [curve.line.constant_bytes, curve.line.per_token_bytes * curve.line.tokens_per_unit]
+    return {
+        "name": ", ".join(f"{name}={spelled(value)}" for name, value in curve.others.items()),
+        "points": [_point(cell, curve.field) for cell in cells],
+        "line": line,
+        "capacity": next((c.capacity_bytes for c in cells if c.capacity_bytes is not None), None),
+    }
+
+
+def _point(cell: SweptCell, field: str) -> dict[str, Any]:
+    went_well = cell.status == "ok"
+    return {
+        "value": cell.values[field],
+        "text": spelled(cell.values[field]),
+        "ended": ENDED[cell.status],
+        "allocated": cell.peak_allocated_bytes if went_well else None,
+        "reserved": cell.peak_reserved_bytes if went_well else None,
+        "speed": cell.tokens_per_s if went_well else None,
+    }
+
+
+def _tiles(sweep: Sweep) -> list[tuple[str, str, str]]:
+    ended = Counter(cell.status for cell in sweep.cells)
+    others = [f"{ended[status]} {words}" for status, words in ENDED.items() if words and ended[status]]
+    device = sweep.hardware or str(sweep.provenance.get("platform", ""))
+    tiles = [
+        ("Recipe", sweep.name, "every combination" if sweep.grid else "one field at a time"),
+        ("Answer", sweep.kind, device),
+        ("Cells", f"{ended['ok']} of {len(sweep.cells)}", ", ".join(others) or "all went well"),
+    ]
+    if not sweep.complete:
+        tiles.append(("Interrupted", "not complete", "run the same command to go on"))
+    return tiles
+
+
+def _provenance(sweep: Sweep) -> Table:
+    facts = dict(sweep.provenance)
+    if isinstance(facts.get("versions"), dict):
+        facts |= facts.pop("versions")
+    rows = [[Cell(str(name)), Cell(str(value))] for name, value in facts.items()]
+    return Table("What made these numbers", ["fact", "value"], rows)

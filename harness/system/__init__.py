@@ -1,0 +1,37 @@
+"""What a command needs of Python and the operating system; it knows no recipe."""
+
+from harness.system.files import sync_folder, write_whole
+from harness.system.garbage import collected_by_hand, end_process, older_objects_kept
+from harness.system.interruption import CTRL_C_STATUS, held_back, interrupted_status, interruptible
+from harness.system.locations import PACKAGE, profiles_folder, recipes_folder
+from harness.system.streams import complain, quiet_libraries, stdout_kept_for_json, warn_of_trusted_code
+from harness.system.strict_json import parse_json
+from harness.system.strict_yaml import parse_yaml, read_mapping, to_yaml
+from harness.system.versions import PACKAGES, SETTINGS, installed_version, provenance
+
+__all__ = [
+    "CTRL_C_STATUS",
+    "PACKAGE",
+    "PACKAGES",
+    "SETTINGS",
+    "collected_by_hand",
+    "complain",
+    "end_process",
+    "held_back",
+    "installed_version",
+    "interrupted_status",
+    "interruptible",
+    "older_objects_kept",
+    "parse_json",
+    "parse_yaml",
+    "profiles_folder",
+    "provenance",
+    "quiet_libraries",
+    "read_mapping",
+    "recipes_folder",
+    "stdout_kept_for_json",
+    "sync_folder",
+    "to_yaml",
+    "warn_of_trusted_code",
+    "write_whole",
+]

@@ -1,0 +1,57 @@
+"""What every command does with its output: errors in one sentence, JSON alone on stdout, quiet libraries."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+from harness.errors import printable
+
+
+def complain(message: str, status: int) -> int:
+    """Say on stderr what is wrong; returns `status`, the exit status to end with."""
+    print(f"harness: {message}", file=sys.stderr)
+    return status
+
+
+@contextmanager
+def stdout_kept_for_json(kept: bool) -> Iterator[None]:
+    """Send to stderr whatever libraries, or their C code, print to stdout."""
+    if not kept:
+        yield
+        return
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def quiet_libraries() -> None:
+    """Keep the libraries' notices out of our output; errors still show. Never fetch kernels from the Hub."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("BITSANDBYTES_NOWELCOME", "1")
+    os.environ["USE_HUB_KERNELS"] = "NO"
+    import warnings
+
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # which CPU kernels it did not find
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"bitsandbytes|transformers|peft|torch")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"bitsandbytes|transformers|peft|torch")
+
+
+@cache
+def warn_of_trusted_code(model: str) -> None:
+    """Say, once and in red, that the Python code of `model` may run."""
+    text = f"trust_remote_code: the Python code that comes with {model} may run, with all that you may do."
+    coloured = "NO_COLOR" not in os.environ and (sys.stderr.isatty() or "FORCE_COLOR" in os.environ)
+    red, plain = ("\x1b[1;31m", "\x1b[0m") if coloured else ("", "")
+    print(f"{red}{printable(text)}{plain}", file=sys.stderr)

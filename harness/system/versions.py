@@ -1,0 +1,74 @@
+"""Where a profile comes from: commit, versions, settings. An allow-list, never the whole environment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from harness.system.locations import PACKAGE
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "accelerate",
+    "flash-attn",
+    "liger-kernel",
+    "triton",
+    "datasets",
+)
+SETTINGS = (
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_MODULE_LOADING",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED",
+    "STAND_IN_CUDA",
+)
+"""The only environment variables ever recorded: each changes memory or time, none holds a secret."""
+
+
+def provenance() -> dict[str, Any]:
+    """Facts about the code and libraries that produced a profile, without importing them."""
+    from harness import __version__
+
+    return {
+        "harness": __version__,
+        **_commit(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "versions": {name: found for name in PACKAGES if (found := installed_version(name)) is not None},
+        "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
+    }
+
+
+def installed_version(package: str) -> str | None:
+    """Version of an installed distribution, None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> dict[str, Any]:
+    """The checkout's commit and whether it has uncommitted changes; None where git cannot tell."""
+    root = PACKAGE.parent
+    if not (root / ".git").exists():
+        return {"git_commit": None, "git_dirty": None}
+
+    def git(*arguments: str) -> str:
+        try:
+            result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):  # no git here, or a very slow disk
+            return ""
+        return result.stdout.strip() if result.returncode == 0 else ""
+
+    commit = git("rev-parse", "HEAD")
+    return {"git_commit": commit or None, "git_dirty": bool(git("status", "--porcelain")) if commit else None}

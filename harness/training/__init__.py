@@ -1,0 +1,30 @@
+"""The one training step and everything it is made of: model, toggles, data, loop."""
+
+from harness.training.data.batches import Batches, StepBatches
+from harness.training.loop import Kind, LoopObserver, Step, remaining_kinds, run_steps, set_up, step_kinds
+from harness.training.model import import_libraries
+from harness.training.step import Training
+from harness.training.toggles.attention import attention_kernel
+from harness.training.toggles.host_memory import is_dense, is_on_host, on_host
+from harness.training.toggles.optimizer_state import restore_state
+from harness.training.toggles.quantization import prepare_for_kbit
+
+__all__ = [
+    "Batches",
+    "Kind",
+    "LoopObserver",
+    "Step",
+    "StepBatches",
+    "Training",
+    "attention_kernel",
+    "import_libraries",
+    "is_dense",
+    "is_on_host",
+    "on_host",
+    "prepare_for_kbit",
+    "remaining_kinds",
+    "restore_state",
+    "run_steps",
+    "set_up",
+    "step_kinds",
+]

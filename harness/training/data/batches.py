@@ -1,0 +1,137 @@
+"""The batches of a recipe: fixed shapes, endless, and the same for the same seed.
+
+Every row holds seq_len tokens. Short examples are padded on the right and no attention_mask is passed
+for the padding: attention is causal, so no real token can see what comes after it, and the padding's
+own outputs have no label. A mask would change nothing but the kernel (with one, sdpa cannot use flash
+attention), and so the memory and the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from harness.errors import InputError
+from harness.recipe import Recipe
+from harness.training.data.packing import separate_densely, separate_for_flash
+from harness.training.data.rows import NOT_PREDICTED, Rows, corpus_rows, synthetic_rows
+from harness.training.data.tokenizer import build_tokenizer
+
+
+class StepBatches(NamedTuple):
+    """What one optimizer step trains on, on the CPU."""
+
+    batches: list[Batch]
+    """gradient_accumulation_steps of them. input_ids and labels: int64 (micro_batch_size, seq_len); with
+    packing also what training/data/packing.py returns (two of flash attention's are ints, not tensors)."""
+    num_tokens: int
+    """Predicted tokens of the whole step: labels that are not -100. A model's loss shifts the labels by one
+    and never predicts a row's first, which has the label -100 here. So transformers.Trainer (5.17 to 5.23)
+    counts the same, by `labels[..., 1:]` for a loss it knows to shift and by `labels` for any other."""
+
+
+class Batches(Iterator[StepBatches]):
+    """An endless iterator over steps. Its position is a small dict, to be saved and loaded."""
+
+    def __init__(self, recipe: Recipe, rows: Rows, *, dense_mask: bool) -> None:
+        self.rows = rows
+        self._recipe = recipe
+        self._dense_mask = dense_mask
+        self._rows_drawn = 0
+
+    def __next__(self) -> StepBatches:
+        batches = [self._micro_batch() for _ in range(self._recipe.gradient_accumulation_steps)]
+        return StepBatches(batches, sum(int((b["labels"] != NOT_PREDICTED).sum()) for b in batches))
+
+    def skip(self, steps: int) -> None:
+        """Go on as if so many steps had been drawn."""
+        self._rows_drawn += steps * self._recipe.gradient_accumulation_steps * self._recipe.micro_batch_size
+
+    def _micro_batch(self) -> Batch:
+        size = self._recipe.micro_batch_size
+        rows = [self.rows.draw(self._rows_drawn + i) for i in range(size)]
+        self._rows_drawn += size
+        batch: Batch = {
+            "input_ids": torch.from_numpy(np.stack([row.input_ids for row in rows])),
+            "labels": torch.from_numpy(np.stack([row.labels for row in rows])),
+        }
+        if self._recipe.packing:
+            lengths = [row.document_lengths for row in rows]
+            if self._dense_mask:
+                batch |= separate_densely(lengths, _additive_mask_dtype(self._recipe))
+            else:
+                batch |= separate_for_flash(lengths)
+        return batch
+
+    def state(self) -> dict[str, int | None]:
+        """The position in the data, JSON-able: after `load_state` of it, the same steps follow."""
+        return {"rows_drawn": self._rows_drawn, "num_rows": self.rows.num_rows, "seed": self._recipe.seed}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from a `state()`. Raises InputError if it was taken over other data or another seed."""
+        for field, ours in (("num_rows", self.rows.num_rows), ("seed", self._recipe.seed)):
+            if state.get(field) != ours:
+                raise InputError(
+                    f"the saved position in the data has {field}: {state.get(field)}, and this run {ours}. "
+                    "Resume with the recipe and the data the run began with."
+                )
+        rows_drawn = state.get("rows_drawn")
+        if not isinstance(rows_drawn, int) or rows_drawn < 0:
+            raise InputError(f"the saved position in the data has rows_drawn: {rows_drawn}. Begin a new run.")
+        self._rows_drawn = rows_drawn
+
+
+def build_batches(
+    recipe: Recipe,
+    *,
+    vocab_size: int,
+    max_positions: int | None,
+    tokenizer_source: str | None,
+    dense_mask: bool,
+    sliding_window: int | None = None,
+) -> Batches:
+    """The batches of `recipe` for a model of `vocab_size` tokens.
+
+    - `max_positions`: the longest row the model has positions for; None: no limit.
+    - `tokenizer_source`: checkpoint folder or Hugging Face id, used when weights are pretrained.
+    - `dense_mask`: with packing, documents are kept apart by a mask (sdpa and eager), otherwise by flash
+      attention's lengths.
+    - `sliding_window`: the model's attention window in tokens, if it has one. transformers does not narrow
+      a ready-made mask to it, so with packing and dense_mask no document is longer than the window.
+
+    Without packing, a .txt file is one stream of tokens cut into rows (the remainder is left out), and any
+    other example is a row of its own, padded or cut off at seq_len. With packing, documents (paragraphs of
+    a .txt file, examples) share rows; one longer than seq_len is cut into several, but a prompt with its
+    completion is cut off, since the rest would lack its prompt. Raises InputError for data that cannot be
+    read, does not fit the model, or holds nothing to train on.
+    """
+    if max_positions is not None and recipe.seq_len > max_positions:
+        raise InputError(
+            f"seq_len: {recipe.seq_len} is more than the {max_positions} positions of model: {recipe.model}. "
+            f"Set seq_len to at most {max_positions}."
+        )
+    longest = recipe.seq_len
+    if recipe.packing and dense_mask and sliding_window is not None:
+        longest = min(longest, sliding_window)
+    if recipe.data == "synthetic":
+        rows = synthetic_rows(recipe, vocab_size, longest)
+    else:
+        tokenizer = build_tokenizer(recipe, vocab_size=vocab_size, tokenizer_source=tokenizer_source)
+        rows = corpus_rows(recipe, tokenizer, vocab_size, longest)
+    return Batches(recipe, rows, dense_mask=dense_mask)
+
+
+def _additive_mask_dtype(recipe: Recipe) -> torch.dtype | None:
+    """None for sdpa's bool mask. transformers makes eager's in the dtype of the embeddings, so does this."""
+    if recipe.attention != "eager":
+        return None
+    if recipe.mixed or recipe.upcast_for_kbit:
+        return torch.float32
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.compute_dtype]
+
+
+Batch = dict[str, Any]
+"""Keyword arguments of the model: input_ids and labels of shape (micro_batch_size, seq_len), ..."""

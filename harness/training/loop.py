@@ -1,0 +1,104 @@
+"""Setup and steps: what every path does around the one training step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from harness.recipe import Recipe
+from harness.training.data.batches import Batch, Batches, build_batches
+from harness.training.model import build_training
+from harness.training.step import Training, train_step
+
+Kind = Literal["warmup", "timed", "recorded"]
+"""warmup: run and forgotten; timed: only the clock looks; recorded: every allocation is written down."""
+
+
+class LoopObserver(Protocol):
+    """An Observer (training/step.py) that is also told which step begins."""
+
+    def begin_step(self, index: int, kind: Kind) -> None: ...
+    def phase(self, name: str) -> AbstractContextManager[None]: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """One finished optimizer step. `loss` is a scalar still on the device."""
+
+    index: int
+    kind: Kind
+    loss: Tensor
+    num_tokens: int
+
+
+def set_up(recipe: Recipe, device: torch.device, observer: LoopObserver) -> tuple[Training, Batches]:
+    """Build what the steps need. The data comes first: it is what a user most often gets wrong."""
+    from harness.training.model_config import load_config
+
+    with observer.phase("setup"):
+        batches = _batches(recipe, load_config(recipe))
+        return build_training(recipe, device), batches
+
+
+def run_steps(
+    training: Training,
+    batches: Iterator[Any],
+    device: torch.device,
+    kinds: Sequence[Kind],
+    observer: LoopObserver,
+    first: int = 0,
+) -> Iterator[Step]:
+    """Run one step for each of `kinds`, yielding it when its work is queued (on a GPU not yet done).
+
+    Steps are counted from `first`.
+    """
+    for index, kind in enumerate(kinds, first):
+        observer.begin_step(index, kind)
+        with observer.phase("data"):
+            on_host, num_tokens = next(batches)
+            micro_batches = [_moved(batch, device) for batch in on_host]
+        loss = train_step(training, micro_batches, num_tokens, observer)
+        del micro_batches  # the next step's inputs are made before this frame goes away
+        yield Step(index, kind, loss, num_tokens)
+
+
+def step_kinds(recipe: Recipe, recorded_steps: int) -> list[Kind]:
+    """The kinds of a run's steps in order: warmup, timed, recorded."""
+    return [*["warmup"] * recipe.warmup_steps, *["timed"] * recipe.steps, *["recorded"] * recorded_steps]  # type: ignore[list-item]
+
+
+def remaining_kinds(kinds: Sequence[Kind], first: int, warmup_steps: int) -> list[Kind]:
+    """The kinds of a resumed run's steps: those from `first` on, timed ones as warmup until it is warm.
+
+    As many as `warmup_steps`, but one of them stays timed.
+    """
+    left = list(kinds[first:])
+    timed = [n for n, kind in enumerate(left) if kind == "timed"]
+    for n in timed[: max(0, min(warmup_steps - left.count("warmup"), len(timed) - 1))]:
+        left[n] = "warmup"
+    return left
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    return {
+        # copy=True: on the CPU too the inputs are a tensor of the step's own
+        name: value.to(device, non_blocking=True, copy=True) if isinstance(value, Tensor) else value
+        for name, value in batch.items()
+    }
+
+
+def _batches(recipe: Recipe, config: Any) -> Batches:
+    text = config.get_text_config()
+    return build_batches(
+        recipe,
+        vocab_size=text.vocab_size,
+        max_positions=getattr(text, "n_positions", None),
+        tokenizer_source=recipe.model if recipe.weights == "pretrained" else None,
+        dense_mask=not recipe.attention.startswith("flash_attention"),
+        sliding_window=getattr(text, "sliding_window", None),
+    )

@@ -1,0 +1,80 @@
+"""The transformers config of a recipe's model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from harness.architecture import check_counts, read_config
+from harness.errors import InputError, nearest
+from harness.recipe import Recipe, find_model_config, nearest_model
+from harness.system import warn_of_trusted_code
+
+
+def load_config(recipe: Recipe) -> Any:
+    """The transformers config of `recipe.model`: a name in recipes/models, a path, or a Hugging Face id.
+
+    Raises InputError naming the model if it is unknown, malformed or not a causal language model.
+    """
+    from transformers import AutoConfig
+    from transformers.activations import ACT2FN
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if recipe.trust_remote_code:
+        warn_of_trusted_code(recipe.model)
+    named = find_model_config(recipe.model)
+    path = named or Path(recipe.model).expanduser()
+    if named is None and path.is_dir():
+        path = path / "config.json"
+    try:
+        if path.is_file():
+            values = read_config(path)
+            check_counts(values, str(path))
+            _refuse_unknown_type(values.get("model_type"), str(path))
+            config = AutoConfig.for_model(**values)
+        elif path.suffix == ".json" or path.name == "config.json" or recipe.model.startswith((".", "/", "~")):
+            raise InputError(
+                f"model: {recipe.model}: there is no such file. Give a config.json or a checkpoint folder."
+            )
+        else:
+            config = AutoConfig.from_pretrained(recipe.model, trust_remote_code=recipe.trust_remote_code)
+    except InputError:
+        raise
+    except Exception as error:
+        # transformers raises a dozen types here (OSError, ValueError, KeyError, its own); all mean this.
+        raise InputError(
+            f"model: {recipe.model}: no usable config ({first_line(error)}).{nearest_model(recipe.model)} "
+            "Give a name from recipes/models, a config.json, a checkpoint folder or a Hugging Face id."
+        ) from error
+    activation = getattr(config, "hidden_act", None)
+    if isinstance(activation, str) and activation not in ACT2FN:
+        hint = nearest(activation, list(ACT2FN)) or f" It knows {', '.join(ACT2FN)}."
+        raise InputError(f"model: {recipe.model}: transformers has no hidden_act {activation!r:.60}.{hint}")
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not recipe.trust_remote_code:
+        raise InputError(f"model: {recipe.model}: {config.model_type} is not a causal language model.")
+    positions = getattr(config, "n_positions", None)  # learned, not computed: GPT-2 has no more
+    if positions is not None and recipe.seq_len > positions:
+        raise InputError(
+            f"seq_len: {recipe.seq_len}: {recipe.model} has {positions} positions; set at most that."
+        )
+    return config
+
+
+def _refuse_unknown_type(model_type: Any, origin: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    if not isinstance(model_type, str):
+        raise InputError(
+            f"model: {origin}: model_type is {model_type!r:.60}; it must name the model's family, for "
+            "example llama."
+        )
+    if model_type not in CONFIG_MAPPING:
+        hint = nearest(model_type, list(CONFIG_MAPPING)) or " Give one that it has, like llama."
+        raise InputError(f"model: {origin}: this transformers has no model_type {model_type!r:.60}.{hint}")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says: its first line, and the second if the first only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    said = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return said.rstrip(".")

@@ -1,0 +1,74 @@
+"""The one training step. Every path (train, measure, simulate) runs this function and no other.
+
+It does not measure, print, synchronize or read a value back: it names its phases to an observer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from harness.training.data.batches import Batch
+
+
+class Observer(Protocol):
+    """What is told about a run: each phase as it begins and ends."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """A context around "setup", "data", "forward", "backward" or "optimizer_step"."""
+        ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """All that a step needs, built once from a recipe by `build_training` (training/model.py)."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler | None = None
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    saved_tensors: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Context of the forward pass that decides where autograd keeps what it saves."""
+    max_grad_norm: float | None = None
+    stepping: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Context of the optimizer step: where the memory it makes belongs."""
+
+
+def train_step(training: Training, batches: Sequence[Batch], num_tokens: Any, observer: Observer) -> Tensor:
+    """One optimizer step over `batches` (the micro batches). Returns the step's loss, a scalar on the device.
+
+    `num_tokens` is the number of predicted tokens in the whole step: every micro batch's loss is its
+    sum over tokens divided by it, so k micro batches and one k times larger give the same gradients.
+    """
+    model, optimizer, scaler = training.model, training.optimizer, training.scaler
+    losses = []
+    for batch in batches:
+        with observer.phase("forward"), training.autocast(), training.saved_tensors():
+            loss = model(**batch, num_items_in_batch=num_tokens).loss
+        with observer.phase("backward"):
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        losses.append(loss.detach())
+        del loss
+    with observer.phase("optimizer_step"), training.stepping():
+        take_gradients = getattr(optimizer, "take_gradients", None)
+        if (
+            take_gradients is not None
+        ):  # the optimizer steps a copy of the weights (training/toggles/optimizer.py)
+            take_gradients()
+        if scaler is not None and training.max_grad_norm is not None:
+            scaler.unscale_(optimizer)
+        if training.max_grad_norm is not None:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, training.max_grad_norm)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+    return torch.stack(losses).sum()

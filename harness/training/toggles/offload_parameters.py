@@ -1,0 +1,304 @@
+"""offload: parameters. Weights, gradients and optimizer state live in host memory; blocks visit the device.
+
+Before a transformer block runs, its weights are copied to the device and put in its modules' place; after
+it they are dropped. What autograd saved of a weight is only the memory of where it came from, and backward
+copies the weight in again. The gradients leave for the host when their block is done. While a block runs,
+the next one's weights are on their way (on a GPU: on a side stream, out of pinned memory). The root (final
+norm, output head, and an embedding tied to it) is a group of its own: on the device for the whole forward
+pass, fetched one by one in backward, its gradients leaving last.
+
+FSDP2 (`fully_shard` with CPUOffloadPolicy) is made to do this on many devices. On one it gives the same
+numbers, but (torch 2.13) fetches no weight ahead: `FSDPParamGroup.unshard` does nothing where the world
+size is 1, and the copies wait in the compute stream. It needs more memory (two flat buffers of a block's
+gradients, the root from forward to the end of backward); under autocast it keeps the 16-bit casts of all
+weights from forward to backward; and it refuses the shape-only tensors on which a simulation runs the same
+step. Here the device's allocations are the same, in the same order, on a GPU, on a CPU and shape-only.
+(What FSDP2 does better: its gradients leave on a side stream; here backward waits for them.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
+
+from harness.errors import InputError
+from harness.training.toggles.host_memory import SideStream, on_host
+
+
+def offload_parameters(
+    model: nn.Module, device: torch.device, autocast_dtype: torch.dtype | None = None
+) -> None:
+    """Move the weights of `model` to host memory, and have every forward and backward pass fetch them.
+
+    Buffers go to `device` (cuda, cpu or meta), where the model computes. The weights may be anywhere; if
+    the model is larger than the device, build it in host memory. Call this after adapters and gradient
+    checkpointing are in place; the parameters stay the same objects, so the optimizer may come before or
+    after. With `autocast_dtype`, the dtype of the autocast the model will run under, the fp32 weights of
+    linear layers are cast on arrival, as autocast would cast them: so the casts are dropped as well.
+    (Three-dimensional expert weights are not: their casts stay until backward.)
+
+    Raises InputError for a model without an nn.ModuleList of blocks.
+    """
+    blocks = list(_blocks(model))
+    if not blocks:
+        raise InputError(
+            "offload: [parameters] moves one transformer block at a time, and this model has none "
+            "(no nn.ModuleList of blocks). Take parameters out of offload."
+        )
+    for parameter in model.parameters():
+        parameter.data = _host_copy(parameter, parameter.detach(), device)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device=device).copy_(buffer)
+
+    in_blocks = {module for block in blocks for module in block.modules()}
+    outside = [module for module in model.modules() if module not in in_blocks]
+    root = _group(outside)
+    embeddings = {m: _group([m]) for m in outside if isinstance(m, nn.Embedding) and not root.shares(m)}
+    for group in embeddings.values():
+        root.places = {p: places for p, places in root.places.items() if p not in group.places}
+    groups = {block: _group(block.modules()) for block in blocks}
+    copies = _DeviceCopies(device, root, [*embeddings.values()], [*groups.values()])
+    if autocast_dtype is not None:
+        copies.dtypes = dict.fromkeys(_cast_by_autocast(model), autocast_dtype)
+    model.register_forward_pre_hook(copies.begin, prepend=True)
+    model.register_forward_hook(copies.end, always_call=True)
+    for module, group in (embeddings | groups).items():
+        module.register_forward_pre_hook(partial(copies.before, group), prepend=True)
+        # always: recomputation under gradient checkpointing leaves a block by an exception
+        after = copies.after_embedding if module in embeddings else copies.after_block
+        module.register_forward_hook(partial(after, group), always_call=True)
+
+
+@dataclass(eq=False)
+class _Group:
+    """Weights that travel together, each with the modules and attribute names it is found under."""
+
+    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = field(default_factory=dict)
+
+    def shares(self, module: nn.Module) -> bool:
+        """Whether a parameter of `module` is found elsewhere as well (an embedding tied to the head)."""
+        return any(len(self.places[parameter]) > 1 for parameter in module.parameters(recurse=False))
+
+
+class _Saved(NamedTuple):
+    """What autograd keeps of a weight: which one, and the view of it that was saved."""
+
+    group: _Group
+    parameter: nn.Parameter
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class _DeviceCopies:
+    """The weights that are on the device: of the group in use, and of the one expected next."""
+
+    def __init__(
+        self, device: torch.device, root: _Group, embeddings: list[_Group], blocks: list[_Group]
+    ) -> None:
+        self.device = device
+        self.root = root
+        self.dtypes: dict[nn.Parameter, torch.dtype] = {}
+        self._forward_order = dict(pairwise([root, *embeddings, *blocks]))
+        self._backward_order = dict(pairwise([root, *reversed(blocks)]))
+        self._next = self._forward_order
+        self._current: _Group | None = None
+        self._copies: dict[nn.Parameter, Tensor] = {}
+        self._in_place: dict[_Group, dict[int, nn.Parameter]] = {}  # by storage, to recognize what is saved
+        self._will_finish = False
+        self._side = SideStream(device)
+
+    def begin(self, model: nn.Module, args: Any) -> None:
+        """Before the model's forward: the root arrives, and autograd no longer keeps weights."""
+        self._finish()  # an optimizer step has made them stale
+        self._next = self._forward_order
+        # Only the innermost hooks are called, so those in effect (activation offload) are called from ours.
+        outside = torch._C._autograd._top_saved_tensors_default_hooks(False)  # type: ignore[attr-defined]
+        keep, give_back = outside or (lambda tensor: tensor, lambda kept: kept)
+        self._hooks = saved_tensors_hooks(partial(self._pack, keep), partial(self._unpack, give_back))
+        self._hooks.__enter__()
+        self._place(self.root)
+
+    def end(self, model: nn.Module, args: Any, output: Any) -> None:
+        """After the model's forward: backward meets the groups in the opposite order."""
+        self._hooks.__exit__()
+        self.leave(self.root)
+        self._current, self._next = None, self._backward_order
+
+    def before(self, group: _Group, module: nn.Module, args: Any) -> None:
+        """Before a block's or an embedding's forward: its weights arrive and take their places."""
+        self._place(group)
+
+    def after_embedding(self, group: _Group, module: nn.Module, args: Any, output: Any) -> None:
+        """An embedding's weights leave for good: its backward needs none."""
+        self.leave(group)
+
+    def after_block(self, group: _Group, module: nn.Module, args: Any, output: Any) -> None:
+        """A block's weights leave, however its forward ended, and come back before its backward."""
+        self.leave(group)
+        for tensor in output if isinstance(output, tuple) else (output,):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(partial(self._before_backward, group))
+
+    def _before_backward(self, group: _Group, gradient: Tensor) -> None:
+        # Recomputation under gradient checkpointing calls the block's forward without its hooks (in newer
+        # transformers) and must find the weights in place, trainable as they were.
+        for other in [other for other in self._in_place if other is not group]:
+            self.leave(other)
+        self._finish_after_backward()
+        with torch.enable_grad():
+            self._place(group)
+
+    def leave(self, group: _Group) -> None:
+        """Put the host's weights back in place and free the group's copies."""
+        if self._in_place.pop(group, None) is not None:
+            for parameter, places in group.places.items():
+                for module, name in places:
+                    module._parameters[name] = parameter
+        self._drop_all_but([parameter for parameter in self._copies if parameter not in group.places])
+
+    def _place(self, group: _Group) -> None:
+        weights = self._take(group, group.places)
+        self._in_place[group] = {}
+        for (parameter, places), weight in zip(group.places.items(), weights, strict=True):
+            self._in_place[group][weight.untyped_storage()._cdata] = parameter
+            if parameter.requires_grad and torch.is_grad_enabled():
+                weight = _Arrival.apply(parameter, weight)
+            for module, name in places:
+                module._parameters[name] = weight  # type: ignore[assignment]
+
+    def _finish_after_backward(self) -> None:
+        if not self._will_finish:
+            self._will_finish = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+
+    def _finish(self) -> None:
+        for group in list(self._in_place):
+            self.leave(group)
+        self._drop_all_but(())
+        self._current, self._will_finish = None, False
+
+    def _take(self, group: _Group, parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+        """Copies of `parameters`, all of `group`, ready for use. Entering a group sends for the next one."""
+        entered = group is not self._current
+        if entered:
+            self._current = group
+            self._drop_all_but(group.places)
+        for parameter in parameters:
+            if parameter not in self._copies:
+                self._copies[parameter] = self._empty(parameter)
+                self._copies[parameter].copy_(parameter.detach(), non_blocking=True)
+            self._copies[parameter] = self._copies[parameter].to(self._dtype(parameter))
+        if entered and group in self._next:
+            self._send_for(self._next[group])
+        return [self._copies[parameter] for parameter in parameters]
+
+    def _send_for(self, group: _Group) -> None:
+        absent = [parameter for parameter in group.places if parameter not in self._copies]
+        self._copies |= {parameter: self._empty(parameter) for parameter in absent}
+        with self._side.after_compute():
+            for parameter in absent:
+                self._copies[parameter].copy_(parameter.detach(), non_blocking=True)
+
+    def _drop_all_but(self, kept: Iterable[nn.Parameter]) -> None:
+        self._side.compute_waits_for_all()  # every copy sent for has arrived, before any is used or freed
+        self._copies = {parameter: self._copies[parameter] for parameter in kept if parameter in self._copies}
+
+    def _empty(self, parameter: nn.Parameter) -> Tensor:
+        return torch.empty_like(parameter, device=self.device, requires_grad=False)
+
+    def _pack(self, keep: Any, tensor: Tensor) -> Any:
+        storage = tensor.untyped_storage()._cdata
+        for group, weights in self._in_place.items():
+            parameter = weights.get(storage)
+            if parameter is not None and tensor.dtype == self._dtype(parameter):
+                return _Saved(group, parameter, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+        return keep(tensor)
+
+    def _unpack(self, give_back: Any, saved: Any) -> Tensor:
+        if not isinstance(saved, _Saved):
+            return give_back(saved)
+        self._finish_after_backward()
+        [weight] = self._take(saved.group, [saved.parameter])
+        return weight.as_strided(saved.size, saved.stride, saved.offset)
+
+    def _dtype(self, parameter: nn.Parameter) -> torch.dtype:
+        return self.dtypes.get(parameter, parameter.dtype)
+
+
+class _Arrival(torch.autograd.Function):
+    """Makes a device copy the result of its host parameter: the gradient goes back the same way.
+
+    The parameter's gradient is set here, because what autograd itself would add up on the host it would
+    add up in device memory where both are shape-only. The node is older than every operator of its group
+    and autograd runs the youngest first: the gradients leave together when the group's backward is over.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, parameter: nn.Parameter, weight: Tensor) -> Tensor:
+        ctx.parameter = parameter
+        return weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        parameter: nn.Parameter = ctx.parameter
+        arrived = _host_copy(parameter, gradient.to(parameter.dtype), gradient.device)
+        if parameter.grad is None:
+            parameter.grad = arrived
+        else:
+            parameter.grad.add_(arrived)
+        return None, None
+
+
+def _host_copy(like: Tensor, source: Tensor, device: torch.device) -> Tensor:
+    """`source` in host memory, laid out as `like`, complete on return: pinned if `device` is a GPU."""
+    shape_only = device.type == "meta"
+    with on_host():
+        host = torch.empty_like(
+            like,
+            device="meta" if shape_only else "cpu",
+            pin_memory=device.type not in ("cpu", "meta"),
+            requires_grad=False,
+        )
+        return host.copy_(source)
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The elements of the outermost nn.ModuleLists: a transformer's blocks."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        else:
+            yield from _blocks(child)
+
+
+def _group(modules: Iterable[nn.Module]) -> _Group:
+    group = _Group()
+    for module in modules:
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                group.places.setdefault(parameter, []).append((module, name))
+    return group
+
+
+def _cast_by_autocast(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The fp32 matrices of linear layers. Adapters are left to autocast: they are small, and their layers
+    choose a dtype by looking at them. So is a tied output head: the embedding reads it in fp32."""
+    embedded = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    for name, module in model.named_modules():
+        # Conv1D: transformers' transposed linear layer (GPT-2)
+        if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D") and "lora_" not in name:
+            weight = module.weight
+            if isinstance(weight, nn.Parameter) and weight.dtype == torch.float32 and weight not in embedded:
+                yield weight

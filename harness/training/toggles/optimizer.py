@@ -1,0 +1,66 @@
+"""The optimizer and the gradient scaler of a recipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from harness.errors import InputError, MissingDependency
+from harness.recipe import BITSANDBYTES_OPTIMIZERS, Recipe
+from harness.training.toggles.optimizer_in_backward import OptimizerInBackward
+from harness.training.toggles.optimizer_state import Build
+from harness.training.toggles.stepped_copy import SteppedCopy
+
+FP16_ADAM_EPS = 1e-4
+"""AdamW's eps where its moments are fp16: a usual choice, and one fp16 can hold."""
+
+
+def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    """The recipe's optimizer over the weights of `model` that require a gradient.
+
+    Raises InputError if nothing requires one.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise InputError(
+            "nothing to train: no weight requires a gradient. Set adapter: lora or adapter: none."
+        )
+    build = _constructor(recipe)
+    if recipe.optimizer_in_backward:
+        return OptimizerInBackward(trained, build)
+    host = "optimizer" in recipe.offload
+    if recipe.master_weights or host:
+        return SteppedCopy(trained, build, torch.float32 if recipe.master_weights else None, host=host)
+    return build(trained)
+
+
+def _constructor(recipe: Recipe) -> Build:
+    """A function from parameters to the recipe's torch or bitsandbytes optimizer.
+
+    sgd has no momentum and so no state. bitsandbytes quantizes the state of tensors with at least
+    4096 elements, embeddings included (Trainer keeps 32-bit state for those).
+    """
+    rates: dict[str, Any] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
+    if recipe.optimizer in BITSANDBYTES_OPTIMIZERS:
+        try:
+            import bitsandbytes as bnb
+        except ImportError:
+            raise MissingDependency("bitsandbytes", None, f"optimizer: {recipe.optimizer}") from None
+        classes = {
+            "adamw_8bit": bnb.optim.AdamW8bit,
+            "paged_adamw_8bit": bnb.optim.PagedAdamW8bit,
+            "paged_adamw": bnb.optim.PagedAdamW,
+            "lion_8bit": bnb.optim.Lion8bit,
+        }
+        return lambda params: classes[recipe.optimizer](params, **rates)
+    foreach = recipe.optimizer_impl == "foreach"
+    if recipe.optimizer == "adafactor":
+        return lambda params: torch.optim.Adafactor(params, foreach=foreach, **rates)
+    classes = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    fused = recipe.optimizer_impl == "fused"
+    if recipe.optimizer == "adamw" and recipe.precision == "fp16" and not recipe.master_weights:
+        # 1e-8 is 0 in fp16, and so is the square of a small gradient: the update would be 0 / 0
+        rates["eps"] = FP16_ADAM_EPS
+    return lambda params: classes[recipe.optimizer](params, foreach=foreach, fused=fused, **rates)

@@ -1,0 +1,99 @@
+"""An optimizer's state from a checkpoint, checked before it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Build = Callable[[Sequence[Tensor]], torch.optim.Optimizer]
+
+
+class OfOthers(torch.optim.Optimizer):
+    """An optimizer that steps by others, and restores the state of each with `restore_state`."""
+
+
+def restore_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Give `optimizer` the state that `state_dict` of one like it returned, in memory of the same kind.
+
+    Raises ValueError or KeyError if it was one of other parameters.
+    """
+    if isinstance(optimizer, OfOthers):  # of several, each restored here
+        optimizer.load_state_dict(saved)
+        return
+    make = getattr(optimizer, "init_state", None)
+    if make is None:
+        _restore_of_torch(optimizer, saved)
+        return
+    # bitsandbytes' own load_state_dict would leave paged state on the GPU, and copy its code table for each
+    index = 0
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            state = _flat(saved["state"].get(index, {}))
+            index += 1
+            if not state:  # never stepped
+                continue
+            make(group, parameter, number, place)
+            own = optimizer.state[parameter]
+            counts = [value for value in state.values() if isinstance(value, int)]
+            if state_shapes(own) != state_shapes(state) or not all(0 <= count < 2**31 for count in counts):
+                raise ValueError("the saved optimizer keeps other state")
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    own[name].copy_(value)
+                else:
+                    own[name] = value
+    if index != sum(len(group["params"]) for group in saved["param_groups"]):
+        raise ValueError("the saved optimizer has another number of parameters")
+
+
+def _restore_of_torch(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """torch's own load_state_dict believes what it is given; the first step would fail on it."""
+    settings = [_settings(group) for group in optimizer.param_groups]
+    optimizer.load_state_dict(saved)
+    if settings != [_settings(group) for group in optimizer.param_groups]:
+        raise ValueError("the saved optimizer has other settings")
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if state and state_shapes(state) != _shapes_after_a_step(optimizer, group, parameter):
+                raise ValueError("the saved optimizer keeps other state")
+            if state and not 1 <= float(state.get("step", 1)) < 2**31:
+                raise ValueError("the saved optimizer has made an impossible number of steps")
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _shapes_after_a_step(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor
+) -> dict[str, Any]:
+    """What such an optimizer keeps of such a weight, found with one that has at most 2 of each dimension."""
+    small = [min(size, 2) for size in parameter.shape]
+    twin = torch.zeros(small, dtype=parameter.dtype).requires_grad_()
+    twin.grad = torch.zeros_like(twin)
+    other = type(optimizer)([twin])  # type: ignore[call-arg]  (its settings follow)
+    other.param_groups[0].update(_settings(group) | {"fused": False})
+    other.step()
+    shapes = state_shapes(other.state[twin])
+    for name, shape in shapes.items():
+        if isinstance(shape, torch.Size) and shape:
+            sizes = zip(shape, small, parameter.shape, strict=True)
+            shapes[name] = torch.Size([whole if size == part else size for size, part, whole in sizes])
+    return shapes
+
+
+def state_shapes(state: dict[str, Any]) -> dict[str, Any]:
+    """What each entry is: the shape of a tensor, the type of anything else."""
+    return {n: value.shape if isinstance(value, Tensor) else type(value) for n, value in state.items()}
+
+
+def _flat(state: dict[str, Any]) -> dict[str, Any]:
+    """bitsandbytes' state_dict puts what it quantized into a dict of its own."""
+    flat: dict[str, Any] = {}
+    for name, value in state.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat

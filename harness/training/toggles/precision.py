@@ -1,0 +1,62 @@
+"""The toggle `precision`: the dtype of the weights, autocast, and the scaler of fp16."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from harness.recipe import Recipe
+from harness.training.toggles.optimizer_state import state_shapes
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def weights_dtype(recipe: Recipe, config: Any) -> torch.dtype:
+    """The dtype the model's own weights are made in.
+
+    Plain precisions: that dtype. Under autocast: fp32, but a frozen base stays as its config declares it.
+    """
+    if not recipe.mixed:
+        return DTYPES[recipe.precision]
+    declared = getattr(config, "dtype", None) if recipe.adapter != "none" else None
+    if isinstance(declared, str):
+        declared = getattr(torch, declared)
+    return declared or torch.float32
+
+
+def autocast(recipe: Recipe, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    if not recipe.mixed:
+        return nullcontext
+    return partial(torch.autocast, device.type, dtype=DTYPES[recipe.compute_dtype])
+
+
+class GradScaler(torch.amp.GradScaler):
+    """torch's GradScaler, also for fp16 weights.
+
+    torch refuses to unscale fp16 gradients because small ones are lost; training with fp16 weights and
+    no master copy has that loss by its nature, and the recipe asked for it.
+    """
+
+    def _unscale_grads_(self, optimizer: Any, inv_scale: Any, found_inf: Any, allow_fp16: bool) -> Any:
+        return super()._unscale_grads_(optimizer, inv_scale, found_inf, True)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` of one with the same settings returned. Raises ValueError for anything
+        else: torch would believe it until the next step."""
+        own = self.state_dict()
+        expected = own | {name: state_dict.get(name) for name in ("scale", "_growth_tracker")}
+        if state_dict != expected or state_shapes(state_dict) != state_shapes(own):
+            raise ValueError("the saved scaler has other settings")
+        if not (0 < state_dict["scale"] < math.inf and 0 <= state_dict["_growth_tracker"] < 2**31):
+            raise ValueError("the saved scaler has a scale or a count that is impossible")
+        super().load_state_dict(state_dict)
+
+
+def build_scaler(recipe: Recipe, device: torch.device) -> GradScaler | None:
+    """GradScaler for fp16 and fp16-mixed, else None."""
+    return GradScaler(device.type) if recipe.scaled else None

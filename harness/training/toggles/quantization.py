@@ -1,0 +1,119 @@
+"""bitsandbytes weights: which layers, and how random ones are made with one layer at a time in 16 bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from harness.errors import MissingDependency
+from harness.recipe import Recipe
+
+
+def prepare_for_kbit(model: Any) -> None:
+    """peft's: every 16-bit weight left becomes fp32."""
+    from peft import prepare_model_for_kbit_training
+
+    prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+
+
+MIXTURE_PARAMETERS = ("gate_up_proj", "down_proj")
+"""Expert weights, one 3-dimensional parameter for all experts of a layer: not nn.Linear, so
+transformers leaves them in 16 bit. Here they are quantized too, as a QLoRA of a mixture means."""
+
+
+def bitsandbytes_config(recipe: Recipe) -> Any:
+    """transformers' BitsAndBytesConfig with every field set (its defaults are fp4, fp32 compute)."""
+    from transformers import BitsAndBytesConfig
+
+    compute_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[
+        recipe.compute_dtype
+    ]
+    if recipe.quantization == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=6.0)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=recipe.quantization,
+        bnb_4bit_use_double_quant=recipe.double_quant,
+        bnb_4bit_compute_dtype=compute_dtype,
+        bnb_4bit_quant_storage=torch.uint8,
+    )
+
+
+def build_quantized(recipe: Recipe, build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+    """Random weights, quantized layer by layer: at most one layer is in 16 bit at a time.
+
+    `build` makes the model; it is called under the meta device. The same layers are quantized as when
+    transformers loads a checkpoint: every linear layer but the output head (and what is tied to it).
+    """
+    try:
+        import bitsandbytes as bnb
+    except ImportError:
+        raise MissingDependency("bitsandbytes", None, f"quantization: {recipe.quantization}") from None
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    # Shapes without memory: nobody who counts bytes may see them, even if all else is shapes too (simulate).
+    with _disable_current_modes():
+        with torch.device("meta"):
+            model = build()
+        replace_with_bnb_linear(model, get_keys_to_not_convert(model), bitsandbytes_config(recipe))
+    dtype = next(model.parameters()).dtype
+    for module in list(model.modules()):  # not those that quantizing experts adds: they would be emptied
+        if isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt):
+            _make_linear(model, module, dtype, device)
+        elif any(True for _ in module.parameters(recurse=False)) or any(
+            True for _ in module.buffers(recurse=False)
+        ):
+            with _new_parameters():
+                module.to_empty(device=device, recurse=False)
+            model._init_weights(module)  # type: ignore[operator]
+            quantize_experts(recipe, module)
+    model.tie_weights()  # type: ignore[operator]
+    flag = "is_loaded_in_8bit" if recipe.quantization == "int8" else "is_loaded_in_4bit"
+    setattr(model, flag, True)  # what peft asks before it chooses its quantized layers
+    return model
+
+
+@contextmanager
+def _new_parameters() -> Iterator[None]:
+    """Conversions make new parameters, as they do from meta to a GPU; from meta to meta a tied one would
+    lose its first memory to its second.
+    """
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        yield
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(before)
+
+
+def _make_linear(model: nn.Module, layer: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Random weight in `dtype`, quantized at once into `layer` (a bitsandbytes linear layer)."""
+    std = getattr(model.config, "initializer_range", 0.02)  # type: ignore[union-attr]
+    shape = (layer.out_features, layer.in_features)
+    values = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, std)
+    weight = type(layer.weight)(values, **{**layer.weight.__dict__, "requires_grad": False, "module": layer})
+    layer.weight = weight._quantize(device)
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(torch.zeros(layer.out_features, dtype=dtype, device=device), False)
+
+
+def quantize_experts(recipe: Recipe, module: nn.Module) -> None:
+    """Quantize the expert weights that `module` itself holds, if any. bitsandbytes does it in 4 bit only."""
+    from bitsandbytes.nn.parametrize import replace_parameter_4bit
+
+    for name in MIXTURE_PARAMETERS:
+        parameter = getattr(module, name, None)
+        if (
+            isinstance(parameter, nn.Parameter)
+            and parameter.dim() == 3
+            and recipe.quantization in ("nf4", "fp4")
+        ):
+            replace_parameter_4bit(
+                module, name, compress_statistics=recipe.double_quant, quant_type=recipe.quantization
+            )

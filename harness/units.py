@@ -1,0 +1,25 @@
+"""Bytes and seconds for reading."""
+
+from __future__ import annotations
+
+GIB = 2**30
+
+
+def in_gib(size_bytes: int | None) -> str:
+    """Bytes for reading: GiB, below a tenth of one MiB, below a tenth of that KiB; a dash for unknown."""
+    if size_bytes is None:
+        return "-"
+    if abs(size_bytes) < 2**20 / 10:
+        return f"{size_bytes / 2**10:,.1f} KiB"
+    if abs(size_bytes) < 2**30 / 10:
+        return f"{size_bytes / 2**20:,.1f} MiB"
+    return f"{size_bytes / 2**30:,.2f} GiB"
+
+
+def in_ms(seconds: float | None) -> str:
+    """Seconds for reading, in ms; a dash for unknown."""
+    return "-" if seconds is None else f"{ms(seconds)} ms"
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f}" if seconds < 1 else f"{seconds * 1e3:,.0f}"

@@ -1,0 +1,153 @@
+"""Keeps README's tables equal to committed results.
+
+python pages/readme.py               write them from what is in profiles
+python pages/readme.py RUN_FOLDER    first take that run's profile as the committed one
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness.step_profile.step_profile import CATEGORIES, PHASES, StepProfile
+from harness.system.files import write_whole
+from harness.units import in_gib, in_ms
+from pages.profiles_rows import Row, read_rows
+from pages.published import error, errors_of
+
+ROOT = Path(__file__).resolve().parents[1]
+PROFILE = ROOT / "profiles" / "cpu" / "smoke.measured.json"
+PUBLISHED = ROOT / "profiles" / "published" / "results.json"
+STAND_IN = ROOT / "profiles" / "stand-in-h200"
+BEGIN, END = "<!-- {}: written by pages/readme.py -->\n", "<!-- end of {} -->\n"
+SHOWN = {
+    "litgpt-res/phi-1.5/lora/None/mb4": "phi-1.5, LoRA, 4 x 1044 tokens",
+    "litgpt-res/StableLM-base-alpha-3b/lora/bnb.nf4/mb1": "StableLM 3B, QLoRA, 1 x 1034 tokens",
+    "litgpt-res/Llama-2-7B/lora/None/mb1": "Llama-2-7B, LoRA, 1 x 1304 tokens",
+    "litgpt-res/Llama-2-7B/lora/None/mb2": "Llama-2-7B, LoRA, 2 x 1304 tokens",
+    "litgpt-res/Llama-2-7B/lora/bnb.nf4-dq/mb1": "Llama-2-7B, QLoRA with double quantization",
+    "litgpt-res/Llama-2-13B/lora/None/mb1": "Llama-2-13B, LoRA, 1 x 1304 tokens",
+    "litgpt-res/Llama-2-13B/lora/bnb.nf4/mb1": "Llama-2-13B, QLoRA, 1 x 1304 tokens",
+}
+"""Published rows by id, and what README calls them: one for each model and method."""
+
+ON_A_STAND_IN = {
+    "llama-3.1-8b-full-bf16": "Llama-3.1-8B, every weight, bf16",
+    "llama-3.1-8b-lora-batch-16": "Llama-3.1-8B, LoRA, 16 x 2048 tokens",
+    "llama-3.1-8b-qlora": "Llama-3.1-8B, QLoRA, 1 x 2048 tokens",
+    "mixtral-qlora": "Mixtral 8x7B, QLoRA, 1 x 2048 tokens",
+    "llama-3.1-70b-qlora": "Llama-3.1-70B, QLoRA, 1 x 2048 tokens",
+}
+"""Recipes of the stand-in that README shows."""
+
+
+def table(profile: StepProfile) -> str:
+    """Markdown: bytes at the peak by category, then time by phase."""
+    rows = [("memory at the peak", "measured"), ("---", "---:")]
+    for name in CATEGORIES:
+        size = getattr(profile.memory.at_peak, f"{name}_bytes")
+        if size:
+            rows.append((name.replace("_", " "), in_gib(size)))
+    rows.append(
+        (f"**peak, in {profile.memory.peak_phase}**", f"**{in_gib(profile.memory.peak_allocated_bytes)}**")
+    )
+    rows.append(("**time of a step**", ""))
+    rows += [(name.replace("_", " "), in_ms(profile.phases[name].time_s.median)) for name in PHASES]
+    rows.append(("**step**", f"**{in_ms(profile.step.time_s.median)}**"))
+    rows.append(("tokens per second", f"{profile.step.tokens_per_s:,.0f}"))
+    return "".join(f"| {left} | {right} |\n" for left, right in rows)
+
+
+def published_table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: some published peaks with both answers, and the errors over all of them."""
+    by_id = {row["id"]: row for row in rows}
+    lines = [
+        "| A100, peak allocated | napkin | simulated | measured by others |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for name, shown in SHOWN.items():
+        row = by_id[name]
+        cells = [_answer(row, answer) for answer in ("napkin", "simulated")]
+        lines.append(f"| {shown} | {' | '.join(cells)} | {in_gib(row['measured_bytes'])} |")
+    for what, source, which in (
+        ("training runs: median error", "litgpt", "median"),
+        ("training runs: largest error", "litgpt", "largest"),
+        ("modules and kernels: largest error", "liger-kernel", "largest"),
+    ):
+        of = [row for row in rows if row["id"].startswith(source)]
+        errors = [errors_of(of, answer) for answer in ("napkin", "simulated")]
+        cells = [f"**{getattr(e, which):.2%}** of {e.count}" for e in errors]
+        lines.append(f"| **{what}** | {' | '.join(cells)} | |")
+    return "\n".join(lines) + "\n"
+
+
+def stand_in_table(rows: list[Row]) -> str:
+    """Markdown: peaks of PyTorch's own allocator beside both answers, and the errors over all of them."""
+    columns = (
+        ("napkin", "allocated"),
+        ("simulated", "allocated"),
+        ("measured", "allocated"),
+        ("simulated", "reserved"),
+        ("measured", "reserved"),
+    )
+    titles = [f"{'PyTorch' if source == 'measured' else source}, {what}" for source, what in columns]
+    lines = [f"| H200, peak | {' | '.join(titles)} |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
+    by_name = {row.name: row for row in rows}
+    for name, shown in ON_A_STAND_IN.items():
+        cells = [_on_a_stand_in(by_name[name], source, what) for source, what in columns]
+        lines.append(f"| {shown} | {' | '.join(cells)} |")
+    errors = [_errors(rows, source, what) for source, what in columns]
+    exact = [f"**{of.count(0)}** of {len(of)}" if of else "" for of in errors]
+    largest = [f"**{max(map(abs, of)):.2%}**" if of else "" for of in errors]
+    lines.append(f"| **exact to the byte** | {' | '.join(exact)} |")
+    lines.append(f"| **largest error** | {' | '.join(largest)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _on_a_stand_in(row: Row, source: str, what: str) -> str:
+    (off,) = _errors([row], source, what) or [None]
+    error_shown = "" if off is None else " (exact)" if off == 0 else f" ({off:+.2%})"
+    return f"{in_gib(int(row.value(source, f'peak {what}') or 0))}{error_shown}"
+
+
+def _errors(rows: list[Row], source: str, what: str) -> list[float]:
+    """Of the predictions; PyTorch's own numbers have none."""
+    if source == "measured":
+        return []
+    return [ratio - 1 for row in rows if (ratio := row.ratio(source, f"peak {what}")) is not None]
+
+
+def _answer(row: dict[str, Any], answer: str) -> str:
+    off = error(row, answer)
+    return "" if off is None else f"{in_gib(row[f'{answer}_bytes'])} ({off:+.2%})"
+
+
+def with_tables(readme: str, profile: StepProfile, rows: list[dict[str, Any]], acted: list[Row]) -> str:
+    """`readme` with the text between each table's markers replaced."""
+    for name, written in (
+        ("published", published_table(rows)),
+        ("stand-in", stand_in_table(acted)),
+        ("smoke", table(profile)),
+    ):
+        begin, end = BEGIN.format(name), END.format(name)
+        before, rest = readme.split(begin)
+        _, after = rest.split(end)
+        readme = f"{before}{begin}{written}{end}{after}"
+    return readme
+
+
+def adopt(run_folder: Path) -> None:
+    """Commit a run's profile: its data file named from the checkout's root, as on any machine."""
+    profile = StepProfile.read(run_folder / "profile.json")
+    profile.recipe["data"] = str(Path(profile.recipe["data"]).relative_to(ROOT))
+    write_whole(PROFILE, profile.to_json() + "\n")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        adopt(Path(sys.argv[1]))
+    readme = ROOT / "README.md"
+    rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]
+    write_whole(readme, with_tables(readme.read_text(), StepProfile.read(PROFILE), rows, read_rows(STAND_IN)))

@@ -1,0 +1,52 @@
+"""docs/trust.md from docs/trust.json, which `make trust` writes: every fault tried, and what happened.
+
+python -m pages.trust
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from harness.system.files import write_whole
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs"
+RESULTS = FOLDER / "trust.json"
+PAGE = FOLDER / "trust.md"
+INTRODUCTION = """\
+# What was tried, and what happened
+
+A harness that dies loses an expensive GPU hour, and a file from somebody else should cost no more than the
+time to read a message. Each row is a fault that a test really makes: the process is killed, the disk is full,
+the file is hostile. `make trust` runs them all and writes this page from what came out; `make test` runs the
+same with fewer tries. What is trusted and what is not is in `SECURITY.md`.
+
+- **exit 2** is one sentence about what is wrong, where, and what to do; never a traceback.
+- A file is written beside its place, reaches the disk, and then takes its name: a reader sees the old one or
+  the new one. Only SIGKILL or a power cut leaves a `.partial` file behind, which nothing reads.
+- SIGTERM (143) and a closed terminal (129) end a command as Ctrl-C (130) does: what is known is written.
+"""
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """The Markdown of the whole page: a table for each area, in the order of their first test."""
+    parts = [INTRODUCTION]
+    for area in dict.fromkeys(row["area"] for row in rows):
+        of_area = [row for row in rows if row["area"] == area]
+        parts.append(f"\n## {area}\n\n| fault | tried | what happened | test |\n| --- | ---: | --- | --- |\n")
+        parts += [
+            f"| {_cell(row['fault'])} | {row['times']:,} | {_cell(row['outcome'])} | `{row['test']}` |\n"
+            for row in of_area
+        ]
+    total = sum(row["times"] for row in rows)
+    parts.append(f"\n{total:,} tries in all.\n")
+    return "".join(parts)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    write_whole(PAGE, page(json.loads(RESULTS.read_bytes())))

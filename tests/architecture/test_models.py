@@ -1,0 +1,102 @@
+"""Every config in recipes/models builds the model it is named after, with its published parameter count."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from harness.recipe.file import find_model_config, list_models
+
+KERAS = "keras-hub, keras_hub/src/models/*/*_presets.py, metadata.params of "
+HUB = "Hugging Face model API, safetensors.total of "
+LORAM = "arXiv 2502.13533, #Orig. Params in "
+
+# A tied head is the embedding and counts once. Mixture of experts: all experts count.
+PUBLISHED = {
+    # Not in a paper to more than two digits. By hand: embedding and head 2 * 32,000 * 8,192 = 524,288,000;
+    # a block: q and o 2 * 8,192^2, k and v 2 * 1,024 * 8,192, MLP 3 * 8,192 * 22,016, norms 2 * 8,192
+    # = 692,076,544; 48 blocks and the last norm: 524,288,000 + 33,219,674,112 + 8,192.
+    "codellama-34b": (33_743_970_304, "Together's model list, num_parameters of Phind-CodeLlama-34B-v2"),
+    "gemma-2-2b": (2_614_341_888, KERAS + "gemma2_2b_en"),
+    "gemma-2-9b": (9_241_705_984, KERAS + "gemma2_9b_en"),
+    "gpt2-large": (774_030_080, KERAS + "gpt2_large_en"),
+    "gpt2-medium": (354_823_168, KERAS + "gpt2_medium_en"),
+    "gpt2-small": (124_439_808, KERAS + "gpt2_base_en"),
+    "llama-2-13b": (13_015_864_320, LORAM + "table 4"),
+    "llama-2-70b": (68_976_648_192, LORAM + "table 5"),
+    "llama-2-7b": (6_738_415_616, KERAS + "llama2_7b_en"),
+    "llama-3.1-70b": (70_553_706_496, LORAM + "table 5"),
+    "llama-3.1-8b": (8_030_261_248, KERAS + "llama3_8b_en (3 and 3.1 have the same sizes)"),
+    "llama-3.2-1b": (1_235_814_400, HUB + "meta-llama/Llama-3.2-1B-Instruct"),
+    "llama-3.2-3b": (3_212_749_824, HUB + "meta-llama/Llama-3.2-3B-Instruct"),
+    "mistral-7b": (7_241_732_096, KERAS + "mistral_7b_en"),
+    "mixtral-8x7b": (46_702_792_704, KERAS + "mixtral_8_7b_en"),
+    "phi-3-mini": (3_821_079_552, KERAS + "phi3_mini_4k_instruct_en"),
+    "pythia-1.4b": (1_414_647_808, "EleutherAI/pythia README, total parameters"),
+    "qwen2.5-0.5b": (494_032_768, KERAS + "qwen2.5_0.5b_en"),
+    "qwen2.5-7b": (7_615_616_512, KERAS + "qwen2.5_math_7b_en (the same sizes as qwen2.5-7b)"),
+    "qwen3-8b": (8_190_735_360, KERAS + "qwen3_8b_en"),
+    # Ours. By hand: embedding and head 2 * 264 * 128 = 67,584; a block: q and o 2 * 128 * 128, k and v
+    # 2 * 64 * 128, MLP 3 * 128 * 384, norms 2 * 128 = 196,864; 4 blocks and the last norm 787,584.
+    "tiny-llama-bytes": (855_168, "by hand"),
+    "tinyllama-1.1b": (1_100_048_384, HUB + "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T"),
+}
+
+
+def test_there_are_exactly_the_published_models() -> None:
+    assert list_models() == sorted(PUBLISHED)
+    assert len(PUBLISHED) == 22
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_count_is_the_published_one(name: str) -> None:
+    path = find_model_config(name)
+    assert path is not None
+    config = AutoConfig.from_pretrained(path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name][0]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_key_means_something_to_transformers(name: str) -> None:
+    """A misspelt key would be kept as a stray attribute, and the default used."""
+    path = find_model_config(name)
+    assert path is not None
+    values = json.loads(path.read_text())
+    config = AutoConfig.from_pretrained(path)
+    known = set(type(config)().to_dict()) | {"_name_or_path"}
+    # older spellings that the config classes take and convert, and Gemma-2's published duplicate
+    converted = {"rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base"}
+    if config.model_type == "gemma2":
+        converted.add("hidden_act")
+    assert set(values) - known - converted == set()
+
+
+def test_rope_of_llama_3_survives_the_conversion() -> None:
+    config = AutoConfig.from_pretrained(_path("llama-3.2-1b"))
+    assert config.rope_parameters["rope_type"] == "llama3"
+    assert (config.rope_parameters["rope_theta"], config.rope_parameters["factor"]) == (500_000, 32)
+
+
+def test_pythia_rotates_a_quarter_of_each_head() -> None:
+    config = AutoConfig.from_pretrained(_path("pythia-1.4b"))
+    assert config.rope_parameters["partial_rotary_factor"] == 0.25
+
+
+def test_a_name_cannot_leave_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside = tmp_path / "outside.json"
+    outside.write_text("{}")
+    assert find_model_config(str(outside.with_suffix(""))) is None
+    assert find_model_config("../models/gpt2-small") is None
+    assert find_model_config("no-such-model") is None
+
+
+def _path(name: str) -> Path:
+    path = find_model_config(name)
+    assert path is not None
+    return path

@@ -1,0 +1,73 @@
+"""Peaks that others measured and published, against napkin and simulate (profiles/published)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.published.__main__ import device_of, measured_bytes, napkin_answer
+from benchmarks.published.cases import FOLDER, published_cases
+from benchmarks.published.kernels import simulated_row
+from pages.published import errors_of, readme
+from tests.support.napkin_oracle import keeps_workspaces
+
+RESULTS = json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))
+ROWS = {row["id"]: row for row in RESULTS["rows"]}
+CASES = {case["id"]: case for case in published_cases()}
+MODULES = [
+    next(n for n in CASES if n.startswith(f"liger-kernel/{kernel}/huggingface"))
+    for kernel in ("cross_entropy", "fused_linear_cross_entropy", "geglu", "rms_norm", "rope", "swiglu")
+]
+
+
+def test_every_case_has_its_row_and_what_was_published_is_unchanged():
+    assert list(ROWS) == list(CASES)
+    for name, case in CASES.items():
+        assert ROWS[name]["measured_bytes"] == measured_bytes(case)
+        assert ROWS[name]["out_of_memory"] == (case.get("status") == "OOM")
+
+
+def test_bytes_of_published_units():
+    assert measured_bytes({"measured": {"peak_allocated_GB": 21.3}}) == 21_300_000_000
+    assert measured_bytes({"measured": {"peak_active_GiB": 0.5, "tokens_per_s": 3}}) == 2**29
+    assert measured_bytes({"measured": {"peak_allocated_MiB": 256.328125}}) == 268_779_520
+    assert measured_bytes({"measured": {"peak_allocated_GB": None}}) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "median", "largest", "rows"), [("napkin", 0.05, 0.15, 33), ("simulated", 0.01, 0.03, 93)]
+)
+def test_within_the_bars(answer, median, largest, rows):
+    errors = errors_of(ROWS.values(), answer)
+    assert errors.count == rows
+    assert errors.median <= median
+    assert errors.largest <= largest
+    training = errors_of((row for name, row in ROWS.items() if name.startswith("litgpt")), answer)
+    assert training.median <= median  # also without the kernels, which are exact
+
+
+def test_what_ran_out_of_memory_runs_out_of_memory_simulated():
+    ran_out = [row for row in ROWS.values() if row["out_of_memory"]]
+    assert len(ran_out) == 6
+    for row in ROWS.values():
+        simulated = row["simulated_bytes"] is None and not row["simulated_left_out"]
+        assert simulated == row["out_of_memory"], row["id"]
+
+
+def test_napkin_answers_as_committed():
+    for name, row in ROWS.items():
+        assert napkin_answer(CASES[name], device_of(CASES[name])) == (
+            row["napkin_bytes"],
+            row["napkin_left_out"],
+        ), name
+
+
+@keeps_workspaces
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_simulate_as_committed(name):
+    assert simulated_row(CASES[name], device_of(CASES[name])) == ROWS[name]["simulated_bytes"]
+
+
+def test_the_page_is_that_of_the_results():
+    assert (FOLDER / "README.md").read_text(encoding="utf-8") == readme(RESULTS)

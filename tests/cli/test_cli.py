@@ -1,0 +1,305 @@
+"""The commands as a user meets them, without a whole run: help, lists, and every kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.cli.app import main
+from harness.recipe.recipe import Recipe
+from harness.system.streams import quiet_libraries
+from tests.support.places import LLAMA, ROOT
+
+
+@pytest.fixture
+def call(monkeypatch, capfd, tmp_path):
+    """Run a command in an empty folder; returns (exit status, stdout, stderr)."""
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code, *capfd.readouterr())  # type: ignore[return-value]
+
+    return command
+
+
+def one_paragraph(text: str) -> bool:
+    return text.startswith("harness: ") and text.count("\n") == 1 and "Traceback" not in text
+
+
+def test_help_names_every_command(call):
+    status, out, err = call("--help")
+    assert (status, err) == (0, "")
+    for command in ("run", "recipes", "schema", "doctor"):
+        assert f" {command} " in out
+
+
+def test_no_command_shows_the_help(call):
+    assert call() == call("--help")
+
+
+def test_help_of_run_shows_examples(call):
+    _, out, _ = call("run", "--help")
+    assert "harness run smoke" in out
+    assert "seq_len=4096" in out
+    for option in ("--out", "--json", "--no-snapshot", "--device"):
+        assert option in out
+
+
+def test_recipes_are_listed_a_line_each(call):
+    status, out, _ = call("recipes")
+    lines = out.splitlines()
+    files = list((ROOT / "recipes").glob("*.yaml"))
+    assert status == 0
+    assert len(lines) == len(files) > 10
+    assert any(line.split()[0] == "smoke" and len(line.split()) > 3 for line in lines)
+
+
+def test_shown_recipe_has_every_field_and_can_be_run_again(call, tmp_path):
+    status, out, _ = call("recipes", "show", "llama-3.1-8b-qlora", "seq_len=512", "offload=activations")
+    assert status == 0
+    assert set(yaml.safe_load(out)) == set(Recipe.model_fields)
+    (tmp_path / "again.yaml").write_text(out)
+    assert call("recipes", "show", "again.yaml")[1] == out
+    assert yaml.safe_load(out)["seq_len"] == 512
+
+
+def test_schema_describes_every_field(call):
+    status, out, _ = call("schema")
+    schema = json.loads(out)
+    assert status == 0
+    assert set(schema["properties"]) == set(Recipe.model_fields)
+    assert schema["additionalProperties"] is False
+    assert all("description" in field for name, field in schema["properties"].items() if name != "model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["runn", "smoke"], "Did you mean 'run'?"),
+        (["run", "smoke", "--snapshots"], "--snapshot"),
+        (["run", "smoke", "--jsonn"], "--json"),
+        (["run"], "Missing argument 'recipe'"),
+        (["recipes", "sho", "smoke"], "Did you mean 'show'?"),
+        (["run", "smoke", "--out"], "--out"),
+    ],
+    ids=" ".join,
+)
+def test_misspelt_command_or_option(call, arguments, said):
+    status, out, err = call(*arguments)
+    assert (status, out) == (2, "")
+    assert one_paragraph(err)
+    assert said in err
+    assert "--help`" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["smoek"], ["smoek", "Did you mean smoke"]),
+        (["smoke", "stepz=3"], ["stepz", "Did you mean steps"]),
+        (["smoke", "steps=many"], ["steps: many", "whole number"]),
+        (["smoke", "steps=-1"], ["steps: -1"]),
+        (["smoke", "seq_len=0"], ["seq_len: 0"]),
+        (["smoke", "learning_rate=.nan"], ["learning_rate"]),
+        (["smoke", "learning_rate=.inf"], ["learning_rate"]),
+        (["smoke", "precision=fp8"], ["precision: fp8", "bf16"]),
+        (["smoke", "quantization=nf4"], ["quantization", "adapter"]),
+        (["smoke", "steps"], ["key=value"]),
+        (["smoke", "steps="], ["steps"]),
+        (["smoke", "--device", "tpu"], ["--device tpu", "cpu"]),
+        (["smoke", "--device", "cuda:99"], ["--device cuda:99", "cpu"]),
+        (["smoke", "model=no-such-model"], ["model: no-such-model"]),
+        (["smoke", "model=./absent.json"], ["absent.json"]),
+        (["smoke", "data=absent.txt"], ["absent.txt"]),
+        (["smoke", "attention=flash_attention_2", "precision=bf16", "--device", "cpu"], ["attention", "GPU"]),
+    ],
+    ids=lambda value: " ".join(value) if "=" in " ".join(value) else None,
+)
+def test_bad_values_are_one_paragraph_and_leave_nothing(call, tmp_path, arguments, said):
+    status, out, err = call("run", *arguments)
+    assert (status, out) == (2, "")
+    assert one_paragraph(err), err
+    for words in said:
+        assert words in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def write_recipe(folder: Path, **fields: object) -> str:
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({"model": str(LLAMA), "seq_len": 16, **fields}))
+    return "recipe.yaml"
+
+
+BAD_FILES = {
+    "missing recipe": lambda folder: "absent.yaml",
+    "recipe is a folder": lambda folder: (folder / "r.yaml").mkdir() or "r.yaml",
+    "recipe is binary": lambda folder: (folder / "r.yaml").write_bytes(bytes(range(256))) and "r.yaml",
+    "recipe is not YAML": lambda folder: (folder / "r.yaml").write_text("model: [") and "r.yaml",
+    "recipe is a list": lambda folder: (folder / "r.yaml").write_text("- model") and "r.yaml",
+    "recipe is empty": lambda folder: (folder / "r.yaml").write_text("") or "r.yaml",
+    "config is not JSON": lambda folder: (
+        (folder / "c.json").write_text("{") and write_recipe(folder, model="c.json")
+    ),
+    "config is a list": lambda folder: (
+        (folder / "c.json").write_text("[1]") and write_recipe(folder, model="c.json")
+    ),
+    "config of no known model": lambda folder: (
+        (folder / "c.json").write_text('{"model_type": "nonesuch"}') and write_recipe(folder, model="c.json")
+    ),
+    "config does not build": lambda folder: (
+        (folder / "c.json").write_text(json.dumps({**json.loads(LLAMA.read_text()), "hidden_size": 63}))
+        and write_recipe(folder, model="c.json")
+    ),
+    "folder without a config": lambda folder: (folder / "m").mkdir() or write_recipe(folder, model="m"),
+    "empty data": lambda folder: (folder / "d.txt").write_text("") or write_recipe(folder, data="d.txt"),
+    "too short data": lambda folder: (
+        (folder / "d.txt").write_text("a") and write_recipe(folder, data="d.txt")
+    ),
+    "binary data": lambda folder: (
+        (folder / "d.txt").write_bytes(b"\xff\xfe\x00" * 99) and write_recipe(folder, data="d.txt")
+    ),
+    "data is a folder": lambda folder: (folder / "d.txt").mkdir() or write_recipe(folder, data="d.txt"),
+    "data is not JSON lines": lambda folder: (
+        (folder / "d.jsonl").write_text("{\n") and write_recipe(folder, data="d.jsonl")
+    ),
+    "data without text": lambda folder: (
+        (folder / "d.jsonl").write_text('{"body": "x"}\n') and write_recipe(folder, data="d.jsonl")
+    ),
+    "pretrained without weights": lambda folder: write_recipe(folder, weights="pretrained"),
+}
+
+
+@pytest.mark.parametrize("make", BAD_FILES.values(), ids=BAD_FILES)
+def test_bad_files_are_one_paragraph_and_leave_nothing(call, tmp_path, make):
+    recipe = make(tmp_path)
+    before = set(tmp_path.rglob("*"))
+    status, out, err = call("run", recipe, "--json", "--out", "run")
+    assert (status, out) == (2, "")
+    assert one_paragraph(err), err
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_out_is_refused_when_it_is_taken_or_impossible(call, tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "profile.json").touch()
+    (tmp_path / "file").touch()
+    for out, said in (("taken", "already holds a profile.json"), ("file", "file"), ("file/below", "file")):
+        status, _, err = call("run", "smoke", "--out", out)
+        assert status == 2
+        assert one_paragraph(err)
+        assert out in err
+        assert said in err
+
+
+def test_missing_package_names_the_extra(call, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # import raises ImportError
+    status, _, err = call("run", write_recipe(tmp_path, data="someone/some-dataset"))
+    assert status == 2
+    assert one_paragraph(err)
+    assert "pip install 'harness[data]'" in err
+
+
+def test_a_broken_installation_names_the_package():
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "sys.argv = ['harness', 'simulate', 'smoke']\n"
+        "from harness.cli.app import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, one_paragraph(done.stderr)) == (2, "", True)
+    assert "the package torch" in done.stderr
+
+
+def test_a_sweep_s_processes_begin_with_quiet_libraries(call, monkeypatch):
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    assert call("sweep", "smoke", "micro_batch_size=1,2", "--napkin")[0] == 0
+    assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"
+
+
+def test_pictures_are_refused_before_the_first_cell(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    status, out, err = call("sweep", "smoke", "micro_batch_size=1,2", "--napkin", "--png")
+    assert (status, out, one_paragraph(err)) == (2, "", True)
+    assert "a picture needs the package matplotlib" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("run", "smoke", "--seq-len", "512"), "seq_len=VALUE"),
+        (("napkin", "smoke", "--hardware", "h100"), "hardware=VALUE"),
+        (("run", "smoke", "--hardware", "h100"), None),
+        (("recipes", "--seq_len", "512"), None),
+        (("run", "smoke", "--verbose"), None),
+    ],
+)
+def test_an_option_that_is_a_field_is_told_how_fields_are_written(call, arguments, hint):
+    status, _, err = call(*arguments)
+    assert (status, one_paragraph(err)) == (2, True)
+    assert f"Write {hint}, without dashes" in err if hint else "Write" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "smoke", "hardware=h100"), "`harness simulate`"),
+        (("hardware", "smoke", "--price", "l4=1", "h100=2.5"), "--price h100=2.5"),
+        (("hardware", "--json"), "Give its name"),
+        (("validate", "--tolerance", "-1", "smoke"), "at least 0"),
+    ],
+)
+def test_a_word_in_the_wrong_place_is_told_its_own(call, arguments, said):
+    status, _, err = call(*arguments)
+    assert (status, one_paragraph(err)) == (2, True)
+    assert said in err
+
+
+def test_a_terminal_without_our_signs_spells_them():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "napkin", "smoke"], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"264\xb7128" in done.stdout
+
+
+def test_a_library_s_notice_about_kernels_is_kept_out():
+    quiet_libraries()
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    assert (logger.isEnabledFor(logging.WARNING), logger.isEnabledFor(logging.ERROR)) == (False, True)
+
+
+@pytest.mark.parametrize("command", [["--help"], ["recipes"], ["recipes", "show", "smoke"], ["schema"]])
+def test_light_commands_import_no_torch(command):
+    code = (
+        "import sys\n"
+        f"sys.argv = ['harness', *{command!r}]\n"
+        "from harness.cli.app import main\n"
+        "try:\n    main()\n"
+        "finally:\n"
+        "    heavy = {'torch', 'transformers', 'numpy', 'peft'} & set(sys.modules)\n"
+        "    assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "recipes"], stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")

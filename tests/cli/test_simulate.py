@@ -1,0 +1,282 @@
+"""`harness simulate`, `harness validate` and `harness fit --exact` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli.app import main
+from harness.recipe.file import load_recipe
+from harness.snapshot.safe_read import read_snapshot
+from harness.step_profile.step_profile import StepProfile
+from harness.units import in_gib
+from tests.support.places import LLAMA
+
+RECIPE = f"""
+# A tiny llama
+model: {LLAMA}
+precision: bf16
+micro_batch_size: 2
+seq_len: 64
+"""
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path) -> Call:
+    """Run a command in a folder that holds tiny.yaml; gives (exit status, stdout, stderr)."""
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setattr("harness.answers.cases.profiles_folder", lambda: tmp_path / "profiles")
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code, *capfd.readouterr())  # type: ignore[return-value]
+
+    return command
+
+
+def test_simulate_shows_tables_and_what_time_rests_on(call: Call) -> None:
+    status, out, err = call("simulate", "tiny.yaml", "hardware=a100-80gb")
+    assert (status, err) == (0, "")
+    for word in ("simulated: one step by phase", "optimizer_step", "parameters", "device: a100-80gb"):
+        assert word in out
+    assert "nothing was measured on this device" in out  # times rest on the datasheet
+    assert not Path("profiles").exists()  # nothing is written unasked
+
+
+def test_simulate_says_which_modules_and_which_allocations_make_the_peak(call: Call) -> None:
+    status, out, _ = call("simulate", "tiny.yaml", "hardware=a100-80gb")
+    _, document, _ = call("simulate", "tiny.yaml", "hardware=a100-80gb", "--json")
+    profile = StepProfile.from_json(document)
+    assert status == 0
+    assert len(profile.top) == 20
+    assert "the 20 largest allocations at the peak" in out
+    lines = out.splitlines()
+    largest = next(a for a in profile.top if a.stack and a.module)
+    row = f"{in_gib(largest.size_bytes):>10}  {largest.category:15}  {largest.module}"
+    module = lines.index(f"  {row}")
+    assert lines[module + 1].strip() == " < ".join(largest.stack[:2])
+    by_module = profile.memory.at_peak_by_module or {}
+    assert sum(by_module.values()) == profile.memory.peak_allocated_bytes
+    both_blocks = sum(size for name, size in by_module.items() if name.endswith(".mlp.up_proj"))
+    assert f"{in_gib(both_blocks):>10}  model.layers.*.mlp.up_proj" in out
+
+
+def test_simulate_json_is_a_profile_and_nothing_else(call: Call) -> None:
+    status, out, err = call("simulate", "tiny.yaml", "seq_len=32", "hardware=l4", "--json")
+    profile = StepProfile.from_json(out)
+    assert status == 0
+    assert profile.source == "simulated"
+    assert profile.recipe["seq_len"] == 32
+    assert profile.hardware.name == "l4"
+    assert "one step by phase" in err
+
+
+def test_simulate_out_writes_profile_recipe_and_snapshot(call: Call) -> None:
+    status, out, _ = call("simulate", "tiny.yaml", "--out", "made")
+    assert status == 0
+    assert "run folder: made" in out
+    assert sorted(path.name for path in Path("made").iterdir()) == [
+        "profile.json",
+        "recipe.yaml",
+        "snapshot.pickle",
+    ]
+    assert load_recipe("made/recipe.yaml")[1] == load_recipe("tiny.yaml")[1]
+    assert StepProfile.read(Path("made/profile.json")).complete
+    assert len(read_snapshot(Path("made/snapshot.pickle"))["device_traces"][0]) > 100
+    status, _, err = call("simulate", "tiny.yaml", "--out", "made")
+    assert status == 2
+    assert "already holds" in err
+
+
+def test_simulate_out_of_memory_exits_3_and_says_what_fills_it(call: Call) -> None:
+    # 8 million tokens: their fp32 logits alone, 264 each, are 8.6 GB
+    arguments = ("simulate", "tiny.yaml", "micro_batch_size=4000", "seq_len=2048", "hardware=l4")
+    status, _, err = call(*arguments, "--out", "made")
+    assert status == 3
+    assert err.startswith("harness: out of memory in forward, asking for ")
+    for words in ("on l4 with", "free", "The largest tensors:", "of activations", "What would help"):
+        assert words in err
+    profile = StepProfile.read(Path("made/profile.json"))
+    assert profile.oom is not None
+    assert not profile.complete
+    actions = [e["action"] for e in read_snapshot(Path("made/snapshot.pickle"))["device_traces"][0]]
+    assert actions[-2:] == ["oom", "snapshot"]
+
+
+def test_allocator_settings_come_from_the_option_or_the_environment(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def provenance(*options: str) -> str:
+        return StepProfile.from_json(call("simulate", "tiny.yaml", "--json", *options)[1]).provenance[
+            "allocator"
+        ]
+
+    assert "expandable_segments=False" in provenance()
+    assert "expandable_segments=True" in provenance("--allocator", "expandable_segments:True")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert "expandable_segments=True" in provenance()
+    assert "expandable_segments=False" in provenance("--allocator", "expandable_segments:False")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("simulate", "tiny.yaml", "hardware=a10"), "there is no a10 in the table"),
+        (("simulate", "tiny.yaml", "hardware=l4", "hardware=t4"), "hardware is given twice"),
+        (("simulate", "tiny.yaml", "compile=true"), "compile: true cannot be simulated"),
+        (
+            ("simulate", "tiny.yaml", "--allocator", "expandable:True"),
+            "--allocator: unknown allocator option",
+        ),
+        (("simulate", "tiny.yaml", "hardware=t4"), "t4 has no bf16 units"),
+        (("simulate", "tiny.yaml", "--trace-diff", "no.pickle"), "cannot read the snapshot no.pickle"),
+        (("simulate", "tiny.yaml", "--trace-diff", "tiny.yaml"), "neither a pickle"),
+        (("simulate", "nothing"), "there is no recipe 'nothing'"),
+        (("validate", "hardware=l4"), "nothing to validate"),
+        (("validate", "no.json"), "cannot read the profile no.json"),
+        (("validate", "no.json", "seq_len=4"), "seq_len=4 cannot change the recipe of a profile"),
+        (("validate", "tiny.yaml", "--tolerance", "-1"), "--tolerance"),
+        (("fit", "tiny.yaml", "--exact", "--field", "steps"), "--field steps"),
+    ],
+)
+def test_bad_input_is_one_paragraph_and_exit_2(call: Call, arguments: tuple[str, ...], words: str) -> None:
+    status, out, err = call(*arguments)
+    assert (status, out) == (2, "")
+    assert words in err
+    assert err.startswith("harness: ")
+    assert "Traceback" not in err
+
+
+def test_trace_diff_of_a_simulation_with_itself(call: Call) -> None:
+    call("simulate", "tiny.yaml", "--out", "made")
+    status, out, _ = call("simulate", "tiny.yaml", "--trace-diff", "made/snapshot.pickle")
+    assert status == 0
+    assert "no divergence" in out
+    status, out, _ = call(
+        "simulate", "tiny.yaml", "seq_len=32", "--trace-diff", "made/snapshot.pickle", "--json"
+    )
+    document = json.loads(out)
+    assert status == 0
+    assert document["only_real"]
+    assert document["only_simulated"]
+    assert document["segments"]["real"]["small"]["count"] > 0
+    assert document["divergences"][0]["only_real"][0]["stack"]
+
+
+def test_validate_puts_napkin_and_simulated_side_by_side(call: Call) -> None:
+    status, out, _ = call("validate", "tiny.yaml", "hardware=l4")
+    assert status == 0
+    assert "tiny on l4; reference: simulated" in " ".join(out.split())
+    assert "peak allocated" in out
+    assert "unexplained, simulated - napkin:" in out
+
+
+def test_validate_fails_beyond_the_tolerance(call: Call) -> None:
+    status, out, err = call("validate", "tiny.yaml", "--tolerance", "0.00001", "--json")
+    (comparison,) = json.loads(out)["comparisons"]
+    ratio = comparison["rows"][0]["ratio"]["napkin"]
+    assert ratio != 1  # napkin rounds no tensor to a block: it cannot agree so closely
+    assert status == 1
+    assert "off by more than 0.001%" in err
+    assert "tiny napkin" in err
+    assert call("validate", "tiny.yaml", "--tolerance", "1000")[0] == 0
+
+
+def test_validate_finds_the_measured_profile_of_the_very_recipe(call: Call) -> None:
+    """profiles/<gpu>/<recipe>.measured.json, if its recipe is the one that is asked about."""
+    _, out, _ = call("simulate", "tiny.yaml", "hardware=l4", "--json")
+    measured = StepProfile.from_json(out)
+    measured.source = "measured"
+    folder = Path("profiles/l4")
+    folder.mkdir(parents=True)
+    (folder / "tiny.measured.json").write_text(measured.to_json())
+    _, out, _ = call("validate", "tiny.yaml", "hardware=l4", "--json")
+    (comparison,) = json.loads(out)["comparisons"]
+    assert comparison["reference"] == "measured"
+    assert comparison["rows"][0]["ratio"]["simulated"] == 1
+    assert set(comparison["rows"][0]["unexplained"]) == {"napkin", "simulated"}
+    _, out, _ = call("validate", "tiny.yaml", "hardware=l4", "seq_len=32")
+    assert "reference: simulated" in " ".join(out.split())
+    assert "is of another recipe: seq_len is 64 and 32" in " ".join(out.split())
+
+
+def test_validate_completes_profiles_and_groups_them_by_recipe(call: Call) -> None:
+    for seq_len in (32, 64):
+        call("simulate", "tiny.yaml", "hardware=l4", f"seq_len={seq_len}", "--out", f"s{seq_len}")
+    Path("n64.json").write_text(call("napkin", "tiny.yaml", "hardware=l4", "--json")[1])
+    status, out, _ = call("validate", "s32/profile.json", "s64/profile.json", "n64.json", "--json")
+    assert status == 0
+    comparisons = json.loads(out)["comparisons"]
+    assert [comparison["name"] for comparison in comparisons] == ["s32", "s64"]
+    assert all(comparison["rows"][0]["ratio"]["napkin"] for comparison in comparisons)
+
+
+def test_validate_takes_a_run_folder(call: Call) -> None:
+    call("simulate", "tiny.yaml", "hardware=l4", "--out", "made")
+    status, out, _ = call("validate", "made", "--json")
+    (comparison,) = json.loads(out)["comparisons"]
+    assert (status, comparison["reference"]) == (0, "simulated")
+    assert (
+        comparison["rows"]
+        == json.loads(call("validate", "made/profile.json", "--json")[1])["comparisons"][0]["rows"]
+    )
+
+
+def test_validate_measures_here(call: Call) -> None:
+    status, out, _ = call("validate", "tiny.yaml", "steps=1", "warmup_steps=1", "--measure", "--json")
+    (comparison,) = json.loads(out)["comparisons"]
+    assert status == 0
+    assert comparison["reference"] == "measured"
+    assert any(note.startswith("measured on a CPU") for note in comparison["notes"])
+    rows = {(row["place"], row["name"]): row for row in comparison["rows"]}
+    assert rows["at peak", "parameters"]["ratio"]["simulated"] == pytest.approx(1, rel=0.02)
+    assert rows["forward", "FLOPs"]["ratio"]["simulated"] == 1
+    assert rows["step", "time"]["ratio"]["simulated"] is None
+
+
+def test_validate_says_why_an_answer_is_missing(call: Call) -> None:
+    call("run", "tiny.yaml", "steps=1", "warmup_steps=1", "--out", "measured")
+    document = json.loads(Path("measured/profile.json").read_text())
+    document["recipe"]["compile"] = True
+    Path("compiled.json").write_text(json.dumps(document))
+    status, out, _ = call("validate", "compiled.json")
+    assert status == 0
+    assert "note: there is no simulated answer: compile: true cannot be simulated" in out
+
+
+def test_fit_exact_finds_what_fits(call: Call) -> None:
+    status, out, err = call("fit", "tiny.yaml", "seq_len=1024", "--memory", "600MiB", "--exact", "--json")
+    document = json.loads(out)
+    assert status == 0
+    largest = document["largest"]
+    assert document["tried"][str(largest)] is True
+    assert document["tried"][str(largest + 1)] is False
+    assert f"micro_batch_size {largest}: fits" in err
+    status, out, _ = call("fit", "tiny.yaml", "seq_len=1024", "--memory", "600MiB", "--exact")
+    assert f"the largest micro_batch_size is {largest}" in out
+    assert f"{largest + 1} runs out of memory in" in out
+
+
+def test_fit_exact_exits_3_when_nothing_fits(call: Call) -> None:
+    status, out, _ = call("fit", "tiny.yaml", "--memory", "501MiB", "--exact")
+    assert status == 3
+    assert "no micro_batch_size fits" in out
+
+
+def test_help_has_examples(call: Call) -> None:
+    for command, words in (("simulate", "--trace-diff"), ("validate", "--tolerance"), ("fit", "--exact")):
+        status, out, _ = call(command, "--help")
+        assert status == 0
+        assert words in out
+        assert f"harness {command} " in out

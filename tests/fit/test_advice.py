@@ -1,0 +1,164 @@
+"""What is said when the memory ran out."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from harness.fit import advice as oom
+from harness.fit.advice import MOST_CHANGES, advise
+from harness.hardware.hardware import find_hardware
+from harness.napkin.memory.moments import required_bytes
+from harness.napkin.prediction import estimate
+from harness.recipe.check import check_recipe
+from harness.recipe.recipe import Recipe
+from harness.simulate.simulated_run import simulate
+from harness.step_profile.in_words import explain_oom
+from harness.step_profile.step_profile import (
+    Allocation,
+    HardwareSummary,
+    MemoryStats,
+    OutOfMemoryReport,
+    StepProfile,
+)
+from harness.system.locations import recipes_folder
+from harness.system.strict_yaml import parse_yaml
+
+GIB = 2**30
+FULL = Recipe(model="llama-3.1-8b", micro_batch_size=6, gradient_accumulation_steps=2)
+LORA = FULL.model_copy(update={"adapter": "lora"})
+IN_FORWARD = OutOfMemoryReport(phase="forward")
+A100 = find_hardware("a100-80gb").summary("bf16")
+REAL_A100 = HardwareSummary(name="NVIDIA A100-SXM4-80GB", kind="cuda", memory_bytes=80 * GIB)
+UNLISTED = HardwareSummary(name="A GPU of next year", kind="cuda", memory_bytes=80 * GIB)
+HOST = HardwareSummary(name="A CPU", kind="cpu", memory_bytes=64 * GIB)
+LINE = re.compile(
+    r"(?P<changes>.+=.+): (?P<saved>[\d.,]+) (?P<unit>[KMG]iB) less(, time a token × (?P<time>\d+\.\d\d))?"
+    r"(?P<other>, another training)?(?P<enough>, enough by itself)?"
+)
+
+
+def parsed(line: str) -> re.Match[str]:
+    match = LINE.fullmatch(line)
+    assert match, line
+    return match
+
+
+def changed(recipe: Recipe, line: str) -> Recipe:
+    """The recipe with the overrides that the line spells."""
+    pairs = [word.split("=") for word in parsed(line)["changes"].split(" ")]
+    fields = {name: parse_yaml(value, name) for name, value in pairs}
+    return check_recipe({**recipe.model_dump(mode="json"), **fields}, "test")
+
+
+@pytest.mark.parametrize("recipe", [FULL, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("device", [A100, REAL_A100], ids=lambda device: device.kind)
+def test_changes_can_be_typed_and_the_cheapest_comes_first(recipe, device):
+    lines = advise(recipe, device, IN_FORWARD)
+    assert 2 <= len(lines) <= MOST_CHANGES
+    assert all(changed(recipe, line) != recipe for line in lines)
+    others = [bool(parsed(line)["other"]) for line in lines]
+    assert others == sorted(others)  # what trains the same comes first
+    for group in (False, True):
+        times = [float(parsed(line)["time"]) for line in lines if bool(parsed(line)["other"]) is group]
+        assert times == sorted(times)
+
+
+def test_something_that_is_enough_is_among_them(monkeypatch):
+    monkeypatch.setattr(oom, "MOST_CHANGES", 1)
+    (line,) = advise(FULL, A100, IN_FORWARD)
+    assert parsed(line)["enough"]
+    monkeypatch.setattr(oom, "MOST_CHANGES", 9)
+    before = advise(FULL, A100, IN_FORWARD)
+    assert before.index(line) > 0  # cheaper changes are not enough
+    assert not any(parsed(other)["enough"] for other in before[: before.index(line)])
+
+
+def test_what_is_enough_only_together_is_said_and_fits():
+    device = find_hardware("rtx-4090")
+    recipe = check_recipe({"model": "llama-3.1-8b", "adapter": "lora", "seq_len": 16384}, "test")
+    *single, last = advise(recipe, device.summary("bf16"), IN_FORWARD)
+    assert not any(parsed(line)["enough"] for line in single)
+    overrides = last.removeprefix("together ").removesuffix(", enough by arithmetic").split()
+    assert len(overrides) > 1
+    fields = {name: parse_yaml(value, name) for name, value in (word.split("=") for word in overrides)}
+    together = check_recipe({**recipe.model_dump(mode="json"), **fields}, "test")
+    assert required_bytes(estimate(together, device)) <= device.memory_bytes
+
+
+def test_what_nothing_helps_is_said():
+    recipe = check_recipe({"model": "llama-3.1-70b", "adapter": "lora", "quantization": "nf4"}, "test")
+    lines = advise(recipe, find_hardware("l4").summary("bf16"), IN_FORWARD)
+    assert "a device with more memory" in lines[-1]
+
+
+def test_a_saving_is_what_the_change_saves(tmp_path):
+    """Against the real step on shape-only tensors, through a model of the allocator."""
+    config = json.loads((recipes_folder() / "models" / "llama-3.2-1b.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    recipe = Recipe(model=str(tmp_path / "config.json"), micro_batch_size=2, seq_len=512)
+    hardware = find_hardware("a100-80gb")
+
+    def peak(recipe: Recipe) -> int:
+        return simulate(recipe, hardware)[0].memory.peak_allocated_bytes or 0
+
+    before = peak(recipe)
+    seen = set()
+    for line in advise(recipe, A100, IN_FORWARD):
+        match = parsed(line)
+        saved = float(match["saved"]) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[match["unit"]]
+        if "fused_linear" not in line:  # Liger's kernels do not run here
+            assert saved == pytest.approx(before - peak(changed(recipe, line)), rel=0.02), line
+            seen.add(match["changes"])
+    assert len(seen) >= 3
+
+
+def test_times_are_those_of_a_device_that_is_known():
+    assert not any(parsed(line)["time"] for line in advise(FULL, UNLISTED, IN_FORWARD))
+    assert all(parsed(line)["time"] for line in advise(FULL, REAL_A100, IN_FORWARD))
+
+
+def test_on_a_cpu_nothing_is_advised_that_a_cpu_cannot_do():
+    text = " ".join(advise(FULL, HOST, IN_FORWARD) + advise(LORA, HOST, IN_FORWARD))
+    assert "gradient_checkpointing=true" in text
+    assert not re.search("offload|paged|fused_linear", text)
+
+
+def test_memory_in_pieces_is_named():
+    report = OutOfMemoryReport(phase="backward", requested_bytes=GIB, reserved_unallocated_bytes=3 * GIB)
+    assert "expandable_segments:True: 3.00 GiB are reserved" in advise(FULL, A100, report)[0]
+    smaller = report.model_copy(update={"reserved_unallocated_bytes": GIB - 1})
+    assert not any("expandable_segments" in line for line in advise(FULL, A100, smaller))
+
+
+def test_a_model_that_arithmetic_does_not_know_is_said_to_be_so(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "mamba", "hidden_size": 64, "vocab_size": 100}')
+    (line,) = advise(Recipe(model=str(config)), A100, IN_FORWARD)
+    assert "what a change would save is not known" in line
+    assert "mamba" in line
+
+
+def test_one_paragraph_says_where_what_and_how_much():
+    report = OutOfMemoryReport(
+        phase="backward",
+        requested_bytes=2 * GIB,
+        free_bytes=GIB // 2,
+        top=[Allocation(size_bytes=4 * GIB, category="activations")],
+        advice=["gradient_checkpointing=true: recomputes"],
+    )
+    profile = StepProfile(
+        source="measured",
+        recipe={},
+        hardware=HardwareSummary(name="A GPU", kind="cuda"),
+        memory=MemoryStats(kind="cuda_allocator"),
+        oom=report,
+    )
+    assert explain_oom(profile) == (
+        "out of memory in backward, asking for 2.00 GiB on A GPU with 0.50 GiB free. "
+        "The largest tensors: 4.00 GiB of activations. What would help, by arithmetic, "
+        "the cheapest first:\n"
+        "  gradient_checkpointing=true: recomputes"
+    )

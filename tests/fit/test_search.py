@@ -1,0 +1,213 @@
+"""What fits is the last that does; changes are what they say; and the commands answer."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli.app import app
+from harness.errors import InputError
+from harness.fit.device_choice import compare_hardware
+from harness.fit.search import fit, parse_bytes, suggestions, with_memory
+from harness.hardware.hardware import find_hardware, hardware_names
+from harness.napkin.memory.moments import required_bytes
+from harness.napkin.prediction import estimate
+from harness.recipe.file import load_recipe
+from harness.recipe.recipe import Recipe
+
+RTX_4090 = find_hardware("rtx-4090")
+GIB = 2**30
+
+
+def command(*arguments: str):
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.parametrize(
+    "name", ["mistral-7b-qlora", "tinyllama-lora", "llama-3.2-1b-bf16", "gpt2-medium-lora"]
+)
+def test_the_largest_fits_and_the_next_does_not(name):
+    recipe = load_recipe(name)[1]
+    found = fit(recipe, RTX_4090)
+    limit = RTX_4090.memory_bytes * 0.95
+
+    def needs(**fields):
+        return required_bytes(estimate(Recipe(**{**recipe.model_dump(), **fields}), RTX_4090))
+
+    rows, tokens = found.micro_batch_size, found.seq_len
+    assert needs(micro_batch_size=rows) <= limit < needs(micro_batch_size=rows + 1)
+    assert needs(seq_len=tokens) <= limit
+    if name == "gpt2-medium-lora":
+        assert tokens <= 1024, "it has no more positions"
+    else:
+        assert needs(seq_len=tokens + 64) > limit
+
+
+def test_mistral_qlora_fits_16_gb_with_room_and_full_fine_tuning_does_not():
+    sixteen = with_memory(RTX_4090, parse_bytes("16GB"))
+    assert fit(load_recipe("mistral-7b-qlora")[1], sixteen).micro_batch_size >= 1
+    full = fit(load_recipe("llama-3.1-8b-full-bf16")[1], sixteen)
+    assert (full.micro_batch_size, full.seq_len) == (0, 0)
+    assert full.changes
+
+
+def test_changes_are_real_and_ordered_by_cost():
+    recipe = load_recipe("llama-3.1-8b-full-bf16", ["micro_batch_size=2"])[1]
+    changes = suggestions(recipe, RTX_4090, RTX_4090.memory_bytes)
+    now = required_bytes(estimate(recipe, RTX_4090))
+    assert len(changes) >= 5
+    for change in changes:
+        after = required_bytes(estimate(Recipe(**{**recipe.model_dump(), **change.fields}), RTX_4090))
+        assert after == change.required_bytes == now - change.saved_bytes < now
+        assert change.fits == (after <= RTX_4090.memory_bytes)
+    order = [(not change.same_result, change.slowdown) for change in changes]
+    assert order == sorted(order)
+    by_name = {change.overrides: change for change in changes}
+    assert by_name["optimizer_in_backward=true"].same_result
+    assert any("quantization=nf4" in name and change.fits for name, change in by_name.items())
+
+
+def test_together_they_fit_as_one_recipe():
+    recipe = load_recipe("llama-3.1-8b-full-bf16")[1]
+    found = fit(recipe, RTX_4090)
+    assert found.together
+    changed = load_recipe("llama-3.1-8b-full-bf16", found.together.split())[1]
+    assert required_bytes(estimate(changed, RTX_4090)) <= found.limit_bytes
+
+
+def test_a_change_names_what_differs_as_a_shell_takes_it():
+    """Followed word for word, the advice gives what it promises: also beside what is offloaded already."""
+    recipe = load_recipe("llama-3.1-8b-lora-offload-activations")[1]
+    changes = suggestions(recipe, RTX_4090, 12 * GIB)
+    assert any(change.overrides == "offload='[activations,optimizer]'" for change in changes)
+    for change in changes:
+        followed = load_recipe("llama-3.1-8b-lora-offload-activations", shlex.split(change.overrides))[1]
+        assert required_bytes(estimate(followed, RTX_4090)) == change.required_bytes
+        words = dict(word.split("=") for word in shlex.split(change.overrides))
+        assert all(getattr(followed, name) != getattr(recipe, name) for name in words)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("16GiB", 16 * 2**30),
+        ("16GB", 16e9),
+        ("0.5TiB", 2**39),
+        ("1e9", 1e9),
+        (" 24 GB ", 24e9),
+        ("80000MB", 8e10),
+    ],
+)
+def test_sizes(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1GB", "0", "0.5", "16gib", "GiB", "16", "16GiBs", "nan", "1e999GB", "1_0GB"]
+)
+def test_a_size_that_is_none_is_refused(text):
+    with pytest.raises(InputError, match="memory"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("margin", [-0.1, 1.0, float("nan")])
+def test_a_margin_outside_0_to_1_is_refused(margin):
+    with pytest.raises(InputError, match="margin"):
+        fit(load_recipe("tinyllama-lora")[1], RTX_4090, margin=margin)
+
+
+def test_every_device_is_offered_the_cheapest_first_and_what_cannot_run_last():
+    recipe = load_recipe("llama-3.1-8b-lora")[1]
+    offers = compare_hardware(recipe, {"h200": 3.5, "l40s": 1.0})
+    assert len(offers) >= 16
+    assert [offer.fits for offer in offers] == sorted((o.fits for o in offers), reverse=True)
+    priced = [offer for offer in offers if offer.cost_per_million_tokens is not None]
+    assert offers[:2] == priced
+    # 3.5 an hour over the tokens of an hour
+    h200 = next(offer for offer in offers if offer.name == "h200")
+    assert h200.cost_per_million_tokens == pytest.approx(3.5 / (h200.tokens_per_s * 3600 / 1e6))
+    t4 = next(offer for offer in offers if offer.name == "t4")
+    assert (t4.fits, t4.reason) == (False, "no bf16 units")
+
+
+# The commands -----------------------------------------------------------------------------------
+
+
+def test_napkin_prints_a_derivation_and_json():
+    text = command("napkin", "tinyllama-lora", "hardware=a10g")
+    assert text.exit_code == 0
+    assert "A10G" in text.stdout
+    document = json.loads(command("napkin", "tinyllama-lora", "seq_len=256", "--json").stdout)
+    assert (document["source"], document["recipe"]["seq_len"]) == ("napkin", 256)
+
+
+def test_fit_answers_for_a_size_and_for_a_device():
+    small = command("fit", "mistral-7b-qlora", "--memory", "16GiB")
+    assert small.exit_code == 0
+    assert "largest micro_batch_size" in small.stdout
+    assert "--exact" in small.stdout
+    device = json.loads(command("fit", "mistral-7b-qlora", "--hardware", "rtx-4090", "--json").stdout)
+    assert device["largest_seq_len"] > 2048
+    nothing = command("fit", "llama-3.1-8b-full-bf16", "--hardware", "rtx-4090")
+    assert nothing.exit_code == 3
+    assert "optimizer_in_backward=true" in nothing.stdout
+
+
+def test_hardware_names_the_cheapest_and_the_fastest(tmp_path):
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("l4: 0.7\n")
+    text = command("hardware", "tinyllama-lora", "--prices", str(prices), "--price", "h100=2.5").stdout
+    assert "the cheapest: " in text
+    assert "the fastest: b200" in text
+    assert "give prices" in command("hardware", "tinyllama-lora").stdout
+    listed = json.loads(command("hardware", "tinyllama-lora", "--price", "h200=3.5", "--json").stdout)
+    assert listed[0]["name"] == "h200"
+    assert listed[0]["cost_per_million_tokens"] > 0
+
+
+def test_hardware_without_a_recipe_is_the_table_itself():
+    done = command("hardware")
+    assert done.exit_code == 0
+    listed = [line.split()[0] for line in done.stdout.splitlines()[1:] if line.strip()]
+    assert listed[: len(hardware_names())] == hardware_names()
+    assert "989.5" in next(line for line in done.stdout.splitlines() if " h200 " in line)
+
+
+def test_what_lacks_units_is_not_said_to_lack_memory():
+    (t4,) = (line for line in command("hardware", "tinyllama-lora").stdout.splitlines() if " t4 " in line)
+    assert "cannot run it: no bf16 units" in t4
+
+
+def test_what_does_not_fit_is_bound_by_nothing():
+    listed = command("hardware", "llama-3.1-70b-qlora").stdout.splitlines()
+    short = [line.split()[:5] for line in listed if "does not fit" in line]
+    assert short
+    assert all(cells[3:] == ["-", "-"] for cells in short)
+
+
+def test_shard_lists_every_strategy():
+    text = command("shard", "llama-2-7b-full-fp16-master", "--gpus", "64").stdout
+    assert all(
+        name in text for name in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 / FSDP", "hybrid", "model parallel")
+    )
+    rows = json.loads(command("shard", "tinyllama-lora", "--gpus", "2", "--json").stdout)
+    assert {"strategy", "states", "peak_bytes", "sent_bytes", "exposed_s"} <= set(rows[0])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("napkin", "tinyllama-lora", "hardware=cray"),
+        ("napkin", "tinyllama-lora", "hardware=l4", "hardware=t4"),
+        ("napkin", "no-such-recipe"),
+        ("fit", "tinyllama-lora", "--memory", "lots"),
+        ("hardware", "tinyllama-lora", "--price", "h200"),
+        ("shard", "tinyllama-lora", "--gpus", "0"),
+        ("shard", "llama-3.2-3b-offload-optimizer", "--gpus", "2"),
+    ],
+)
+def test_bad_input_is_an_input_error(arguments):
+    assert isinstance(command(*arguments).exception, InputError)

@@ -1,0 +1,139 @@
+"""Napkin's peak of every phase against the live bytes of the same step run on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.hardware.hardware import find_hardware
+from harness.napkin.prediction import predict
+from harness.simulate.simulated_run import simulate
+from tests.support.napkin_oracle import keeps_workspaces, napkin, peaks_by_phase, predicted_peaks, recipe_for
+
+# What napkin leaves out: scalars, one-row statistics of backward, and what Python holds for a moment.
+SMALL = 0.004
+WIDE = {"vocab_size": 1024, "intermediate_size": 176}
+SHAPE = {"micro_batch_size": 4, "seq_len": 48}
+
+TOGGLES = [
+    {},
+    {"gradient_checkpointing": True},
+    {"attention": "eager"},
+    {"attention": "eager", "gradient_checkpointing": True},
+    {"precision": "bf16-mixed"},
+    {"precision": "bf16-mixed", "gradient_checkpointing": True},
+    {"precision": "fp16", "max_grad_norm": 1.0},
+    {"adapter": "lora"},
+    {"adapter": "lora", "gradient_checkpointing": True},
+    {"adapter": "ia3", "gradient_checkpointing": True},
+    {"adapter": "lora", "quantization": "nf4", "gradient_checkpointing": True},
+    {"gradient_accumulation_steps": 2},
+    {"optimizer_in_backward": True, "gradient_checkpointing": True},
+    {"optimizer": "sgd"},
+    {"optimizer": "adafactor"},
+    {"optimizer": "adamw_8bit"},
+    {"optimizer": "lion_8bit"},
+    {"optimizer_impl": "for_loop"},
+    {"optimizer_impl": "fused"},
+    {"master_weights": True},
+    {"offload": ["optimizer"]},
+    {"offload": ["parameters"]},
+    {"offload": ["parameters"], "gradient_checkpointing": True},
+]
+
+
+def check(recipe, tolerance=SMALL):
+    measured, predicted = peaks_by_phase(recipe), predicted_peaks(napkin(recipe))
+    for phase in ("forward", "backward"):
+        assert predicted[phase] == pytest.approx(measured[phase], rel=tolerance), phase
+    step = predicted["optimizer_step"]
+    assert step == pytest.approx(measured["optimizer_step"], rel=tolerance, abs=4096), "optimizer_step"
+
+
+@pytest.mark.parametrize("fields", TOGGLES, ids=str)
+def test_every_phase_peaks_where_it_really_does(tmp_path, fields):
+    check(recipe_for(tmp_path, "llama", config=WIDE, **SHAPE, **fields))
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gpt2", "gemma2", "qwen3", "phi3", "mixtral", "llama tied"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_every_kind_of_architecture(tmp_path, family, checkpointing):
+    fields = {"attention": "eager"} if family == "gemma2" else {}
+    precision = "fp32" if family.startswith("gpt") else "bf16"
+    config = {"vocab_size": 1024}
+    check(
+        recipe_for(
+            tmp_path,
+            family,
+            config=config,
+            precision=precision,
+            gradient_checkpointing=checkpointing,
+            **SHAPE,
+            **fields,
+        )
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "llama tied"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"gradient_accumulation_steps": 3}, {"optimizer_in_backward": True}], ids=str
+)
+def test_gradients_of_large_embeddings(tmp_path, family, fields):
+    """With hardly any activation the peak is gradients: those of tied weights come in two parts."""
+    config = {"vocab_size": 4096}
+    recipe = recipe_for(
+        tmp_path, family, config=config, optimizer="sgd", micro_batch_size=1, seq_len=8, **fields
+    )
+    check(recipe, tolerance=0.01)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_offloaded_activations(tmp_path, checkpointing):
+    recipe = recipe_for(
+        tmp_path,
+        "llama",
+        config=WIDE,
+        offload=["activations"],
+        gradient_checkpointing=checkpointing,
+        **SHAPE,
+    )
+    check(recipe, tolerance=0.01)  # tensors under 4096 bytes stay
+
+
+@keeps_workspaces
+@pytest.mark.parametrize("offload", [[], ["activations"]], ids=str)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_what_int8_products_keep_is_neither_recomputed_nor_offloaded(tmp_path, checkpointing, offload):
+    """bitsandbytes keeps their inputs in attributes, out of autograd's sight, as long as the loss lives."""
+    recipe = recipe_for(
+        tmp_path,
+        "llama",
+        config=WIDE,
+        quantization="int8",
+        adapter="lora",
+        lora_targets=("q_proj",),
+        gradient_checkpointing=checkpointing,
+        offload=offload,
+        **SHAPE,
+    )
+    device = find_hardware("a100-80gb")
+    estimate, (simulated, _) = predict(recipe, device), simulate(recipe, device)
+    first = 0 if checkpointing else 1  # without checkpointing the first q, k, v need no gradient
+    rows = SHAPE["micro_batch_size"] * SHAPE["seq_len"] * 2
+    shape = napkin(recipe).sizes.built.shape
+    layers, hidden, inner = shape.layers, shape.hidden, shape.intermediate
+    # inputs of q, k, v; of o; of gate, up; of down
+    assert napkin(recipe).sizes.pinned == rows * (layers * (3 * hidden + inner) - first * hidden)
+    for phase in ("forward", "backward"):
+        peaks = (answer.phases[phase].peak_allocated_bytes for answer in (estimate, simulated))
+        assert next(peaks) == pytest.approx(next(peaks), rel=0.01), phase
+    ends = (answer.phases["backward"].allocated_at_end_bytes for answer in (estimate, simulated))
+    assert next(ends) == pytest.approx(next(ends), rel=0.01)
+
+
+def test_a_window_shorter_than_the_sequence_needs_a_mask(tmp_path):
+    config = WIDE | {"sliding_window": 20}
+    recipe = recipe_for(tmp_path, "mistral", config=config, **SHAPE)
+    memory = napkin(recipe)
+    assert memory.sizes.mask_bytes == 48 * 48
+    biases = [t for t in memory.sizes.stages.blocks[-1].kept_tensors if "mask" in t.name]
+    assert sum(t.size_bytes for t in biases) == 4 * 48 * 48 * 2, "sdpa's own, one byte to two, in every layer"

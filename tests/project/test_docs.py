@@ -1,0 +1,166 @@
+"""The guide: its links lead somewhere, its commands exist, its figures and numbers are those of its data."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from harness.cli.app import main
+from harness.recipe.check import check_recipe
+from harness.recipe.effects import EFFECTS
+from harness.recipe.recipe import Recipe
+from harness.step_profile.step_profile import StepProfile
+from harness.sweep.document import Sweep
+from harness.sweep.figures import digest
+from harness.sweep.plan import plan_sweep
+from harness.system.strict_yaml import parse_yaml
+from pages.links import anchors, broken_links, external_links, links
+from pages.pictures import DATA, PICTURES, data_of, drawn_from, picture_of, toggles_page, with_numbers
+from pages.toggles import TOGGLES, Toggle
+from tests.support.places import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[tuple[str, ...]]:
+    """Every command in a block of the guide, without `harness`."""
+    texts = [
+        text for page in PAGES for language, text in BLOCK.findall(page.read_text()) if language != "yaml"
+    ]
+    lines = {line for text in texts for line in text.splitlines()}
+    return sorted(tuple(shlex.split(line)[1:]) for line in lines if line.startswith("harness "))
+
+
+def test_there_is_a_guide():
+    names = {page.name for page in PAGES}
+    assert names >= {
+        "index.md",
+        "timeline.md",
+        "memory-words.md",
+        "toggles.md",
+        "recipe.md",
+        "three-answers.md",
+    }
+    assert len(commands()) > len(TOGGLES)
+
+
+def test_internal_links_resolve_and_external_ones_are_listed():
+    assert list(broken_links(DOCS)) == []
+    assert sum(len(links(page)) for page in PAGES) > 60
+    assert all(address.startswith("https://") for address in external_links(DOCS))
+
+
+def test_a_broken_link_is_found(tmp_path: Path):
+    (tmp_path / "a.md").write_text(
+        "# One\n[x](b.md) [y](b.md#two-words) [z](#one) ![p](p.png) [w](../c.md)\n"
+    )
+    (tmp_path / "b.md").write_text(
+        "# Two Words\n```\n# not a heading [x](nothing.md)\n```\n[x](#not-a-heading)\n"
+    )
+    assert list(broken_links(tmp_path)) == [
+        "a.md: there is no p.png",
+        "a.md: there is no ../c.md",
+        "b.md: b.md has no heading #not-a-heading",
+    ]
+
+
+def test_pages_are_in_the_menu():
+    menu = parse_yaml((DOCS.parent / "mkdocs.yml").read_text().replace("|\n  *.py", "py"), "mkdocs.yml")[
+        "nav"
+    ]
+    assert {page for entry in menu for page in entry.values()} <= {page.name for page in PAGES}
+
+
+def test_every_figure_stands_under_the_command_that_made_it():
+    shown = set()
+    for page in PAGES:
+        # a figure belongs to the last block of commands before it
+        text, command = page.read_text(), ""
+        for found in re.finditer(r"^```\n(.*?)^```$|\]\((pictures/[^)]+)\)", text, re.MULTILINE | re.DOTALL):
+            if found[1]:
+                command = found[1]
+            else:
+                name = Path(found[2]).stem
+                shown.add(found[2])
+                makes = "--png pictures" if name.startswith("step-") else f" {name}="
+                assert makes in command, f"{page.name}: {found[2]}"
+                assert "--png" in command
+    assert shown == {f"pictures/{path.name}" for path in PICTURES.iterdir()}
+
+
+@pytest.mark.parametrize("toggle", TOGGLES, ids=lambda toggle: toggle.field)
+def test_a_figure_and_its_data_are_of_the_toggles_command(toggle: Toggle):
+    sweep = Sweep.read(data_of(toggle))
+    assert drawn_from(picture_of(toggle)) == digest(sweep)
+    words = shlex.split(toggle.command)
+    kind = "napkin" if "--napkin" in words else "simulated"
+    plan = plan_sweep(words[2], [word for word in words[3:] if "=" in word], kind)
+    assert sweep.complete
+    assert (sweep.kind, sweep.name) == (kind, words[2])
+    assert sweep.axes == plan.axes
+    assert [cell.values[toggle.field] for cell in sweep.cells] == [
+        cell.changes.get(toggle.field, plan.base[toggle.field]) for cell in plan.cells
+    ]
+    asked = {**plan.base, "data": sweep.base["data"]}
+    assert {name: value for name, value in sweep.base.items() if name in asked} == {
+        name: value for name, value in asked.items() if name in sweep.base
+    }
+    assert {cell.status for cell in sweep.cells} <= {"ok", "out_of_memory"}
+
+
+def test_every_toggle_is_in_the_guide():
+    """A recipe's fields but the model and those that change neither memory nor time."""
+    assert {toggle.field for toggle in TOGGLES} == set(Recipe.model_fields) - set(EFFECTS) - {"model"}
+    assert {toggle.field for toggle in TOGGLES} <= anchors(DOCS / "toggles.md")
+
+
+def test_numbers_are_those_of_the_data():
+    assert (DOCS / "toggles.md").read_text() == toggles_page()
+    filled = 0
+    for page in PAGES:
+        text = page.read_text()
+        assert with_numbers(text) == text, page.name
+        filled += text.count("<!-- end of ")
+    assert filled >= 3
+    peak = StepProfile.read(DATA / "step.json").memory.peak_allocated_bytes or 0
+    assert f"| allocated, at its peak | {peak / 2**30:.2f} GiB |" in (DOCS / "memory-words.md").read_text()
+
+
+def test_nothing_in_the_data_is_a_path_of_a_machine():
+    for path in DATA.iterdir():
+        assert not re.search(r'"/(home|root|work|tmp|Users)\b', path.read_text()), path.name
+
+
+def test_pictures_are_small():
+    for path in PICTURES.iterdir():
+        assert path.stat().st_size < 200_000
+        with Image.open(path) as image:
+            assert image.width >= 800
+
+
+def test_the_recipe_is_a_recipe():
+    (text,) = [
+        text for language, text in BLOCK.findall((DOCS / "recipe.md").read_text()) if language == "yaml"
+    ]
+    assert check_recipe(parse_yaml(text, "recipe.md"), "recipe.md").quantization == "nf4"
+
+
+def test_the_commands_exist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    shown: dict[str, str] = {}
+    for command in commands():
+        if command[0] not in shown:
+            monkeypatch.setattr(sys, "argv", ["harness", command[0], "--help"])
+            with pytest.raises(SystemExit) as ended:
+                main()
+            assert ended.value.code == 0, command
+            shown[command[0]] = capsys.readouterr().out
+        options = {word for word in command if word.startswith("--")}
+        assert all(option in shown[command[0]] for option in options), command
+    assert len(shown) >= 7

@@ -1,0 +1,320 @@
+"""Who may import and call what in harness/, read from the source: what keeps the house in order.
+
+Packages stand on levels and import downward only, through the facade of the package below; the answers
+never reach one another; every library has its home; there is one training step.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.places import ROOT
+
+FOLDER = ROOT / "harness"
+FILES = {str(path.relative_to(FOLDER)): path for path in sorted(FOLDER.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+MODULES = {
+    ".".join(("harness", *Path(name).with_suffix("").parts)).removesuffix(".__init__"): name for name in FILES
+}
+
+LEVELS = [
+    "errors units",
+    "system",
+    "recipe step_profile allocator",
+    "architecture hardware snapshot",
+    "training napkin",
+    "observe run_folder",
+    "checkpoint",
+    "simulate measure",
+    "fit",
+    "answers",
+    "report",
+    "sweep",
+    "serve",
+    "cli",
+    "__main__",
+]
+"""The packages and modules of harness/ from the ground up. A package imports from lower levels only."""
+LEVEL = {name: n for n, names in enumerate(LEVELS) for name in names.split()}
+
+ANSWERS = ("napkin", "simulate", "measure")
+
+WITH_TORCH = ("training", "observe", "checkpoint", "simulate", "measure")
+"""Packages whose facade loads torch. All others start in milliseconds, and work where torch is not there."""
+
+MOST_FILES = 20
+"""In a folder: more are two rooms."""
+
+HOMES = {
+    "transformers": {
+        "training/model.py",
+        "training/model_config.py",
+        "training/data/tokenizer.py",
+        "training/toggles/attention.py",
+        "training/toggles/quantization.py",  # replaces layers as transformers' own loader does
+    },
+    "peft": {"training/toggles/adapter.py", "training/toggles/quantization.py"},
+    "bitsandbytes": {
+        "training/toggles/quantization.py",
+        "training/toggles/optimizer.py",
+        "simulate/cuda/libraries.py",  # gives it a GPU's answers
+        "simulate/kernels/matmul.py",  # asks its tables which kernel runs
+    },
+    "liger_kernel": {"training/toggles/fused_loss.py", "simulate/cuda/libraries.py"},
+    "datasets": {"training/data/documents.py"},  # data sets of the Hub
+    "accelerate": set(),  # transformers needs it to load quantized checkpoints
+    "torchao": set(),
+}
+"""The only files that import a package, always where it is used: without it, all else works."""
+
+USES_CUDA = {
+    "measure/measured_run.py",  # which device there is
+    "measure/cuda.py",  # events, allocator statistics, snapshots
+    "measure/doctor.py",  # what this machine can do, by trying it
+}
+FOR_TERMINALS = {"typer", "rich"}
+
+
+def imported(node: ast.AST) -> list[str]:
+    """Full names of what an import statement may bring in: `from a import b` may mean the module a.b."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute here"
+        return [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def imports_of(file: str) -> set[str]:
+    return {name for node in ast.walk(TREES[file]) for name in imported(node)}
+
+
+def modules_of(file: str) -> set[str]:
+    """The modules of harness that `file` imports: of a package whose module it names, only that module."""
+    found = imports_of(file) & MODULES.keys()
+    return {module for module in found if not any(other.startswith(f"{module}.") for other in found)}
+
+
+def reached_from(module: str) -> set[str]:
+    """The harness modules that `module` imports, and those that they import, and so on."""
+    reached: set[str] = set()
+    waiting = [module]
+    while waiting:
+        direct = imports_of(MODULES[waiting.pop()]) & MODULES.keys()
+        waiting += direct - reached
+        reached |= direct
+    return reached
+
+
+def package_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def calls(file: str) -> Iterator[str]:
+    """What is called: `f` of f(x), `.m` of any.m(x)."""
+    for node in ast.walk(TREES[file]):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield f".{node.func.attr}"
+
+
+def code_lines(file: str) -> int:
+    """Lines with code: neither blank, nor comment, nor docstring."""
+    expressions = [node.value for node in ast.walk(TREES[file]) if isinstance(node, ast.Expr)]
+    strings = [node for node in expressions if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    documentation = {n for node in strings for n in range(node.lineno, (node.end_lineno or 0) + 1)}
+    lines = FILES[file].read_text(encoding="utf-8").splitlines()
+    code = [line for n, line in enumerate(lines, 1) if n not in documentation and line.strip()]
+    return sum(not line.lstrip().startswith("#") for line in code)
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(FILES) > 100
+    assert {"training/step.py", "training/loop.py", "measure/measured_run.py"} <= FILES.keys()
+    assert sum(len(imports_of(file)) for file in FILES) > 200
+    assert sum(1 for file in FILES for _ in calls(file)) > 1000
+    assert reached_from("harness.measure") >= {"harness.training.step", "harness.training.model"}
+    assert code_lines("training/step.py") > 30
+
+
+def test_every_package_has_a_level() -> None:
+    assert {package_of(module) for module in MODULES if module != "harness"} == LEVEL.keys()
+
+
+def test_imports_go_down() -> None:
+    edges = {
+        (ours, theirs)
+        for ours, file in MODULES.items()
+        for theirs in imports_of(file) & MODULES.keys()
+        if "harness" not in (ours, theirs) and package_of(ours) != package_of(theirs)
+    }
+    assert len(edges) > 100
+    assert not [pair for pair in edges if LEVEL[package_of(pair[1])] >= LEVEL[package_of(pair[0])]]
+
+
+def test_packages_are_entered_by_the_front_door() -> None:
+    """Whoever is outside imports from `harness.package`, and only what its facade exports."""
+    exported = {
+        module: {
+            alias.name
+            for node in TREES[file].body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for module, file in MODULES.items()
+        if file.endswith("__init__.py")
+    }
+    entered = 0
+    for ours, file in MODULES.items():
+        for node in ast.walk(TREES[file]):
+            if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("harness."):
+                continue
+            theirs = str(node.module)
+            if package_of(theirs) != (package_of(ours) if ours != "harness" else None):
+                entered += 1
+                assert theirs.count(".") == 1, f"{file} imports from {theirs}"
+                names = {alias.name for alias in node.names}
+                assert names <= exported.get(theirs, names), f"{file}: {names} of {theirs}"
+    assert entered > 200
+
+
+def test_a_facade_exports_no_name_of_a_file_beside_it() -> None:
+    """`package.name` would be the function for one importer and the module for another."""
+    for file, tree in TREES.items():
+        if file.endswith("__init__.py"):
+            exported = {alias.name for node in tree.body for alias in getattr(node, "names", [])}
+            beside = {path.stem for path in FILES[file].parent.glob("*")}
+            assert exported.isdisjoint(beside), file
+
+
+def test_there_is_no_circle() -> None:
+    """Of modules, a package's facade among them."""
+    done: set[str] = set()
+
+    def follow(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, " -> ".join((*way[way.index(module) :], module))
+        if module not in done:
+            for following in sorted(modules_of(MODULES[module]) - {module, "harness"}):
+                # what a module imports of its own package is that module, not the facade above both
+                if not module.startswith(f"{following}."):
+                    follow(following, (*way, module))
+            done.add(module)
+
+    for module in MODULES:
+        follow(module, ())
+    assert done >= MODULES.keys() - {"harness"}
+
+
+def test_a_folder_is_a_room() -> None:
+    for folder in {path.parent for path in FILES.values()}:
+        assert len(list(folder.glob("*.py"))) <= MOST_FILES, folder
+
+
+def test_a_package_states_its_charter() -> None:
+    """In one sentence or a few, as the docstring of its facade."""
+    for file, tree in TREES.items():
+        if file.endswith("__init__.py"):
+            assert len(ast.get_docstring(tree) or "") > 30, file
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_no_answer_knows_another(answer: str) -> None:
+    """Not even through others: they are three witnesses, and what they share is the recipe and the step."""
+    ours = [module for module in MODULES if module != "harness" and package_of(module) == answer]
+    assert len(ours) > 3
+    for module in ours:
+        reached = {package_of(name) for name in reached_from(module) if name != "harness"}
+        assert reached.isdisjoint({*ANSWERS} - {answer}), module
+
+
+def test_napkin_does_not_run_the_step() -> None:
+    for module in MODULES:
+        if module.startswith("harness.napkin"):
+            assert not [name for name in reached_from(module) if name.startswith("harness.training")], module
+
+
+def test_terminals_are_the_business_of_the_command_line() -> None:
+    users = {file for file in FILES if {name.split(".")[0] for name in imports_of(file)} & FOR_TERMINALS}
+    assert users
+    assert all(file.startswith("cli/") for file in users)
+
+
+@pytest.mark.parametrize("package", HOMES)
+def test_a_library_has_its_home(package: str) -> None:
+    def belongs(name: str) -> bool:
+        return name == package or name.startswith(f"{package}.")
+
+    assert {file for file in FILES if any(map(belongs, imports_of(file)))} == HOMES[package]
+
+
+def test_optional_packages_are_imported_where_they_are_used() -> None:
+    for file, tree in TREES.items():
+        at_top = {name.split(".")[0] for node in tree.body for name in imported(node)}
+        assert at_top.isdisjoint(HOMES), file
+
+
+def test_torch_cuda_is_used_where_a_gpu_is_looked_at() -> None:
+    def uses_cuda(file: str) -> bool:
+        attributes = [node for node in ast.walk(TREES[file]) if isinstance(node, ast.Attribute)]
+        named = [node for node in attributes if node.attr == "cuda" and isinstance(node.value, ast.Name)]
+        by_attribute = any(node.value.id == "torch" for node in named if isinstance(node.value, ast.Name))
+        return by_attribute or any(name.startswith("torch.cuda") for name in imports_of(file))
+
+    assert {file for file in FILES if uses_cuda(file)} == USES_CUDA
+
+
+def test_packages_without_torch_import_none() -> None:
+    """Not even through others: they are imported in a process that has no torch."""
+    free = sorted(module for module in MODULES if module == "harness" or package_of(module) not in WITH_TORCH)
+    assert len(free) > 100
+    program = (
+        "import sys, importlib\n"
+        "for package in ('torch', 'transformers', 'peft', 'bitsandbytes'): sys.modules[package] = None\n"
+        "for module in sys.argv[1:]: importlib.import_module(module); print(module)\n"
+    )
+    importable = [module for module in free if module != "harness.__main__"]  # which runs
+    done = subprocess.run(
+        [sys.executable, "-c", program, *importable], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == importable
+
+
+def test_there_is_one_backward() -> None:
+    assert [file for file in FILES for call in calls(file) if call == ".backward"] == ["training/step.py"]
+
+
+@pytest.mark.parametrize("file", ["training/step.py", "training/loop.py"])
+def test_the_step_neither_prints_nor_waits_nor_reads_back(file: str) -> None:
+    forbidden = {"print", ".synchronize", ".item", ".tolist", ".cpu", ".numpy", "float", "bool", "breakpoint"}
+    assert forbidden.isdisjoint(calls(file))
+
+
+def test_the_step_is_short() -> None:
+    assert code_lines("training/step.py") <= 60
+
+
+def test_files_are_short() -> None:
+    for file, path in FILES.items():
+        assert len(path.read_text(encoding="utf-8").splitlines()) < 400, file
+
+
+def test_a_file_that_is_named_exists() -> None:
+    """In docstrings and comments, as `folder/file.py`: what has moved is named where it is now."""
+    from re import findall
+
+    named = 0
+    for file, path in FILES.items():
+        for name in findall(r"(?<![\w./<-])((?:[a-z_]+/)+[a-z_]+\.py)\b", path.read_text(encoding="utf-8")):
+            short = name.removeprefix("harness/")
+            if short.split("/")[0] in LEVEL:
+                named += 1
+                assert short in FILES, f"{file} names {name}"
+    assert named > 30

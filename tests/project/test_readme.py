@@ -1,0 +1,116 @@
+"""README says what is so: its tables, its commands, its recipe and its links."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.cli.app import main
+from harness.recipe.check import check_recipe
+from harness.recipe.file import list_recipes, load_recipe
+from harness.recipe.recipe import Recipe
+from harness.step_profile.step_profile import StepProfile
+from pages.profiles_rows import read_rows
+from pages.readme import PROFILE, PUBLISHED, ROOT, STAND_IN, adopt, with_tables
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    shell = "".join(text for language, text in BLOCKS if not language)
+    return [line.split() for line in re.findall(r"^harness ([^#>\n]*)", shell, re.MULTILINE)]
+
+
+def test_the_tables_are_those_of_the_committed_results():
+    profile = StepProfile.read(PROFILE)
+    rows = json.loads(PUBLISHED.read_text())["rows"]
+    assert with_tables(README, profile, rows, read_rows(STAND_IN)) == README
+    for size in (profile.memory.at_peak.activations_bytes, profile.memory.peak_allocated_bytes):
+        assert f"{(size or 0) / 2**20:.1f} MiB" in README
+
+
+def test_the_committed_profile_is_of_the_recipe_as_it_is():
+    profile = StepProfile.read(PROFILE)
+    _, recipe = load_recipe("smoke", [])
+    assert Recipe.model_validate({**profile.recipe, "data": recipe.data}) == recipe
+    assert (ROOT / profile.recipe["data"]).is_file()
+    assert profile.complete
+    assert "/home/" not in PROFILE.read_text()
+    assert str(ROOT) not in PROFILE.read_text()
+
+
+def test_adopting_a_run_names_its_data_from_the_root(tmp_path, monkeypatch):
+    profile = StepProfile.read(PROFILE)
+    profile.recipe["data"] = str(ROOT / profile.recipe["data"])
+    (tmp_path / "profile.json").write_text(profile.to_json())
+    monkeypatch.setattr("pages.readme.PROFILE", tmp_path / "adopted.json")
+    adopt(tmp_path)
+    assert StepProfile.read(tmp_path / "adopted.json") == StepProfile.read(PROFILE)
+
+
+def test_the_sentence_under_the_table_holds():
+    at_peak = StepProfile.read(PROFILE).memory.at_peak
+    kept = (at_peak.parameters_bytes or 0) * 2 + (at_peak.optimizer_state_bytes or 0)
+    assert round(kept / 2**20) == 13
+    assert (at_peak.activations_bytes or 0) > 3 * kept
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_the_commands_exist(command, monkeypatch, capsys):
+    words = [word for word in command if "=" not in word and not word.startswith("-")]
+    if words[0] == "run":
+        load_recipe(words[1], [word for word in command if "=" in word])
+    subcommand = words[:2] if words[0] == "recipes" and len(words) > 1 else words[:1]
+    options = [word for word in command if word.startswith("--")]
+    monkeypatch.setattr(sys, "argv", ["harness", *subcommand, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(option in shown for option in options)
+
+
+def test_there_are_commands():
+    assert len(commands()) >= 4
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+        assert f"\n{target}:" in makefile
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+@pytest.mark.parametrize("before", [True, False], ids=["PY=here make", "make PY=here"])
+def test_another_interpreter_is_taken_wherever_it_is_written(before):
+    given = {"PY": "here"} if before else {}
+    arguments = [] if before else ["PY=here"]
+    command = ["make", "-n", "check", *arguments]
+    environment = {"PATH": os.environ["PATH"], **given}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert "here -m ruff check" in done.stdout
+    assert ".venv" not in done.stdout  # nothing is set up
+
+
+def test_the_recipe_is_a_recipe():
+    (text,) = [text for language, text in BLOCKS if language == "yaml"]
+    assert check_recipe(yaml.safe_load(text), "README").adapter == "lora"
+
+
+def test_links_and_names_lead_somewhere():
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", README):
+        assert (ROOT / target).exists(), target
+    named = re.findall(r"`harness recipes show ([\w.-]+)`", README)
+    assert named
+    assert set(named) <= {name for name, _ in list_recipes()}
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) < 150
+    assert Path(ROOT / "README.md").stat().st_size < 10_000

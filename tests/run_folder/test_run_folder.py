@@ -1,0 +1,143 @@
+"""What a run leaves: files that can be used again, on this machine and on others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.cli.exit_status import OUT_OF_MEMORY
+from harness.cli.run import _status
+from harness.errors import InputError
+from harness.fit.advice import advise
+from harness.hardware.hardware import find_hardware
+from harness.measure.cpu import CpuObserver
+from harness.measure.measured_run import measure
+from harness.measure.observer import Unobserved
+from harness.recipe.file import load_recipe
+from harness.run_folder.run_folder import RunFolder
+from harness.simulate.simulated_run import simulate
+from harness.step_profile.step_profile import StepProfile
+from harness.training.loop import set_up
+from tests.support.tiny import CPU, tiny
+
+
+class Silent:
+    def step(self, index, total, kind, loss, tokens_per_s, peak_bytes) -> None:
+        pass
+
+
+def ran(recipe, folder: Path) -> StepProfile:
+    return measure(recipe, RunFolder(folder, "tiny", recipe), Silent(), CPU)
+
+
+# recipe.yaml ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch) -> Path:
+    """A folder that stands for a checkout: recipes/, with a model and a text."""
+    recipes = tmp_path / "checkout" / "recipes"
+    (recipes / "models").mkdir(parents=True)
+    (recipes / "models" / "m.json").write_text("{}")
+    (recipes / "data.txt").write_text("text")
+    (recipes / "r.yaml").write_text("model: m\ndata: data.txt\n")
+    monkeypatch.setattr("harness.run_folder.run_folder.recipes_folder", lambda: recipes)
+    monkeypatch.setattr("harness.system.locations.recipes_folder", lambda: recipes)
+    return tmp_path / "checkout"
+
+
+def written(recipe, folder: Path) -> Path:
+    RunFolder(folder, "r", recipe).log({"step": 0})
+    return folder / "recipe.yaml"
+
+
+def test_a_recipe_within_a_checkout_names_no_folder_of_the_machine(checkout, tmp_path):
+    recipe = load_recipe(str(checkout / "recipes" / "r.yaml"))[1]
+    path = written(recipe, checkout / "profiles" / "runs" / "one")
+    assert str(tmp_path) not in path.read_text()
+    assert "data: ../../../recipes/data.txt\n" in path.read_text()
+    assert load_recipe(str(path))[1] == recipe  # run again, it is the same
+    (checkout).rename(tmp_path / "moved")
+    moved = tmp_path / "moved" / "profiles" / "runs" / "one" / "recipe.yaml"
+    assert load_recipe(str(moved))[1].data == str(tmp_path / "moved" / "recipes" / "data.txt")
+
+
+def test_outside_a_checkout_paths_stay_whole(checkout, tmp_path):
+    recipe = load_recipe(str(checkout / "recipes" / "r.yaml"))[1]
+    path = written(recipe, tmp_path / "elsewhere")
+    assert f"data: {checkout / 'recipes' / 'data.txt'}\n" in path.read_text()
+    assert load_recipe(str(path))[1] == recipe
+    (tmp_path / "mine.txt").write_text("text")
+    mine = recipe.model_copy(update={"data": str(tmp_path / "mine.txt")})
+    assert load_recipe(str(written(mine, checkout / "run")))[1] == mine
+
+
+def test_names_are_no_paths(checkout):
+    recipe = load_recipe(str(checkout / "recipes" / "r.yaml"), ["data=synthetic"])[1]
+    text = written(recipe, checkout / "run").read_text()
+    assert "model: m\n" in text
+    assert "data: synthetic\n" in text
+
+
+# warnings ----------------------------------------------------------------------------
+
+
+def test_a_paged_optimizer_on_a_cpu_is_said_not_to_page(tmp_path):
+    profile = ran(tiny(warmup_steps=1, steps=1, optimizer="paged_adamw"), tmp_path / "run")
+    assert profile.warnings == [
+        "optimizer: paged_adamw: bitsandbytes pages only on a GPU; here its state is not paged"
+    ]
+
+
+def test_documents_that_cannot_be_learned_are_counted(tmp_path):
+    """A prompt as long as the row leaves nothing of its completion."""
+    examples = [{"prompt": "p" * 40, "completion": "c"}, {"text": "a text long enough"}, {"text": ""}]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(example) + "\n" for example in examples))
+    profile = ran(tiny(warmup_steps=1, steps=1, data=str(data), seq_len=16), tmp_path / "run")
+    (warning,) = profile.warnings
+    assert warning.startswith(f"data: 2 documents of {data} were left out")
+
+
+def test_shape_only_tensors_are_no_memory():
+    observer = CpuObserver()
+    with observer.phase("setup"):
+        shapes = torch.empty(2**40, device="meta")
+        real = torch.zeros(100)
+    assert observer.memory().setup_peak_allocated_bytes == 400
+    del shapes, real
+
+
+def test_batches_on_the_host_are_no_memory_of_a_simulated_gpu():
+    """Ids and labels (int64) of both micro batches, once: the host's own are not on the device."""
+    recipe = tiny(gradient_accumulation_steps=2, micro_batch_size=4, seq_len=64, packing=True)
+    profile, _ = simulate(recipe, find_hardware("t4"))
+    ids, mask = 4 * 64 * 8, 4 * 64 * 64
+    assert profile.memory.at_peak.inputs_bytes == 2 * (3 * ids + mask)  # ids, labels, positions, bool mask
+
+
+# out of memory ----------------------------------------------------------------------------
+
+
+def test_a_model_that_no_host_can_hold_is_out_of_memory_in_setup(tmp_path):
+    """Its first table would have 2**48 bytes, more than a process can address."""
+    config = json.loads(Path(tiny().model).read_text())
+    large = tmp_path / "large.json"
+    large.write_text(json.dumps({**config, "vocab_size": 2**30, "hidden_size": 2**16}))
+    recipe = tiny().model_copy(update={"model": str(large)})
+    folder = RunFolder(tmp_path / "run", "large", recipe)
+    profile = measure(recipe, folder, Silent(), CPU, advise=advise)
+    assert profile == StepProfile.read(tmp_path / "run" / "profile.json")
+    assert not profile.complete
+    assert profile.oom is not None
+    assert (profile.oom.phase, profile.oom.requested_bytes) == ("setup", 2**48)
+    assert any("GiB less" in line for line in profile.oom.advice)
+    assert _status(profile, 9) == OUT_OF_MEMORY == 3
+
+
+def test_a_misspelt_model_hears_the_nearest_name():
+    with pytest.raises(InputError, match=r"Did you mean llama-3\.2-1b\?"):
+        set_up(tiny().model_copy(update={"model": "llama-3.2-1B"}), CPU, Unobserved())

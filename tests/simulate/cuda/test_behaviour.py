@@ -1,0 +1,161 @@
+"""Where Python's side takes another way on CUDA: the operators that run then, on shape-only tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.integrations import moe
+
+from harness.hardware.hardware import find_hardware
+from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
+from harness.simulate.cuda.libraries import library_patches
+from harness.simulate.cuda.says_cuda import as_on_cuda
+from harness.simulate.device import SimulatedDevice
+from harness.simulate.kernels.attention_choice import torch_release
+from harness.simulate.kernels.matmul import cublas_workspaces
+from harness.simulate.simulated_run import simulate
+from tests.support.tiny import tiny
+
+MIB = 1 << 20
+
+
+class Operators(TorchDispatchMode):
+    """Names of the operators that run inside, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func).removeprefix("aten."))
+        return func(*args, **(kwargs or {}))
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def as_on(gpu: str, **fields: Any) -> Any:
+    return cuda_behaviour(CudaRules(tiny(**fields), find_hardware(gpu)))
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize(("dtype", "casts"), [(torch.float16, 0), (torch.bfloat16, 1)])
+def test_softmax_goes_from_fp16_to_fp32_in_one_kernel(name: str, dtype: torch.dtype, casts: int) -> None:
+    scores = meta(4, 8, dtype=dtype).requires_grad_()
+    with as_on("h100"), Operators() as forward:
+        weights = getattr(F, name)(scores, dim=-1, dtype=torch.float32)
+    with Operators() as backward:
+        weights.backward(meta(4, 8))
+    assert forward.names.count("_to_copy.default") == casts
+    assert backward.names.count("_to_copy.default") == casts
+    assert f"_{name}.default" in forward.names
+    assert weights.dtype == torch.float32
+    assert scores.grad is not None
+    assert scores.grad.dtype == dtype
+
+
+def test_softmax_of_real_fp16_is_torchs_own() -> None:
+    scores = torch.rand(4, 8).half()
+    with as_on("h100"):
+        assert torch.equal(F.softmax(scores, -1, dtype=torch.float32), scores.float().softmax(-1))
+
+
+def test_gradients_are_clipped_as_lists() -> None:
+    weights = [nn.Parameter(meta(4, 4)), nn.Parameter(meta(3))]
+    for weight in weights:
+        weight.grad = torch.empty_like(weight)
+    with as_on("h100"), Operators() as ran:
+        nn.utils.clip_grad_norm_(weights, 1.0)
+    assert "_foreach_norm.Scalar" in ran.names
+    assert "_foreach_mul_.Tensor" in ran.names
+    # one, of the norms
+    assert ran.names.count("linalg_vector_norm.default") == 1
+
+
+def test_a_disguised_function_sees_a_gpu_and_makes_shapes() -> None:
+    def asks(x: Tensor) -> tuple[str, tuple[int, int], Tensor, Tensor]:
+        device = x.device
+        capability = torch.cuda.get_device_capability(device)
+        return device.type, capability, torch.zeros(3, device=device), x.to(device)
+
+    kind, capability, made, moved = as_on_cuda(asks, (8, 6))(meta(2))
+    assert (kind, capability) == ("cuda", (8, 6))
+    assert made.is_meta
+    assert moved.is_meta
+    assert as_on_cuda(lambda x: x.device, (8, 6))(torch.ones(1)).type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "whole"),
+    [
+        ("h100", "bf16", 0),  # added up in place, in bf16
+        ("h100", "bf16-mixed", 1),  # in place, in fp32
+        ("v100-32gb", "fp16", 4),  # a copy in fp32 for each chunk
+        ("h100", "fp32", 1 + 4),
+    ],
+)
+def test_fused_linear_adds_up_the_heads_gradient(gpu: str, precision: str, whole: int) -> None:
+    """32 tokens in chunks of 8: 264 is at most 5 x 64, and 8 is the next power of two of 32 / 5."""
+    pytest.importorskip("liger_kernel")
+    _, memory = simulate(tiny(precision=precision, loss="fused_linear"), find_hardware(gpu))
+    sizes = [span.size_bytes for span in memory.spans if span.birth_phase == "forward"]
+    assert sizes.count(264 * 64 * 4) == whole
+
+
+def test_products_into_given_memory_keep_no_workspace_of_cublaslt() -> None:
+    pytest.importorskip("liger_kernel")
+    profile, _ = simulate(tiny(precision="bf16", loss="fused_linear"), find_hardware("h100"))
+    kept = cublas_workspaces((9, 0), torch_release(torch.__version__)).kept
+    scalars_bytes = profile.memory.at_peak.other_bytes - kept * 2 * 32 * MIB
+    assert 0 <= scalars_bytes < 4096
+
+
+@pytest.mark.parametrize(("gpu", "product"), [("t4", "grouped_mm_fallback"), ("h100", "_grouped_mm")])
+def test_experts_are_looped_over_where_the_gpu_is_too_old(
+    gpu: str, product: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not hasattr(moe, "_grouped_mm_fallback_bwd"):
+        pytest.skip("this transformers loops in Python, over counts that shapes do not have")
+    ran: set[str] = set()
+    run = SimulatedDevice.run
+
+    def seen(self: SimulatedDevice, func: Any, args: Any, kwargs: Any) -> Any:
+        ran.add(func._overloadpacket.__name__)
+        return run(self, func, args, kwargs)
+
+    monkeypatch.setattr(SimulatedDevice, "run", seen)
+    profile, _ = simulate(tiny("mixtral", precision="fp16"), find_hardware(gpu))
+    assert profile.warnings == []
+    assert {"grouped_mm_fallback", "_grouped_mm"} & ran == {product}
+
+
+def test_where_autocast_is_switched_off_products_stay_in_fp32() -> None:
+    """transformers' rotary embeddings in many models: maybe_autocast does nothing for the device "meta"."""
+    from transformers.models.nemotron import modeling_nemotron as modeling
+
+    theirs = modeling.maybe_autocast
+    with as_on("h100"), torch.autocast("meta", torch.bfloat16):
+        with modeling.maybe_autocast("meta", enabled=False):
+            assert (meta(2, 3) @ meta(3, 4)).dtype == torch.float32
+        assert (meta(2, 3) @ meta(3, 4)).dtype == torch.bfloat16
+    assert modeling.maybe_autocast is theirs
+
+
+def test_autocast_casts_nothing_for_a_product_into_given_memory() -> None:
+    out = meta(2, 4)
+    with as_on("h100"), torch.autocast("meta", torch.bfloat16), torch.no_grad(), Operators() as ran:
+        torch.mm(meta(2, 3), meta(3, 4), out=out)
+    assert ran.names == ["empty.memory_format"] * 2 + ["mm.out"]
+
+
+def test_the_names_of_what_is_replaced_exist() -> None:
+    pytest.importorskip("liger_kernel")
+    recipe = tiny(loss="fused_linear", optimizer="paged_adamw")
+    names = [name for name, _ in library_patches(recipe, (9, 0))]
+    assert len(names) > 5

@@ -1,0 +1,372 @@
+"""What CUDA operators take inside, rule by rule, each size worked out by hand from the source it names.
+
+A script is written as a line: +n takes n bytes, -i gives back the i-th of them, =j makes output j. Sources
+are under pytorch's aten/src/ATen/native (torch 2.13), or in bitsandbytes/backends/cuda/ops.py (0.50).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.hardware.hardware import find_hardware
+from harness.simulate.kernels.flash_attention import SCRIPTS
+from harness.simulate.kernels.rules import RULES
+from harness.simulate.kernels.script import Free, Gpu, Product, Take
+from harness.simulate.kernels.sorting import radix_sort_scratch, scan_scratch
+from harness.simulate.kernels.temporaries import NOTHING, operator_name, temporaries, unknown_ops
+from harness.simulate.kernels.without_temporaries import LOOKED_AT
+from harness.simulate.simulated_run import simulate
+from tests.support.tiny import tiny
+
+aten = torch.ops.aten
+H100 = Gpu((9, 0), 132, (2, 13))
+A100 = Gpu((8, 0), 108, (2, 13))
+L4 = Gpu((8, 9), 58, (2, 13))
+FP32, BF16, BOOL, LONG = torch.float32, torch.bfloat16, torch.bool, torch.int64
+MANY = 1 << 20
+
+
+def meta(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def written(steps: Any) -> str:
+    words = []
+    for step in steps:
+        if isinstance(step, Take):
+            words.append(f"+{step.size_bytes}")
+        elif isinstance(step, Product):
+            words.append("cublaslt" if step.lt else "cublas")
+        else:
+            words.append(f"-{step.temporary}" if isinstance(step, Free) else f"={step.index}")
+    return " ".join(words)
+
+
+class _Seen(TorchDispatchMode):
+    """The script of the only operator called."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__()
+        self.gpu = gpu
+        self.found: list[tuple[str, str]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        script = temporaries(func, args, kwargs or {}, out, self.gpu).steps
+        if operator_name(func) in RULES:
+            self.found.append((operator_name(func), written(script)))
+        return out
+
+
+def seen(call: Callable[[], Any], gpu: Gpu = H100) -> tuple[str, str]:
+    with _Seen(gpu) as mode:
+        call()
+    (only,) = mode.found
+    return only
+
+
+def with_result(func: Any, *args: Any, out: Any, gpu: Gpu = H100) -> tuple[str, str]:
+    """For an operator whose result shape functions cannot give."""
+    return operator_name(func), written(temporaries(func, args, {}, out, gpu).steps)
+
+
+# Reductions over everything, of 2**20 numbers: 2**20 / 4 a load (input_vec_size) in blocks of 512 threads. A
+# thread has 2048 values (setReduceConfig counts 512 a step): at least 256, so blocks share the output. A grid
+# of 132 * 2048 / 512 = 528 would fill the GPU; 2048 / 16 = 128 blocks are enough: 128 partial results, and
+# one semaphore of 4 bytes (cuda/Reduce.cuh).
+REDUCTIONS: dict[str, tuple[Callable[[], Any], str]] = {
+    "sum": (lambda: meta(MANY).sum(), "=0 +512 +4 -1 -0"),
+    "sum of 16 bit, in fp32": (lambda: meta(MANY, dtype=BF16).sum(), "=0 +512 +4 -1 -0"),
+    "mean": (lambda: meta(MANY).mean(), "=0 +512 +4 -1 -0"),
+    "norm": (lambda: torch.linalg.vector_norm(meta(MANY)), "=0 +512 +4 -1 -0"),
+    "amax": (lambda: meta(MANY).amax(), "=0 +512 +4 -1 -0"),
+    "max": (lambda: meta(MANY).max(), "=0 +512 +4 -1 -0"),
+    "min": (lambda: meta(MANY).min(), "=0 +512 +4 -1 -0"),
+    "all": (lambda: meta(MANY, dtype=BOOL).all(), "=0 +128 +4 -1 -0"),
+    "any": (lambda: meta(MANY, dtype=BOOL).any(), "=0 +128 +4 -1 -0"),
+    # few values: one block each
+    "small sum": (lambda: meta(100).sum(), "=0"),
+    "sum of rows": (lambda: meta(4096, 256).sum(-1), "=0"),
+    # ReduceOps.cpp, make_reduction_from_out_ty: 100 numbers as int64 first, after the output
+    "sum of bools": (lambda: meta(100, dtype=BOOL).sum(), "=0 +800 -0"),
+    "max of a transposed matrix": (lambda: meta(3, 4).t().max(), "=0 +48 -0"),
+    "max with indices": (lambda: meta(3, 4).max(dim=1), "=0 =1"),
+    # cuda/ForeachReduceOp.cu: chunks of 65536: 3 and 1. A row of 3 results for each, fp32.
+    "norms": (lambda: torch._foreach_norm([meta(2 * 65536 + 1), meta(10)]), "+24 =0 =1 -0"),
+    # native/transformers/attention.cpp: 192 scores == -inf, 24 rows of them, a zero
+    "safe softmax": (lambda: aten._safe_softmax(meta(2, 3, 4, 8), -1), "=0 +192 +24 +4 -2 -1 -0"),
+}
+
+
+@pytest.mark.parametrize(("call", "script"), REDUCTIONS.values(), ids=REDUCTIONS.keys())
+def test_reductions(call: Callable[[], Any], script: str) -> None:
+    assert seen(call)[1] == script
+
+
+def test_a_smaller_gpu_has_fewer_partial_results() -> None:
+    """2**24 numbers give a thread 32768 values; 58 * 1536 / 512 = 174 blocks fill an L4, but a thread has at
+    most 256 values (max_values_per_thread): 128 blocks. Of 2**26: 131072 / 256 = 512.
+    """
+    assert seen(lambda: meta(1 << 24).sum(), L4)[1] == f"=0 +{4 * 174} +4 -1 -0"
+    assert seen(lambda: meta(1 << 26).sum(), L4)[1] == f"=0 +{4 * 512} +4 -1 -0"
+
+
+def test_norms_since_torch_2_15() -> None:
+    """A list of where each tensor's results start (3 numbers of 8 bytes), and 3 + 1 results."""
+    norms = REDUCTIONS["norms"][0]
+    assert seen(norms, Gpu((9, 0), 132, (2, 15)))[1] == "+24 +16 =0 =1 -1 -0"
+
+
+OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
+    # native/Pow.cpp: a number becomes a tensor of one double
+    "number to the power of a tensor": (lambda: 2.0 ** meta(100), "=0 +8 -0"),
+    "tensor to the power of a number": (lambda: meta(100) ** 2.0, "=0"),
+    # cuda/SoftMax.cu
+    "softmax": (lambda: meta(4, 8).softmax(-1), "=0"),
+    "softmax of a transposed matrix": (lambda: meta(8, 4).t().softmax(-1), "=0 +128 -0"),
+    "log softmax": (lambda: meta(4, 8).log_softmax(-1), "=0"),
+    "softmax backward": (lambda: aten._softmax_backward_data(meta(4, 8), meta(4, 8), -1, FP32), "=0 +128 -0"),
+    "log softmax backward": (
+        lambda: aten._log_softmax_backward_data(meta(8, 4).t(), meta(4, 8), -1, FP32),
+        "=0 +128 -0",
+    ),
+    # cuda/layer_norm_kernel.cu
+    "layer norm": (lambda: aten.native_layer_norm(meta(4, 8), [8], meta(8), meta(8), 1e-5), "=0 =1 =2"),
+    "layer norm of a transposed matrix": (
+        lambda: aten.native_layer_norm(meta(8, 4).t(), [8], meta(8), meta(8), 1e-5),
+        "+128 =0 =1 =2 -0",
+    ),
+    "RMS norm backward": (
+        lambda: aten._fused_rms_norm_backward(meta(4, 8), meta(4, 8), [8], meta(4, 1), meta(8), [True, True]),
+        "=0 =1",
+    ),
+    # cuda/Dropout.cu: the mask comes first
+    "dropout": (lambda: torch.native_dropout(meta(100), 0.1, True), "=1 =0"),
+    # TensorAdvancedIndexing.cpp: 4 x 1 and 1 x 5 as 4 x 5 have different strides: 20 numbers of 8 bytes each
+    "two indices": (
+        lambda: meta(10, 10)[meta(4, 1, dtype=LONG), meta(1, 5, dtype=LONG)],
+        "+160 +160 =0 -0 -1",
+    ),
+    "one index": (lambda: meta(10, 10)[meta(4, dtype=LONG)], "=0"),
+    # TensorCompare.cpp, where_self_out: the bf16 side as fp32
+    "where of two dtypes": (
+        lambda: torch.where(meta(10, dtype=BOOL), meta(10, dtype=BF16), meta(10)),
+        "+40 =0 -0",
+    ),
+    "where": (lambda: torch.where(meta(10, dtype=BOOL), meta(10), meta(10)), "=0"),
+    # cuda/Sort.cpp: the positions 0, 1, 2 ...; up to 4096 numbers no more
+    "sort": (lambda: meta(100, dtype=LONG).sort(), "=0 =1 +800 -0"),
+    # ReduceOps.cpp converts, cuda/ScanKernels.cpp: not over everything, no scratch
+    "cumulative sum of rows": (lambda: meta(4, 10, dtype=torch.int32).cumsum(-1), "=0 +320 -0"),
+    # cuda/Indexing.cu: sums by index sort it. 2.13 looks at its bounds first (aminmax, two comparisons).
+    "index_put, not accumulating": (
+        lambda: aten.index_put(meta(50, 8), [meta(100, dtype=LONG)], meta(100, 8)),
+        "=0",
+    ),
+    "index_put_, accumulating": (
+        lambda: aten.index_put_(meta(50, 8), [meta(100, dtype=LONG)], meta(100, 8), True),
+        "+8 +8 +1 -2 +1 -3 -1 -0 +800 +800 -4 +800 +800 +800 +1 -9 -8 -7 -6 -5",
+    ),
+    "index_put_, accumulating, unchecked": (
+        lambda: aten._index_put_impl_(meta(50, 8), [meta(100, dtype=LONG)], meta(100, 8), True, True),
+        "+800 +800 -0 +800 +800 +800 +1 -5 -4 -3 -2 -1",
+    ),
+    # cuda/Embedding.cu: up to 3072 indices without sorting
+    "embedding backward": (
+        lambda: aten.embedding_dense_backward(meta(100, 8), meta(100, dtype=LONG), 50, -1, False),
+        "=0",
+    ),
+    # cuda/Blas.cpp, prepare_matrix_for_cublas: an operand that is dense in neither dimension is copied
+    "product": (lambda: meta(4, 8) @ meta(8, 4), "=0"),
+    "product of a transposed matrix": (lambda: meta(8, 4).t() @ meta(8, 4), "=0"),
+    "product of every second column": (lambda: meta(4, 16)[:, ::2] @ meta(8, 4), "=0 +128 -0"),
+    "product and bias": (lambda: torch.addmm(meta(4), meta(4, 8), meta(8, 4)), "=0"),
+    "batch of products": (lambda: torch.bmm(meta(2, 4, 8), meta(2, 8, 4)), "=0"),
+    "batch of products and bias": (lambda: torch.baddbmm(meta(4), meta(2, 4, 8), meta(2, 8, 4)), "=0"),
+    # cuda/GroupMM.cu: 60 bytes a group, and 512 a multiprocessor
+    "grouped product": (
+        lambda: torch._grouped_mm(
+            meta(64, 32, dtype=BF16), meta(8, 32, 16, dtype=BF16), offs=meta(8, dtype=torch.int32)
+        ),
+        f"=0 +480 +{132 * 512} -1 -0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "script"), OTHERS.values(), ids=OTHERS.keys())
+def test_other_operators(call: Callable[[], Any], script: str) -> None:
+    assert seen(call)[1] == script
+
+
+def test_rms_norm() -> None:
+    """cuda/layer_norm_kernel.cu: nothing inside; a transposed input is copied first."""
+    func, out = aten._fused_rms_norm.default, (meta(4, 8), meta(4, 1))
+    assert with_result(func, meta(4, 8), [8], meta(8), 1e-5, out=out)[1] == "=0 =1"
+    assert with_result(func, meta(8, 4).t(), [8], meta(8), 1e-5, out=out)[1] == "+128 =0 =1 -0"
+
+
+def test_equal() -> None:
+    """cuda/Equal.cpp: 100 comparisons, and whether all are true."""
+    assert with_result(aten.equal.default, meta(100), meta(100), out=True)[1] == "+100 +1 -1 -0"
+
+
+def test_a_very_tall_layer_norm_sums_its_weights_gradients_in_two_steps() -> None:
+    """cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: more than 65536 rows of 32 columns.
+
+    Gradients of weight and bias (128 bytes each) that are dropped, partial ones of 131072 / 32 rows x 32
+    fp32. Their sum over 4096 rows, as cuda/Reduce.cuh: 4 columns a load, blocks of 8 x 16; 4096 / 16 = 256
+    values a thread, so 256 / 16 = 16 blocks share: 16 x 32 fp32 for each of 8 x 4 lanes, and a semaphore.
+    """
+    tall = meta(131072, 32)
+    statistics = meta(131072, 1)
+    given = (tall, tall, [32], statistics, statistics, meta(32), meta(32), [True, True, True])
+    assert seen(lambda: aten.native_layer_norm_backward(*given))[1] == (
+        "=0 +128 +128 +524288 +524288 =1 +65536 +4 -5 -4 -0 =2 +65536 +4 -7 -6 -1 -2 -3"
+    )
+    flat = meta(100, 32)
+    given = (flat, flat, [32], meta(100, 1), meta(100, 1), meta(32), meta(32), [True, True, True])
+    assert seen(lambda: aten.native_layer_norm_backward(*given))[1] == "=0 =1 =2"
+
+
+def test_scratch_of_a_radix_sort() -> None:
+    """cub's onesweep of 10,000 pairs of 8-byte keys and values on 17 bits, on an H100: 3 passes of 8 bits.
+
+    Histograms 3 x 256 x 8 bytes, a row of 256 x 4 for each of 3 tiles of 4608, the other halves of the double
+    buffers 80,000 (aligned to 80,128) each, 3 counters (256), and 255 to align the first.
+    """
+    assert radix_sort_scratch(10_000, 17, H100) == 6144 + 3072 + 80_128 + 80_128 + 256 + 255
+    assert radix_sort_scratch(2304, 64, H100) == 1
+
+
+def test_scratch_of_a_scan() -> None:
+    """1000 of 8 bytes: 2 tiles of 896 and 32 more, 16 bytes each (544 aligned to 768), one byte, 255."""
+    assert scan_scratch(1000, 8) == 768 + 256 + 255
+
+
+def test_embedding_backward_of_many_indices() -> None:
+    """cuda/EmbeddingBackwardKernel.cu, 4096 indices (32,768 bytes) into 50 rows of 8: sorted with their
+    positions; at most 50 distinct ones, in 4096 / 10 + 50 = 459 pieces, summed in fp32 rows of 8.
+    """
+    _, script = seen(
+        lambda: aten.embedding_dense_backward(meta(4096, 8), meta(4096, dtype=LONG), 50, -1, False)
+    )
+    taken = [int(word[1:]) for word in script.split() if word[0] == "+"]
+    assert taken[:3] == [32768] * 3
+    assert taken[4:7] == [32768, 8, 32768]
+    assert taken[8:10] == [400, 400]
+    assert taken[-3:] == [8, 459 * 8, 459 * 8 * 4]
+
+
+# ---- bitsandbytes ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bitsandbytes() -> Any:
+    pytest.importorskip("bitsandbytes")
+    return torch.ops.bitsandbytes
+
+
+def packed(*shape: int) -> Tensor:
+    return meta(*shape, dtype=torch.uint8)
+
+
+def test_quantizing_makes_the_scales_first(bitsandbytes: Any) -> None:
+    quantize = bitsandbytes.quantize_blockwise.default
+    out = (packed(8192), meta(2))
+    assert with_result(quantize, meta(8192), meta(256), 4096, out=out)[1] == "=1 =0"
+    assert with_result(quantize, meta(16, 512).t(), meta(256), 4096, out=out)[1] == f"+{4 * 8192} =1 =0 -0"
+    to_4_bit = bitsandbytes.quantize_4bit.default
+    assert with_result(to_4_bit, meta(8192), 64, "nf4", torch.uint8, out=out)[1] == "=1 =0"
+
+
+def gemm_4bit(func: Any, rows: int, *, double_quant: bool, biased: bool = False) -> str:
+    """x (rows, 64) @ w (128, 64) in NF4, blocks of 64: 128 scales."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {"A": meta(rows, 64, dtype=BF16), "B": packed(4096, 1), "shapeB": [128, 64], "blocksize": 64}
+    given |= {"absmax": meta(128), "absmax_8bit": packed(128) if double_quant else None}
+    given |= {"bias": meta(128, dtype=BF16) if biased else None}
+    args = [given.get(name) for name in names]
+    return with_result(func, *args, out=meta(rows, 128, dtype=BF16))[1]
+
+
+def test_a_4_bit_weight_is_dequantized_whole_for_many_rows(bitsandbytes: Any) -> None:
+    """128 x 64 in bf16. With double quantization also 128 fp32 scales, and once more with their offset."""
+    func = bitsandbytes.gemm_4bit.default
+    assert gemm_4bit(func, 2000, double_quant=False) == "+16384 =0 cublas -0"
+    assert gemm_4bit(func, 2000, double_quant=True) == "+512 +512 +16384 =0 cublas -1 -0 -2"
+    assert gemm_4bit(func, 2000, double_quant=False, biased=True) == "+16384 =0 cublaslt -0"  # addmm, in Lt
+    assert gemm_4bit(func, 1, double_quant=True) == "=0"
+    assert gemm_4bit(func, 16, double_quant=True) == "=0"  # so small a weight, says bitsandbytes' table
+
+
+def test_8_bit_products_are_int32_then_fp16(bitsandbytes: Any) -> None:
+    func = bitsandbytes.int8_mixed_scaled_mm.default
+    names = [argument.name for argument in func._schema.arguments]
+
+    def script(dtype: torch.dtype) -> str:
+        given = {"A": meta(16, 64, dtype=dtype), "CA": meta(16, 64, dtype=torch.int8)}
+        given |= {"CB": meta(128, 64, dtype=torch.int8)}
+        out = (meta(16, 128, dtype=dtype), meta(0))
+        return with_result(func, *[given.get(name) for name in names], out=out)[1]
+
+    assert script(torch.float16) == f"+{16 * 128 * 4} =0 -0"
+    assert script(BF16) == f"+{16 * 128 * 4} +{16 * 128 * 2} =0 -1 -0"
+
+
+def test_outliers_are_looked_for_with_torch_operators(bitsandbytes: Any) -> None:
+    """abs (bf16), > threshold (bool), any(), and the 0 that would be written."""
+    func = bitsandbytes.int8_vectorwise_quant.default
+    out = (meta(16, 64, dtype=torch.int8), meta(16), None)
+    rows = meta(16, 64, dtype=BF16)
+    assert with_result(func, rows, 0.0, out=out)[1] == "=1 =0"
+    assert with_result(func, rows, 6.0, out=out)[1] == "=1 =0 +2048 +1024 -0 +1 -2 +1 -3 -1"
+
+
+# ---- all of them -------------------------------------------------------------------------------------
+
+IN_OTHER_FILES = {*SCRIPTS, *(name for name in RULES if "scaled_dot_product" in name or "cudnn" in name)}
+BY_NAME = {
+    "aten::_fused_rms_norm",
+    "aten::equal",
+    "aten::native_layer_norm_backward",
+    *(name for name in RULES if name.startswith("bitsandbytes::")),
+}
+
+
+def test_every_rule_is_tested() -> None:
+    tested = {seen(call)[0] for call, _ in (*REDUCTIONS.values(), *OTHERS.values())}
+    assert tested | BY_NAME | IN_OTHER_FILES == RULES.keys()
+
+
+def test_no_operator_is_in_both_lists() -> None:
+    assert not LOOKED_AT & RULES.keys()
+    assert temporaries(aten.add.Tensor, (meta(4), meta(4)), {}, meta(4), H100) == NOTHING
+
+
+def test_an_operator_nobody_has_looked_at_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unknown_ops(["aten::mm", "aten::add", "aten::kthvalue"]) == ["aten::kthvalue"]
+    without = LOOKED_AT - {"aten::silu"}
+    monkeypatch.setattr("harness.simulate.kernels.temporaries.LOOKED_AT", without)
+    (warning,) = simulate(tiny(), find_hardware("h100"))[0].warnings
+    assert warning.endswith("nobody has looked at: aten::silu")
+
+
+def test_hidden_memory_of_composite_operators_is_what_torch_says() -> None:
+    """Their host code is the same for every device: PyTorch's profiler sees what they take on a CPU."""
+
+    def inside(call: Callable[[], Any]) -> int:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            call()
+        return sum(e.cpu_memory_usage for e in recorded.events() if e.name in inner and e.cpu_parent)
+
+    inner = {"aten::isneginf", "aten::all", "aten::scalar_tensor", "aten::to"}
+    scores, mask = torch.zeros(2, 3, 4, 8), torch.zeros(10, dtype=BOOL)
+    assert inside(lambda: aten._safe_softmax(scores, -1)) == 192 + 24 + 4
+    assert inside(lambda: torch.where(mask, torch.zeros(10, dtype=BF16), torch.zeros(10))) == 40

@@ -1,0 +1,61 @@
+"""What PyTorch's CUDA build allocated on a stand-in for the CUDA runtime, against both models, to the byte.
+
+tests/data/stand_in/<device> was recorded with `python -m tests.stand_in_cuda`, and brought here
+by `benchmarks.gpu_programme.import_results`.
+The allocator model must do with every request what PyTorch's allocator did; and the simulation of the
+recipe, where the libraries are those of the recording, must make the same requests in the same order.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_programme.trace_file import Trace, load_trace
+from benchmarks.traces import DATA, compared, hardware_of, missing_libraries, replayed, same_segments
+from harness.hardware.table import SM_COUNTS
+from tests.stand_in_cuda.__main__ import surroundings
+
+RECORDED = sorted(DATA.glob("stand_in/*/*.json.gz"))
+traces = pytest.mark.parametrize("path", RECORDED, ids=lambda path: f"{path.parent.name}-{path.name[:-8]}")
+
+
+@lru_cache(maxsize=1)
+def loaded(path: Path) -> Trace:
+    return load_trace(path)
+
+
+def test_there_are_recordings() -> None:
+    assert len(RECORDED) >= 48
+    assert any(loaded(path).oom is not None for path in RECORDED)
+
+
+@traces
+def test_the_allocator_does_what_pytorch_did(path: Path) -> None:
+    trace = loaded(path)
+    made = replayed(trace)
+    assert made.divergence is None
+    assert made.requests > 300
+    assert same_segments(trace, made)
+
+
+@traces
+def test_the_simulation_makes_the_recorded_requests(path: Path) -> None:
+    trace = loaded(path)
+    if other := missing_libraries(trace):
+        pytest.skip("; ".join(other))
+    result = compared(trace, hardware_of(trace))
+    assert sum(phase.real_events for phase in result.diff.phases) > 200
+    assert result.same_requests
+    assert (result.profile.oom is None) == (trace.oom is None)
+    for name, (real, simulated) in result.peaks().items():
+        assert simulated == real, name
+
+
+@pytest.mark.parametrize("device", SM_COUNTS)
+def test_every_device_of_the_table_has_a_stand_in(device: str) -> None:
+    there = surroundings(device, [Path("libcudart.so.13")])
+    assert int(there["FAKE_CAPACITY"]) < int(there["FAKE_TOTAL"])
+    assert there["FAKE_PROCESSORS"] == str(SM_COUNTS[device])

@@ -1,0 +1,169 @@
+"""The simulation is the step: the same storages are born and die, in the same order, as on real CPU tensors.
+
+Both runs go through the one training step. Left: real tensors. Right: shape-only tensors, with CUDA's
+behaviour switched off (each rule that stays is a question of values: see `_shape_only`). What CUDA does
+differently is then all that a GPU has to prove.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from itertools import groupby
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from harness.observe.storage_tracker import StorageTracker
+from harness.recipe.recipe import Recipe
+from harness.simulate.cuda.autocast import cuda_autocast_on_meta
+from harness.simulate.cuda.behaviour import seen_tensor
+from harness.simulate.cuda.operator_results import OPERATORS
+from harness.simulate.cuda.shape_cache import ShapeCache
+from harness.training.loop import run_steps, set_up
+from tests.support.tiny import NullObserver, tiny
+
+LORA: dict[str, Any] = {"adapter": "lora", "lora_rank": 4}
+COMBINATIONS: dict[str, dict[str, Any]] = {
+    "fp32": {"precision": "fp32"},
+    "bf16": {},
+    "fp16": {"precision": "fp16"},
+    "bf16 mixed": {"precision": "bf16-mixed"},
+    "bf16 clipped": {"max_grad_norm": 1.0},
+    "fp16 clipped": {"precision": "fp16", "max_grad_norm": 1.0},
+    "bf16 master weights": {"master_weights": True},
+    "fp16 master weights, clipped": {"precision": "fp16", "master_weights": True, "max_grad_norm": 1.0},
+    "checkpointing": {"gradient_checkpointing": True},
+    "checkpointing, fp16": {"gradient_checkpointing": True, "precision": "fp16"},
+    "checkpointing, mixed": {"gradient_checkpointing": True, "precision": "bf16-mixed"},
+    "accumulation": {"gradient_accumulation_steps": 3},
+    "accumulation, clipped, fp32": {
+        "gradient_accumulation_steps": 2,
+        "max_grad_norm": 0.5,
+        "precision": "fp32",
+    },
+    "one sequence": {"micro_batch_size": 1},
+    "odd length": {"seq_len": 37},
+    "lora": LORA,
+    "lora fp32": {**LORA, "precision": "fp32"},
+    "lora mixed": {**LORA, "precision": "bf16-mixed"},
+    "lora dropout": {**LORA, "lora_dropout": 0.1},
+    "lora base dtype": {**LORA, "adapter_dtype": "base"},
+    "lora q and v": {**LORA, "lora_targets": ("q_proj", "v_proj")},
+    "lora checkpointing": {**LORA, "gradient_checkpointing": True},
+    "lora accumulation": {**LORA, "gradient_accumulation_steps": 2},
+    "lora fp16": {**LORA, "precision": "fp16"},
+    "lora clipped": {**LORA, "max_grad_norm": 1.0},
+    "ia3": {"adapter": "ia3"},
+    "ia3 checkpointing": {"adapter": "ia3", "gradient_checkpointing": True},
+    "eager": {"attention": "eager"},
+    "eager checkpointing": {"attention": "eager", "gradient_checkpointing": True},
+    "eager fp32 lora": {**LORA, "attention": "eager", "precision": "fp32"},
+    "for_loop": {"optimizer_impl": "for_loop"},
+    "fused": {"optimizer_impl": "fused"},
+    "sgd": {"optimizer": "sgd"},
+    "adafactor": {"optimizer": "adafactor"},
+    "adafactor for_loop": {"optimizer": "adafactor", "optimizer_impl": "for_loop"},
+    "in backward": {"optimizer_in_backward": True},
+    "in backward, checkpointing": {"optimizer_in_backward": True, "gradient_checkpointing": True},
+    "in backward, for_loop": {"optimizer_in_backward": True, "optimizer_impl": "for_loop"},
+    "offload activations": {"offload": ["activations"]},
+    "offload activations, checkpointing": {"offload": ["activations"], "gradient_checkpointing": True},
+    "offload activations, lora": {**LORA, "offload": ["activations"]},
+    "offload optimizer": {"offload": ["optimizer"]},
+    "offload optimizer, master weights": {"offload": ["optimizer"], "master_weights": True},
+    "offload both": {"offload": ["optimizer", "activations"]},
+    "offload parameters": {"offload": ["parameters"]},
+    "offload parameters, checkpointing": {"offload": ["parameters"], "gradient_checkpointing": True},
+    "offload parameters, lora": {**LORA, "offload": ["parameters"]},
+    "nf4": {**LORA, "quantization": "nf4"},
+    "nf4 double, checkpointing": {
+        **LORA,
+        "quantization": "nf4",
+        "double_quant": True,
+        "gradient_checkpointing": True,
+    },
+    "fp4 upcast": {**LORA, "quantization": "fp4", "upcast_for_kbit": True},
+    # not the 8-bit optimizers: they copy their code table to the device, and on the CPU it is there already
+    "mixtral": {"family": "mixtral"},
+    "packing": {"packing": True, "seq_len": 64},
+    "packing eager": {"packing": True, "attention": "eager", "seq_len": 64},
+    # fp32: in 16 bit the CPU's layer norm keeps its mean in 16 bit, and CUDA's (like meta's) in fp32
+    "gpt2": {"family": "gpt2", "precision": "fp32"},
+    "gpt2 lora": {**LORA, "family": "gpt2", "precision": "fp32"},
+    "gpt2 checkpointing": {"family": "gpt2", "precision": "fp32", "gradient_checkpointing": True},
+    "pythia": {"family": "pythia", "precision": "fp32"},
+    "gemma2": {"family": "gemma2", "attention": "eager"},
+}
+
+
+class _Events:
+    """A sink: (+ or -, key of the storage, bytes, on the host) in order."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, int, bool]] = []
+
+    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: Any) -> None:
+        self.seen.append(("+", key, size_bytes, on_host))
+
+    def died(self, key: int, size_bytes: int, on_host: bool) -> None:
+        self.seen.append(("-", key, size_bytes, on_host))
+
+
+class _ShapeOnly(StorageTracker):
+    """Shape-only operators as the simulator runs them, without anything CUDA does differently."""
+
+    def __init__(self, sink: _Events) -> None:
+        super().__init__(sink)
+        self._shapes = ShapeCache()
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        rule = OPERATORS.get(str(func))
+        return self._shapes.run(func, args, kwargs)[0] if rule is None else rule(func, args, kwargs)
+
+
+def _events(recipe: Recipe, device: torch.device) -> list[tuple[str, int, int, bool]]:
+    """Every birth and death from the first step to the end of the second."""
+    events = _Events()
+    tracker = StorageTracker(events) if device.type == "cpu" else _ShapeOnly(events)
+    with ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # shape-only tensors have no other
+        stack.enter_context(patch("torch.optim.optimizer._get_fused_kernels_supported_devices", _devices))
+        if device.type == "meta":
+            stack.enter_context(cuda_autocast_on_meta())
+            stack.enter_context(patch("torch.tensor", seen_tensor))
+        training, batches = set_up(recipe, device, NullObserver())
+        stack.enter_context(tracker)
+        for _ in run_steps(training, batches, device, ["warmup"] * 2, NullObserver()):
+            events.seen.append(("end of step", 0, 0, False))
+        seen = events.seen[:]  # what follows is Python taking the run apart
+    return _deaths_in_order(seen) if recipe.mixed else seen
+
+
+def _deaths_in_order(events: list[Any]) -> list[Any]:
+    """Deaths between two births, sorted: autocast drops its cached casts in the order of a hash table."""
+    ordered = []
+    for dies, group in groupby(events, lambda event: event[0] == "-"):
+        run = list(group)
+        ordered += sorted(run) if dies else run
+    return ordered
+
+
+def _devices() -> list[str]:
+    return ["cpu", "meta"]
+
+
+@pytest.mark.parametrize("fields", COMBINATIONS.values(), ids=COMBINATIONS.keys())
+def test_shape_only_events_equal_those_of_real_tensors(fields: dict[str, Any]) -> None:
+    recipe = tiny(**{"precision": "bf16", **fields})
+    real, shapes = _events(recipe, torch.device("cpu")), _events(recipe, torch.device("meta"))
+    assert len(real) > 300
+    difference = next((pair for pair in zip(real, shapes, strict=False) if pair[0] != pair[1]), None)
+    assert difference is None
+    assert len(real) == len(shapes)
+
+
+def test_the_grid_is_as_large_as_promised() -> None:
+    assert len(COMBINATIONS) >= 40

@@ -1,0 +1,278 @@
+"""Simulations: every recipe and every model, the steady step, the first step, and running out of memory.
+
+That the simulated step is the real one is shown in simulate/test_simulate_equals_cpu.py.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.torch_version import TorchVersion
+from torch.utils._device import _device_constructors
+
+from harness.allocator.settings import parse_settings
+from harness.errors import InputError
+from harness.fit.search import with_memory
+from harness.hardware.hardware import Hardware, find_hardware
+from harness.recipe.file import list_models, list_recipes, load_recipe
+from harness.recipe.recipe import Recipe
+from harness.simulate.simulated_run import simulate
+from harness.step_profile.in_words import explain_oom
+from harness.step_profile.step_profile import StepProfile
+from harness.system.locations import recipes_folder
+from tests.support.tiny import tiny
+
+MiB = 2**20
+B200 = find_hardware("b200")
+T4 = find_hardware("t4")
+RECIPES = [name for name, _ in list_recipes()]
+OTHER_MODELS = sorted(set(list_models()) - {load_recipe(name)[1].model for name in RECIPES})
+
+
+def two_layers(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe with a copy of its model's config that has two blocks."""
+    config = json.loads((recipes_folder() / "models" / f"{recipe.model}.json").read_bytes())
+    depth = "n_layer" if "n_layer" in config else "num_hidden_layers"
+    config[depth] = 2
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:2]
+    path = folder / f"{recipe.model}.json"
+    path.write_text(json.dumps(config))
+    return recipe.model_copy(update={"model": str(path)})
+
+
+def simulated(recipe: Recipe, hardware: Hardware = B200, settings: str = "") -> StepProfile:
+    return simulate(recipe, hardware, parse_settings(settings))[0]
+
+
+def check(profile: StepProfile) -> None:
+    """What holds for every complete simulation."""
+    memory, step = profile.memory, profile.step
+    assert profile.complete
+    assert profile.oom is None
+    assert profile.warnings == []  # somebody has looked at every operator that ran
+    assert set(profile.phases) == {"data", "forward", "backward", "optimizer_step"}
+    peak, reserved = memory.peak_allocated_bytes, memory.peak_reserved_bytes
+    assert peak is not None
+    assert reserved is not None
+    assert memory.at_peak.total_bytes() == peak
+    assert peak == max(phase.peak_allocated_bytes or 0 for phase in profile.phases.values())
+    assert peak <= reserved <= profile.hardware.memory_bytes  # type: ignore[operator]
+    assert step.mfu is not None
+    assert step.hfu is not None
+    assert 0 < step.mfu <= step.hfu <= 1
+    assert sum(phase.time_s.median or 0 for phase in profile.phases.values()) == step.time_s.median
+    if profile.recipe["offload"]:
+        assert memory.host_bytes
+    elif memory.host_bytes:
+        assert profile.recipe["optimizer"].startswith("paged")  # and it pages nothing below 100,000 elements
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_simulates(name: str, tmp_path: Path) -> None:
+    check(simulated(two_layers(load_recipe(name)[1], tmp_path)))
+
+
+@pytest.mark.parametrize("model", OTHER_MODELS)
+def test_every_model_simulates(model: str, tmp_path: Path) -> None:
+    attention = "eager" if model.startswith("gemma") else "sdpa"  # only eager caps Gemma-2's scores
+    recipe = Recipe.model_validate(
+        {"model": model, "adapter": "lora", "seq_len": 512, "attention": attention}
+    )
+    check(simulated(two_layers(recipe, tmp_path)))
+
+
+def test_nothing_is_left_out() -> None:
+    assert len(RECIPES) >= 20
+    assert len(OTHER_MODELS) >= 5
+
+
+# (recipe, published parameters, bytes of the adapter in fp32). Published: the safetensors metadata of
+# huggingface.co/meta-llama/Llama-3.2-1B and openai-community/gpt2-medium. The adapter: rank 16 on the four
+# matrices of each of 24 blocks, 1024 x 3072, 1024 x 1024, 1024 x 4096 and 4096 x 1024.
+PUBLISHED = [
+    ("llama-3.2-1b-bf16", 1_235_814_400, 0),
+    ("gpt2-medium-lora", 354_823_168, 4 * 24 * 16 * (4096 + 2048 + 5120 + 5120)),
+]
+
+
+@pytest.mark.parametrize(("recipe", "parameters", "adapter_bytes"), PUBLISHED)
+def test_a_whole_model_weighs_what_was_published(recipe: str, parameters: int, adapter_bytes: int) -> None:
+    profile = simulated(load_recipe(recipe)[1])
+    check(profile)
+    weights = profile.memory.at_peak.parameters_bytes or 0
+    # a block may be up to 1 MiB larger than its tensor
+    assert 0 <= weights - adapter_bytes - 2 * parameters < 0.001 * weights
+
+
+TOGGLES: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "accumulation": {"gradient_accumulation_steps": 3},
+    "fp16, scaler": {"precision": "fp16", "max_grad_norm": 1.0},
+    "mixed": {"precision": "fp16-mixed"},
+    "8-bit adamw": {"optimizer": "adamw_8bit"},
+    "paged": {"optimizer": "paged_adamw"},
+    "lora, checkpointing": {"adapter": "lora", "gradient_checkpointing": True, "lora_dropout": 0.1},
+    "offload": {"offload": ["optimizer", "activations"]},
+    "in backward": {"optimizer_in_backward": True},
+    "adafactor": {"optimizer": "adafactor"},
+    "mixtral": {"family": "mixtral", "precision": "bf16"},
+}
+
+
+@pytest.mark.parametrize("fields", TOGGLES.values(), ids=TOGGLES.keys())
+def test_the_third_step_is_the_second_again(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    second, second_memory = simulate(tiny(**fields), B200)
+    monkeypatch.setattr("harness.simulate.simulated_run.STEPS", 3)
+    third, third_memory = simulate(tiny(**fields), B200)
+    assert third.phases == second.phases
+    assert third.memory == second.memory
+    events, again = (
+        [(entry["action"], entry["size"]) for entry in memory.snapshot()["device_traces"][0]]
+        for memory in (second_memory, third_memory)
+    )
+    assert events == again
+
+
+def test_the_optimizer_state_is_made_in_the_first_step() -> None:
+    """Both steps peak in backward; the later one has the moments, and still holds the loss of the first."""
+    memory = simulated(tiny(seq_len=512, micro_batch_size=4)).memory
+    state = memory.at_peak.optimizer_state_bytes
+    assert memory.peak_phase == "backward"
+    assert state is not None
+    assert state > 2 * 4 * 100_000  # two fp32 moments of a model of more than 100,000 weights
+    assert memory.peak_allocated_bytes == (memory.first_step_peak_allocated_bytes or 0) + state + 512
+
+
+@pytest.fixture
+def torch_keeps_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 2.15 torch keeps cuBLAS' workspaces for the life of the process."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
+
+
+@pytest.mark.usefixtures("torch_keeps_workspaces")
+def test_a_measured_workspace_takes_the_place_of_pytorchs_default() -> None:
+    """PyTorch's default on an H100 is 32 MiB for each of two threads; 10 MiB were measured here."""
+    h100 = find_hardware("h100")
+    calibration = h100.calibration.model_copy(update={"cublas_workspace_bytes": 10 * MiB})
+    default, measured = (
+        simulated(tiny(), device).memory for device in (h100, replace(h100, calibration=calibration))
+    )
+    loss = 512  # of the step before, which is still held
+    others = (default.at_peak.other_bytes, measured.at_peak.other_bytes)
+    assert others == (64 * MiB + loss, 10 * MiB + loss)
+    assert (default.peak_allocated_bytes or 0) - (measured.peak_allocated_bytes or 0) == 54 * MiB
+
+
+def test_two_runs_are_the_same() -> None:
+    def document() -> dict[str, Any]:
+        profile = json.loads(simulated(tiny(adapter="lora", lora_dropout=0.1)).to_json())
+        del profile["provenance"]["time"]
+        return profile
+
+    assert document() == document()
+
+
+def test_experts_all_count_although_tokens_choose_two() -> None:
+    """Shapes cannot know which expert a token goes to."""
+    profile = simulated(tiny("mixtral", precision="bf16"))
+    check(profile)
+    moments = profile.memory.at_peak.optimizer_state_bytes
+    assert moments == pytest.approx(2 * (profile.memory.at_peak.parameters_bytes or 0), rel=0.02)
+
+
+def test_compile_is_refused_with_a_way_out() -> None:
+    with pytest.raises(InputError, match=r"compile: true cannot be simulated.*harness napkin"):
+        simulate(tiny(compile=True), T4)
+
+
+def test_offloaded_bytes_lie_on_the_host() -> None:
+    plain, offloaded = simulated(tiny(), T4), simulated(tiny(offload=["optimizer"]), T4)
+    assert plain.memory.host_bytes is None
+    # two fp32 moments; for the step on the host the weights and their gradients; and foreach AdamW's
+    # temporaries: 5 times as large
+    weights = plain.memory.at_peak.parameters_bytes or 0
+    assert offloaded.memory.host_bytes == pytest.approx(5 * weights, rel=0.02)
+    assert not offloaded.memory.at_peak.optimizer_state_bytes
+
+
+def test_allocator_settings_change_what_is_reserved(tmp_path: Path) -> None:
+    recipe = two_layers(load_recipe("llama-3.2-1b-bf16")[1], tmp_path)
+    plain = simulated(recipe)
+    expandable = simulated(recipe, settings="expandable_segments:True")
+    rounded = simulated(recipe, settings="roundup_power2_divisions:4")
+    assert (expandable.memory.peak_reserved_bytes or 0) < (plain.memory.peak_reserved_bytes or 0)
+    assert (rounded.memory.peak_allocated_bytes or 0) > (plain.memory.peak_allocated_bytes or 0)
+    assert "expandable_segments=True" in expandable.provenance["allocator"]
+    for profile in (plain, expandable, rounded):
+        check(profile)
+
+
+def with_mib(mib: int) -> Hardware:
+    """A T4 that has so much memory beside the CUDA context."""
+    return with_memory(T4, T4.calibration.cuda_context_bytes + mib * MiB)
+
+
+@pytest.mark.usefixtures("torch_keeps_workspaces")
+@pytest.mark.parametrize(
+    ("mib", "phase"), [(1, "setup"), (2, "forward"), (22, "forward"), (28, "backward"), (30, None)]
+)
+def test_too_small_a_device_says_where_it_ends(mib: int, phase: str | None) -> None:
+    profile = simulated(tiny(seq_len=64, micro_batch_size=8), with_mib(mib))
+    oom = profile.oom
+    if phase is None:
+        check(profile)
+        return
+    assert oom is not None
+    assert not profile.complete
+    assert oom.phase == profile.memory.peak_phase == phase
+    assert oom.requested_bytes is not None
+    assert oom.free_bytes is not None
+    at_peak = profile.memory.at_peak
+    assert at_peak.total_bytes() == profile.memory.peak_allocated_bytes
+    assert at_peak.total_bytes() + oom.free_bytes + (oom.reserved_unallocated_bytes or 0) == mib * MiB
+    assert f"out of memory in {phase}, asking for" in explain_oom(profile)
+    peaks = (profile.memory.setup_peak_allocated_bytes, profile.memory.first_step_peak_allocated_bytes)
+    highest = max(peak or 0 for peak in peaks)
+    assert 0.99 * highest <= at_peak.total_bytes() <= highest
+    if phase != "setup":
+        assert at_peak.parameters_bytes is not None
+        assert at_peak.parameters_bytes > 4 * 100_000  # over 100,000 fp32 weights
+        assert any(allocation.stack for allocation in oom.top)
+        assert any(allocation.module for allocation in oom.top)
+
+
+def test_a_fraction_of_memory_is_of_all_of_it() -> None:
+    """PyTorch takes per_process_memory_fraction of the device's memory, the CUDA context's part included."""
+    recipe, device = tiny(seq_len=64, micro_batch_size=8), with_mib(200)
+    reserved = simulated(recipe, device).memory.peak_reserved_bytes or 0
+    enough, too_little = ((reserved + bytes_) / device.memory_bytes for bytes_ in (MiB, -MiB))
+    assert simulated(recipe, device, settings=f"per_process_memory_fraction:{enough:.6f}").oom is None
+    assert simulated(recipe, device, settings=f"per_process_memory_fraction:{too_little:.6f}").oom is not None
+
+
+def test_gradients_and_moments_fill_memory_too(tmp_path: Path) -> None:
+    """With room for weights, gradients and most of two moments, the optimizer's first step is the end."""
+    recipe = two_layers(load_recipe("llama-3.2-1b-bf16", ["seq_len=16", "precision=fp16"])[1], tmp_path)
+    weights = simulated(recipe).memory.at_peak.parameters_bytes or 0
+    profile = simulated(recipe, with_mib(round(3.9 * weights / MiB)))
+    assert profile.oom is not None
+    assert profile.oom.phase == "optimizer_step"
+    at_peak = profile.memory.at_peak
+    assert profile.memory.first_step_peak_allocated_bytes == at_peak.total_bytes()
+    assert at_peak.parameters_bytes == weights
+    assert at_peak.gradients_bytes == pytest.approx(weights, rel=0.001)
+    assert 0 < (at_peak.optimizer_state_bytes or 0) < 2 * weights
+
+
+def test_torch_is_as_it_was_when_a_simulation_was_the_first_to_ask_for_constructors() -> None:
+    """transformers asks torch.tensor for the device in use: a wrong answer leaves buffers without values."""
+    _device_constructors.cache_clear()
+    simulate(tiny("llama"), find_hardware("l4"))
+    with torch.device("meta"):
+        assert torch.tensor([]).is_meta

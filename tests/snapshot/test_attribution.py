@@ -1,0 +1,218 @@
+"""Attribution against a slow, independent reading of the same events, and against hand-worked steps."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.snapshot.attribution import (
+    breakdown_at,
+    breakdown_at_peak,
+    categorize,
+    find_peak,
+    memory_by_phase,
+    top_allocations,
+)
+from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
+from harness.step_profile.step_profile import CATEGORIES
+
+PHASES = ("setup", "data", "forward", "backward", "optimizer_step")
+LABELS = ("parameters", "gradients", "optimizer_state", "inputs")
+
+
+@dataclass
+class Event:
+    """The test's own record of what happened, read by the slow oracles below."""
+
+    storage: int
+    size: int
+    phase: str | None
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> tuple[list[AllocationSpan], list[Event], dict[int, int]]:
+    """Random births and deaths: (spans, events with negative sizes for frees, storages there before)."""
+    spans, events = [], []
+    before = {}
+    for _ in range(draw(st.integers(0, 3))):
+        label = draw(st.sampled_from((None, *LABELS)))
+        before[len(spans)] = draw(st.integers(1, 1000))
+        spans.append(AllocationSpan(len(spans), before[len(spans)], BEFORE_RECORDING, category=label))
+    live = list(before)
+    for index in range(draw(st.integers(0, 30))):
+        phase = draw(st.sampled_from(PHASES))
+        if live and draw(st.booleans()):
+            storage = live.pop(draw(st.integers(0, len(live) - 1)))
+            spans[storage].died, spans[storage].death_phase = index, phase
+            events.append(Event(storage, -spans[storage].size_bytes, phase))
+        else:
+            size = draw(st.integers(1, 1000))
+            label = draw(st.sampled_from((None, None, None, *LABELS)))
+            live.append(len(spans))
+            events.append(Event(len(spans), size, phase))
+            spans.append(AllocationSpan(len(spans), size, index, birth_phase=phase, category=label))
+    return spans, events, before
+
+
+def slow_totals(events: list[Event], before: dict[int, int]) -> list[int]:
+    """Bytes live before the first event and after each, by keeping the set of live storages."""
+    live = dict(before)
+    totals = [sum(live.values())]
+    for event in events:
+        if event.size > 0:
+            live[event.storage] = event.size
+        else:
+            del live[event.storage]
+        totals.append(sum(live.values()))
+    return totals
+
+
+@settings(max_examples=80, deadline=None)
+@given(recordings(), st.integers(0, 5000))
+def test_breakdown_adds_up_to_the_peak(recording, baseline: int) -> None:
+    spans, events, before = recording
+    totals = slow_totals(events, before)
+    peak = find_peak(spans, baseline)
+    assert peak.allocated_bytes == max(totals) + baseline
+    assert totals[peak.index + 1] == max(totals) not in totals[: peak.index + 1]
+    assert peak.phase == (events[peak.index].phase if peak.index >= 0 else None)
+    breakdown = breakdown_at_peak(spans, baseline)
+    assert breakdown.total_bytes() == peak.allocated_bytes
+    assert sum(a.size_bytes for a in top_allocations(spans, peak.index, n=1000)) == max(totals)
+
+
+@settings(max_examples=80, deadline=None)
+@given(recordings())
+def test_every_moment_and_phase_agrees_with_the_slow_sum(recording) -> None:
+    spans, events, before = recording
+    totals = slow_totals(events, before)
+    for index in range(-1, len(events)):
+        assert breakdown_at(spans, index).total_bytes() == totals[index + 1]
+    expected: dict[str, tuple[int, int]] = {}
+    for i, event in enumerate(events):
+        entered = i == 0 or events[i - 1].phase != event.phase
+        seen = [totals[i + 1], expected.get(event.phase, (0, 0))[0], totals[i] if entered else 0]
+        expected[event.phase] = (max(seen), totals[i + 1])
+    assert memory_by_phase(spans) == expected
+
+
+@settings(max_examples=80, deadline=None)
+@given(recordings())
+def test_activations_are_what_the_next_backward_finds_alive(recording) -> None:
+    spans, events, _ = recording
+    for span, category in zip(spans, categorize(spans), strict=True):
+        assert category in CATEGORIES
+        if span.category is not None:
+            assert category == span.category
+        elif span.born >= 0 and span.birth_phase == "forward":
+            # Walk on from the birth: which comes first, the death or a backward?
+            end = next(
+                (
+                    "backward" if event.phase == "backward" else "death"
+                    for event in events[span.born + 1 :]
+                    if event.phase == "backward" or (event.storage == span.address and event.size < 0)
+                ),
+                "backward",
+            )
+            assert category == ("activations" if end == "backward" else "temporaries")
+
+
+def span(size: int, born: int, birth: str, died: int | None = None, death: str | None = None, **more):
+    return AllocationSpan(born, size, born, died, birth, death, **more)
+
+
+def test_two_micro_batches_by_hand() -> None:
+    # event:  0 fwd  1 fwd  2 fwd | 3 bwd  4 bwd  5 bwd | 6 fwd  7 fwd | 8 bwd 9 bwd | 10 opt 11 opt 12 opt
+    spans = [
+        AllocationSpan(1, 100, BEFORE_RECORDING, category="parameters"),
+        AllocationSpan(2, 7, BEFORE_RECORDING),  # a workspace nobody labelled
+        span(30, 0, "forward", 5, "backward"),  # saved for the first backward
+        span(5, 1, "forward", 2, "forward"),  # dead before it
+        span(20, 3, "backward", 12, "optimizer_step", category="gradients"),  # accumulates over both
+        span(4, 4, "backward"),  # nobody's, made in backward and kept
+        span(30, 6, "forward", 9, "backward"),  # saved for the second backward
+        span(2, 7, "forward", 12, "optimizer_step"),  # the loss: alive through its backward
+        span(50, 8, "backward", 9, "backward"),
+        span(60, 10, "optimizer_step", 11, "optimizer_step"),
+        span(8, 10, "optimizer_step", category="optimizer_state"),
+    ]
+    assert categorize(spans) == [
+        "parameters",
+        "other",
+        "activations",
+        "temporaries",
+        "gradients",
+        "temporaries",
+        "activations",
+        "activations",
+        "temporaries",
+        "temporaries",
+        "optimizer_state",
+    ]
+    # Largest at event 8: 100 + 7 + 20 + 4 + 30 + 2 + 50 = 213 (at event 10: 100+7+20+4+2+60+8 = 201).
+    peak = find_peak(spans)
+    assert peak == (8, 213, "backward")
+    assert breakdown_at_peak(spans).model_dump() == {
+        "parameters_bytes": 100,
+        "gradients_bytes": 20,
+        "optimizer_state_bytes": 0,
+        "activations_bytes": 32,
+        "temporaries_bytes": 54,
+        "inputs_bytes": 0,
+        "other_bytes": 7,
+    }
+    assert breakdown_at_peak(spans, baseline_bytes=1000).other_bytes == 1007
+    # forward: 107 before it, 137, 142, 137 | second: 131 before it (107 + 20 + 4), 161, 163.
+    assert memory_by_phase(spans)["forward"] == (163, 163)
+    assert memory_by_phase(spans)["optimizer_step"] == (201, 119)
+
+
+def test_a_run_that_ends_in_forward_was_saving_activations() -> None:
+    spans = [span(30, 0, "forward"), span(5, 1, "forward", 2, "forward")]
+    assert categorize(spans) == ["activations", "temporaries"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "category"),
+    [("setup", "other"), (None, "other"), ("data", "inputs"), ("backward", "temporaries")],
+)
+def test_unlabelled_memory_by_the_phase_that_made_it(phase: str | None, category: str) -> None:
+    assert categorize([AllocationSpan(1, 5, 0, birth_phase=phase)]) == [category]
+
+
+def test_nothing_recorded() -> None:
+    assert find_peak([]) == (BEFORE_RECORDING, 0, None)
+    assert breakdown_at_peak([], baseline_bytes=3).total_bytes() == 3
+    assert memory_by_phase([]) == {}
+    assert top_allocations([], BEFORE_RECORDING) == []
+
+
+def test_top_allocations_carry_what_a_person_needs() -> None:
+    stack = [
+        {
+            "filename": "/home/me/env/lib/python3.11/site-packages/torch/nn/linear.py",
+            "line": 134,
+            "name": "forward",
+        },
+        {"filename": "/home/me/src/harness/training/step.py", "line": 60, "name": "train_step"},
+        {"filename": "/usr/lib/python3.12/runpy.py", "line": 88, "name": "run"},
+        {"filename": "train.py", "line": 1, "name": "<module>"},
+    ]
+    spans = [
+        span(10, 0, "forward", module="model.layers.0.mlp", frames=stack),
+        span(30, 1, "forward", 2, "forward"),  # dead by then
+        span(20, 3, "backward", category="gradients"),
+        span(10, 4, "backward"),
+    ]
+    top = top_allocations(spans, index=4, n=2)
+    assert [(a.size_bytes, a.category, a.phase, a.module) for a in top] == [
+        (20, "gradients", "backward", None),
+        (10, "activations", "forward", "model.layers.0.mlp"),
+    ]
+    assert top[1].stack == [
+        "torch/nn/linear.py:134 forward",
+        "harness/training/step.py:60 train_step",
+        "runpy.py:88 run",
+        "train.py:1 <module>",
+    ]

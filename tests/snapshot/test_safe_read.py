@@ -1,0 +1,480 @@
+"""Hostile files are refused, harmless ones read, and nothing in a file ever runs."""
+
+import contextlib
+import copyreg
+import functools
+import gc
+import json
+import os
+import pickle
+import pickletools
+import struct
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import InputError
+from harness.snapshot import safe_read as safe_pickle
+from harness.snapshot import shape as snapshot_shape
+from harness.snapshot.build import snapshot_of_storages, write_snapshot
+from harness.snapshot.safe_read import load_plain, read_snapshot
+from harness.snapshot.shape import validate_snapshot
+from harness.snapshot.spans import AllocationSpan
+from tests.support.trust_report import Tried
+
+
+def snapshot() -> dict[str, Any]:
+    frames = [{"filename": "a.py", "line": 1, "name": "f"}]
+    spans = [
+        AllocationSpan(1, 2**33, 0, None, "forward", frames=frames),
+        AllocationSpan(2, 512, 1, 2, "forward", "backward", frames=frames),
+    ]
+    return snapshot_of_storages(spans)
+
+
+class Canary:
+    """Unpickling an instance the ordinary way makes a file: the proof that code ran."""
+
+    path = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.path, "w")
+
+
+class Stateful:
+    def __getstate__(self) -> dict[str, int]:
+        return {"a": 1}
+
+
+class WithNewArguments:
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, int]]:
+        return (), {"a": 1}
+
+    def __new__(cls, **_: int) -> "WithNewArguments":
+        return super().__new__(cls)
+
+
+class Persistent(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> str | None:
+        return "elsewhere" if isinstance(obj, set) else None
+
+
+def by_id(protocol: int) -> bytes:
+    import io
+
+    buffer = io.BytesIO()
+    Persistent(buffer, protocol).dump([{1}])
+    return buffer.getvalue()
+
+
+def text(string: bytes) -> bytes:
+    return b"X" + struct.pack("<I", len(string)) + string
+
+
+def calls(path: str) -> dict[str, bytes]:
+    """Pickles that make `path` when loaded the ordinary way, by every instruction that can call."""
+    name, command = text(path.encode()), text(f"touch '{path}'".encode())
+    system = b"cos\nsystem\n"
+    pickled = {f"reduce, protocol {n}": pickle.dumps({"segments": Canary()}, n) for n in range(6)}
+    return pickled | {
+        "GLOBAL REDUCE": b"\x80\x02" + system + command + b"\x85R.",
+        "STACK_GLOBAL REDUCE": b"\x80\x04\x8c\x02os\x8c\x06system\x93" + command + b"\x85R.",
+        "STACK_GLOBAL from memo": b"\x80\x04\x8c\x02os\x94\x8c\x06system\x940h\x00h\x01\x93"
+        + command
+        + b"\x85R.",
+        "INST": b"\x80\x02(" + command + b"ios\nsystem\n.",
+        "INST without PROTO": b"(S'touch " + path.encode() + b"'\nios\nsystem\n.",
+        "OBJ": b"\x80\x02(" + system + command + b"o.",
+        "REDUCE of open": b"\x80\x02cbuiltins\nopen\n" + name + b"X\x01\x00\x00\x00w\x86R.",
+        "REDUCE of eval": b"\x80\x02cbuiltins\neval\n" + text(f"open({path!r}, 'w')".encode()) + b"\x85R.",
+        "lambda's code": b"\x80\x02cbuiltins\nexec\n"
+        + text(f"(lambda: open({path!r}, 'w'))()".encode())
+        + b"\x85R.",
+        "inside a snapshot": pickle.dumps({**snapshot(), "device_traces": [[Canary()]]}, 4),
+        "as a dict key": b"\x80\x02}" + system + command + b"\x85RK\x01s.",
+        "in a second frame": b"\x80\x04\x95\x02\x00\x00\x00\x00\x00\x00\x00}0\x95"
+        + bytes(8)
+        + system
+        + command
+        + b"\x85R.",
+    }
+
+
+NOT_PLAIN = {
+    "GLOBAL alone": b"\x80\x02cos\nsystem\n.",
+    "os.system": pickle.dumps(os.system, 4),
+    "a function": pickle.dumps(json.dumps, 4),
+    "functools.partial": pickle.dumps(functools.partial(print, 1), 4),
+    "BUILD": pickle.dumps(Stateful(), 2),
+    "NEWOBJ": pickle.dumps(Stateful(), 4),
+    "NEWOBJ_EX": pickle.dumps(WithNewArguments(), 4),
+    "BUILD on data": b"\x80\x02}}b.",
+    "REDUCE on data": b"\x80\x02})R.",
+    "EXT1": b"\x80\x02\x82\xf0.",
+    "EXT2": b"\x80\x02\x83\xf0\xf0.",
+    "EXT4": b"\x80\x02\x84\xf0\xf0\xf0\x70.",
+    "PERSID": by_id(0),
+    "BINPERSID": by_id(4),
+    "set": pickle.dumps({"segments": {1, 2}}, 4),
+    "frozenset": pickle.dumps(frozenset([1]), 4),
+    "bytes": pickle.dumps({"a": b"bytes"}, 4),
+    "bytearray (BYTEARRAY8)": pickle.dumps({"a": bytearray(9)}, 5),
+    "NEXT_BUFFER": b"\x80\x05\x97.",
+    "READONLY_BUFFER": b"\x80\x05\x97\x98.",
+    "complex": pickle.dumps({"a": 1j}, 4),
+    "protocol 0 data": pickle.dumps({"segments": []}, 0),
+    "protocol 1 data": pickle.dumps({"segments": []}, 1),
+    "protocol 6": b"\x80\x06}.",
+    "PROTO twice": b"\x80\x02\x80\x02}.",
+    "no such instruction": b"\x80\x02\xff.",
+    "POP": b"\x80\x02}}0.",
+    "DUP": b"\x80\x02}2.",
+    "text INT": b"\x80\x02I99999\n.",
+    "text LONG of a million digits": b"\x80\x02L" + b"9" * 10**6 + b"L\n.",
+    "LONG4": pickle.dumps(1 << 10**6, 2),
+    "LONG1 of 255 bytes": b"\x80\x02\x8a\xff" + b"\x7f" * 255 + b".",
+    "PUT far out": b"\x80\x02}p4294967295\n.",
+    "LONG_BINPUT that reserves 64 GiB": b"\x80\x02}r\xff\xff\xff\xff.",
+    "deep tuple as a key": b"\x80\x02})" + b"\x85" * 100_000 + b"K\x01s.",
+    "tuple of tuples": b"\x80\x02K\x01K\x02\x86K\x03\x86.",
+    "BINUNICODE of 4 GiB": b"\x80\x02X\xff\xff\xff\xffabc.",
+    "BINUNICODE8 of 2**40": b"\x80\x04\x8d" + struct.pack("<Q", 2**40) + b"abc.",
+    "BINBYTES8 of 2**40": b"\x80\x04\x8e" + struct.pack("<Q", 2**40) + b"abc.",
+    "BYTEARRAY8 of 2**40": b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b"abc.",
+    "FRAME of 2**62": b"\x80\x04\x95" + struct.pack("<Q", 2**62) + b"}.",
+    "FRAME of 2**64 - 1": b"\x80\x04\x95" + b"\xff" * 8 + b"}.",
+    "a long string": b"\x80\x02" + text(b"a" * (2**20 + 1)) + b".",
+    "string that is not UTF-8": b"\x80\x02X\x02\x00\x00\x00\xff\xff.",
+    "a call after a false end": b"\x80\x02}.\x80\x02cos\ngetcwd\n)R.",
+    "bytes after the end": pickle.dumps({}, 4) + b"\x00",
+    "memo index that is not there": b"\x80\x02h\x07.",
+    "empty stack": b"\x80\x02s.",
+    "SETITEMS with a key and no value": b"\x80\x02}(K\x01u.",
+    "APPENDS without MARK": b"\x80\x02]K\x01e.",
+    "APPEND to a dict": b"\x80\x02}K\x01a.",
+    "SETITEM of a dict as a key": b"\x80\x02}}K\x01s.",
+    "STOP on nothing": b"\x80\x02.",
+    "nothing": b"",
+    "only PROTO": b"\x80\x04",
+    "PROTO without its version": b"\x80",
+    "a zip file": b"PK\x03\x04",
+    "JSON cut short": b'{"segments": [',
+    "JSON list": b"[]",
+    "JSON nested a million deep": b'{"a":' + b"[" * 10**6 + b"]" * 10**6 + b"}",
+    "JSON that is not UTF-8": b'{"\xff": 1}',
+}
+
+
+@pytest.mark.parametrize("name", NOT_PLAIN)
+def test_what_is_not_plain_data_is_refused(name: str, tried: Tried) -> None:
+    tracemalloc.start()
+    start = time.perf_counter()
+    with pytest.raises(InputError) as caught:
+        load_plain(NOT_PLAIN[name], "snapshot.pickle")
+    assert time.perf_counter() - start < 2
+    assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    tracemalloc.stop()
+    assert "snapshot.pickle" in str(caught.value)
+    assert len(str(caught.value)) < 400
+    tried(
+        "Hostile pickles",
+        "GLOBAL, BUILD, NEWOBJ, EXT1/2/4, PERSID, BINPERSID, buffers, protocols 0, 1 and 6, lies about "
+        "lengths and frames, memo indices out of reach, deep nesting, damaged files",
+        "refused, the instruction and its byte named; under 2 s and 64 MiB",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "opcode"),
+    [
+        ("GLOBAL alone", "GLOBAL"),
+        ("os.system", "STACK_GLOBAL"),
+        ("BUILD on data", "BUILD"),
+        ("REDUCE on data", "REDUCE"),
+        ("EXT2", "EXT2"),
+        ("BINPERSID", "BINPERSID"),
+        ("set", "EMPTY_SET"),
+        ("bytes", "SHORT_BINBYTES"),
+        ("BYTEARRAY8 of 2**40", "BYTEARRAY8"),
+        ("NEXT_BUFFER", "NEXT_BUFFER"),
+        ("FRAME of 2**62", "FRAME"),
+        ("LONG_BINPUT that reserves 64 GiB", "LONG_BINPUT"),
+    ],
+)
+def test_the_instruction_and_its_byte_are_named(name: str, opcode: str) -> None:
+    data = NOT_PLAIN[name]
+    code = next(op.code for op in pickletools.opcodes if op.name == opcode).encode("latin1")
+    with pytest.raises(InputError, match=f"{opcode} at byte {data.index(code)}:"):
+        load_plain(data)
+
+
+def test_nothing_in_a_file_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: Tried) -> None:
+    canary = tmp_path / "canary"
+    monkeypatch.setattr(Canary, "path", str(canary))
+    armed = calls(str(canary))
+    for name, data in armed.items():
+        path = tmp_path / "hostile.pickle"
+        path.write_bytes(data)
+        with pytest.raises(InputError):
+            read_snapshot(path)
+        assert not canary.exists(), name
+        # The test is worth something only if the file is armed.
+        with contextlib.suppress(Exception):  # some fail after they ran
+            pickle.loads(data)
+        assert canary.exists(), name
+        canary.unlink()
+    tried(
+        "Hostile pickles",
+        "armed files of protocols 0 to 5: REDUCE, GLOBAL, STACK_GLOBAL, INST, OBJ, in keys, frames and "
+        "snapshots (Python's own unpickler runs each)",
+        "refused; nothing ran",
+        times=len(armed),
+    )
+
+
+def test_the_second_lock_holds_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: Tried) -> None:
+    """With the check of instructions taken away, the unpickler still calls nothing."""
+    canary = tmp_path / "canary"
+    monkeypatch.setattr(Canary, "path", str(canary))
+    monkeypatch.setattr(safe_pickle, "_check_instructions", lambda *_: None)
+    for name, data in calls(str(canary)).items():
+        with pytest.raises(InputError):
+            load_plain(data)
+        assert not canary.exists(), name
+    fault = "the same files, with the check of instructions taken away"
+    tried("Hostile pickles", fault, "refused by the unpickler; nothing ran", times=len(calls("")))
+
+
+def test_extension_registry_is_out_of_reach(tmp_path: Path) -> None:
+    # The unpickler takes what is in this cache without asking find_class: only the first lock stops it.
+    copyreg.add_extension("os", "system", 240)
+    try:
+        pickle.loads(b"\x80\x02\x82\xf0.")  # fills the cache
+        with pytest.raises(InputError, match="EXT1 at byte 2"):
+            load_plain(b"\x80\x02\x82\xf0" + text(f"touch {tmp_path}/canary".encode()) + b"\x85R.")
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        copyreg.remove_extension("os", "system", 240)
+        copyreg.clear_extension_cache()
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_plain_data_is_read_as_it_is(protocol: int) -> None:
+    shared = [{"filename": "ä.py", "line": 7, "name": "f" * 300}]
+    data = {
+        "numbers": [0, 255, 256, 65535, 65536, -1, 2**31 - 1, -(2**31), 2**31, 2**47, 2**63, -(2**63), 1.5],
+        "others": [None, True, False, "", "x" * 70_000],
+        "pools": [(0, 0), (2**40, 7)],
+        "shared": [shared, shared],
+        "many": [{"i": i} for i in range(3000)],
+    }
+    read = load_plain(pickle.dumps(data, protocol))
+    assert read == data
+    assert read["shared"][0] is read["shared"][1]
+    assert load_plain(b"\x80\x02}(K\x01K\x02K\x01K\x03u.") == {1: 3}  # a key twice: the last holds
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_file_cut_anywhere_is_refused(protocol: int, tried: Tried) -> None:
+    data = pickle.dumps(snapshot(), protocol)
+    for length in range(len(data)):
+        with pytest.raises(InputError):
+            load_plain(data[:length])
+    assert load_plain(data) == snapshot()
+    fault = "a good snapshot of protocol 2 to 5, cut off at every byte"
+    tried("Hostile pickles", fault, "refused", times=len(data))
+
+
+def test_a_file_with_any_byte_changed_never_fails_but_as_bad_input() -> None:
+    data = pickle.dumps(snapshot(), 4)
+    refused = 0
+    for position in range(0, len(data), 2):
+        for value in (0, 0x52, 0x7F, 0xFF, data[position] ^ 1):
+            try:
+                validate_snapshot(load_plain(data[:position] + bytes([value]) + data[position + 1 :]))
+            except InputError:
+                refused += 1
+    assert refused > len(data)  # 5 changes at every second byte: most of them break the file
+
+
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def itself() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def doubling(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value, value]
+    return value
+
+
+FRAME = {"filename": "a.py", "line": 1, "name": "f"}
+ALLOC = {"action": "alloc", "addr": 0, "size": 1}
+BLOCK = {"size": 512, "state": "inactive"}
+SEGMENT = {"address": 0, "total_size": 512, "blocks": [BLOCK]}
+BAD_SHAPES: dict[str, tuple[Any, str]] = {
+    "a list": ([], "the top level"),
+    "no segments": ({"device_traces": []}, "segments"),
+    "no traces": ({"segments": []}, "device_traces"),
+    "segments as a dict": ({"segments": {}, "device_traces": []}, "segments"),
+    "a trace that is no list": ({"segments": [], "device_traces": [1]}, r"device_traces\[0\]"),
+    "an entry that is no dict": ({"segments": [], "device_traces": [[], [1]]}, r"device_traces\[1\]\[0\]"),
+    "an entry without action": ({"segments": [], "device_traces": [[{}]]}, "an action"),
+    "an entry without size": (
+        {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1}]]},
+        r"device_traces\[0\]\[0\]\['size'\]",
+    ),
+    "an entry without addr": (
+        {"segments": [], "device_traces": [[{"action": "alloc", "size": 1}]]},
+        "'addr'",
+    ),
+    "an oom without device_free": (
+        {"segments": [], "device_traces": [[{"action": "oom", "size": 1, "addr": 1}]]},
+        "'device_free'",
+    ),
+    "a negative size": (
+        {"segments": [], "device_traces": [[ALLOC, {**ALLOC, "size": -1}]]},
+        r"\[1\]\['size'\]",
+    ),
+    "true as a size": ({"segments": [], "device_traces": [[{**ALLOC, "size": True}]]}, "'size'"),
+    "a float address": ({"segments": [], "device_traces": [[{**ALLOC, "addr": 1.5}]]}, "'addr'"),
+    "metadata that is no text": (
+        {"segments": [], "device_traces": [[{**ALLOC, "user_metadata": 3}]]},
+        "metadata",
+    ),
+    "frames that are no list": ({"segments": [], "device_traces": [[{**ALLOC, "frames": "a.py"}]]}, "frames"),
+    "frames that are null": ({"segments": [], "device_traces": [[{**ALLOC, "frames": None}]]}, "frames"),
+    "deep beside no frames": (
+        {"segments": [], "device_traces": [[{**ALLOC, "frames": (), "more": nested(200)}]]},
+        "deep",
+    ),
+    "a frame without line": (
+        {"segments": [], "device_traces": [[{**ALLOC, "frames": [{"filename": "a", "name": "b"}]}]]},
+        "frames",
+    ),
+    "a frame that nests": (
+        {"segments": [], "device_traces": [[{**ALLOC, "frames": [{**FRAME, "more": [1]}]}]]},
+        "frames",
+    ),
+    "a segment without blocks": (
+        {"segments": [{"address": 0, "total_size": 0}], "device_traces": []},
+        "blocks",
+    ),
+    "a block without state": (
+        {"segments": [{**SEGMENT, "blocks": [{"size": 512}]}], "device_traces": []},
+        r"segments\[0\]\['blocks'\]\[0\]\['state'\]",
+    ),
+    "blocks that do not fill": (
+        {"segments": [{**SEGMENT, "total_size": 1024}], "device_traces": []},
+        "exactly",
+    ),
+    "deep": ({"segments": [], "device_traces": [], "more": nested(200)}, "deep"),
+    "deep in an entry": ({"segments": [], "device_traces": [[{**ALLOC, "more": nested(200)}]]}, "deep"),
+    "deep in a segment": ({"segments": [{**SEGMENT, "more": nested(200)}], "device_traces": []}, "deep"),
+    "deep in a block": (
+        {"segments": [{**SEGMENT, "blocks": [{**BLOCK, "more": nested(200)}]}], "device_traces": []},
+        "deep",
+    ),
+    "a list in itself": ({"segments": [], "device_traces": [], "more": itself()}, "deep"),
+    "a trace in itself": ({"segments": [], "device_traces": [itself()]}, r"device_traces\[0\]\[0\]"),
+    "frames in themselves": ({"segments": [], "device_traces": [[{**ALLOC, "frames": itself()}]]}, "frames"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SHAPES)
+def test_what_is_no_snapshot_is_refused_and_the_place_named(name: str, tmp_path: Path) -> None:
+    data, place = BAD_SHAPES[name]
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(data, 4))
+    with pytest.raises(InputError, match=place):
+        read_snapshot(path)
+
+
+def test_shared_lists_cannot_stand_for_more_than_memory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: Tried
+) -> None:
+    monkeypatch.setattr(snapshot_shape, "MAX_ENTRIES", 10_000)
+    trace = [ALLOC] * 101
+    bombs = [
+        {"segments": [], "device_traces": [], "more": doubling(60)},
+        {"segments": [], "device_traces": [trace] * 100},
+        {
+            "segments": [{"address": 0, "total_size": 101 * 512, "blocks": [BLOCK] * 101}] * 100,
+            "device_traces": [],
+        },
+    ]
+    for bomb in bombs:
+        path = tmp_path / "bomb.pickle"
+        path.write_bytes(pickle.dumps(bomb, 4))
+        with pytest.raises(InputError, match="fewer than 10000 entries"):
+            read_snapshot(path)
+    validate_snapshot({"segments": [], "device_traces": [trace] * 99})
+    fault = "memo bombs: shared lists that stand for 2**60 and more values"
+    tried(
+        "Hostile pickles", fault, "refused by the count of entries, before they are walked", times=len(bombs)
+    )
+
+
+def test_a_million_nested_lists_do_not_crash(tmp_path: Path) -> None:
+    path = tmp_path / "deep.pickle"
+    deep = b"]" * 10**6 + b"a" * (10**6 - 1)
+    path.write_bytes(
+        b"\x80\x02}(" + text(b"segments") + b"]" + text(b"device_traces") + b"]" + text(b"x") + deep + b"u."
+    )
+    with pytest.raises(InputError, match="deep"):
+        read_snapshot(path)
+
+
+def test_many_containers_are_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safe_pickle, "MAX_CONTAINERS", 1000)
+    for data in (b"\x80\x02" + b"}" * 1001 + b".", b'{"a":[' + b"{}," * 1001 + b"0]}"):
+        with pytest.raises(InputError, match="more than 1000 dicts and lists"):
+            load_plain(data)
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(collecting: bool) -> None:
+    was = gc.isenabled()
+    (gc.enable if collecting else gc.disable)()
+    try:
+        load_plain(pickle.dumps({}, 4))
+        with pytest.raises(InputError):
+            load_plain(b"\x80\x02s.")
+        assert gc.isenabled() is collecting
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "large").write_bytes(bytes(1001))
+    for name, reason in [
+        ("missing", "No such file"),
+        (".", "not a regular file"),
+        ("fifo", "not a regular file"),
+    ]:
+        with pytest.raises(InputError, match=reason) as caught:
+            read_snapshot(tmp_path / name)
+        assert str(tmp_path / name) in str(caught.value)
+    with pytest.raises(InputError, match="larger than"):
+        read_snapshot(tmp_path / "large", max_bytes=1000)
+
+
+def test_pickle_and_json_give_the_same_snapshot(tmp_path: Path) -> None:
+    write_snapshot(tmp_path / "a.pickle", snapshot())
+    (tmp_path / "a.json").write_text(json.dumps(snapshot(), indent=1))
+    from_pickle, from_json = read_snapshot(tmp_path / "a.pickle"), read_snapshot(tmp_path / "a.json")
+    assert json.loads(json.dumps(from_pickle)) == from_json
+    assert from_pickle == snapshot()

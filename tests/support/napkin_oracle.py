@@ -1,0 +1,172 @@
+"""What really happens: tiny models of every family, their saved tensors, and their live bytes by phase.
+
+The recipes run on the CPU, with the project's own model and step; the counting is PyTorch's.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.architecture.model_shape import load_shape
+from harness.hardware.hardware import find_hardware
+from harness.napkin.memory.moments import Memory, memory_of
+from harness.napkin.model.built_model import BuiltModel
+from harness.observe.storage_tracker import StorageTracker
+from harness.recipe.recipe import Recipe
+from harness.simulate.kernels.attention_choice import torch_release
+from harness.simulate.kernels.matmul import cublas_workspaces
+from harness.training.model import build_training
+from harness.training.step import train_step
+
+keeps_workspaces = pytest.mark.skipif(
+    not cublas_workspaces((8, 0), torch_release(torch.__version__)).kept,
+    reason="since PyTorch 2.15 every product takes a workspace and frees it; these numbers are from before",
+)
+LAYERS = 3
+_SMALL = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _SMALL,
+    "llama without grouped heads": _SMALL | {"model_type": "llama", "num_key_value_heads": 4},
+    "llama tied": _SMALL | {"model_type": "llama", "tie_word_embeddings": True},
+    "mistral": _SMALL,
+    "qwen2": _SMALL,
+    "qwen3": _SMALL | {"head_dim": 16},
+    "gemma": _SMALL | {"head_dim": 16},
+    "gemma2": _SMALL | {"head_dim": 16},
+    "phi3": _SMALL,
+    "phi": _SMALL | {"num_key_value_heads": 4},
+    "gpt_neox": _SMALL,
+    "gpt2": {
+        "vocab_size": 320,
+        "n_embd": 64,
+        "n_layer": LAYERS,
+        "n_head": 4,
+        "n_positions": 64,
+        # without dropout: the CPU's keeps a mask in the tensor's dtype, CUDA's one byte an element
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "loss_type": "ForCausalLM",
+    },
+    "mixtral": _SMALL | {"num_local_experts": 4},
+}
+
+
+def recipe_for(folder: Any, family: str, **fields: Any) -> Recipe:
+    """A recipe for a tiny model of `family`; `config` changes the model, the other fields the recipe."""
+    config = {"model_type": family, **CONFIGS[family], **fields.pop("config", {})}
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return Recipe(**{"model": str(path), "micro_batch_size": 2, "seq_len": 24, "precision": "bf16", **fields})
+
+
+def napkin(recipe: Recipe) -> Memory:
+    return memory_of(BuiltModel(recipe, load_shape(recipe.model)), find_hardware("a100-80gb"))
+
+
+def saved_bytes(recipe: Recipe) -> int:
+    """Bytes of the distinct storages autograd saves in one forward pass, weights and inputs apart.
+
+    Apart from one: transformers before 5.23 keeps in every mixture a mask of the pairs whose expert is on
+    another GPU, though there is none.
+
+    With `compile`, what the graph that torch.compile makes of the model keeps: its partitioner decides, and
+    no kernel is generated.
+    """
+    training = build_training(recipe.model_copy(update={"compile": False}), torch.device("cpu"))
+    model = training.model
+    batch = _batch(recipe)
+    count = torch.tensor(float(recipe.tokens_per_step))
+    known = [*model.parameters(), *model.buffers(), *batch.values(), count]
+    apart = {t.untyped_storage()._cdata for t in known}
+    saved: dict[int, int] = {}
+    alive = []  # a storage that died could give its address to another
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        callers = {frame.name for frame in traceback.extract_stack()} if tensor.dtype == torch.bool else ()
+        of_other_gpus = "grouped_mm_experts_forward" in callers
+        if storage._cdata not in apart and not of_other_gpus and not isinstance(tensor, nn.Parameter):
+            saved[storage._cdata] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    if recipe.compile:
+        model = torch.compile(model, backend="aot_eager_decomp_partition")
+        with training.autocast():
+            model(**batch, num_items_in_batch=count)  # traced here, without the hooks
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), training.autocast():
+        loss = model(**batch, num_items_in_batch=count).loss
+    assert torch.isfinite(loss)
+    return sum(saved.values())
+
+
+def peaks_by_phase(recipe: Recipe, steps: int = 2) -> dict[str, int]:
+    """Live device bytes at the peak of each phase of the last step; the model is part of them."""
+    sink = _Live()
+    with StorageTracker(sink):
+        training = build_training(recipe, torch.device("cpu"))
+        for _ in range(steps):
+            sink.peaks.clear()
+            batches = [
+                {name: t.to("cpu", copy=True) for name, t in _batch(recipe).items()}
+                for _ in range(recipe.gradient_accumulation_steps)
+            ]
+            train_step(training, batches, torch.tensor(float(recipe.tokens_per_step)), sink)
+            del batches
+    return sink.peaks
+
+
+def predicted_peaks(memory: Memory) -> dict[str, int]:
+    """The same from napkin, without the cuBLAS workspaces that a CPU has not."""
+    peaks: dict[str, int] = {}
+    for snapshot in memory.snapshots[1:]:
+        phase = "backward" if snapshot.phase == "loss" else snapshot.phase
+        peaks[phase] = max(peaks.get(phase, 0), snapshot.total_bytes - snapshot.other)
+    return peaks
+
+
+def _batch(recipe: Recipe) -> dict[str, torch.Tensor]:
+    ids = torch.randint(0, 300, (recipe.micro_batch_size, recipe.seq_len))
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+class _Live:
+    """Sink of the tracker and observer of the step: live bytes, host memory apart."""
+
+    def __init__(self) -> None:
+        self.now = self.highest = 0
+        self.peaks: dict[str, int] = {}
+
+    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: Any) -> None:
+        self.now += 0 if on_host else size_bytes
+        self.highest = max(self.highest, self.now)
+
+    def died(self, key: int, size_bytes: int, on_host: bool) -> None:
+        self.now -= 0 if on_host else size_bytes
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.highest = self.now
+        yield
+        self.peaks[name] = max(self.peaks.get(name, 0), self.highest)

@@ -1,0 +1,88 @@
+"""write_whole: the old file or the new one, never a part, and nothing left behind."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from harness.errors import InputError
+from harness.system import files
+from harness.system.files import write_whole
+
+
+def test_writes_bytes_and_text(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a.bin", b"\x00\xff")
+    write_whole(tmp_path / "a.txt", "naïve ✓\n")
+    assert (tmp_path / "a.bin").read_bytes() == b"\x00\xff"
+    assert (tmp_path / "a.txt").read_bytes() == "naïve ✓\n".encode()
+
+
+def test_replaces_and_leaves_only_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    write_whole(path, "old")
+    write_whole(path, "new")
+    assert path.read_text() == "new"
+    assert os.listdir(tmp_path) == ["profile.json"]
+
+
+def test_permissions_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "a", "x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+def test_symbolic_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_whole(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+@pytest.mark.parametrize("stage", ["fsync", "replace"])
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_failure_keeps_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, failure: BaseException
+) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(files.os, stage, fail)
+    expected = InputError if isinstance(failure, OSError) else KeyboardInterrupt
+    with pytest.raises(expected):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_reader_never_sees_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    seen = []
+    replace = os.replace
+
+    def replace_and_look(source: str, target: str) -> None:
+        seen.append(path.read_text())
+        replace(source, target)
+        seen.append(path.read_text())
+
+    monkeypatch.setattr(files.os, "replace", replace_and_look)
+    write_whole(path, "new" * 100_000)
+    assert seen == ["old", "new" * 100_000]
+
+
+@pytest.mark.parametrize("place", ["missing/a", ".", "fifo", "x" * 300])
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, place: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(InputError, match="cannot write") as caught:
+        write_whole(tmp_path / place, "x")
+    assert str(tmp_path / place) in str(caught.value)
+    assert os.listdir(tmp_path) == ["fifo"]

@@ -1,0 +1,573 @@
+"""The data path: what is in a batch, that it is the same again, and every way the input can be wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
+
+from harness.errors import InputError, MissingDependency
+from harness.recipe.recipe import Recipe
+from harness.training.data.batches import Batches, build_batches
+from harness.training.data.documents import LONGEST_LINE_BYTES
+from harness.training.data.packing import pack
+from tests.support.places import ROOT
+
+VOCAB_SIZE = 300
+END = 256  # the byte-level end-of-document token
+
+
+def batches_of(data: str | Path, *, dense_mask: bool = True, **fields: Any) -> Batches:
+    vocab_size = fields.pop("vocab_size", VOCAB_SIZE)
+    arguments = {
+        name: fields.pop(name, None) for name in ("max_positions", "tokenizer_source", "sliding_window")
+    }
+    recipe = Recipe(model="tiny", data=str(data), precision="fp32", **fields)
+    return build_batches(recipe, vocab_size=vocab_size, dense_mask=dense_mask, **arguments)
+
+
+def written(folder: Path, name: str, content: str | bytes | list[Any]) -> Path:
+    """A file of this text, these bytes, or these objects one JSON line each."""
+    if isinstance(content, list):
+        content = "".join(json.dumps(line) + "\n" for line in content)
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def epoch_of(batches: Batches) -> list[dict[str, Tensor]]:
+    """One epoch's micro batches of one row."""
+    assert batches.rows.num_rows is not None
+    return [step.batches[0] for step in islice(batches, batches.rows.num_rows)]
+
+
+def documents_of(batch: dict[str, Any]) -> Iterator[tuple[list[int], list[int]]]:
+    """(tokens, labels) of each document of a packed batch, cut where the positions restart."""
+    for ids, labels, positions in zip(
+        *(batch[k].tolist() for k in ("input_ids", "labels", "position_ids")), strict=True
+    ):
+        starts = [i for i, position in enumerate(positions) if position == 0]
+        for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
+            assert positions[start:end] == list(range(end - start))
+            yield ids[start:end], labels[start:end]
+
+
+# --- what is in a batch -------------------------------------------------------------------------------
+
+
+def test_text_is_one_stream_of_bytes_cut_into_rows(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.txt", "ab\n\ncdéfg")  # é is two bytes
+    stream = [97, 98, 10, 10, 99, 100, 0xC3, 0xA9, 102, 103, END]
+    rows = [batch["input_ids"].tolist() for batch in epoch_of(batches_of(path, seq_len=3))]
+    assert sorted(rows) == sorted([[stream[i : i + 3]] for i in (0, 3, 6)])  # the last two are left out
+
+
+def test_a_text_row_predicts_all_but_its_first_token(tmp_path: Path) -> None:
+    step = next(batches_of(written(tmp_path, "a.txt", "abcd"), seq_len=4))
+    assert step.batches[0]["input_ids"].tolist() == [[97, 98, 99, 100]]
+    assert step.batches[0]["labels"].tolist() == [[-100, 98, 99, 100]]
+    assert step.num_tokens == 3
+    assert set(step.batches[0]) == {"input_ids", "labels"}
+
+
+def test_a_short_example_is_padded_and_a_prompt_is_not_learned(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.jsonl", [{"prompt": "ab", "completion": "cd"}])
+    step = next(batches_of(path, seq_len=7))
+    assert step.batches[0]["input_ids"].tolist() == [[97, 98, 99, 100, END, END, END]]
+    assert step.batches[0]["labels"].tolist() == [[-100, -100, 99, 100, END, -100, -100]]
+    assert step.num_tokens == 3
+
+
+def test_a_long_example_is_cut_off(tmp_path: Path) -> None:
+    step = next(batches_of(written(tmp_path, "a.jsonl", [{"text": "abcdef"}]), seq_len=4))
+    assert step.batches[0]["input_ids"].tolist() == [[97, 98, 99, 100]]
+    assert step.num_tokens == 3
+
+
+def test_examples_with_nothing_to_predict_are_counted(tmp_path: Path) -> None:
+    lines = [{"text": ""}, {"prompt": "abcdef", "completion": "g"}, {"text": "xy"}]
+    batches = batches_of(written(tmp_path, "a.jsonl", lines), seq_len=4)
+    assert (batches.rows.num_rows, batches.rows.num_skipped) == (1, 2)
+
+
+def test_without_room_for_an_end_token_there_is_none(tmp_path: Path) -> None:
+    step = next(batches_of(written(tmp_path, "a.jsonl", [{"text": "ab"}]), seq_len=4, vocab_size=256))
+    assert step.batches[0]["input_ids"].tolist() == [[97, 98, 0, 0]]
+    assert step.num_tokens == 1
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_step_has_its_micro_batches_and_counts_all_their_tokens(packing: bool) -> None:
+    batches = batches_of(
+        "synthetic", packing=packing, micro_batch_size=2, gradient_accumulation_steps=3, seq_len=16
+    )
+    for step in islice(batches, 4):
+        assert [tuple(batch["input_ids"].shape) for batch in step.batches] == [(2, 16)] * 3
+        assert all(batch[k].dtype == torch.int64 for batch in step.batches for k in ("input_ids", "labels"))
+        assert step.num_tokens == sum(int((b["labels"][:, 1:] != -100).sum()) for b in step.batches)
+    lengths = Counter(len(ids) for batch in step.batches for ids, _ in documents_of(batch)) if packing else {}
+    assert packing == (len(lengths) > 1)
+
+
+def test_synthetic_tokens_cover_the_vocabulary_evenly() -> None:
+    ids = torch.cat([s.batches[0]["input_ids"] for s in islice(batches_of("synthetic", vocab_size=8), 5)])
+    counts = torch.bincount(ids.flatten(), minlength=8).tolist()
+    # 10240 draws of 8 values: 1280 each, standard deviation 33; six of them either way
+    assert len(counts) == 8
+    assert all(1080 < count < 1480 for count in counts)
+
+
+def test_a_dataset_of_the_hub_gives_its_train_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = fake_datasets(monkeypatch, [{"text": "abc", "id": 1}])
+    assert next(batches_of("org/name", seq_len=4)).batches[0]["input_ids"].tolist() == [[97, 98, 99, END]]
+    assert asked == [(("org/name",), {"split": "train"})]
+
+
+def fake_datasets(monkeypatch: pytest.MonkeyPatch, result: Any) -> list[Any]:
+    """A `datasets` package whose load_dataset returns or raises `result`; the list of its calls."""
+    calls: list[Any] = []
+
+    def load_dataset(*args: Any, **kwargs: Any) -> Any:
+        calls.append((args, kwargs))
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    package, exceptions = ModuleType("datasets"), ModuleType("datasets.exceptions")
+    package.load_dataset = load_dataset  # type: ignore[attr-defined]
+    exceptions.DatasetsError = type("DatasetsError", (Exception,), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    monkeypatch.setitem(sys.modules, "datasets.exceptions", exceptions)
+    return calls
+
+
+def checkpoint_tokenizer(folder: Path) -> str:
+    """A saved tokenizer of words that puts <s> 1 before and </s> 2 behind every text, as some do."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = {word: i for i, word in enumerate(["<unk>", "<s>", "</s>", "say", "yes", "no"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(
+        folder
+    )
+    return str(folder)
+
+
+def test_pretrained_weights_bring_their_tokenizer(tmp_path: Path) -> None:
+    source = checkpoint_tokenizer(tmp_path / "checkpoint")
+    path = written(tmp_path, "a.jsonl", [{"prompt": "say", "completion": "yes no"}])
+    step = next(batches_of(path, weights="pretrained", tokenizer_source=source, seq_len=8))
+    assert step.batches[0]["input_ids"].tolist() == [[1, 3, 4, 5, 2, 2, 2, 2]]
+    assert step.batches[0]["labels"].tolist() == [[-100, -100, 4, 5, 2, -100, -100, -100]]
+
+
+# --- the same again -----------------------------------------------------------------------------------
+
+
+def corpus(folder: Path) -> Path:
+    return written(folder, "a.jsonl", [{"text": f"{i:02d}" * (1 + i % 7)} for i in range(23)])
+
+
+def equal(one: list[Any], other: list[Any]) -> bool:
+    def same(a: Any, b: Any) -> bool:
+        return torch.equal(a, b) if isinstance(a, Tensor) else a == b
+
+    return all(
+        x.num_tokens == y.num_tokens
+        and all(same(a[k], b[k]) for a, b in zip(x.batches, y.batches, strict=True) for k in a | b)
+        for x, y in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("source", ["synthetic", "corpus"])
+def test_same_seed_same_batches_and_a_state_continues_them(
+    tmp_path: Path, source: str, packing: bool
+) -> None:
+    data = "synthetic" if source == "synthetic" else corpus(tmp_path)
+    fields: dict[str, Any] = {"packing": packing, "micro_batch_size": 2, "seq_len": 16}
+    steps = list(islice(batches_of(data, **fields), 20))
+    assert equal(steps, list(islice(batches_of(data, **fields), 20)))
+    assert not equal(steps, list(islice(batches_of(data, seed=1, **fields), 20)))
+    for done in (0, 3, 13):  # 13 steps of 2 rows are past the first epoch of 23
+        before, after = batches_of(data, **fields), batches_of(data, **fields)
+        list(islice(before, done))
+        after.load_state(json.loads(json.dumps(before.state())))
+        assert equal(list(islice(after, 20 - done)), steps[done:])
+
+
+def test_each_epoch_has_every_row_once_in_another_order(tmp_path: Path) -> None:
+    batches = batches_of(corpus(tmp_path), seq_len=16)
+    first, second = ([batch["input_ids"].tolist() for batch in epoch_of(batches)] for _ in range(2))
+    assert len(first) == 23
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+def test_accumulation_sees_the_rows_a_larger_batch_would(tmp_path: Path) -> None:
+    path = corpus(tmp_path)
+    small = batches_of(path, seq_len=16, micro_batch_size=2, gradient_accumulation_steps=3)
+    large = batches_of(path, seq_len=16, micro_batch_size=6)
+    for one, other in islice(zip(small, large, strict=False), 5):
+        assert one.num_tokens == other.num_tokens
+        joined = torch.cat([batch["input_ids"] for batch in one.batches])
+        assert torch.equal(joined, other.batches[0]["input_ids"])
+
+
+def test_a_position_in_other_data_is_refused(tmp_path: Path) -> None:
+    state = batches_of(corpus(tmp_path), seq_len=16).state()
+    with pytest.raises(InputError, match="num_rows: 23, and this run None"):
+        batches_of("synthetic").load_state(state)
+    with pytest.raises(InputError, match="seed: 0, and this run 1"):
+        batches_of(corpus(tmp_path), seq_len=16, seed=1).load_state(state)
+    with pytest.raises(InputError, match="rows_drawn: -1"):
+        batches_of(corpus(tmp_path), seq_len=16).load_state(state | {"rows_drawn": -1})
+
+
+# --- packing ------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 20), max_size=60), st.integers(20, 40))
+def test_packing_puts_every_document_in_one_row_with_room(lengths: list[int], seq_len: int) -> None:
+    rows = pack(lengths, seq_len)
+    assert sorted(document for row in rows for document in row) == list(range(len(lengths)))
+    sizes = sorted(sum(lengths[document] for document in row) for row in rows)
+    assert all(size <= seq_len for size in sizes)
+    # no two rows would have fitted in one
+    assert len(sizes) < 2 or sizes[0] + sizes[1] > seq_len
+
+
+def test_packing_refuses_a_document_longer_than_a_row() -> None:
+    with pytest.raises(ValueError, match="9 tokens"):
+        pack([9], 8)
+
+
+TEXTS = st.lists(st.text(st.characters(codec="ascii"), max_size=30), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=TEXTS, seq_len=st.integers(4, 24), seed=st.integers(0, 3))
+def test_packed_rows_hold_every_token_once_an_epoch(texts: list[str], seq_len: int, seed: int) -> None:
+    texts.append("at least one")
+    wanted = Counter()
+    for text in texts:
+        tokens = [*text.encode(), END]
+        cut = [tuple(tokens[i : i + seq_len]) for i in range(0, len(tokens), seq_len)]
+        wanted.update(piece for piece in cut if len(piece) > 1)  # a lone token has nothing to predict
+    with tempfile.TemporaryDirectory() as folder:
+        path = written(Path(folder), "a.jsonl", [{"text": text} for text in texts])
+        batches = batches_of(path, packing=True, seq_len=seq_len, seed=seed)
+    found = Counter()
+    for batch in epoch_of(batches):
+        assert (
+            batch["input_ids"].shape == batch["labels"].shape == batch["position_ids"].shape == (1, seq_len)
+        )
+        assert batch["attention_mask"].shape == (1, 1, seq_len, seq_len)
+        assert int((batch["labels"] != -100).sum()) > 0
+        for tokens, labels in documents_of(batch):
+            assert labels[0] == -100
+            if set(labels) == {-100}:  # the padding
+                continue
+            assert labels[1:] == tokens[1:]
+            found[tuple(tokens)] += 1
+    assert found == wanted
+
+
+def test_paragraphs_are_the_documents_of_a_text(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.txt", "ab\nc\n\n \n  de\n\n\n")
+    (batch,) = epoch_of(batches_of(path, packing=True, seq_len=16))
+    documents = sorted((tokens, labels) for tokens, labels in documents_of(batch))
+    assert [tokens for tokens, labels in documents if set(labels) != {-100}] == [
+        [*b"  de", END],
+        [*b"ab\nc", END],
+    ]
+
+
+def test_a_packed_prompt_is_not_learned_and_never_split_from_its_completion(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.jsonl", [{"prompt": "abc", "completion": "defghijkl"}])
+    (batch,) = epoch_of(batches_of(path, packing=True, seq_len=6))
+    assert batch["input_ids"].tolist() == [[*b"abcdef"]]
+    assert batch["labels"].tolist() == [[-100, -100, -100, *b"def"]]
+
+
+TINY: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    ),
+    "mistral": MistralConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=6,
+    ),
+    "gpt2": GPT2Config(vocab_size=VOCAB_SIZE, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+}
+
+
+def tiny_model(name: str, attention: str = "sdpa") -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(TINY[name], attn_implementation=attention, dtype=torch.float32)
+    model.config.use_cache = False
+    return model.eval()
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", TINY)
+def test_packed_documents_get_the_logits_they_get_alone(tmp_path: Path, name: str, attention: str) -> None:
+    batches = batches_of(
+        corpus(tmp_path),
+        packing=True,
+        seq_len=24,
+        micro_batch_size=4,
+        attention=attention,
+        sliding_window=getattr(TINY[name], "sliding_window", None),
+    )
+    batch = next(batches).batches[0]
+    model = tiny_model(name, attention)
+    with torch.no_grad():
+        packed = model(**batch).logits.flatten(0, 1)
+        alone = [model(input_ids=torch.tensor([ids])).logits[0] for ids, _ in documents_of(batch)]
+    assert len(alone) > 6
+    assert torch.allclose(packed, torch.cat(alone), atol=1e-5)
+    # and it takes the mask to get there
+    with torch.no_grad():
+        unmasked = model(**batch | {"attention_mask": None}, use_cache=True).logits.flatten(0, 1)
+    assert not torch.allclose(unmasked, torch.cat(alone), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_padding_on_the_right_needs_no_mask(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path, "a.jsonl", [{"text": "abcdef"}])
+    padded = next(batches_of(path, seq_len=12)).batches[0]["input_ids"]
+    model = tiny_model(name)
+    with torch.no_grad():
+        assert torch.allclose(model(padded).logits[:, :7], model(padded[:, :7]).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({"precision": "bf16"}, torch.bfloat16),
+        ({"precision": "fp16"}, torch.float16),
+        ({"precision": "bf16-mixed"}, torch.float32),
+    ],
+)
+def test_eager_adds_a_mask_of_the_weights_dtype(fields: dict[str, Any], dtype: torch.dtype) -> None:
+    recipe = Recipe(model="tiny", packing=True, attention="eager", seq_len=16, **fields)
+    batches = build_batches(
+        recipe, vocab_size=VOCAB_SIZE, max_positions=None, tokenizer_source=None, dense_mask=True
+    )
+    mask = next(batches).batches[0]["attention_mask"]
+    assert mask.dtype == dtype
+    assert set(mask.unique().tolist()) == {0.0, torch.finfo(dtype).min}
+
+
+def test_flash_attention_gets_the_lengths_transformers_reads_from_the_positions(tmp_path: Path) -> None:
+    batches = batches_of(corpus(tmp_path), packing=True, seq_len=24, dense_mask=False)
+    for batch in epoch_of(batches):
+        assert "attention_mask" not in batch
+        (ends_q, ends_k), (longest_q, longest_k) = prepare_fa_kwargs_from_position_ids(batch["position_ids"])
+        assert batch["cu_seq_lens_q"].tolist() == ends_q.tolist()
+        assert batch["cu_seq_lens_k"].tolist() == ends_k.tolist()
+        assert batch["cu_seq_lens_q"].dtype == ends_q.dtype == torch.int32
+        assert (batch["max_length_q"], batch["max_length_k"]) == (longest_q, longest_k)
+        assert type(batch["max_length_q"]) is int
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_loss_is_the_one_of_transformers_trainer(tmp_path: Path, packing: bool) -> None:
+    lines = [{"prompt": "p" * i, "completion": "c" * (1 + i % 5)} for i in range(1, 12)]
+    path = written(tmp_path, "a.jsonl", lines)
+    step = next(batches_of(path, packing=packing, seq_len=16, gradient_accumulation_steps=3))
+    model = tiny_model("llama")
+    trainer = Trainer(
+        model, TrainingArguments(str(tmp_path / "out"), report_to="none", use_cpu=True, disable_tqdm=True)
+    )
+    counted = trainer._get_num_items_in_batch(step.batches, torch.device("cpu"))
+    assert step.num_tokens == counted
+    with torch.no_grad():
+        ours = sum(model(**batch, num_items_in_batch=step.num_tokens).loss for batch in step.batches)
+        logits = torch.cat([model(**batch).logits[:, :-1].flatten(0, 1) for batch in step.batches])
+    targets = torch.cat([batch["input_ids"][:, 1:].flatten() for batch in step.batches])
+    learned = torch.cat([batch["labels"][:, 1:].flatten() for batch in step.batches]) != -100
+    mean = torch.nn.functional.cross_entropy(logits[learned], targets[learned])
+    assert torch.allclose(ours, mean, rtol=1e-6)
+
+
+# --- bad input ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.txt", "", "is empty"),
+        ("a.txt", " \n\n", "is empty"),
+        ("a.jsonl", "", "is empty"),
+        ("a.jsonl", "\n\n", "is empty"),
+        ("a.txt", "abc", "holds 4 tokens, and one sequence needs seq_len: 16"),
+        ("a.txt", b"\x00\x01\x02", "NUL bytes"),
+        ("a.txt", b"caf\xe9", "not UTF-8 text \\(byte 3"),
+        ("a.jsonl", b'{"text": "caf\xe9"}', "line 1 is not UTF-8"),
+        ("a.jsonl", '{"text": "a"}\n{"text": ', "line 2 is not JSON"),
+        ("a.jsonl", "[" * 100_000, "line 1 is not JSON"),
+        ("a.jsonl", "[1]\n", "line 1 is a JSON list, not an object"),
+        ("a.jsonl", '{"question": "a"}\n', "line 1 lacks the fields .* it has 'question'"),
+        ("a.jsonl", '{"prompt": "a"}\n', "line 1 lacks the fields"),
+        ("a.jsonl", '\n{"text": null}\n', "line 2: `text` is NoneType"),
+        ("a.jsonl", '{"text": "\\ud800"}\n', "line 1: `text` is not Unicode"),
+        ("a.jsonl", b'{"text": "' + b"a" * LONGEST_LINE_BYTES + b'"}', "line 1 is longer than 16 MiB"),
+        (
+            "a.jsonl",
+            '{"prompt": "' + "a" * 16 + '", "completion": "b"}\n',
+            "nothing to predict: none of its 1",
+        ),
+        ("a.jsonl", '{"text": ""}\n', "nothing to predict"),
+        ("a.csv", "a,b\n", "suffix .csv"),
+        ("a", "abc", "suffix \\(none\\)"),
+    ],
+    ids=lambda value: repr(value[:24]) if isinstance(value, str | bytes) else None,
+)
+def test_a_bad_file_is_one_paragraph(tmp_path: Path, name: str, content: str | bytes, says: str) -> None:
+    path = written(tmp_path, name, content)
+    with pytest.raises(InputError, match=says) as failure:
+        batches_of(path, seq_len=16)
+    message = str(failure.value)
+    assert message.startswith(f"data: {path}")
+    assert "\n" not in message
+    assert len(message) < 600 + len(str(path))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ("missing.txt", "does not exist"),
+        ("missing/corpus.JSONL", "does not exist"),
+        ("./corpus", "does not exist"),
+        ("/no/such/place", "does not exist"),
+        ("~nobody-of-this-name/a", "cannot be read"),
+        ("a/b/c", "does not exist"),
+        ("has space", "does not exist"),
+        ("nul\0byte", "does not exist"),
+        ("n" * 5000 + ".txt", "cannot be read|does not exist"),
+        ("/dev/null", "not a regular file"),
+    ],
+    ids=lambda value: repr(value[:24]),
+)
+def test_a_path_is_never_looked_up_as_a_dataset(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = fake_datasets(monkeypatch, [{"text": "a"}])
+    with pytest.raises(InputError, match=says):
+        batches_of(data)
+    assert not asked
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a folder"):
+        batches_of(tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_permission_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.txt", "abc")
+    path.chmod(0)
+    with pytest.raises(InputError, match="cannot be read: Permission denied"):
+        batches_of(path)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionError("Couldn't reach\nthe Hub"), FileNotFoundError("no such"), ValueError("Config missing")],
+)
+def test_a_dataset_that_does_not_load_is_one_paragraph(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    fake_datasets(monkeypatch, error)
+    with pytest.raises(InputError, match="data: org/name is neither a file here nor") as failure:
+        batches_of("org/name")
+    assert "\n" not in str(failure.value)
+
+
+def test_a_dataset_without_the_columns_names_those_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_datasets(monkeypatch, [{"question": "a", "answer": "b"}])
+    with pytest.raises(InputError, match=r"row 0 lacks the fields .* it has 'question', 'answer'"):
+        batches_of("org/name")
+
+
+def test_without_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingDependency, match=r"harness\[data\]"):
+        batches_of("org/name")
+
+
+def test_bytes_need_a_vocabulary_of_256(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="256 tokens, and model: tiny has 255"):
+        batches_of(written(tmp_path, "a.txt", "abc"), vocab_size=255)
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    source = checkpoint_tokenizer(tmp_path / "checkpoint")
+    path = written(tmp_path, "a.jsonl", [{"text": "say yes no"}])
+    with pytest.raises(InputError, match="becomes token 5, and model: tiny has only 5"):
+        batches_of(path, weights="pretrained", tokenizer_source=source, vocab_size=5)
+
+
+@pytest.mark.parametrize("config", [LlamaConfig(), GPT2Config(), None])
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path, config: PretrainedConfig | None) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    if config is not None:
+        config.save_pretrained(folder)
+    path = written(tmp_path, "a.txt", "abc")
+    with pytest.raises(InputError, match="tokenizer") as failure:
+        batches_of(path, weights="pretrained", tokenizer_source=str(folder))
+    assert str(failure.value).startswith(f"model: {folder}")
+    assert "\n" not in str(failure.value)
+
+
+def test_a_row_longer_than_the_positions_is_refused() -> None:
+    with pytest.raises(InputError, match="seq_len: 64 is more than the 32 positions of model: tiny"):
+        batches_of("synthetic", seq_len=64, max_positions=32)
+
+
+def test_the_optional_packages_are_imported_when_needed() -> None:
+    code = "import sys, harness.training.data; sys.exit(bool({'transformers', 'datasets'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -1,0 +1,396 @@
+"""offload_parameters: the same numbers as without it, and only what is in use on the device."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from harness.errors import InputError
+from harness.observe.storage_tracker import StorageTracker
+from harness.training.step import Training, train_step
+from harness.training.toggles.host_memory import is_on_host, on_host
+from harness.training.toggles.offload_activations import OffloadedActivations
+from harness.training.toggles.offload_parameters import offload_parameters
+
+CPU = torch.device("cpu")
+VOCABULARY = 64
+
+
+class Silent:
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def tiny_llama(tied: bool = False) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=32,
+            tie_word_embeddings=tied,
+            use_cache=False,
+        )
+    )
+
+
+def tiny_gpt2() -> nn.Module:
+    """Tied head, biases, transposed linear layers, learned positions, blocks in `h`."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 4}
+    dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **dropouts, use_cache=False))
+
+
+def tiny_mixtral() -> nn.Module:
+    """Experts: three-dimensional weights, not all of them used."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    return MixtralForCausalLM(
+        MixtralConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_local_experts=4,
+            max_position_embeddings=32,
+            use_cache=False,
+        )
+    )
+
+
+def with_adapter(model: nn.Module, kind: str) -> nn.Module:
+    """Adapters in fp32 over a bf16 base, as peft makes them."""
+    import peft
+
+    if kind == "ia3":
+        config: Any = peft.IA3Config(task_type="CAUSAL_LM")
+    else:
+        config = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    return peft.get_peft_model(model.to(torch.bfloat16), config)
+
+
+def micro_batches(count: int) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    ids = [torch.randint(0, VOCABULARY, (2, 12), generator=generator) for _ in range(count)]
+    return [{"input_ids": row, "labels": row.clone()} for row in ids]
+
+
+Case = dict[str, Any]
+CASES: dict[str, Case] = {
+    "full": {},
+    "tied head": {"build": partial(tiny_llama, tied=True)},
+    "bf16": {"dtype": torch.bfloat16},
+    "checkpointing": {"checkpointing": True},
+    "accumulation": {"micro_batches": 3},
+    "clipping": {"max_grad_norm": 0.1},
+    "lora": {"adapter": "lora"},
+    "lora, checkpointing": {"adapter": "lora", "checkpointing": True, "micro_batches": 2},
+    "ia3": {"adapter": "ia3", "max_grad_norm": 0.1},
+    "autocast": {"autocast": True},
+    "autocast, tied, checkpointing": {
+        "autocast": True,
+        "build": partial(tiny_llama, tied=True),
+        "checkpointing": True,
+    },
+    "autocast, lora": {"autocast": True, "adapter": "lora"},
+    "gpt2": {"build": tiny_gpt2, "autocast": True, "micro_batches": 2},
+    "mixtral": {"build": tiny_mixtral, "checkpointing": True},
+}
+
+
+def build_case(case: Case, offload: bool, device: torch.device = CPU) -> tuple[Training, list[nn.Parameter]]:
+    torch.manual_seed(0)
+    model = case.get("build", tiny_llama)().to(case.get("dtype", torch.float32))
+    if "adapter" in case:
+        model = with_adapter(model, case["adapter"])
+    if case.get("checkpointing"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    if offload:
+        offload_parameters(model, device, torch.bfloat16 if case.get("autocast") else None)
+    else:
+        model.to(device)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    autocast = partial(torch.autocast, device.type, torch.bfloat16) if case.get("autocast") else nullcontext
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, foreach=True)
+    return Training(model, optimizer, None, autocast, nullcontext, case.get("max_grad_norm")), trained
+
+
+def run_steps(training: Training, case: Case, device: torch.device = CPU, steps: int = 2) -> list[float]:
+    batches = [{k: v.to(device) for k, v in b.items()} for b in micro_batches(case.get("micro_batches", 1))]
+    num_tokens = torch.tensor(22 * len(batches), device=device)
+    return [train_step(training, batches, num_tokens, Silent()).item() for _ in range(steps)]
+
+
+class TwoMemories(TorchDispatchMode):
+    """Makes the CPU refuse what a GPU machine refuses: an operator over host and device tensors at once.
+
+    A storage is on the host if it was made inside `on_host()` or out of host tensors.
+    """
+
+    MAY_CROSS = (torch.ops.aten.copy_.default,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host: set[int] = set()
+        self.device: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        used = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        from_host = [t for t in used if self.where(t) is self.host]
+        made_alike = func in (torch.ops.aten.empty_like.default, torch.ops.aten.empty.memory_format)
+        out = func(*args, **(kwargs or {}))
+        if not made_alike and func not in self.MAY_CROSS:
+            from_device = [t for t in used if self.where(t) is self.device]
+            # a GPU takes scalars from the host
+            mixed = from_device and any(t.dim() > 0 for t in from_host)
+            assert not mixed, f"{func} mixes host and device tensors"
+        on_the_host = is_on_host() if made_alike else bool(from_host)
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and self.where(tensor) is None:
+                self.put(tensor, self.host if on_the_host else self.device)
+        return out
+
+    def where(self, tensor: Tensor) -> set[int] | None:
+        address = tensor.untyped_storage()._cdata
+        return self.host if address in self.host else self.device if address in self.device else None
+
+    def put(self, tensor: Tensor, memory: set[int]) -> None:
+        storage = tensor.untyped_storage()
+        memory.add(storage._cdata)
+        weakref.finalize(storage, memory.discard, storage._cdata)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_same_losses_and_weights_to_the_bit_out_of_host_memory(case: Case) -> None:
+    plain, plain_weights = build_case(case, offload=False)
+    plain_losses = run_steps(plain, case)
+
+    with TwoMemories() as memories:
+        training, weights = build_case(case, offload=True)
+        assert all(memories.where(p) is memories.host for p in training.model.parameters())
+        losses = run_steps(training, case)
+        state = [t for s in training.optimizer.state.values() for t in s.values() if t.dim() > 0]
+        assert state
+        assert all(memories.where(t) is memories.host for t in state)
+
+    assert losses == plain_losses
+    for ours, theirs in zip(weights, plain_weights, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert [p for p in training.model.parameters() if p.requires_grad] == weights
+
+
+class Sink:
+    """Follows storages: those of WEIGHT_BYTES alive on the device, and every event."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.alive = 0
+        self.most = 0
+
+    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: Any) -> None:
+        self.events.append(("born", size_bytes, on_host, op))
+        if size_bytes == WEIGHT_BYTES and not on_host:
+            self.alive += 1
+            self.most = max(self.most, self.alive)
+
+    def died(self, key: int, size_bytes: int, on_host: bool) -> None:
+        self.events.append(("died", size_bytes, on_host))
+        if size_bytes == WEIGHT_BYTES and not on_host:
+            self.alive -= 1
+
+    def take_most(self) -> int:
+        most, self.most = self.most, self.alive
+        return most
+
+
+WIDTH = 24
+WEIGHT_BYTES = WIDTH * WIDTH * 4
+BLOCKS = 6
+
+
+class Stack(nn.Module):
+    """Blocks of one square weight each; nothing else is as large."""
+
+    def __init__(self, checkpointed: bool = False, width: int = WIDTH) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(BLOCKS))
+        self.norm = nn.LayerNorm(width)
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            # around __call__, so recomputation runs the block's hooks again (older transformers do this)
+            call = partial(checkpoint, layer, use_reentrant=False) if self.checkpointed else layer
+            x = torch.tanh(call(x))
+        return self.norm(x).sum()
+
+
+@contextmanager
+def offloaded_stack(
+    device: torch.device = CPU, dtype: torch.dtype | None = None, **kwargs: Any
+) -> Iterator[tuple[nn.Module, Sink]]:
+    sink = Sink()
+    with StorageTracker(sink):
+        with on_host(), device:
+            torch.manual_seed(0)
+            model = Stack(**kwargs)
+        offload_parameters(model, device, dtype)
+        sink.take_most()
+        yield model, sink
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_two_blocks_on_the_device_in_forward_and_a_gradient_in_backward(checkpointed: bool) -> None:
+    with offloaded_stack(checkpointed=checkpointed) as (model, sink):
+        for _ in range(2):
+            sink.take_most()
+            loss = model(torch.ones(2, WIDTH))
+            assert sink.take_most() == 2  # the block in use and the next one
+            assert sink.alive == 0  # autograd holds no weight
+            loss.backward()
+            assert sink.take_most() == 3  # and the block's gradient
+            assert sink.alive == 0
+            assert all(p.grad is not None for p in model.parameters())
+
+
+def test_frozen_blocks_leave_no_weights_behind() -> None:
+    with offloaded_stack() as (model, sink):
+        model.requires_grad_(False)
+        model.layers[2].requires_grad_(True)  # backward stops here, having sent for block 1
+        model(torch.ones(2, WIDTH)).backward()
+
+        assert sink.alive == 0
+        assert [p.grad is not None for p in model.layers.parameters()] == [i == 2 for i in range(BLOCKS)]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_shape_only_tensors_are_allocated_like_real_ones(checkpointed: bool) -> None:
+    events = []
+    for device in (CPU, torch.device("meta")):
+        with offloaded_stack(device, checkpointed=checkpointed) as (model, sink):
+            del sink.events[:]
+            for _ in range(2):
+                model(torch.ones(2, WIDTH, device=device)).backward()
+            events.append(list(sink.events))
+    assert events[0] == events[1]
+    assert len(events[0]) > 100
+
+
+@pytest.mark.parametrize(
+    ("autocast_dtype", "kept"),
+    [
+        (None, BLOCKS - 1),  # autograd keeps every cast but the first block's, whose input needs no gradient
+        (torch.bfloat16, 0),
+    ],
+)
+def test_casts_under_autocast_leave_with_their_weights(autocast_dtype: torch.dtype | None, kept: int) -> None:
+    with offloaded_stack(dtype=autocast_dtype) as (model, sink):
+        with torch.autocast("cpu", torch.bfloat16):
+            model_output = model(torch.ones(2, WIDTH))
+        casts = [event[0] for event in sink.events if event[1] == WEIGHT_BYTES // 2]
+        assert casts.count("born") == BLOCKS
+        assert casts.count("born") - casts.count("died") == kept
+        model_output.backward()
+
+
+def test_with_offloaded_activations() -> None:
+    plain, _ = build_case({}, offload=False)
+    with TwoMemories():
+        both, _ = build_case({}, offload=True)
+        activations: Callable[[], AbstractContextManager[Any]] = OffloadedActivations(both.model, CPU)
+        losses = run_steps(Training(both.model, both.optimizer, saved_tensors=activations), {})
+    assert losses == run_steps(plain, {})
+
+
+def test_an_error_in_forward_puts_the_weights_back() -> None:
+    with offloaded_stack() as (model, sink):
+        host = list(model.parameters())
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            model(torch.ones(2, WIDTH + 1))
+        assert list(model.parameters()) == host
+        assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+        model(torch.ones(2, WIDTH)).backward()
+        assert sink.alive == 0
+
+
+def test_without_gradients() -> None:
+    with offloaded_stack() as (model, sink):
+        with torch.no_grad():
+            evaluated = model(torch.ones(2, WIDTH))
+        assert sink.alive == 0
+        assert evaluated == model(torch.ones(2, WIDTH)).detach()
+
+
+def test_buffers_are_on_the_device() -> None:
+    model = Stack()
+    model.register_buffer("scale", torch.arange(3.0))
+    with TwoMemories() as memories:
+        offload_parameters(model, CPU)
+        assert memories.where(model.scale) is memories.device
+    assert model.scale.tolist() == [0, 1, 2]
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    with pytest.raises(InputError, match=r"offload: \[parameters\].*no nn.ModuleList"):
+        offload_parameters(nn.Linear(2, 2), CPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_gpu_same_gradients_in_pinned_host_memory(case: Case) -> None:
+    device = torch.device("cuda")
+    batch = {name: ids.to(device) for name, ids in micro_batches(1)[0].items()}
+    losses, gradients = [], []
+    for offload in (False, True):
+        training, weights = build_case(case, offload, device)
+        for _ in range(case.get("micro_batches", 1)):
+            with training.autocast():
+                loss = training.model(**batch).loss
+            loss.backward()
+        losses.append(loss.detach())
+        gradients.append([weight.grad for weight in weights])
+    assert all(p.is_pinned() for p in training.model.parameters())
+    assert all(gradient.is_pinned() for gradient in gradients[1])
+    torch.testing.assert_close(losses[1], losses[0])
+    for ours, theirs in zip(*gradients[::-1], strict=True):
+        torch.testing.assert_close(ours, theirs.cpu())
+
+
+@pytest.mark.gpu
+def test_gpu_holds_two_blocks_and_a_gradient() -> None:
+    device, width = torch.device("cuda"), 2048
+    model = Stack(width=width)
+    offload_parameters(model, device)
+    x = torch.ones(1, width, device=device)
+    model(x).backward()  # cuBLAS takes its workspace
+    model.zero_grad()
+    before_bytes = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+
+    model(x).backward()
+
+    weight_bytes = width * width * 4
+    extra_bytes = torch.cuda.max_memory_allocated() - before_bytes
+    assert 3 * weight_bytes <= extra_bytes < 3.1 * weight_bytes

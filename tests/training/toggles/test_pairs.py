@@ -1,0 +1,103 @@
+"""Every two values of any two toggles that the rules let meet do meet here, and the recipe trains."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from typing import Any, get_args
+
+import pytest
+from pydantic import ValidationError
+
+from harness.recipe.fields import Adapter, Optimizer, Precision, Quantization
+from harness.recipe.recipe import Recipe
+from tests.support.tiny import tiny, train
+
+SWITCH = (False, True)
+VALUES: dict[str, tuple[Any, ...]] = {
+    "family": ("llama", "gpt2", "pythia", "mixtral", "gemma2"),
+    "precision": get_args(Precision),
+    "master_weights": SWITCH,
+    "quantization": get_args(Quantization),
+    "double_quant": SWITCH,
+    "upcast_for_kbit": SWITCH,
+    "adapter": get_args(Adapter),
+    "adapter_dtype": ("fp32", "base"),
+    "lora_dropout": (0.0, 0.1),
+    "gradient_checkpointing": SWITCH,
+    "attention": ("eager", "sdpa"),
+    "optimizer": get_args(Optimizer),
+    "optimizer_impl": ("foreach", "fused", "for_loop"),
+    "optimizer_in_backward": SWITCH,
+    "offload": (
+        *((), ("activations",), ("optimizer",), ("parameters",)),
+        *(("activations", "optimizer"), ("activations", "parameters"), ("optimizer", "parameters")),
+    ),
+    "packing": SWITCH,
+    "gradient_accumulation_steps": (1, 2),
+    "max_grad_norm": (None, 1.0),
+}
+ELSEWHERE = {
+    *(
+        "model",
+        "weights",
+        "trust_remote_code",
+        "data",
+    ),  # test_toggles_quantization, test_data
+    *("loss", "compile"),  # seconds each: test_toggles_loss, test_toggles_compile
+    *("lora_rank", "lora_alpha", "lora_targets", "micro_batch_size", "seq_len", "learning_rate"),  # any size
+    *("weight_decay", "warmup_steps", "steps", "seed"),
+    *("checkpoint_every", "on_nan"),  # between the steps: test_checkpoint_resume, test_nan
+}
+TARGETS = {"lora": ["q_proj", "k_proj", "v_proj", "o_proj"], "ia3": ["k_proj", "v_proj"]}
+"""Of the mixture: its experts in 4 bit cannot be adapted, and peft's choice for IA3 names none it has."""
+
+Pair = tuple[tuple[str, Any], tuple[str, Any]]
+
+
+def recipe_of(values: dict[str, Any]) -> Recipe | None:
+    """The recipe with these values, None where they cannot meet."""
+    if values["family"] == "gemma2" and values["attention"] != "eager":
+        return None  # test_toggles_attention
+    fields = dict(values)
+    if values["family"] == "mixtral" and values["adapter"] != "none":
+        fields["lora_targets"] = TARGETS[values["adapter"]]
+    try:
+        return tiny(**fields)
+    except ValidationError:
+        return None
+
+
+def covering() -> tuple[list[Recipe], set[Pair]]:
+    """Few recipes that hold, between them, every pair of values seen in many random ones; and the pairs."""
+    choose = random.Random(0)
+    found: list[tuple[Recipe, set[Pair]]] = []
+    while len(found) < 1500:
+        values = {name: choose.choice(options) for name, options in VALUES.items()}
+        if recipe := recipe_of(values):
+            found.append((recipe, set(itertools.combinations(values.items(), 2))))
+    pairs = set().union(*(held for _, held in found))
+    missing, recipes = set(pairs), []
+    while missing:
+        recipe, held = max(found, key=lambda entry: len(entry[1] & missing))
+        recipes.append(recipe)
+        missing -= held
+    return recipes, pairs
+
+
+def test_every_toggle_is_here_or_named() -> None:
+    assert set(VALUES) - {"family"} | ELSEWHERE == set(Recipe.model_fields)
+
+
+def test_every_pair_trains() -> None:
+    recipes, pairs = covering()
+    seen = {value for pair in pairs for value in pair}
+    possible = {(name, option) for name, options in VALUES.items() for option in options}
+    assert possible - seen == {("offload", ("optimizer", "parameters"))}  # a rule forbids the two
+    assert len(pairs) > 1000
+    for recipe in recipes:
+        changed = {name: value for name, value in recipe if value != Recipe.model_fields[name].default}
+        losses = train(recipe, 2).losses
+        assert all(map(math.isfinite, losses)), changed
+        assert losses[0] == pytest.approx(math.log(264), abs=0.25), changed

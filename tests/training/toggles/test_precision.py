@@ -1,0 +1,228 @@
+"""precision and master_weights: dtypes of real tensors, the fp32 copy to the byte, and loss scaling."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.observe.labels import labelled_tensors
+from harness.recipe.recipe import Recipe
+from harness.training.step import Training, train_step
+from tests.support.tiny import ByteObserver, NullObserver, built, same_bits, step, tiny, train, weights
+
+PARAMETERS = 107_840
+"""Of tests/models/llama.json, by hand: embedding and head 2 * 264 * 64 = 33,792; a block: q and o
+2 * 64 * 64, k and v 2 * 32 * 64, MLP 3 * 64 * 128, norms 2 * 64 = 36,992; two blocks and the last
+norm 74,048."""
+TENSORS = 2 + 2 * 9 + 1
+"""Embedding and head; in a block 4 attention, 3 MLP and 2 norm weights; the last norm."""
+
+fp32, bf16, fp16 = torch.float32, torch.bfloat16, torch.float16
+
+
+class Dtypes(NamedTuple):
+    weights: torch.dtype
+    product: torch.dtype
+    gradients: torch.dtype
+    state: torch.dtype
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"precision": "fp32"}, Dtypes(fp32, fp32, fp32, fp32)),
+        ({"precision": "bf16"}, Dtypes(bf16, bf16, bf16, bf16)),
+        ({"precision": "fp16"}, Dtypes(fp16, fp16, fp16, fp16)),
+        ({"precision": "bf16-mixed"}, Dtypes(fp32, bf16, fp32, fp32)),
+        ({"precision": "fp16-mixed"}, Dtypes(fp32, fp16, fp32, fp32)),
+        ({"precision": "bf16", "master_weights": True}, Dtypes(bf16, bf16, bf16, fp32)),
+        ({"precision": "fp16", "master_weights": True}, Dtypes(fp16, fp16, fp16, fp32)),
+    ],
+)
+def test_dtypes(fields: dict[str, Any], expected: Dtypes) -> None:
+    training, batches = built(tiny(**fields))
+    products: set[torch.dtype] = set()
+    for module in training.model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda module, args, output: products.add(output.dtype))
+    gradients: set[torch.dtype] = set()
+
+    def look() -> None:
+        gradients.update(p.grad.dtype for p in training.model.parameters() if p.grad is not None)
+
+    step(training, batches, NullObserver(optimizer_step=look))
+    assert {p.dtype for p in training.model.parameters()} == {expected.weights}
+    assert products == {expected.product}
+    assert gradients == {expected.gradients}
+    state = {t.dtype for t in state_tensors(training) if t.dim() > 0}
+    assert state == {expected.state}
+    assert all(
+        p.dtype == expected.state for group in training.optimizer.param_groups for p in group["params"]
+    )
+
+
+def test_under_autocast_the_frozen_base_stays_as_its_config_declares_it() -> None:
+    model = built(tiny(precision="bf16-mixed", adapter="lora"))[0].model
+    assert {p.dtype for p in model.parameters() if not p.requires_grad} == {bf16}
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {fp32}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_master_weights_take_16_bytes_a_parameter(precision: str) -> None:
+    """2 (weight) + 2 (gradient) + 4 (copy) + 4 + 4 (both moments), on the tensors of the second step."""
+    training, batches = built(tiny(precision=precision, master_weights=True))
+    step(training, batches)
+    moments = [t for t in state_tensors(training) if t.dim() > 0]
+    assert len(moments) == 2 * TENSORS
+    seen: dict[str, int] = {}
+
+    def look() -> None:
+        seen["weights"] = sum(p.nbytes for p in training.model.parameters())
+        seen["gradients"] = sum(p.grad.nbytes for p in training.model.parameters() if p.grad is not None)
+        copies = [p for group in training.optimizer.param_groups for p in group["params"]]
+        seen["copies"] = sum(p.nbytes for p in copies)
+        seen["moments"] = sum(t.nbytes for t in moments)
+        seen["copied gradients"] = sum(p.grad.nbytes for p in copies if p.grad is not None)
+
+    step(training, batches, NullObserver(optimizer_step=look))
+    per_parameter = {name: size / PARAMETERS for name, size in seen.items()}
+    assert per_parameter == {"weights": 2, "gradients": 2, "copies": 4, "moments": 8, "copied gradients": 0}
+
+
+def test_master_weights_are_all_that_is_allocated() -> None:
+    """The same from the tracker's side: it sees each byte that is born, whoever holds it."""
+    observer = ByteObserver()
+    training, batches = built(tiny(precision="bf16", master_weights=True), observer)
+    inv_freq_bytes = 2 * 8 * 4  # the rotary embedding's buffer and its original: 16-wide heads, fp32
+    assert observer.allocated_bytes == (2 + 4) * PARAMETERS + inv_freq_bytes
+    step(training, batches, observer)
+    counters_bytes = 4 * TENSORS  # AdamW counts the steps of each tensor in an fp32 scalar
+    expected = (2 + 4 + 8) * PARAMETERS + counters_bytes + inv_freq_bytes
+    assert observer.allocated_bytes == expected
+    labelled = {t.untyped_storage()._cdata: t.nbytes for _, t in labelled_tensors(training)}
+    assert sum(labelled.values()) == expected
+
+
+def test_master_weights_follow_fp32_more_closely_than_bf16_alone() -> None:
+    """50 steps from the same weights. Without a copy, an update too small for the last bit is lost."""
+    fields = {"learning_rate": 3e-4}
+    start = weights(built(tiny(precision="bf16"))[0])
+    exact = train(tiny(**fields), 50, start={name: weight.float() for name, weight in start.items()})
+    alone = train(tiny(**fields, precision="bf16"), 50)
+    master = train(tiny(**fields, precision="bf16", master_weights=True), 50)
+
+    def distance(losses: list[float]) -> float:
+        return sum(abs(a - b) for a, b in zip(losses, exact.losses, strict=True))
+
+    assert distance(master.losses) < distance(alone.losses)
+
+    def apart(training: Training) -> float:
+        ours, theirs = weights(training), weights(exact.training)
+        return math.sqrt(sum((ours[n].float() - theirs[n]).square().sum().item() for n in theirs))
+
+    assert apart(master.training) < apart(alone.training) / 2
+
+
+@pytest.mark.parametrize("fields", [{}, {"master_weights": True}, {"max_grad_norm": 1.0}])
+def test_fp16_weights_train_with_finite_losses(fields: dict[str, Any]) -> None:
+    training, batches = built(tiny(precision="fp16", **fields))
+    micro_batches, num_tokens = next(batches)
+    losses = [train_step(training, micro_batches, num_tokens, NullObserver()).item() for _ in range(12)]
+    assert all(map(math.isfinite, losses))
+    assert losses[-1] < losses[0] - 0.5
+    assert all(p.isfinite().all() for p in training.model.parameters())
+
+
+SCALED: list[dict[str, Any]] = [
+    {"precision": "fp16"},
+    {"precision": "fp16", "master_weights": True},
+    {"precision": "fp16", "master_weights": True, "offload": ["optimizer"]},
+    {"precision": "fp16-mixed"},
+    {"precision": "fp16-mixed", "optimizer_impl": "fused"},
+    {"precision": "fp16-mixed", "optimizer": "adamw_8bit"},
+    {"precision": "fp16-mixed", "adapter": "lora"},
+    {"precision": "fp16-mixed", "max_grad_norm": 1.0},
+]
+
+
+@pytest.mark.parametrize("fields", SCALED)
+def test_an_infinite_gradient_skips_the_step_and_halves_the_scale(fields: dict[str, Any]) -> None:
+    training, batches = built(tiny(**fields))
+    assert training.scaler is not None
+    step(training, batches)
+    before, state = weights(training), [t.clone() for t in state_tensors(training)]
+    scale = training.scaler.get_scale()
+    victim = next(p for p in training.model.parameters() if p.requires_grad)
+    poison = victim.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([0]), math.inf))
+    loss = step(training, batches)
+    assert loss.isfinite()
+    assert same_bits(weights(training), before)
+    assert all(map(torch.equal, state_tensors(training), state))
+    assert training.scaler.get_scale() == scale / 2
+    poison.remove()
+    step(training, batches)
+    assert not same_bits(weights(training), before)
+    assert training.scaler.get_scale() == scale / 2
+
+
+def test_the_scale_doubles_after_good_steps() -> None:
+    training, batches = built(tiny(precision="fp16-mixed"))
+    assert training.scaler is not None
+    assert training.scaler.get_growth_interval() == 2000  # torch's default: nothing here sets another
+    training.scaler.set_growth_interval(3)
+    scales = []
+    for _ in range(7):
+        step(training, batches)
+        scales.append(training.scaler.get_scale())
+    assert [b / a for a, b in itertools.pairwise([2.0**16, *scales])] == [1, 1, 2, 1, 1, 2, 1]
+
+
+@pytest.mark.parametrize("optimizer_impl", ["foreach", "fused"])
+@pytest.mark.parametrize("fields", [{}, {"adapter": "lora"}])
+def test_clipping_sees_unscaled_gradients(fields: dict[str, Any], optimizer_impl: str) -> None:
+    """SGD at learning rate 1 moves the weights by the gradient that it was given.
+
+    The true norm is about 2, the scaled one 65,536 times that: a limit of 1,000 must change nothing,
+    and a limit of 0.25 must leave a norm of 0.25, not of 0.25 / 65,536.
+    """
+
+    def moved(max_grad_norm: float | None) -> dict[str, Tensor]:
+        clipped = {"max_grad_norm": max_grad_norm, "optimizer_impl": optimizer_impl, **fields}
+        sgd = tiny(precision="fp16-mixed", optimizer="sgd", learning_rate=1.0, **clipped)
+        training, batches = built(sgd)
+        before = weights(training, trained_only=True)
+        step(training, batches)
+        return {name: before[name] - after for name, after in weights(training, trained_only=True).items()}
+
+    true = moved(None)
+    assert 0.5 < norm_of(true) < 1000 < 65_536 * norm_of(true)
+    for name, update in moved(1000.0).items():
+        torch.testing.assert_close(update, true[name], rtol=1e-5, atol=1e-7, msg=name)
+    assert norm_of(moved(0.25)) == pytest.approx(0.25, rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+def test_nothing_is_scaled_without_fp16(precision: str) -> None:
+    assert built(tiny(precision=precision))[0].scaler is None
+
+
+def test_the_loss_of_fp16_mixed_is_that_of_fp32_to_its_precision() -> None:
+    """Scaling is undone: 10 steps stay within fp16's rounding of the losses in fp32."""
+
+    def losses(**fields: Any) -> list[float]:
+        return train(Recipe(**{**tiny().model_dump(), **fields}), 10).losses
+
+    assert losses(precision="fp16-mixed") == pytest.approx(losses(), rel=2e-3)
+
+
+def state_tensors(training: Training) -> list[Tensor]:
+    return [t for state in training.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+
+
+def norm_of(tensors: dict[str, Tensor]) -> float:
+    return math.sqrt(sum(tensor.double().square().sum().item() for tensor in tensors.values()))

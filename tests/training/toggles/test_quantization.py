@@ -1,0 +1,304 @@
+"""quantization, double_quant and upcast_for_kbit: which weights are stored how, by name and dtype."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import bitsandbytes as bnb
+import pytest
+import torch
+from bitsandbytes.functional import dequantize_4bit
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from harness.errors import InputError
+from harness.observe.labels import model_tensors
+from harness.recipe.recipe import Recipe
+from harness.training.model import build_model
+from tests.support.tiny import CPU, MODELS, ByteObserver, built, tiny, train, weights
+
+ATTENTION = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
+LINEAR = {
+    "llama": [*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
+    "gpt2": ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"],
+    "pythia": ["attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"],
+    "mixtral": ATTENTION,
+    "gemma2": [*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
+}
+BLOCKS = dict.fromkeys(LINEAR, "model.layers") | {"gpt2": "transformer.h", "pythia": "gpt_neox.layers"}
+FAMILIES = list(LINEAR)
+BITS = {"nf4": 4, "fp4": 4, "int8": 8}
+
+
+def quantized_recipe(family: str, quantization: str, **fields: Any) -> Recipe:
+    defaults = {"precision": "bf16", "adapter": "lora", "lora_targets": [LINEAR[family][0].split(".")[-1]]}
+    attention = "eager" if family == "gemma2" else "sdpa"
+    return tiny(family, quantization=quantization, **(defaults | {"attention": attention} | fields))
+
+
+def base_of(recipe: Recipe) -> nn.Module:
+    return build_model(recipe, CPU).get_base_model()
+
+
+def stored(model: nn.Module) -> dict[str, torch.dtype]:
+    """Dtype of every weight of the base by the name it has without an adapter."""
+    named = {name.replace(".base_layer", ""): p.dtype for name, p in model.named_parameters()}
+    return {name: dtype for name, dtype in named.items() if "lora_" not in name}
+
+
+@pytest.mark.parametrize("weights_from", ["random", "pretrained"])
+@pytest.mark.parametrize("quantization", ["nf4", "fp4", "int8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_linear_layer_but_the_head(
+    family: str, quantization: str, weights_from: str, tmp_path: Path
+) -> None:
+    recipe = quantized_recipe(family, quantization)
+    if weights_from == "pretrained":
+        recipe = pretrained(recipe, checkpoint(recipe, tmp_path))
+    small = torch.int8 if quantization == "int8" else torch.uint8
+    expected = {f"{BLOCKS[family]}.{i}.{name}.weight" for i in range(2) for name in LINEAR[family]}
+    if family == "mixtral" and quantization != "int8":  # bitsandbytes has no 8 bit for expert weights
+        experts = "model.layers.{}.mlp.experts.parametrizations.{}_proj.original"
+        expected |= {experts.format(i, name) for i in range(2) for name in ("gate_up", "down")}
+    dtypes = stored(base_of(recipe))
+    assert {name for name, dtype in dtypes.items() if dtype == small} == expected
+    assert {dtype for name, dtype in dtypes.items() if name not in expected} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "fp4", "int8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_head_is_a_plain_linear_layer(family: str, quantization: str) -> None:
+    head = base_of(quantized_recipe(family, quantization)).get_output_embeddings()  # type: ignore[operator]
+    assert (type(head), head.weight.dtype) == (nn.Linear, torch.bfloat16)
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "fp4"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16-mixed"])
+def test_the_4_bit_type_and_the_dtype_of_its_products(quantization: str, precision: str) -> None:
+    model = base_of(quantized_recipe("llama", quantization, precision=precision))
+    layers = [m for m in model.modules() if isinstance(m, bnb.nn.Linear4bit)]
+    assert len(layers) == 2 * 7
+    assert {layer.weight.quant_state.quant_type for layer in layers} == {quantization}
+    compute = torch.float16 if precision == "fp16" else torch.bfloat16
+    assert {layer.compute_dtype for layer in layers} == {compute}
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "fp4"])
+def test_four_bits_a_weight_and_a_scale_for_64(quantization: str) -> None:
+    """A block's scale is 4 bytes, or with double_quant 1, and 4 for each 256 blocks (Dettmers 2023, 3)."""
+    for double_quant in (False, True):
+        layer = base_of(quantized_recipe("llama", quantization, double_quant=double_quant)).get_submodule(
+            "model.layers.0.mlp.up_proj"
+        )
+        state = layer.weight.quant_state
+        assert layer.weight.nbytes == 64 * 128 // 2
+        assert state.nested == double_quant
+        assert state.absmax.dtype == (torch.uint8 if double_quant else torch.float32)
+        assert state.absmax.numel() == 64 * 128 // 64
+        if double_quant:
+            assert (state.state2.absmax.dtype, state.state2.absmax.numel()) == (torch.float32, 1)
+        else:
+            assert state.state2 is None
+
+
+def test_double_quant_of_experts() -> None:
+    experts = base_of(quantized_recipe("mixtral", "nf4", double_quant=True)).get_submodule(
+        "model.layers.0.mlp.experts"
+    )
+    state = experts.parametrizations.gate_up_proj[0].quant_state  # type: ignore[union-attr,index]
+    assert (state.nested, state.quant_type, state.absmax.dtype) == (True, "nf4", torch.uint8)
+
+
+def test_the_labels_of_a_profile_see_the_scales() -> None:
+    """Each byte of the model is some labelled tensor's: weights, buffers, scales and code tables."""
+    for quantization in BITS:
+        observer = ByteObserver()
+        training, _ = built(quantized_recipe("mixtral", quantization, lora_targets=["q_proj"]), observer)
+        seen = {
+            t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in model_tensors(training.model)
+        }
+        assert sum(seen.values()) == observer.allocated_bytes, quantization
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_buffers_are_those_of_a_model_that_was_never_on_meta(family: str) -> None:
+    """Not saved, not in a config: a rotary embedding's frequencies must be computed again."""
+    quantized = dict(base_of(quantized_recipe(family, "nf4")).named_buffers())
+    plain = dict(build_model(quantized_recipe(family, "none"), CPU).get_base_model().named_buffers())
+    assert quantized.keys() == plain.keys()
+    assert all(torch.equal(quantized[name], plain[name]) for name in plain)
+    assert bool(plain) == (family != "gpt2")
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "fp4", "int8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_weights_have_the_configured_spread(family: str, quantization: str) -> None:
+    """0.02 is transformers' default initializer_range; 4 bits in blocks of 64 keep the spread to a few %."""
+    model = base_of(quantized_recipe(family, quantization))
+    layers = [m for m in model.modules() if isinstance(m, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt)]
+    assert len(layers) == 2 * len(LINEAR[family])
+    experts = [m for m in model.modules() if hasattr(m, "parametrizations")]
+    assert len(experts) == (2 if family == "mixtral" and quantization != "int8" else 0)
+    expert_weights = [getattr(module, name).float() for module in experts for name in module.parametrizations]
+    for values in [*map(values_of, layers), *expert_weights]:
+        assert values.std().item() == pytest.approx(0.02, rel=0.06)
+        assert abs(values.mean().item()) < 0.002
+
+
+def values_of(layer: Any) -> Tensor:
+    """What a quantized layer's weight stands for, by bitsandbytes' own inverse or int8's definition."""
+    if isinstance(layer, bnb.nn.Linear4bit):
+        return dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
+    return layer.weight.CB.float() * layer.weight.SCB[:, None] / 127
+
+
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    # int8 leaves a mixture's experts, nearly all of it, in 16 bit
+    [(f, q) for f in FAMILIES for q in ("nf4", "int8") if (f, q) != ("mixtral", "int8")],
+)
+def test_building_holds_one_weight_in_16_bit(family: str, quantization: str, tmp_path: Path) -> None:
+    """Twelve blocks: at its peak, setup holds what stays and the 16- and 32-bit values of one weight."""
+    config = json.loads((MODELS / f"{family}.json").read_text())
+    depth = "n_layer" if family == "gpt2" else "num_hidden_layers"
+    (tmp_path / "config.json").write_text(json.dumps(config | {depth: 12}))
+    recipe = quantized_recipe(family, quantization, model=str(tmp_path / "config.json"))
+    observer = ByteObserver()
+    with observer.phase("setup"):
+        model = build_model(recipe, CPU)
+    sizes = [p.numel() for p in build_model(without_quantization(recipe), CPU).parameters()]
+    one_weight_bytes = (2 + 4) * max(sizes)
+    assert 2 * sum(sizes) > observer.allocated_bytes + one_weight_bytes  # or this could not fail
+    assert observer.peak_bytes["setup"] <= observer.allocated_bytes + one_weight_bytes
+    assert model.training
+
+
+HALF_A_STEP = {"nf4": (1 - 0.6961928) / 2, "fp4": (1 - 2 / 3) / 2, "int8": 0.5 / 127}
+
+
+@pytest.mark.parametrize("quantization", HALF_A_STEP)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_is_quantized_to_the_nearest_value(
+    family: str, quantization: str, tmp_path: Path
+) -> None:
+    """The error is at most half the widest gap between two values of the type, in units of the scale.
+
+    nf4's widest gap is from -1 to -0.6961928 (Dettmers 2023, appendix E), fp4's between 2/3 and 1, each
+    times the largest of 64 weights; int8's is 1/127 of the largest in the row.
+    """
+    recipe = quantized_recipe(family, quantization)
+    folder = checkpoint(recipe, tmp_path)
+    original = dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).named_parameters())
+    model = base_of(pretrained(recipe, folder))
+    layers = {
+        name.replace(".base_layer", ""): module
+        for name, module in model.named_modules()
+        if isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt)
+    }
+    assert len(layers) == 2 * len(LINEAR[family])
+    for name, layer in layers.items():
+        weight = original[f"{name}.weight"].float()
+        if family == "gpt2":  # its Conv1D keeps (in, out)
+            weight = weight.T
+        groups = weight.shape if quantization == "int8" else (-1, 64)
+        scale = weight.reshape(groups).abs().amax(1, keepdim=True)
+        error = (values_of(layer) - weight).reshape(groups).abs()
+        rounding = 2**-8 * scale  # the inverse returns bf16
+        assert (error <= HALF_A_STEP[quantization] * scale + rounding).all(), name
+        assert error.max() > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_checkpoint_gives_the_logits_it_gives_transformers(family: str, tmp_path: Path) -> None:
+    recipe = quantized_recipe(family, "none", adapter="none", lora_targets="all-linear")
+    folder = checkpoint(recipe, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    input_ids = torch.arange(32).reshape(2, 16)
+    ours = build_model(pretrained(recipe, folder), CPU).eval()
+    assert torch.equal(ours(input_ids=input_ids).logits, theirs.eval()(input_ids=input_ids).logits)
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "fp4", "int8"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+def test_a_quantized_checkpoint_computes_with_the_values_it_stores(
+    family: str, quantization: str, tmp_path: Path
+) -> None:
+    """The same logits as a plain model that holds the dequantized values; int8 rounds activations too."""
+    precision = "bf16" if quantization == "int8" else "fp32"
+    recipe = quantized_recipe(family, quantization, precision=precision)
+    folder = checkpoint(recipe, tmp_path)
+    # in training mode: for inference, on a processor with AVX512-BF16, bitsandbytes multiplies in bf16
+    quantized = build_model(pretrained(recipe, folder), CPU).train()
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    for name, module in quantized.get_base_model().named_modules():
+        if isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt):
+            weight = plain.get_parameter(f"{name.replace('.base_layer', '')}.weight")
+            values = values_of(module)
+            weight.data.copy_(values.T if family == "gpt2" else values)
+        elif hasattr(module, "parametrizations"):
+            for parameter in module.parametrizations:
+                plain.get_parameter(f"{name}.{parameter}").data.copy_(getattr(module, parameter))
+    input_ids = torch.arange(32).reshape(2, 16)
+    ours, theirs = quantized(input_ids=input_ids).logits, plain(input_ids=input_ids).logits
+    apart = (ours - theirs).float().norm() / theirs.float().norm()
+    assert apart < (0.02 if quantization == "int8" else 1e-5)
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_upcast_for_kbit(quantization: str, precision: str) -> None:
+    """Embedding, norms and head in fp32, as peft prepares them; the quantized layers as they were."""
+    dtypes = stored(
+        base_of(quantized_recipe("llama", quantization, precision=precision, upcast_for_kbit=True))
+    )
+    small = torch.int8 if quantization == "int8" else torch.uint8
+    assert {name for name, dtype in dtypes.items() if dtype != small} == {
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+        *(
+            f"model.layers.{i}.{norm}_layernorm.weight"
+            for i in range(2)
+            for norm in ("input", "post_attention")
+        ),
+    }
+    assert set(dtypes.values()) == {small, torch.float32}
+
+
+@pytest.mark.parametrize("fields", [{}, {"upcast_for_kbit": True, "gradient_checkpointing": True}])
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_the_adapter_trains(family: str, quantization: str, fields: dict[str, Any]) -> None:
+    recipe = quantized_recipe(family, quantization, **fields)
+    start = built(recipe)[0]
+    trained, losses = train(recipe, 2)
+    before, after = weights(start), weights(trained)
+    adapter = {name for name in before if "lora_" in name}
+    assert {name for name in before if not torch.equal(before[name], after[name])} == adapter
+    assert len(adapter) == 2 * 2
+    assert all(loss == pytest.approx(5.576, abs=0.2) for loss in losses)  # ln 264: random weights
+
+
+def test_a_name_without_weights_is_not_pretrained() -> None:
+    recipe = Recipe(model="tiny-llama-bytes", weights="pretrained")
+    with pytest.raises(InputError, match="tiny-llama-bytes is a config without weights"):
+        build_model(recipe, CPU)
+
+
+def without_quantization(recipe: Recipe) -> Recipe:
+    return Recipe(**{**recipe.model_dump(), "quantization": "none", "adapter": "none"})
+
+
+def checkpoint(recipe: Recipe, folder: Path) -> Path:
+    """A checkpoint that transformers itself made and saved, with weights of its own."""
+    torch.manual_seed(11)
+    config = AutoConfig.for_model(**json.loads(Path(recipe.model).read_text()))
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def pretrained(recipe: Recipe, folder: Path) -> Recipe:
+    return Recipe(**{**recipe.model_dump(), "model": str(folder), "weights": "pretrained"})
