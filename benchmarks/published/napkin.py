@@ -11,8 +11,9 @@ from harness.napkin.memory.liveness import Backward, forward_peak
 from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.model.layers import head_matrix
 from harness.napkin.prediction import estimate
-from harness.napkin.tape.blocks import cross_entropy, mlp, new_tape
+from harness.napkin.tape.blocks import mlp, new_tape
 from harness.napkin.tape.linear import linear
+from harness.napkin.tape.loss import cross_entropy
 from harness.napkin.tape.ops import norm
 from harness.napkin.tape.tape import Tape, Tensor, saved_storages, total_bytes
 from harness.recipe.fields import Precision

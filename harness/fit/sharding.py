@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.errors import InputError
-from harness.napkin import Memory, Snapshot, Timing
+from harness.napkin import Memory, Moment, Timing
 
 STRATEGIES = ("model parallel", "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 / FSDP", "hybrid sharding")
 GPUS_PER_NODE = 8
@@ -88,7 +88,7 @@ def _sharded(memory: Memory, strategy: str, gpus: int, group: int) -> Sharded:
     sizes = memory.sizes
     whole = States(sizes.parameter_bytes, sizes.gradient_bytes, sizes.device_state)
     states = model_states(strategy, whole, gpus, group)
-    peak = max(_at(memory, s, strategy, states, whole, gpus) for s in memory.snapshots[1:])
+    peak = max(_at(memory, s, strategy, states, whole, gpus) for s in memory.moments[1:])
     sent, exposed = _traffic(memory, strategy, gpus, group)
     link = sizes.hardware.datasheet.gpu_link.value
     computing = Timing(sizes).phases
@@ -97,7 +97,7 @@ def _sharded(memory: Memory, strategy: str, gpus: int, group: int) -> Sharded:
     return Sharded(strategy, states, peak, sent, sent / link, exposed_s, OVERLAP[strategy])
 
 
-def _at(memory: Memory, moment: Snapshot, strategy: str, states: States, whole: States, gpus: int) -> float:
+def _at(memory: Memory, moment: Moment, strategy: str, states: States, whole: States, gpus: int) -> float:
     """A moment of the step with the states divided. Sharded parameters are whole while they are used: the
     weights outside the blocks, and two blocks (the one in use and the next)."""
     sizes = memory.sizes

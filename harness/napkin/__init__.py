@@ -1,13 +1,13 @@
 """Answer one: closed form, every term named. It needs no torch."""
 
 from harness.napkin.derivation.text import render
-from harness.napkin.memory.moments import Memory, Snapshot, required_bytes
+from harness.napkin.memory.moments import Memory, Moment, required_bytes
 from harness.napkin.prediction import derive, estimate, predict, profile
 from harness.napkin.timing import Timing
 
 __all__ = [
     "Memory",
-    "Snapshot",
+    "Moment",
     "Timing",
     "derive",
     "estimate",

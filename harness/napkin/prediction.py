@@ -10,7 +10,7 @@ from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.napkin.derivation.activations import derive_terms
 from harness.napkin.derivation.model_states import Term
-from harness.napkin.memory.moments import Memory, Snapshot, memory_of, required_bytes
+from harness.napkin.memory.moments import Memory, Moment, memory_of, required_bytes
 from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.timing import Timing
 from harness.recipe import Recipe
@@ -82,7 +82,7 @@ def largest_tensors(memory: Memory, count: int = 8) -> list[Allocation]:
         )
         for w in [*sizes.outer, *sizes.in_blocks]
     ]
-    stages = [*([] if sizes.recipe.gradient_checkpointing else sizes.stages.blocks), sizes.stages.loss]
+    stages = [*(s for s in sizes.stages.blocks if not s.checkpointed), sizes.stages.loss]
     found += [
         Allocation(
             size_bytes=t.size_bytes * stage.count,
@@ -113,7 +113,7 @@ def _memory_stats(memory: Memory) -> MemoryStats:
         ),
         host_bytes=sizes.host_bytes,
         cuda_context_bytes=sizes.hardware.calibration.cuda_context_bytes,
-        setup_peak_allocated_bytes=memory.snapshots[0].total_bytes + sizes.quantizing_bytes,
+        setup_peak_allocated_bytes=memory.moments[0].total_bytes + sizes.quantizing_bytes,
         first_step_peak_allocated_bytes=_first_step_peak(memory),
     )
 
@@ -121,22 +121,20 @@ def _memory_stats(memory: Memory) -> MemoryStats:
 def _first_step_peak(memory: Memory) -> int:
     """As in a steady step, but moments are born in the optimizer step."""
     sizes = memory.sizes
-    unborn = (
-        0 if sizes.optimizer.on_host or sizes.recipe.optimizer_in_backward else sizes.optimizer.state_bytes
-    )
-    return max(s.total_bytes - (0 if s.phase == "optimizer_step" else unborn) for s in memory.snapshots[1:])
+    unborn = 0 if sizes.optimizer.on_host or sizes.optimizer.in_backward else sizes.optimizer.state_bytes
+    return max(m.total_bytes - (0 if m.phase == "optimizer_step" else unborn) for m in memory.moments[1:])
 
 
-def _phase_name(snapshot: Snapshot) -> str:
-    return "backward" if snapshot.phase == "loss" else snapshot.phase
+def _phase_name(moment: Moment) -> str:
+    return "backward" if moment.phase == "loss" else moment.phase
 
 
 def _phase_stats(memory: Memory, timing: Timing, name: str) -> PhaseStats:
-    moments = [s for s in memory.snapshots[1:] if _phase_name(s) == name]
+    moments = [m for m in memory.moments[1:] if _phase_name(m) == name]
     phase = timing.phases[name]
     return PhaseStats(
         time_s=TimeStats(median=phase.seconds),
-        peak_allocated_bytes=max((s.total_bytes for s in moments), default=None),
+        peak_allocated_bytes=max((m.total_bytes for m in moments), default=None),
         allocated_at_end_bytes=end_of(memory, name),
         flops=phase.flops,
         bytes_moved=phase.bytes_moved,
@@ -145,15 +143,14 @@ def _phase_stats(memory: Memory, timing: Timing, name: str) -> PhaseStats:
 
 def end_of(memory: Memory, phase: str) -> int | None:
     """Bytes on the device when a phase of the last micro batch ends; None for data."""
-    sizes, last = memory.sizes, memory.snapshots[-1]
-    settled = last.inputs + last.other + sizes.device_state + sizes.device_parameters("optimizer_step")
+    sizes, last = memory.sizes, memory.moments[-1]
+    settled = last.inputs + last.other + sizes.device_state + sizes.device_parameters()
     recipe = sizes.recipe
-    freed = recipe.optimizer_in_backward or "parameters" in recipe.offload
-    gradients = 0 if freed else sizes.gradient_bytes
+    gradients = 0 if sizes.optimizer.in_backward or recipe.parameters_on_host else sizes.gradient_bytes
     if phase == "forward":
-        kept = sizes.pinned if sizes.offloads_activations else sizes.kept_in_forward
+        kept = sizes.kept_by_ctx if recipe.activations_on_host else sizes.kept_in_forward
         return settled + kept + sizes.earlier_gradients
-    return {"backward": settled + gradients + sizes.pinned, "optimizer_step": settled}.get(phase)
+    return {"backward": settled + gradients + sizes.kept_by_ctx, "optimizer_step": settled}.get(phase)
 
 
 def _step_stats(timing: Timing) -> StepStats:

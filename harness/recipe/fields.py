@@ -156,6 +156,36 @@ class Fields(BaseModel):
         return self.compute_dtype == "fp16"
 
     @property
+    def trains_base(self) -> bool:
+        """Whether the model's own weights are trained."""
+        return self.adapter == "none"
+
+    @property
+    def four_bit(self) -> bool:
+        """Whether the frozen base is stored in 4 bit."""
+        return self.quantization in ("nf4", "fp4")
+
+    @property
+    def flash_package(self) -> bool:
+        """Whether a flash-attn package computes attention, whatever torch would choose."""
+        return self.attention.startswith("flash_attention")
+
+    @property
+    def activations_on_host(self) -> bool:
+        """Whether what backward needs waits in host memory."""
+        return "activations" in self.offload
+
+    @property
+    def parameters_on_host(self) -> bool:
+        """Whether the model lives in host memory, and the optimizer with it."""
+        return "parameters" in self.offload
+
+    @property
+    def optimizer_on_host(self) -> bool:
+        """Whether the optimizer steps in host memory: alone, or with the parameters."""
+        return "optimizer" in self.offload or self.parameters_on_host
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens (padding included) one optimizer step consumes."""
         return self.micro_batch_size * self.seq_len * self.gradient_accumulation_steps

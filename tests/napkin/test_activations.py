@@ -139,9 +139,7 @@ def test_checkpointing_keeps_one_block_input_a_layer(tmp_path):
     recipe = recipe_for(tmp_path, "llama", gradient_checkpointing=True)
     memory = napkin(recipe)
     # batch 2 x seq 24 x hidden 64 in bf16, for each of 3 layers
-    assert (
-        sum(memory.sizes.block_kept(s) * s.count for s in memory.sizes.stages.blocks) == 3 * 2 * 24 * 64 * 2
-    )
+    assert sum(s.kept_until_backward * s.count for s in memory.sizes.stages.blocks) == 3 * 2 * 24 * 64 * 2
 
 
 def test_sdpa_without_a_fused_kernel_keeps_scores_in_fp32(tmp_path):
@@ -196,10 +194,10 @@ def test_logits_and_loss_take_two_four_four_and_four_bytes_a_token_and_word(tmp_
     backward log-probabilities, their gradient, and the gradient of the logits (4V each)."""
     recipe = recipe_for(tmp_path, "llama", config={"vocab_size": 50_000})
     words = 2 * 24 * 50_000
-    largest = {s.phase: s.activations + s.temporaries for s in napkin(recipe).snapshots[:-1]}
-    forward = [s for s in napkin(recipe).snapshots if s.phase == "forward"][-1]
+    largest = {s.phase: s.activations + s.temporaries for s in napkin(recipe).moments[:-1]}
+    forward = [s for s in napkin(recipe).moments if s.phase == "forward"][-1]
     assert forward.activations + forward.temporaries == pytest.approx((2 + 4 + 4) * words, rel=0.03)
     assert largest["loss"] == pytest.approx((4 + 4 + 4) * words, rel=0.03)
-    fused = napkin(recipe.model_copy(update={"loss": "fused_linear"})).snapshots[:-1]
+    fused = napkin(recipe.model_copy(update={"loss": "fused_linear"})).moments[:-1]
     # chunks about as large as the hidden states, and the head's gradient made in forward
     assert max(s.activations + s.temporaries for s in fused) < 50_000 * 64 * 2 + 2**20 < largest["loss"] / 2

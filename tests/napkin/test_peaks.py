@@ -122,7 +122,7 @@ def test_what_int8_products_keep_is_neither_recomputed_nor_offloaded(tmp_path, c
     shape = napkin(recipe).sizes.built.shape
     layers, hidden, inner = shape.layers, shape.hidden, shape.intermediate
     # inputs of q, k, v; of o; of gate, up; of down
-    assert napkin(recipe).sizes.pinned == rows * (layers * (3 * hidden + inner) - first * hidden)
+    assert napkin(recipe).sizes.kept_by_ctx == rows * (layers * (3 * hidden + inner) - first * hidden)
     for phase in ("forward", "backward"):
         peaks = (answer.phases[phase].peak_allocated_bytes for answer in (estimate, simulated))
         assert next(peaks) == pytest.approx(next(peaks), rel=0.01), phase

@@ -189,7 +189,7 @@ def test_activations_of_a_gpt_layer_are_those_of_korthikanti_et_al(batch, seq):
     assert block.kept == s * b * h * 34 + 5 * a * s * s * b + s * b * 2 * 2 * 4
     checkpointed = estimate(recipe.model_copy(update={"gradient_checkpointing": True}), A100, GPT)
     # table 2, full recomputation: 2·s·b·h
-    assert checkpointed.sizes.block_kept(checkpointed.sizes.stages.blocks[-1]) == 2 * s * b * h
+    assert checkpointed.sizes.stages.blocks[-1].kept_until_backward == 2 * s * b * h
 
 
 def test_full_fine_tuning_in_bf16_with_foreach_adamw_peaks_at_five_times_the_weights():
@@ -375,7 +375,7 @@ def test_the_terms_of_a_section_add_up(name):
     assert sums["Kept for backward by the loss"] == sizes.stages.loss.kept
     if "Kept for backward by one block" in sums:
         assert sums["Kept for backward by one block"] == sizes.stages.blocks[-1].kept
-    assert sums["Kept for backward"] == sum(sizes.block_kept(s) * s.count for s in sizes.stages.blocks)
+    assert sums["Kept for backward"] == sum(s.kept_until_backward * s.count for s in sizes.stages.blocks)
 
 
 def test_a_line_can_be_redone_by_hand():

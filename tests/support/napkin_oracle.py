@@ -140,9 +140,9 @@ def peaks_by_phase(recipe: Recipe, steps: int = 2) -> dict[str, int]:
 def predicted_peaks(memory: Memory) -> dict[str, int]:
     """The same from napkin, without the cuBLAS workspaces that a CPU has not."""
     peaks: dict[str, int] = {}
-    for snapshot in memory.snapshots[1:]:
-        phase = "backward" if snapshot.phase == "loss" else snapshot.phase
-        peaks[phase] = max(peaks.get(phase, 0), snapshot.total_bytes - snapshot.other)
+    for moment in memory.moments[1:]:
+        phase = "backward" if moment.phase == "loss" else moment.phase
+        peaks[phase] = max(peaks.get(phase, 0), moment.total_bytes - moment.other)
     return peaks
 
 

@@ -29,24 +29,23 @@ def block_terms(sizes: Sizes) -> list[Term]:
     """What one block keeps for backward, tensor by tensor, then all blocks."""
     stage = sizes.stages.blocks[-1]
     layers = sizes.built.shape.layers
-    if sizes.recipe.gradient_checkpointing and stage.entering is not None:
-        one = stage.entering
+    if one := stage.input_kept:
         formula, size = f"{layers} layers × [{_formula(stage.tape, one)}]", layers * one.size_bytes
         terms = [Term("Kept for backward", "block inputs (checkpointing)", formula, size, "arXiv 1604.06174")]
-        if stage.pinned:
-            what, formula = "inputs of int8 products", f"{layers} layers × {stage.pinned:,} B"
+        if stage.kept_by_ctx:
+            what, formula = "inputs of int8 products", f"{layers} layers × {stage.kept_by_ctx:,} B"
             source = "MatMul8bitLt's ctx.tensors, which checkpointing does not reach"
-            terms.append(Term("Kept for backward", what, formula, layers * stage.pinned, source))
+            terms.append(Term("Kept for backward", what, formula, layers * stage.kept_by_ctx, source))
         section = "One block, computed again in backward"
         return terms + _kept_terms(section, stage)
     section = "Kept for backward by one block"
     terms = _kept_terms(section, stage)
-    total = sum(sizes.block_kept(s) * s.count for s in sizes.stages.blocks)
+    total = sum(s.kept_until_backward * s.count for s in sizes.stages.blocks)
     first = sizes.stages.blocks[0]
     formula = f"{layers} layers × {stage.kept:,} B"
     if first.kept != stage.kept:
         formula = f"{layers - 1} × {stage.kept:,} B + {first.kept:,} B (the first, whose input is frozen)"
-    where = "in host memory" if sizes.offloads_activations else "sum of the lines above"
+    where = "in host memory" if sizes.recipe.activations_on_host else "sum of the lines above"
     return [*terms, Term("Kept for backward", "all blocks", formula, total, where)]
 
 
@@ -96,15 +95,17 @@ def loss_terms(memory: Memory) -> list[Term]:
     stages = memory.sizes.stages
     tape = stages.loss.tape
     terms = _kept_terms("Kept for backward by the loss", stages.loss)
-    if memory.sizes.recipe.loss == "fused_linear":
+    if fused := stages.head.fused:
         source = "arXiv 2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py"
-        terms.append(
-            Term("Loss", "gradients made in forward", "hidden states + head", stages.fused_loss_bytes, source)
-        )
-        return [*terms, Term("Loss", "one chunk of logits", "chunk·V", stages.fused_temporary_bytes, source)]
-    held = next(s for s in memory.snapshots if s.phase == "forward" and s.where.startswith("loss"))
+        made = "gradients made in forward"
+        return [
+            *terms,
+            Term("Loss", made, "hidden states + head", fused.gradient_bytes, source),
+            Term("Loss", "one chunk of logits", "chunk·V", fused.temporary_bytes, source),
+        ]
+    *_, held = (m for m in memory.moments if m.phase == "forward")
     logits = f"logits and their fp32 copy beside the hidden states, {tape.elements('B S'):,} tokens"
-    backward = next(s for s in memory.snapshots if s.phase == "loss")
+    backward = next(m for m in memory.moments if m.phase == "loss")
     return [
         *terms,
         Term("Loss", "held at the end of forward", logits, held.temporaries, HUGGING_FACE_LOSS),
@@ -120,8 +121,8 @@ def loss_terms(memory: Memory) -> list[Term]:
 
 def other_terms(sizes: Sizes) -> list[Term]:
     """Inputs, tables, masks, workspaces; and beyond the allocator, the CUDA context."""
-    recipe, hardware = sizes.recipe, sizes.hardware
-    micro, tokens = recipe.gradient_accumulation_steps, recipe.micro_batch_size * recipe.seq_len
+    hardware, micro = sizes.hardware, sizes.micro_batches
+    tokens = sizes.stages.loss.tape.elements("T")
     terms = [
         Term(
             "Other",

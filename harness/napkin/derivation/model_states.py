@@ -9,7 +9,10 @@ from harness.napkin.dtypes import SIZES
 from harness.napkin.memory.sizes import Sizes
 from harness.napkin.model.weights import Weight, buffer_bytes
 
-BITSANDBYTES = "arXiv 2305.14314, section 3; bitsandbytes.functional.quantize_4bit"
+QUANTIZED = {
+    **dict.fromkeys(("nf4", "fp4"), "arXiv 2305.14314, section 3; bitsandbytes.functional.quantize_4bit"),
+    "int8": "arXiv 2208.07339; bitsandbytes.functional.int8_vectorwise_quant",
+}
 
 
 @dataclass(frozen=True)
@@ -25,27 +28,19 @@ class Term:
 
 def parameter_terms(sizes: Sizes) -> list[Term]:
     """Weights: rows · columns × bytes of the dtype, times the layers that have one."""
-    terms = [_weight_term(sizes, w) for w in sizes.outer]
+    terms = [Term("Parameters", w.name, w.formula, w.total_bytes, _weight_source(w)) for w in sizes.outer]
     in_blocks = sizes.in_blocks
-    base = [w for w in in_blocks if not _is_adapter(w)]
+    base = [w for w in in_blocks if not w.adapter]
     mlp = [w for w in base if w.matrix and w.name.startswith("mlp")]
     terms += _group_terms(sizes, "attention projections", [w for w in base if w.matrix and w not in mlp])
     terms += _group_terms(sizes, "MLP projections", mlp)
     terms += _group_terms(sizes, "norms and biases", [w for w in base if not w.matrix])
-    terms += _group_terms(sizes, "adapters", [w for w in in_blocks if _is_adapter(w)])
+    terms += _group_terms(sizes, "adapters", [w for w in in_blocks if w.adapter])
     buffers = buffer_bytes(sizes.built)
     if buffers:
         formula = f"2·{sizes.built.shape.rotary_dim // 2} × 4 B"
         terms.append(Term("Parameters", "buffers", formula, buffers, "rotary frequencies, arXiv 2104.09864"))
     return terms
-
-
-def _is_adapter(weight: Weight) -> bool:
-    return weight.name.rpartition(".")[2] in ("lora_A", "lora_B", "ia3")
-
-
-def _weight_term(sizes: Sizes, weight: Weight) -> Term:
-    return Term("Parameters", weight.name, weight.formula, weight.total_bytes, _weight_source(weight))
 
 
 def _group_terms(sizes: Sizes, name: str, members: Sequence[Weight]) -> list[Term]:
@@ -64,11 +59,9 @@ def _group_terms(sizes: Sizes, name: str, members: Sequence[Weight]) -> list[Ter
 
 
 def _weight_source(weight: Weight) -> str:
-    if weight.dtype in ("nf4", "fp4"):
-        return BITSANDBYTES
-    if weight.dtype == "int8":
-        return "arXiv 2208.07339; bitsandbytes.functional.int8_vectorwise_quant"
-    if _is_adapter(weight):
+    if weight.dtype in QUANTIZED:
+        return QUANTIZED[weight.dtype]
+    if weight.adapter:
         return "arXiv 2106.09685 (LoRA: rank · (inputs + outputs)), 2205.05638 (IA3: one scale a feature)"
     return "the config's sizes"
 
@@ -80,7 +73,7 @@ def gradient_terms(sizes: Sizes) -> list[Term]:
         f"{sum(w.elements * w.count for w in sizes.trained if w.dtype == dtype):,} × {SIZES[dtype]} B"
         for dtype in dict.fromkeys(w.dtype for w in sizes.trained)
     )
-    note = "one by one: freed as each is stepped" if sizes.recipe.optimizer_in_backward else ".grad of every"
+    note = "one by one: freed as each is stepped" if sizes.optimizer.in_backward else ".grad of every"
     return [
         Term(
             "Gradients",
@@ -94,40 +87,18 @@ def gradient_terms(sizes: Sizes) -> list[Term]:
 
 def optimizer_terms(sizes: Sizes) -> list[Term]:
     """Moments, master copies, and what the step needs for a moment."""
-    recipe, optimizer = sizes.recipe, sizes.optimizer
+    optimizer = sizes.optimizer
     count = sum(w.elements * w.count for w in sizes.trained)
     where = " (in host memory)" if optimizer.on_host else ""
-    per_weight = f"{optimizer.state_bytes / count:.4g} B × {count:,}" if count else "0"
-    source = "torch/optim" if optimizer.state_bytes else "no state"
-    if recipe.optimizer.endswith("_8bit") or recipe.optimizer.startswith("paged"):
-        source = "arXiv 2110.02861; bitsandbytes/optim/optimizer.py"
-    terms = [Term("Optimizer", f"{recipe.optimizer} state{where}", per_weight, optimizer.state_bytes, source)]
-    if optimizer.copy_bytes:
-        formula = f"{count:,} × {optimizer.copy_bytes // count} B"
-        terms.append(
-            Term(
-                "Optimizer",
-                f"copy that is stepped{where}",
-                formula,
-                optimizer.copy_bytes,
-                "arXiv 1710.03740, 3.1",
-            )
-        )
-    if optimizer.paged_bytes:
-        formula = f"{optimizer.paged_bytes / count:.4g} B × {count:,}"
-        terms.append(
-            Term(
-                "Optimizer",
-                "paged state (unified memory)",
-                formula,
-                optimizer.paged_bytes,
-                "arXiv 2305.14314, 3",
-            )
-        )
-    if optimizer.step_temporary_bytes and not optimizer.on_host:
-        size = optimizer.step_temporary_bytes
-        name = f"temporary of a {recipe.optimizer_impl} step"
-        terms.append(
-            Term("Optimizer", name, f"{size / count:.4g} B × {count:,}", size, "torch/optim/adam.py")
-        )
-    return terms
+    temporary = 0 if optimizer.on_host else optimizer.step_temporary_bytes
+    rows = [
+        (f"{optimizer.title} state{where}", optimizer.state_bytes, optimizer.source),
+        (f"copy that is stepped{where}", optimizer.copy_bytes, "arXiv 1710.03740, 3.1"),
+        ("paged state (unified memory)", optimizer.paged_bytes, "arXiv 2305.14314, 3"),
+        (f"temporary of a {optimizer.implementation} step", temporary, "torch/optim/adam.py"),
+    ]
+    return [
+        Term("Optimizer", name, f"{size / count:.4g} B × {count:,}" if count else "0", size, source)
+        for i, (name, size, source) in enumerate(rows)
+        if size or i == 0
+    ]

@@ -7,20 +7,13 @@ from collections.abc import Iterator
 from harness.hardware import arithmetic_intensity, machine_balance
 from harness.napkin.derivation.activations import derive_terms
 from harness.napkin.derivation.model_states import Term
-from harness.napkin.memory.moments import Memory, Snapshot, required_bytes
+from harness.napkin.memory.moments import Memory, Moment, required_bytes
+from harness.napkin.tape.attention import described
+from harness.napkin.tape.dims import DIMS
 from harness.napkin.timing import Timing
 
 GIB = 2**30
-_SYMBOLS = (
-    ("B", "micro batch"),
-    ("S", "sequence"),
-    ("H", "hidden"),
-    ("N", "query heads"),
-    ("G", "key-value heads"),
-    ("D", "head dimension"),
-    ("I", "MLP"),
-    ("V", "vocabulary"),
-)
+_SHOWN_DIMS = ("BSHN", "GDIV")
 _PARTS = ("parameters", "gradients", "optimizer_state", "activations", "temporaries", "inputs", "other")
 _ADVICE = {
     "compute": "compute bound: faster matrix units or fewer FLOPs would help",
@@ -40,13 +33,9 @@ def _heading(name: str, memory: Memory) -> Iterator[str]:
     tape, shape = sizes.stages.loss.tape, sizes.built.shape
     model = f"{sizes.recipe.model}, {shape.layers} {shape.family} layers"
     yield f"{name} on {sizes.hardware.datasheet.title}: {model}"
-    yield "  " + ", ".join(
-        f"{symbol} = {tape.sizes[symbol]:,} ({meaning})" for symbol, meaning in _SYMBOLS[:4]
-    )
-    yield "  " + ", ".join(
-        f"{symbol} = {tape.sizes[symbol]:,} ({meaning})" for symbol, meaning in _SYMBOLS[4:]
-    )
-    yield f"  attention: {sizes.recipe.attention}, kernel: {sizes.stages.blocks[0].tape.attention_kernel}"
+    for letters in _SHOWN_DIMS:
+        yield "  " + ", ".join(f"{d} = {tape.sizes[d]:,} ({DIMS[d].meaning})" for d in letters)
+    yield "  " + described(sizes.built, sizes.stages.blocks[0].tape.attention_kernel)
 
 
 def _terms(memory: Memory) -> Iterator[str]:
@@ -72,10 +61,10 @@ def _term(term: Term) -> Iterator[str]:
 def _phases(memory: Memory) -> Iterator[str]:
     yield ""
     yield f"{'Memory by phase, GiB':<46} {'total':>8} " + " ".join(f"{_short(part):>9}" for part in _PARTS)
-    rows: dict[str, Snapshot] = {}
-    for snapshot in memory.snapshots:
-        if snapshot.phase not in rows or snapshot.total_bytes > rows[snapshot.phase].total_bytes:
-            rows[snapshot.phase] = snapshot
+    rows: dict[str, Moment] = {}
+    for moment in memory.moments:
+        if moment.phase not in rows or moment.total_bytes > rows[moment.phase].total_bytes:
+            rows[moment.phase] = moment
     for row in rows.values():
         marker = " <- peak" if row is memory.peak else ""
         place = f"  {_phase_title(row.phase)} ({row.where})"[:46]

@@ -14,37 +14,44 @@ from dataclasses import dataclass, field
 from harness.napkin.tape.tape import Op, Tensor, saved_storages
 
 
-@dataclass
-class Moment:
-    """The largest amount of memory alive at once, and what it was."""
+@dataclass(frozen=True)
+class StagePeak:
+    """The most memory that a stage has alive at once, by what it is, and the operator that ran then."""
 
-    size_bytes: int = 0
-    where: str = ""
-    parts: dict[str, int] = field(default_factory=dict)
-    """kept for backward, gradients of activations, gradients of weights, temporaries; in bytes."""
+    op: Op | None = None
+    kept: int = 0
+    """For backward."""
+    gradients: int = 0
+    """Of activations."""
+    weight_gradients: int = 0
+    temporaries: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self.kept + self.gradients + self.weight_gradients + self.temporaries
 
 
-def forward_peak(ops: Sequence[Op], elsewhere: Sequence[Tensor] = (), *, keeps: bool = True) -> Moment:
+def forward_peak(ops: Sequence[Op], elsewhere: Sequence[Tensor] = (), *, keeps: bool = True) -> StagePeak:
     """The peak while `ops` run: what is kept so far, results not read yet, and the operator's own.
 
     `elsewhere` are tensors that the caller counts. Without `keeps` nothing outlives its last reader, as in
-    the first forward pass under gradient checkpointing, but what is pinned.
+    the first forward pass under gradient checkpointing, but what the ctx keeps.
     """
     apart = {id(t.storage) for t in elsewhere}
     last_read = {id(t.storage): i for i, op in enumerate(ops) for t in (*op.inputs, *op.holds)}
     alive: dict[int, int] = {}
     kept: set[int] = set()
-    peak = Moment()
+    peak = StagePeak()
     for i, op in enumerate(ops):
         for t in op.outputs:
             alive[id(t.storage)] = t.storage.size_bytes
         saved_now = {id(t.storage): t.storage.size_bytes for t in op.saved if id(t.storage) not in apart}
         alive.update(saved_now)
-        kept.update(saved_now if keeps else (id(t.storage) for t in op.pinned))
+        kept.update(saved_now if keeps else (id(t.storage) for t in op.kept_by_ctx))
         now = sum(alive.values()) + op.forward_temporary_bytes
         if now > peak.size_bytes:
             saved = sum(alive[key] for key in kept)
-            peak = Moment(now, op.name, {"kept for backward": saved, "temporaries": now - saved})
+            peak = StagePeak(op, saved, temporaries=now - saved)
         alive = {key: size for key, size in alive.items() if key in kept or last_read.get(key, -1) > i}
     return peak
 
@@ -72,9 +79,11 @@ class Backward:
     """Bytes that stepping a weight needs, for each byte of its gradient (with frees_weight_gradients)."""
     in_flight: int | None = None
     """With offloaded activations: how many kept tensors are on the device ahead of their use."""
-    peak: Moment = field(default_factory=Moment)
+    compiled: bool = False
+    """Fused kernels keep no gradient of what they pass through."""
+    peak: StagePeak = field(default_factory=StagePeak)
 
-    def run(self, compiled: bool = False) -> Moment:
+    def run(self) -> StagePeak:
         """The peak, from the moment the last operator's output has its gradient."""
         self._gradients: dict[int, _Gradient] = {}
         self._live = 0
@@ -82,17 +91,17 @@ class Backward:
         users = Counter(id(t.storage) for op in self.ops for t in op.saved)
         elsewhere = {id(t.storage) for t in self.elsewhere}
         kept = {id(t): t.size_bytes for t in saved_storages(self.ops) if id(t) not in elsewhere}
-        pinned = {id(t.storage) for op in self.ops for t in op.pinned}
+        in_ctx = {id(t.storage) for op in self.ops for t in op.kept_by_ctx}
         last = self.ops[-1].outputs[0]
         self._give(last, _Gradient(last.size_bytes))
         for position in range(len(self.ops) - 1, -1, -1):
             op = self.ops[position]
             given = [self._gradients.pop(id(t), None) for t in op.outputs]
             if any(given):
-                self._visit(op, [g for g in given if g], self._on_device(kept, position), compiled)
+                self._visit(op, [g for g in given if g], self._on_device(kept, position))
             for t in op.saved:
                 users[id(t.storage)] -= 1
-                if not users[id(t.storage)] and id(t.storage) not in pinned:
+                if not users[id(t.storage)] and id(t.storage) not in in_ctx:
                     kept.pop(id(t.storage), None)
         return self.peak
 
@@ -106,30 +115,27 @@ class Backward:
             )
         return sum(near.values())
 
-    def _visit(self, op: Op, given: list[_Gradient], kept: int, compiled: bool) -> None:
+    def _visit(self, op: Op, given: list[_Gradient], kept: int) -> None:
         inputs = [t for t in op.inputs if t.grad]
         if op.passes_gradient:
-            made = [
-                given[0] if t.size_bytes == given[0].size_bytes else self._new(t, compiled) for t in inputs
-            ]
+            made = [given[0] if t.size_bytes == given[0].size_bytes else self._new(t) for t in inputs]
         else:
-            made = [self._new(t, compiled) for t in inputs]
+            made = [self._new(t) for t in inputs]
         fresh = sum(g.size_bytes for g in made if g.holders == 0 and g not in given)
         weight = op.weight_gradient_bytes
         stepping = int(weight * self.step_temporary) if self.frees_weight_gradients else 0
         temporary = max(op.backward_temporary_bytes, stepping)
-        self._note(op.name, kept, self._live + fresh, self._weights + weight, temporary)
+        self._note(op, kept, self._live + fresh, self._weights + weight, temporary)
         if not (self.accumulates or self.frees_weight_gradients):
             self._weights += weight
         for t, gradient in zip(inputs, made, strict=True):
             self._give(t, gradient)
         for gradient in given:
             self._drop(gradient)
-        self._note(op.name, kept, self._live, self._weights, 0)
+        self._note(op, kept, self._live, self._weights, 0)
 
-    def _new(self, t: Tensor, compiled: bool) -> _Gradient:
-        # a compiled backward keeps no gradient of what its fused kernels pass through
-        return _Gradient(0 if compiled and t.sources else t.size_bytes)
+    def _new(self, t: Tensor) -> _Gradient:
+        return _Gradient(0 if self.compiled and t.sources else t.size_bytes)
 
     def _give(self, t: Tensor, gradient: _Gradient) -> None:
         if gradient.holders == 0:
@@ -155,13 +161,7 @@ class Backward:
         if gradient.holders == 0:
             self._live -= gradient.size_bytes
 
-    def _note(self, name: str, kept: int, gradients: int, weights: int, temporary: int) -> None:
-        total = kept + gradients + weights + temporary
-        if total > self.peak.size_bytes:
-            parts = {
-                "kept for backward": kept,
-                "gradients of activations": gradients,
-                "gradients of weights": weights,
-                "temporaries": temporary,
-            }
-            self.peak = Moment(total, name, parts)
+    def _note(self, op: Op, kept: int, gradients: int, weights: int, temporary: int) -> None:
+        self.peak = max(
+            self.peak, StagePeak(op, kept, gradients, weights, temporary), key=lambda peak: peak.size_bytes
+        )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from harness.hardware import Work
 from harness.napkin.dtypes import SIZES
 from harness.napkin.model.weights import Weight
-from harness.recipe import Recipe
+from harness.recipe import BITSANDBYTES_OPTIMIZERS, Recipe
 
 MIN_8BIT_ELEMENTS = 4096
 MIN_PAGED_ELEMENTS = 100_000
@@ -36,6 +36,10 @@ STATES = {
 class OptimizerMemory:
     """Bytes the optimizer holds on the device and on the host, and the most its step adds."""
 
+    title: str
+    """Of the optimizer and of its implementation: for people alone."""
+    implementation: str
+    source: str
     state_bytes: int
     copy_bytes: int
     """Copies of the trained weights that are stepped in their place (master weights, offload)."""
@@ -43,6 +47,10 @@ class OptimizerMemory:
     """State in unified memory, which the allocator does not see and the driver moves as needed."""
     step_temporary_bytes: int
     on_host: bool
+    in_backward: bool
+    """Each weight is stepped as its gradient arrives, and the gradient freed."""
+    in_backward_share: float
+    """What that step needs, for each byte of the gradient."""
     gradient_dtype: str | None
     """With a stepped copy: the dtype the gradients are cast to as they are taken."""
 
@@ -58,15 +66,22 @@ def optimizer_memory(recipe: Recipe, trained: Sequence[Weight]) -> OptimizerMemo
     paged = sum(w.count * paged_bytes(recipe, w) for w in trained)
     if recipe.optimizer.endswith("_8bit") and any(_is_8bit(recipe, w) for w in trained):
         state += TABLE_BYTES * STATES[recipe.optimizer]
-    copies = recipe.master_weights or "optimizer" in recipe.offload
+    on_host, bitsandbytes = recipe.optimizer_on_host, recipe.optimizer in BITSANDBYTES_OPTIMIZERS
+    copies = recipe.master_weights or (on_host and not recipe.parameters_on_host)
+    source = "arXiv 2110.02861; bitsandbytes/optim/optimizer.py" if bitsandbytes else "torch/optim"
     return OptimizerMemory(
+        title=recipe.optimizer,
+        implementation=recipe.optimizer_impl,
+        source=source if bitsandbytes or state > paged else "no state",
         state_bytes=state - paged,
         copy_bytes=sum(w.count * w.elements * SIZES[stepped_dtype(recipe, w)] for w in trained)
         if copies
         else 0,
         paged_bytes=paged,
         step_temporary_bytes=step_temporary_bytes(recipe, trained),
-        on_host=bool({"optimizer", "parameters"} & set(recipe.offload)),
+        on_host=on_host,
+        in_backward=recipe.optimizer_in_backward,
+        in_backward_share=_in_backward_share(recipe),
         gradient_dtype="fp32" if recipe.master_weights else None,
     )
 
@@ -117,6 +132,13 @@ def step_temporary_bytes(recipe: Recipe, trained: Sequence[Weight]) -> int:
     if recipe.optimizer_impl == "for_loop":
         return needed * max((size for size, _ in sizes), default=0)
     return sum(size * count for size, count in sizes)
+
+
+def _in_backward_share(recipe: Recipe) -> float:
+    """As step_temporary_bytes, for one tensor: foreach has lists of one."""
+    if recipe.optimizer_impl == "fused" or recipe.optimizer not in ("adamw", "adafactor"):
+        return 0.0
+    return 2.0 if recipe.optimizer == "adamw" and recipe.optimizer_impl == "for_loop" else 1.0
 
 
 def step_work(recipe: Recipe, trained: Sequence[Weight]) -> list[Work]:

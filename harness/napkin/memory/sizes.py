@@ -12,7 +12,7 @@ from harness.napkin.dtypes import SIZES
 from harness.napkin.memory.optimizer import OptimizerMemory, optimizer_memory
 from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.model.weights import block_weights, buffer_bytes, outer_weights
-from harness.napkin.tape.stages import Stage, Stages, build_stages
+from harness.napkin.tape.stages import Stages, build_stages
 from harness.napkin.tape.tape import total_bytes
 
 
@@ -41,54 +41,40 @@ class Sizes:
     def quantizing_bytes(self) -> int:
         """In setup, the largest layer is on the device in full precision while it is quantized."""
         made = SIZES[self.built.made_dtype]
-        quantized = (w.elements for w in self.in_blocks if w.dtype in ("nf4", "fp4", "int8"))
+        quantized = (w.elements for w in self.in_blocks if w.quantized)
         return max(quantized, default=0) * made
 
     @cached_property
     def input_bytes(self) -> int:
-        """All micro batches of a step: ids and labels (int64), and what packing adds to them."""
-        recipe = self.recipe
-        rows, tokens = recipe.micro_batch_size, recipe.micro_batch_size * recipe.seq_len
-        one = 2 * tokens * SIZES["int64"]
-        if recipe.packing:
-            one += tokens * SIZES["int64"]  # position_ids
-            if not recipe.attention.startswith("flash_attention"):
-                mask = "bool" if recipe.attention == "sdpa" else self.stages.masks[0].dtype
-                one += rows * recipe.seq_len**2 * SIZES[mask]
-        return one * recipe.gradient_accumulation_steps
+        """What all micro batches of a step bring."""
+        return total_bytes(self.stages.batch) * self.micro_batches
+
+    @property
+    def micro_batches(self) -> int:
+        """Of one optimizer step."""
+        return self.recipe.gradient_accumulation_steps
 
     @cached_property
     def mask_bytes(self) -> int:
-        """Attention masks made in forward; a packed batch brings its own."""
-        return 0 if self.recipe.packing else total_bytes(self.stages.masks)
+        """Attention masks made in forward."""
+        return total_bytes(self.stages.masks)
 
     @cached_property
     def table_bytes(self) -> int:
         return total_bytes(self.stages.tables)
 
-    @property
-    def offloads_activations(self) -> bool:
-        return "activations" in self.recipe.offload
-
-    def device_parameters(self, moment: str) -> int:
-        """Parameters on the device: all; with them offloaded, those in use and those expected next.
-
-        The embeddings leave once read; the head is there throughout forward; blocks come in twos
-        (harness/training/toggles/offload_parameters.py).
-        """
-        if "parameters" not in self.recipe.offload:
+    def device_parameters(self, *, outer: bool = False, head: bool = False, blocks: int = 0) -> int:
+        """Parameters on the device: all; with them offloaded, those in use and those expected next: all that
+        is outside the blocks, or of that the head, and some blocks (harness/training/toggles/offload_parameters.py)."""
+        if not self.recipe.parameters_on_host:
             return self.parameter_bytes
-        outer = sum(w.total_bytes for w in self.outer)
-        block = sum(w.size_bytes for w in self.in_blocks)
-        head = self.built.shape.vocab * self.built.shape.hidden * SIZES[self.built.loose_dtype]
-        here = {
-            "embedding": outer + block,
-            "forward": head + 2 * block,
-            "forward loss": head,
-            "logits": head + block,
-            "backward": 2 * block,
-        }
-        return buffer_bytes(self.built) + here.get(moment, 0)
+        around = sum(w.total_bytes for w in self.outer) if outer else head * self.head_bytes
+        return buffer_bytes(self.built) + around + blocks * sum(w.size_bytes for w in self.in_blocks)
+
+    @property
+    def head_bytes(self) -> int:
+        """The weight of the output head, which tied embeddings share."""
+        return self.built.shape.vocab * self.built.shape.hidden * SIZES[self.built.loose_dtype]
 
     @property
     def device_state(self) -> int:
@@ -103,15 +89,15 @@ class Sizes:
         """What is offloaded to host memory, each part at its largest; without unified (paged) memory."""
         optimizer, parts = self.optimizer, {}
         if optimizer.on_host:
-            if "parameters" in self.recipe.offload:
+            if self.recipe.parameters_on_host:
                 parts["parameters"] = self.parameter_bytes
             parts["gradients"] = sum(
                 w.count * w.elements * SIZES[optimizer.gradient_dtype or w.dtype] for w in self.trained
             )
             parts["optimizer state"] = optimizer.state_bytes + optimizer.copy_bytes
             parts["the optimizer's temporaries"] = optimizer.step_temporary_bytes
-        if self.offloads_activations:
-            parts["activations"] = self.kept_in_forward - self.pinned
+        if self.recipe.activations_on_host:
+            parts["activations"] = self.kept_in_forward - self.kept_by_ctx
         return parts
 
     @property
@@ -122,27 +108,21 @@ class Sizes:
     @cached_property
     def kept_in_forward(self) -> int:
         """What the whole forward pass keeps for backward, wherever it is."""
-        blocks = sum(self.block_kept(stage) * stage.count for stage in self.stages.blocks)
-        loss = self.stages.loss.kept + self.stages.fused_loss_bytes
-        return self.table_bytes + self.kept_mask_bytes + self.stages.embedding.kept + blocks + loss
+        stages = self.stages
+        blocks = sum(stage.kept_until_backward * stage.count for stage in stages.blocks)
+        around = stages.embedding.kept + stages.loss.kept + self.fused_loss_bytes
+        return self.table_bytes + total_bytes(stages.kept_masks) + blocks + around
 
     @property
-    def pinned(self) -> int:
+    def fused_loss_bytes(self) -> int:
+        """Of that, gradients that a fused loss has computed already."""
+        fused = self.stages.head.fused
+        return fused.gradient_bytes if fused else 0
+
+    @property
+    def kept_by_ctx(self) -> int:
         """Of that, what stays on the device in any case."""
-        return sum(stage.pinned * stage.count for stage in self.stages.blocks)
-
-    @property
-    def kept_mask_bytes(self) -> int:
-        """A compiled model keeps the one mask that all its blocks add; else each block keeps its copy."""
-        shared = self.recipe.compile and self.recipe.attention == "sdpa"
-        return total_bytes(self.stages.masks) if shared else 0
-
-    def block_kept(self, stage: Stage) -> int:
-        """What a block keeps from forward to backward: everything, or with checkpointing its input and
-        what checkpointing does not reach."""
-        if self.recipe.gradient_checkpointing and stage.entering is not None:
-            return stage.entering.size_bytes + stage.pinned
-        return stage.kept
+        return sum(stage.kept_by_ctx * stage.count for stage in self.stages.blocks)
 
     @property
     def cached_casts(self) -> int:
@@ -150,19 +130,15 @@ class Sizes:
 
         Without checkpointing the graph holds them, and they are counted as kept.
         """
-        if not self.recipe.gradient_checkpointing:
-            return 0
-        return sum(stage.tape.weight_cast_bytes * stage.count for stage in self.stages.blocks)
+        blocks = (stage for stage in self.stages.blocks if stage.checkpointed)
+        return sum(stage.tape.weight_cast_bytes * stage.count for stage in blocks)
 
     @property
     def earlier_gradients(self) -> int:
         """Gradients of earlier micro batches."""
-        offloaded = "parameters" in self.recipe.offload
-        return self.gradient_bytes if self.recipe.gradient_accumulation_steps > 1 and not offloaded else 0
+        return self.gradient_bytes if self.micro_batches > 1 and not self.recipe.parameters_on_host else 0
 
     @property
     def tied_bytes(self) -> int:
         """The gradient of a trained weight that is both embeddings and head; it is made in two parts."""
-        shape = self.built.shape
-        tied = shape.tied and self.built.trains_base
-        return shape.vocab * shape.hidden * SIZES[self.built.loose_dtype] if tied else 0
+        return self.head_bytes if self.built.shape.tied and self.built.trains_base else 0

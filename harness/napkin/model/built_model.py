@@ -47,7 +47,7 @@ class BuiltModel:
     @property
     def trains_base(self) -> bool:
         """Whether the model's own weights are trained."""
-        return self.recipe.adapter == "none"
+        return self.recipe.trains_base
 
     @property
     def made_dtype(self) -> str:
@@ -69,21 +69,23 @@ class BuiltModel:
         """The dtype autocast runs matrix products in; None without autocast."""
         return self.recipe.compute_dtype if self.recipe.mixed else None
 
-    @property
-    def four_bit(self) -> bool:
-        return self.recipe.quantization in ("nf4", "fp4")
-
-    def quantized(self, matrix: Matrix) -> bool:
-        """Whether bitsandbytes stores `matrix`. Stacked experts are quantized to 4 bit only."""
+    def quantized(self, matrix: Matrix) -> str | None:
+        """The format bitsandbytes stores `matrix` in: nf4, fp4 or int8; None if it does not. Stacked experts
+        are quantized to 4 bit only."""
         if self.recipe.quantization == "none" or matrix.name in ("lm_head", "embed_tokens"):
-            return False
-        return self.four_bit or ".experts." not in matrix.name
+            return None
+        return self.recipe.quantization if self.recipe.four_bit or not matrix.stacked else None
+
+    @property
+    def scales_quantized(self) -> bool:
+        """Whether the scales of 4-bit blocks are quantized as well."""
+        return self.recipe.double_quant
 
     @cached_property
     def adapted(self) -> dict[str, AdapterKind]:
         """The adapter on each layer that has one, by name. Raises InputError for a missing target."""
         recipe, family = self.recipe, self.shape.family
-        if recipe.adapter == "none":
+        if recipe.trains_base:
             return {}
         targets = recipe.lora_targets
         inside = [*attention_matrices(self.shape), *mlp_matrices(self.shape)]
@@ -116,7 +118,7 @@ class BuiltModel:
         """What peft 0.21 makes of all-linear in a mixture: what was linear before transformers 5."""
         if not self.shape.experts:
             return {}
-        if self.four_bit:  # their parameter is hidden behind a parametrization
+        if self.recipe.four_bit:  # their parameter is hidden behind a parametrization
             raise InputError(
                 "lora_targets: all-linear: experts stored in 4 bit cannot be adapted; "
                 "set lora_targets: [q_proj, k_proj, v_proj, o_proj]."
@@ -129,12 +131,19 @@ class BuiltModel:
         bare = [router_matrix(self.shape), *expert_matrices(self.shape)]
         return {m.name: "lora_parameter" for m in bare}
 
+    @property
+    def adapter_rank(self) -> int:
+        """LoRA's rank."""
+        return self.recipe.lora_rank
+
+    @property
+    def adapter_dropout(self) -> float:
+        """The probability that an input of LoRA's A is dropped."""
+        return self.recipe.lora_dropout
+
     def adapter_ranks(self, matrix: Matrix) -> int:
-        """Columns of LoRA's A: the rank, for each expert apart, and twice for the gate and up it fuses."""
-        rank = self.recipe.lora_rank
-        if ".experts." in matrix.name:
-            rank *= self.shape.experts * (2 if "gate_up" in matrix.name else 1)
-        return rank
+        """Columns of LoRA's A: the rank, for each expert apart, and for each matrix that is fused with it."""
+        return self.adapter_rank * matrix.parts * matrix.fused
 
     def adapter_dtype(self, matrix: Matrix) -> str:
         """The dtype of the adapter weights on `matrix`.
@@ -146,7 +155,7 @@ class BuiltModel:
             return "fp32"
         if not self.quantized(matrix):
             return self.loose_dtype
-        return self.recipe.compute_dtype if self.four_bit else "fp32"
+        return self.recipe.compute_dtype if self.recipe.four_bit else "fp32"
 
     def block_matrices(self) -> list[Matrix]:
         """Linear layers and stacked experts of one block."""

@@ -17,6 +17,15 @@ class Matrix(NamedTuple):
     inputs: int
     outputs: int
     bias: bool = False
+    stacked: int = 0
+    """How many of a mixture's experts are stacked in it; 0: it is no stack."""
+    fused: int = 1
+    """How many matrices stand side by side in each of those."""
+
+    @property
+    def parts(self) -> int:
+        """Matrices it is made of, one an expert."""
+        return max(1, self.stacked)
 
     @property
     def elements(self) -> int:
@@ -81,8 +90,16 @@ def expert_matrices(shape: ModelShape) -> list[Matrix]:
     if not shape.experts:
         return []
     return [
-        Matrix("mlp.experts.gate_up_proj", shape.hidden, shape.experts * 2 * shape.intermediate),
-        Matrix("mlp.experts.down_proj", shape.intermediate, shape.experts * shape.hidden),
+        Matrix(
+            "mlp.experts.gate_up_proj",
+            shape.hidden,
+            shape.experts * 2 * shape.intermediate,
+            stacked=shape.experts,
+            fused=2,
+        ),
+        Matrix(
+            "mlp.experts.down_proj", shape.intermediate, shape.experts * shape.hidden, stacked=shape.experts
+        ),
     ]
 
 

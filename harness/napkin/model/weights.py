@@ -39,11 +39,18 @@ class Weight:
     """Two or more dimensions: optimizers factor these only."""
     stacked: int = 1
     """Matrices that are stacked in one tensor: a mixture's experts."""
+    adapter: bool = False
+    """Added by peft."""
 
     @property
     def elements(self) -> int:
         """Elements of one tensor."""
         return self.rows * self.columns
+
+    @property
+    def quantized(self) -> bool:
+        """Stored in a format that has no element of a whole number of bytes, or scales beside them."""
+        return self.dtype not in SIZES
 
     @property
     def total_bytes(self) -> int:
@@ -78,8 +85,9 @@ def block_weights(built: BuiltModel) -> list[Weight]:
     result: list[Weight] = []
     for matrix in built.block_matrices():
         plain = _plain(matrix, dtype, base, shape.layers)
-        stored = _quantized(built, matrix) if built.quantized(matrix) else plain
-        result.append(replace(stored, stacked=shape.experts if ".experts." in matrix.name else 1))
+        storage = built.quantized(matrix)
+        stored = _quantized(built, matrix, storage) if storage else plain
+        result.append(replace(stored, stacked=matrix.parts))
         if matrix.bias:
             result.append(_vector(f"{matrix.name}.bias", matrix.outputs, dtype, base, shape.layers))
         result += _adapter_weights(built, matrix, shape.layers)
@@ -110,26 +118,17 @@ def quantized_bytes(elements: int, quantization: str, double_quant: bool, rows: 
     return -(-elements // 2) + 4 * 16 + maxima
 
 
-def _quantized(built: BuiltModel, matrix: Matrix) -> Weight:
-    recipe = built.recipe
-    size = quantized_bytes(matrix.elements, recipe.quantization, recipe.double_quant, matrix.outputs)
+def _quantized(built: BuiltModel, matrix: Matrix, storage: str) -> Weight:
+    size = quantized_bytes(matrix.elements, storage, built.scales_quantized, matrix.outputs)
     n = f"{matrix.outputs:,}·{matrix.inputs:,}"
-    if recipe.quantization == "int8":
+    if storage == "int8":
         formula = f"{n} × 1 B + {matrix.outputs:,} × 4 B scales"
-    elif recipe.double_quant:
+    elif built.scales_quantized:
         formula = f"{n} × (1/2 + 1/64 + 4/(64·256)) B + 1,092 B of tables"
     else:
         formula = f"{n} × (1/2 + 4/64) B + 64 B of tables"
-    return Weight(
-        matrix.name,
-        matrix.outputs,
-        matrix.inputs,
-        recipe.quantization,
-        size,
-        False,
-        built.shape.layers,
-        formula,
-    )
+    layers = built.shape.layers
+    return Weight(matrix.name, matrix.outputs, matrix.inputs, storage, size, False, layers, formula)
 
 
 def _plain(matrix: Matrix, dtype: str, trained: bool, count: int = 1) -> Weight:
@@ -149,16 +148,13 @@ def _adapter_weights(built: BuiltModel, matrix: Matrix, count: int) -> list[Weig
     kind = built.adapted.get(matrix.name)
     if kind is None:
         return []
+    name, rank = matrix.name, built.adapter_ranks(matrix)
+    if kind == "ia3":
+        added = [Matrix(f"{name}.ia3", 1, matrix.outputs)]
+    elif kind == "ia3_feedforward":
+        added = [Matrix(f"{name}.ia3", matrix.inputs, 1)]
+    else:
+        a = Matrix(f"{name}.lora_A", matrix.inputs, rank)
+        added = [a, Matrix(f"{name}.lora_B", rank, matrix.outputs // matrix.parts)]
     dtype = built.adapter_dtype(matrix)
-    if kind.startswith("lora"):
-        rank, experts = built.adapter_ranks(matrix), built.shape.experts if ".experts." in matrix.name else 1
-        a = Matrix(f"{matrix.name}.lora_A", matrix.inputs, rank)
-        b = Matrix(f"{matrix.name}.lora_B", rank, matrix.outputs // experts)
-        return [_plain(a, dtype, True, count), _plain(b, dtype, True, count)]
-    size = matrix.inputs if kind == "ia3_feedforward" else matrix.outputs
-    scale = (
-        Matrix(f"{matrix.name}.ia3", size, 1)
-        if kind == "ia3_feedforward"
-        else Matrix(f"{matrix.name}.ia3", 1, size)
-    )
-    return [_plain(scale, dtype, True, count)]
+    return [replace(_plain(m, dtype, True, count), adapter=True) for m in added]

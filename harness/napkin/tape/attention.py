@@ -1,10 +1,11 @@
 """Attention as operators on a tape: which kernel runs, and what each keeps of B·N·S² scores or of none.
 
-Dims: B batch, S sequence, N query heads, G key-value heads, D head dimension.
+Letters of dims: napkin/tape/dims.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from harness.errors import InputError
@@ -33,7 +34,7 @@ def choose_kernel(built: BuiltModel, dtype: str, *, masked: bool, compute_capabi
             "set attention: eager."
         )
     half = dtype in ("bf16", "fp16")
-    if attention.startswith("flash_attention"):
+    if built.recipe.flash_package:
         return "flash"
     widest = {9: 256, 10: 128}.get(int(compute_capability), 0)
     fits_cudnn = shape.head_dim <= widest and shape.head_dim % 8 == 0
@@ -45,6 +46,39 @@ def choose_kernel(built: BuiltModel, dtype: str, *, masked: bool, compute_capabi
     if grouped or (dtype == "bf16" and compute_capability < 8):
         return "math"
     return "efficient"
+
+
+def described(built: BuiltModel, kernel: str) -> str:
+    """What the recipe asks for and what runs, for people."""
+    return f"attention: {built.recipe.attention}, kernel: {kernel}"
+
+
+def given_masks(tape: Tape, built: BuiltModel, x: Tensor) -> list[Tensor]:
+    """The mask that a batch of packed documents brings: eager's is added, sdpa's bool, flash needs none."""
+    if built.recipe.flash_package:
+        return []
+    return [tape.tensor("mask", "M S S", "bool" if built.recipe.attention == "sdpa" else x.dtype)]
+
+
+def masks_read(tape: Tape, built: BuiltModel, x: Tensor, given: Sequence[Tensor] | None) -> list[Tensor]:
+    """The masks that blocks read: eager's additive ones, sdpa's bool one for a window or packed documents.
+
+    `given`: those of packed documents, None without packing. A compiled model has one always: while it is
+    traced, masking_utils.py cannot leave sdpa's out.
+    """
+    recipe, shape = built.recipe, built.shape
+    if recipe.flash_package:
+        return []
+    if recipe.attention == "eager":
+        two_kinds = shape.family == "gemma2" and given is None  # of layers, with a window and without
+        return [tape.tensor("mask", "M S S", x.dtype) for _ in range(1 + two_kinds)]
+    if tape.compiled:
+        return [tape.tensor("mask", "M S S", tape.autocast or x.dtype)]
+    if given is not None:
+        return list(given)
+    window = shape.sliding_window if shape.sliding_layers else None
+    # every row has the same mask, kept once
+    return [tape.tensor("mask", "S S", "bool")] if window and window < recipe.seq_len else []
 
 
 def attention(
@@ -61,7 +95,7 @@ def attention(
         tape.attention_kernel = "eager"
         return _written_out(tape, built, q, k, v, mask, softmax_dtype="fp32")
     # sdpa is on autocast's 16-bit list; the flash packages take 16 bit only, and transformers casts to it
-    if built.recipe.attention.startswith("flash_attention") and not tape.autocast:
+    if built.recipe.flash_package and not tape.autocast:
         half = built.recipe.compute_dtype
         q, k, v = (cast(tape, t, half) for t in (q, k, v))
     q, k, v = (under_autocast(tape, t) for t in (q, k, v))

@@ -1,56 +1,25 @@
 """Each family's transformer block, embedding and head, written as operators on a tape.
 
-Dims: B batch, S sequence, H hidden, Q = N·D query width, K = G·D key-value width, W = Q + 2K, I the MLP's
-inner width, J = 2I, V vocabulary, R LoRA's rank, O rotated dimensions, E experts, P token-expert pairs,
-M rows of an attention mask. Follows transformers 5.23, models/*/modeling_*.py.
+What the letters of dims stand for is in napkin/tape/dims.py. Follows transformers 5.23, models/*/modeling_*.py.
 """
 
 from __future__ import annotations
 
 from harness.napkin.dtypes import SIZES
 from harness.napkin.model.built_model import BuiltModel
-from harness.napkin.model.layers import (
-    Matrix,
-    attention_matrices,
-    embedding_matrix,
-    head_matrix,
-    mlp_matrices,
-)
+from harness.napkin.model.layers import Matrix, attention_matrices, embedding_matrix, mlp_matrices
 from harness.napkin.tape.attention import attention
+from harness.napkin.tape.dims import DIMS
 from harness.napkin.tape.experts import experts
 from harness.napkin.tape.linear import linear
-from harness.napkin.tape.ops import activate, add, cast, dropout, multiply, norm, rotate, scale
+from harness.napkin.tape.ops import activate, add, dropout, multiply, norm, rotate, scale
 from harness.napkin.tape.tape import Tape, Tensor
 
 
 def new_tape(built: BuiltModel) -> Tape:
     """An empty tape for this model and recipe, one micro batch."""
-    recipe, shape = built.recipe, built.shape
-    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    sizes = {
-        "B": recipe.micro_batch_size,
-        "S": recipe.seq_len,
-        "H": shape.hidden,
-        "N": shape.heads,
-        "G": shape.kv_heads,
-        "D": shape.head_dim,
-        "Q": query,
-        "K": key,
-        "W": query + 2 * key,
-        "I": shape.intermediate,
-        "J": 2 * shape.intermediate,
-        "V": shape.vocab,
-        "R": recipe.lora_rank,
-        "O": shape.rotary_dim,
-        "E": shape.experts,
-        "P": recipe.micro_batch_size * recipe.seq_len * shape.experts_per_token,
-        "T": recipe.micro_batch_size * recipe.seq_len,
-        "X": shape.experts_per_token,
-        "M": recipe.micro_batch_size,
-        # shifting a single row leaves a view of the row with one label more
-        "L": recipe.micro_batch_size * recipe.seq_len + (recipe.micro_batch_size == 1),
-    }
-    return Tape(sizes, built.autocast, recipe.compile)
+    sizes = {letter: dim.size(built) for letter, dim in DIMS.items()}
+    return Tape(sizes, built.autocast, built.recipe.compile)
 
 
 def embed(tape: Tape, built: BuiltModel) -> Tensor:
@@ -75,10 +44,9 @@ def embed(tape: Tape, built: BuiltModel) -> Tensor:
     return dropout(tape, x, shape.embedding_dropout)
 
 
-def rotary_tables(tape: Tape, built: BuiltModel, x: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position, in the dtype of the embeddings; shared by all layers."""
-    rows = "B S" if built.recipe.packing else "S"
-    return tape.tensor("cos", f"{rows} O", x.dtype), tape.tensor("sin", f"{rows} O", x.dtype)
+def rotary_tables(tape: Tape, positions: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of all `positions` (dims), in the dtype of the embeddings; shared by all layers."""
+    return tape.tensor("cos", f"{positions} O", x.dtype), tape.tensor("sin", f"{positions} O", x.dtype)
 
 
 def block(
@@ -125,20 +93,14 @@ def _heads(
         else:
             q, k, v = tape.split(packed, parts)
     else:
-        q = linear(tape, built, x, matrices[0], "q", "B S Q")
-        k = linear(tape, built, x, matrices[1], "k", "B S K")
-        v = linear(tape, built, x, matrices[2], "v", "B S K")
-        q, k, v = _as_heads(q, "B S N D"), _as_heads(k, "B S G D"), _as_heads(v, "B S G D")
+        q = linear(tape, built, x, matrices[0], "q", "B S N D")
+        k = linear(tape, built, x, matrices[1], "k", "B S G D")
+        v = linear(tape, built, x, matrices[2], "v", "B S G D")
     if shape.family == "qwen3":
         q, k = norm(tape, built, q, "q norm"), norm(tape, built, k, "k norm")
     if shape.rotary_dim:
         q, k = rotate(tape, built, q, tables, "q"), rotate(tape, built, k, tables, "k")
     return q, k, v
-
-
-def _as_heads(x: Tensor, dims: str) -> Tensor:
-    x.dims = dims
-    return x
 
 
 def mlp(tape: Tape, built: BuiltModel, x: Tensor) -> Tensor:
@@ -157,27 +119,3 @@ def mlp(tape: Tape, built: BuiltModel, x: Tensor) -> Tensor:
         up = linear(tape, built, x, matrices[1], "up", "B S I")
         inner = multiply(tape, active, up, "gated")
     return linear(tape, built, inner, matrices[-1], "mlp out", "B S H")
-
-
-def head(tape: Tape, built: BuiltModel, x: Tensor) -> Tensor:
-    """The final norm: what the output head and the loss work on."""
-    return norm(tape, built, x, "final norm")
-
-
-def standard_loss(tape: Tape, built: BuiltModel, hidden: Tensor) -> Tensor:
-    """Logits, cast to fp32, and their cross-entropy (transformers/loss/loss_utils.py)."""
-    logits = linear(tape, built, hidden, head_matrix(built.shape), "logits", "B S V")
-    if built.shape.logit_softcap:
-        logits = scale(tape, logits, "logits / cap")
-        logits = tape.op("tanh of logits", "B S V", logits.dtype, [logits], keeps_output=True)
-        logits = scale(tape, logits, "logits capped")
-    return cross_entropy(tape, cast(tape, logits, "fp32"))
-
-
-def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
-    """torch.nn.functional.cross_entropy: log_softmax keeps its result, the likelihood that and the labels."""
-    log_probabilities = tape.op("log-probabilities", "B S V", logits.dtype, [logits], keeps_output=True)
-    labels = tape.tensor("shifted labels", "L", "int64")
-    count = tape.tensor("number of labels", "", "fp32")
-    saves = [log_probabilities, labels, count]
-    return tape.op("loss", "", "fp32", [log_probabilities], saves, looks_up=True)

@@ -1,4 +1,4 @@
-"""A mixture of experts as operators on a tape. P is the number of (token, expert) pairs."""
+"""A mixture of experts as operators on a tape. Letters of dims: napkin/tape/dims.py."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ def experts(tape: Tape, built: BuiltModel, x: Tensor) -> Tensor:
     shape, trained, dtype = built.shape, built.trains_base, built.loose_dtype
     router = router_matrix(shape)
     if router.name in built.adapted:
-        scores = _with_adapted_weight(
-            tape, built, x, router, "router", "T E", 2 * tape.elements("T") * router.elements
-        )
+        flops = 2 * tape.elements("T") * router.elements
+        scores = _with_adapted_weight(tape, built, x, router, "E H", "router", "T E", flops)
     else:
         scores = plain_linear(tape, x, router, "router", "T E", dtype, trained=trained)
     chances = tape.op("router softmax", "T E", "fp32", [cast(tape, scores, "fp32")], keeps_output=True)
@@ -31,10 +30,12 @@ def experts(tape: Tape, built: BuiltModel, x: Tensor) -> Tensor:
     rows = tape.op("rows of pairs", "P H", x.dtype, [x], [tape.tensor("token of pair", "P", "int64")])
     up_matrix, down_matrix = expert_matrices(shape)
     ends = tape.tensor("ends of experts", "E", "int32")
-    packed = _grouped(tape, built, rows, up_matrix, ends, "gate and up", "P J")
+    # the parametrization's cache holds both dequantized weights until the experts are done
+    cache: list[Tensor] = []
+    packed = _grouped(tape, built, rows, up_matrix, "E J H", ends, cache, "gate and up", "P J")
     gate, up = tape.split(packed, [("gate", "P I"), ("up", "P I")])
     inner = multiply(tape, activate(tape, built, gate, "activation"), up, "gated")
-    down = _grouped(tape, built, inner, down_matrix, ends, "experts out", "P H")
+    down = _grouped(tape, built, inner, down_matrix, "E H I", ends, cache, "experts out", "P H")
     weighted = multiply(tape, down, sorted_share, "experts out weighted", "P H")
     restored = tape.op(
         "pairs in order", "P H", weighted.dtype, [weighted], [tape.tensor("order back", "P", "int64")]
@@ -43,7 +44,15 @@ def experts(tape: Tape, built: BuiltModel, x: Tensor) -> Tensor:
 
 
 def _grouped(
-    tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, ends: Tensor, name: str, dims: str
+    tape: Tape,
+    built: BuiltModel,
+    x: Tensor,
+    matrix: Matrix,
+    weight_dims: str,
+    ends: Tensor,
+    cache: list[Tensor],
+    name: str,
+    dims: str,
 ) -> Tensor:
     """A product with each row's own expert. Quantized experts are dequantized whole, and backward keeps
     that copy, since parametrization hides the quantized form (bitsandbytes.nn.parametrize)."""
@@ -52,11 +61,14 @@ def _grouped(
     x = cast(tape, x, dtype)
     flops = 2 * tape.elements("P") * matrix.elements // built.shape.experts
     if matrix.name in built.adapted:
-        return _with_adapted_weight(tape, built, x, matrix, name, dims, flops, ends)
+        return _with_adapted_weight(tape, built, x, matrix, weight_dims, name, dims, flops, ends)
     whole = Tensor(f"{matrix.name} dequantized", "weight", dtype, matrix.elements * SIZES[dtype], False)
     trained = built.trains_base
     if quantized:
         tape.weight_cast(f"{matrix.name} dequantized", matrix.elements // 2, whole.size_bytes, trained=False)
+    holds = list(cache)
+    if quantized and x.grad:
+        cache.append(whole)
     return tape.product(
         name,
         dims,
@@ -65,8 +77,7 @@ def _grouped(
         [x if trained else None, whole if quantized and x.grad else None, ends],
         flops=flops,
         weight_bytes=whole.size_bytes,
-        # the parametrization's cache holds both dequantized weights until the experts are done
-        holds=[t for op in tape.ops for t in op.saved if t.name.endswith("dequantized")],
+        holds=holds,
         weight_gradient_bytes=whole.size_bytes if trained else 0,
     )
 
@@ -76,6 +87,7 @@ def _with_adapted_weight(
     built: BuiltModel,
     x: Tensor,
     matrix: Matrix,
+    weight_dims: str,
     name: str,
     dims: str,
     flops: int,
@@ -86,22 +98,14 @@ def _with_adapted_weight(
     The adapters' copies in the weight's dtype are kept for the gradients of A and B.
     """
     stacked = ends is not None
-    experts = built.shape.experts if stacked else 1
     x = x if stacked else under_autocast(tape, x)  # grouped products are not on autocast's lists
     dtype = built.loose_dtype if stacked else tape.autocast or built.loose_dtype
     copied = built.adapter_dtype(matrix) != dtype and (stacked or tape.autocast is not None)
     rank = built.adapter_ranks(matrix)  # of all experts together
     factors = [
         Tensor(f"{matrix.name}.lora_{side}", "weight", dtype, copied * rank * width * SIZES[dtype], True)
-        for side, width in (("A", matrix.inputs), ("B", matrix.outputs // experts))
+        for side, width in (("A", matrix.inputs), ("B", matrix.outputs // matrix.parts))
     ]
-    tape.sizes["weight"] = matrix.elements
-    whole = tape.product(
-        f"{matrix.name} adapted",
-        "weight",
-        dtype,
-        factors,
-        factors,
-        flops=2 * matrix.elements * (rank // experts),
-    )
+    making = 2 * matrix.elements * (rank // matrix.parts)
+    whole = tape.product(f"{matrix.name} adapted", weight_dims, dtype, factors, factors, flops=making)
     return tape.product(name, dims, dtype, [x, whole], [x, whole if x.grad else None, ends], flops)

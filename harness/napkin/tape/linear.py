@@ -26,11 +26,8 @@ def linear(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, 
 
 def _base(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, dims: str) -> Tensor:
     if built.quantized(matrix):
-        return (
-            _four_bit(tape, built, x, matrix, name, dims)
-            if built.four_bit
-            else _int8(tape, x, matrix, name, dims)
-        )
+        four_bit = built.recipe.four_bit
+        return (_four_bit if four_bit else _int8)(tape, built, x, matrix, name, dims)
     return plain_linear(tape, x, matrix, name, dims, built.loose_dtype, trained=built.trains_base)
 
 
@@ -46,7 +43,7 @@ def plain_linear(
     compute = tape.autocast or weight_dtype
     copy = None
     if compute != weight_dtype:
-        copy = _weight_copy(tape, matrix, compute)
+        copy = _weight_copy(matrix, compute)
         weight_bytes = matrix.elements * SIZES[weight_dtype]
         tape.weight_cast(f"{name}: weight to {compute}", weight_bytes, copy.size_bytes, trained=trained)
         if trained:
@@ -66,7 +63,7 @@ def plain_linear(
     )
 
 
-def _weight_copy(tape: Tape, matrix: Matrix, dtype: str) -> Tensor:
+def _weight_copy(matrix: Matrix, dtype: str) -> Tensor:
     return Tensor(f"{matrix.name} in {dtype}", "weight", dtype, matrix.elements * SIZES[dtype], False)
 
 
@@ -98,7 +95,7 @@ def _four_bit(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: st
     return cast(tape, out, dtype)
 
 
-def _int8(tape: Tape, x: Tensor, matrix: Matrix, name: str, dims: str) -> Tensor:
+def _int8(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, dims: str) -> Tensor:
     """Linear8bitLt with outliers (threshold 6): keeps its input for columns that may be outliers; the
     input is quantized row by row, and backward dequantizes the weight (MatMul8bitLt, which keeps the input
     in `ctx.tensors` and not by save_for_backward)."""
@@ -114,22 +111,22 @@ def _int8(tape: Tape, x: Tensor, matrix: Matrix, name: str, dims: str) -> Tensor
         weight_bytes=matrix.elements,
         forward_temporary_bytes=quantized_input + rows * matrix.outputs * SIZES["int32"],
         backward_temporary_bytes=matrix.elements * SIZES[x.dtype],
-        pins=True,
+        keeps_in_ctx=True,
     )
 
 
 def _lora(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, dims: str) -> Tensor:
     """base(x) + B(A(dropout(x))) · alpha/rank. With fp32 adapters on a 16-bit base, x is cast to fp32 for
     each adapted layer apart, and A keeps that copy (peft/tuners/lora/layer.py and bnb.py)."""
-    recipe, quantized = built.recipe, built.quantized(matrix)
+    quantized, rank = built.quantized(matrix), built.adapter_ranks(matrix)
     out = _base(tape, built, x, matrix, name, dims)
-    if quantized and built.four_bit:
+    if quantized and built.recipe.four_bit:
         out = tape.op(f"{name} cloned", dims, out.dtype, [out], passes_gradient=True)
     dtype = built.adapter_dtype(matrix)
     casts = not (quantized and tape.autocast)  # under autocast the quantized layers leave it to autocast
-    a = Matrix(f"{matrix.name}.lora_A", matrix.inputs, recipe.lora_rank)
-    b = Matrix(f"{matrix.name}.lora_B", recipe.lora_rank, matrix.outputs)
-    inner = dropout(tape, cast(tape, x, dtype) if casts else x, recipe.lora_dropout)
+    a = Matrix(f"{matrix.name}.lora_A", matrix.inputs, rank)
+    b = Matrix(f"{matrix.name}.lora_B", rank, matrix.outputs)
+    inner = dropout(tape, cast(tape, x, dtype) if casts else x, built.adapter_dropout)
     rank_dims = f"{_leading(tape, x, matrix)} R"
     inner = plain_linear(tape, inner, a, f"{name}: A x", rank_dims, dtype, trained=True)
     inner = plain_linear(tape, inner, b, f"{name}: B A x", dims, dtype, trained=True)

@@ -5,26 +5,31 @@ The first block differs: when the embeddings are frozen its input needs no gradi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from harness.napkin.dtypes import SIZES
 from harness.napkin.model.built_model import BuiltModel
-from harness.napkin.tape.blocks import block, embed, head, new_tape, rotary_tables, standard_loss
-from harness.napkin.tape.tape import Tape, Tensor, saved_storages, total_bytes
+from harness.napkin.tape.attention import given_masks, masks_read
+from harness.napkin.tape.blocks import block, embed, new_tape, rotary_tables
+from harness.napkin.tape.loss import HeadAndLoss, head_and_loss
+from harness.napkin.tape.tape import Op, Tape, Tensor, saved_storages, total_bytes
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Stage:
-    """A piece of the model, `count` times in a row."""
+    """A piece of the model, `count` times in a row. What it keeps for backward depends on checkpointing."""
 
     name: str
+    """For people alone."""
     tape: Tape
-    count: int
+    count: int = 1
     entering: Tensor | None = None
-    """The residual stream that the stage reads; gradient checkpointing keeps it."""
-
+    """The residual stream that the stage reads."""
     shared: list[Tensor] = field(default_factory=list)
+    """What all blocks read, counted once and elsewhere."""
+    checkpointed: bool = False
+    """It keeps its input only, and is computed again in backward."""
 
     @cached_property
     def kept_tensors(self) -> list[Tensor]:
@@ -37,41 +42,64 @@ class Stage:
         """Bytes of `kept_tensors`."""
         return total_bytes(self.kept_tensors)
 
+    @property
+    def input_kept(self) -> Tensor | None:
+        """The residual stream, if checkpointing keeps it."""
+        return self.entering if self.checkpointed else None
+
+    @property
+    def kept_until_backward(self) -> int:
+        """Bytes kept from forward to backward: everything, or with checkpointing the input and what
+        checkpointing does not reach."""
+        return self.input_kept.size_bytes + self.kept_by_ctx if self.input_kept else self.kept
+
+    @property
+    def recomputed(self) -> Sequence[Op]:
+        """The operators that run again in backward. That stops when the last tensor that forward kept is
+        there again: a product keeps its factors before it runs, so a block's last one does not
+        (torch/utils/checkpoint.py)."""
+        if not self.checkpointed:
+            return ()
+        ops = self.tape.ops
+        last = max((i for i, op in enumerate(ops) if op.saved or op.keeps_weight), default=-1)
+        is_product = last >= 0 and ops[last].forward.kind == "matmul"
+        return ops[: last if is_product else last + 1]
+
     @cached_property
-    def pinned(self) -> int:
-        """Bytes of those that stay on the device whatever is recomputed or offloaded."""
-        return total_bytes(
-            list({id(t.storage): t.storage for op in self.tape.ops for t in op.pinned}.values())
-        )
+    def kept_by_ctx(self) -> int:
+        """Bytes of what stays on the device whatever is recomputed or offloaded (Op.kept_by_ctx)."""
+        return total_bytes(list(self._in_ctx.values()))
 
     @cached_property
     def kept_twice(self) -> int:
-        """Bytes of pinned tensors that autograd keeps too: recomputing makes those a second time."""
-        pinned = {id(t.storage) for op in self.tape.ops for t in op.pinned}
-        seen = {id(t.storage): t.storage for op in self.tape.ops for t in op.saved if t not in op.pinned}
-        return total_bytes([t for key, t in seen.items() if key in pinned])
+        """Bytes of those that autograd keeps too: recomputing makes them a second time."""
+        ops = self.tape.ops
+        seen = {id(t.storage): t.storage for op in ops for t in op.saved if t not in op.kept_by_ctx}
+        return total_bytes([t for key, t in seen.items() if key in self._in_ctx])
+
+    @property
+    def _in_ctx(self) -> dict[int, Tensor]:
+        return {id(t.storage): t.storage for op in self.tape.ops for t in op.kept_by_ctx}
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Stages:
     """All stages of one micro batch."""
 
+    batch: list[Tensor]
+    """What the data loader hands over: ids, labels, and what packing adds to them."""
     embedding: Stage
     blocks: list[Stage]
     """The first block and, if there are more, the rest; in forward order."""
     loss: Stage
-    hidden: Tensor
-    """What the output head reads."""
-    tables: list[Tensor] = field(default_factory=list)
+    head: HeadAndLoss
+    """The parts of `loss`."""
+    tables: list[Tensor]
     """Rotary cosines and sines, which every block reads and keeps."""
-    masks: list[Tensor] = field(default_factory=list)
-    """Explicit attention masks made in forward."""
-    fused_loss_bytes: int = 0
-    """Gradients that a fused loss computes in forward and keeps: of the hidden states and the head."""
-    fused_chunks: int = 0
-    """How many chunks of tokens a fused loss works on, one after the other."""
-    fused_temporary_bytes: int = 0
-    """The chunk of logits a fused loss works on."""
+    masks: list[Tensor]
+    """Attention masks made in forward; a packed batch brings its own."""
+    kept_masks: list[Tensor]
+    """Of the masks that blocks read, what they keep as it is: once for all of them."""
 
     @property
     def all(self) -> list[Stage]:
@@ -80,79 +108,39 @@ class Stages:
 
 def build_stages(built: BuiltModel, compute_capability: float) -> Stages:
     """The stages of `built` on a GPU of `compute_capability` (it decides which attention kernel runs)."""
-    shape = built.shape
+    shape, packed, checkpointed = built.shape, built.recipe.packing, built.recipe.gradient_checkpointing
     tape = new_tape(built)
     x = embed(tape, built)
-    if built.recipe.gradient_checkpointing:
+    if checkpointed:
         x.grad = True  # peft makes the embeddings' output require a gradient, for checkpointing's sake
-    embedding = Stage("embedding", tape, 1)
-    tables = rotary_tables(tape, built, x)
-    masks = _masks(tape, built, x)
-    shared = [*tables, *masks]
+    given = given_masks(tape, built, x) if packed else None
+    masks = masks_read(tape, built, x, given)
+    tables = rotary_tables(tape, "B S" if packed else "S", x)
+    names = ["input_ids", "labels", *(["position_ids"] if packed else [])]
     blocks: list[Stage] = []
-    counts = [1, shape.layers - 1] if shape.layers > 1 else [1]
-    for count in counts:
-        tape = new_tape(built)
-        entering = tape.tensor("block input", "B S H", x.dtype, grad=x.grad)
-        x = block(tape, built, entering, tables, masks[0] if masks else None, compute_capability)
-        blocks.append(Stage("first block" if not blocks else "block", tape, count, entering, shared))
-    loss, hidden = _loss(built, x)
-    stages = Stages(embedding, blocks, loss, hidden, list(tables) if shape.rotary_dim else [], masks)
-    if built.recipe.loss == "fused_linear":
-        _fuse(built, stages, compute_capability)
-    return stages
-
-
-def _loss(built: BuiltModel, x: Tensor) -> tuple[Stage, Tensor]:
-    tape = new_tape(built)
-    entering = tape.tensor("block input", "B S H", x.dtype, grad=x.grad)
-    hidden = head(tape, built, entering)
-    if built.recipe.loss == "standard":
-        standard_loss(tape, built, hidden)
-    return Stage("loss", tape, 1, entering), hidden
-
-
-def _fuse(built: BuiltModel, stages: Stages, compute_capability: float) -> None:
-    """Liger's fused linear cross-entropy: logits for a chunk of tokens at a time, as many as make the
-    chunk about as large as the hidden states, and both gradients at once
-    (liger_kernel 0.8.5, ops/fused_linear_cross_entropy.py)."""
-    tape, shape, hidden = stages.loss.tape, built.shape, stages.hidden
-    tokens = tape.elements("B S")
-    compute = tape.autocast or hidden.dtype
-    parts = -(-shape.vocab // shape.hidden)
-    chunk = min(1 << (-(-tokens // parts) - 1).bit_length(), tokens)
-    stages.fused_chunks = -(-tokens // chunk)
-    weight = shape.vocab * shape.hidden
-    stages.fused_loss_bytes = hidden.size_bytes + (
-        weight * SIZES[built.loose_dtype] if built.trains_base else 0
+    for name, count in [("first block", 1), ("block", shape.layers - 1)][: min(shape.layers, 2)]:
+        of_block = new_tape(built)
+        entering = of_block.tensor("block input", "B S H", x.dtype, grad=x.grad)
+        x = block(of_block, built, entering, tables, masks[0] if masks else None, compute_capability)
+        blocks.append(
+            Stage(
+                name=name,
+                tape=of_block,
+                count=count,
+                entering=entering,
+                shared=[*tables, *masks],
+                checkpointed=checkpointed,
+            )
+        )
+    head = head_and_loss(built, x.dtype, x.grad, compute_capability)
+    saved = {id(t) for t in saved_storages(blocks[-1].tape.ops)}
+    return Stages(
+        batch=[*(tape.tensor(name, "B S", "int64") for name in names), *(given or [])],
+        embedding=Stage(name="embedding", tape=tape),
+        blocks=blocks,
+        loss=Stage(name="loss", tape=head.tape, entering=head.entering),
+        head=head,
+        tables=list(tables) if shape.rotary_dim else [],
+        masks=[] if packed else masks,
+        kept_masks=[mask for mask in masks if id(mask) in saved],
     )
-    stages.fused_temporary_bytes = chunk * shape.vocab * SIZES[compute]
-    if compute != built.loose_dtype:
-        # the head is cast for every chunk's logits, and for the first chunk's gradient: that cast is cached
-        stages.fused_temporary_bytes += (1 + built.trains_base) * weight * SIZES[compute]
-    if built.trains_base and compute == "fp32":  # added up out of place
-        stages.fused_temporary_bytes += weight * SIZES["fp32"]
-    elif built.trains_base and compute_capability < 8:  # and in fp32
-        stages.fused_temporary_bytes += weight * (SIZES[compute] + SIZES["fp32"])
-
-
-def _masks(tape: Tape, built: BuiltModel, x: Tensor) -> list[Tensor]:
-    """Explicit attention masks: eager's additive one, sdpa's bool one for a window or packed documents.
-
-    A compiled model has one always: while it is traced, masking_utils.py cannot leave sdpa's out.
-    """
-    recipe, shape = built.recipe, built.shape
-    if recipe.attention.startswith("flash_attention"):
-        return []
-    windowed = (
-        shape.sliding_window is not None and shape.sliding_layers and shape.sliding_window < recipe.seq_len
-    )
-    kinds = 2 if shape.family == "gemma2" and not recipe.packing else 1
-    if recipe.attention == "eager":
-        return [tape.tensor("mask", "M S S", x.dtype) for _ in range(kinds)]
-    if recipe.compile:
-        return [tape.tensor("mask", "M S S", tape.autocast or x.dtype)]
-    if recipe.packing or windowed:  # without packing every row has the same mask, kept once
-        mask = tape.tensor("mask", "M S S" if recipe.packing else "S S", "bool")
-        return [mask]
-    return []

@@ -14,10 +14,13 @@ from typing import Literal
 from harness.hardware import Work
 from harness.napkin.dtypes import SIZES
 
+NOTHING = Work(operators=0)
+
 
 @dataclass(eq=False)
 class Tensor:
-    """A tensor by name and size. `dims` are symbols, as in "B S H"; a view has the `base` it looks into."""
+    """A tensor by name, which is for people alone, and size. `dims` are letters of napkin/tape/dims.py, as in
+    "B S H"; a view has the `base` it looks into."""
 
     name: str
     dims: str
@@ -35,22 +38,22 @@ class Tensor:
         return self if self.base is None else self.base.storage
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Op:
     """One operator, its result, and its share of backward."""
 
     name: str
-    inputs: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...]
-    saved: tuple[Tensor, ...]
+    saved: tuple[Tensor, ...] = ()
     """What it keeps for backward (weights and inputs of the model apart)."""
-    pinned: tuple[Tensor, ...] = field(default=(), kw_only=True)
-    """Of those, what it keeps in attributes of its own, where no hook of autograd sees it: gradient
+    kept_by_ctx: tuple[Tensor, ...] = ()
+    """Of those, what it keeps in attributes of its ctx, where no hook of autograd sees it: gradient
     checkpointing does not free it, offloading does not move it, and it lives as long as the loss."""
-    holds: tuple[Tensor, ...] = field(default=(), kw_only=True)
+    holds: tuple[Tensor, ...] = ()
     """What others made and is not let go of before this one has run."""
-    forward: Work
-    backward: Work
+    forward: Work = NOTHING
+    backward: Work = NOTHING
     passes_gradient: bool = False
     """Its input's gradient is its output's gradient, not a new tensor (addition, views)."""
     keeps_weight: bool = False
@@ -125,13 +128,13 @@ class Tape:
             moved = back = 0
         self._record(
             Op(
-                name,
-                tuple(inputs),
-                (out,),
-                kept,
-                Work(0, moved),
-                Work(0, back, len(made)) if made else Work(operators=0),
-                passes_gradient,
+                name=name,
+                inputs=tuple(inputs),
+                outputs=(out,),
+                saved=kept,
+                forward=Work(0, moved),
+                backward=Work(0, back, len(made)) if made else NOTHING,
+                passes_gradient=passes_gradient,
                 backward_temporary_bytes=temporary_bytes,
             )
         )
@@ -153,7 +156,7 @@ class Tape:
         weight_gradient_bytes: int = 0,
         forward_temporary_bytes: int = 0,
         backward_temporary_bytes: int = 0,
-        pins: bool = False,
+        keeps_in_ctx: bool = False,
         holds: Sequence[Tensor] = (),
     ) -> Tensor:
         """Record a matrix product (of an activation and a weight, or of two activations) or an attention.
@@ -171,22 +174,21 @@ class Tape:
         else:
             backward = Work(flops * operands, moved * operands + extra, operands, kind, dtype)
         moved += 2 * forward_temporary_bytes
-        saved = [t for t in saves if t is not None] + ([out] if keeps_output else [])
+        saved = self._kept([t for t in saves if t is not None] + ([out] if keeps_output else []))
         self._record(
             Op(
-                name,
-                tuple(inputs),
-                (out,),
-                self._kept(saved),
-                Work(flops, moved, 1, kind, dtype),
-                backward if out.grad else Work(operators=0),
-                False,
-                keeps_weight and out.grad,
-                weight_gradient_bytes,
-                forward_temporary_bytes,
-                backward_temporary_bytes,
-                pinned=self._kept(saved) if pins else (),
+                name=name,
+                inputs=tuple(inputs),
+                outputs=(out,),
+                saved=saved,
+                kept_by_ctx=saved if keeps_in_ctx else (),
                 holds=tuple(holds),
+                forward=Work(flops, moved, 1, kind, dtype),
+                backward=backward if out.grad else NOTHING,
+                keeps_weight=keeps_weight and out.grad,
+                weight_gradient_bytes=weight_gradient_bytes,
+                forward_temporary_bytes=forward_temporary_bytes,
+                backward_temporary_bytes=backward_temporary_bytes,
             )
         )
         return out
@@ -195,13 +197,13 @@ class Tape:
         """Record a 16-bit copy of a weight; if that is trained, backward casts its gradient back."""
         work = Work(0, size_bytes + copy_bytes)
         copy = Tensor(name, "", "", 0, trained)  # its memory is counted elsewhere
-        self._record(Op(name, (), (copy,), (), work, work if trained else Work(operators=0)))
+        self._record(Op(name=name, outputs=(copy,), forward=work, backward=work if trained else NOTHING))
 
     def split(self, whole: Tensor, parts: Sequence[tuple[str, str]]) -> list[Tensor]:
         """Views of `whole`, one for each (name, dims); backward gathers their gradients into one tensor."""
         views = tuple(self._view(whole, name, dims) for name, dims in parts)
-        gather = Work(0, 2 * whole.size_bytes) if whole.grad else Work(operators=0)
-        self._record(Op("split", (whole,), views, (), Work(operators=0), gather))
+        gather = Work(0, 2 * whole.size_bytes) if whole.grad else NOTHING
+        self._record(Op(name="split", inputs=(whole,), outputs=views, backward=gather))
         return list(views)
 
     def slice(self, whole: Tensor, name: str, dims: str) -> Tensor:
@@ -215,7 +217,7 @@ class Tape:
 
     def _record(self, op: Op) -> None:
         if not op.outputs[0].grad:
-            op.saved = op.pinned = ()
+            op.saved = op.kept_by_ctx = ()
         self.ops.append(op)
 
     def _recomputed(self, saved: Sequence[Tensor]) -> list[Tensor]:
