@@ -149,13 +149,13 @@ def other_terms(sizes: Sizes) -> list[Term]:
         terms.append(
             Term("Other", "attention masks", formula, sizes.mask_bytes, "transformers/masking_utils.py")
         )
-    if sizes.cached_casts:
+    if casts := sizes.cached_casts(sizes.stages.all):
         terms.append(
             Term(
                 "Other",
                 "autocast's weight copies",
                 "until forward ends",
-                sizes.cached_casts,
+                casts,
                 "autocast_mode.cpp",
             )
         )

@@ -8,7 +8,7 @@ lets go of both; a second gradient of the same tensor is added into the first in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from harness.napkin.tape.tape import Op, Tensor, saved_storages
@@ -25,34 +25,59 @@ class StagePeak:
     """Of activations."""
     weight_gradients: int = 0
     temporaries: int = 0
+    parameters: int = 0
 
     @property
     def size_bytes(self) -> int:
-        return self.kept + self.gradients + self.weight_gradients + self.temporaries
+        return self.kept + self.gradients + self.weight_gradients + self.temporaries + self.parameters
 
 
-def forward_peak(ops: Sequence[Op], elsewhere: Sequence[Tensor] = (), *, keeps: bool = True) -> StagePeak:
+@dataclass(frozen=True)
+class InFlight:
+    """With offloaded activations: how many tensors are on the device on their way out, or ahead of their use,
+    and the bytes of the last that the stages before have saved, the very last first."""
+
+    count: int
+    before: Sequence[int] = ()
+
+
+def forward_peak(
+    ops: Sequence[Op],
+    elsewhere: Sequence[Tensor] = (),
+    *,
+    entering: Tensor | None = None,
+    keeps: bool = True,
+    in_flight: InFlight | None = None,
+) -> StagePeak:
     """The peak while `ops` run: what is kept so far, results not read yet, and the operator's own.
 
-    `elsewhere` are tensors that the caller counts. Without `keeps` nothing outlives its last reader, as in
-    the first forward pass under gradient checkpointing, but what the ctx keeps.
+    `elsewhere` are tensors that the caller counts, `entering` is one that is freed once it has been read.
+    Without `keeps` nothing outlives its last reader, as in the first forward pass under gradient
+    checkpointing, but what the ctx keeps; with `in_flight` only the last of what was saved.
     """
     apart = {id(t.storage) for t in elsewhere}
     last_read = {id(t.storage): i for i, op in enumerate(ops) for t in (*op.inputs, *op.holds)}
-    alive: dict[int, int] = {}
-    kept: set[int] = set()
+    alive = {id(entering): entering.size_bytes} if entering and id(entering) not in apart else {}
+    kept: dict[int, int] = {}
+    in_ctx: dict[int, int] = {}
+    before = 0
     peak = StagePeak()
     for i, op in enumerate(ops):
-        for t in op.outputs:
-            alive[id(t.storage)] = t.storage.size_bytes
-        saved_now = {id(t.storage): t.storage.size_bytes for t in op.saved if id(t.storage) not in apart}
-        alive.update(saved_now)
-        kept.update(saved_now if keeps else (id(t.storage) for t in op.kept_by_ctx))
-        now = sum(alive.values()) + op.forward_temporary_bytes
+        alive |= {id(t.storage): t.storage.size_bytes for t in op.outputs}
+        saved = {id(t.storage): t.storage.size_bytes for t in op.saved if id(t.storage) not in apart}
+        alive |= saved
+        in_ctx |= {id(t.storage): t.storage.size_bytes for t in op.kept_by_ctx}
+        if keeps:
+            kept |= saved
+            if in_flight:
+                kept = dict(list(kept.items())[-in_flight.count :])
+                before = sum(in_flight.before[: in_flight.count - len(kept)])
+        staying = kept | in_ctx
+        now = sum(alive.values()) + op.forward_temporary_bytes + before
         if now > peak.size_bytes:
-            saved = sum(alive[key] for key in kept)
-            peak = StagePeak(op, saved, temporaries=now - saved)
-        alive = {key: size for key, size in alive.items() if key in kept or last_read.get(key, -1) > i}
+            of_kept = sum(staying.values()) + before
+            peak = StagePeak(op, of_kept, temporaries=now - of_kept)
+        alive = {key: size for key, size in alive.items() if key in staying or last_read.get(key, -1) > i}
     return peak
 
 
@@ -77,8 +102,9 @@ class Backward:
     """Each weight is stepped as its gradient arrives."""
     step_temporary: float = 0.0
     """Bytes that stepping a weight needs, for each byte of its gradient (with frees_weight_gradients)."""
-    in_flight: int | None = None
-    """With offloaded activations: how many kept tensors are on the device ahead of their use."""
+    in_flight: InFlight | None = None
+    parameters: Callable[[Op], int] = lambda op: 0
+    """The parameters that are on the device while an operator's backward runs."""
     compiled: bool = False
     """Fused kernels keep no gradient of what they pass through."""
     peak: StagePeak = field(default_factory=StagePeak)
@@ -110,10 +136,10 @@ class Backward:
             return sum(kept.values())
         near: dict[int, int] = {}
         for op in reversed(self.ops[: position + 1]):
-            near.update(
-                {id(t.storage): t.storage.size_bytes for t in op.saved if len(near) <= self.in_flight}
-            )
-        return sum(near.values())
+            if len(near) > self.in_flight.count:
+                return sum(near.values())
+            near |= {id(t.storage): t.storage.size_bytes for t in op.saved}
+        return sum(near.values()) + sum(self.in_flight.before[: self.in_flight.count + 1 - len(near)])
 
     def _visit(self, op: Op, given: list[_Gradient], kept: int) -> None:
         inputs = [t for t in op.inputs if t.grad]
@@ -163,5 +189,7 @@ class Backward:
 
     def _note(self, op: Op, kept: int, gradients: int, weights: int, temporary: int) -> None:
         self.peak = max(
-            self.peak, StagePeak(op, kept, gradients, weights, temporary), key=lambda peak: peak.size_bytes
+            self.peak,
+            StagePeak(op, kept, gradients, weights, temporary, self.parameters(op)),
+            key=lambda peak: peak.size_bytes,
         )

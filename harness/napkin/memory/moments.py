@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 from harness.hardware import Hardware
 from harness.napkin.dtypes import SIZES
-from harness.napkin.memory.liveness import Backward, StagePeak, forward_peak
+from harness.napkin.memory.liveness import Backward, InFlight, StagePeak, forward_peak
 from harness.napkin.memory.sizes import Sizes
 from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.tape.stages import Stage
-from harness.napkin.tape.tape import Tensor, saved_storages, total_bytes
+from harness.napkin.tape.tape import Op, Tensor, saved_storages, total_bytes
 
 
 def required_bytes(memory: Memory) -> int:
@@ -94,9 +95,14 @@ def _after_setup(sizes: Sizes) -> Moment:
 def _forward(sizes: Sizes) -> list[Moment]:
     stages, before = sizes.stages, sizes.earlier_gradients
     last = stages.blocks[-1]
-    earlier = sizes.table_bytes + stages.embedding.kept - last.kept_until_backward
-    earlier += sum(s.kept_until_backward * s.count for s in stages.blocks)
-    in_block = forward_peak(last.tape.ops, last.shared, keeps=not last.checkpointed)
+    in_block = _stage_forward(sizes, last, _repeated(stages.blocks)[:-1])
+    if sizes.recipe.activations_on_host:
+        earlier = sizes.kept_by_ctx - last.kept_by_ctx
+    else:
+        earlier = sizes.table_bytes + stages.embedding.kept - last.kept_until_backward
+        earlier += sum(s.kept_until_backward * s.count for s in stages.blocks)
+    if last.input_kept:
+        earlier += last.input_kept.size_bytes
     loss = forward_peak(stages.loss.tape.ops)
     # without checkpointing they are gone with the blocks' frame
     masks = sizes.mask_bytes if last.checkpointed and not stages.kept_masks else 0
@@ -106,18 +112,17 @@ def _forward(sizes: Sizes) -> list[Moment]:
             sizes,
             "forward",
             "embedding",
-            parameters=sizes.device_parameters(outer=True, blocks=1),
+            parameters=sizes.device_parameters(outer=True, expected=True),
             gradients=before,
         ),
         _moment(
             sizes,
             "forward",
             f"last block, {_during(in_block)}",
-            parameters=sizes.device_parameters(head=True, blocks=2),
+            parameters=sizes.device_parameters(head=True, block=True, expected=True),
             gradients=before,
-            activations=_resident(sizes, earlier, sizes.kept_by_ctx - last.kept_by_ctx)
-            + _resident(sizes, in_block.kept, last.kept_by_ctx),
-            temporaries=in_block.temporaries + sizes.mask_bytes + sizes.cached_casts,
+            activations=earlier + in_block.kept,
+            temporaries=in_block.temporaries + sizes.mask_bytes + sizes.cached_casts(stages.blocks),
         ),
         _moment(
             sizes,
@@ -126,9 +131,35 @@ def _forward(sizes: Sizes) -> list[Moment]:
             parameters=sizes.device_parameters(head=True),
             gradients=before,
             activations=_resident_at_loss(sizes),
-            temporaries=_loss_locals(sizes) + fused + masks + sizes.cached_casts,
+            temporaries=_loss_locals(sizes) + fused + masks + sizes.cached_casts(stages.all),
         ),
     ]
+
+
+def _repeated(stages: Sequence[Stage]) -> list[Stage]:
+    """Each stage as many times as it is there."""
+    return [stage for stage in stages for _ in range(stage.count)]
+
+
+def _in_flight(sizes: Sizes, before: Sequence[Stage]) -> InFlight | None:
+    """What offloaded activations have on the device, after or below the stages `before`."""
+    if not sizes.recipe.activations_on_host:
+        return None
+    saved = [t.size_bytes for stage in reversed(before) for t in reversed(stage.saved)]
+    return InFlight(IN_FLIGHT, saved[:IN_FLIGHT])
+
+
+def _stage_forward(sizes: Sizes, stage: Stage, before: Sequence[Stage]) -> StagePeak:
+    """The peak of a block's forward pass; a checkpointed block's input is counted apart."""
+    in_flight = _in_flight(sizes, before)
+    apart = stage.tape.cached if sizes.cached_casts([stage]) else []
+    elsewhere = [*stage.shared, *apart, *([stage.input_kept] if stage.input_kept else [])]
+    peak = forward_peak(
+        stage.tape.ops, elsewhere, entering=stage.entering, keeps=not stage.checkpointed, in_flight=in_flight
+    )
+    if in_flight and stage.checkpointed:  # its own input is one of those in flight
+        peak = replace(peak, kept=peak.kept + sum(in_flight.before[: IN_FLIGHT - 1]))
+    return peak
 
 
 def _during(peak: StagePeak) -> str:
@@ -150,17 +181,9 @@ def _resident_at_loss(sizes: Sizes) -> int:
         return sizes.kept_in_forward
     ops, result = sizes.stages.loss.tape.ops, sizes.stages.loss.tape.ops[-1].inputs[0]
     leaving = saved_storages([op for op in ops[:-1] if op.outputs[0] is not result])[-IN_FLIGHT:]
-    leaving = [t for t in leaving if t is not sizes.stages.head.hidden.storage]  # a local: counted as such
+    apart = [sizes.stages.head.hidden.storage, *sizes.stages.loss.tape.cached]
+    leaving = [t for t in leaving if not any(t is other for other in apart)]
     return total_bytes([result, *leaving]) + sizes.fused_loss_bytes + sizes.kept_by_ctx
-
-
-def _resident(sizes: Sizes, kept: int, by_ctx: int) -> int:
-    """Bytes kept that are on the device: all, or with offload what a ctx keeps and the few in flight."""
-    if not sizes.recipe.activations_on_host:
-        return kept
-    by_ctx = min(kept, by_ctx)
-    largest = sorted((t.size_bytes for t in sizes.stages.blocks[-1].kept_tensors), reverse=True)
-    return by_ctx + min(kept - by_ctx, sum(largest[:IN_FLIGHT]))
 
 
 def _backward(sizes: Sizes) -> list[Moment]:
@@ -170,17 +193,19 @@ def _backward(sizes: Sizes) -> list[Moment]:
     below += sum(s.kept_until_backward * s.count for s in stages.blocks)
     below += total_bytes(stages.kept_masks) or stages.blocks[-1].checkpointed * sizes.mask_bytes
     at_loss = below + max(0, sizes.fused_loss_bytes - stages.head.hidden.size_bytes)
-    moments = [_in_backward(sizes, "loss", stages.loss, at_loss, 0)]
+    waiting = _repeated([stages.embedding, *stages.blocks])
+    moments = [_in_backward(sizes, "loss", stages.loss, at_loss, 0, waiting)]
     made = _left_behind(sizes, stages.loss)
     for stage in reversed(stages.blocks):
         for index in range(stage.count):
             below -= stage.kept_until_backward
+            waiting.pop()
             if index in (0, stage.count - 1):  # in between, memory changes evenly
-                moments.append(_in_backward(sizes, "backward", stage, below, made))
+                moments.append(_in_backward(sizes, "backward", stage, below, made, waiting))
             below += stage.kept_by_ctx
             made += _left_behind(sizes, stage)
     in_ctx = sizes.table_bytes + sizes.kept_by_ctx
-    return [*moments, _in_backward(sizes, "backward", stages.embedding, in_ctx, made)]
+    return [*moments, _in_backward(sizes, "backward", stages.embedding, in_ctx, made, [])]
 
 
 def _left_behind(sizes: Sizes, stage: Stage) -> int:
@@ -198,53 +223,64 @@ def _left_behind(sizes: Sizes, stage: Stage) -> int:
     return fused + sum(op.weight_gradient_bytes for op in stage.tape.ops)
 
 
-def _in_backward(sizes: Sizes, phase: Phase, stage: Stage, below: int, made: int) -> Moment:
+def _in_backward(
+    sizes: Sizes, phase: Phase, stage: Stage, below: int, made: int, waiting: Sequence[Stage]
+) -> Moment:
     """The largest moment of a stage's backward, over what other stages keep and what later ones made."""
     stages, optimizer = sizes.stages, sizes.optimizer
-    offloads = sizes.recipe.activations_on_host
-    entering = stage.input_kept
+    in_flight, entering = _in_flight(sizes, waiting), stage.input_kept
     elsewhere = [*stage.shared, *([entering] if entering else [])]
-    # the two parts of a tied gradient are added into a third tensor (input_buffer.cpp)
-    third = sizes.tied_bytes if stage is stages.embedding else 0
+    third, share = 0, optimizer.in_backward_share
+    if stage is stages.embedding and sizes.tied_bytes:
+        third, share = sizes.tied_sum_bytes, 0.0  # a part of the sum is gone when the weight is stepped
     peak = Backward(
         stage.tape.ops,
         elsewhere,
         accumulates=bool(sizes.earlier_gradients),
         frees_weight_gradients=optimizer.in_backward,
-        step_temporary=0.0 if third else optimizer.in_backward_share,
-        in_flight=IN_FLIGHT if offloads and not entering else None,
+        step_temporary=share,
+        in_flight=None if entering else in_flight,
+        parameters=partial(_parameters_in_backward, sizes, stage),
         compiled=stage.tape.compiled,
     ).run()
     where = f"{stage.name}, {_during(peak)}"
     again = 0  # bytes of what a ctx keeps since forward that recomputing makes a second time
+    if in_flight:
+        below = sizes.kept_by_ctx - stage.kept_by_ctx
+        below += sum(in_flight.before) if entering else 0
     if entering:  # kept since forward, and the whole block is computed again from it
         below += entering.size_bytes
-        again, second = stage.kept_twice, _recomputing(stage, elsewhere)
+        again, second = stage.kept_twice, _recomputing(sizes, stage, elsewhere)
         if second.size_bytes + stage.kept_by_ctx > peak.size_bytes + again:
             peak, again, where = second, stage.kept_by_ctx, f"{stage.name}, {_during(second)} again"
-    if offloads:
-        below = sizes.kept_by_ctx - stage.kept_by_ctx
-    if stage in stages.blocks:
-        parameters = sizes.device_parameters(blocks=2)
-    elif peak.op in stages.head.head:
-        parameters = sizes.device_parameters(head=True, blocks=1)
-    else:
-        parameters = sizes.device_parameters()
     return _moment(
         sizes,
         phase,
         where,
-        parameters=parameters,
+        parameters=peak.parameters,
         gradients=sizes.earlier_gradients + made + peak.weight_gradients,
         activations=below + again + peak.kept,
         temporaries=peak.gradients + peak.temporaries + third,
     )
 
 
-def _recomputing(stage: Stage, elsewhere: list[Tensor]) -> StagePeak:
+def _parameters_in_backward(sizes: Sizes, stage: Stage, op: Op | None) -> int:
+    """Parameters on the device: backward meets the loss, the head, the final norm, the blocks."""
+    if stage in sizes.stages.blocks:
+        return sizes.device_parameters(block=True, expected=True)
+    if stage is sizes.stages.embedding:
+        return sizes.device_parameters()
+    ops, head = stage.tape.ops, sizes.stages.head.head
+    reached = not head or (op is not None and ops.index(op) <= ops.index(head[-1]))
+    return sizes.device_parameters(head=bool(head) and reached, expected=reached)
+
+
+def _recomputing(sizes: Sizes, stage: Stage, elsewhere: list[Tensor]) -> StagePeak:
     """The peak of a block's second forward pass, when the gradient of its output is there already."""
+    again = forward_peak(stage.tape.ops, elsewhere)
     waiting = stage.tape.ops[-1].outputs[0].size_bytes
-    return replace(forward_peak(stage.tape.ops, elsewhere), gradients=waiting)
+    parameters = _parameters_in_backward(sizes, stage, again.op)
+    return replace(again, gradients=waiting, parameters=parameters)
 
 
 def _step(sizes: Sizes) -> Moment:

@@ -5,14 +5,16 @@ No torch. Bytes are those of the tensors; the CUDA allocator rounds each up to 5
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from harness.hardware import Hardware
 from harness.napkin.dtypes import SIZES
 from harness.napkin.memory.optimizer import OptimizerMemory, optimizer_memory
 from harness.napkin.model.built_model import BuiltModel
+from harness.napkin.model.layers import head_matrix
 from harness.napkin.model.weights import block_weights, buffer_bytes, outer_weights
-from harness.napkin.tape.stages import Stages, build_stages
+from harness.napkin.tape.stages import Stage, Stages, build_stages
 from harness.napkin.tape.tape import total_bytes
 
 
@@ -63,18 +65,23 @@ class Sizes:
     def table_bytes(self) -> int:
         return total_bytes(self.stages.tables)
 
-    def device_parameters(self, *, outer: bool = False, head: bool = False, blocks: int = 0) -> int:
-        """Parameters on the device: all; with them offloaded, those in use and those expected next: all that
-        is outside the blocks, or of that the head, and some blocks (harness/training/toggles/offload_parameters.py)."""
+    def device_parameters(
+        self, *, outer: bool = False, head: bool = False, block: bool = False, expected: bool = False
+    ) -> int:
+        """Parameters on the device: all; with them offloaded, those in use: all that is outside the blocks,
+        or of that the head, and a block; and the block that is expected next
+        (harness/training/toggles/offload_parameters.py)."""
         if not self.recipe.parameters_on_host:
             return self.parameter_bytes
-        around = sum(w.total_bytes for w in self.outer) if outer else head * self.head_bytes
-        return buffer_bytes(self.built) + around + blocks * sum(w.size_bytes for w in self.in_blocks)
+        around = sum(w.used_bytes for w in self.outer) if outer else head * self.head_bytes
+        used, sent = sum(w.used_bytes for w in self.in_blocks), sum(w.size_bytes for w in self.in_blocks)
+        return buffer_bytes(self.built) + around + block * used + expected * sent
 
     @property
     def head_bytes(self) -> int:
-        """The weight of the output head, which tied embeddings share."""
-        return self.built.shape.vocab * self.built.shape.hidden * SIZES[self.built.loose_dtype]
+        """The weight of the output head as it is used; tied embeddings share it."""
+        matrix = head_matrix(self.built.shape)
+        return matrix.elements * SIZES[self.built.linear_dtype(matrix)]
 
     @property
     def device_state(self) -> int:
@@ -124,14 +131,14 @@ class Sizes:
         """Of that, what stays on the device in any case."""
         return sum(stage.kept_by_ctx * stage.count for stage in self.stages.blocks)
 
-    @property
-    def cached_casts(self) -> int:
-        """Autocast's copies of trained weights that nothing else holds until forward ends.
+    def cached_casts(self, stages: Sequence[Stage]) -> int:
+        """Autocast's copies of trained weights that nothing else holds on the device until forward ends.
 
-        Without checkpointing the graph holds them, and they are counted as kept.
+        The graph holds them too, and they are counted as kept, unless the stage is checkpointed or what is
+        kept leaves for the host.
         """
-        blocks = (stage for stage in self.stages.blocks if stage.checkpointed)
-        return sum(stage.tape.weight_cast_bytes * stage.count for stage in blocks)
+        alone = [s for s in stages if s.checkpointed or self.recipe.activations_on_host]
+        return sum(total_bytes(stage.tape.cached) * stage.count for stage in alone)
 
     @property
     def earlier_gradients(self) -> int:
@@ -142,3 +149,11 @@ class Sizes:
     def tied_bytes(self) -> int:
         """The gradient of a trained weight that is both embeddings and head; it is made in two parts."""
         return self.head_bytes if self.built.shape.tied and self.built.trains_base else 0
+
+    @property
+    def tied_sum_bytes(self) -> int:
+        """What the sum of the two parts takes. Autograd adds into the head's part if that is a tensor of its
+        own, as a cast's and a fused loss's are, and not the transpose of a product
+        (torch/csrc/autograd/input_buffer.cpp)."""
+        in_place = self.built.autocast or self.stages.head.fused
+        return 0 if in_place else self.tied_bytes

@@ -64,6 +64,13 @@ class BuiltModel:
         """The dtype of weights that are not quantized: k-bit preparation makes them all fp32."""
         return "fp32" if self.recipe.upcast_for_kbit else self.made_dtype
 
+    def linear_dtype(self, matrix: Matrix) -> str:
+        """The dtype in which a linear layer's unquantized weight is on the device. When the model lives in
+        host memory it is cast as it arrives, but for a head that is tied (harness/training/toggles/offload_parameters.py)."""
+        tied = self.shape.tied and matrix == head_matrix(self.shape)
+        arrives_cast = self.recipe.parameters_on_host and self.loose_dtype == "fp32" and not tied
+        return self.autocast or "fp32" if arrives_cast else self.loose_dtype
+
     @property
     def autocast(self) -> str | None:
         """The dtype autocast runs matrix products in; None without autocast."""

@@ -41,6 +41,8 @@ class Weight:
     """Matrices that are stacked in one tensor: a mixture's experts."""
     adapter: bool = False
     """Added by peft."""
+    used_as: str = ""
+    """The dtype in which it is used, if it is cast as it arrives from host memory."""
 
     @property
     def elements(self) -> int:
@@ -51,6 +53,11 @@ class Weight:
     def quantized(self) -> bool:
         """Stored in a format that has no element of a whole number of bytes, or scales beside them."""
         return self.dtype not in SIZES
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of one tensor on the device while it is in use."""
+        return self.elements * SIZES[self.used_as] if self.used_as else self.size_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -70,7 +77,8 @@ def outer_weights(built: BuiltModel) -> list[Weight]:
     shape, base, dtype = built.shape, built.trains_base, built.loose_dtype
     result = [_plain(embedding_matrix(shape), dtype, base)]
     if not shape.tied:
-        result.append(_plain(head_matrix(shape), dtype, base))
+        used_as = built.linear_dtype(head_matrix(shape))
+        result.append(replace(_plain(head_matrix(shape), dtype, base), used_as=used_as))
     if shape.head_bias:
         result.append(_vector("lm_head.bias", shape.vocab, dtype, base))
     if shape.positions:
@@ -84,7 +92,8 @@ def block_weights(built: BuiltModel) -> list[Weight]:
     shape, base, dtype = built.shape, built.trains_base, built.loose_dtype
     result: list[Weight] = []
     for matrix in built.block_matrices():
-        plain = _plain(matrix, dtype, base, shape.layers)
+        used_as = "" if matrix.stacked else built.linear_dtype(matrix)
+        plain = replace(_plain(matrix, dtype, base, shape.layers), used_as=used_as)
         storage = built.quantized(matrix)
         stored = _quantized(built, matrix, storage) if storage else plain
         result.append(replace(stored, stacked=matrix.parts))

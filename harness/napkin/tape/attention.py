@@ -12,7 +12,7 @@ from harness.errors import InputError
 from harness.napkin.dtypes import SIZES
 from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.tape.ops import cast, dropout, scale, under_autocast
-from harness.napkin.tape.tape import Tape, Tensor
+from harness.napkin.tape.tape import Tape, Tensor, promoted
 
 Kernel = Literal["eager", "cudnn", "flash", "efficient", "math"]
 
@@ -178,10 +178,13 @@ def _pair(tape: Tape, a: Tensor, b: Tensor, name: str, dims: str, flops: int) ->
 def _softmax(tape: Tape, scores: Tensor, dtype: str) -> Tensor:
     """The weights in `dtype`. CUDA goes from fp16 to fp32 in one kernel and casts bf16 before; backward
     multiplies gradient and weights first (aten/src/ATen/native/SoftMax.cpp, cuda/SoftMax.cu)."""
+    given = scores
     if scores.dtype == "bf16":
         scores = cast(tape, scores, dtype)
     out_bytes = tape.elements(scores.dims) * SIZES[dtype]
-    return tape.op("softmax", scores.dims, dtype, [scores], keeps_output=True, temporary_bytes=out_bytes)
+    weights = tape.op("softmax", scores.dims, dtype, [scores], keeps_output=True, temporary_bytes=out_bytes)
+    tape.hold(given)
+    return weights
 
 
 def _written_out(
@@ -195,9 +198,10 @@ def _written_out(
     softmax_dtype: str,
 ) -> Tensor:
     """Eager attention: scores, mask, softmax, and the weighted values, each of B·N·S² elements."""
-    shape = built.shape
+    shape, given = built.shape, (q, k, v)
     grouped = shape.heads != shape.kv_heads
     k, v = _repeat(tape, built, k), _repeat(tape, built, v)
+    repeated = k, v
     q, k, v = (under_autocast(tape, t) for t in (q, k, v))
     q = _contiguous(tape, q)
     k, v = (t if grouped else _contiguous(tape, t) for t in (k, v))  # repeated heads are in order already
@@ -212,7 +216,7 @@ def _written_out(
         scores = tape.op(
             "scores masked",
             "B N S S",
-            max(scores.dtype, mask.dtype, key=SIZES.__getitem__),
+            promoted(scores.dtype, mask.dtype),
             [scores, mask],
             passes_gradient=True,
         )
@@ -220,7 +224,9 @@ def _written_out(
     weights = _softmax(tape, scores, upcast)
     weights = dropout(tape, under_autocast(tape, cast(tape, weights, v.dtype)), shape.attention_dropout)
     out = _pair(tape, weights, v, "attention", "B S N D", half)
-    return tape.op("attention by position", "B S N D", out.dtype, [out], passes_gradient=True)
+    out = tape.op("attention by position", "B S N D", out.dtype, [out], passes_gradient=True)
+    tape.hold(weights, *given, *repeated)
+    return out
 
 
 def _plain_sdpa(tape: Tape, built: BuiltModel, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

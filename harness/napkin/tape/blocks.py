@@ -19,7 +19,8 @@ from harness.napkin.tape.tape import Tape, Tensor
 def new_tape(built: BuiltModel) -> Tape:
     """An empty tape for this model and recipe, one micro batch."""
     sizes = {letter: dim.size(built) for letter, dim in DIMS.items()}
-    return Tape(sizes, built.autocast, built.recipe.compile)
+    caches = not built.recipe.parameters_on_host
+    return Tape(sizes, built.autocast, caches_casts=caches, compiled=built.recipe.compile)
 
 
 def embed(tape: Tape, built: BuiltModel) -> Tensor:
@@ -64,6 +65,7 @@ def block(
     mixed = attention(tape, built, q, k, v, mask, compute_capability)
     out_matrix = attention_matrices(shape)[-1]
     mixed = linear(tape, built, mixed, out_matrix, "attention out", "B S H")
+    tape.hold(normed)
     if shape.family == "gemma2":
         mixed = norm(tape, built, mixed, "norm 2")
     mixed = dropout(tape, mixed, shape.residual_dropout)
@@ -74,6 +76,7 @@ def block(
     x = add(tape, x, mixed, "residual 1")
     normed = norm(tape, built, x, "norm 3" if shape.family == "gemma2" else "norm 2")
     fed = experts(tape, built, normed) if shape.experts else mlp(tape, built, normed)
+    tape.hold(normed)
     if shape.family == "gemma2":
         fed = norm(tape, built, fed, "norm 4")
     return add(tape, x, dropout(tape, fed, shape.residual_dropout), "residual 2")

@@ -28,7 +28,7 @@ def _base(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, d
     if built.quantized(matrix):
         four_bit = built.recipe.four_bit
         return (_four_bit if four_bit else _int8)(tape, built, x, matrix, name, dims)
-    return plain_linear(tape, x, matrix, name, dims, built.loose_dtype, trained=built.trains_base)
+    return plain_linear(tape, x, matrix, name, dims, built.linear_dtype(matrix), trained=built.trains_base)
 
 
 def plain_linear(
@@ -46,8 +46,8 @@ def plain_linear(
         copy = _weight_copy(matrix, compute)
         weight_bytes = matrix.elements * SIZES[weight_dtype]
         tape.weight_cast(f"{name}: weight to {compute}", weight_bytes, copy.size_bytes, trained=trained)
-        if trained:
-            tape.weight_cast_bytes += copy.size_bytes
+        if trained and tape.caches_casts:
+            tape.cached.append(copy)
     return tape.product(
         name,
         dims,
@@ -126,7 +126,8 @@ def _lora(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, d
     casts = not (quantized and tape.autocast)  # under autocast the quantized layers leave it to autocast
     a = Matrix(f"{matrix.name}.lora_A", matrix.inputs, rank)
     b = Matrix(f"{matrix.name}.lora_B", rank, matrix.outputs)
-    inner = dropout(tape, cast(tape, x, dtype) if casts else x, built.adapter_dropout)
+    given = cast(tape, x, dtype) if casts else x
+    inner = dropout(tape, given, built.adapter_dropout)
     rank_dims = f"{_leading(tape, x, matrix)} R"
     inner = plain_linear(tape, inner, a, f"{name}: A x", rank_dims, dtype, trained=True)
     inner = plain_linear(tape, inner, b, f"{name}: B A x", dims, dtype, trained=True)
@@ -134,6 +135,7 @@ def _lora(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, d
     if quantized and casts:
         inner = cast(tape, inner, out.dtype)
     total = add(tape, out, inner, f"{name} adapted")
+    tape.hold(given)
     return cast(tape, total, out.dtype) if casts else total
 
 

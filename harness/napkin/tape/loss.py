@@ -76,7 +76,7 @@ def _fused(tape: Tape, built: BuiltModel, hidden: Tensor, compute_capability: fl
     """Liger's fused linear cross-entropy: logits for a chunk of tokens at a time, as many as make the
     chunk about as large as the hidden states, and both gradients at once
     (liger_kernel 0.8.5, ops/fused_linear_cross_entropy.py)."""
-    shape, trained, dtype = built.shape, built.trains_base, built.loose_dtype
+    shape, trained, dtype = built.shape, built.trains_base, built.linear_dtype(head_matrix(built.shape))
     tokens, weight = tape.elements("T"), shape.vocab * shape.hidden
     compute = tape.autocast or hidden.dtype
     parts = -(-shape.vocab // shape.hidden)

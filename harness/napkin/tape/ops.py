@@ -8,7 +8,7 @@ from __future__ import annotations
 from harness.napkin.dtypes import SIZES
 from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.model.layers import LAYER_NORM_FAMILIES
-from harness.napkin.tape.tape import Tape, Tensor
+from harness.napkin.tape.tape import Tape, Tensor, promoted
 
 
 def cast(tape: Tape, x: Tensor, dtype: str) -> Tensor:
@@ -31,13 +31,13 @@ def add(tape: Tape, a: Tensor, b: Tensor, name: str, *, recomputable: bool = Fal
 
     The residual stream is never recomputed: the sums in it would lead back to the embeddings.
     """
-    dtype = a.dtype if SIZES[a.dtype] >= SIZES[b.dtype] else b.dtype
+    dtype = promoted(a.dtype, b.dtype)
     return tape.op(name, a.dims, dtype, [a, b], passes_gradient=True, recomputable=recomputable)
 
 
 def multiply(tape: Tape, a: Tensor, b: Tensor, name: str, dims: str | None = None) -> Tensor:
     """a * b: keeps each factor that the other's gradient needs. `b` may be smaller and broadcast."""
-    dtype = a.dtype if SIZES[a.dtype] >= SIZES[b.dtype] else b.dtype
+    dtype = promoted(a.dtype, b.dtype)
     # the smaller factor's gradient is summed from a product of the full size
     summed = a.size_bytes if b.grad and b.size_bytes < a.size_bytes else 0
     saves = [b if a.grad else None, a if b.grad else None]

@@ -48,6 +48,11 @@ class Stage:
         return self.entering if self.checkpointed else None
 
     @property
+    def saved(self) -> list[Tensor]:
+        """What autograd keeps from forward to backward, in the order in which forward made it."""
+        return [self.input_kept] if self.input_kept else self.kept_tensors
+
+    @property
     def kept_until_backward(self) -> int:
         """Bytes kept from forward to backward: everything, or with checkpointing the input and what
         checkpointing does not reach."""

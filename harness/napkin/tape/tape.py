@@ -51,7 +51,7 @@ class Op:
     """Of those, what it keeps in attributes of its ctx, where no hook of autograd sees it: gradient
     checkpointing does not free it, offloading does not move it, and it lives as long as the loss."""
     holds: tuple[Tensor, ...] = ()
-    """What others made and is not let go of before this one has run."""
+    """What local variables, or others, do not let go of before this one has run."""
     forward: Work = NOTHING
     backward: Work = NOTHING
     passes_gradient: bool = False
@@ -70,9 +70,11 @@ class Tape:
     sizes: dict[str, int]
     autocast: str | None = None
     """The dtype autocast runs matrix products in; None without autocast."""
+    caches_casts: bool = True
+    """Autocast keeps its copies of trained weights; of weights that visit from host memory it cannot."""
     compiled: bool = False
     """Elementwise operators fuse: they move nothing of their own, and keep only what cannot be recomputed."""
-    weight_cast_bytes: int = 0
+    cached: list[Tensor] = field(default_factory=list)
     """16-bit copies of trained weights that autocast's cache holds until the forward pass ends."""
     attention_kernel: str = ""
     """The kernel that attention on this tape runs."""
@@ -193,6 +195,10 @@ class Tape:
         )
         return out
 
+    def hold(self, *tensors: Tensor) -> None:
+        """Local variables of what has just ended had these until now."""
+        self.ops[-1].holds += tensors
+
     def weight_cast(self, name: str, size_bytes: int, copy_bytes: int, *, trained: bool) -> None:
         """Record a 16-bit copy of a weight; if that is trained, backward casts its gradient back."""
         work = Work(0, size_bytes + copy_bytes)
@@ -239,6 +245,13 @@ class Tape:
 def saved_storages(ops: Sequence[Op]) -> list[Tensor]:
     """The distinct memory that backward of `ops` needs, in the order it was made."""
     return list({id(t.storage): t.storage for op in ops for t in op.saved}.values())
+
+
+def promoted(a: str, b: str) -> str:
+    """The dtype of a result of two: the wider; of fp16 and bf16, neither of which holds the other, fp32."""
+    if a != b and SIZES[a] == SIZES[b]:
+        return "fp32"
+    return a if SIZES[a] >= SIZES[b] else b
 
 
 def total_bytes(tensors: Sequence[Tensor]) -> int:
