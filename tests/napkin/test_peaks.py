@@ -57,7 +57,8 @@ def test_every_phase_peaks_where_it_really_does(tmp_path, fields):
 @pytest.mark.parametrize("family", ["gpt_neox", "gpt2", "gemma2", "qwen3", "phi3", "mixtral", "llama tied"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_every_kind_of_architecture(tmp_path, family, checkpointing):
-    fields = {"attention": "eager"} if family == "gemma2" else {}
+    # gpt_neox: the CPU's kernel lays its result out otherwise than CUDA's (test_napkin_activations.py)
+    fields = {"attention": "eager"} if family in ("gemma2", "gpt_neox") else {}
     precision = "fp32" if family.startswith("gpt") else "bf16"
     config = {"vocab_size": 1024}
     check(

@@ -100,7 +100,7 @@ class Backward:
     """Weight gradients exist already: a new one is added to the old and freed."""
     frees_weight_gradients: bool = False
     """Each weight is stepped as its gradient arrives."""
-    step_temporary: float = 0.0
+    step_temporary: int = 0
     """Bytes that stepping a weight needs, for each byte of its gradient (with frees_weight_gradients)."""
     in_flight: InFlight | None = None
     parameters: Callable[[Op], int] = lambda op: 0
@@ -149,7 +149,7 @@ class Backward:
             made = [self._new(t) for t in inputs]
         fresh = sum(g.size_bytes for g in made if g.holders == 0 and g not in given)
         weight = op.weight_gradient_bytes
-        stepping = int(weight * self.step_temporary) if self.frees_weight_gradients else 0
+        stepping = weight * self.step_temporary if self.frees_weight_gradients else 0
         temporary = max(op.backward_temporary_bytes, stepping)
         self._note(op, kept, self._live + fresh, self._weights + weight, temporary)
         if not (self.accumulates or self.frees_weight_gradients):
@@ -188,8 +188,6 @@ class Backward:
             self._live -= gradient.size_bytes
 
     def _note(self, op: Op, kept: int, gradients: int, weights: int, temporary: int) -> None:
-        self.peak = max(
-            self.peak,
-            StagePeak(op, kept, gradients, weights, temporary, self.parameters(op)),
-            key=lambda peak: peak.size_bytes,
-        )
+        now = StagePeak(op, kept, gradients, weights, temporary, self.parameters(op))
+        if now.size_bytes > self.peak.size_bytes:
+            self.peak = now

@@ -232,7 +232,7 @@ def _in_backward(
     elsewhere = [*stage.shared, *([entering] if entering else [])]
     third, share = 0, optimizer.in_backward_share
     if stage is stages.embedding and sizes.tied_bytes:
-        third, share = sizes.tied_sum_bytes, 0.0  # a part of the sum is gone when the weight is stepped
+        third, share = sizes.tied_sum_bytes, 0  # a part of the sum is gone when the weight is stepped
     peak = Backward(
         stage.tape.ops,
         elsewhere,

@@ -49,7 +49,7 @@ class OptimizerMemory:
     on_host: bool
     in_backward: bool
     """Each weight is stepped as its gradient arrives, and the gradient freed."""
-    in_backward_share: float
+    in_backward_share: int
     """What that step needs, for each byte of the gradient."""
     gradient_dtype: str | None
     """With a stepped copy: the dtype the gradients are cast to as they are taken."""
@@ -81,7 +81,7 @@ def optimizer_memory(recipe: Recipe, trained: Sequence[Weight]) -> OptimizerMemo
         step_temporary_bytes=step_temporary_bytes(recipe, trained),
         on_host=on_host,
         in_backward=recipe.optimizer_in_backward,
-        in_backward_share=_in_backward_share(recipe),
+        in_backward_share=_in_step(recipe),
         gradient_dtype="fp32" if recipe.master_weights else None,
     )
 
@@ -121,45 +121,54 @@ def step_temporary_bytes(recipe: Recipe, trained: Sequence[Weight]) -> int:
     Adafactor every update; tensor by tensor it is one tensor's (AdamW: the root, and the root divided).
     """
     sizes = [(w.elements * SIZES[stepped_dtype(recipe, w)], w.count) for w in trained]
-    if recipe.optimizer in ("adamw", "adafactor"):
-        needed = {"adamw": 2, "adafactor": 1}[recipe.optimizer]
-    elif recipe.optimizer == "sgd" and recipe.weight_decay and recipe.optimizer_impl != "fused":
-        needed = 1  # gradients with the decay added, out of place
-    else:
-        return 0
-    if recipe.optimizer_impl == "fused":
-        return 0
+    share = _in_step(recipe)
     if recipe.optimizer_impl == "for_loop":
-        return needed * max((size for size, _ in sizes), default=0)
-    return sum(size * count for size, count in sizes)
+        return share * max((size for size, _ in sizes), default=0)
+    return share * sum(size * count for size, count in sizes)
 
 
-def _in_backward_share(recipe: Recipe) -> float:
-    """As step_temporary_bytes, for one tensor: foreach has lists of one."""
-    if recipe.optimizer_impl == "fused" or recipe.optimizer not in ("adamw", "adafactor"):
-        return 0.0
-    return 2.0 if recipe.optimizer == "adamw" and recipe.optimizer_impl == "for_loop" else 1.0
+def _in_step(recipe: Recipe) -> int:
+    """Bytes that stepping a tensor needs, for each byte of it."""
+    decays = recipe.optimizer == "sgd" and recipe.weight_decay > 0  # a sum of gradient and weight
+    if recipe.optimizer_impl == "fused" or not (decays or recipe.optimizer in ("adamw", "adafactor")):
+        return 0
+    return 2 if recipe.optimizer == "adamw" and recipe.optimizer_impl == "for_loop" else 1
+
+
+LAUNCHES = {"adamw": 8, "adafactor": 12}
+"""Operators for one tensor, where they are not one kernel."""
+
+
+def _passes(recipe: Recipe) -> dict[str, int]:
+    """How often each line of an update goes over memory of the weight's size (torch/optim/adam.py, sgd.py,
+    _adafactor.py): over parameter p, gradient g, moments m and v, temporary t. None of a fused kernel."""
+    if recipe.optimizer_impl == "fused":
+        return {}
+    decay = {"p·decay": 2} if recipe.weight_decay else {}
+    match recipe.optimizer:
+        case "adamw":
+            moments = {"m lerp g": 3, "v·β₂": 2, "v + g²": 3}
+            return decay | moments | {"t = √v": 2, "t / bias": 2, "t + ε": 2, "p + m/t": 4}
+        case "adafactor":
+            norms = {"norm of p": 1, "norms of g's rows": 1, "and of its columns": 1, "norm of t": 1}
+            root = {"t = row · column": 1, "t / mean": 2, "max(t, ε²)": 2, "1/√t": 2, "t·g": 3}
+            return decay | norms | root | {"t·α": 2, "p + t": 3}
+        case "sgd":
+            return ({"t = g + decay·p": 3} if decay else {}) | {"p - lr·g": 3}
+        case _:
+            return {}
 
 
 def step_work(recipe: Recipe, trained: Sequence[Weight]) -> list[Work]:
-    """What one optimizer step moves, as elementwise kernels: passes over parameter p, gradient g, moments
-    m and v, and temporary t."""
+    """What one optimizer step moves, as elementwise kernels."""
     works = []
+    passes = _passes(recipe)
     for weight in trained:
         n, p = weight.elements * weight.count, SIZES[stepped_dtype(recipe, weight)]
+        # without passes one kernel reads p, g and state, and writes p and state
         state = weight.count * state_bytes(recipe, weight)
-        launches = weight.count
-        if recipe.optimizer == "adamw" and recipe.optimizer_impl != "fused":
-            # p·decay; m lerp; v·β₂; v+g²; t=√v; t/bias; t+ε; p+m/t
-            moved = n * p * (2 * bool(recipe.weight_decay) + 3 + 2 + 3 + 2 + 2 + 2 + 4)
-            launches *= 8
-        elif recipe.optimizer == "adafactor":
-            moved = n * p * (1 + 1 + 2 + 1 + 2 + 2 + 3 + 1 + 2 + 3)
-            launches *= 12
-        elif recipe.optimizer == "sgd":
-            moved = n * p * (3 + 3 * bool(recipe.weight_decay))
-        else:  # one kernel reads p, g and state, and writes p and state
-            moved = 3 * n * p + 2 * state
+        moved = n * p * sum(passes.values()) if passes else 3 * n * p + 2 * state
+        launches = weight.count * LAUNCHES.get(recipe.optimizer, 1) if passes else weight.count
         if recipe.optimizer_impl != "for_loop" and recipe.optimizer not in ("adamw_8bit", "lion_8bit"):
             launches = -(-launches // 32)  # a multi-tensor kernel takes dozens of tensors
         works.append(Work(0, moved, launches))

@@ -152,8 +152,9 @@ class Sizes:
 
     @property
     def tied_sum_bytes(self) -> int:
-        """What the sum of the two parts takes. Autograd adds into the head's part if that is a tensor of its
-        own, as a cast's and a fused loss's are, and not the transpose of a product
-        (torch/csrc/autograd/input_buffer.cpp)."""
-        in_place = self.built.autocast or self.stages.head.fused
-        return 0 if in_place else self.tied_bytes
+        """What the sum of the two parts takes. Autograd adds into the head's part if nobody else holds its
+        memory: a cast's result, or a gradient that a fused loss has kept and that was not fetched from the
+        host; but not the transpose of a product (torch/csrc/autograd/input_buffer.cpp)."""
+        if self.stages.head.fused:
+            return self.tied_bytes if self.recipe.activations_on_host else 0
+        return 0 if self.built.autocast else self.tied_bytes

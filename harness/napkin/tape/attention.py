@@ -134,8 +134,9 @@ def _fused(
         keeps_output=True,
         backward_temporary_bytes=_fused_backward_bytes(tape, built, q, kernel, masked=mask is not None),
     )
-    # The output is laid out as q is. Families that concatenate q from parts have it by head, and copy.
-    if built.shape.family in ("gpt_neox", "phi", "phi3"):
+    # The output is laid out as q is, but for memory-efficient attention, which has it by position. Families
+    # that concatenate q from parts have it by head, and copy.
+    if kernel != "efficient" and built.shape.family in ("gpt_neox", "phi", "phi3"):
         return tape.op("attention by position", out.dims, out.dtype, [out], passes_gradient=True)
     return out
 

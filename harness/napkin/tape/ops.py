@@ -10,6 +10,10 @@ from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.model.layers import LAYER_NORM_FAMILIES
 from harness.napkin.tape.tape import Tape, Tensor, promoted
 
+HALF_ROTATED = (1 + 2, 1 + 3 + 3)
+"""Passes over it. Forward: minus one half, and both put together. Backward: minus that half, each half put
+into zeros (half read, the whole written), and the sum of both."""
+
 
 def cast(tape: Tape, x: Tensor, dtype: str) -> Tensor:
     """x.to(dtype): nothing if it has that dtype, else a copy. It keeps nothing."""
@@ -99,8 +103,7 @@ def rotate(tape: Tape, built: BuiltModel, x: Tensor, tables: tuple[Tensor, Tenso
     if partial and shape.rotary_dim:
         dims = x.dims.rsplit(" ", 1)[0] + " O"
         part = tape.slice(x, f"{name} rotated part", dims)
-    # forward: minus one half, and both put together; backward: that, each half put into zeros, and their sum
-    half = tape.op(f"{name}: half rotated", dims, part.dtype, [part], passes=(3, 7))
+    half = tape.op(f"{name}: half rotated", dims, part.dtype, [part], passes=HALF_ROTATED)
     turned = add(
         tape,
         multiply(tape, part, cos, f"{name}·cos", dims),
