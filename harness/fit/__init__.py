@@ -1,23 +1,26 @@
 """What would fit: searched by arithmetic or by simulation, and what to change when nothing does."""
 
 from harness.fit.advice import advise
+from harness.fit.confirmed import fit_confirmed
 from harness.fit.device_choice import compare_hardware, render_choice, render_table
-from harness.fit.exact import ExactFit, fit_exact
+from harness.fit.exact import fit_exact
 from harness.fit.host_memory import check_host_memory
-from harness.fit.search import Fit, fit, parse_bytes, with_memory
+from harness.fit.search import ConfirmedFit, fit
 from harness.fit.sharding import shard
+from harness.fit.text import exact_lines, fit_document, fit_lines
 
 __all__ = [
-    "ExactFit",
-    "Fit",
+    "ConfirmedFit",
     "advise",
     "check_host_memory",
     "compare_hardware",
+    "exact_lines",
     "fit",
+    "fit_confirmed",
+    "fit_document",
     "fit_exact",
-    "parse_bytes",
+    "fit_lines",
     "render_choice",
     "render_table",
     "shard",
-    "with_memory",
 ]

@@ -6,9 +6,10 @@ The changes and their savings are napkin's (fit/search.py). So only the commands
 
 from __future__ import annotations
 
+from harness.architecture import load_shape
 from harness.errors import InputError
-from harness.fit.search import combined, suggestions, with_memory
-from harness.hardware import TABLE_NAMES, Hardware, find_hardware, hardware_names
+from harness.fit.changes import by_arithmetic, combined, overrides, suggestions
+from harness.hardware import TABLE_NAMES, Hardware, find_hardware, hardware_names, with_memory
 from harness.recipe import Recipe
 from harness.step_profile import HardwareSummary, OutOfMemoryReport
 from harness.units import in_gib
@@ -32,8 +33,12 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
             f"PYTORCH_ALLOC_CONF=expandable_segments:True: {in_gib(idle)} are reserved, but in pieces"
         )
     hardware, known = _hardware(device)
+    missing = max(1, (report.requested_bytes or 0) - (report.free_bytes or 0))
     try:
-        changes = suggestions(recipe, hardware, hardware.memory_bytes)
+        price = by_arithmetic(hardware, load_shape(recipe.model))
+        # it ran out: what lay in pieces will lie in pieces again, and what was missing has to be saved
+        limit = min(hardware.memory_bytes - idle, price(recipe).required_bytes - missing)
+        changes = suggestions(recipe, limit, price)
     except InputError as error:
         return [*lines, f"what a change would save is not known: {error}"]
     if device.kind == "cpu":  # kernels that need a GPU, and a second memory that is not there
@@ -50,13 +55,14 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
         fits = ", enough by itself" if change.fits else ""
         lines.append(f"{change.overrides}: {in_gib(change.saved_bytes)} less{time}{result}{fits}")
     if enough is None:
-        together = combined(recipe, hardware, hardware.memory_bytes, changes)
+        together = combined(recipe, limit, changes, price)
         size = in_gib(hardware.memory_bytes)
         nothing = (
             f"nothing that the recipe can change is enough for {size}: it takes a device with more memory "
             "(`harness hardware RECIPE`) or a smaller model"
         )
-        lines.append(f"together {together}, enough by arithmetic" if together else nothing)
+        fits = f"together {overrides(recipe, together)}, enough by arithmetic" if together else nothing
+        lines.append(fits)
     return lines
 
 

@@ -5,19 +5,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from harness.allocator import Settings
+from harness.architecture import load_shape
 from harness.errors import InputError
+from harness.fit.search import (
+    DEFAULT_MARGIN,
+    LARGEST,
+    MULTIPLES,
+    FitField,
+    largest,
+    largest_within,
+    needs_of,
+    usable_bytes,
+)
 from harness.hardware import Hardware
 from harness.recipe import Recipe, check_recipe
 from harness.step_profile import StepProfile
 
-FitField = Literal["micro_batch_size", "seq_len"]
-MULTIPLES: dict[str, int] = {"micro_batch_size": 1, "seq_len": 64}
-"""What values are tried: a sequence length that is not a multiple of 64 is slow, and nobody asks for one."""
 MAX_GUESSES = 6
-"""Steps along the straight line through two simulations; then the interval is halved."""
+"""Guesses from what a simulation took; then the interval is halved."""
+FIRST_STRIDE = 50
+"""Where nothing can be guessed yet, the first stride is this part of the value; each next one is double."""
 
 
 @dataclass
@@ -33,9 +43,9 @@ class ExactFit:
     next_value: int | None = None
     """The next larger one, which does not fit or is not possible."""
     next_profile: StepProfile | None = None
-    """Out of memory at the next value; None when it is not possible for `limit`."""
+    """Out of memory at the next value; None when that was not simulated, for `limit`."""
     limit: str | None = None
-    """Why the next value is impossible, where memory is not the reason."""
+    """Why there is nothing beyond the largest value, where memory is not the reason."""
     tried: dict[int, bool] = dataclasses.field(default_factory=dict)
     """Every simulated value, in order, and whether it fits."""
 
@@ -63,72 +73,174 @@ def fit_exact(
     *,
     multiple_of: int | None = None,
     settings: Settings | None = None,
+    guided: bool = False,
     told: Callable[[int, bool], None] = lambda value, fits: None,
 ) -> ExactFit:
     """Search for the largest value of `field`, a multiple of `multiple_of`, that fits.
 
-    It was simulated to fit, and the next one not to. `told` hears each simulation's outcome. Raises
+    It was simulated to fit, and the next one not to. `guided`: begin where arithmetic, if it knows the model,
+    expects the answer, and not at the recipe's own value. `told` hears each simulation's outcome. Raises
     InputError for a recipe that cannot be simulated.
     """
     unit = multiple_of or MULTIPLES[field]
-    found = ExactFit(field, unit)
-    fitting: dict[int, StepProfile] = {}
-    low, high = 0, None
-    units = max(1, getattr(recipe, field) // unit)
-    while high is None or high - low > 1:
-        value = units * unit
-        profile = _simulated(recipe, hardware, field, value, settings, found)
-        fits = profile is not None and profile.oom is None
-        found.tried[value] = fits
-        told(value, fits)
-        if fits:
-            assert profile is not None
-            low, fitting[units] = units, profile
-        else:
-            high, found.next_value, found.next_profile = units, value, profile
-        units = _next(low, high, fitting, hardware, len(found.tried))
-    if low:
-        found.value, found.profile = low * unit, fitting[low]
-    return found
+    return _Search(recipe, hardware, field, unit, settings, guided, told).largest()
 
 
-def _simulated(
+def fits_beyond(
     recipe: Recipe,
     hardware: Hardware,
-    field: FitField,
-    value: int,
-    settings: Settings | None,
-    found: ExactFit,
-) -> StepProfile | None:
-    """The profile with that value; None if it cannot be (the reason goes to found.limit)."""
-    from harness.simulate import simulate  # here: what else is in fit/ needs no torch
+    known: ExactFit,
+    settings: Settings,
+    told: Callable[[int, bool], None] = lambda value, fits: None,
+) -> ExactFit:
+    """A larger value than the one `known`, which other settings gave, that fits with `settings`.
 
-    try:
-        asked = check_recipe({**recipe.model_dump(), field: value}, "fit")
-        return simulate(asked, hardware, settings, explain_oom=False)[0]
-    except InputError as error:
-        if not any(found.tried.values()):
-            raise  # the recipe itself cannot be simulated
-        found.limit = str(error)
-        return None
-
-
-def _next(low: int, high: int | None, fitting: dict[int, StepProfile], hardware: Hardware, tried: int) -> int:
-    """What to try between `low`, which fits, and `high`, which does not.
-
-    Memory is nearly a straight line in both fields: through the two largest that fit, reserved memory (which
-    fragmentation makes too large) gives a first guess, and allocated memory (which has to fit) a bound.
+    Three simulations at the most: where arithmetic expects the end if nothing is lost in pieces, half way
+    there, and the next value. The value is None if none of them fits.
     """
-    capacity = hardware.memory_bytes - hardware.calibration.cuda_context_bytes
-    if len(fitting) >= 2 and tried <= MAX_GUESSES:
-        smaller, larger = sorted(fitting)[-2:]
-        for of in (_reserved, _allocated):
-            a, b = of(fitting[smaller]), of(fitting[larger])
-            slope = (b - a) / (larger - smaller)
-            guess = larger + int((capacity - b) / slope) if slope > 0 else low
-            if low < guess and (high is None or guess < high):
-                return guess
-    return low * 2 if high is None else (low + high) // 2
+    return _Search(recipe, hardware, known.field, known.multiple_of, settings, True, told).beyond(known)
+
+
+class _Search:
+    """Between the largest value that was seen to fit and the smallest that was seen not to.
+
+    A simulation that runs out of memory ends early, so trying too much costs less than trying too little.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        hardware: Hardware,
+        field: FitField,
+        unit: int,
+        settings: Settings | None,
+        guided: bool,
+        told: Callable[[int, bool], None],
+    ) -> None:
+        self.recipe, self.hardware, self.settings, self.told = recipe, hardware, settings, told
+        self.found = ExactFit(field, unit)
+        self.fitting: dict[int, StepProfile] = {}
+        """By value."""
+        self.low, self.high = 0, LARGEST[field] // unit + 1
+        """In units: what is known to fit, and what is known not to, or is not looked for."""
+        self.stride = 0
+        self.arithmetic: Callable[[int], int] | None = None
+        """Bytes needed, by value."""
+        self.start = max(1, getattr(recipe, field) // unit)
+        if guided:
+            self._guide()
+
+    def _guide(self) -> None:
+        field = self.found.field
+        try:
+            shape = load_shape(self.recipe.model)
+            needs = needs_of(self.recipe, self.hardware, field, shape)
+            expected = largest_within(usable_bytes(self.hardware, DEFAULT_MARGIN), needs, field, shape)
+        except InputError:  # a model, or a toggle of it, that arithmetic does not know
+            return
+        self.arithmetic, self.start = needs, max(1, expected // self.found.multiple_of)
+
+    def largest(self) -> ExactFit:
+        """The largest value that fits, and the next one that does not."""
+        found, units = self.found, self.start
+        while self.high - self.low > 1:
+            profile = self._try(units)
+            units = self._next(units * found.multiple_of, profile)
+        if self.low:
+            found.value = self.low * found.multiple_of
+            found.profile = self.fitting[found.value]
+        if found.next_value is None:
+            found.limit = f"larger values than {LARGEST[found.field]} are not looked for"
+        return found
+
+    def beyond(self, known: ExactFit) -> ExactFit:
+        """See fits_beyond."""
+        value, unit, end = known.value or 0, known.multiple_of, 0
+        self.low = value // unit
+        if self.arithmetic is not None:
+            waste = self._wastes(known.profile, self.arithmetic, value)[1] if known.profile is not None else 0
+            end = self._most_within(self.arithmetic, waste)
+        for units in sorted({end, (self.low + end) // 2, self.low + 1}, reverse=True):
+            if self.low < units < self.high:
+                profile = self._try(units)
+                if profile is not None and profile.oom is None:
+                    self.found.value, self.found.profile = units * unit, profile
+                    break
+        return self.found
+
+    def _try(self, units: int) -> StepProfile | None:
+        """Simulate so many units, and note what it shows. None if that value cannot be."""
+        found, value = self.found, units * self.found.multiple_of
+        profile = self._simulated(value)
+        fits = profile is not None and profile.oom is None
+        found.tried[value] = fits
+        self.told(value, fits)
+        if profile is not None and profile.oom is None:
+            self.low, self.fitting[value] = units, profile
+        else:
+            self.high, found.next_value, found.next_profile = units, value, profile
+            found.limit = found.limit if profile is None else None
+        return profile
+
+    def _simulated(self, value: int) -> StepProfile | None:
+        """The profile with that value; None if it cannot be (the reason goes to found.limit)."""
+        from harness.simulate import simulate  # here: what else is in fit/ needs no torch
+
+        try:
+            asked = check_recipe({**self.recipe.model_dump(), self.found.field: value}, "fit")
+            return simulate(asked, self.hardware, self.settings, explain_oom=False)[0]
+        except InputError as error:
+            if value <= getattr(self.recipe, self.found.field):
+                raise  # the recipe itself cannot be simulated
+            self.found.limit = str(error)
+            return None
+
+    def _next(self, tried: int, profile: StepProfile | None) -> int:
+        """What to try next, after `tried` gave `profile`: in units, between low and high."""
+        low, high, end_is_known = self.low, self.high, self.found.next_value is not None
+        needs = self.arithmetic or self._line()
+        if needs is not None and profile is not None and len(self.found.tried) <= MAX_GUESSES:
+            for waste in self._wastes(profile, needs, tried):
+                guess = self._most_within(needs, waste)
+                room = (high - low) // 8 if low and end_is_known else 0
+                if low + room < guess < high - room:
+                    return guess
+        if low and end_is_known:
+            return max(low + 1, low + (high - low) * 2 // 3) if high - low > 2 else low + 1
+        self.stride = 2 * self.stride or max(1, self.start // FIRST_STRIDE)
+        if not low:
+            return max(1, high - self.stride)
+        return min(low + (self.stride if self.arithmetic else low), high - 1)
+
+    def _most_within(self, needs: Callable[[int], int], waste: int) -> int:
+        """The most units that fit if `waste` bytes are taken beyond what they need."""
+        limit, unit = self.hardware.memory_bytes - waste, self.found.multiple_of
+        most = LARGEST[self.found.field] // unit
+        return largest(lambda units: _needs_at_most(needs, units * unit, limit), most)
+
+    def _line(self) -> Callable[[int], int] | None:
+        """Memory is nearly a straight line in both fields: that through the two largest that fit."""
+        if len(self.fitting) < 2:
+            return None
+        (a, first), (b, second) = sorted(self.fitting.items())[-2:]
+        slope = (_allocated(second) - _allocated(first)) / (b - a)
+        at_b = _allocated(second) + self.hardware.calibration.cuda_context_bytes
+        return (lambda value: int(at_b + slope * (value - b))) if slope > 0 else None
+
+    def _wastes(self, profile: StepProfile, needs: Callable[[int], int], tried: int) -> list[int]:
+        """Bytes that the device must have beyond `needs`, as this simulation shows: with fragmentation as it
+        was there, and with as little as there can be."""
+        if profile.oom is not None:
+            return [profile.oom.reserved_unallocated_bytes or 0]
+        context, needed = self.hardware.calibration.cuda_context_bytes, needs(tried)
+        return [context + of(profile) - needed for of in (_reserved, _allocated)]
+
+
+def _needs_at_most(needs: Callable[[int], int], value: int, limit: int) -> bool:
+    try:
+        return needs(value) <= limit
+    except InputError:  # a sequence with more positions than the model has
+        return False
 
 
 def _reserved(profile: StepProfile) -> int:

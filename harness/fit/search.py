@@ -1,62 +1,36 @@
-"""The largest micro batch and sequence that fit a device, and what to change when nothing does. No torch."""
+"""The largest micro batch and sequence that fit a device by arithmetic, and what to change when nothing does.
+
+No torch. fit/confirmed.py starts from what is found here and looks for what a simulation sees to fit.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
-
-from pydantic import ValidationError
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from harness.architecture import ModelShape, load_shape
 from harness.errors import InputError
+from harness.fit.changes import Change, by_arithmetic, combined, overrides, suggestions
 from harness.hardware import Hardware
-from harness.napkin import Timing, estimate, required_bytes
+from harness.napkin import estimate, required_bytes
 from harness.recipe import Recipe
+
+if TYPE_CHECKING:
+    from harness.fit.exact import ExactFit
+
 
 DEFAULT_MARGIN = 0.05
 """Fraction of memory left to the caching allocator's fragmentation, which napkin does not know."""
 LARGEST_MICRO_BATCH = 2**16
-WORTHWHILE = 0.005
-"""A change that saves a smaller fraction than this is not suggested."""
 SEQUENCE_STEP = 64
 LARGEST_SEQUENCE = 2**20
 
-SAME_RESULT: tuple[dict[str, Any], ...] = (
-    {"attention": "sdpa"},
-    {"loss": "fused_linear"},
-    {"optimizer_impl": "fused"},
-    {"gradient_checkpointing": True},
-    {"optimizer_in_backward": True},
-    {"offload": ("activations",)},
-    {"offload": ("optimizer",)},
-    {"offload": ("parameters",)},
-)
-"""Changes after which the same weights are trained to the same values, but for rounding."""
-OTHER_RESULT: tuple[dict[str, Any], ...] = (
-    {"optimizer": "adamw_8bit", "optimizer_impl": "foreach"},
-    {"optimizer": "paged_adamw_8bit", "optimizer_impl": "foreach"},
-    {"precision": "bf16", "master_weights": False},
-    {"adapter": "lora", "master_weights": False},
-    {"adapter": "lora", "quantization": "nf4", "double_quant": True, "master_weights": False},
-)
-"""Changes of what is trained, or of how exactly."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """One thing to change, and what it does to the recipe as it is."""
-
-    fields: dict[str, Any]
-    overrides: str
-    """Those that differ from the recipe, as a shell takes them."""
-    required_bytes: int
-    saved_bytes: int
-    slowdown: float
-    """Time a token takes after, over before: below 1 it is faster."""
-    fits: bool
-    same_result: bool
+FitField = Literal["micro_batch_size", "seq_len"]
+MULTIPLES: dict[FitField, int] = {"micro_batch_size": 1, "seq_len": SEQUENCE_STEP}
+"""What values are tried: a sequence length that is not a multiple of 64 is slow, and nobody asks for one."""
+LARGEST: dict[FitField, int] = {"micro_batch_size": LARGEST_MICRO_BATCH, "seq_len": LARGEST_SEQUENCE}
+"""Larger values are not looked for."""
 
 
 @dataclass(frozen=True)
@@ -71,64 +45,86 @@ class Fit:
     seq_len: int
     """The largest at the recipe's micro_batch_size, a multiple of 64; 0: none."""
     changes: list[Change]
-    """When the recipe does not fit: what to try, the cheapest first, those with the same result before."""
+    """When the recipe does not fit: what to try, those with the same result first, each group by time."""
     together: str = ""
-    """Overrides with which it fits, the cheapest changes one after the other; empty: none do."""
+    """Overrides with which it fits, as few and as cheap as were found; empty: none do."""
+
+
+@dataclass
+class ConfirmedFit:
+    """What was seen to fit, beside what arithmetic says."""
+
+    arithmetic: Fit | None
+    """None for a model that napkin has no arithmetic for."""
+    largest: dict[FitField, ExactFit] = field(default_factory=dict)
+    """Empty where nothing could be simulated."""
+    expandable: dict[FitField, ExactFit] = field(default_factory=dict)
+    """Larger values that fit with expandable_segments:True, where that changes the answer."""
+    changes: list[Change] = field(default_factory=list)
+    together: str = ""
+    """Overrides with which it was seen to fit."""
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def by_arithmetic(cls, arithmetic: Fit) -> ConfirmedFit:
+        """What arithmetic says, and nothing seen."""
+        return cls(arithmetic, changes=arithmetic.changes, together=arithmetic.together)
+
+    @property
+    def seen(self) -> bool:
+        """Whether anything was simulated."""
+        return bool(self.largest)
+
+    @property
+    def fits_something(self) -> bool:
+        """Whether there is a size that fits."""
+        if self.seen:
+            return any(found.value for found in self.largest.values())
+        return self.arithmetic is not None and bool(
+            self.arithmetic.micro_batch_size or self.arithmetic.seq_len
+        )
 
 
 def fit(
     recipe: Recipe, hardware: Hardware, *, margin: float = DEFAULT_MARGIN, shape: ModelShape | None = None
 ) -> Fit:
-    """What of `recipe` fits `hardware`, leaving `margin` of its memory to fragmentation.
+    """What of `recipe` fits `hardware` by arithmetic, leaving `margin` of its memory to fragmentation.
 
     Raises InputError for a margin that is not in [0, 1), and for what cannot be estimated.
     """
+    limit = usable_bytes(hardware, margin)
+    shape = shape or load_shape(recipe.model)
+    price = by_arithmetic(hardware, shape)
+    needed = price(recipe).required_bytes
+    rows, tokens = (
+        largest_within(limit, needs_of(recipe, hardware, field, shape), field, shape) for field in MULTIPLES
+    )
+    changes = suggestions(recipe, limit, price) if needed > limit else []
+    fields = combined(recipe, limit, changes, price)
+    return Fit(limit, needed, rows, tokens, changes, overrides(recipe, fields) if fields else "")
+
+
+def usable_bytes(hardware: Hardware, margin: float) -> int:
+    """Memory less `margin` of it. Raises InputError for a margin that is not in [0, 1)."""
     if not 0 <= margin < 1:
         raise InputError(f"--margin {margin}: it must be at least 0 and below 1.")
-    shape = shape or load_shape(recipe.model)
-    limit = int(hardware.memory_bytes * (1 - margin))
-
-    def needs(**fields: Any) -> int:
-        changed = recipe.model_copy(update=fields)
-        return required_bytes(estimate(changed, hardware, shape))
-
-    needed = needs()
-    longest = min(shape.positions or LARGEST_SEQUENCE, LARGEST_SEQUENCE) // SEQUENCE_STEP
-    rows = _largest(lambda n: needs(micro_batch_size=n) <= limit, LARGEST_MICRO_BATCH)
-    steps = _largest(lambda n: needs(seq_len=n * SEQUENCE_STEP) <= limit, longest)
-    fits = needed <= limit
-    changes = [] if fits else suggestions(recipe, hardware, limit, shape)
-    together = "" if fits else combined(recipe, hardware, limit, changes, shape)
-    return Fit(limit, needed, rows, steps * SEQUENCE_STEP, changes, together)
+    return int(hardware.memory_bytes * (1 - margin))
 
 
-def combined(
-    recipe: Recipe, hardware: Hardware, limit: int, changes: list[Change], shape: ModelShape | None = None
-) -> str:
-    """The changes made one after the other, each kept if it lowers what is needed, until the recipe fits
-    `limit` bytes: as overrides; empty if it does not even with all."""
-    shape = shape or load_shape(recipe.model)
-    fields: dict[str, Any] = {}
-    needed = required_bytes(estimate(recipe, hardware, shape))
-    for change in changes:
-        both = fields | change.fields
-        after = _required(_changed(recipe, both), hardware, shape)
-        if after is not None and after < needed:
-            fields, needed = both, after
-        if needed <= limit:
-            return _overrides(recipe, fields)
-    return ""
+def needs_of(recipe: Recipe, hardware: Hardware, field: FitField, shape: ModelShape) -> Callable[[int], int]:
+    """What the recipe needs by arithmetic, in bytes, as a function of the value of `field`."""
+    return lambda value: required_bytes(estimate(recipe.model_copy(update={field: value}), hardware, shape))
 
 
-def _required(recipe: Recipe | None, hardware: Hardware, shape: ModelShape) -> int | None:
-    """What `recipe` needs; None if it is None or this model cannot have it."""
-    try:
-        return None if recipe is None else required_bytes(estimate(recipe, hardware, shape))
-    except InputError:
-        return None
+def largest_within(limit: int, needs: Callable[[int], int], field: FitField, shape: ModelShape) -> int:
+    """The largest value of `field`, a multiple of its step, that needs at most `limit` bytes, or 0."""
+    step, most = MULTIPLES[field], LARGEST[field]
+    if field == "seq_len" and shape.positions:
+        most = min(most, shape.positions)
+    return step * largest(lambda n: needs(n * step) <= limit, most // step)
 
 
-def _largest(fits: Callable[[int], bool], highest: int) -> int:
+def largest(fits: Callable[[int], bool], highest: int) -> int:
     """The largest n in 1..highest for which `fits`, 0 if 1 does not. `fits` is true up to some n."""
     low, high = 0, 1
     while high <= highest and fits(high):
@@ -138,83 +134,3 @@ def _largest(fits: Callable[[int], bool], highest: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def suggestions(
-    recipe: Recipe, hardware: Hardware, limit_bytes: int, shape: ModelShape | None = None
-) -> list[Change]:
-    """Single changes that lower what `recipe` needs: those that keep the result first, each group by time."""
-    shape = shape or load_shape(recipe.model)
-    now = estimate(recipe, hardware, shape)
-    needed, speed = required_bytes(now), Timing(now.sizes).tokens_per_s
-    found = []
-    for same_result, change in _candidates(recipe):
-        fields = change
-        if "offload" in change:  # beside what is offloaded already
-            fields = {"offload": tuple(dict.fromkeys((*recipe.offload, *change["offload"])))}
-        changed = _changed(recipe, fields)
-        after = _required(changed, hardware, shape)
-        if changed is None or after is None or needed - after < WORTHWHILE * needed:
-            continue
-        slowdown = speed / Timing(estimate(changed, hardware, shape).sizes).tokens_per_s
-        saved, spelled = needed - after, _overrides(recipe, fields)
-        found.append(Change(fields, spelled, after, saved, slowdown, after <= limit_bytes, same_result))
-    return sorted(found, key=lambda change: (not change.same_result, change.slowdown))
-
-
-def _candidates(recipe: Recipe) -> Iterator[tuple[bool, dict[str, Any]]]:
-    for fields in SAME_RESULT:
-        yield True, fields
-    if recipe.micro_batch_size > 1:
-        rows = recipe.micro_batch_size
-        steps = recipe.gradient_accumulation_steps * rows
-        yield True, {"micro_batch_size": 1, "gradient_accumulation_steps": steps}
-    for fields in OTHER_RESULT:
-        yield False, fields
-    if recipe.seq_len >= 4 * SEQUENCE_STEP:
-        yield False, {"seq_len": recipe.seq_len // 2}
-
-
-def _changed(recipe: Recipe, fields: dict[str, Any]) -> Recipe | None:
-    """The recipe with `fields`, or None if the change breaks a rule."""
-    try:
-        return Recipe(**{**recipe.model_dump(), **fields})
-    except ValidationError:
-        return None
-
-
-def _overrides(recipe: Recipe, fields: dict[str, Any]) -> str:
-    differing = {name: value for name, value in fields.items() if value != getattr(recipe, name)}
-    return " ".join(f"{name}={_spelled(value)}" for name, value in differing.items())
-
-
-def _spelled(value: Any) -> str:
-    if isinstance(value, tuple):  # brackets mean something to a shell
-        return value[0] if len(value) == 1 else f"'[{','.join(value)}]'"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def with_memory(hardware: Hardware, memory_bytes: int) -> Hardware:
-    """The device with another amount of memory, for questions about a size and no device."""
-    cited = hardware.datasheet.memory_bytes._replace(value=memory_bytes)
-    return replace(hardware, datasheet=hardware.datasheet._replace(memory_bytes=cited))
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes from `16GiB` (2**30 each), `16GB` (1e9 each) or a plain number of them, of at least a MiB.
-
-    Raises InputError otherwise.
-    """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][0-9]+)?)\s*([KMGT]i?B|B|)\s*", text)
-    unit = match[2] if match else ""
-    factor = {"": 1, "B": 1} | {
-        f"{letter}{i}B": (1024 if i else 1000) ** power
-        for power, letter in enumerate("KMGT", start=1)
-        for i in ("", "i")
-    }
-    size = float(match[1]) * factor[unit] if match else 0.0
-    if not 1 <= size < float("inf") or (not unit and size < 2**20):  # 16 is no 16 bytes
-        raise InputError(
-            f"--memory {text}: write a size such as 16GiB (2**30 bytes each) or 16GB (1e9 each)."
-        )
-    return int(size)

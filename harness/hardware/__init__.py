@@ -6,9 +6,11 @@ from harness.hardware.hardware import (
     all_hardware,
     find_hardware,
     hardware_names,
+    parse_bytes,
     read_prices,
     split_hardware,
     table_device,
+    with_memory,
 )
 from harness.hardware.nvml import Nvml, device_names
 from harness.hardware.roofline import (
@@ -38,9 +40,11 @@ __all__ = [
     "find_hardware",
     "hardware_names",
     "machine_balance",
+    "parse_bytes",
     "read_prices",
     "split_hardware",
     "table_device",
     "time_of",
     "transfer_s",
+    "with_memory",
 ]

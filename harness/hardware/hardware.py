@@ -6,8 +6,9 @@ Imports no torch. Units: bytes, FLOP/s, bytes per second, seconds, and the user'
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -146,6 +147,32 @@ class Hardware:
             peak_flops=self.peak_flops(dtype),
             memory_bandwidth=self.memory_bandwidth,
         )
+
+
+def with_memory(hardware: Hardware, memory_bytes: int) -> Hardware:
+    """The device with another amount of memory, for questions about a size and no device."""
+    cited = hardware.datasheet.memory_bytes._replace(value=memory_bytes)
+    return replace(hardware, datasheet=hardware.datasheet._replace(memory_bytes=cited))
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from `16GiB` (2**30 each), `16GB` (1e9 each) or a plain number of them, of at least a MiB.
+
+    Raises InputError otherwise.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][0-9]+)?)\s*([KMGT]i?B|B|)\s*", text)
+    unit = match[2] if match else ""
+    factor = {"": 1, "B": 1} | {
+        f"{letter}{i}B": (1024 if i else 1000) ** power
+        for power, letter in enumerate("KMGT", start=1)
+        for i in ("", "i")
+    }
+    size = float(match[1]) * factor[unit] if match else 0.0
+    if not 1 <= size < float("inf") or (not unit and size < 2**20):  # 16 is no 16 bytes
+        raise InputError(
+            f"--memory {text}: write a size such as 16GiB (2**30 bytes each) or 16GB (1e9 each)."
+        )
+    return int(size)
 
 
 def hardware_names() -> list[str]:

@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 
 from harness.errors import InputError
-from harness.fit.exact import ExactFit, FitField, fit_exact
-from harness.fit.search import with_memory
-from harness.hardware.hardware import Hardware, find_hardware
+from harness.fit.exact import ExactFit, fit_exact
+from harness.fit.search import FitField
+from harness.hardware.hardware import Hardware, find_hardware, with_memory
 from harness.recipe.recipe import Recipe
 from harness.simulate.simulated_run import simulate
 from tests.support.tiny import tiny

@@ -8,11 +8,13 @@ import shlex
 import pytest
 from typer.testing import CliRunner
 
+from harness.architecture.model_shape import load_shape
 from harness.cli.app import app
 from harness.errors import InputError
+from harness.fit.changes import WORTHWHILE, Change, Price, by_arithmetic, combined, suggestions
 from harness.fit.device_choice import compare_hardware
-from harness.fit.search import fit, parse_bytes, suggestions, with_memory
-from harness.hardware.hardware import find_hardware, hardware_names
+from harness.fit.search import fit
+from harness.hardware.hardware import find_hardware, hardware_names, parse_bytes, with_memory
 from harness.napkin.memory.moments import required_bytes
 from harness.napkin.prediction import estimate
 from harness.recipe.file import load_recipe
@@ -20,6 +22,10 @@ from harness.recipe.recipe import Recipe
 
 RTX_4090 = find_hardware("rtx-4090")
 GIB = 2**30
+
+
+def priced(recipe: Recipe):
+    return by_arithmetic(RTX_4090, load_shape(recipe.model))
 
 
 def command(*arguments: str):
@@ -56,7 +62,7 @@ def test_mistral_qlora_fits_16_gb_with_room_and_full_fine_tuning_does_not():
 
 def test_changes_are_real_and_ordered_by_cost():
     recipe = load_recipe("llama-3.1-8b-full-bf16", ["micro_batch_size=2"])[1]
-    changes = suggestions(recipe, RTX_4090, RTX_4090.memory_bytes)
+    changes = suggestions(recipe, RTX_4090.memory_bytes, priced(recipe))
     now = required_bytes(estimate(recipe, RTX_4090))
     assert len(changes) >= 5
     for change in changes:
@@ -78,10 +84,85 @@ def test_together_they_fit_as_one_recipe():
     assert required_bytes(estimate(changed, RTX_4090)) <= found.limit_bytes
 
 
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("llama-3.1-8b-lora", 12),
+        ("llama-3.1-8b-full-bf16", 22),
+        ("mistral-7b-qlora", 5),
+        ("llama-3.2-1b-fp32", 4),
+    ],
+)
+def test_no_change_is_kept_that_saves_nothing(name, limit):
+    """Of single changes all that save half a percent are there and no other; of those made together none can
+    be left out."""
+    recipe = load_recipe(name)[1]
+    needed = required_bytes(estimate(recipe, RTX_4090))
+    changes = suggestions(recipe, limit * GIB, priced(recipe))
+    assert changes
+    assert all(change.saved_bytes >= WORTHWHILE * needed > 0 for change in changes)
+    assert all(needed - change.required_bytes == change.saved_bytes for change in changes)
+    found = combined(recipe, limit * GIB, changes, priced(recipe))
+    if found is None:
+        return
+    together = {name: value for name, value in found.items() if getattr(recipe, name) != value}
+    assert required_bytes(estimate(Recipe(**{**recipe.model_dump(), **together}), RTX_4090)) <= limit * GIB
+    for left_out in changes:
+        if together.items() >= left_out.fields.items() and together.keys() > left_out.fields.keys():
+            fewer = {name: value for name, value in together.items() if name not in left_out.fields}
+            without = Recipe(**{**recipe.model_dump(), **fewer})
+            assert required_bytes(estimate(without, RTX_4090)) > limit * GIB, left_out.overrides
+
+
+def priced_by_hand(**saves: int):
+    """1000 bytes, and less for each field that differs from its default; ten tokens a second."""
+
+    def price(recipe: Recipe) -> Price:
+        default = Recipe(model="any")
+        saved = sum(size for name, size in saves.items() if getattr(recipe, name) != getattr(default, name))
+        return Price(1000 - saved, 10.0)
+
+    return price
+
+
+def test_a_change_that_saves_nothing_or_too_little_is_not_suggested():
+    price = priced_by_hand(gradient_checkpointing=200, loss=4, optimizer_impl=5, precision=-100)
+    changes = {change.overrides: change for change in suggestions(Recipe(model="any"), 800, price)}
+    assert changes.keys() == {"gradient_checkpointing=true", "optimizer_impl=fused"}
+    assert changes["gradient_checkpointing=true"].fits
+    assert not changes["optimizer_impl=fused"].fits
+
+
+def test_of_changes_together_only_those_stay_that_are_needed():
+    def change(**fields) -> Change:
+        return Change(fields, "", 0, 0, 1.0, False, True)
+
+    steps = [change(optimizer_impl="fused"), change(loss="fused_linear"), change(gradient_checkpointing=True)]
+    recipe = Recipe(model="any")
+    # the first saves nothing, the second alone is not enough, and the third makes it superfluous
+    price = priced_by_hand(optimizer_impl=0, loss=50, gradient_checkpointing=300)
+    assert combined(recipe, 700, steps, price) == {"gradient_checkpointing": True}
+    assert combined(recipe, 650, steps, price) == {"loss": "fused_linear", "gradient_checkpointing": True}
+    assert combined(recipe, 649, steps, price) is None
+    assert combined(recipe, 1000, steps, price) == {}
+
+
+def test_offloads_made_one_after_the_other_add_up():
+    recipe = Recipe(model="any")
+    steps = [
+        Change({"offload": (name,)}, "", 0, 0, 1.0, False, True) for name in ("activations", "optimizer")
+    ]
+
+    def price(recipe: Recipe) -> Price:
+        return Price(1000 - 100 * len(recipe.offload), 10.0)
+
+    assert combined(recipe, 800, steps, price) == {"offload": ("activations", "optimizer")}
+
+
 def test_a_change_names_what_differs_as_a_shell_takes_it():
     """Followed word for word, the advice gives what it promises: also beside what is offloaded already."""
     recipe = load_recipe("llama-3.1-8b-lora-offload-activations")[1]
-    changes = suggestions(recipe, RTX_4090, 12 * GIB)
+    changes = suggestions(recipe, 12 * GIB, priced(recipe))
     assert any(change.overrides == "offload='[activations,optimizer]'" for change in changes)
     for change in changes:
         followed = load_recipe("llama-3.1-8b-lora-offload-activations", shlex.split(change.overrides))[1]
@@ -145,13 +226,15 @@ def test_napkin_prints_a_derivation_and_json():
 
 
 def test_fit_answers_for_a_size_and_for_a_device():
-    small = command("fit", "mistral-7b-qlora", "--memory", "16GiB")
+    small = command("fit", "mistral-7b-qlora", "--memory", "16GiB", "--quick")
     assert small.exit_code == 0
     assert "largest micro_batch_size" in small.stdout
-    assert "--exact" in small.stdout
-    device = json.loads(command("fit", "mistral-7b-qlora", "--hardware", "rtx-4090", "--json").stdout)
-    assert device["largest_seq_len"] > 2048
-    nothing = command("fit", "llama-3.1-8b-full-bf16", "--hardware", "rtx-4090")
+    assert "not seen to fit" in small.stdout
+    device = command("fit", "mistral-7b-qlora", "--hardware", "rtx-4090", "--quick", "--json")
+    document = json.loads(device.stdout)
+    assert document["largest_seq_len"] > 2048
+    assert not document["seen_by_simulation"]
+    nothing = command("fit", "llama-3.1-8b-full-bf16", "--hardware", "rtx-4090", "--quick")
     assert nothing.exit_code == 3
     assert "optimizer_in_backward=true" in nothing.stdout
 
@@ -204,6 +287,8 @@ def test_shard_lists_every_strategy():
         ("napkin", "tinyllama-lora", "hardware=l4", "hardware=t4"),
         ("napkin", "no-such-recipe"),
         ("fit", "tinyllama-lora", "--memory", "lots"),
+        ("fit", "tinyllama-lora", "--quick", "--exact"),
+        ("fit", "tinyllama-lora", "--margin", "1"),
         ("hardware", "tinyllama-lora", "--price", "h200"),
         ("shard", "tinyllama-lora", "--gpus", "0"),
         ("shard", "llama-3.2-3b-offload-optimizer", "--gpus", "2"),

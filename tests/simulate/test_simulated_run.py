@@ -17,8 +17,7 @@ from torch.utils._device import _device_constructors
 
 from harness.allocator.settings import parse_settings
 from harness.errors import InputError
-from harness.fit.search import with_memory
-from harness.hardware.hardware import Hardware, find_hardware
+from harness.hardware.hardware import Hardware, find_hardware, with_memory
 from harness.recipe.file import list_models, list_recipes, load_recipe
 from harness.recipe.recipe import Recipe
 from harness.simulate.simulated_run import simulate

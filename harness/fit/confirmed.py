@@ -1,0 +1,203 @@
+"""The largest micro batch and sequence that a simulation has seen to fit, and what to change when none does.
+
+Arithmetic says where to look (fit/search.py), the simulated step decides (fit/exact.py). A recipe that cannot be
+simulated keeps what arithmetic says; a model that arithmetic does not know is found by simulation alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
+
+from pydantic import ValidationError
+
+from harness.allocator import Settings
+from harness.architecture import load_shape
+from harness.errors import InputError
+from harness.fit.changes import (
+    Change,
+    Price,
+    Pricing,
+    by_arithmetic,
+    changed,
+    combined,
+    overrides,
+    suggestions,
+)
+from harness.fit.exact import fit_exact, fits_beyond
+from harness.fit.search import DEFAULT_MARGIN, MULTIPLES, ConfirmedFit, FitField, fit, usable_bytes
+from harness.hardware import Hardware, with_memory
+from harness.recipe import Recipe
+from harness.step_profile import StepProfile
+from harness.units import in_gib
+
+PLENTY_BYTES = 2**50
+"""Memory on which everything fits, to see what a step would take."""
+SEEN_TO_FIT = 2
+"""Changes of each group (the same result, another) that are looked for until so many are seen to fit."""
+MOST_COMBINATIONS = 4
+
+
+def fit_confirmed(
+    recipe: Recipe,
+    hardware: Hardware,
+    settings: Settings,
+    *,
+    margin: float = DEFAULT_MARGIN,
+    told: Callable[[str], None] = lambda line: None,
+) -> ConfirmedFit:
+    """What of `recipe` fits `hardware`. Where arithmetic alone can answer, it leaves `margin` of the memory.
+
+    `told` hears the outcome of each simulation. Raises InputError for what neither can answer.
+    """
+    usable_bytes(hardware, margin)
+    try:
+        arithmetic, unknown = fit(recipe, hardware, margin=margin), None
+    except InputError as error:
+        arithmetic, unknown = None, error
+    found = ConfirmedFit.by_arithmetic(arithmetic) if arithmetic else ConfirmedFit(None)
+    search = _Confirming(recipe, hardware, settings, found, told)
+    try:
+        search.sizes()
+    except InputError as error:
+        if arithmetic is None:
+            raise
+        found.largest.clear()
+        found.notes.append(f"by arithmetic alone, because it cannot be simulated: {error}")
+        return found
+    if unknown is not None:
+        found.notes.append(f"by simulation alone: {unknown}")
+    search.what_to_change()
+    return found
+
+
+class _Confirming:
+    """Simulates what arithmetic proposes."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        hardware: Hardware,
+        settings: Settings,
+        found: ConfirmedFit,
+        told: Callable[[str], None],
+    ) -> None:
+        self.recipe, self.hardware, self.settings = recipe, hardware, settings
+        self.found, self.told = found, told
+
+    def sizes(self) -> None:
+        """The largest value of both fields, and whether expandable segments would allow a larger one."""
+        for name in MULTIPLES:
+            self.found.largest[name] = fit_exact(
+                self.recipe,
+                self.hardware,
+                name,
+                multiple_of=self._step(name),
+                settings=self.settings,
+                guided=True,
+                told=lambda value, fits, name=name: self._tell(f"{name}={value}", fits),
+            )
+        if not self.settings.expandable_segments:
+            for name in MULTIPLES:
+                self._with_expandable_segments(name)
+
+    def _step(self, name: FitField) -> int:
+        """Of a long sequence, about the 64th part, in powers of two."""
+        step, expected = MULTIPLES[name], self.found.arithmetic
+        if name == "seq_len":
+            tokens = expected.seq_len if expected is not None else self.recipe.seq_len
+            while step * 128 <= tokens:
+                step *= 2
+        return step
+
+    def _with_expandable_segments(self, name: FitField) -> None:
+        """Look for more where memory ran out although the pieces that were left would have been enough."""
+        known = self.found.largest[name]
+        oom = known.next_profile.oom if known.next_profile is not None else None
+        if oom is None:
+            return
+        left = (oom.reserved_unallocated_bytes or 0) + (oom.free_bytes or 0)
+        if left < (oom.requested_bytes or 0):
+            return
+        larger = fits_beyond(
+            self.recipe,
+            self.hardware,
+            known,
+            replace(self.settings, expandable_segments=True),
+            lambda value, fits: self._tell(f"{name}={value} with expandable_segments:True", fits),
+        )
+        if larger.value is not None:
+            self.found.expandable[name] = larger
+
+    def what_to_change(self) -> None:
+        """Where the recipe does not fit as it is: single changes and the fewest together, seen to fit."""
+        rows = self.found.largest["micro_batch_size"].value or 0
+        if rows >= self.recipe.micro_batch_size:
+            self.found.changes, self.found.together = [], ""
+            return
+        price = self._price()
+        limit = min(self.hardware.memory_bytes, price(self.recipe).required_bytes - 1)  # it does not fit
+        changes = suggestions(self.recipe, limit, price)
+        self.found.changes = self._seen(changes)
+        self.found.together = self._together(changes, limit, price)
+
+    def _price(self) -> Pricing:
+        if self.found.arithmetic is not None:
+            return by_arithmetic(self.hardware, load_shape(self.recipe.model))
+        plenty = with_memory(self.hardware, PLENTY_BYTES)
+        context = self.hardware.calibration.cuda_context_bytes
+
+        prices: dict[str, Price] = {}
+
+        def price(recipe: Recipe) -> Price:
+            changes = overrides(self.recipe, recipe.model_dump())
+            if changes not in prices:
+                profile = self._simulated(recipe, plenty)
+                needed = context + (profile.memory.peak_allocated_bytes or 0)
+                prices[changes] = Price(needed, profile.step.tokens_per_s or 0.0)
+                self.told(f"{changes or 'as it is'}: needs {in_gib(needed)}")
+            return prices[changes]
+
+        return price
+
+    def _seen(self, changes: list[Change]) -> list[Change]:
+        """The changes, with what a simulation says of the first of each group that fit by arithmetic."""
+        seen: list[Change] = []
+        for change in changes:
+            enough = sum(c.seen and c.fits for c in seen if c.same_result == change.same_result)
+            if change.fits and enough < SEEN_TO_FIT:
+                fits = self._fits(changed(self.recipe, change.fields))
+                change = dataclasses.replace(change, fits=fits is None, seen=True)
+            seen.append(change)
+        return seen
+
+    def _together(self, changes: list[Change], limit: int, price: Pricing) -> str:
+        """Combinations by arithmetic until one is seen to fit, each leaving room for what the one before
+        lost in pieces."""
+        for _ in range(MOST_COMBINATIONS):
+            fields = combined(self.recipe, limit, changes, price)
+            if not fields:
+                return ""
+            lost = self._fits(changed(self.recipe, fields))
+            if lost is None:
+                return overrides(self.recipe, fields)
+            limit -= max(lost, self.hardware.memory_bytes // 100)
+        return ""
+
+    def _fits(self, recipe: Recipe) -> int | None:
+        """None if a simulation of `recipe` fits; else the bytes that lay in pieces when it ran out."""
+        try:
+            oom = self._simulated(recipe, self.hardware).oom
+        except (InputError, ValidationError):  # what this device or library cannot do
+            return 0
+        self._tell(overrides(self.recipe, recipe.model_dump()), oom is None)
+        return None if oom is None else oom.reserved_unallocated_bytes or 0
+
+    def _simulated(self, recipe: Recipe, hardware: Hardware) -> StepProfile:
+        from harness.simulate import simulate  # here: arithmetic alone needs no torch
+
+        return simulate(recipe, hardware, self.settings, explain_oom=False)[0]
+
+    def _tell(self, what: str, fits: bool) -> None:
+        self.told(f"{what}: {'fits' if fits else 'does not fit'}")

@@ -1,0 +1,156 @@
+"""What fits, as lines for a terminal and as a JSON document. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from harness.fit.search import ConfirmedFit, FitField
+from harness.hardware import Hardware
+from harness.recipe import Recipe
+from harness.units import in_gib
+
+if TYPE_CHECKING:
+    from harness.fit.exact import ExactFit
+
+
+GIB = 2**30
+
+
+def fit_lines(
+    name: str, where: str, recipe: Recipe, hardware: Hardware, found: ConfirmedFit
+) -> Iterator[str]:
+    """The verdict, the largest sizes, what expandable segments would change, and what to change."""
+    size = in_gib(hardware.memory_bytes)
+    fits = _fits_as_it_is(recipe, found)
+    yield f"{name} on {where} ({size}): {'fits' if fits else 'does not fit'} as it is"
+    yield from _seen_lines(recipe, found) if found.seen else _arithmetic_lines(recipe, found)
+    if found.changes:
+        yield "Single changes that lower what it needs, the cheapest first:"
+        yield f"  {'change':<44} {'saves GiB':>9} {'time a token':>13}  fits"
+        for same in (True, False):
+            group = [change for change in found.changes if change.same_result == same]
+            if group:
+                yield (
+                    "  the same weights, trained to the same values:"
+                    if same
+                    else "  training something else:"
+                )
+            for change in group:
+                verdict = ("yes" if change.fits else "no") + (", seen" if change.seen else "")
+                cells = f"{change.saved_bytes / GIB:9.2f} {'× ' + format(change.slowdown, '.2f'):>13}"
+                if len(change.overrides) <= 42:
+                    yield f"    {change.overrides:<42} {cells}  {verdict}"
+                else:
+                    yield f"    {change.overrides}"
+                    yield f"    {'':<42} {cells}  {verdict}"
+    if not fits:
+        how = "seen to fit" if found.seen else "by arithmetic"
+        none = "No combination of them was seen to fit." if found.seen else "No combination of them fits."
+        yield f"Together ({how}): {found.together}" if found.together else none
+    for note in found.notes:
+        yield f"Note: {note}"
+
+
+def fit_document(name: str, where: str, found: ConfirmedFit) -> dict[str, Any]:
+    """The same as plain data. `largest_*`: seen to fit where `seen_by_simulation`, else by arithmetic."""
+    arithmetic, values = found.arithmetic, _values(found)
+    return {
+        "recipe": name,
+        "memory": where,
+        "limit_bytes": arithmetic and arithmetic.limit_bytes,
+        "required_bytes": arithmetic and arithmetic.required_bytes,
+        "seen_by_simulation": found.seen,
+        "largest_micro_batch_size": values["micro_batch_size"],
+        "largest_seq_len": values["seq_len"],
+        "simulated": {
+            field: exact.as_json() | {"with_expandable_segments": _expandable(field, found)}
+            for field, exact in found.largest.items()
+        },
+        "together": found.together,
+        "changes": [
+            {
+                "fields": change.fields,
+                "saved_bytes": change.saved_bytes,
+                "time_per_token_factor": change.slowdown,
+                "fits": change.fits,
+                "seen_by_simulation": change.seen,
+                "same_result": change.same_result,
+            }
+            for change in found.changes
+        ],
+        "notes": found.notes,
+    }
+
+
+def exact_lines(name: str, where: str, found: ExactFit) -> Iterator[str]:
+    """The largest value of one field, and what the next one does."""
+    if found.value is None or found.profile is None:
+        yield f"{name} on {where}: no {found.field} fits"
+    else:
+        memory = found.profile.memory
+        peak, reserved = in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes)
+        yield f"{name} on {where}: the largest {found.field} is {found.value}"
+        yield f"  it allocates {peak} at most and reserves {reserved}"
+    yield from _next_lines(found)
+
+
+def _values(found: ConfirmedFit) -> dict[FitField, int]:
+    """The largest values; 0: none fits."""
+    if found.seen:
+        return {field: exact.value or 0 for field, exact in found.largest.items()}
+    assert found.arithmetic is not None
+    return {"micro_batch_size": found.arithmetic.micro_batch_size, "seq_len": found.arithmetic.seq_len}
+
+
+def _fits_as_it_is(recipe: Recipe, found: ConfirmedFit) -> bool:
+    if found.seen:
+        return _values(found)["micro_batch_size"] >= recipe.micro_batch_size
+    assert found.arithmetic is not None
+    return found.arithmetic.required_bytes <= found.arithmetic.limit_bytes
+
+
+def _beside(field: FitField, recipe: Recipe) -> str:
+    other = "seq_len" if field == "micro_batch_size" else "micro_batch_size"
+    return f"{field} at {other} {getattr(recipe, other)}"
+
+
+def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
+    for field, exact in found.largest.items():
+        steps = f", in steps of {exact.multiple_of}" if exact.multiple_of > 1 else ""
+        yield f"  largest {_beside(field, recipe)}{steps}: {exact.value or 'none fits'}"
+        if exact.profile is not None:
+            memory = exact.profile.memory
+            peak, reserved = in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes)
+            yield f"    it allocates {peak} at most and reserves {reserved}"
+        yield from _next_lines(exact, "    ")
+        larger = _expandable(field, found)
+        if larger is not None:
+            yield f"    with PYTORCH_ALLOC_CONF=expandable_segments:True even {larger} fits"
+    yield "  seen by simulating the step; `--quick` gives estimates in a moment"
+
+
+def _next_lines(found: ExactFit, indent: str = "  ") -> Iterator[str]:
+    oom = found.next_profile and found.next_profile.oom
+    if oom:
+        asked, idle = in_gib(oom.requested_bytes), in_gib(oom.reserved_unallocated_bytes)
+        yield f"{indent}{found.next_value} runs out of memory in {oom.phase}, asking for {asked}"
+        if (oom.reserved_unallocated_bytes or 0) >= (oom.requested_bytes or 0):
+            yield f"{indent}with {idle} reserved in pieces"
+    elif found.limit is not None:
+        yield f"{indent}{found.next_value or 'more'} is impossible: {found.limit}"
+
+
+def _expandable(field: FitField, found: ConfirmedFit) -> int | None:
+    return found.expandable[field].value if field in found.expandable else None
+
+
+def _arithmetic_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
+    assert found.arithmetic is not None
+    needed, limit = in_gib(found.arithmetic.required_bytes), in_gib(found.arithmetic.limit_bytes)
+    yield f"  it needs {needed} at micro_batch_size {recipe.micro_batch_size} and seq_len {recipe.seq_len};"
+    yield f"  there are {limit} when a margin is left to the allocator's fragmentation"
+    for field, value in _values(found).items():
+        yield f"  largest {_beside(field, recipe)}: {value or 'none fits'}"
+    if found.fits_something:
+        yield "  these are estimates to start from, not seen to fit"

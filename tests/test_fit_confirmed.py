@@ -1,0 +1,149 @@
+"""What `fit` prints has been seen to fit, and the next size has been seen not to."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+from tiny import MODELS, tiny
+
+from harness.allocator.settings import Settings, parse_settings
+from harness.errors import InputError
+from harness.fit.confirmed import fit_confirmed
+from harness.fit.exact import fit_exact
+from harness.fit.search import MULTIPLES, ConfirmedFit, FitField, fit
+from harness.fit.text import fit_document, fit_lines
+from harness.hardware.hardware import Hardware, find_hardware, with_memory
+from harness.recipe.check import check_recipe
+from harness.recipe.recipe import Recipe
+from harness.simulate.simulated_run import simulate
+from harness.system.strict_yaml import parse_yaml
+
+MiB = 2**20
+A100 = find_hardware("a100-40gb")  # small cuBLAS workspaces, and flash attention in 16 bit
+LORA = tiny(adapter="lora", precision="bf16", micro_batch_size=1, seq_len=1024)
+PLAIN, EXPANDABLE = parse_settings(""), parse_settings("expandable_segments:True")
+FIELDS = list(MULTIPLES)
+
+
+def with_mib(mib: int) -> Hardware:
+    """An A100 that has so much memory beside the CUDA context."""
+    return with_memory(A100, A100.calibration.cuda_context_bytes + mib * MiB)
+
+
+def fits(recipe: Recipe, hardware: Hardware, settings: Settings = PLAIN) -> bool:
+    return simulate(recipe, hardware, settings, explain_oom=False)[0].oom is None
+
+
+@cache
+def confirmed(mib: int) -> ConfirmedFit:
+    return fit_confirmed(LORA, with_mib(mib), PLAIN)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_the_answer_fits_and_the_next_size_does_not(field: FitField) -> None:
+    exact = confirmed(100).largest[field]
+    assert exact.value is not None
+    assert exact.next_value == exact.value + exact.multiple_of
+    assert fits(LORA.model_copy(update={field: exact.value}), with_mib(100))
+    assert not fits(LORA.model_copy(update={field: exact.next_value}), with_mib(100))
+    assert len(exact.tried) < 12
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_what_expandable_segments_allow_was_seen_and_is_more(field: FitField) -> None:
+    seen = 0
+    for mib in (60, 100):
+        found = confirmed(mib)
+        if field in found.expandable:
+            larger = found.expandable[field].value
+            assert larger is not None
+            assert larger > (found.largest[field].value or 0)
+            changed = LORA.model_copy(update={field: larger})
+            assert fits(changed, with_mib(mib), EXPANDABLE)
+            assert not fits(changed, with_mib(mib))
+            text = "\n".join(fit_lines("lora", "an A100", LORA, with_mib(mib), found))
+            assert f"with PYTORCH_ALLOC_CONF=expandable_segments:True even {larger} fits" in text
+            seen += 1
+    assert seen
+
+
+def test_who_has_expandable_segments_is_not_told_of_them() -> None:
+    found = fit_confirmed(LORA, with_mib(60), EXPANDABLE)
+    assert found.expandable == {}
+    assert found.largest["seq_len"].value > confirmed(60).largest["seq_len"].value
+
+
+def test_a_recipe_that_does_not_fit_gets_changes_that_were_seen_to() -> None:
+    heavy = LORA.model_copy(update={"micro_batch_size": 8})
+    told: list[str] = []
+    found = fit_confirmed(heavy, with_mib(60), PLAIN, told=told.append)
+    assert found.largest["micro_batch_size"].value < 8
+    assert any(change.seen and change.fits for change in found.changes)
+    for change in found.changes:
+        if change.seen:
+            changed = check_recipe({**heavy.model_dump(), **change.fields}, "test")
+            assert fits(changed, with_mib(60)) == change.fits, change.overrides
+    fields = {name: parse_yaml(value, name) for name, value in (w.split("=") for w in found.together.split())}
+    assert fits(check_recipe({**heavy.model_dump(), **fields}, "test"), with_mib(60))
+    assert f"{found.together}: fits" in told
+
+
+def test_what_cannot_be_simulated_keeps_what_arithmetic_says() -> None:
+    found = fit_confirmed(tiny(compile=True, precision="bf16"), A100, PLAIN)
+    assert (found.seen, found.fits_something) == (False, True)
+    assert any("by arithmetic alone" in note and "compile" in note for note in found.notes)
+    text = "\n".join(fit_lines("tiny", "an A100", tiny(compile=True), A100, found))
+    assert "not seen to fit" in text
+
+
+def olmo(tmp_path, **fields) -> Recipe:
+    """A family that arithmetic does not know."""
+    sizes = json.loads((MODELS / "llama.json").read_text()) | {"model_type": "olmo2"}
+    sizes.pop("architectures", None)
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    return Recipe(model=str(tmp_path / "config.json"), seq_len=512, **fields)
+
+
+def test_a_model_that_arithmetic_does_not_know_is_searched_by_simulation(tmp_path) -> None:
+    recipe = olmo(tmp_path, micro_batch_size=16)
+    found = fit_confirmed(recipe, with_mib(60), PLAIN)
+    rows = found.largest["micro_batch_size"]
+    assert found.arithmetic is None
+    assert 0 < rows.value < 16
+    assert fits(recipe.model_copy(update={"micro_batch_size": rows.value}), with_mib(60))
+    assert not fits(recipe.model_copy(update={"micro_batch_size": rows.next_value}), with_mib(60))
+    assert any("by simulation alone" in note and "olmo2" in note for note in found.notes)
+    assert any(change.seen and change.fits for change in found.changes)
+
+
+def test_what_neither_can_answer_is_refused(tmp_path) -> None:
+    with pytest.raises(InputError, match="compile"):
+        fit_confirmed(olmo(tmp_path, compile=True), A100, PLAIN)
+    with pytest.raises(InputError, match="--margin"):
+        fit_confirmed(LORA, A100, PLAIN, margin=1.5)
+
+
+def test_the_document_says_what_was_seen() -> None:
+    document = json.loads(json.dumps(fit_document("lora", "100 MiB", confirmed(100))))
+    rows = confirmed(100).largest["micro_batch_size"]
+    assert document["seen_by_simulation"]
+    assert document["largest_micro_batch_size"] == rows.value
+    assert document["simulated"]["micro_batch_size"]["next"] == rows.next_value
+    assert document["simulated"]["micro_batch_size"]["tried"][str(rows.next_value)] is False
+
+
+def test_a_full_size_recipe_of_which_arithmetic_says_too_much() -> None:
+    """Mistral-7B in nf4 with checkpointing on an RTX 4090: 13 rows by arithmetic, of which 12 already leave
+    3.96 GiB in pieces when 2.93 are asked for."""
+    recipe = Recipe(model="mistral-7b", quantization="nf4", adapter="lora", gradient_checkpointing=True)
+    device = find_hardware("rtx-4090")
+    rows = fit_exact(recipe, device, guided=True)
+    assert fit(recipe, device).micro_batch_size > (rows.value or 0)
+    assert rows.next_profile is not None
+    assert rows.next_profile.oom is not None
+    assert (rows.next_profile.oom.reserved_unallocated_bytes or 0) > (
+        rows.next_profile.oom.requested_bytes or 0
+    )
+    assert len(rows.tried) <= 4
