@@ -22,6 +22,7 @@ def shard(
     as_json: AsJson = False,
 ) -> None:
     """Divide the step among GPUs: memory and communication of each, under DDP, ZeRO, FSDP and others."""
+    from harness.fit import bucket_note
     from harness.fit import shard as divide
     from harness.napkin import estimate
     from harness.recipe import load_recipe
@@ -50,3 +51,4 @@ def shard(
             + f" {row.peak_bytes / GIB:9.2f} {row.sent_bytes / GIB:9.3f} {row.link_s * 1e3:8.1f} "
             f"{row.exposed_s * 1e3:9.1f}  {row.overlap}"
         )
+    print(f"\n  {bucket_note(rows)}")

@@ -6,12 +6,13 @@ from harness.fit.device_choice import compare_hardware, render_choice, render_ta
 from harness.fit.exact import fit_exact
 from harness.fit.host_memory import check_host_memory
 from harness.fit.search import ConfirmedFit, fit
-from harness.fit.sharding import shard
+from harness.fit.sharding import bucket_note, shard
 from harness.fit.text import exact_lines, fit_document, fit_lines
 
 __all__ = [
     "ConfirmedFit",
     "advise",
+    "bucket_note",
     "check_host_memory",
     "compare_hardware",
     "exact_lines",

@@ -8,13 +8,21 @@ M (N - 1) / N, and an all-reduce is one of each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from harness.errors import InputError
-from harness.napkin import Memory, Moment, Timing
+from harness.napkin import Memory, Moment, Sizes, Timing, Weight
+from harness.units import in_gib
 
 STRATEGIES = ("model parallel", "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 / FSDP", "hybrid sharding")
 GPUS_PER_NODE = 8
+FIRST_BUCKET_BYTES = 2**20
+"""torch.distributed._DEFAULT_FIRST_BUCKET_BYTES: small, so that communication starts early."""
+BUCKET_BYTES = 25 * 2**20
+"""DistributedDataParallel's bucket_cap_mb, its default."""
+ROUNDING_BYTES = 512
+"""The CUDA caching allocator's."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,9 @@ class Sharded:
     exposed_s: float
     """The part that computing cannot hide."""
     overlap: str
+    bucket_bytes: float = 0.0
+    """DDP's second copy of the gradients, in `peak_bytes`."""
+    num_buckets: int = 0
 
 
 def model_states(strategy: str, whole: States, gpus: int, group: int = GPUS_PER_NODE) -> States:
@@ -84,17 +95,71 @@ def shard(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sharded
     return [_sharded(memory, strategy, gpus, min(group, gpus)) for strategy in STRATEGIES]
 
 
+def ddp_buckets(weights: Iterable[Weight]) -> list[int]:
+    """Bytes of the buckets into which DDP's reducer copies gradients, in the order in which they are sent;
+    `weights` are in the order of the forward pass.
+
+    With gradient_as_bucket_view=False, the default, buckets are tensors of their own that live as long as the
+    model: each gradient is copied in, reduced, and copied back. From the second step on they are filled in
+    the order in which gradients arrive, each closed when it has reached its limit: 1 MiB for the first of a
+    dtype, 25 MiB for the others (torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size).
+    """
+    closed: list[int] = []
+    filling: dict[str, int] = {}
+    limits: dict[str, int] = {}
+    for weight in reversed(list(weights)):
+        for _ in range(weight.count):
+            size = filling.get(weight.dtype, 0) + weight.size_bytes
+            if size >= limits.get(weight.dtype, FIRST_BUCKET_BYTES):
+                closed.append(size)
+                limits[weight.dtype], size = BUCKET_BYTES, 0
+            filling[weight.dtype] = size
+    return closed + [size for size in filling.values() if size]
+
+
+def _in_forward_order(sizes: Sizes) -> list[Weight]:
+    """The trained weights, each block's together: embeddings, blocks, and what comes after them."""
+    shape = sizes.built.shape
+    first = [w for w in sizes.outer if "embed" in w.name]
+    blocks = [replace(w, count=1) for _ in range(shape.layers) for w in sizes.in_blocks]
+    last = [w for w in reversed(sizes.outer) if w not in first]  # the norm comes before the head
+    return [w for w in (*first, *blocks, *last) if w.trained]
+
+
+def bucket_note(rows: Iterable[Sharded]) -> str:
+    """A sentence about DDP's second copy of the gradients."""
+    ddp = next(row for row in rows if row.strategy == "DDP")
+    return (
+        f"DDP's peak holds its {ddp.num_buckets} buckets, a second copy of the gradients: "
+        f"{in_gib(int(ddp.bucket_bytes))} that gradient_as_bucket_view=True does without"
+    )
+
+
 def _sharded(memory: Memory, strategy: str, gpus: int, group: int) -> Sharded:
     sizes = memory.sizes
     whole = States(sizes.parameter_bytes, sizes.gradient_bytes, sizes.device_state)
     states = model_states(strategy, whole, gpus, group)
-    peak = max(_at(memory, s, strategy, states, whole, gpus) for s in memory.moments[1:])
+    buckets = ddp_buckets(_in_forward_order(sizes)) if strategy == "DDP" else []
+    copied = sum(-(-size // ROUNDING_BYTES) * ROUNDING_BYTES for size in buckets)
+    peak = copied + max(_at(memory, s, strategy, states, whole, gpus) for s in memory.moments[1:])
     sent, exposed = _traffic(memory, strategy, gpus, group)
+    if buckets:  # the last one has no backward left to hide under
+        exposed = 2 * _ring(gpus) * buckets[-1]
     link = sizes.hardware.datasheet.gpu_link.value
-    computing = Timing(sizes).phases
-    hidden = computing["forward"].seconds + computing["backward"].seconds
-    exposed_s = exposed / link + max(0.0, (sent - exposed) / link - hidden)
-    return Sharded(strategy, states, peak, sent, sent / link, exposed_s, OVERLAP[strategy])
+    exposed_s = exposed / link + max(0.0, (sent - exposed) / link - _hidden_s(memory, strategy))
+    return Sharded(
+        strategy, states, peak, sent, sent / link, exposed_s, OVERLAP[strategy], copied, len(buckets)
+    )
+
+
+def _hidden_s(memory: Memory, strategy: str) -> float:
+    """Seconds of computing under which a strategy sends. Gradients are complete, and leave, in the backward
+    of the step's last micro batch; sharded parameters are gathered in every forward and backward."""
+    computing = Timing(memory.sizes).phases
+    forward_s, backward_s = computing["forward"].seconds, computing["backward"].seconds
+    if strategy in ("DDP", "ZeRO-1", "ZeRO-2"):
+        return backward_s / memory.sizes.recipe.gradient_accumulation_steps
+    return forward_s + backward_s
 
 
 def _at(memory: Memory, moment: Moment, strategy: str, states: States, whole: States, gpus: int) -> float:

@@ -2,13 +2,17 @@
 
 from harness.napkin.derivation.text import render
 from harness.napkin.memory.moments import Memory, Moment, required_bytes
+from harness.napkin.memory.sizes import Sizes
+from harness.napkin.model.weights import Weight
 from harness.napkin.prediction import derive, estimate, predict, profile
 from harness.napkin.timing import Timing
 
 __all__ = [
     "Memory",
     "Moment",
+    "Sizes",
     "Timing",
+    "Weight",
     "derive",
     "estimate",
     "predict",

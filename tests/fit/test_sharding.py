@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 import pytest
+import torch
+import torch.distributed as dist
+from tiny import tiny
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.errors import InputError
-from harness.fit.sharding import STRATEGIES, States, model_states, shard
+from harness.fit.sharding import STRATEGIES, States, bucket_note, ddp_buckets, model_states, shard
 from harness.hardware.hardware import find_hardware
+from harness.hardware.table import Cited
+from harness.napkin.model.weights import Weight
 from harness.napkin.prediction import estimate
+from harness.napkin.timing import Timing
 from harness.recipe.file import load_recipe
+from harness.units import in_gib
 
 MASTER = estimate(load_recipe("llama-2-7b-full-fp16-master")[1], find_hardware("a100-80gb"))
 ADAM = States(2 * 7.5e9, 2 * 7.5e9, 12 * 7.5e9)
@@ -63,8 +74,149 @@ def test_all_reduce_is_reduce_scatter_and_all_gather():
 def test_one_gpu_sends_nothing_and_holds_what_it_holds():
     for row in shard(MASTER, 1):
         assert row.sent_bytes == 0
-        if row.strategy in ("DDP", "ZeRO-1", "ZeRO-2"):
+        if row.strategy in ("ZeRO-1", "ZeRO-2"):
             assert row.peak_bytes == pytest.approx(MASTER.peak.total_bytes)
+
+
+LLAMA_7B = 6_738_415_616
+"""Parameters of Llama 2 7B (its checkpoint's own count); here all are trained, in fp16."""
+
+
+def test_what_is_sent_to_the_byte_by_hand():
+    """32 GPUs, groups of 8, 4 micro batches of 2 rows of 512 tokens. Ring: an all-gather or a reduce-scatter
+    of M bytes over N GPUs sends M (N - 1) / N; an all-reduce is both."""
+    changes = ["gradient_accumulation_steps=4", "micro_batch_size=2", "seq_len=512"]
+    memory = estimate(load_recipe("llama-2-7b-full-fp16-master", changes)[1], find_hardware("a100-80gb"))
+    sent = {row.strategy: row.sent_bytes for row in shard(memory, 32)}
+    whole = 2 * LLAMA_7B
+    buffers = memory.sizes.parameter_bytes - whole  # rotary frequencies
+    assert 0 <= buffers < 1024
+    all_reduce = 31 / 32 * whole + 31 / 32 * whole
+    assert sent["DDP"] == pytest.approx(all_reduce, rel=1e-9)
+    assert sent["ZeRO-1"] == sent["ZeRO-2"] == pytest.approx(all_reduce, rel=1e-9)
+    # parameters gathered in forward and in backward of every micro batch, gradients scattered in each
+    assert sent["ZeRO-3 / FSDP"] == pytest.approx(31 / 32 * (4 * 2 + 4) * whole, rel=1e-6)
+    # the same within a group, and an all-reduce of an eighth of the gradients over four groups
+    across = 2 * 3 / 4 * whole / 8
+    assert sent["hybrid sharding"] == pytest.approx(7 / 8 * (4 * 2 + 4) * whole + across, rel=1e-6)
+    # a stream of 2 x 512 x 4096 values in fp16 over each border, forward and back
+    assert sent["model parallel"] == 4 * 2 * (2 * 512 * 4096 * 2)
+
+
+def test_zero_3_holds_two_whole_blocks_and_the_gradients_of_one():
+    """At the peak in backward, by hand: its shares, the embeddings, the head and the last norm whole, two
+    blocks' weights, and a whole block's gradients until they are scattered."""
+    block = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096  # q, k, v, o; gate, up, down; two norms
+    outer = 2 * 32000 * 4096 + 4096
+    assert outer + 32 * block == LLAMA_7B
+    expected = 0.0
+    for moment in MASTER.snapshots[1:]:
+        shares = (2 * LLAMA_7B + 12 * LLAMA_7B + moment.gradients) / 64
+        own = moment.activations + moment.temporaries
+        if moment.phase == "optimizer_step":
+            own = moment.activations + moment.temporaries / 64
+            whole = 0
+        else:
+            whole = 2 * outer + 2 * 2 * block + 2 * block
+        expected = max(expected, shares + whole + own + moment.inputs + moment.other)
+    rows = {row.strategy: row for row in shard(MASTER, 64)}
+    assert rows["ZeRO-3 / FSDP"].peak_bytes == pytest.approx(expected, rel=1e-6)
+
+
+# DDP's buckets ----------------------------------------------------------------------------------------
+
+
+def weights_of(*sizes: int, dtype: str = "fp32") -> list[Weight]:
+    return [Weight(f"w{n}", 1, size, dtype, 4 * size, True) for n, size in enumerate(sizes)]
+
+
+def torchs_buckets(weights: list[Weight]) -> list[int]:
+    """What PyTorch's reducer would make of them, in the order in which gradients arrive."""
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    tensors = [
+        torch.empty(w.size_bytes // dtypes[w.dtype].itemsize, dtype=dtypes[w.dtype], device="meta")
+        for w in reversed(weights)
+        for _ in range(w.count)
+    ]
+    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20]
+    buckets, _ = dist._compute_bucket_assignment_by_size(tensors, limits, [False] * len(tensors))
+    return [sum(tensors[index].nbytes for index in bucket) for bucket in buckets]
+
+
+def test_buckets_by_hand():
+    """Gradients arrive last to first. 1 MiB closes the first bucket, 25 MiB each later one."""
+    mib = 2**20 // 4
+    assert ddp_buckets(weights_of(30 * mib, 2 * mib, 10 * mib, 14 * mib, mib // 2, mib // 2)) == [
+        1 * 2**20,
+        26 * 2**20,  # 14 + 10 are not enough, and with 2 more they are
+        30 * 2**20,
+    ]
+    assert ddp_buckets(weights_of(10)) == [40]
+    assert ddp_buckets([]) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_buckets_are_those_of_pytorch(seed):
+    random = Random(seed)
+    weights = [
+        Weight(
+            f"w{n}", 1, size, dtype, size * (4 if dtype == "fp32" else 2), True, count=random.choice([1, 3])
+        )
+        for n in range(random.randrange(1, 40))
+        for size, dtype in [(random.randrange(1, 4_000_000), random.choice(["fp32", "bf16"]))]
+    ]
+    assert sorted(ddp_buckets(weights)) == sorted(torchs_buckets(weights))
+    assert sum(ddp_buckets(weights)) == sum(w.total_bytes for w in weights)
+
+
+def test_ddp_itself_makes_these_buckets():
+    """The tensors that DistributedDataParallel takes when it makes its buckets anew, in the second step."""
+    sizes = [(1024, 1024), (1024, 4096), (4096, 4096), (4096, 10)]
+    model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+    taken: list[int] = []
+
+    class Taken(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.empty.memory_format and out.dtype == torch.float32:
+                taken.append(out.nbytes)
+            return out
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        parallel = torch.nn.parallel.DistributedDataParallel(model)
+        parallel(torch.ones(2, 1024)).sum().backward()
+        with Taken():
+            parallel(torch.ones(2, 1024)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    forward = [Weight(n, 1, p.numel(), "fp32", p.nbytes, True) for n, p in model.named_parameters()]
+    assert taken == ddp_buckets(forward)
+
+
+def test_ddp_holds_the_gradients_twice():
+    """tests/models/llama.json in bf16: 107,840 parameters, under a MiB of gradients: one bucket, rounded."""
+    block = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128 + 2 * 64
+    parameters = 2 * 264 * 64 + 64 + 2 * block
+    bucket = -(-2 * parameters // 512) * 512
+    memory = estimate(tiny(precision="bf16"), find_hardware("a100-80gb"))
+    (ddp,) = (row for row in shard(memory, 8) if row.strategy == "DDP")
+    assert (ddp.bucket_bytes, ddp.num_buckets) == (bucket, 1)
+    assert ddp.peak_bytes == memory.peak.total_bytes + bucket
+    rows = shard(MASTER, 8)
+    (ddp,) = (row for row in rows if row.strategy == "DDP")
+    assert 0 <= ddp.bucket_bytes - 2 * LLAMA_7B <= 512 * ddp.num_buckets
+    assert ddp.peak_bytes == pytest.approx(MASTER.peak.total_bytes + ddp.bucket_bytes)
+    assert f"{ddp.num_buckets} buckets" in bucket_note(rows)
+    assert in_gib(2 * LLAMA_7B) in bucket_note(rows)
+
+
+def test_the_last_bucket_of_ddp_shows():
+    """The embeddings' gradient is the last, and nothing is computed while it is sent."""
+    (ddp,) = (row for row in shard(MASTER, 8) if row.strategy == "DDP")
+    link = MASTER.sizes.hardware.datasheet.gpu_link.value
+    embeddings = 2 * 32000 * 4096
+    assert ddp.exposed_s >= 2 * 7 / 8 * embeddings / link
 
 
 def test_more_sharding_holds_less():
@@ -92,3 +244,20 @@ def test_every_row_says_what_overlaps_and_exposes_no_more_than_it_sends():
 def test_counts_that_make_no_sense(gpus, group):
     with pytest.raises(InputError, match="gpus"):
         shard(MASTER, gpus, group)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_gradients_hide_under_the_last_backward_alone(micro_batches):
+    """On a link so slow that sending takes far longer than computing."""
+    slow = find_hardware("a100-80gb")
+    link = 1e8
+    slow = replace(slow, datasheet=slow.datasheet._replace(gpu_link=Cited(link, "for this test alone")))
+    changes = [f"gradient_accumulation_steps={micro_batches}"]
+    memory = estimate(load_recipe("llama-2-7b-full-fp16-master", changes)[1], slow)
+    phases = Timing(memory.sizes).phases
+    one_backward_s = phases["backward"].seconds / micro_batches
+    rows = {row.strategy: row for row in shard(memory, 8)}
+    assert rows["DDP"].exposed_s == pytest.approx(rows["DDP"].link_s - one_backward_s)
+    assert rows["ZeRO-2"].exposed_s == pytest.approx(rows["ZeRO-2"].link_s - one_backward_s)
+    computing_s = phases["forward"].seconds + phases["backward"].seconds
+    assert rows["ZeRO-3 / FSDP"].exposed_s == pytest.approx(rows["ZeRO-3 / FSDP"].link_s - computing_s)
