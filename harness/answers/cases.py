@@ -33,19 +33,22 @@ class Case:
 
 
 def gather(
-    arguments: Sequence[str], measure: Callable[[str, Recipe], StepProfile] | None = None
+    arguments: Sequence[str],
+    measure: Callable[[str, Recipe], StepProfile] | None = None,
+    memory: str | None = None,
 ) -> list[Case]:
     """The cases that the command's arguments name: recipes with overrides, or profiles; and a device.
 
-    Each recipe, with its name, is measured by `measure` if it is given. Raises InputError for what cannot be
-    read, for nothing to validate, and for overrides of a profile's recipe.
+    Each recipe, with its name, is measured by `measure` if it is given. `memory`: of the device that is
+    predicted for, as in 16GiB. Raises InputError for what cannot be read, for nothing to validate, and for
+    overrides of a profile's recipe.
     """
     arguments = [_profile_in(text) for text in arguments]
     paths = [text for text in arguments if _is_profile(text)]
     rest = [text for text in arguments if not _is_profile(text)]
     recipes = [text for text in rest if "=" not in text]
-    named = any(text.startswith("hardware=") for text in rest)
-    hardware, overrides = split_hardware([text for text in rest if "=" in text])
+    named = memory is not None or any(text.startswith("hardware=") for text in rest)
+    hardware, overrides = split_hardware([text for text in rest if "=" in text], memory)
     if not paths and not recipes:
         raise InputError(
             "there is nothing to validate. Give a recipe's name, a profile.json or a run folder."

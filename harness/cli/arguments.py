@@ -21,6 +21,14 @@ OverridesAndHardware = Annotated[
         show_default=False,
     ),
 ]
+MemorySize = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        help="Memory of the device, e.g. 16GiB or 24GB, for a card of another size or none in particular.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
 JsonOnStdout = Annotated[
     bool, typer.Option("--json", help="Print JSON on stdout, everything else on stderr.")

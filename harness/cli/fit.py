@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.allocator import allocator_settings
-from harness.cli.arguments import AsJson, OverridesAndHardware, RecipeName
+from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName
 from harness.cli.exit_status import OUT_OF_MEMORY
 from harness.cli.terminal.terminal import say
 from harness.errors import InputError, printable
@@ -33,9 +33,7 @@ Examples:
 def fit(
     recipe: RecipeName,
     overrides: OverridesAndHardware = None,
-    memory: Annotated[
-        str | None, typer.Option(help="A size such as 16GiB or 24GB, for no device in particular.")
-    ] = None,
+    memory: MemorySize = None,
     device: Annotated[
         str | None, typer.Option("--hardware", help="A device of the table; the same as hardware=NAME.")
     ] = None,
@@ -55,15 +53,12 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Find the largest micro batch and sequence that a simulation sees to fit, or what to change if none."""
-    from harness.hardware import parse_bytes, with_memory
     from harness.recipe import load_recipe
 
     given = [f"hardware={device}"] if device is not None else []
-    chosen, changes = split_hardware([*(overrides or []), *given])
+    chosen, changes = split_hardware([*(overrides or []), *given], memory)
     name, loaded = load_recipe(recipe, changes)
-    where = chosen.datasheet.title
-    if memory is not None:
-        chosen, where = with_memory(chosen, parse_bytes(memory)), memory
+    where = chosen.datasheet.title if memory is None else memory
     if exact and quick:
         raise InputError("--exact simulates and --quick does not. Give one of them.")
     if exact:

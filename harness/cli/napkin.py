@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.cli.arguments import AsJson, OverridesAndHardware, RecipeName
+from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName
 from harness.errors import printable
 from harness.hardware import split_hardware
 
@@ -15,15 +15,20 @@ Examples:
 """
 
 
-def napkin(recipe: RecipeName, overrides: OverridesAndHardware = None, as_json: AsJson = False) -> None:
+def napkin(
+    recipe: RecipeName,
+    overrides: OverridesAndHardware = None,
+    memory: MemorySize = None,
+    as_json: AsJson = False,
+) -> None:
     """Derive memory and time line by line, each line checkable by hand, in milliseconds."""
     from harness.napkin import estimate, profile, render
     from harness.recipe import load_recipe
 
-    device, changes = split_hardware(overrides or [])
+    device, changes = split_hardware(overrides or [], memory)
     name, loaded = load_recipe(recipe, changes)
-    memory = estimate(loaded, device)
+    estimated = estimate(loaded, device)
     if as_json:
-        print(profile(memory).to_json())
+        print(profile(estimated).to_json())
     else:
-        print(printable(render(name, memory)), end="")
+        print(printable(render(name, estimated)), end="")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import AsJson, OverridesAndHardware, RecipeName
+from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName
 from harness.errors import printable
 from harness.hardware import split_hardware
 from harness.units import GIB
@@ -19,6 +19,7 @@ def shard(
     overrides: OverridesAndHardware = None,
     gpus: Annotated[int, typer.Option(help="How many GPUs.")] = 8,
     group: Annotated[int, typer.Option(help="GPUs with fast links to each other (hybrid sharding).")] = 8,
+    memory: MemorySize = None,
     as_json: AsJson = False,
 ) -> None:
     """Divide the step among GPUs: memory and communication of each, under DDP, ZeRO, FSDP and others."""
@@ -27,19 +28,19 @@ def shard(
     from harness.napkin import estimate
     from harness.recipe import load_recipe
 
-    device, changes = split_hardware(overrides or [])
+    device, changes = split_hardware(overrides or [], memory)
     name, loaded = load_recipe(recipe, changes)
-    memory = estimate(loaded, device)
-    rows = divide(memory, gpus, group)
+    estimated = estimate(loaded, device)
+    rows = divide(estimated, gpus, group)
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return
-    sizes = memory.sizes
+    sizes = estimated.sizes
     print(f"{printable(name)} on {gpus} × {sizes.hardware.datasheet.title}: per GPU, one optimizer step")
     print(
         f"  one GPU: parameters {sizes.parameter_bytes / GIB:.2f}, gradients "
         f"{sizes.gradient_bytes / GIB:.2f}, optimizer {sizes.device_state / GIB:.2f}, "
-        f"peak {memory.peak.total_bytes / GIB:.2f} GiB\n"
+        f"peak {estimated.peak.total_bytes / GIB:.2f} GiB\n"
     )
     columns = f"{'params':>8} {'grads':>8} {'optim.':>8} {'peak GiB':>9} {'sent GiB':>9} {'link ms':>8}"
     print(f"  {'strategy':<17} {columns} {'shows ms':>9}  overlap")

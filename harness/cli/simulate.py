@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.allocator import allocator_settings
-from harness.cli.arguments import JsonOnStdout, OverridesAndHardware, RecipeName
+from harness.cli.arguments import JsonOnStdout, MemorySize, OverridesAndHardware, RecipeName
 from harness.cli.exit_status import OUT_OF_MEMORY
 from harness.cli.terminal.terminal import say
 from harness.hardware import split_hardware
@@ -60,6 +60,7 @@ def simulate(
             show_default=False,
         ),
     ] = None,
+    memory: MemorySize = None,
     as_json: JsonOnStdout = False,
 ) -> None:
     """Run the training step on shape-only tensors: memory to the byte and estimated time, without a GPU."""
@@ -70,18 +71,18 @@ def simulate(
     from harness.snapshot import read_snapshot
     from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
-    hardware, changes = split_hardware(overrides or [])
+    hardware, changes = split_hardware(overrides or [], memory)
     name, loaded = load_recipe(recipe, changes)
     settings = allocator_settings(os.environ, allocator)
     folder = RunFolder(out, name, loaded) if out is not None else None
     recorded = read_snapshot(trace_diff) if trace_diff is not None else None
     with stdout_kept_for_json(as_json):
         quiet_libraries()
-        profile, memory = simulated(loaded, hardware, settings)
+        profile, remembered = simulated(loaded, hardware, settings)
         people = Terminal(stderr=as_json)
-        document = _show(people, profile, memory, recorded)
+        document = _show(people, profile, remembered, recorded)
         if folder is not None:
-            folder.write_snapshot(memory.snapshot())
+            folder.write_snapshot(remembered.snapshot())
             folder.write_profile(profile)
             say(people, f"run folder: {folder.path}")
     if as_json:

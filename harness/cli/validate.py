@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import JsonOnStdout
+from harness.cli.arguments import JsonOnStdout, MemorySize
 from harness.cli.exit_status import BEYOND_TOLERANCE
 from harness.cli.terminal.terminal import say
 from harness.errors import InputError
@@ -43,6 +43,7 @@ def validate(
         ),
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure each recipe here and now.")] = False,
+    memory: MemorySize = None,
     as_json: JsonOnStdout = False,
 ) -> None:
     """Put napkin, simulated and measured side by side, by component and phase, with what is unexplained."""
@@ -57,7 +58,7 @@ def validate(
     with stdout_kept_for_json(as_json):
         quiet_libraries()
         people = Terminal(stderr=as_json)
-        for case in gather(answers, _measured if measure else None):
+        for case in gather(answers, _measured if measure else None, memory):
             complete(case)
             comparison = compare(case.profiles, case.name)
             comparisons.append(comparison)

@@ -74,7 +74,7 @@ def _offer(recipe: Recipe, hardware: Hardware, shape: Any) -> Offer:
 def render_table() -> str:
     """Every device of the table with its datasheet numbers."""
     lines = [
-        f"  {'device':<14} {'memory GiB':>10} {'GB/s':>7} {'TFLOP/s bf16':>13} {'fp16':>8} {'fp32':>8}",
+        f"  {'device':<17} {'memory GiB':>10} {'GB/s':>7} {'TFLOP/s bf16':>13} {'fp16':>8} {'fp32':>8}",
         *(_sheet_line(hardware) for hardware in all_hardware()),
         "",
         "  hardware=NAME chooses one; `harness hardware RECIPE` tries a recipe on all of them",
@@ -88,7 +88,7 @@ def _sheet_line(hardware: Hardware) -> str:
         _number(cited and cited.value, 1e-12, 1) for cited in map(sheet.flops.get, ("bf16", "fp16", "fp32"))
     )
     memory, bandwidth = hardware.memory_bytes / GIB, sheet.memory_bandwidth.value / 1e9
-    return f"  {sheet.name:<14} {memory:10.1f} {bandwidth:7,.0f} {bf16:>13} {fp16:>8} {fp32:>8}"
+    return f"  {sheet.name:<17} {memory:10.1f} {bandwidth:7,.0f} {bf16:>13} {fp16:>8} {fp32:>8}"
 
 
 def render_choice(name: str, offers: list[Offer]) -> str:
@@ -100,7 +100,7 @@ def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
     yield f"{name} on every device of the table"
     yield ""
     columns = f"{'memory GiB':>10} {'needs GiB':>10} {'tokens/s':>10} {'bound':>8} {'per hour':>9}"
-    yield f"  {'device':<14} {columns} {'per 1M tokens':>14}"
+    yield f"  {'device':<17} {columns} {'per 1M tokens':>14}"
     for offer in offers:
         cells = [
             f"{offer.memory_bytes / GIB:10.1f}",
@@ -112,18 +112,19 @@ def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
         ]
         verdict = "cannot run it" if offer.required_bytes is None else "does not fit"
         why = "" if offer.fits else f"  {verdict}: {offer.reason}"
-        yield f"  {offer.name:<14} {' '.join(cells)}{why}"
+        yield f"  {offer.name:<17} {' '.join(cells)}{why}"
     running = [offer for offer in offers if offer.fits]
     yield ""
     if not running:
         yield "  none of them fits (see `harness fit`)"
         return
     priced = [offer for offer in running if offer.cost_per_million_tokens is not None]
-    if priced:
+    if len(priced) > 1:
         cheapest = min(priced, key=lambda o: o.cost_per_million_tokens or 0)
-        yield f"  the cheapest: {cheapest.name}, {cheapest.cost_per_million_tokens:.3f} per million tokens"
+        cost = f"{cheapest.cost_per_million_tokens:.3f} per million tokens"
+        yield f"  the cheapest of the {len(priced)} with a price: {cheapest.name}, {cost}"
     else:
-        yield "  give prices (--price h200=3.5, or --prices FILE) to see what a million tokens cost"
+        yield "  give prices of several (--price h200=3.5, or --prices FILE) to see which is the cheapest"
     fastest = max(running, key=lambda o: o.tokens_per_s or 0)
     yield f"  the fastest: {fastest.name}, {fastest.tokens_per_s:,.0f} tokens/s"
 

@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import InputError
-from harness.hardware.table import DATASHEETS, MIB, SM_COUNTS, Datasheet
+from harness.hardware.table import DATASHEETS, MIB, NOT_MODELLED, SM_COUNTS, Datasheet
 from harness.step_profile import HardwareSummary, StepProfile
 from harness.system import profiles_folder
 
@@ -39,13 +39,15 @@ def table_device(profile: StepProfile) -> Hardware | None:
     return find_hardware(TABLE_NAMES[device.name])
 
 
-def split_hardware(overrides: Sequence[str]) -> tuple[Hardware, list[str]]:
-    """The device of `hardware=NAME`, or the default one, and the other overrides. Raises InputError."""
+def split_hardware(overrides: Sequence[str], memory: str | None = None) -> tuple[Hardware, list[str]]:
+    """The device of `hardware=NAME`, or the default one, with `memory` (as in 16GiB) if that is given, and
+    the other overrides. Raises InputError."""
     names = [text.partition("=")[2].strip() for text in overrides if text.startswith("hardware=")]
     if len(names) > 1:
         raise InputError(f"hardware is given twice: {' and '.join(names)}. Keep one.")
     rest = [text for text in overrides if not text.startswith("hardware=")]
-    return find_hardware(names[0] if names else DEFAULT_HARDWARE), rest
+    chosen = find_hardware(names[0] if names else DEFAULT_HARDWARE)
+    return (chosen if memory is None else with_memory(chosen, parse_bytes(memory))), rest
 
 
 DEFAULT_HARDWARE = "h100"
@@ -188,6 +190,13 @@ def find_hardware(name: str, prices: dict[str, float] | None = None) -> Hardware
     for sheet in DATASHEETS:
         if sheet.name == name.lower():
             return Hardware(sheet, _calibration(sheet.name), (prices or {}).get(sheet.name))
+    if name.lower() in NOT_MODELLED:
+        memory, has = NOT_MODELLED[name.lower()]
+        raise InputError(
+            f"hardware: AMD's GPUs are not in the table: {has}, but which kernels run on it, what they take "
+            f"beside and how fast they are is not modelled. What holds there too is the memory of weights, "
+            f"gradients, optimizer states and activations: ask with --memory {memory} and without hardware."
+        )
     from harness.errors import nearest
 
     hint = nearest(name, hardware_names())

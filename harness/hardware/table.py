@@ -21,6 +21,14 @@ TABLE_NAMES = {
     "NVIDIA GeForce RTX 3090": "rtx-3090",
     "NVIDIA GeForce RTX 4090": "rtx-4090",
     "NVIDIA GeForce RTX 5090": "rtx-5090",
+    "NVIDIA GeForce RTX 3080": "rtx-3080",
+    "NVIDIA GeForce RTX 4060 Ti": "rtx-4060-ti-16gb",
+    "NVIDIA GeForce RTX 4070 Ti SUPER": "rtx-4070-ti-super",
+    "NVIDIA GeForce RTX 4080": "rtx-4080",
+    "NVIDIA GeForce RTX 5060 Ti": "rtx-5060-ti-16gb",
+    "NVIDIA GeForce RTX 5070 Ti": "rtx-5070-ti",
+    "NVIDIA GeForce RTX 5080": "rtx-5080",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000",
     "NVIDIA RTX A6000": "rtx-a6000",
     "NVIDIA RTX 6000 Ada Generation": "rtx-6000-ada",
 }
@@ -50,11 +58,11 @@ class Datasheet(NamedTuple):
     """To another GPU of the same machine: half of the bidirectional NVLink figure, else the host link."""
 
 
-def _pcie(generation: int) -> Cited:
-    # 16 lanes of 8, 16 or 32 GT/s, 128 of every 130 bits are data.
+def _pcie(generation: int, lanes: int = 16) -> Cited:
+    # lanes of 8, 16 or 32 GT/s, 128 of every 130 bits are data.
     rate = {3: 8e9, 4: 16e9, 5: 32e9}[generation]
-    source = f"PCI Express Base Specification, generation {generation}, 16 lanes"
-    return Cited(rate * 16 * 128 / 130 / 8, source)
+    source = f"PCI Express Base Specification, generation {generation}, {lanes} lanes"
+    return Cited(rate * lanes * 128 / 130 / 8, source)
 
 
 def _nvlink(bidirectional: float, source: str) -> Cited:
@@ -80,6 +88,7 @@ def _gpu(
     source: str,
     *,
     pcie: int,
+    lanes: int = 16,
     nvlink: float | None = None,
     bf16: bool = True,
 ) -> Datasheet:
@@ -91,8 +100,8 @@ def _gpu(
         memory_bytes=_seen_by_cuda(name, mib),
         memory_bandwidth=Cited(bandwidth, source),
         flops={dtype: Cited(value, source) for dtype, value in dtypes.items()},
-        host_link=_pcie(pcie),
-        gpu_link=_nvlink(nvlink, source) if nvlink else _pcie(pcie),
+        host_link=_pcie(pcie, lanes),
+        gpu_link=_nvlink(nvlink, source) if nvlink else _pcie(pcie, lanes),
     )
 
 
@@ -109,6 +118,11 @@ _CAPACITIES = {
     "rtx-3090": (23.56, "github.com/noonghunna/club-3090/issues/58"),
     "rtx-4090": (23.64, "github.com/3DTopia/Phidias-Diffusion/issues/8"),
     "rtx-5090": (31.36, "github.com/TrajectoryCrafter/TrajectoryCrafter/issues/20"),
+    "rtx-3080": (9.78, "github.com/zai-org/CogVideo/issues/34"),
+    "rtx-5060-ti-16gb": (15.445, "15,816 MiB CUDA-visible: github.com/Luce-Org/lucebox/issues/407"),
+    "rtx-5070-ti": (15.47, "of a card of 16303 MiB: VRAMancer's benchmark of its lending pool"),
+    "rtx-5080": (15.47, "of a card of 16303 MiB: VRAMancer's benchmark of its lending pool"),
+    "rtx-pro-6000": (94.97, "github.com/antirez/ds4/issues/431"),
 }
 """GiB that PyTorch names as a GPU's total capacity. It varies by a few tenths with the driver."""
 _KEPT_BY_DRIVER = MIB * 1024 // 2
@@ -124,6 +138,9 @@ _T4 = "NVIDIA T4 product brief and datasheet (320 = 256 bit x 10 Gb/s / 8)"
 _V100 = "NVIDIA V100 datasheet, SXM2"
 _GA102 = "NVIDIA Ampere GA102 whitepaper v2, appendix A (FP16 with FP32 accumulate, dense)"
 _ADA = "NVIDIA Ada GPU architecture whitepaper v2, appendix A (FP16 with FP32 accumulate, dense)"
+_ADA_GEFORCE = "NVIDIA's specifications of the GeForce RTX 40 cards; FP16 = FP8 with sparsity (AI TOPS) / 8"
+_GB20X = "NVIDIA's specifications of the GeForce RTX 50 cards; FP16 = FP4 with sparsity (AI TOPS) / 16"
+_PRO6000 = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition datasheet (503.8 = 4,030 FP4 with sparsity / 8)"
 _GB202 = "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A (FP16 with FP32 accumulate, dense)"
 _A6000 = "NVIDIA RTX A6000 datasheet and GA102 whitepaper (dense)"
 _ADA6000 = "NVIDIA RTX 6000 Ada datasheet (364.2 = 1,457 FP8 with sparsity / 4)"
@@ -150,6 +167,14 @@ SM_COUNTS = {
     "rtx-5090": 170,
     "rtx-a6000": 84,
     "rtx-6000-ada": 142,
+    "rtx-3080": 68,
+    "rtx-4060-ti-16gb": 34,
+    "rtx-4070-ti-super": 66,
+    "rtx-4080": 76,
+    "rtx-5060-ti-16gb": 36,
+    "rtx-5070-ti": 70,
+    "rtx-5080": 84,
+    "rtx-pro-6000": 188,
 }
 """Streaming multiprocessors, as CUDA's device properties give them (NVIDIA's architecture whitepapers)."""
 
@@ -174,4 +199,55 @@ DATASHEETS: tuple[Datasheet, ...] = (
         "rtx-a6000", "RTX A6000 48 GB", "8.6", 49140, 768e9, 38.7e12, 154.8e12, _A6000, pcie=4, nvlink=112.5e9
     ),
     _gpu("rtx-6000-ada", "RTX 6000 Ada 48 GB", "8.9", 49140, 960e9, 91.1e12, 364.2e12, _ADA6000, pcie=4),
+    _gpu("rtx-3080", "RTX 3080 10 GB", "8.6", 10240, 760e9, 29.8e12, 59.5e12, _GA102, pcie=4),
+    _gpu(
+        "rtx-4060-ti-16gb",
+        "RTX 4060 Ti 16 GB",
+        "8.9",
+        16380,
+        288e9,
+        22.06e12,
+        44.1e12,
+        _ADA_GEFORCE,
+        pcie=4,
+        lanes=8,
+    ),
+    _gpu(
+        "rtx-4070-ti-super",
+        "RTX 4070 Ti SUPER 16 GB",
+        "8.9",
+        16376,
+        672e9,
+        44.1e12,
+        88.2e12,
+        _ADA_GEFORCE,
+        pcie=4,
+    ),
+    _gpu("rtx-4080", "RTX 4080 16 GB", "8.9", 16376, 716.8e9, 48.7e12, 97.5e12, _ADA_GEFORCE, pcie=4),
+    _gpu(
+        "rtx-5060-ti-16gb",
+        "RTX 5060 Ti 16 GB",
+        "12.0",
+        16311,
+        448e9,
+        23.7e12,
+        47.4e12,
+        _GB20X,
+        pcie=5,
+        lanes=8,
+    ),
+    _gpu("rtx-5070-ti", "RTX 5070 Ti 16 GB", "12.0", 16303, 896e9, 43.9e12, 87.9e12, _GB20X, pcie=5),
+    _gpu("rtx-5080", "RTX 5080 16 GB", "12.0", 16303, 960e9, 56.3e12, 112.6e12, _GB20X, pcie=5),
+    _gpu("rtx-pro-6000", "RTX PRO 6000 96 GB", "12.0", 97887, 1792e9, 125.9e12, 503.8e12, _PRO6000, pcie=5),
 )
+
+NOT_MODELLED: dict[str, tuple[str, str]] = {
+    "mi250x": ("64GB", "an MI250X is two devices of 64 GB each, one for each of its dies"),
+    "mi300x": ("192GB", "an MI300X has 192 GB"),
+    "mi325x": ("256GB", "an MI325X has 256 GB"),
+    "mi355x": ("288GB", "an MI355X has 288 GB"),
+}
+"""AMD's accelerators: the memory to ask for, and a clause that says so (AMD's datasheets). Weights,
+gradients, optimizer states and what autograd saves take the same bytes there; which kernels run, what they
+and hipBLASLt take beside (PyTorch: 128 MiB a handle on gfx94x and gfx95x, 32 MiB on others) and how fast they
+are is not known here."""

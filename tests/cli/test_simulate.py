@@ -255,6 +255,39 @@ def test_validate_says_why_an_answer_is_missing(call: Call) -> None:
     assert "note: there is no simulated answer: compile: true cannot be simulated" in out
 
 
+def test_every_command_that_takes_a_device_takes_its_memory(call: Call) -> None:
+    tiny = ("tiny.yaml", "hardware=a100-80gb", "--memory", "2GiB", "--json")
+    for command in ("napkin", "simulate"):
+        profile = StepProfile.from_json(call(command, *tiny)[1])
+        assert (profile.hardware.name, profile.hardware.memory_bytes) == ("a100-80gb", 2 * 2**30)
+    assert call("shard", *tiny)[0] == 0
+    (comparison,) = json.loads(call("validate", *tiny)[1])["comparisons"]
+    assert comparison
+    status, _, err = call("simulate", "tiny.yaml", "seq_len=1024", "--memory", "501MiB")
+    assert status == 3
+    assert "out of memory" in err
+    for command in ("napkin", "simulate", "shard", "validate", "fit"):
+        assert call(command, "tiny.yaml", "--memory", "lots")[0] == 2
+
+
+def test_fit_says_what_was_seen_and_what_was_tried(call: Call) -> None:
+    status, out, err = call("fit", "tiny.yaml", "seq_len=1024", "--memory", "600MiB")
+    assert status == 0
+    assert "fits as it is" in out
+    assert "seen by simulating the step" in out
+    assert "runs out of memory in" in out
+    assert ": does not fit" in err
+    assert max(map(len, out.splitlines())) <= 100
+    quick = call("fit", "tiny.yaml", "seq_len=1024", "--memory", "600MiB", "--quick")
+    assert "not seen to fit" in quick[1]
+    assert quick[2] == ""
+    document = json.loads(call("fit", "tiny.yaml", "seq_len=1024", "--memory", "600MiB", "--json")[1])
+    tried = document["simulated"]["micro_batch_size"]["tried"]
+    assert tried[str(document["largest_micro_batch_size"])] is True
+    assert tried[str(document["largest_micro_batch_size"] + 1)] is False
+    assert call("fit", "tiny.yaml", "--memory", "501MiB")[0] == 3
+
+
 def test_fit_exact_finds_what_fits(call: Call) -> None:
     status, out, err = call("fit", "tiny.yaml", "seq_len=1024", "--memory", "600MiB", "--exact", "--json")
     document = json.loads(out)

@@ -243,9 +243,13 @@ def test_hardware_names_the_cheapest_and_the_fastest(tmp_path):
     prices = tmp_path / "prices.yaml"
     prices.write_text("l4: 0.7\n")
     text = command("hardware", "tinyllama-lora", "--prices", str(prices), "--price", "h100=2.5").stdout
-    assert "the cheapest: " in text
+    assert "the cheapest of the 2 with a price: " in text
     assert "the fastest: b200" in text
     assert "give prices" in command("hardware", "tinyllama-lora").stdout
+    # one price is no comparison
+    one = command("hardware", "tinyllama-lora", "--price", "h100=2.5").stdout
+    assert "the cheapest of" not in one
+    assert "give prices of several" in one
     listed = json.loads(command("hardware", "tinyllama-lora", "--price", "h200=3.5", "--json").stdout)
     assert listed[0]["name"] == "h200"
     assert listed[0]["cost_per_million_tokens"] > 0

@@ -9,8 +9,15 @@ import pytest
 
 import harness.hardware.hardware as hardware
 from harness.errors import InputError
-from harness.hardware.hardware import Calibration, all_hardware, find_hardware, hardware_names, read_prices
-from harness.hardware.table import DATASHEETS
+from harness.hardware.hardware import (
+    Calibration,
+    all_hardware,
+    find_hardware,
+    hardware_names,
+    parse_bytes,
+    read_prices,
+)
+from harness.hardware.table import DATASHEETS, SM_COUNTS, TABLE_NAMES
 from harness.napkin import prediction as napkin
 from harness.recipe.recipe import Recipe
 
@@ -25,6 +32,14 @@ GDDR_BUS = {
     "rtx-5090": (512, 28.0),
     "rtx-a6000": (384, 16.0),
     "rtx-6000-ada": (384, 20.0),
+    "rtx-3080": (320, 19.0),
+    "rtx-4060-ti-16gb": (128, 18.0),
+    "rtx-4070-ti-super": (256, 21.0),
+    "rtx-4080": (256, 22.4),
+    "rtx-5060-ti-16gb": (128, 28.0),
+    "rtx-5070-ti": (256, 28.0),
+    "rtx-5080": (256, 30.0),
+    "rtx-pro-6000": (512, 28.0),
 }
 # FP32 cores and boost clock in GHz; every core does one multiply-add (2 FLOPs) a cycle.
 FP32_CORES = {
@@ -43,6 +58,14 @@ FP32_CORES = {
     "rtx-5090": (21760, 2.407),
     "rtx-a6000": (10752, 1.80),
     "rtx-6000-ada": (18176, 2.505),
+    "rtx-3080": (8704, 1.71),
+    "rtx-4060-ti-16gb": (4352, 2.535),
+    "rtx-4070-ti-super": (8448, 2.61),
+    "rtx-4080": (9728, 2.505),
+    "rtx-5060-ti-16gb": (4608, 2.572),
+    "rtx-5070-ti": (8960, 2.452),
+    "rtx-5080": (10752, 2.617),
+    "rtx-pro-6000": (24064, 2.617),
 }
 # Dense FLOPs a cycle and tensor core in 16 bit with fp32 accumulation, and tensor cores
 # (architecture whitepapers: Volta and Turing 128, GA100 512, GA102 and Ada 128, Hopper 1024).
@@ -54,13 +77,52 @@ TENSOR_CORES = {
     "rtx-3090": (328, 128, 1.695),
     "rtx-4090": (512, 128, 2.52),
     "rtx-5090": (680, 128, 2.407),
+    "rtx-3080": (272, 128, 1.71),
+    "rtx-4060-ti-16gb": (136, 128, 2.535),
+    "rtx-4070-ti-super": (264, 128, 2.61),
+    "rtx-4080": (304, 128, 2.505),
+    "rtx-5060-ti-16gb": (144, 128, 2.572),
+    "rtx-5070-ti": (280, 128, 2.452),
+    "rtx-5080": (336, 128, 2.617),
+    "rtx-pro-6000": (752, 256, 2.617),  # GB202 without GeForce's halved accumulation in fp32
+}
+# What NVIDIA prints on the box: the fastest kind of product with sparsity, and how many times that is a dense
+# one in 16 bit that is accumulated in fp32 (twice for each halving of the width, for sparsity, and for what
+# GeForce halves).
+AI_TOPS = {
+    "rtx-4060-ti-16gb": (353, 8),
+    "rtx-4070-ti-super": (706, 8),
+    "rtx-4080": (780, 8),
+    "rtx-4090": (1321, 8),
+    "rtx-5060-ti-16gb": (759, 16),
+    "rtx-5070-ti": (1406, 16),
+    "rtx-5080": (1801, 16),
+    "rtx-5090": (3352, 16),
+    "rtx-pro-6000": (4000, 8),
 }
 
 
 def test_the_table_holds_every_device_promised():
     promised = "h200 h100 h100-pcie h100-nvl a100-40gb a100-80gb l40s l4 a10g t4 v100-16gb rtx-3090 rtx-4090"
     assert set(hardware_names()) >= {*promised.split(), "rtx-5090", "rtx-a6000", "rtx-6000-ada", "b200"}
+    consumer = "rtx-3080 rtx-4060-ti-16gb rtx-4070-ti-super rtx-4080 rtx-5060-ti-16gb rtx-5070-ti rtx-5080"
+    assert set(hardware_names()) >= {*consumer.split(), "rtx-pro-6000"}
     assert len(set(hardware_names())) == len(DATASHEETS)
+    assert set(SM_COUNTS) == set(hardware_names()) == set(TABLE_NAMES.values())
+
+
+def test_a_narrow_link_is_narrow():
+    """The RTX 4060 Ti and 5060 Ti have eight lanes."""
+    assert find_hardware("rtx-4060-ti-16gb").datasheet.host_link.value == pytest.approx(15.75e9, rel=0.001)
+    assert find_hardware("rtx-5060-ti-16gb").datasheet.host_link.value == pytest.approx(31.5e9, rel=0.001)
+
+
+@pytest.mark.parametrize(("name", "memory"), [("mi300x", "192GB"), ("MI250X", "64GB")])
+def test_amd_is_told_what_holds_and_what_is_not_modelled(name, memory):
+    with pytest.raises(InputError, match="not modelled") as refused:
+        find_hardware(name)
+    assert f"--memory {memory}" in str(refused.value)
+    assert parse_bytes(memory) > 0
 
 
 @pytest.mark.parametrize("name", sorted(GDDR_BUS))
@@ -81,14 +143,20 @@ def test_half_precision_is_dense_and_what_the_tensor_cores_do(name):
     assert find_hardware(name).peak_flops("fp16") == pytest.approx(cores * flops * clock * 1e9, rel=0.02)
 
 
+@pytest.mark.parametrize("name", sorted(AI_TOPS))
+def test_half_precision_is_what_the_box_says(name):
+    tops, times = AI_TOPS[name]
+    assert find_hardware(name).peak_flops("bf16") == pytest.approx(tops * 1e12 / times, rel=0.01)
+
+
 @pytest.mark.parametrize("sheet", DATASHEETS, ids=lambda sheet: sheet.name)
 def test_every_number_is_plausible_and_says_where_it_is_from(sheet):
     named_gb = int(sheet.title.split()[-2])
     assert 0.97 * named_gb * 1e9 <= sheet.memory_bytes.value <= named_gb * 2**30
     assert 250e9 <= sheet.memory_bandwidth.value <= 8.1e12
     half, full = sheet.flops["fp16"].value, sheet.flops["fp32"].value
-    assert 8e12 <= full <= 120e12
-    assert 60e12 <= half <= 2500e12
+    assert 8e12 <= full <= 130e12
+    assert 40e12 <= half <= 2500e12
     assert 1.9 <= half / full <= 31
     assert 70 <= half / sheet.memory_bandwidth.value <= 470, "FLOPs per byte: the machine's balance"
     assert 15e9 <= sheet.host_link.value <= sheet.gpu_link.value <= sheet.memory_bandwidth.value
