@@ -7,6 +7,7 @@ code, so steps that it follows run eager.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import time
@@ -70,7 +71,12 @@ class CpuObserver:
         self._recording.reset_peak()
         try:
             gradients = gradients_seen(self._training, name, self._label_gradient)
-            with torch.compiler.set_stance("force_eager"), self._tracker, gradients:
+            with (
+                _loading_in_this_thread(),
+                torch.compiler.set_stance("force_eager"),
+                self._tracker,
+                gradients,
+            ):
                 yield
         finally:
             self._note_peak(name)
@@ -155,6 +161,23 @@ class _RealTensors(StorageTracker):
     def follows(self, storage: torch.UntypedStorage) -> bool:
         """Shape-only tensors, which libraries make while they build a model, take no memory."""
         return storage.device.type != "meta"
+
+
+@contextmanager
+def _loading_in_this_thread() -> Iterator[None]:
+    """transformers reads a checkpoint in threads of its own, where no tracker of this one sees a tensor.
+
+    The switch is transformers' (core_model_loading.py). It changes the order of loading, not what is kept.
+    """
+    before = os.environ.get("HF_DEACTIVATE_ASYNC_LOAD")
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_DEACTIVATE_ASYNC_LOAD"]
+        else:
+            os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = before
 
 
 def _cpu_name() -> str:

@@ -25,6 +25,7 @@ from harness.measure.measured_run import chosen_device, measure
 from harness.recipe.recipe import Recipe
 from harness.run_folder.run_folder import RunFolder
 from harness.step_profile.step_profile import StepProfile
+from harness.training.model import build_training
 from harness.training.step import Training
 from tests.support.places import LLAMA, ROOT
 from tests.support.tiny import CPU, built, tiny
@@ -164,6 +165,21 @@ def _training_of(weight: Tensor) -> Training:
     return type(
         "Training", (), {"model": model, "optimizer": torch.optim.SGD([model.weight]), "scaler": None}
     )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_setup_peak_of_a_checkpoint_holds_its_parameters(tmp_path, precision):
+    """transformers loads in threads; what they make counts as what this thread makes."""
+    made = build_training(tiny(), CPU).model
+    made.save_pretrained(tmp_path / "checkpoint")
+    recipe = tiny(**FEW, model=str(tmp_path / "checkpoint"), weights="pretrained", precision=precision)
+    profile = measured(recipe, tmp_path)
+    parameter_bytes = sum(p.numel() for p in made.parameters()) * (4 if precision == "fp32" else 2)
+    setup_peak = profile.memory.setup_peak_allocated_bytes
+    assert setup_peak >= parameter_bytes
+    # beyond them buffers, scalars and one weight on its way, of which the embedding is the largest
+    assert setup_peak < parameter_bytes + 264 * 64 * 4 + 1024
+    assert "HF_DEACTIVATE_ASYNC_LOAD" not in os.environ
 
 
 def test_timed_steps_run_with_nothing_watching(tmp_path, monkeypatch):
