@@ -12,9 +12,13 @@ from harness.errors import InputError
 MAX_CONFIG_BYTES = 1_000_000
 LARGEST_COUNT = 2**31 - 1
 """Of anything in a config: kernels count in 32 bits."""
+MOST_LAYERS = 1_000
+"""A model is built, and a step walked through, layer by layer. The deepest published has 1,000."""
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 COUNTS = (
     *("vocab_size", "hidden_size", "n_embd", "intermediate_size", "head_dim"),
-    *("num_hidden_layers", "n_layer", "num_attention_heads", "n_head", "num_key_value_heads"),
+    *LAYERS,
+    *("num_attention_heads", "n_head", "num_key_value_heads"),
     *("num_local_experts", "num_experts_per_tok"),
 )
 """Fields that are counts in every family that has them (in some, a list of one for each layer)."""
@@ -46,10 +50,11 @@ def check_counts(config: Mapping[str, Any], origin: str) -> None:
         value = config.get(name)
         if value is None or isinstance(value, list | dict):
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_COUNT:
+        most = MOST_LAYERS if name in LAYERS else LARGEST_COUNT
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise InputError(
                 f"model: {origin}: {name} is {value!r:.60}; it must be a whole number of at least 1 and at "
-                f"most {LARGEST_COUNT:,}."
+                f"most {most:,}."
             )
     heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(shared, int) and heads % shared:

@@ -10,13 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.architecture.config_file import LARGEST_COUNT, read_config
+from harness.architecture.config_file import LARGEST_COUNT, MOST_LAYERS, read_config
 from harness.architecture.families import FAMILIES
 from harness.errors import InputError
 from harness.recipe import find_model_config, nearest_model
-
-MOST_LAYERS = 10_000
-"""A step is walked through layer by layer."""
 
 _ALIASES = {  # GPT-2's names
     "hidden_size": "n_embd",

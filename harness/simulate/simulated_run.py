@@ -116,6 +116,14 @@ class _Run:
                 self._more_steps()
             except AllocatorOutOfMemory as error:
                 oom = self._oom(error)
+            except RuntimeError as error:
+                if "Storage size calculation overflowed" not in str(error):  # ATen/EmptyTensor.cpp
+                    raise
+                rows, seq_len = self.recipe.micro_batch_size, self.recipe.seq_len
+                raise InputError(
+                    f"micro_batch_size: {rows} and seq_len: {seq_len} ask for a tensor of more than 2^63 "
+                    f"bytes in {self.memory.phase}. Set smaller ones."
+                ) from None
             self.memory.ended = True
             profile = self._profile(oom)
         return profile

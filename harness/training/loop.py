@@ -41,7 +41,7 @@ def set_up(recipe: Recipe, device: torch.device, observer: LoopObserver) -> tupl
     from harness.training.model_config import load_config
 
     with observer.phase("setup"):
-        batches = _batches(recipe, load_config(recipe))
+        batches = _batches(recipe, load_config(recipe), shapes_only=device.type == "meta")
         return build_training(recipe, device), batches
 
 
@@ -92,7 +92,7 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
     }
 
 
-def _batches(recipe: Recipe, config: Any) -> Batches:
+def _batches(recipe: Recipe, config: Any, *, shapes_only: bool) -> Batches:
     text = config.get_text_config()
     return build_batches(
         recipe,
@@ -101,4 +101,5 @@ def _batches(recipe: Recipe, config: Any) -> Batches:
         tokenizer_source=recipe.model if recipe.weights == "pretrained" else None,
         dense_mask=not recipe.attention.startswith("flash_attention"),
         sliding_window=getattr(text, "sliding_window", None),
+        shapes_only=shapes_only,
     )

@@ -30,6 +30,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"num_hidden_layers": 0},
         "num_hidden_layers is 0; .* whole number of at least 1",
     ),
+    "too deep": (
+        {"num_hidden_layers": 100_000},
+        "num_hidden_layers is 100000; .* at most 1,000",
+    ),
     "no words": ({"vocab_size": 0}, "vocab_size is 0"),
     "too many words": ({"vocab_size": 10**12}, "vocab_size is 1000000000000; .* at most 2,147,483,647"),
     "negative": ({"hidden_size": -64}, "hidden_size is -64"),

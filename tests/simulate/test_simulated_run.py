@@ -49,6 +49,16 @@ def simulated(recipe: Recipe, hardware: Hardware = B200, settings: str = "") -> 
     return simulate(recipe, hardware, parse_settings(settings))[0]
 
 
+def test_a_step_longer_than_any_memory_is_answered():
+    """Its rows would take 2**31 numbers each; the answer takes their shapes."""
+    profile = simulated(tiny(seq_len=2**31 - 1))
+    assert profile.oom is not None
+    assert profile.oom.requested_bytes is not None
+    assert profile.oom.requested_bytes > B200.memory_bytes / 4
+    with pytest.raises(InputError, match="a tensor of more than 2\\^63 bytes in forward"):
+        simulated(tiny(seq_len=2**31 - 1, attention="eager"), with_memory(B200, 2**62))
+
+
 def check(profile: StepProfile) -> None:
     """What holds for every complete simulation."""
     memory, step = profile.memory, profile.step

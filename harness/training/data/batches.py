@@ -8,6 +8,7 @@ attention), and so the memory and the time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -16,9 +17,19 @@ import torch
 
 from harness.errors import InputError
 from harness.recipe import Recipe
-from harness.training.data.packing import separate_densely, separate_for_flash
+from harness.training.data.packing import (
+    additive_mask_dtype,
+    flash_lengths,
+    separate_densely,
+    separate_for_flash,
+)
 from harness.training.data.rows import NOT_PREDICTED, Rows, corpus_rows, synthetic_rows
 from harness.training.data.tokenizer import build_tokenizer
+
+MOST_MICRO_BATCHES = 10_000
+"""Of one step that is walked through on shapes."""
+MOST_DRAWN = 2**28
+"""Random numbers for the documents' lengths of one step, about 4 s."""
 
 
 class StepBatches(NamedTuple):
@@ -61,7 +72,7 @@ class Batches(Iterator[StepBatches]):
         if self._recipe.packing:
             lengths = [row.document_lengths for row in rows]
             if self._dense_mask:
-                batch |= separate_densely(lengths, _additive_mask_dtype(self._recipe))
+                batch |= separate_densely(lengths, additive_mask_dtype(self._recipe))
             else:
                 batch |= separate_for_flash(lengths)
         return batch
@@ -84,6 +95,53 @@ class Batches(Iterator[StepBatches]):
         self._rows_drawn = rows_drawn
 
 
+class BatchShapes(Batches):
+    """Batches whose shapes alone are real: no row is made or held, however long.
+
+    A tensor here is one element seen as often as the shape says; copying it to the meta device makes what a
+    copy of the real one to a GPU would. Raises InputError for more than can be walked through.
+    """
+
+    def __init__(self, recipe: Recipe, rows: Rows, *, dense_mask: bool) -> None:
+        super().__init__(recipe, rows, dense_mask=dense_mask)
+        if recipe.gradient_accumulation_steps > MOST_MICRO_BATCHES:
+            raise InputError(
+                f"gradient_accumulation_steps: {recipe.gradient_accumulation_steps}: a step is simulated "
+                f"micro batch by micro batch, at most {MOST_MICRO_BATCHES:,} of them. Set fewer."
+            )
+        if recipe.packing and not dense_mask and recipe.tokens_per_step > MOST_DRAWN:
+            raise InputError(
+                "packing: flash attention wants the lengths of the documents, which are drawn one by one, and a "
+                f"step has {recipe.tokens_per_step:,} tokens. Set seq_len lower, or packing: false."
+            )
+
+    def __next__(self) -> StepBatches:
+        """`num_tokens` counts every token: no label is made, and no shape depends on them."""
+        batches = [self._micro_batch() for _ in range(self._recipe.gradient_accumulation_steps)]
+        return StepBatches(batches, self._recipe.tokens_per_step)
+
+    def _micro_batch(self) -> Batch:
+        size, seq_len = self._recipe.micro_batch_size, self._recipe.seq_len
+        first, self._rows_drawn = self._rows_drawn, self._rows_drawn + size
+        batch: Batch = {"input_ids": _shape(size, seq_len), "labels": _shape(size, seq_len)}
+        if not self._recipe.packing:
+            return batch
+        batch["position_ids"] = _shape(size, seq_len)
+        if self._dense_mask:
+            dtype = additive_mask_dtype(self._recipe) or torch.bool
+            return batch | {"attention_mask": _shape(size, 1, seq_len, seq_len, dtype=dtype)}
+        return batch | flash_lengths([self.rows.lengths(first + i) for i in range(size)])
+
+
+def _shape(*sizes: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    if math.prod(sizes) * dtype.itemsize >= 2**63:  # torch counts bytes in 64 bits
+        raise InputError(
+            f"micro_batch_size: {sizes[0]} and seq_len: {sizes[-1]} ask for a batch of more than 2^63 bytes. "
+            "Set smaller ones."
+        )
+    return torch.zeros((), dtype=dtype).expand(sizes)
+
+
 def build_batches(
     recipe: Recipe,
     *,
@@ -92,6 +150,7 @@ def build_batches(
     tokenizer_source: str | None,
     dense_mask: bool,
     sliding_window: int | None = None,
+    shapes_only: bool = False,
 ) -> Batches:
     """The batches of `recipe` for a model of `vocab_size` tokens.
 
@@ -101,6 +160,7 @@ def build_batches(
       attention's lengths.
     - `sliding_window`: the model's attention window in tokens, if it has one. transformers does not narrow
       a ready-made mask to it, so with packing and dense_mask no document is longer than the window.
+    - `shapes_only`: the batches are for a step on shape-only tensors (see BatchShapes).
 
     Without packing, a .txt file is one stream of tokens cut into rows (the remainder is left out), and any
     other example is a row of its own, padded or cut off at seq_len. With packing, documents (paragraphs of
@@ -121,16 +181,7 @@ def build_batches(
     else:
         tokenizer = build_tokenizer(recipe, vocab_size=vocab_size, tokenizer_source=tokenizer_source)
         rows = corpus_rows(recipe, tokenizer, vocab_size, longest)
-    return Batches(recipe, rows, dense_mask=dense_mask)
-
-
-def _additive_mask_dtype(recipe: Recipe) -> torch.dtype | None:
-    """None for sdpa's bool mask. transformers makes eager's in the dtype of the embeddings, so does this."""
-    if recipe.attention != "eager":
-        return None
-    if recipe.mixed or recipe.upcast_for_kbit:
-        return torch.float32
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.compute_dtype]
+    return (BatchShapes if shapes_only else Batches)(recipe, rows, dense_mask=dense_mask)
 
 
 Batch = dict[str, Any]

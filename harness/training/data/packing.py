@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.recipe import Recipe
+
 
 def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
     """Rows of document indices: every document in exactly one row, no row over `seq_len` tokens.
@@ -66,16 +68,31 @@ def separate_for_flash(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     cu_seq_lens_q and cu_seq_lens_k (documents + 1,), int32, and max_length_q and max_length_k, ints: what
     transformers' FlashAttentionKwargs names.
     """
+    return {"position_ids": _position_ids(rows), **flash_lengths(rows)}
+
+
+def flash_lengths(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """What `separate_for_flash` returns beside position_ids."""
     lengths = torch.tensor([length for row in rows for length in row])
     ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
     longest = int(lengths.max())
     return {
-        "position_ids": _position_ids(rows),
         "cu_seq_lens_q": ends,
         "cu_seq_lens_k": ends.clone(),
         "max_length_q": longest,
         "max_length_k": longest,
     }
+
+
+def additive_mask_dtype(recipe: Recipe) -> torch.dtype | None:
+    """Of `separate_densely`'s mask: None for sdpa, which takes bools. transformers makes eager's in the dtype
+    of the embeddings, so does this.
+    """
+    if recipe.attention != "eager":
+        return None
+    if recipe.mixed or recipe.upcast_for_kbit:
+        return torch.float32
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.compute_dtype]
 
 
 def _position_ids(rows: Sequence[Sequence[int]]) -> Tensor:

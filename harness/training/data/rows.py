@@ -20,6 +20,9 @@ NOT_PREDICTED = -100
 TEXTS_AT_ONCE = 1000
 """Texts given to the tokenizer in one call: enough to be fast, few enough to hold in memory."""
 
+DRAWN_AT_ONCE = 2**20
+"""Random tokens drawn only for what follows them."""
+
 
 class Row(NamedTuple):
     """One sequence of seq_len tokens. The first token of each document has no label."""
@@ -35,6 +38,8 @@ class Rows(NamedTuple):
 
     draw: Callable[[int], Row]
     """The row at a place of the endless sequence, from 0."""
+    lengths: Callable[[int], list[int]]
+    """The `document_lengths` of the row at a place; its tokens are not made to know them."""
     num_rows: int | None
     """Rows in one epoch; None if the data has no end."""
     num_skipped: int
@@ -63,19 +68,31 @@ class Corpus(NamedTuple):
 
 def synthetic_rows(recipe: Recipe, vocab_size: int, longest: int) -> Rows:
     """Uniform random tokens; with packing, documents of 2 to `longest` / 2 tokens that fill every row."""
-    seq_len = recipe.seq_len
 
     def draw(number: int) -> Row:
         random = np.random.default_rng((recipe.seed, number))
-        input_ids = random.integers(0, vocab_size, seq_len)
-        lengths = [] if recipe.packing else [seq_len]
-        while (left := seq_len - sum(lengths)) > 0:
-            lengths.append(min(left, int(random.integers(2, max(2, longest // 2), endpoint=True))))
+        input_ids = random.integers(0, vocab_size, recipe.seq_len)
+        lengths = _drawn_lengths(recipe, longest, random) if recipe.packing else [recipe.seq_len]
         labels = input_ids.copy()
         labels[np.cumsum([0, *lengths[:-1]])] = NOT_PREDICTED
         return Row(input_ids, labels, lengths)
 
-    return Rows(draw, num_rows=None, num_skipped=0)
+    def lengths(number: int) -> list[int]:
+        random = np.random.default_rng((recipe.seed, number))
+        for at in range(0, recipe.seq_len, DRAWN_AT_ONCE):  # they are drawn after the tokens
+            random.integers(0, vocab_size, min(DRAWN_AT_ONCE, recipe.seq_len - at))
+        return _drawn_lengths(recipe, longest, random)
+
+    return Rows(draw, lengths, num_rows=None, num_skipped=0)
+
+
+def _drawn_lengths(recipe: Recipe, longest: int, random: np.random.Generator) -> list[int]:
+    lengths: list[int] = []
+    left = recipe.seq_len
+    while left > 0:
+        lengths.append(min(left, int(random.integers(2, max(2, longest // 2), endpoint=True))))
+        left -= lengths[-1]
+    return lengths
 
 
 def corpus_rows(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int, longest: int) -> Rows:
@@ -99,7 +116,7 @@ def corpus_rows(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int, longest: 
         members = [pieces[i] for i in packed[index]] if packed else [pieces[index]]
         return _fill(corpus.tokens, members, recipe.seq_len, padding)
 
-    return Rows(draw, num_rows, num_skipped)
+    return Rows(draw, lambda number: draw(number).document_lengths, num_rows, num_skipped)
 
 
 def _read_corpus(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int) -> Corpus:

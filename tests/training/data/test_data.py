@@ -47,7 +47,8 @@ def batches_of(data: str | Path, *, dense_mask: bool = True, **fields: Any) -> B
     arguments = {
         name: fields.pop(name, None) for name in ("max_positions", "tokenizer_source", "sliding_window")
     }
-    recipe = Recipe(model="tiny", data=str(data), precision="fp32", **fields)
+    arguments["shapes_only"] = fields.pop("shapes_only", False)
+    recipe = Recipe(**{"model": "tiny", "data": str(data), "precision": "fp32", **fields})
     return build_batches(recipe, vocab_size=vocab_size, dense_mask=dense_mask, **arguments)
 
 
@@ -429,6 +430,58 @@ def test_the_loss_is_the_one_of_transformers_trainer(tmp_path: Path, packing: bo
     learned = torch.cat([batch["labels"][:, 1:].flatten() for batch in step.batches]) != -100
     mean = torch.nn.functional.cross_entropy(logits[learned], targets[learned])
     assert torch.allclose(ours, mean, rtol=1e-6)
+
+
+# --- shapes without rows ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "flash_attention_2"])
+@pytest.mark.parametrize("packing", [False, True])
+def test_shapes_are_those_of_the_rows(packing: bool, attention: str) -> None:
+    fields: dict[str, Any] = {"packing": packing, "attention": attention, "seq_len": 64}
+    fields |= {"gradient_accumulation_steps": 3, "precision": "bf16"}
+    dense_mask = attention != "flash_attention_2"
+    real, shapes = (
+        batches_of("synthetic", dense_mask=dense_mask, shapes_only=shapes_only, **fields)
+        for shapes_only in (False, True)
+    )
+    assert len(next(shapes).batches) == len(next(real).batches) == 3
+    for batches in (real, shapes):
+        batches.skip(4)
+    for one, other in zip(next(real).batches, next(shapes).batches, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            if not isinstance(value, Tensor):
+                assert value == other[name]
+                continue
+            moved, shape = (tensor.to("meta", copy=True) for tensor in (value, other[name]))
+            assert (moved.shape, moved.dtype, moved.stride()) == (shape.shape, shape.dtype, shape.stride())
+            assert moved.untyped_storage().nbytes() == shape.untyped_storage().nbytes()
+
+
+def test_shapes_of_any_length_take_no_memory() -> None:
+    held = {"gradient_accumulation_steps": 2, "seq_len": 2**31 - 1, "micro_batch_size": 2**16}
+    for batch in next(batches_of("synthetic", shapes_only=True, **held)).batches:
+        assert batch["input_ids"].shape == (2**16, 2**31 - 1)
+        assert {t.untyped_storage().nbytes() for t in batch.values()} == {8}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"micro_batch_size": 2**31 - 1, "seq_len": 2**31 - 1}, "micro_batch_size: 2147483647 and seq_len"),
+        ({"packing": True, "attention": "eager", "seq_len": 2**31 - 1}, "more than 2\\^63 bytes"),
+        ({"gradient_accumulation_steps": 10_001}, "at most 10,000"),
+        (
+            {"packing": True, "attention": "flash_attention_2", "precision": "bf16", "seq_len": 2**29},
+            "packing: flash attention wants .* 536,870,912 tokens",
+        ),
+    ],
+)
+def test_what_cannot_be_walked_through_is_refused(fields: dict[str, Any], says: str) -> None:
+    dense_mask = fields.get("attention") != "flash_attention_2"
+    with pytest.raises(InputError, match=says):
+        next(batches_of("synthetic", shapes_only=True, dense_mask=dense_mask, **fields))
 
 
 # --- bad input ----------------------------------------------------------------------------------------
