@@ -111,8 +111,8 @@ class BatchShapes(Batches):
             )
         if recipe.packing and not dense_mask and recipe.tokens_per_step > MOST_DRAWN:
             raise InputError(
-                "packing: flash attention wants the lengths of the documents, which are drawn one by one, and "
-                f"a step has {recipe.tokens_per_step:,} tokens. Set seq_len lower, or packing: false."
+                "packing: flash attention wants the lengths of the documents, which are drawn singly, and "
+                f"a step has {recipe.tokens_per_step:,} tokens. Lower seq_len, or set packing: false."
             )
 
     def __next__(self) -> StepBatches:
