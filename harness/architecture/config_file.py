@@ -15,11 +15,12 @@ LARGEST_COUNT = 2**31 - 1
 MOST_LAYERS = 1_000
 """A model is built, and a step walked through, layer by layer. The deepest published has 1,000."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+EXPERTS = ("num_local_experts", "num_experts_per_tok")
 COUNTS = (
     *("vocab_size", "hidden_size", "n_embd", "intermediate_size", "head_dim"),
     *LAYERS,
     *("num_attention_heads", "n_head", "num_key_value_heads"),
-    *("num_local_experts", "num_experts_per_tok"),
+    *EXPERTS,
 )
 """Fields that are counts in every family that has them (in some, a list of one for each layer)."""
 
@@ -31,7 +32,7 @@ def read_config(path: Path) -> dict[str, Any]:
             raise InputError(
                 f"model: {path} has more than {MAX_CONFIG_BYTES:,} bytes; give a config.json, not weights."
             )
-        config = json.loads(path.read_bytes())
+        config = json.loads(path.read_bytes(), object_hook=_with_special_floats)
     except OSError as error:
         raise InputError(f"model: cannot read {path}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
@@ -39,6 +40,13 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InputError(f"model: {path} holds no config: it must be a JSON object with a model_type.")
     return config
+
+
+def _with_special_floats(found: dict[str, Any]) -> Any:
+    """{"__float__": "Infinity"} is how transformers writes the numbers that JSON lacks."""
+    if found.keys() == {"__float__"} and found["__float__"] in ("Infinity", "-Infinity", "NaN"):
+        return float(found["__float__"])
+    return found
 
 
 def check_counts(config: Mapping[str, Any], origin: str) -> None:
@@ -50,11 +58,12 @@ def check_counts(config: Mapping[str, Any], origin: str) -> None:
         value = config.get(name)
         if value is None or isinstance(value, list | dict):
             continue
+        least = 0 if name in EXPERTS else 1  # a family with experts has members without
         most = MOST_LAYERS if name in LAYERS else LARGEST_COUNT
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise InputError(
-                f"model: {origin}: {name} is {value!r:.60}; it must be a whole number of at least 1 and at "
-                f"most {most:,}."
+                f"model: {origin}: {name} is {value!r:.60}; it must be a whole number of at least {least} "
+                f"and at most {most:,}."
             )
     heads, shared = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(shared, int) and heads % shared:

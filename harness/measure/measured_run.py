@@ -44,6 +44,7 @@ from harness.training import (
     run_steps,
     set_up,
     step_kinds,
+    surprises_of_model,
 )
 
 RECORDED_STEPS = 2
@@ -183,6 +184,7 @@ class _Run:
         self.training = training
         self.loss_scale = 0.0 if training.scaler is None else training.scaler.get_scale()
         self.warnings += _surprises(self.recipe, batches, self.device)
+        self.warnings += surprises_of_model(self.recipe, training.model)
         self.observer.trained(training)
         for step in run_steps(training, batches, self.device, self.kinds, self, self.first):
             self.observer.end_step()

@@ -39,7 +39,16 @@ from harness.step_profile import (
     TimeStats,
 )
 from harness.system import collected_by_hand, older_objects_kept, provenance
-from harness.training import Batches, Kind, StepBatches, Training, import_libraries, run_steps, set_up
+from harness.training import (
+    Batches,
+    Kind,
+    StepBatches,
+    Training,
+    import_libraries,
+    run_steps,
+    set_up,
+    surprises_of_model,
+)
 
 STEPS = 2
 """The first step makes the optimizer state, the second is steady: a third is the same, as the tests show."""
@@ -232,10 +241,14 @@ class _Run:
         )
 
     def _warnings(self) -> list[str]:
+        found = [] if self.training is None else surprises_of_model(self.asked, self.training.model)
         unknown = unknown_ops(self.device.operators)
         if not unknown:
-            return []
-        return [f"what these operators take inside on CUDA nobody has looked at: {', '.join(unknown)}"]
+            return found
+        return [
+            *found,
+            f"what these operators take inside on CUDA nobody has looked at: {', '.join(unknown)}",
+        ]
 
     def _memory(self) -> MemoryStats:
         memory = MemoryStats(

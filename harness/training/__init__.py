@@ -8,6 +8,7 @@ from harness.training.toggles.attention import attention_kernel
 from harness.training.toggles.host_memory import is_dense, is_on_host, on_host
 from harness.training.toggles.optimizer_state import restore_state
 from harness.training.toggles.quantization import prepare_for_kbit
+from harness.training.warnings import surprises_of_model
 
 __all__ = [
     "Batches",
@@ -27,4 +28,5 @@ __all__ = [
     "run_steps",
     "set_up",
     "step_kinds",
+    "surprises_of_model",
 ]

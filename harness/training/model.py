@@ -16,9 +16,13 @@ import torch
 from harness.errors import InputError, is_out_of_memory
 from harness.recipe import Recipe, find_model_config
 from harness.training.model_config import first_line, load_config
+from harness.training.refusals import (
+    refuse_empty_weights,
+    refuse_what_cannot_run,
+    refuse_what_is_no_language_model,
+)
 from harness.training.step import Training
 from harness.training.toggles.adapter import import_peft, with_adapter
-from harness.training.toggles.attention import refuse_what_cannot_run
 from harness.training.toggles.fused_loss import fuse_loss
 from harness.training.toggles.gradient_checkpointing import checkpoint_blocks
 from harness.training.toggles.host_memory import on_host
@@ -63,6 +67,7 @@ def build_model(recipe: Recipe, device: torch.device) -> Any:
     """The model of `recipe` in training mode with every toggle applied, weights on `device`."""
     config = load_config(recipe)
     refuse_what_cannot_run(recipe, config, device)
+    refuse_what_is_no_language_model(recipe, config)
     torch.manual_seed(recipe.seed)
     host = "parameters" in recipe.offload
     with on_host() if host else nullcontext():  # a model that is offloaded may be larger than the device
@@ -84,6 +89,7 @@ def build_model(recipe: Recipe, device: torch.device) -> Any:
 def _adapted(recipe: Recipe, config: Any, device: torch.device) -> Any:
     """The weights on `device`, those of the base frozen when there is an adapter to train."""
     model = _with_weights(recipe, config, device)
+    refuse_empty_weights(recipe, model)
     model.config.use_cache = False
     if recipe.upcast_for_kbit:
         prepare_for_kbit(model)
@@ -134,7 +140,7 @@ def _with_weights(recipe: Recipe, config: Any, device: torch.device) -> Any:
     except (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        if "attn_implementation" in str(error):
+        if "attn_implementation" in str(error):  # a checkpoint's own code
             raise InputError(
                 f"attention: {recipe.attention}: {recipe.model} cannot run with it; set attention: eager."
             ) from error

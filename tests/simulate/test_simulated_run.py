@@ -64,7 +64,8 @@ def check(profile: StepProfile) -> None:
     memory, step = profile.memory, profile.step
     assert profile.complete
     assert profile.oom is None
-    assert profile.warnings == []  # somebody has looked at every operator that ran
+    # somebody has looked at every operator that ran; of a mixture, it is said how its experts are stored
+    assert all("the experts (" in warning for warning in profile.warnings)
     assert set(profile.phases) == {"data", "forward", "backward", "optimizer_step"}
     peak, reserved = memory.peak_allocated_bytes, memory.peak_reserved_bytes
     assert peak is not None

@@ -125,17 +125,13 @@ class BuiltModel:
         """What peft 0.21 makes of all-linear in a mixture: what was linear before transformers 5."""
         if not self.shape.experts:
             return {}
-        if self.recipe.four_bit:  # their parameter is hidden behind a parametrization
-            raise InputError(
-                "lora_targets: all-linear: experts stored in 4 bit cannot be adapted; "
-                "set lora_targets: [q_proj, k_proj, v_proj, o_proj]."
-            )
         if self.recipe.lora_dropout:
             raise InputError(
                 f"lora_dropout: {self.recipe.lora_dropout}: peft cannot drop inputs of a mixture's router "
                 "and experts; set lora_dropout: 0, or lora_targets: [q_proj, k_proj, v_proj, o_proj]."
             )
-        bare = [router_matrix(self.shape), *expert_matrices(self.shape)]
+        experts = [] if self.recipe.four_bit else expert_matrices(self.shape)  # hidden behind a parametrization
+        bare = [router_matrix(self.shape), *experts]
         return {m.name: "lora_parameter" for m in bare}
 
     @property

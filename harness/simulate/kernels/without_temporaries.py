@@ -10,9 +10,9 @@ _REASONS = {
     # TensorIterator.cpp: cast_common_dtype_to_outputs is for the CPU, CUDA kernels convert as they load
     "elementwise: one kernel, which converts dtypes itself": """
         abs add add_ addcdiv_ addcmul_ bitwise_and bitwise_not clamp clamp_ cos div div_ eq floor_divide ge
-        gelu gelu_backward gt le lerp_ lt masked_fill masked_fill_ mul mul_ native_dropout_backward ne neg
-        pow_ reciprocal rsqrt rsqrt_ rsub sigmoid sigmoid_backward silu silu_backward sin sqrt sub sub_ tanh
-        tanh_backward
+        gelu gelu_backward gt le lerp_ logical_and_ lt masked_fill masked_fill_ mul mul_
+        native_dropout_backward ne neg pow_ reciprocal rsqrt rsqrt_ rsub sigmoid sigmoid_backward silu
+        silu_backward sin sqrt sub sub_ tanh tanh_backward
     """,
     # cuda/Foreach*.cu, cuda/AmpKernels.cu, cuda/fused_adam_*.cu: cuda/MultiTensorApply.cuh has the addresses
     # in the kernel's arguments. Lists that are too mixed for that run the elementwise operator on each.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from harness.errors import InputError, MissingDependency
@@ -27,7 +28,12 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
         if targets != "all-linear":
             config = peft.IA3Config(target_modules=targets, feedforward_modules=[], task_type="CAUSAL_LM")
     try:
-        adapted = peft.get_peft_model(model, config, autocast_adapter_dtype=recipe.adapter_dtype == "fp32")  # type: ignore[arg-type]
+        with warnings.catch_warnings():
+            # what peft says of a mixture's experts in 4 bit, training/warnings.py says in a sentence
+            warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys", RuntimeWarning)
+            adapted = peft.get_peft_model(
+                model, config, autocast_adapter_dtype=recipe.adapter_dtype == "fp32"
+            )  # type: ignore[arg-type]
     except ValueError as error:
         raise InputError(f"lora_targets: {shown(recipe.lora_targets)}: {first_line(error)}.") from error
     _refuse_targets_without_adapter(recipe, adapted)
@@ -45,7 +51,9 @@ def import_peft(recipe: Recipe) -> Any:
 
 
 def _refuse_targets_without_adapter(recipe: Recipe, adapted: Any) -> None:
-    """Raise InputError if a target adapts nothing; peft says so only when none of them does."""
+    """Raise InputError if a listed target adapts nothing; peft says so only when none of them does."""
+    if recipe.lora_targets == "all-linear":  # a mixture's experts in 4 bit are no linear layers
+        return
     config, tuner = adapted.peft_config["default"], adapted.base_model
     found = [*tuner.targeted_module_names, *tuner.targeted_parameter_names]
     # peft has put a list here, of its own names: a mixture's w1 and w3 are gate_up_proj

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.errors import InputError, MissingDependency
+from harness.errors import MissingDependency
 
 
 def fuse_loss(model: Any) -> None:
@@ -13,13 +13,7 @@ def fuse_loss(model: Any) -> None:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
     except ImportError:
         raise MissingDependency("liger-kernel", "liger", "loss: fused_linear") from None
-    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if base.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        raise InputError(
-            f"loss: fused_linear: Liger has no {base.config.model_type} model; set loss: standard."
-        )
     only_the_loss = {
         "rope": False,
         "rms_norm": False,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from harness.errors import InputError, MissingDependency
 from harness.recipe.recipe import Recipe
 from harness.training.model import build_model
 from tests.support.tiny import CPU, NullObserver, built, same_bits, step, tiny, train, weights
+from harness.training.warnings import surprises_of_model
+from harness.units import in_gib
 
 LLAMA = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
 LLAMA += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
@@ -60,6 +64,28 @@ def test_all_linear_layers_but_the_head(family: str) -> None:
     assert all("lora_" in name for name in trained_names(model))
 
 
+def test_all_linear_passes_by_experts_in_4_bit() -> None:
+    """They are parameters behind a parametrization, which peft cannot adapt; what is linear is adapted."""
+    recipe = lora("mixtral", quantization="nf4", precision="bf16")
+    model = build_model(recipe, CPU)
+    assert adapted_modules(model) == in_both_blocks("mixtral", [*LLAMA[:4], "mlp.gate"])
+    stored, passed_by = surprises_of_model(recipe, model)
+    elements = 2 * 3 * 4 * 64 * json.loads(Path(recipe.model).read_bytes())["intermediate_size"]
+    assert f"16 bit: {in_gib(2 * elements)} instead of {in_gib(elements // 2)}" in stored
+    assert passed_by.startswith("lora_targets: all-linear adapts the linear layers alone")
+
+
+def test_experts_left_in_16_bit_are_said() -> None:
+    """bitsandbytes has no 8 bit for them."""
+    recipe = lora("mixtral", quantization="int8", precision="bf16", lora_targets=["q_proj"])
+    (left,) = surprises_of_model(recipe, build_model(recipe, CPU))
+    assert "bitsandbytes quantizes linear layers alone and leaves" in left
+    assert "experts.down_proj, experts.gate_up_proj" in left
+    for family, quantization in (("mixtral", "none"), ("llama", "nf4"), ("gpt2", "int8")):
+        recipe = lora(family, quantization=quantization, precision="bf16", lora_targets="all-linear")
+        assert surprises_of_model(recipe, build_model(recipe, CPU)) == []
+
+
 @pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["down_proj"]])
 def test_listed_targets_and_no_others(targets: list[str]) -> None:
     model = build_model(lora(lora_targets=targets), CPU)
@@ -73,7 +99,11 @@ def test_listed_targets_and_no_others(targets: list[str]) -> None:
         ("llama", {"lora_targets": ["q_proj", "gate_up"]}, "gate_up"),
         ("llama", {"lora_targets": ["query"]}, "query"),
         ("llama", {"adapter": "ia3", "lora_targets": ["q_proj", "nope"]}, "nope"),
-        ("mixtral", {"quantization": "nf4", "precision": "bf16"}, "experts stored in 4 bit"),
+        (
+            "mixtral",
+            {"quantization": "nf4", "precision": "bf16", "lora_targets": ["w1", "w2", "w3"]},
+            "experts stored in 4 bit",
+        ),
     ],
 )
 def test_a_target_that_adapts_nothing_is_refused(family: str, fields: dict[str, Any], missing: str) -> None:

@@ -1,0 +1,138 @@
+"""Models that cannot run as a recipe says, or are no causal language models: said before anything runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    GptOssConfig,
+    GraniteMoeHybridConfig,
+    LlamaConfig,
+    Mamba2Config,
+    PretrainedConfig,
+    ProphetNetConfig,
+    RobertaConfig,
+    XLNetConfig,
+)
+
+from harness.architecture.config_file import read_config
+from harness.errors import InputError
+from harness.hardware.hardware import find_hardware
+from harness.recipe.recipe import Recipe
+from harness.simulate.simulated_run import simulate
+from harness.training.model import build_model
+from harness.training.model_config import load_config
+from harness.training.refusals import shapes_of, shifts_labels
+from tests.tiny import tiny
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+SMALL: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+
+
+def saved(config: PretrainedConfig, folder: Path) -> str:
+    """The path of the config.json that transformers itself writes."""
+    config.save_pretrained(folder)
+    return str(folder / "config.json")
+
+
+def recipe_of(config: PretrainedConfig, folder: Path, **fields: Any) -> Recipe:
+    return Recipe(**{"model": saved(config, folder), "precision": "fp32", "seq_len": 16, **fields})
+
+
+def test_a_model_that_sees_what_it_predicts_is_refused(tmp_path: Path) -> None:
+    for config in (BertConfig(**SMALL), RobertaConfig(**SMALL)):
+        with pytest.raises(
+            InputError, match=r'looks at the tokens that it is to predict. Write "is_decoder": t'
+        ):
+            build_model(recipe_of(config, tmp_path), META)
+    build_model(recipe_of(BertConfig(**SMALL, is_decoder=True), tmp_path), META)
+
+
+def test_what_is_refused_as_bidirectional_is_so_and_what_is_accepted_not(tmp_path: Path) -> None:
+    """The oracle is the model: does another last token change what comes out at the first?"""
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]])
+    for is_decoder in (False, True):
+        model = AutoModelForCausalLM.from_config(BertConfig(**SMALL, is_decoder=is_decoder)).eval()
+        first = model(input_ids=ids).logits[:, 0]
+        assert torch.equal(first[0], first[1]) == is_decoder
+
+
+def test_a_loss_that_does_not_shift_is_refused(tmp_path: Path) -> None:
+    config = XLNetConfig(vocab_size=300, d_model=64, n_layer=2, n_head=4, d_inner=64)
+    with pytest.raises(InputError, match="would learn to copy"):
+        build_model(recipe_of(config, tmp_path, attention="eager"), META)
+
+
+@pytest.mark.parametrize(
+    ("config", "shifts"),
+    [
+        (LlamaConfig(**SMALL), True),
+        (BertConfig(**SMALL, is_decoder=True), True),
+        (XLNetConfig(vocab_size=300, d_model=64, n_layer=2, n_head=4, d_inner=64), False),
+        (ProphetNetConfig(vocab_size=300, num_decoder_layers=2, num_encoder_layers=2), False),
+    ],
+    ids=lambda value: getattr(value, "model_type", value),
+)
+def test_whether_a_loss_shifts_is_seen_in_its_forward_pass(config: PretrainedConfig, shifts: bool) -> None:
+    assert shifts_labels(shapes_of(Recipe(model="tiny"), config)) is shifts
+
+
+def test_one_error_names_all_that_must_change(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = GptOssConfig(
+        **sizes, num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_local_experts=4
+    )
+    recipe = recipe_of(config, tmp_path, adapter="lora", lora_targets=("q_proj", "w1"))
+    with pytest.raises(InputError) as caught:
+        build_model(recipe, META)
+    lines = "attention: eager, lora_targets: [k_proj, o_proj, q_proj, v_proj]."
+    assert str(caught.value).endswith(f"All that must change: {lines}")
+    changed = recipe.model_copy(
+        update={"attention": "eager", "lora_targets": ("k_proj", "o_proj", "q_proj", "v_proj")}
+    )
+    build_model(changed, META)
+
+
+# --- what transformers writes -------------------------------------------------------------------------
+
+
+def test_a_granite_without_experts_is_read(tmp_path: Path) -> None:
+    """Granite-4's dense members: a mixture's family with no expert."""
+    config = GraniteMoeHybridConfig(
+        **SMALL,
+        num_key_value_heads=2,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=64,
+        layer_types=["attention", "attention"],
+    )
+    assert simulate(recipe_of(config, tmp_path), find_hardware("t4"))[0].complete
+
+
+def test_experts_that_are_needed_and_not_there_are_refused(tmp_path: Path) -> None:
+    values = json.loads(Path(tiny("mixtral").model).read_text())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values | {"num_local_experts": 0}))
+    with pytest.raises(InputError, match=r"makes .*mlp\..* a weight of shape \(0, .*Correct the size"):
+        build_model(tiny("mixtral", model=str(path)), CPU)
+
+
+def test_numbers_that_json_lacks_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
+    recipe = recipe_of(Mamba2Config(**{**SMALL, "num_heads": 8, "head_dim": 16}), tmp_path)
+    assert "__float__" in (tmp_path / "config.json").read_text()
+    assert read_config(tmp_path / "config.json")["time_step_limit"] == [0.0, float("inf")]
+    assert load_config(recipe).time_step_limit[1] == float("inf")
