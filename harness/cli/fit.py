@@ -54,10 +54,12 @@ def fit(
 ) -> None:
     """Find the largest micro batch and sequence that a simulation sees to fit, or what to change if none."""
     from harness.recipe import load_recipe
+    from harness.training import check_data
 
     given = [f"hardware={device}"] if device is not None else []
     chosen, changes = split_hardware([*(overrides or []), *given], memory)
     name, loaded = load_recipe(recipe, changes)
+    check_data(loaded)
     where = chosen.datasheet.title if memory is None else memory
     if exact and quick:
         raise InputError("--exact simulates and --quick does not. Give one of them.")

@@ -23,10 +23,12 @@ def napkin(
 ) -> None:
     """Derive memory and time line by line, each line checkable by hand, in milliseconds."""
     from harness.napkin import estimate, profile, render
+    from harness.data import check_data
     from harness.recipe import load_recipe
 
     device, changes = split_hardware(overrides or [], memory)
     name, loaded = load_recipe(recipe, changes)
+    check_data(loaded)
     estimated = estimate(loaded, device)
     if as_json:
         print(profile(estimated).to_json())

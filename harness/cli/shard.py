@@ -26,10 +26,12 @@ def shard(
     from harness.fit import bucket_note
     from harness.fit import shard as divide
     from harness.napkin import estimate
+    from harness.data import check_data
     from harness.recipe import load_recipe
 
     device, changes = split_hardware(overrides or [], memory)
     name, loaded = load_recipe(recipe, changes)
+    check_data(loaded)
     estimated = estimate(loaded, device)
     rows = divide(estimated, gpus, group)
     if as_json:

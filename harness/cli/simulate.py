@@ -73,6 +73,7 @@ def simulate(
 
     hardware, changes = split_hardware(overrides or [], memory)
     name, loaded = load_recipe(recipe, changes)
+    check_data(loaded)
     settings = allocator_settings(os.environ, allocator)
     folder = RunFolder(out, name, loaded) if out is not None else None
     recorded = read_snapshot(trace_diff) if trace_diff is not None else None

@@ -35,6 +35,7 @@ from harness.step_profile import (
 from harness.system import held_back, provenance
 from harness.training import (
     Batches,
+    DataSummary,
     Kind,
     LoopObserver,
     Step,
@@ -139,6 +140,7 @@ class _Run:
     resumed: Saved | None
     warnings: list[str]
     training: Training | None = None
+    data: DataSummary | None = None
     losses: list[float | None] = field(default_factory=list)
     complete: bool = False
     phase_now: str = "setup"
@@ -182,6 +184,7 @@ class _Run:
                 restore(self.resumed, self.recipe, training, batches, self.device)
             self.folder.resume_log(self.first)
         self.training = training
+        self.data = batches.rows.summary
         self.loss_scale = 0.0 if training.scaler is None else training.scaler.get_scale()
         self.warnings += _surprises(self.recipe, batches, self.device)
         self.warnings += surprises_of_model(self.recipe, training.model)
@@ -304,6 +307,8 @@ class _Run:
         if self.training is None:
             return {}
         ran: dict[str, Any] = {"attention": attention_kernel(self.training.model)}
+        if self.data is not None:
+            ran["data"] = self.data._asdict()
         if self.complete:
             ran["attention_kernels"] = sorted(self.flop_count.attention)
         if self.recipe.compile and self.device.type == "cpu":

@@ -31,7 +31,7 @@ class Fields(BaseModel):
     """Let the checkpoint's own Python code run. It can do anything; off unless you trust its author."""
 
     data: Annotated[str, Field(min_length=1)] = "synthetic"
-    """`synthetic`, a path to a .txt or .jsonl file, or a Hugging Face dataset id."""
+    """`synthetic`, a path to a .txt, .jsonl, .json or .parquet file, or a Hugging Face dataset id."""
     packing: bool = False
     """Fill every sequence with whole documents that cannot attend to each other."""
 

@@ -52,7 +52,7 @@ def surprises_of_model(recipe: Recipe, model: nn.Module) -> list[str]:
 def _elements_of_experts(model: nn.Module) -> int:
     """Weights in all parametrized experts, by the shapes before they were packed."""
     return sum(
-        state[0].quant_state.shape.numel()
+        state[0].quant_state.shape.numel()  # type: ignore[union-attr,index]
         for module in model.modules()
         if hasattr(module, "parametrizations")
         for state in module.parametrizations.values()  # type: ignore[union-attr]

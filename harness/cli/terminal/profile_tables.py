@@ -84,10 +84,27 @@ def _facts(profile: StepProfile) -> list[str]:
     if step.loss:
         first, last = _loss(step.loss[0]), _loss(step.loss[-1])
         lines.append(f"loss {first} -> {last} over {len(step.loss)} steps")
+    lines += _data(profile)
     if profile.not_finite is not None:
         lines.append(f"steps with a loss or weights not finite: {profile.not_finite.num_steps}")
     lines += [f"warning: {warning}" for warning in profile.warnings]
     return [line for line in lines if line]
+
+
+def _data(profile: StepProfile) -> list[str]:
+    """How the documents fit the rows, where a producer says so (rows.DataSummary)."""
+    data = profile.provenance.get("data")
+    names = ("documents", "rows", "documents_cut", "longest_document_tokens", "tokens_cut", "padding_share")
+    if not isinstance(data, dict) or not all(isinstance(data.get(name), int | float) for name in names):
+        return []
+    padding = f"{data['padding_share']:.0%} of them padding"
+    line = f"data: {data['documents']:,} documents in {data['rows']:,} rows, {padding}"
+    if data["documents_cut"]:
+        line += (
+            f"; {data['documents_cut']:,} are cut off ({data['tokens_cut']:,} tokens lost, the longest has "
+            f"{data['longest_document_tokens']:,})"
+        )
+    return [line]
 
 
 def _loss(loss: float | None) -> str:

@@ -1,50 +1,106 @@
-"""What a recipe's `data` field names, read as examples: text to learn, with or without a prompt."""
+"""What a recipe's `data` field names, read as examples: files of several kinds and data sets of the Hub."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.errors import InputError, MissingDependency
+from harness.recipe import Recipe
+from harness.training.data.examples import FORMS, Example, read_example
 
 LONGEST_LINE_BYTES = 2**24
 """16 MiB of text is millions of tokens, more than any row; a longer line is not one example a line."""
-FIELDS = "a `text` field, or `prompt` and `completion`"
+LARGEST_JSON_BYTES = 2**28
+"""256 MiB: a .json file is one value, read at once into some ten times its size."""
+NUM_CHECKED = 100
+"""Examples that an estimate reads, to refuse what a run would refuse."""
+LARGEST_CHECKED_BYTES = 2**26
+"""Of a .txt file that an estimate decodes, and of a .json file that it parses."""
+ROWS_AT_ONCE = 1000
+"""Of a parquet file."""
+READ = ".jsonl (a JSON object a line), .json (a list of objects), .parquet or .txt file"
 FILE_SUFFIX = re.compile(
-    r"\.(arrow|csv|gz|html|jsonl?|md|parquet|pdf|py|rst|tsv|txt|xml|ya?ml|zip|zst)$", re.I
+    r"\.(arrow|csv|gz|html|jsonl?|ndjson|md|parquet|pdf|py|rst|tsv|txt|xml|ya?ml|zip|zst)$", re.I
 )
 """Endings no dataset id has: what ends like this was meant as a file."""
 
 
-class Example(NamedTuple):
-    """One document."""
-
-    text: str
-    """What the model learns to write."""
-    prompt: str = ""
-    """What it reads first and is not trained to write."""
-
-
 def read_examples(data: str, *, paragraphs: bool) -> Iterator[Example]:
-    """The examples of a .txt file, a .jsonl file or the train split of a Hugging Face dataset, in order.
+    """The examples of a file (READ) or of the train split of a Hugging Face dataset, in order.
 
     A .txt file is one example, or with `paragraphs` one a paragraph (paragraphs end at a blank line).
     Raises InputError naming `data`, the place and the fix for whatever cannot be read. Yields nothing for
     data without text.
     """
     path = _existing_path(data)
+    return _dataset_examples(data) if path is None else _file_examples(data, path, paragraphs)
+
+
+def check_data(recipe: Recipe) -> None:
+    """Raise the InputError that reading the recipe's data would: by its file's form and first examples.
+
+    For estimates, which need no data: a data set of the Hub is not asked for.
+    """
+    if recipe.data == "synthetic":
+        return
+    path = _existing_path(recipe.data)
     if path is None:
-        return _dataset_examples(data)
-    if path.suffix.lower() == ".txt":
+        return
+    if path.suffix.lower() in (".txt", ".json") and path.stat().st_size > LARGEST_CHECKED_BYTES:
+        return
+    examples = list(itertools.islice(_file_examples(recipe.data, path, recipe.packing), NUM_CHECKED))
+    if not examples:
+        raise InputError(empty(recipe.data))
+    template = _chat_template_file(recipe)
+    if template is False and any(example.messages for example in examples):
+        raise InputError(no_chat_template(recipe.data, recipe.model))
+
+
+def empty(data: str) -> str:
+    """What to say of data without an example."""
+    return f"data: {data} is empty. Give data with text in it, or data: synthetic."
+
+
+def no_chat_template(data: str, model: str) -> str:
+    """What to say of conversations that a checkpoint cannot write."""
+    return (
+        f"data: {data} holds conversations, and model: {model} has no chat template to write them with. Use "
+        "the instruction-tuned checkpoint, add its chat_template.jinja to the folder, or give `prompt` and "
+        "`completion` instead of messages."
+    )
+
+
+def _chat_template_file(recipe: Recipe) -> bool | None:
+    """Whether the checkpoint folder of pretrained weights has a chat template; None for all else."""
+    folder = Path(recipe.model).expanduser()
+    if recipe.weights != "pretrained" or not folder.is_dir():
+        return None
+    names = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+    if any((folder / name).exists() for name in names):
+        return True
+    try:
+        return b'"chat_template"' in (folder / "tokenizer_config.json").read_bytes()
+    except OSError:
+        return False
+
+
+def _file_examples(data: str, path: Path, paragraphs: bool) -> Iterator[Example]:
+    suffix = path.suffix.lower()
+    if suffix == ".txt":
         return _text_examples(data, path, paragraphs)
-    if path.suffix.lower() == ".jsonl":
+    if suffix in (".jsonl", ".ndjson"):
         return _jsonl_examples(data, path)
+    if suffix == ".json":
+        return _json_examples(data, path)
+    if suffix == ".parquet":
+        return _parquet_examples(data, path)
     raise InputError(
-        f"data: {data} has the suffix {path.suffix or '(none)'}, which is not read. "
-        "Give a .txt file, or a .jsonl file with one JSON object a line."
+        f"data: {data} has the suffix {path.suffix or '(none)'}, which is not read. Give a {READ}."
     )
 
 
@@ -53,17 +109,17 @@ def _existing_path(data: str) -> Path | None:
     try:
         path = Path(data).expanduser()
         if path.is_dir():
-            raise InputError(f"data: {data} is a folder. Give one .txt or .jsonl file.")
+            raise InputError(f"data: {data} is a folder. Give one {READ}.")
         if path.is_file():
             return path
         if path.exists():
-            raise InputError(f"data: {data} is not a regular file. Give a .txt or .jsonl file.")
+            raise InputError(f"data: {data} is not a regular file. Give a {READ}.")
     except (OSError, RuntimeError) as error:  # RuntimeError: no such user in ~user
         reason = getattr(error, "strerror", None) or error  # an OSError says the path again
-        raise InputError(f"data: {data} cannot be read: {reason}. Give a .txt or .jsonl file.") from None
+        raise InputError(f"data: {data} cannot be read: {reason}. Give a {READ}.") from None
     if FILE_SUFFIX.search(data) or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", data):
         raise InputError(
-            f"data: {data} does not exist. Give a .txt or .jsonl file (the path is relative to the current "
+            f"data: {data} does not exist. Give a {READ} (the path is relative to the current "
             f"folder, {Path.cwd()}), a Hugging Face dataset id, or synthetic."
         )
     return None
@@ -92,9 +148,49 @@ def _jsonl_examples(data: str, path: Path) -> Iterator[Example]:
                     )
                 text = _decoded(line, where)
                 if text.strip():
-                    yield _example(_json_object(text, where), where)
+                    yield read_example(_json_object(text, where), where)
     except OSError as error:
         raise InputError(f"data: {data} cannot be read: {error.strerror}.") from None
+
+
+def _json_examples(data: str, path: Path) -> Iterator[Example]:
+    try:
+        if path.stat().st_size > LARGEST_JSON_BYTES:
+            raise InputError(
+                f"data: {data} has more than {LARGEST_JSON_BYTES // 2**20} MiB and would be read at once. "
+                "Write it as .jsonl, one JSON object a line."
+            )
+        rows = json.loads(_decoded(path.read_bytes(), f"data: {data}"))
+    except OSError as error:
+        raise InputError(f"data: {data} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"data: {data} is not JSON: {error}. JSON lines are called .jsonl.") from None
+    if not isinstance(rows, list):
+        raise InputError(f"data: {data} is a JSON {type(rows).__name__}, not a list of objects.")
+    for number, row in enumerate(rows, start=1):
+        where = f"data: {data}, example {number}"
+        if not isinstance(row, dict):
+            raise InputError(f"{where} is a JSON {type(row).__name__}, not an object with {FORMS}.")
+        yield read_example(row, where)
+
+
+def _parquet_examples(data: str, path: Path) -> Iterator[Example]:
+    try:
+        from pyarrow import ArrowException, parquet  # pyright: ignore[reportMissingImports] (an extra)
+    except ModuleNotFoundError:
+        raise MissingDependency("pyarrow", "data", f"data: {data}, a parquet file,") from None
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(ROWS_AT_ONCE):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield read_example(row, f"data: {data}, row {number}")
+    except (ArrowException, OSError) as error:
+        raise InputError(
+            f"data: {data} is not a parquet file that can be read ({' '.join(str(error).split())[:200]}). "
+            "Write it again."
+        ) from None
 
 
 def _dataset_examples(name: str) -> Iterator[Example]:
@@ -108,11 +204,11 @@ def _dataset_examples(name: str) -> Iterator[Example]:
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         raise InputError(
             f"data: {name} is neither a file here nor a Hugging Face dataset with a train split that can be "
-            f"loaded ({' '.join(str(error).split())[:300]}). Give a .txt or .jsonl file, a dataset id, "
+            f"loaded ({' '.join(str(error).split())[:300]}). Give a {READ}, a dataset id, "
             "or synthetic."
         ) from None
     for number, row in enumerate(dataset):
-        yield _example(dict(row), f"data: {name}, row {number}")
+        yield read_example(dict(row), f"data: {name}, row {number}")
 
 
 def _decoded(content: bytes, where: str) -> str:
@@ -133,26 +229,6 @@ def _json_object(line: str, where: str) -> dict[str, Any]:
         raise InputError(f"{where} is not JSON: {error}. Give one JSON object a line.") from None
     if not isinstance(value, dict):
         raise InputError(
-            f"{where} is a JSON {type(value).__name__}, not an object. Give one object a line, with {FIELDS}."
+            f"{where} is a JSON {type(value).__name__}, not an object. Give one object a line, with {FORMS}."
         )
-    return value
-
-
-def _example(fields: dict[str, Any], where: str) -> Example:
-    if "text" in fields:
-        return Example(_string(fields, "text", where))
-    if "prompt" in fields and "completion" in fields:
-        return Example(_string(fields, "completion", where), _string(fields, "prompt", where))
-    found = ", ".join(repr(name) for name in list(fields)[:8]) or "nothing"
-    raise InputError(f"{where} lacks the fields to train on: it has {found}, and needs {FIELDS}.")
-
-
-def _string(fields: dict[str, Any], field: str, where: str) -> str:
-    value = fields[field]
-    if not isinstance(value, str):
-        raise InputError(f"{where}: `{field}` is {type(value).__name__}, not a string. Give text there.")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{where}: `{field}` is not Unicode text ({error.reason}). Repair it.") from None
     return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from harness.errors import InputError
 from harness.recipe import Recipe
-from harness.training.data.documents import read_examples
+from harness.training.data.chat import Chat
+from harness.training.data.documents import empty, read_examples
+from harness.training.data.examples import Example
 from harness.training.data.packing import pack
 from harness.training.data.tokenizer import Tokenizer, Tokens
 
@@ -33,6 +35,23 @@ class Row(NamedTuple):
     """In order, padding as the last document; they add up to seq_len."""
 
 
+class DataSummary(NamedTuple):
+    """How documents fit into rows of seq_len tokens, counted over one epoch."""
+
+    documents: int
+    rows: int
+    longest_document_tokens: int
+    median_document_tokens: int
+    documents_cut: int
+    """Longer than a row, and cut off there."""
+    tokens_cut: int
+    """Of those documents, what lies beyond."""
+    padding_share: float
+    """Of all tokens in the rows."""
+    learned_share: float
+    """Of all tokens in the rows, those that have a label."""
+
+
 class Rows(NamedTuple):
     """Where rows come from."""
 
@@ -44,25 +63,25 @@ class Rows(NamedTuple):
     """Rows in one epoch; None if the data has no end."""
     num_skipped: int
     """Documents left out because no token of theirs can be predicted."""
+    summary: DataSummary | None = None
+    """How the documents fit the rows; None for synthetic data."""
 
 
 class Piece(NamedTuple):
-    """Neighbouring tokens of the corpus that go into one row."""
+    """Neighbouring tokens of the corpus: a document, or what of one goes into a row."""
 
     start: int
     length: int
-    num_prompt: int
-
-    @property
-    def num_unlearned(self) -> int:
-        """Leading tokens without a label: the prompt, and the first, which nothing in front predicts."""
-        return max(1, self.num_prompt)
+    whole: bool
+    """It is read from its beginning: a prompt with its completion, a conversation."""
 
 
 class Corpus(NamedTuple):
     """Every document's tokens, end to end (one array: a list of small ones takes more than the tokens)."""
 
     tokens: Tokens
+    learned: NDArray[np.bool_]
+    """Whether each token is to be predicted; a document's first never is."""
     documents: list[Piece]
 
 
@@ -114,36 +133,82 @@ def corpus_rows(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int, longest: 
             order = np.random.default_rng((recipe.seed, epoch)).permutation(num_rows)
         index = int(order[number % num_rows])
         members = [pieces[i] for i in packed[index]] if packed else [pieces[index]]
-        return _fill(corpus.tokens, members, recipe.seq_len, padding)
+        return _fill(corpus, members, recipe.seq_len, padding)
 
-    return Rows(draw, lambda number: draw(number).document_lengths, num_rows, num_skipped)
+    summary = _summary(recipe, corpus, pieces, num_rows, longest)
+    return Rows(draw, lambda number: draw(number).document_lengths, num_rows, num_skipped, summary)
+
+
+def _summary(
+    recipe: Recipe, corpus: Corpus, pieces: Sequence[Piece], num_rows: int, longest: int
+) -> DataSummary:
+    lengths = np.array([document.length for document in corpus.documents], dtype=np.int64)
+    cut_off = np.array([not _goes_on(recipe, document) for document in corpus.documents])
+    beyond = np.maximum(lengths - longest, 0) * cut_off
+    in_rows = num_rows * recipe.seq_len
+    return DataSummary(
+        documents=len(lengths),
+        rows=num_rows,
+        longest_document_tokens=int(lengths.max()),
+        median_document_tokens=int(np.median(lengths)),
+        documents_cut=int((beyond > 0).sum()),
+        tokens_cut=int(beyond.sum()),
+        padding_share=1 - sum(piece.length for piece in pieces) / in_rows,
+        learned_share=sum(int(_learned_of(corpus, piece).sum()) for piece in pieces) / in_rows,
+    )
+
+
+def _is_stream(recipe: Recipe) -> bool:
+    """Whether the data is one text, cut into rows without a thought for where documents end."""
+    return recipe.data.lower().endswith(".txt") and not recipe.packing
+
+
+def _goes_on(recipe: Recipe, document: Piece) -> bool:
+    """Whether what of a document does not fit a row goes into the next."""
+    return _is_stream(recipe) or (recipe.packing and not document.whole)
 
 
 def _read_corpus(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int) -> Corpus:
-    end = np.array([] if tokenizer.end_of_document is None else [tokenizer.end_of_document], dtype=np.int32)
     parts: list[Tokens] = []
+    learned: list[NDArray[np.bool_]] = []
     documents: list[Piece] = []
     start = 0
     examples = read_examples(recipe.data, paragraphs=recipe.packing)
     while some := list(itertools.islice(examples, TEXTS_AT_ONCE)):
-        openings = tokenizer.encode([example.prompt or example.text for example in some], True)
-        completed = [example.text for example in some if example.prompt]
-        completions = iter(tokenizer.encode(completed, False) if completed else [])
-        for example, opening in zip(some, openings, strict=True):
-            document = [opening, next(completions), end] if example.prompt else [opening, end]
-            length = sum(map(len, document))
-            documents.append(Piece(start, length, len(opening) if example.prompt else 0))
-            parts += document
-            start += length
+        for chat, whole in _documents(some, tokenizer):
+            documents.append(Piece(start, len(chat.tokens), whole))
+            parts.append(chat.tokens)
+            learned.append(chat.learned)
+            start += len(chat.tokens)
     if not documents:
-        raise InputError(f"data: {recipe.data} is empty. Give data with text in it, or data: synthetic.")
+        raise InputError(empty(recipe.data))
     tokens = np.concatenate(parts)
     if len(tokens) and int(tokens.max()) >= vocab_size:
         raise InputError(
             f"data: {recipe.data} becomes token {int(tokens.max())}, and model: {recipe.model} has only "
             f"{vocab_size} tokens. Use the tokenizer the model was trained with."
         )
-    return Corpus(tokens, documents)
+    return Corpus(tokens, np.concatenate(learned), documents)
+
+
+def _documents(some: Sequence[Example], tokenizer: Tokenizer) -> Iterator[tuple[Chat, bool]]:
+    """Tokens of each example, and whether it has to be read from its beginning."""
+    end = np.array([] if tokenizer.end_of_document is None else [tokenizer.end_of_document], dtype=np.int32)
+    texts = [example for example in some if not example.messages]
+    openings = iter(
+        tokenizer.encode([example.prompt or example.text for example in texts], True) if texts else []
+    )
+    completed = [example.text for example in texts if example.prompt]
+    completions = iter(tokenizer.encode(completed, False) if completed else [])
+    for example in some:
+        if example.messages:
+            yield tokenizer.chat(example), True
+            continue
+        opening = next(openings)
+        tokens = np.concatenate([opening, next(completions), end] if example.prompt else [opening, end])
+        learned = np.ones(len(tokens), dtype=np.bool_)
+        learned[: len(opening) if example.prompt else 0] = False
+        yield Chat(tokens, learned), bool(example.prompt) and len(opening) > 0
 
 
 def _cut(recipe: Recipe, corpus: Corpus, longest: int) -> tuple[list[Piece], int]:
@@ -152,21 +217,19 @@ def _cut(recipe: Recipe, corpus: Corpus, longest: int) -> tuple[list[Piece], int
     A piece without a token to predict is left out: alone in its row it would make the loss 0 / 0, and
     among others it would change nothing.
     """
-    stream = recipe.data.lower().endswith(".txt") and not recipe.packing
+    stream = _is_stream(recipe)
     pieces: list[Piece] = []
     num_skipped = 0
     for document in corpus.documents:
         if stream:
             lengths = [longest] * (document.length // longest)
-        elif recipe.packing and not document.num_prompt:
+        elif _goes_on(recipe, document):
             lengths = [min(longest, document.length - at) for at in range(0, document.length, longest)]
         else:
             lengths = [min(longest, document.length)]
         starts = itertools.accumulate(lengths[:-1], initial=document.start)
-        cut = [
-            Piece(start, length, document.num_prompt) for start, length in zip(starts, lengths, strict=False)
-        ]
-        kept = [piece for piece in cut if piece.length > piece.num_unlearned]
+        cut = [Piece(start, length, document.whole) for start, length in zip(starts, lengths, strict=False)]
+        kept = [piece for piece in cut if _learned_of(corpus, piece).any()]
         pieces += kept
         num_skipped += not kept
     if stream and not pieces:
@@ -183,14 +246,19 @@ def _cut(recipe: Recipe, corpus: Corpus, longest: int) -> tuple[list[Piece], int
     return pieces, num_skipped
 
 
-def _fill(tokens: Tokens, pieces: Sequence[Piece], seq_len: int, padding: int) -> Row:
+def _learned_of(corpus: Corpus, piece: Piece) -> NDArray[np.bool_]:
+    """Whether each token of the piece behind its first is to be predicted: nothing predicts the first."""
+    return corpus.learned[piece.start + 1 : piece.start + piece.length]
+
+
+def _fill(corpus: Corpus, pieces: Sequence[Piece], seq_len: int, padding: int) -> Row:
     input_ids = np.full(seq_len, padding, dtype=np.int64)
     labels = np.full(seq_len, NOT_PREDICTED, dtype=np.int64)
     at = 0
     for piece in pieces:
-        learned, end = at + piece.num_unlearned, at + piece.length
-        input_ids[at:end] = tokens[piece.start : piece.start + piece.length]
-        labels[learned:end] = input_ids[learned:end]
+        end = at + piece.length
+        input_ids[at:end] = corpus.tokens[piece.start : piece.start + piece.length]
+        labels[at + 1 : end] = np.where(_learned_of(corpus, piece), input_ids[at + 1 : end], NOT_PREDICTED)
         at = end
     lengths = [piece.length for piece in pieces]
     return Row(input_ids, labels, lengths if at == seq_len else [*lengths, seq_len - at])

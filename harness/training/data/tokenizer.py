@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from harness.errors import InputError
 from harness.recipe import Recipe
+from harness.training.data.chat import Chat, plain_chat, templated_chat
+from harness.training.data.documents import no_chat_template
+from harness.training.data.examples import Example
 
 Tokens = NDArray[np.int32]
 NUM_BYTES = 256
@@ -24,6 +27,8 @@ class Tokenizer:
     what the model expects in front (a beginning-of-sequence token). No text gets an end token."""
     end_of_document: int | None
     """The token that ends a document; None if the vocabulary has none."""
+    chat: Callable[[Example], Chat]
+    """A conversation, begun and ended as the model expects."""
 
 
 def build_tokenizer(recipe: Recipe, *, vocab_size: int, tokenizer_source: str | None) -> Tokenizer:
@@ -36,7 +41,7 @@ def build_tokenizer(recipe: Recipe, *, vocab_size: int, tokenizer_source: str | 
         return _byte_tokenizer(recipe, vocab_size)
     if tokenizer_source is None:
         raise ValueError("pretrained weights need the tokenizer_source they were trained with")
-    return _checkpoint_tokenizer(tokenizer_source, recipe.trust_remote_code)
+    return _checkpoint_tokenizer(recipe, tokenizer_source)
 
 
 def _byte_tokenizer(recipe: Recipe, vocab_size: int) -> Tokenizer:
@@ -49,14 +54,20 @@ def _byte_tokenizer(recipe: Recipe, vocab_size: int) -> Tokenizer:
     def encode(texts: Sequence[str], opening: bool) -> list[Tokens]:
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]
 
-    return Tokenizer(encode, end_of_document=NUM_BYTES if vocab_size > NUM_BYTES else None)
+    def chat(example: Example) -> Chat:
+        pieces = plain_chat(example)
+        parts = encode([text for text, _ in pieces], False)
+        learned = [np.full(len(part), told) for part, (_, told) in zip(parts, pieces, strict=True)]
+        return Chat(np.concatenate(parts), np.concatenate(learned))
+
+    return Tokenizer(encode, NUM_BYTES if vocab_size > NUM_BYTES else None, chat)
 
 
-def _checkpoint_tokenizer(source: str, trust_remote_code: bool) -> Tokenizer:
+def _checkpoint_tokenizer(recipe: Recipe, source: str) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=recipe.trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         raise InputError(
             f"model: {source} gives no tokenizer for weights: pretrained "
@@ -77,4 +88,16 @@ def _checkpoint_tokenizer(source: str, trust_remote_code: bool) -> Tokenizer:
             f"model: {source} has a tokenizer without a vocabulary. Add its tokenizer files "
             "(tokenizer.json), or set data: synthetic."
         )
-    return Tokenizer(encode, end)
+
+    def chat(example: Example) -> Chat:
+        if not tokenizer.chat_template:
+            raise InputError(no_chat_template(recipe.data, source))
+        if not tokenizer.is_fast:
+            raise InputError(
+                f"model: {source} has a tokenizer that does not say which characters a token stands for, so "
+                "the assistant's words cannot be told apart. Add its tokenizer.json, or give `prompt` and "
+                "`completion` instead of messages."
+            )
+        return templated_chat(tokenizer, example)
+
+    return Tokenizer(encode, end, chat)

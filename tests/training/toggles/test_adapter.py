@@ -101,7 +101,7 @@ def test_listed_targets_and_no_others(targets: list[str]) -> None:
         ("llama", {"adapter": "ia3", "lora_targets": ["q_proj", "nope"]}, "nope"),
         (
             "mixtral",
-            {"quantization": "nf4", "precision": "bf16", "lora_targets": ["w1", "w2", "w3"]},
+            {"quantization": "nf4", "precision": "bf16", "lora_targets": ["q_proj", "w1", "w2", "w3"]},
             "experts stored in 4 bit",
         ),
     ],

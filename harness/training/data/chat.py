@@ -1,0 +1,113 @@
+"""Conversations as tokens by a checkpoint's chat template, and which of them the assistant wrote."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.errors import InputError
+from harness.training.data.examples import Example
+
+Span = tuple[int, int]
+"""Characters of a rendered conversation, from the first to before the last."""
+_GENERATION = re.compile(r"\{\%-?\s*generation\s*-?\%\}")
+"""How a template says what the assistant writes (transformers, utils/chat_template_utils.py)."""
+
+
+class Chat(NamedTuple):
+    """A conversation as one document."""
+
+    tokens: NDArray[np.int32]
+    learned: NDArray[np.bool_]
+    """Whether each token is one that the assistant wrote, and is to be learned."""
+
+
+def plain_chat(example: Example) -> list[tuple[str, bool]]:
+    """Pieces of text and whether each is learned, in the ChatML form: for random weights, whose tokens are
+    bytes, so that no template is theirs.
+    """
+    pieces = []
+    for number, message in enumerate(example.messages):
+        learned = message["role"] == "assistant" and number >= example.num_given
+        content = message["content"] or str(message.get("tool_calls", ""))
+        pieces.append((f"<|im_start|>{message['role']}\n", False))
+        pieces.append((f"{content}<|im_end|>", learned))
+        pieces.append(("\n", False))
+    return pieces
+
+
+def templated_chat(tokenizer: Any, example: Example) -> Chat:
+    """The conversation by the chat template of `tokenizer` (transformers' own, with character offsets).
+
+    What is learned are the parts that the template marks as generated, or else the assistant's turns, each
+    from behind the generation prompt to the end of the turn. Raises InputError for a conversation that the
+    template does not render, or whose turns cannot be told apart.
+    """
+    tools = list(example.tools) or None
+    messages = [dict(message) for message in example.messages]
+    options: dict[str, Any] = {"tools": tools, "tokenizer_kwargs": {"return_offsets_mapping": True}}
+
+    def rendered(count: int, prompted: bool) -> str:
+        text = tokenizer.apply_chat_template(
+            messages[:count], tools=tools, tokenize=False, add_generation_prompt=prompted
+        )
+        return str(text)
+
+    try:
+        marked = bool(_GENERATION.search(tokenizer.get_chat_template(None, tools)))
+        whole = tokenizer.apply_chat_template(
+            messages, return_dict=True, return_assistant_tokens_mask=marked, **options
+        )
+        text = rendered(len(messages), False)
+        given = len(rendered(example.num_given, False)) if example.num_given else 0
+        spans = [] if marked else _assistant_spans(example, text, rendered)
+    except InputError:
+        raise
+    except Exception as error:  # a template is a program: jinja's errors, its own, and Python's
+        raise InputError(
+            f"{example.where}: the chat template cannot render it ({' '.join(str(error).split())[:300]}). "
+            "Mend the conversation, or leave it out."
+        ) from None
+    starts = np.array([start for start, _ in whole["offset_mapping"]], dtype=np.int64)
+    if marked:
+        learned = np.array(whole["assistant_masks"], dtype=np.bool_)
+    else:
+        learned = np.zeros(len(starts), dtype=np.bool_)
+        for start, end in spans:
+            learned |= (starts >= start) & (starts < end)
+    return Chat(np.asarray(whole["input_ids"], dtype=np.int32), learned & (starts >= given))
+
+
+def _assistant_spans(example: Example, text: str, rendered: Callable[[int, bool], str]) -> Sequence[Span]:
+    """Where the assistant's turns are in `text`, the whole conversation; `rendered(n, prompted)` is its first
+    n messages, followed by what asks the assistant to speak if prompted.
+
+    A template may write a turn otherwise once others follow it (without what the assistant thought): then
+    the turn's end is found by its words and by what the template puts behind them.
+    """
+    spans = []
+    for number, message in enumerate(example.messages):
+        if message["role"] != "assistant" or number < example.num_given:
+            continue
+        before = rendered(number, True) if number else ""
+        if not text.startswith(before):
+            before = rendered(number, False) if number else ""
+        through = rendered(number + 1, False)
+        if text.startswith(before) and text.startswith(through):
+            spans.append((len(before), len(through)))
+            continue
+        words = str(message["content"] or "").strip()
+        said, closing = through.rfind(words), through[through.rfind(words) + len(words) :]
+        at = text.find(words + closing, len(before))
+        if not words or said < 0 or not text.startswith(before) or at < 0:
+            raise InputError(
+                f"{example.where}: the chat template writes the assistant's turn {number + 1} otherwise once "
+                "others follow it, so what it wrote cannot be told apart. End the conversation with that "
+                "turn, or mark what is generated in the template by {% generation %}."
+            )
+        spans.append((len(before), at + len(words) + len(closing)))
+    return spans

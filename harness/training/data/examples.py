@@ -1,0 +1,173 @@
+"""The forms in which people keep examples to learn from: one row's fields, read as an Example. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from harness.errors import InputError
+
+FORMS = (
+    "`text`; `prompt` and `completion`; `messages`; `conversations` (ShareGPT); "
+    "or `instruction` and `output` (Alpaca)"
+)
+MOST_MESSAGES = 1000
+"""Of one conversation: each assistant's turn may be rendered with all that comes before it."""
+_SHAREGPT_ROLES = {
+    "system": "system",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "model", "chatgpt", "bing", "bard"), "assistant"),
+    **dict.fromkeys(("function_response", "observation", "tool"), "tool"),
+}
+# github.com/tatsu-lab/stanford_alpaca, README: the two prompts its models were trained with
+_ALPACA = (
+    "Below is an instruction that describes a task{context}. "
+    "Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n{input}### Response:\n"
+)
+_ALPACA_CONTEXT = ", paired with an input that provides further context"
+
+
+class Example(NamedTuple):
+    """One document."""
+
+    text: str = ""
+    """What the model learns to write."""
+    prompt: str = ""
+    """What it reads first and is not trained to write."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """A conversation instead, each message with role and content: the model learns the assistant's turns."""
+    tools: tuple[Any, ...] = ()
+    """What the assistant may call, as the chat template shows it."""
+    num_given: int = 0
+    """Leading messages that are read and not learned, whoever wrote them."""
+    where: str = ""
+    """Of a conversation: the file and line, for whoever cannot render it."""
+
+
+def read_example(fields: Mapping[str, Any], where: str) -> Example:
+    """The example in a row's `fields`. Raises InputError that begins with `where` and says what to do."""
+    _refuse_other_tasks(fields, where)
+    if "text" in fields:
+        return Example(_string(fields, "text", where))
+    if "messages" in fields:
+        return _conversation(fields, "messages", where)
+    if "conversations" in fields:
+        return _conversation(fields, "conversations", where)
+    if "prompt" in fields and "completion" in fields:
+        if isinstance(fields["prompt"], list) or isinstance(fields["completion"], list):
+            return _answered(fields, where)
+        return Example(_string(fields, "completion", where), _string(fields, "prompt", where))
+    if "instruction" in fields and "output" in fields:
+        return _alpaca(fields, where)
+    found = ", ".join(repr(name) for name in list(fields)[:8]) or "nothing"
+    raise InputError(f"{where} lacks the fields to train on: it has {found}, and needs {FORMS}.")
+
+
+def _refuse_other_tasks(fields: Mapping[str, Any], where: str) -> None:
+    if "chosen" in fields and "rejected" in fields:
+        task = "`chosen` and `rejected`, a better and a worse answer: preference training (DPO, ORPO)"
+    elif "completion" in fields and isinstance(fields.get("label"), bool):
+        task = "`completion` and `label`, an answer that is marked good or bad: preference training (KTO)"
+    else:
+        return
+    raise InputError(
+        f"{where} has {task}. A recipe trains on one text (supervised fine-tuning): keep the prompt and the "
+        "good answer, as `prompt` and `completion`."
+    )
+
+
+def _alpaca(fields: Mapping[str, Any], where: str) -> Example:
+    """Alpaca's own prompt, whose answer is learned."""
+    given = _string(fields, "input", where) if fields.get("input") is not None else ""
+    prompt = _ALPACA.format(
+        context=_ALPACA_CONTEXT if given else "",
+        instruction=_string(fields, "instruction", where),
+        input=f"### Input:\n{given}\n\n" if given else "",
+    )
+    return Example(_string(fields, "output", where), prompt)
+
+
+def _conversation(fields: Mapping[str, Any], field: str, where: str) -> Example:
+    messages = _messages(fields[field], field, where)
+    return Example(messages=messages, tools=_tools(fields, where), where=where)
+
+
+def _answered(fields: Mapping[str, Any], where: str) -> Example:
+    """A prompt and a completion that are messages: what the completion's assistant says is learned."""
+    prompt = _messages(fields["prompt"], "prompt", where)
+    completion = _messages(fields["completion"], "completion", where)
+    tools = _tools(fields, where)
+    return Example(messages=prompt + completion, tools=tools, num_given=len(prompt), where=where)
+
+
+def _messages(value: Any, field: str, where: str) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(value, list) or not value:
+        kind = "empty" if value == [] else type(value).__name__
+        raise InputError(
+            f"{where}: `{field}` is {kind}, not a list of messages. "
+            'Give for example [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}].'
+        )
+    if len(value) > MOST_MESSAGES:
+        raise InputError(
+            f"{where}: `{field}` has {len(value):,} messages, and at most {MOST_MESSAGES:,} are read. "
+            "Cut the conversation into several."
+        )
+    return tuple(_message(message, f"{where}: `{field}`[{i}]") for i, message in enumerate(value))
+
+
+def _message(message: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InputError(f"{where} is {type(message).__name__}, not an object with role and content.")
+    if "role" not in message and "from" in message:
+        return _from_sharegpt(message, where)
+    role = _string(message, "role", where) if "role" in message else None
+    if role is None:
+        raise InputError(f"{where} has no `role`. Say who speaks: system, user, assistant or tool.")
+    rest = {name: value for name, value in message.items() if name not in ("role", "content")}
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(_part(part, where) for part in content)
+    elif content is not None:
+        content = _string(message, "content", where)
+    elif not rest.get("tool_calls"):
+        raise InputError(f"{where} has no `content`. Give text there.")
+    return {"role": role, "content": content, **rest}
+
+
+def _from_sharegpt(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    speaker = _string(message, "from", where)
+    if speaker not in _SHAREGPT_ROLES:
+        known = ", ".join(_SHAREGPT_ROLES)
+        raise InputError(f"{where} is from {speaker!r:.40}, who is not known here. Write one of {known}.")
+    if "value" not in message:
+        raise InputError(f"{where} has no `value`. Give what was said there.")
+    return {"role": _SHAREGPT_ROLES[speaker], "content": _string(message, "value", where)}
+
+
+def _part(part: Any, where: str) -> str:
+    """The text of one part of a message's content."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and part.get("type", "text") == "text" and "text" in part:
+        return _string(part, "text", where)
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise InputError(f"{where} holds {kind!r:.40}. Recipes train on text alone: leave such messages out.")
+
+
+def _tools(fields: Mapping[str, Any], where: str) -> tuple[Any, ...]:
+    tools = fields.get("tools") or ()
+    if not isinstance(tools, list | tuple):
+        raise InputError(f"{where}: `tools` is {type(tools).__name__}, not a list of JSON schemas.")
+    return tuple(tools)
+
+
+def _string(fields: Mapping[str, Any], field: str, where: str) -> str:
+    value = fields[field]
+    if not isinstance(value, str):
+        raise InputError(f"{where}: `{field}` is {type(value).__name__}, not a string. Give text there.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{where}: `{field}` is not Unicode text ({error.reason}). Repair it.") from None
+    return value
