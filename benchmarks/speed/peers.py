@@ -127,7 +127,7 @@ class _Rows(Dataset[dict[str, Any]]):
     """The rows of the recipe's first steps, in the harness's order."""
 
     def __init__(self, recipe: Recipe) -> None:
-        from harness.training.data.batches import build_batches
+        from harness.training.batches import build_batches
 
         text = load_config(recipe).get_text_config()
         batches = build_batches(

@@ -53,8 +53,8 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Find the largest micro batch and sequence that a simulation sees to fit, or what to change if none."""
+    from harness.data import check_data
     from harness.recipe import load_recipe
-    from harness.training import check_data
 
     given = [f"hardware={device}"] if device is not None else []
     chosen, changes = split_hardware([*(overrides or []), *given], memory)

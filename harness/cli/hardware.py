@@ -38,11 +38,10 @@ def hardware(
     as_json: AsJson = False,
 ) -> None:
     """Try every device of the table: fits or not, speed, and with prices the cost of a million tokens."""
+    from harness.data import check_data
     from harness.fit import compare_hardware, render_choice, render_table
     from harness.hardware import hardware_names, read_prices
-    from harness.data import check_data
     from harness.recipe import load_recipe
-    from harness.training import check_data
 
     if recipe is None:
         if as_json or prices or price:
@@ -53,7 +52,6 @@ def hardware(
         if text.partition("=")[0] in hardware_names():
             raise InputError(f"{text} is no field. Write --price {text}, with a --price for every device.")
     name, loaded = load_recipe(recipe, overrides or [])
-    check_data(loaded)
     check_data(loaded)
     offers = compare_hardware(loaded, read_prices(prices, price or []))
     if as_json:

@@ -22,8 +22,8 @@ def napkin(
     as_json: AsJson = False,
 ) -> None:
     """Derive memory and time line by line, each line checkable by hand, in milliseconds."""
-    from harness.napkin import estimate, profile, render
     from harness.data import check_data
+    from harness.napkin import estimate, profile, render
     from harness.recipe import load_recipe
 
     device, changes = split_hardware(overrides or [], memory)

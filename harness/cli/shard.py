@@ -23,10 +23,10 @@ def shard(
     as_json: AsJson = False,
 ) -> None:
     """Divide the step among GPUs: memory and communication of each, under DDP, ZeRO, FSDP and others."""
+    from harness.data import check_data
     from harness.fit import bucket_note
     from harness.fit import shard as divide
     from harness.napkin import estimate
-    from harness.data import check_data
     from harness.recipe import load_recipe
 
     device, changes = split_hardware(overrides or [], memory)

@@ -66,6 +66,7 @@ def simulate(
     """Run the training step on shape-only tensors: memory to the byte and estimated time, without a GPU."""
     from harness.answers import simulated
     from harness.cli.terminal.terminal import Terminal
+    from harness.data import check_data
     from harness.recipe import load_recipe
     from harness.run_folder import RunFolder
     from harness.snapshot import read_snapshot

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from harness.checkpoint import NotFiniteWeights, Saved, read, restore, save
+from harness.data import DataSummary
 from harness.errors import InputError, is_out_of_memory
 from harness.measure.leak import find_leak
 from harness.measure.not_finite import Origin, origin_of_loss, origin_of_weights
@@ -35,7 +36,6 @@ from harness.step_profile import (
 from harness.system import held_back, provenance
 from harness.training import (
     Batches,
-    DataSummary,
     Kind,
     LoopObserver,
     Step,

@@ -1,8 +1,6 @@
 """The one training step and everything it is made of: model, toggles, data, loop."""
 
-from harness.training.data.batches import Batches, StepBatches
-from harness.training.data.documents import check_data
-from harness.training.data.rows import DataSummary
+from harness.training.batches import Batches, StepBatches
 from harness.training.loop import Kind, LoopObserver, Step, remaining_kinds, run_steps, set_up, step_kinds
 from harness.training.model import import_libraries
 from harness.training.step import Training
@@ -14,14 +12,12 @@ from harness.training.warnings import surprises_of_model
 
 __all__ = [
     "Batches",
-    "DataSummary",
     "Kind",
     "LoopObserver",
     "Step",
     "StepBatches",
     "Training",
     "attention_kernel",
-    "check_data",
     "import_libraries",
     "is_dense",
     "is_on_host",

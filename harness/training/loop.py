@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.recipe import Recipe
-from harness.training.data.batches import Batch, Batches, build_batches
+from harness.training.batches import Batch, Batches, build_batches
 from harness.training.model import build_training
 from harness.training.step import Training, train_step
 

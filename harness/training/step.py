@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from harness.training.data.batches import Batch
+from harness.training.batches import Batch
 
 
 class Observer(Protocol):

@@ -19,7 +19,7 @@ from harness.recipe.recipe import Recipe
 from harness.run_folder.checkpoint_files import checkpoints
 from harness.run_folder.run_folder import RunFolder
 from harness.step_profile.step_profile import StepProfile
-from harness.training.data.batches import Batches
+from harness.training.batches import Batches
 from harness.training.loop import run_steps
 from harness.training.step import Training
 from tests.support.tiny import CPU, NullObserver, built, tiny

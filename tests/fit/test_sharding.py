@@ -8,7 +8,6 @@ from random import Random
 import pytest
 import torch
 import torch.distributed as dist
-from tiny import tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.errors import InputError
@@ -20,6 +19,7 @@ from harness.napkin.prediction import estimate
 from harness.napkin.timing import Timing
 from harness.recipe.file import load_recipe
 from harness.units import in_gib
+from tests.support.tiny import tiny
 
 MASTER = estimate(load_recipe("llama-2-7b-full-fp16-master")[1], find_hardware("a100-80gb"))
 ADAM = States(2 * 7.5e9, 2 * 7.5e9, 12 * 7.5e9)

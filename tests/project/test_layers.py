@@ -28,6 +28,7 @@ LEVELS = [
     "system",
     "recipe step_profile allocator",
     "architecture hardware snapshot",
+    "data",
     "training napkin",
     "observe run_folder",
     "checkpoint",
@@ -55,8 +56,8 @@ HOMES = {
     "transformers": {
         "training/model.py",
         "training/model_config.py",
-        "training/data/tokenizer.py",
-        "training/toggles/attention.py",
+        "data/tokenizer.py",
+        "training/refusals.py",
         "training/toggles/quantization.py",  # replaces layers as transformers' own loader does
     },
     "peft": {"training/toggles/adapter.py", "training/toggles/quantization.py"},
@@ -66,8 +67,8 @@ HOMES = {
         "simulate/cuda/libraries.py",  # gives it a GPU's answers
         "simulate/kernels/matmul.py",  # asks its tables which kernel runs
     },
-    "liger_kernel": {"training/toggles/fused_loss.py", "simulate/cuda/libraries.py"},
-    "datasets": {"training/data/documents.py"},  # data sets of the Hub
+    "liger_kernel": {"training/toggles/fused_loss.py", "training/refusals.py", "simulate/cuda/libraries.py"},
+    "datasets": {"data/documents.py"},  # data sets of the Hub
     "accelerate": set(),  # transformers needs it to load quantized checkpoints
     "torchao": set(),
 }

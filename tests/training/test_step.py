@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from harness.recipe.recipe import Recipe
-from harness.training.data.batches import Batch
+from harness.training.batches import Batch
 from harness.training.model import build_training
 from harness.training.step import Training, train_step
 from tests.support.tiny import CPU, NullObserver, built, same_bits, tiny, train, weights

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from harness.allocator.settings import parse_settings
 from harness.answers.comparison import compare
 from harness.cli import app as cli
+from harness.data.documents import read_examples
 from harness.hardware.hardware import find_hardware, read_prices
 from harness.napkin.prediction import predict
 from harness.recipe.check import check_recipe
@@ -37,8 +38,7 @@ from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.trace import busiest_device, spans_from_trace
 from harness.step_profile.step_profile import StepProfile
 from harness.system.strict_yaml import to_yaml
-from harness.training.data.batches import build_batches
-from harness.training.data.documents import read_examples
+from harness.training.batches import build_batches
 from tests.support.attempts import Count, attempt, fuzzed, written
 from tests.support.fuzzed import (
     MODELS,

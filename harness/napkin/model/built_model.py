@@ -66,7 +66,7 @@ class BuiltModel:
 
     def linear_dtype(self, matrix: Matrix) -> str:
         """The dtype in which a linear layer's unquantized weight is on the device. When the model lives in
-        host memory it is cast as it arrives, but for a head that is tied (harness/training/toggles/offload_parameters.py)."""
+        host memory it is cast as it arrives, but for a head that is tied (toggles/offload_parameters.py)."""
         tied = self.shape.tied and matrix == head_matrix(self.shape)
         arrives_cast = self.recipe.parameters_on_host and self.loose_dtype == "fp32" and not tied
         return self.autocast or "fp32" if arrives_cast else self.loose_dtype
@@ -130,7 +130,9 @@ class BuiltModel:
                 f"lora_dropout: {self.recipe.lora_dropout}: peft cannot drop inputs of a mixture's router "
                 "and experts; set lora_dropout: 0, or lora_targets: [q_proj, k_proj, v_proj, o_proj]."
             )
-        experts = [] if self.recipe.four_bit else expert_matrices(self.shape)  # hidden behind a parametrization
+        experts = (
+            [] if self.recipe.four_bit else expert_matrices(self.shape)
+        )  # hidden behind a parametrization
         bare = [router_matrix(self.shape), *experts]
         return {m.name: "lora_parameter" for m in bare}
 

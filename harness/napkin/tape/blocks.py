@@ -1,6 +1,7 @@
 """Each family's transformer block, embedding and head, written as operators on a tape.
 
-What the letters of dims stand for is in napkin/tape/dims.py. Follows transformers 5.23, models/*/modeling_*.py.
+What the letters of dims stand for is in napkin/tape/dims.py. Follows transformers 5.23,
+models/*/modeling_*.py.
 """
 
 from __future__ import annotations

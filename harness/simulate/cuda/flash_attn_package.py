@@ -198,7 +198,7 @@ def flash_patches(version: int) -> Iterator[tuple[str, Any]]:
     def is_packed_sequence(*given: Any, **named: Any) -> bool:
         asks_values(
             *given, **named
-        )  # for its operators. Rows of several documents say so (training/data/packing.py)
+        )  # for its operators. Rows of several documents say so (training/document_masks.py)
         return False
 
     yield "transformers.modeling_utils.PreTrainedModel._flash_attn_can_dispatch", lambda *_, **__: True

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from harness.errors import InputError, MissingDependency
 from harness.recipe.recipe import Recipe
 from harness.training.model import build_model
-from tests.support.tiny import CPU, NullObserver, built, same_bits, step, tiny, train, weights
 from harness.training.warnings import surprises_of_model
 from harness.units import in_gib
+from tests.support.tiny import CPU, NullObserver, built, same_bits, step, tiny, train, weights
 
 LLAMA = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
 LLAMA += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]

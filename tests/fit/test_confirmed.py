@@ -6,7 +6,6 @@ import json
 from functools import cache
 
 import pytest
-from tiny import MODELS, tiny
 
 from harness.allocator.settings import Settings, parse_settings
 from harness.errors import InputError
@@ -19,6 +18,7 @@ from harness.recipe.check import check_recipe
 from harness.recipe.recipe import Recipe
 from harness.simulate.simulated_run import simulate
 from harness.system.strict_yaml import parse_yaml
+from tests.support.tiny import MODELS, tiny
 
 MiB = 2**20
 A100 = find_hardware("a100-40gb")  # small cuBLAS workspaces, and flash attention in 16 bit

@@ -15,16 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from harness.data import NOT_PREDICTED, Rows, build_tokenizer, corpus_rows, synthetic_rows
 from harness.errors import InputError
 from harness.recipe import Recipe
-from harness.training.data.packing import (
+from harness.training.document_masks import (
     additive_mask_dtype,
     flash_lengths,
     separate_densely,
     separate_for_flash,
 )
-from harness.training.data.rows import NOT_PREDICTED, Rows, corpus_rows, synthetic_rows
-from harness.training.data.tokenizer import build_tokenizer
 
 MOST_MICRO_BATCHES = 10_000
 """Of one step that is walked through on shapes."""
@@ -37,7 +36,7 @@ class StepBatches(NamedTuple):
 
     batches: list[Batch]
     """gradient_accumulation_steps of them. input_ids and labels: int64 (micro_batch_size, seq_len); with
-    packing also what training/data/packing.py returns (two of flash attention's are ints, not tensors)."""
+    packing also what training/document_masks.py returns (two of flash attention's are ints, not tensors)."""
     num_tokens: int
     """Predicted tokens of the whole step: labels that are not -100. A model's loss shifts the labels by one
     and never predicts a row's first, which has the label -100 here. So transformers.Trainer (5.17 to 5.23)

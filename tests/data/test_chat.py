@@ -13,10 +13,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from harness.data.documents import check_data
 from harness.errors import InputError
 from harness.recipe.recipe import Recipe
-from harness.training.data.batches import Batches, build_batches
-from harness.training.data.documents import check_data
+from harness.training.batches import Batches, build_batches
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

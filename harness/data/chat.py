@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.data.examples import Example
 from harness.errors import InputError
-from harness.training.data.examples import Example
 
 Span = tuple[int, int]
 """Characters of a rendered conversation, from the first to before the last."""

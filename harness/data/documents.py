@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from harness.data.examples import FORMS, Example, read_example
 from harness.errors import InputError, MissingDependency
 from harness.recipe import Recipe
-from harness.training.data.examples import FORMS, Example, read_example
 
 LONGEST_LINE_BYTES = 2**24
 """16 MiB of text is millions of tokens, more than any row; a longer line is not one example a line."""

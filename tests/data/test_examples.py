@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from harness.cli.terminal.profile_tables import _data
+from harness.data.documents import check_data, read_examples
+from harness.data.examples import MOST_MESSAGES, Example, read_example
 from harness.errors import InputError
 from harness.recipe.recipe import Recipe
-from harness.training.data.batches import build_batches
-from harness.training.data.documents import check_data, read_examples
-from harness.training.data.examples import MOST_MESSAGES, Example, read_example
+from harness.training.batches import build_batches
 
 ASK, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 

@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from napkin_oracle import keeps_workspaces
 
 from harness.errors import InputError
 from harness.hardware.hardware import Hardware, find_hardware
 from harness.napkin.prediction import predict
 from harness.recipe.recipe import Recipe
 from harness.simulate.simulated_run import simulate
+from tests.support.napkin_oracle import keeps_workspaces
+from tests.support.places import ROOT
 
 SEED = 20_260
 TOLERANCE = 0.05
 CASES, LAYERS = 36, 8
-MODELS = Path(__file__).parent.parent / "recipes" / "models"
+MODELS = ROOT / "recipes" / "models"
 NAMES = ("llama-2-7b", "llama-3.1-8b", "llama-3.2-1b", "llama-3.2-3b", "mistral-7b", "phi-3-mini", "qwen3-8b")
 NAMES += ("gemma-2-2b", "gpt2-medium", "pythia-1.4b", "qwen2.5-0.5b", "qwen2.5-7b", "tinyllama-1.1b")
 NOT_IN_LIGER = ("gpt2-medium", "pythia-1.4b")

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.data.chat import Chat
+from harness.data.documents import empty, read_examples
+from harness.data.examples import Example
+from harness.data.packing import pack
+from harness.data.tokenizer import Tokenizer, Tokens
 from harness.errors import InputError
 from harness.recipe import Recipe
-from harness.training.data.chat import Chat
-from harness.training.data.documents import empty, read_examples
-from harness.training.data.examples import Example
-from harness.training.data.packing import pack
-from harness.training.data.tokenizer import Tokenizer, Tokens
 
 NOT_PREDICTED = -100
 """The label torch's cross-entropy ignores by default."""

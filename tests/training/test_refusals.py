@@ -28,7 +28,7 @@ from harness.simulate.simulated_run import simulate
 from harness.training.model import build_model
 from harness.training.model_config import load_config
 from harness.training.refusals import shapes_of, shifts_labels
-from tests.tiny import tiny
+from tests.support.tiny import tiny
 
 CPU = torch.device("cpu")
 META = torch.device("meta")

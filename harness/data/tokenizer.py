@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.data.chat import Chat, plain_chat, templated_chat
+from harness.data.documents import no_chat_template
+from harness.data.examples import Example
 from harness.errors import InputError
 from harness.recipe import Recipe
-from harness.training.data.chat import Chat, plain_chat, templated_chat
-from harness.training.data.documents import no_chat_template
-from harness.training.data.examples import Example
 
 Tokens = NDArray[np.int32]
 NUM_BYTES = 256

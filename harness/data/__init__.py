@@ -1,0 +1,15 @@
+"""What a recipe trains on: files and conversations, read, tokenized, laid into rows. It needs no torch."""
+
+from harness.data.documents import check_data
+from harness.data.rows import NOT_PREDICTED, DataSummary, Rows, corpus_rows, synthetic_rows
+from harness.data.tokenizer import build_tokenizer
+
+__all__ = [
+    "NOT_PREDICTED",
+    "DataSummary",
+    "Rows",
+    "build_tokenizer",
+    "check_data",
+    "corpus_rows",
+    "synthetic_rows",
+]
