@@ -91,7 +91,7 @@ def _profile_in(text: str) -> str:
 
 
 def _is_profile(text: str) -> bool:
-    return text.endswith(".json") and ("=" not in text or Path(text).exists())
+    return text.endswith(".json") and ("=" not in text or os.path.exists(text))
 
 
 def _of_profiles(paths: Sequence[str], hardware: Hardware | None) -> list[Case]:

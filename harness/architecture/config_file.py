@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
+from harness.system import read_whole, unrepeated
 
 MAX_CONFIG_BYTES = 1_000_000
 LARGEST_COUNT = 2**31 - 1
@@ -28,13 +30,11 @@ COUNTS = (
 def read_config(path: Path) -> dict[str, Any]:
     """The JSON object in `path`. Raises InputError naming the file and what is wrong with it."""
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise InputError(
-                f"model: {path} has more than {MAX_CONFIG_BYTES:,} bytes; give a config.json, not weights."
-            )
-        config = json.loads(path.read_bytes(), object_hook=_with_special_floats)
+        content = read_whole(path, MAX_CONFIG_BYTES)
+        config = json.loads(content, object_pairs_hook=lambda pairs: _with_special_floats(unrepeated(pairs)))
     except OSError as error:
-        raise InputError(f"model: cannot read {path}: {error.strerror}.") from None
+        advice = " Give a config.json, not weights." if error.errno == errno.EFBIG else ""
+        raise InputError(f"model: {path} cannot be read: {error.strerror}.{advice}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"model: {path} is not JSON: {error}. Give a config.json.") from None
     if not isinstance(config, dict):

@@ -5,6 +5,7 @@ A config.json leaves out what equals transformers' default for its family: archi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,9 +87,9 @@ def _config_path(model: str) -> Path:
     if named is not None:
         return named
     path = Path(model).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):
         return path / "config.json"
-    if path.is_file():
+    if os.path.isfile(path):
         return path
     cached = _cached_config(model)
     if cached is not None:

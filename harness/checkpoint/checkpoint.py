@@ -31,11 +31,14 @@ from harness.errors import InputError, is_out_of_memory
 from harness.observe import model_tensors
 from harness.recipe import Recipe, recipe_yaml
 from harness.run_folder import steps_done_of, verify, write_checkpoint
+from harness.system import read_whole
 from harness.training import Batches, Training, on_host, restore_state
 
 SAMPLED = 256
 """Elements of each frozen tensor that are compared, evenly spaced."""
 STATE = "state.json"
+MAX_STATE_BYTES = 2**28
+"""It holds every loss of the run."""
 TENSORS = "state.safetensors"
 MISFITS = (
     *(KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError, AssertionError),
@@ -119,7 +122,7 @@ def read(path: Path, recipe: Recipe) -> Saved:
     """
     verify(path)
     try:
-        state = SavedState.model_validate_json((path / STATE).read_bytes())
+        state = SavedState.model_validate_json(read_whole(path / STATE, MAX_STATE_BYTES))
     except (OSError, ValidationError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": error}
         where = " ".join(map(str, first["loc"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,8 @@ def content_of(recipe: Recipe) -> dict[str, str | None]:
     Their paths may change from machine to machine; what is in them may not.
     """
     config = find_model_config(recipe.model) or Path(recipe.model).expanduser()
-    paths = {"model": config / "config.json" if config.is_dir() else config, "data": Path(recipe.data)}
-    return {field: _digest(path) if path.is_file() else None for field, path in paths.items()}
+    paths = {"model": config / "config.json" if os.path.isdir(config) else config, "data": Path(recipe.data)}
+    return {field: _digest(path) if os.path.isfile(path) else None for field, path in paths.items()}
 
 
 def refuse_another_recipe(checkpoint: Path, saved: SavedState, recipe: Recipe) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -102,7 +103,7 @@ def report(
 
 def _beside(paths: Sequence[Path]) -> Path:
     """In the run's folder, when there is one run and it has a folder."""
-    return paths[0] / PAGE if len(paths) == 1 and paths[0].is_dir() else Path(PAGE)
+    return paths[0] / PAGE if len(paths) == 1 and os.path.isdir(paths[0]) else Path(PAGE)
 
 
 def _together(runs: Sequence[ReportRun], paths: Sequence[Path]) -> list[ReportRun]:

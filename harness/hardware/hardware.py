@@ -5,7 +5,6 @@ Imports no torch. Units: bytes, FLOP/s, bytes per second, seconds, and the user'
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.errors import InputError
 from harness.hardware.table import DATASHEETS, MIB, NOT_MODELLED, SM_COUNTS, Datasheet
 from harness.step_profile import HardwareSummary, StepProfile
-from harness.system import profiles_folder
+from harness.system import parse_json, profiles_folder, read_whole
 
 
 def table_device(profile: StepProfile) -> Hardware | None:
@@ -51,6 +50,7 @@ def split_hardware(overrides: Sequence[str], memory: str | None = None) -> tuple
 
 
 DEFAULT_HARDWARE = "h100"
+MAX_CALIBRATION_BYTES = 1_000_000
 
 Achieved = Annotated[float, Field(gt=0, le=1)]
 
@@ -241,7 +241,7 @@ def _price(name: str, given: object, origin: str) -> float:
 def _calibration(name: str) -> Calibration:
     path = profiles_folder() / name / "calibration.json"
     try:
-        return Calibration.model_validate(json.loads(path.read_bytes()))
+        return Calibration.model_validate(parse_json(read_whole(path, MAX_CALIBRATION_BYTES)))
     except FileNotFoundError:
         return Calibration()
     except (OSError, ValueError, ValidationError) as error:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import errno
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import InputError
-from harness.step_profile import StepProfile
+from harness.step_profile import MAX_FILE_BYTES, StepProfile
+from harness.system import TooManyValues, parse_json, read_whole
 
 if TYPE_CHECKING:
     from harness.report.history import History
@@ -34,9 +36,9 @@ def read_run(path: Path) -> ReportRun:
 
     Raises InputError when there is no such thing there, or it cannot be read.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         return _of_folder(path)
-    if not path.exists():
+    if not os.path.lexists(path):
         raise InputError(f"there is no {path}. Give a run folder, a profile.json or a memory snapshot.")
     name = path.absolute().parent.name if path.stem in ("profile", "snapshot") else path.name
     if _is_profile(path):
@@ -46,8 +48,8 @@ def read_run(path: Path) -> ReportRun:
 
 def _of_folder(folder: Path) -> ReportRun:
     profile_path = folder / "profile.json"
-    profile = StepProfile.read(profile_path) if profile_path.exists() else None
-    snapshot = next((folder / name for name in SNAPSHOTS if (folder / name).exists()), None)
+    profile = StepProfile.read(profile_path) if os.path.lexists(profile_path) else None
+    snapshot = next((folder / name for name in SNAPSHOTS if os.path.lexists(folder / name)), None)
     if profile is None and snapshot is None:
         raise InputError(
             f"{folder} is no run folder: it has neither a profile.json nor a snapshot.pickle. "
@@ -67,13 +69,17 @@ def _history(path: Path, profile: StepProfile | None) -> History | None:
 def _is_profile(path: Path) -> bool:
     """Whether a file is JSON that is no snapshot. Raises InputError when it cannot be read."""
     try:
-        with path.open("rb") as file:
-            if not file.read(64).lstrip().startswith(b"{"):
-                return False
-            file.seek(0)
-            document = json.load(file)
+        content = read_whole(path, MAX_FILE_BYTES)
     except OSError as error:
+        if error.errno == errno.EFBIG:  # no profile is so large
+            return False
         raise InputError(f"cannot read {path}: {error.strerror}.") from None
+    if not content.lstrip().startswith(b"{"):
+        return False
+    try:
+        document = parse_json(content)
+    except TooManyValues:
+        return False
     except (ValueError, RecursionError):
         return path.suffix == ".json"  # StepProfile.read says what is wrong with it
     return not (document.keys() & {"segments", "snapshot"})

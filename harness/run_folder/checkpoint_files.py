@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
-from harness.system import held_back, sync_folder
+from harness.system import held_back, parse_json, read_whole, sync_folder
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 1_000_000
 KEPT = 2
 """Checkpoints kept: the last one, and the one before in case the last turns out to be bad."""
 _NAME = re.compile(r"step-(\d{1,12})")
@@ -99,7 +100,7 @@ def verify(checkpoint: Path) -> None:
 def _manifest(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / MANIFEST
     try:
-        document = json.loads(path.read_bytes())
+        document = parse_json(read_whole(path, MAX_MANIFEST_BYTES))
     except OSError as error:
         raise _refused(path, f"cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):

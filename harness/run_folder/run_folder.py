@@ -14,9 +14,10 @@ from harness.errors import InputError
 from harness.recipe import Recipe, recipe_yaml
 from harness.run_folder.checkpoint_files import checkpoints
 from harness.step_profile import StepProfile
-from harness.system import recipes_folder, write_whole
+from harness.system import read_whole, recipes_folder, write_whole
 
 RUNS = Path("profiles/runs")
+MAX_LOG_BYTES = 2**28
 FILES = ("recipe.yaml", "log.jsonl", "snapshot.pickle", "profile.json")
 
 
@@ -131,7 +132,8 @@ def _last_checkpoint(run: Path) -> Path:
 def _lines(log: Path) -> list[str]:
     """The whole lines of a log; none if there is no log."""
     try:
-        return [line for line in log.read_text(encoding="utf-8").splitlines(True) if line.endswith("\n")]
+        text = read_whole(log, MAX_LOG_BYTES).decode()
+        return [line for line in text.splitlines(True) if line.endswith("\n")]
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:

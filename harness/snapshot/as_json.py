@@ -22,7 +22,7 @@ _PAIRS = ("pool_id", "segment_pool_id")
 def snapshot_to_json(snapshot: dict[str, Any]) -> str:
     """A snapshot of checked shape (snapshot/shape.py) as one JSON document.
 
-    Raises InputError when it holds what JSON cannot say: nan, infinity, a key that is a pair of integers.
+    Raises InputError when it holds what JSON cannot say: nan, infinity.
     """
     stacks: list[Any] = []
     index_of: dict[int, int] = {}

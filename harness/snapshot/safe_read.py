@@ -1,46 +1,66 @@
 """Read a memory-viz snapshot from a file that may come from anyone.
 
 A pickle is a program. This reader lets only the instructions run that build dicts, lists, strings,
-numbers, booleans, None and pairs of integers, all that a snapshot holds: nothing can be imported or
-called. They are checked before the first one runs, by one regular expression, so that a million events
-take seconds. Snapshots in JSON are read too: those of snapshot/as_json.py, and the plain structure.
+numbers, booleans, None and pairs of small integers, all that a snapshot holds: nothing can be imported or
+called. They are checked and counted before the first one runs, by one regular expression, so that a million
+events take seconds. Snapshots in JSON are read too: those of snapshot/as_json.py, and the plain structure.
 This module imports no torch.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import pickle
 import pickletools
 import re
-import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.errors import InputError
 from harness.snapshot.as_json import is_document, snapshot_of_document
 from harness.snapshot.shape import validate_snapshot
-from harness.system import parse_json
+from harness.system import parse_json, read_whole
 
 MAX_FILE_BYTES = 2**30
 MAX_STRING_BYTES = 2**20
-MAX_CONTAINERS = 2**25
-"""Bounds memory: one byte of a file opens a dict of 64. Counted by their opening byte, which strings
-and numbers hold too: a file of 1 GiB that torch wrote stays far below."""
+MAX_INSTRUCTIONS = 2**27
+"""Of a pickle: two million events, each with a stack of thirty frames. One makes a place in a list or half
+of one in a dict, and at most one of the objects below."""
+MOST_OBJECTS = {
+    "dicts and lists": (2**23, b"}])\x86"),
+    "numbers": (2**24, b"JM\x8aG"),
+    "strings": (2**23, b"\x8cX"),
+}
+"""How many objects a pickle may make, and the instructions that make them. They are counted as bytes, which
+strings and numbers hold too: one in 256 of those. Together they bound the memory, for 3 bytes of a file make
+an integer of 32: 5 GiB at most, of which two million events take 2."""
+SMALLER = "Record fewer steps, or set a smaller max_entries."
+MAX_JSON_VALUES = 2**23
+"""Of a snapshot in JSON, as parse_json counts them."""
+_RUN = 4096
+"""Instructions that are matched at once, and so counted exactly."""
 
-_LONG1 = rb"\x8a(?:" + b"|".join(re.escape(bytes([n])) + b"." * n for n in range(10)) + rb")"
+_LONG1 = rb"\x8a(?:" + b"|".join(re.escape(bytes([n])) + b"." * n for n in range(9)) + rb"|\x09.{8}\x00)"
 _INTEGER = rb"(?:K.|J....|M..|" + _LONG1 + rb")"
+_SMALL = rb"(?:K.|M..|J...[\x00-\x7f])"
+_SHORT = rb"\x8c(?:" + b"|".join(re.escape(bytes([n])) + rb"[\x00-\x7f]{%d}" % n for n in range(32)) + rb")"
 _FIXED_LENGTH = re.compile(
     # BINGET, LONG_BINGET; EMPTY_LIST, EMPTY_DICT, EMPTY_TUPLE, APPEND(S), SETITEM(S), MARK, NONE, TRUE,
-    # FALSE, MEMOIZE; integers of up to 9 bytes, or two of them and TUPLE2 (any other tuple could nest,
-    # and hashing a deep one crashes Python); BINPUT; LONG_BINPUT below 2**24 (the unpickler reserves
-    # memory up to the index); BINFLOAT
+    # FALSE, MEMOIZE; integers from -2**63 to 2**64 - 1, or two small ones and TUPLE2 (any other tuple could
+    # nest, and hashing a deep one crashes Python); BINPUT; LONG_BINPUT below 2**24 (the unpickler reserves
+    # memory up to the index); BINFLOAT; SHORT_BINUNICODE of a few ASCII characters.
+    # A pair or a number can be a key, and dicts are slow where hashes collide: of integers of 64 bits at
+    # most 12 have one hash, and of pairs below 2**31 too few to matter. Larger ones can be chosen freely.
     rb"(?:h.|j....|[]})aeus(N\x88\x89\x94]|"
+    + _SMALL
+    + _SMALL
+    + rb"\x86|"
     + _INTEGER
-    + rb"(?:"
-    + _INTEGER
-    + rb"\x86)?|q.|r...\x00|G.{8})*+",
+    + rb"|q.|r...\x00|G.{8}|"
+    + _SHORT
+    + rb"){0,%d}+" % _RUN,
     re.DOTALL,
 )
 _LENGTH_BYTES = {b"\x8c": 1, b"X": 4, b"\x95": 8}  # SHORT_BINUNICODE, BINUNICODE, FRAME
@@ -55,22 +75,12 @@ def read_snapshot(path: Path, max_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]
     holds anything but plain data (naming the instruction and its byte), or is not a snapshot.
     """
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError(
-                f"cannot read the snapshot {path}: it is not a regular file. Give a snapshot.pickle or .json."
-            )
-        with open(path, "rb") as file:
-            data = file.read(max_bytes + 1)
+        data = read_whole(path, max_bytes)
     except OSError as error:
-        raise InputError(
-            f"cannot read the snapshot {path}: {error.strerror}. Give a snapshot.pickle or .json."
-        ) from None
-    if len(data) > max_bytes:
-        raise InputError(
-            f"the snapshot {path} is larger than {max_bytes / 2**30:g} GiB. "
-            "Record fewer steps, or set a smaller max_entries."
-        )
+        advice = "Give a snapshot.pickle or .json."
+        if error.errno == errno.EFBIG:
+            advice = SMALLER
+        raise InputError(f"cannot read the snapshot {path}: {error.strerror}. {advice}") from None
     snapshot = load_plain(data, f"the snapshot {path}")
     if is_document(snapshot):
         snapshot = snapshot_of_document(snapshot, f"the snapshot {path}")
@@ -86,17 +96,17 @@ def load_plain(data: bytes, origin: str = "the snapshot") -> Any:
             f"{origin} is neither a pickle of protocol 2 or later nor a JSON object. "
             "Give a file written by harness or by torch.cuda.memory._dump_snapshot()."
         )
-    opening = (b"}", b"]") if is_pickle else (b"{", b"[")
-    if sum(data.count(byte) for byte in opening) > MAX_CONTAINERS:
-        raise InputError(f"{origin} holds more than {MAX_CONTAINERS} dicts and lists.")
     if is_pickle:
+        for kind, (most, opcodes) in MOST_OBJECTS.items():
+            if sum(data.count(opcode) for opcode in opcodes) > most:
+                raise InputError(f"{origin} holds more than {most:,} {kind}. {SMALLER}")
         _check_instructions(data, origin)
     # Millions of new containers would have the garbage collector search them again and again.
     collecting = gc.isenabled()
     gc.disable()
     try:
         if not is_pickle:
-            return parse_json(data)
+            return parse_json(data, MAX_JSON_VALUES)
         return _PlainUnpickler(io.BufferedReader(io.BytesIO(data))).load()  # type: ignore[arg-type]
     except (pickle.UnpicklingError, ValueError, TypeError, AttributeError, LookupError, EOFError) as error:
         raise InputError(f"{origin} is damaged: {error}.") from None
@@ -114,13 +124,17 @@ def _check_instructions(data: bytes, origin: str) -> None:
         name = _NAMES.get(data[position : position + 1], "an unknown instruction")
         raise InputError(f"{origin}: {name} at byte {position}: {reason}.")
 
+    instructions = 0
     if data[1:2] not in (b"\x02", b"\x03", b"\x04", b"\x05"):
         refuse(0, "only pickle protocols 2 to 5 are read")
     position = 2
     while True:
-        match = _FIXED_LENGTH.match(data, position)
-        assert match is not None  # it matches the empty string
-        position = match.end()
+        instructions += 1
+        while (end := _FIXED_LENGTH.match(data, position).end()) > position:  # type: ignore[union-attr]
+            instructions += min(end - position, _RUN)  # a shorter run has at most as many as bytes
+            position = end
+            if instructions > MAX_INSTRUCTIONS:
+                raise InputError(f"{origin} holds more than {MAX_INSTRUCTIONS:,} instructions. {SMALLER}")
         opcode = data[position : position + 1]
         if opcode == b".":
             break

@@ -20,7 +20,7 @@ _OF_A_SEGMENT = {
 }
 _OF_A_BLOCK = {"address": int, "requested_size": int}
 _IN_WORDS = {int: "an integer of 64 bits", str: "a string", bool: "true or false"}
-_can_nest = frozenset((dict, list)).__contains__  # the only tuples are pairs of integers
+_can_nest = frozenset((dict, list)).__contains__  # the only tuples are pairs of integers: pool ids
 
 
 def validate_snapshot(snapshot: Any, origin: str = "snapshot") -> None:
@@ -31,6 +31,7 @@ def validate_snapshot(snapshot: Any, origin: str = "snapshot") -> None:
     """
     check = _Check(origin)
     check.require(type(snapshot) is dict, "the top level", "a dict with segments and device_traces")
+    check.keys("the top level", snapshot)
     for key in ("segments", "device_traces"):
         check.require(type(snapshot.get(key)) is list, key, "a list")
     check.count(sum(len(trace) for trace in snapshot["device_traces"] if type(trace) is list))
@@ -53,6 +54,7 @@ class _Check:
         self.origin = origin
         self.entries_left = MAX_ENTRIES
         self.seen_frames: set[int] = set()
+        self.seen_keys: set[tuple[Any, ...]] = set()
         self.seen_stacks: set[int] = set()
 
     def require(self, holds: bool, where: str, what: str) -> None:
@@ -65,6 +67,12 @@ class _Check:
     def count(self, entries: int) -> None:
         self.entries_left -= entries
         self.require(self.entries_left >= 0, "its content", f"fewer than {MAX_ENTRIES} entries")
+
+    def keys(self, where: str, holder: dict[Any, Any]) -> None:
+        keys = tuple(holder)  # a million entries have a handful of different ones
+        if keys not in self.seen_keys:
+            self.require(all(type(key) is str for key in keys), f"{where}'s keys", "strings")
+            self.seen_keys.add(keys)
 
     def size(self, where: str, holder: dict[Any, Any], *keys: str) -> None:
         for key in keys:
@@ -82,6 +90,7 @@ class _Check:
 
     def segment(self, where: str, segment: Any) -> None:
         self.require(type(segment) is dict, where, "a dict")
+        self.keys(where, segment)
         self.size(where, segment, "address", "total_size")
         self.optional(where, segment, _OF_A_SEGMENT)
         blocks = segment.get("blocks")
@@ -90,6 +99,7 @@ class _Check:
         for i, block in enumerate(blocks):
             inside = f"{where}['blocks'][{i}]"
             self.require(type(block) is dict, inside, "a dict")
+            self.keys(inside, block)
             self.size(inside, block, "size")
             self.require(type(block.get("state")) is str, f"{inside}['state']", "a string")
             self.optional(inside, block, _OF_A_BLOCK)
@@ -107,6 +117,8 @@ class _Check:
         # A million entries: the text that says where is only put together when something is wrong.
         if type(entry) is not dict or type(entry.get("action")) is not str:
             self.require(False, f"device_traces[{device}][{i}]", "a dict with an action")
+        if tuple(entry) not in self.seen_keys:
+            self.keys(f"device_traces[{device}][{i}]", entry)
         place = "device_free" if entry["action"] == "oom" else "addr"
         for key, value in ("size", entry.get("size")), (place, entry.get(place)):
             if type(value) is not int or not 0 <= value <= LARGEST:
@@ -141,6 +153,7 @@ class _Check:
                 and not any(map(_can_nest, map(type, frame.values())))
             )
             self.require(right, f"{where}['frames']", "dicts of filename, line and name")
+            self.keys(f"{where}['frames']", frame)
             self.seen_frames.add(id(frame))
 
     def rest(self, where: str, values: Iterable[Any]) -> None:
@@ -152,5 +165,7 @@ class _Check:
                 continue
             self.require(depth <= MAX_DEPTH, where, f"nested less than {MAX_DEPTH} deep")
             self.count(1 + len(value))
+            if type(value) is dict:
+                self.keys(where, value)
             inner = value.values() if type(value) is dict else value
             open_values.extend((item, depth + 1) for item in inner)

@@ -3,6 +3,7 @@
 from harness.step_profile.in_words import MEMORY_KINDS, explain_oom, leak_in_words
 from harness.step_profile.step_profile import (
     CATEGORIES,
+    MAX_FILE_BYTES,
     MOST_WEIGHTS,
     PHASES,
     Allocation,
@@ -20,6 +21,7 @@ from harness.step_profile.step_profile import (
 
 __all__ = [
     "CATEGORIES",
+    "MAX_FILE_BYTES",
     "MEMORY_KINDS",
     "MOST_WEIGHTS",
     "PHASES",

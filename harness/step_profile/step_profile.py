@@ -7,14 +7,17 @@ GiB = 2**30 bytes. "allocated", "reserved" and "active" mean what torch.cuda.mem
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import InputError
-from harness.system import parse_json
+from harness.system import parse_json, read_whole
 
 SCHEMA_VERSION = 1
+MAX_FILE_BYTES = 2**24
+MOST_MODULES = 1000
+"""That a profile names; a simulation names the 200 largest."""
 PHASES = ("data", "forward", "backward", "optimizer_step")
 CATEGORIES = (
     "parameters",
@@ -27,6 +30,12 @@ CATEGORIES = (
 )
 
 
+Count = Annotated[int, Field(ge=0, strict=True)]
+"""Bytes, FLOPs, steps. Strict: true is no 1, and text no number."""
+Quantity = Annotated[float, Field(ge=0, strict=True)]
+"""Seconds, rates, shares; never nan, which is not at least 0."""
+
+
 class _Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="null")
 
@@ -34,17 +43,17 @@ class _Fields(BaseModel):
 class MemoryBreakdown(_Fields):
     """The bytes live at the peak, by what they are. The fields add up to the peak."""
 
-    parameters_bytes: int | None = None
+    parameters_bytes: Count | None = None
     """Weights, frozen or trained, with quantization scales and buffers."""
-    gradients_bytes: int | None = None
-    optimizer_state_bytes: int | None = None
+    gradients_bytes: Count | None = None
+    optimizer_state_bytes: Count | None = None
     """Moments, fp32 master copies, GradScaler's scalars."""
-    activations_bytes: int | None = None
+    activations_bytes: Count | None = None
     """Born in forward and dead in backward: what autograd saved."""
-    temporaries_bytes: int | None = None
+    temporaries_bytes: Count | None = None
     """Everything else the step made and freed."""
-    inputs_bytes: int | None = None
-    other_bytes: int | None = None
+    inputs_bytes: Count | None = None
+    other_bytes: Count | None = None
     """Library workspaces and whatever was there before the step and is none of the above."""
 
     def total_bytes(self) -> int:
@@ -57,68 +66,70 @@ class MemoryStats(_Fields):
 
     kind: Literal["cuda_allocator", "simulated_allocator", "live_tensors", "closed_form"]
     """What "allocated" means here. live_tensors: bytes of live CPU tensors followed by a dispatch mode."""
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    process_bytes: int | None = None
+    peak_allocated_bytes: Count | None = None
+    peak_reserved_bytes: Count | None = None
+    process_bytes: Count | None = None
     """The whole process on the device, as NVML sees it."""
     peak_phase: str | None = None
     at_peak: MemoryBreakdown = Field(default_factory=MemoryBreakdown)
-    at_peak_by_module: dict[str, int] | None = None
+    at_peak_by_module: (
+        Annotated[dict[Annotated[str, Field(max_length=300)], Count], Field(max_length=MOST_MODULES)] | None
+    ) = None
     """The bytes live at the peak by path of the module they belong to, the largest first; the rest of the
     peak under "(other modules)" and "(no module)". Only a simulation can tell."""
-    host_bytes: int | None = None
+    host_bytes: Count | None = None
     """Offloaded and paged bytes in host memory at their largest. Measured: pinned memory counts as PyTorch
     takes it from the host, in powers of two, and with what it keeps to use again."""
-    fragmentation_bytes: int | None = None
+    fragmentation_bytes: Count | None = None
     """Reserved minus allocated, at the peak of reserved."""
-    cuda_context_bytes: int | None = None
-    setup_peak_allocated_bytes: int | None = None
-    first_step_peak_allocated_bytes: int | None = None
+    cuda_context_bytes: Count | None = None
+    setup_peak_allocated_bytes: Count | None = None
+    first_step_peak_allocated_bytes: Count | None = None
 
 
 class TimeStats(_Fields):
     """Seconds over the timed steps. A prediction has n = 0 and only a median."""
 
-    median: float | None = None
-    p10: float | None = None
-    p90: float | None = None
-    n: int = 0
+    median: Quantity | None = None
+    p10: Quantity | None = None
+    p90: Quantity | None = None
+    n: Count = 0
 
 
 class PhaseStats(_Fields):
     """One phase of one step; with accumulation, all its micro batches together."""
 
     time_s: TimeStats = Field(default_factory=TimeStats)
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    allocated_at_end_bytes: int | None = None
-    flops: int | None = None
-    bytes_moved: int | None = None
+    peak_allocated_bytes: Count | None = None
+    peak_reserved_bytes: Count | None = None
+    allocated_at_end_bytes: Count | None = None
+    flops: Count | None = None
+    bytes_moved: Count | None = None
 
 
 class StepStats(_Fields):
     """The whole optimizer step."""
 
     time_s: TimeStats = Field(default_factory=TimeStats)
-    tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    model_flops: int | None = None
+    tokens_per_s: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] | None = None
+    model_flops: Count | None = None
     """FLOPs of forward and backward, without recomputation (what MFU counts)."""
-    mfu: float | None = None
-    hfu: float | None = None
+    mfu: Quantity | None = None
+    hfu: Quantity | None = None
     """Like MFU, with the recomputed FLOPs."""
     bound: Literal["compute", "memory", "host"] | None = None
-    loss: list[float | None] | None = None
+    loss: list[Annotated[float, Field(strict=True)] | None] | None = None
     """One per step run, warmup included; of a resumed run also those before. null: nan or infinite."""
-    gpu_utilization: float | None = None
+    gpu_utilization: Quantity | None = None
     """Mean of NVML's busy fraction over the timed steps, 0 to 1."""
-    host_rss_bytes: int | None = None
+    host_rss_bytes: Count | None = None
     """Resident memory of the process at its largest."""
 
 
 class Allocation(_Fields):
     """One live allocation at the peak, or at an out-of-memory."""
 
-    size_bytes: int
+    size_bytes: Count
     category: str
     phase: str | None = None
     module: str | None = None
@@ -129,9 +140,9 @@ class OutOfMemoryReport(_Fields):
     """Where the memory ran out."""
 
     phase: str
-    requested_bytes: int | None = None
-    free_bytes: int | None = None
-    reserved_unallocated_bytes: int | None = None
+    requested_bytes: Count | None = None
+    free_bytes: Count | None = None
+    reserved_unallocated_bytes: Count | None = None
     top: list[Allocation] = Field(default_factory=list)
     advice: list[str] = Field(default_factory=list)
 
@@ -142,13 +153,13 @@ MOST_WEIGHTS = 10
 class NotFiniteReport(_Fields):
     """A loss or a weight was nan or infinite."""
 
-    step: int
+    step: Count
     """The first step it was seen in, counted from 0 as in log.jsonl."""
     phase: str
     """forward: the loss of that step; optimizer_step: the weights after it, seen as a checkpoint was due."""
     value: str
     """nan, inf or -inf: the loss. not finite: the weights."""
-    num_steps: int = 1
+    num_steps: Count = 1
     """In how many steps, when the recipe goes on (on_nan: continue)."""
     checkpoint: str | None = None
     """The last good checkpoint, from before it."""
@@ -186,10 +197,10 @@ class NotFiniteReport(_Fields):
 class LeakReport(_Fields):
     """Every step ended with more memory allocated than the one before."""
 
-    bytes_per_step: int
-    num_steps: int
+    bytes_per_step: Count
+    num_steps: Count
     """Over how many steps, one after the other."""
-    by_category: dict[str, int] = Field(default_factory=dict)
+    by_category: dict[str, Count] = Field(default_factory=dict)
     """What of it grew within the last recorded step, bytes; empty without a memory history."""
     largest: Allocation | None = None
     """The largest allocation that the last recorded step made and left behind."""
@@ -201,10 +212,10 @@ class HardwareSummary(_Fields):
     name: str
     kind: Literal["cuda", "cpu", "table"]
     """cuda and cpu: the device that ran; table: a row of the hardware table."""
-    memory_bytes: int | None = None
-    peak_flops: float | None = None
+    memory_bytes: Count | None = None
+    peak_flops: Quantity | None = None
     """Dense FLOP/s in the recipe's compute dtype."""
-    memory_bandwidth: float | None = None
+    memory_bandwidth: Quantity | None = None
     """Bytes per second."""
 
 
@@ -218,7 +229,7 @@ class StepProfile(_Fields):
     hardware: HardwareSummary
     provenance: dict[str, Any] = Field(default_factory=dict)
     """Commit, versions, driver, allocator settings, time, and what really ran (attention kernel, ...)."""
-    complete: bool = True
+    complete: Annotated[bool, Field(strict=True)] = True
     """False for a run that was interrupted, ran out of memory or was stopped by a nan loss."""
     memory: MemoryStats
     phases: dict[str, PhaseStats] = Field(default_factory=dict)
@@ -245,7 +256,7 @@ class StepProfile(_Fields):
                 f"{origin} is not JSON: {error}. Give a profile.json written by harness."
             ) from None
         found = document.get("schema_version") if isinstance(document, dict) else None
-        if found != SCHEMA_VERSION:
+        if type(found) is not int or found != SCHEMA_VERSION:
             raise InputError(
                 f"{origin} has schema_version {found!r:.40}; this version reads {SCHEMA_VERSION}. "
                 "Give a profile.json written by this version of harness."
@@ -261,6 +272,6 @@ class StepProfile(_Fields):
     def read(cls, path: Path) -> StepProfile:
         """Read a profile.json. Raises InputError if it is missing, unreadable or not a profile."""
         try:
-            return cls.from_json(path.read_bytes(), str(path))
+            return cls.from_json(read_whole(path, MAX_FILE_BYTES), str(path))
         except OSError as error:
             raise InputError(f"cannot read the profile {path}: {error.strerror}.") from None

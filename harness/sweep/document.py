@@ -14,9 +14,12 @@ from harness.sweep.cell import Status
 from harness.sweep.curves import answer, curves_of
 from harness.sweep.plan import HARDWARE, Kind, Plan, spelled
 from harness.sweep.processes import Row
-from harness.system import parse_json, provenance
+from harness.system import parse_json, provenance, read_whole
 
 SCHEMA_VERSION = 1
+MAX_FILE_BYTES = 2**26
+MAX_VALUES = 2**20
+"""Of a sweep of 20,000 cells."""
 
 
 class _Fields(BaseModel):
@@ -106,7 +109,7 @@ class Sweep(_Fields):
     def read(cls, path: Path) -> Sweep:
         """Read a sweep.json. Raises InputError if it is missing, unreadable or no sweep."""
         try:
-            document = parse_json(path.read_bytes())
+            document = parse_json(read_whole(path, MAX_FILE_BYTES), MAX_VALUES)
         except OSError as error:
             raise InputError(f"cannot read the sweep {path}: {error.strerror}.") from None
         except (ValueError, RecursionError) as error:

@@ -18,12 +18,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from harness.architecture import MAX_CONFIG_BYTES
 from harness.errors import InputError
 from harness.hardware import device_names, find_hardware
 from harness.recipe import find_model_config
+from harness.step_profile import MAX_FILE_BYTES
 from harness.sweep.cell import Outcome
 from harness.sweep.plan import Cell, Kind, Plan
-from harness.system import PACKAGE, PACKAGES, SETTINGS, installed_version, parse_json, write_whole
+from harness.system import PACKAGE, PACKAGES, SETTINGS, installed_version, parse_json, read_whole, write_whole
 
 SCHEMA_VERSION = 1
 SWEEPS = Path("profiles/sweeps")
@@ -66,7 +68,7 @@ def read_outcome(folder: Path, key: str) -> Outcome | None:
     """The outcome of the cell `key`; None when there is none, or none that can be used."""
     path = cell_path(folder, key)
     try:
-        document = parse_json(path.read_bytes())
+        document = parse_json(read_whole(path, MAX_FILE_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(document, dict) or document.get("key") != key:
@@ -124,9 +126,9 @@ def _digest(document: Any) -> str:
 def _content_digest(model: str) -> str | None:
     """Of the model's config; None for a Hugging Face id, whose config is not here to be read."""
     path = find_model_config(model) or Path(model)
-    path = path / "config.json" if path.is_dir() else path
+    path = path / "config.json" if os.path.isdir(path) else path
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_whole(path, MAX_CONFIG_BYTES)).hexdigest()
     except OSError:
         return None
 

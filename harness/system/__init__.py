@@ -1,11 +1,11 @@
 """What a command needs of Python and the operating system; it knows no recipe."""
 
-from harness.system.files import sync_folder, write_whole
+from harness.system.files import read_whole, sync_folder, write_whole
 from harness.system.garbage import collected_by_hand, end_process, older_objects_kept
 from harness.system.interruption import CTRL_C_STATUS, held_back, interrupted_status, interruptible
 from harness.system.locations import PACKAGE, profiles_folder, recipes_folder
 from harness.system.streams import complain, quiet_libraries, stdout_kept_for_json, warn_of_trusted_code
-from harness.system.strict_json import parse_json
+from harness.system.strict_json import TooManyValues, parse_json, unrepeated
 from harness.system.strict_yaml import parse_yaml, read_mapping, to_yaml
 from harness.system.versions import PACKAGES, SETTINGS, installed_version, provenance
 
@@ -14,6 +14,7 @@ __all__ = [
     "PACKAGE",
     "PACKAGES",
     "SETTINGS",
+    "TooManyValues",
     "collected_by_hand",
     "complain",
     "end_process",
@@ -28,10 +29,12 @@ __all__ = [
     "provenance",
     "quiet_libraries",
     "read_mapping",
+    "read_whole",
     "recipes_folder",
     "stdout_kept_for_json",
     "sync_folder",
     "to_yaml",
+    "unrepeated",
     "warn_of_trusted_code",
     "write_whole",
 ]

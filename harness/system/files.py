@@ -1,12 +1,45 @@
-"""Files that are written whole or not at all."""
+"""Files that are read within bounds, and written whole or not at all."""
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from harness.errors import InputError
+
+
+def read_whole(path: str | Path, max_bytes: int) -> bytes:
+    """The bytes of the regular file at `path`, whoever made it.
+
+    A pipe, a device, a socket or a folder in its place is refused without waiting for it, even when it takes
+    the place of a file at the last moment, and so is a file of more than `max_bytes`, before it is read.
+    Raises OSError, whose `strerror` is a phrase for a message.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        _refuse_irregular(os.stat(path), path)  # first: opening a device can change it
+        descriptor = os.open(path, flags)
+    except ValueError:
+        raise OSError(errno.EINVAL, "its name holds a null byte", str(path)) from None
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        _refuse_irregular(status, path)
+        content = b"" if status.st_size > max_bytes else file.read(max_bytes + 1)
+        size_bytes = max(status.st_size, len(content))
+        if size_bytes > max_bytes:
+            what = f"it has {size_bytes:,} bytes, and at most {max_bytes:,} are read"
+            raise OSError(errno.EFBIG, what, str(path))
+        return content
+
+
+def _refuse_irregular(status: os.stat_result, path: str | Path) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise OSError(errno.EISDIR, "it is a folder", str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def write_whole(path: Path, content: bytes | str) -> None:

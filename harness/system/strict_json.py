@@ -1,4 +1,8 @@
-"""JSON as text that can be written again: UTF-8, and no half of a surrogate pair. Imports no torch."""
+"""JSON within bounds, as text that can be written again. Imports no torch.
+
+Values are counted before the first is made. A repeated key, half of a surrogate pair, NaN, infinity, and an
+integer of more than 128 bits are refused.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,65 @@ import json
 import re
 from typing import Any
 
+MAX_VALUES = 2**18
+"""Of a document that holds no trace: a profile of a large model has a few thousand."""
+LARGEST_INTEGER = 2**128 - 1
+"""Far beyond any count, and far below what a float can hold."""
+
+
+class TooManyValues(ValueError):
+    """A document that would make more values than it may."""
+
+
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse_json(content: bytes | str) -> Any:
+def parse_json(content: bytes | str, max_values: int = MAX_VALUES) -> Any:
     """The value that `content` spells.
 
-    Raises ValueError for what is no JSON or no Unicode text, and RecursionError for what nests too deep.
+    Raises ValueError for what is no JSON or no Unicode text, for a repeated key, for a number out of range,
+    and for what could hold more than `max_values` values, counted by the commas and brackets (those within
+    strings too); RecursionError for what nests too deep.
     """
     text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
-    value = json.loads(text)
+    if 1 + sum(map(text.count, ",[{")) > max_values:
+        raise TooManyValues(f"it holds more than {max_values:,} values")
+    value = json.loads(
+        text,
+        object_pairs_hook=unrepeated,
+        parse_int=_integer,
+        parse_float=_number,
+        parse_constant=_refuse_constant,
+    )
     if _HALF.search(text):  # "\ud800" alone is a str that no file and no terminal takes
         json.dumps(value, ensure_ascii=False).encode()
     return value
+
+
+def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs. Raises ValueError for a repeated key."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"the key {twice!r:.60} is given twice")
+    return found
+
+
+def _integer(digits: str) -> int:
+    # 39 digits and a sign at most: int() takes long for many, and refuses thousands
+    value = int(digits) if len(digits) <= 40 else LARGEST_INTEGER + 1
+    if abs(value) > LARGEST_INTEGER:
+        raise ValueError(f"{digits[:20]}... is an integer of more than 128 bits")
+    return value
+
+
+def _number(digits: str) -> float:
+    value = float(digits)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"{digits[:20]} is a number too large")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")

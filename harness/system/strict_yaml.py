@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import yaml
 
 from harness.errors import InputError
+from harness.system.files import read_whole
 
 MAX_FILE_BYTES = 1_000_000
 
@@ -94,20 +95,12 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
     Raises InputError for a missing, unreadable, binary, empty or huge file, a folder, and anything
     but a mapping.
     """
-    if path.is_dir():
-        raise InputError(f"{path} is a folder where a {what} file belongs. Give the .yaml file inside it.")
     try:
-        size_bytes = path.stat().st_size
-        if not path.is_file():
-            raise InputError(f"{path} is not a regular file. Give a {what} in a .yaml file.")
-        if size_bytes > MAX_FILE_BYTES:
-            raise InputError(
-                f"{path} has {size_bytes:,} bytes, and a {what} has at most {MAX_FILE_BYTES:,}. "
-                "Is it another file?"
-            )
-        content = path.read_bytes()
+        content = read_whole(path, MAX_FILE_BYTES)
     except OSError as error:
-        raise InputError(f"cannot read the {what} {path}: {error.strerror}.") from None
+        raise InputError(
+            f"cannot read the {what} {path}: {error.strerror}. Give a {what} in a .yaml file."
+        ) from None
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ def load_config(recipe: Recipe) -> Any:
         warn_of_trusted_code(recipe.model)
     named = find_model_config(recipe.model)
     path = named or Path(recipe.model).expanduser()
-    if named is None and path.is_dir():
+    if named is None and os.path.isdir(path):
         path = path / "config.json"
     try:
-        if path.is_file():
+        if os.path.isfile(path):
             values = read_config(path)
             check_counts(values, str(path))
             _refuse_unknown_type(values.get("model_type"), str(path))

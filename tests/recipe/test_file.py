@@ -198,7 +198,7 @@ def test_bad_file(content: str | bytes, mentions: list[str]) -> None:
 
 def test_a_folder_where_a_file_belongs() -> None:
     Path("folder.yaml").mkdir()
-    assert "folder.yaml is a folder" in complaint("folder.yaml")
+    assert "it is a folder" in complaint("folder.yaml")
 
 
 def test_what_is_not_a_regular_file_is_not_read() -> None:

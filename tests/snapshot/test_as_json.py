@@ -74,7 +74,7 @@ def test_the_command_writes_a_file_or_stdout(tmp_path, monkeypatch, capfd) -> No
     [
         (pickle.dumps(print), "STACK_GLOBAL"),
         (pickle.dumps({"segments": [], "device_traces": [], "x": float("nan")}, 4), "written as JSON"),
-        (pickle.dumps({"segments": [], "device_traces": [], "x": {(1, 2): 3}}, 4), "written as JSON"),
+        (pickle.dumps({"segments": [], "device_traces": [], "x": {(1, 2): 3}}, 4), "keys should be strings"),
         (None, "No such file"),
     ],
     ids=["code", "nan", "a pair as a key", "missing"],

@@ -1,6 +1,7 @@
 """write_whole: the old file or the new one, never a part, and nothing left behind."""
 
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from harness.errors import InputError
 from harness.system import files
-from harness.system.files import write_whole
+from harness.system.files import read_whole, write_whole
 
 
 def test_writes_bytes_and_text(tmp_path: Path) -> None:
@@ -86,3 +87,62 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, place: str) -> N
         write_whole(tmp_path / place, "x")
     assert str(tmp_path / place) in str(caught.value)
     assert os.listdir(tmp_path) == ["fifo"]
+
+
+def test_only_a_regular_file_is_read_and_no_other_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)  # a socket's path has at most 108 bytes
+    bound = socket.socket(socket.AF_UNIX)
+    bound.bind("socket")
+    (tmp_path / "link").symlink_to("fifo")
+    for place, reason in {
+        "fifo": "it is not a regular file",
+        "link": "it is not a regular file",
+        "socket": "it is not a regular file",
+        "folder": "it is a folder",
+        "missing": "No such file or directory",
+        "x" * 300: "File name too long",
+        "\0": "its name holds a null byte",
+    }.items():
+        with pytest.raises(OSError, match=reason) as caught:
+            read_whole(tmp_path / place, 10)
+        assert caught.value.strerror == reason
+    for device in ("/dev/zero", "/dev/tty"):
+        with pytest.raises(OSError, match="it is not a regular file"):
+            read_whole(device, 10)
+    bound.close()
+
+
+def test_a_file_that_becomes_a_pipe_at_the_last_moment_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    opened = os.open
+
+    def swapped(name: str, *rest: int) -> int:
+        os.remove(name)
+        os.mkfifo(name)
+        return opened(name, *rest)
+
+    monkeypatch.setattr(files.os, "open", swapped)
+    with pytest.raises(OSError, match="not a regular file"):
+        read_whole(path, 10)
+
+
+def test_no_more_is_read_than_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"0123456789")
+    assert read_whole(path, 10) == b"0123456789"
+    with pytest.raises(OSError, match="has 10 bytes, and at most 9 are"):
+        read_whole(path, 9)
+    with open(path, "wb") as file:
+        file.truncate(2**40)  # takes no room on the disk
+    with pytest.raises(OSError, match="has 1,099,511,627,776 bytes"):
+        read_whole(path, 1000)
+    monkeypatch.setattr(files, "_refuse_irregular", lambda *_: None)
+    with pytest.raises(OSError, match="at most 1,000 are read"):
+        read_whole("/dev/zero", 1000)  # says that it has none, as a file in /proc does
