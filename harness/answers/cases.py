@@ -87,7 +87,7 @@ def complete(case: Case, sources: Sequence[Prediction] = ("napkin", "simulated")
 def _profile_in(text: str) -> str:
     """The profile of a run folder; anything else as it is."""
     inside = os.path.join(text, "profile.json")
-    return inside if os.path.isfile(inside) else text
+    return inside if os.path.lexists(inside) else text
 
 
 def _is_profile(text: str) -> bool:

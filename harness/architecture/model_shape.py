@@ -86,7 +86,7 @@ def _config_path(model: str) -> Path:
     named = find_model_config(model)
     if named is not None:
         return named
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     if os.path.isdir(path):
         return path / "config.json"
     if os.path.isfile(path):

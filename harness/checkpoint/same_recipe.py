@@ -56,7 +56,7 @@ def content_of(recipe: Recipe) -> dict[str, str | None]:
 
     Their paths may change from machine to machine; what is in them may not.
     """
-    config = find_model_config(recipe.model) or Path(recipe.model).expanduser()
+    config = find_model_config(recipe.model) or Path(os.path.expanduser(recipe.model))
     paths = {"model": config / "config.json" if os.path.isdir(config) else config, "data": Path(recipe.data)}
     return {field: _digest(path) if os.path.isfile(path) else None for field, path in paths.items()}
 

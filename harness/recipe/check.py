@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cache
+from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -43,11 +44,11 @@ def check_recipe(fields: Mapping[str, Any], origin: str, overridden: Collection[
             raise ImpossiblePair(f"{origin}{changed}", rule) from None
         sentences = [
             f"{'command line' if name in overridden else origin}: {_sentence(str(name), problem, fields)}"
-            for name, problem in first_error_of.items()
+            for name, problem in islice(first_error_of.items(), MOST_SENTENCES)
         ]
-        unsaid = len(sentences) - MOST_SENTENCES
+        unsaid = len(first_error_of) - MOST_SENTENCES
         more = [f"And {unsaid} more fields are wrong."] if unsaid > 0 else []
-        raise InputError(" ".join(sentences[:MOST_SENTENCES] + more)) from None
+        raise InputError(" ".join(sentences + more)) from None
 
 
 @cache

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import InputError
-from harness.step_profile import MAX_FILE_BYTES, StepProfile
+from harness.step_profile import MAX_FILE_BYTES, MAX_VALUES, StepProfile
 from harness.system import TooManyValues, parse_json, read_whole
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _is_profile(path: Path) -> bool:
     if not content.lstrip().startswith(b"{"):
         return False
     try:
-        document = parse_json(content)
+        document = parse_json(content, MAX_VALUES)
     except TooManyValues:
         return False
     except (ValueError, RecursionError):

@@ -39,11 +39,11 @@ class RunFolder:
         self._recipe = recipe
         self._resume = resume
         self.checkpoint = None if resume is None else _last_checkpoint(resume)
-        nearest = next(p for p in [self.path, *self.path.absolute().parents] if p.exists())
-        if not nearest.is_dir():
+        nearest = next(p for p in [self.path, *self.path.absolute().parents] if os.path.lexists(p))
+        if not os.path.isdir(nearest):
             raise InputError(f"--out {self.path}: {nearest} is a file. Give a folder.")
         goes_on = resume is not None and self.path.absolute() == resume.absolute()
-        taken = [] if goes_on else [file for file in FILES if (self.path / file).exists()]
+        taken = [] if goes_on else [file for file in FILES if os.path.lexists(self.path / file)]
         if taken:
             raise InputError(
                 f"--out {self.path}: it already holds a {taken[-1]}. Give another folder, or remove it."
@@ -122,7 +122,7 @@ class RunFolder:
 def _last_checkpoint(run: Path) -> Path:
     found = checkpoints(run / "checkpoints")
     if not found:
-        what = "holds no checkpoint" if run.is_dir() else "is no folder"
+        what = "holds no checkpoint" if os.path.isdir(run) else "is no folder"
         raise InputError(
             f"--resume {run}: it {what}. Give the folder of a run whose recipe has checkpoint_every: N."
         )

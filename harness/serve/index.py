@@ -53,7 +53,7 @@ class Index:
 
     def __init__(self, folder: Path) -> None:
         """Raises InputError if there is no such folder."""
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise InputError(
                 f"there is no folder {folder}. Give a folder that holds runs, or make some first."
             )

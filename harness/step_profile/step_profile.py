@@ -9,13 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import InputError
 from harness.system import parse_json, read_whole
 
 SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 2**24
+MAX_VALUES = 2**20
+"""In a file: most are losses, of a long run."""
+MAX_DETAILS = 10_000
+MAX_DEPTH = 50
+"""Of a recipe, and of a provenance: every value is a line of a report."""
 MOST_MODULES = 1000
 """That a profile names; a simulation names the 200 largest."""
 PHASES = ("data", "forward", "backward", "optimizer_step")
@@ -34,6 +39,22 @@ Count = Annotated[int, Field(ge=0, strict=True)]
 """Bytes, FLOPs, steps. Strict: true is no 1, and text no number."""
 Quantity = Annotated[float, Field(ge=0, strict=True)]
 """Seconds, rates, shares; never nan, which is not at least 0."""
+
+
+def _few(details: dict[str, Any]) -> dict[str, Any]:
+    left, waiting = MAX_DETAILS, [(details, 1)]
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, dict | list):
+            left -= len(value)
+            if left < 0 or depth > MAX_DEPTH:
+                raise ValueError(f"more than {MAX_DETAILS:,} values, or nested deeper than {MAX_DEPTH}")
+            inside = value.values() if isinstance(value, dict) else value
+            waiting += [(inner, depth + 1) for inner in inside]
+    return details
+
+
+Details = Annotated[dict[str, Any], AfterValidator(_few)]
 
 
 class _Fields(BaseModel):
@@ -133,7 +154,7 @@ class Allocation(_Fields):
     category: str
     phase: str | None = None
     module: str | None = None
-    stack: list[str] = Field(default_factory=list)
+    stack: list[str] = Field(default_factory=list, max_length=1000)
 
 
 class OutOfMemoryReport(_Fields):
@@ -143,8 +164,8 @@ class OutOfMemoryReport(_Fields):
     requested_bytes: Count | None = None
     free_bytes: Count | None = None
     reserved_unallocated_bytes: Count | None = None
-    top: list[Allocation] = Field(default_factory=list)
-    advice: list[str] = Field(default_factory=list)
+    top: list[Allocation] = Field(default_factory=list, max_length=1000)
+    advice: list[str] = Field(default_factory=list, max_length=1000)
 
 
 MOST_WEIGHTS = 10
@@ -165,7 +186,7 @@ class NotFiniteReport(_Fields):
     """The last good checkpoint, from before it."""
     origin: Literal["setup", "forward", "backward", "optimizer_step"] | None = None
     """The phase that made it, which may be of an earlier step. null: nothing is left that would tell."""
-    weights: list[str] = Field(default_factory=list)
+    weights: list[str] = Field(default_factory=list, max_length=1000)
     """The weights that were not finite when they were looked at, at most MOST_WEIGHTS of them, where they
     tell the origin."""
 
@@ -200,7 +221,7 @@ class LeakReport(_Fields):
     bytes_per_step: Count
     num_steps: Count
     """Over how many steps, one after the other."""
-    by_category: dict[str, Count] = Field(default_factory=dict)
+    by_category: dict[str, Count] = Field(default_factory=dict, max_length=100)
     """What of it grew within the last recorded step, bytes; empty without a memory history."""
     largest: Allocation | None = None
     """The largest allocation that the last recorded step made and left behind."""
@@ -224,22 +245,22 @@ class StepProfile(_Fields):
 
     schema_version: int = SCHEMA_VERSION
     source: Literal["napkin", "simulated", "measured"]
-    recipe: dict[str, Any]
+    recipe: Details
     """The full, resolved recipe."""
     hardware: HardwareSummary
-    provenance: dict[str, Any] = Field(default_factory=dict)
+    provenance: Details = Field(default_factory=dict)
     """Commit, versions, driver, allocator settings, time, and what really ran (attention kernel, ...)."""
     complete: Annotated[bool, Field(strict=True)] = True
     """False for a run that was interrupted, ran out of memory or was stopped by a nan loss."""
     memory: MemoryStats
-    phases: dict[str, PhaseStats] = Field(default_factory=dict)
+    phases: dict[str, PhaseStats] = Field(default_factory=dict, max_length=100)
     step: StepStats = Field(default_factory=StepStats)
-    top: list[Allocation] = Field(default_factory=list)
+    top: list[Allocation] = Field(default_factory=list, max_length=1000)
     """The largest allocations live at the peak."""
     oom: OutOfMemoryReport | None = None
     not_finite: NotFiniteReport | None = None
     leak: LeakReport | None = None
-    warnings: list[str] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list, max_length=1000)
     """What went otherwise than the recipe says, or should be known before the numbers are used."""
 
     def to_json(self) -> str:
@@ -250,7 +271,7 @@ class StepProfile(_Fields):
     def from_json(cls, text: str | bytes, origin: str = "profile") -> StepProfile:
         """Parse a profile. Raises InputError naming `origin` and the first bad field."""
         try:
-            document = parse_json(text)
+            document = parse_json(text, MAX_VALUES)
         except (ValueError, RecursionError) as error:
             raise InputError(
                 f"{origin} is not JSON: {error}. Give a profile.json written by harness."
@@ -265,7 +286,7 @@ class StepProfile(_Fields):
             return cls.model_validate(document)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
+            where = f"{'.'.join(map(str, first['loc'])):.100}"
             raise InputError(f"{origin}: field {where}: {first['msg']}.") from None
 
     @classmethod

@@ -9,17 +9,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import InputError
-from harness.step_profile import MemoryBreakdown
+from harness.step_profile import Count, Details, MemoryBreakdown, Quantity
 from harness.sweep.cell import Status
 from harness.sweep.curves import answer, curves_of
-from harness.sweep.plan import HARDWARE, Kind, Plan, spelled
+from harness.sweep.plan import HARDWARE, MOST_CELLS, Kind, Plan, spelled
 from harness.sweep.processes import Row
 from harness.system import parse_json, provenance, read_whole
 
 SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 2**26
 MAX_VALUES = 2**20
-"""Of a sweep of 20,000 cells."""
 
 
 class _Fields(BaseModel):
@@ -36,17 +35,17 @@ class SweptCell(_Fields):
     status: Status
     reason: str | None
     """Why, in a sentence; None when all went well."""
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
+    peak_allocated_bytes: Count | None = None
+    peak_reserved_bytes: Count | None = None
     peak_phase: str | None = None
     at_peak: MemoryBreakdown | None = None
-    capacity_bytes: int | None = None
+    capacity_bytes: Count | None = None
     """Memory of the device."""
-    step_s: float | None = None
+    step_s: Quantity | None = None
     tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    mfu: float | None = None
+    mfu: Quantity | None = None
     bound: Literal["compute", "memory", "host"] | None = None
-    seconds: float
+    seconds: Quantity
     """What the answer took."""
 
 
@@ -87,14 +86,14 @@ class Sweep(_Fields):
     """Of the recipe."""
     grid: bool
     hardware: str | None
-    base: dict[str, Any]
+    base: Details
     """The base recipe with every field; with a grid, without those that are swept."""
     axes: dict[str, list[Any]]
     complete: bool
     """Whether every cell is there."""
-    cells: list[SweptCell] = Field(min_length=1)
-    curves: list[SweptCurve]
-    provenance: dict[str, Any]
+    cells: list[SweptCell] = Field(min_length=1, max_length=MOST_CELLS + 1)
+    curves: list[SweptCurve] = Field(max_length=MOST_CELLS + 1)
+    provenance: Details
 
     def to_json(self) -> str:
         """The sweep as an indented JSON document."""
@@ -118,7 +117,7 @@ class Sweep(_Fields):
             sweep = cls.model_validate(document)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
+            where = f"{'.'.join(map(str, first['loc'])):.100}"
             raise InputError(f"{path} is no sweep: field {where}: {first['msg']}.") from None
         places = {place for curve in sweep.curves for place in curve.cells}
         if places and not 0 <= min(places) <= max(places) < len(sweep.cells):

@@ -22,7 +22,7 @@ from harness.architecture import MAX_CONFIG_BYTES
 from harness.errors import InputError
 from harness.hardware import device_names, find_hardware
 from harness.recipe import find_model_config
-from harness.step_profile import MAX_FILE_BYTES
+from harness.step_profile import MAX_FILE_BYTES, MAX_VALUES
 from harness.sweep.cell import Outcome
 from harness.sweep.plan import Cell, Kind, Plan
 from harness.system import PACKAGE, PACKAGES, SETTINGS, installed_version, parse_json, read_whole, write_whole
@@ -68,7 +68,7 @@ def read_outcome(folder: Path, key: str) -> Outcome | None:
     """The outcome of the cell `key`; None when there is none, or none that can be used."""
     path = cell_path(folder, key)
     try:
-        document = parse_json(read_whole(path, MAX_FILE_BYTES))
+        document = parse_json(read_whole(path, MAX_FILE_BYTES), MAX_VALUES)
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(document, dict) or document.get("key") != key:

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 MAX_VALUES = 2**18
-"""Of a document that holds no trace: a profile of a large model has a few thousand."""
+"""Of a document that holds no trace and no losses: the largest has a few thousand."""
 LARGEST_INTEGER = 2**128 - 1
 """Far beyond any count, and far below what a float can hold."""
 

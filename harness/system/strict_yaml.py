@@ -18,13 +18,23 @@ from harness.errors import InputError
 from harness.system.files import read_whole
 
 MAX_FILE_BYTES = 1_000_000
+MAX_NODES = 10_000
+"""Names and values in a file; the longest recipe has 80."""
 
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # without YAML 1.1's
 
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._nodes_left = MAX_NODES
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
+        self._nodes_left -= 1
+        if self._nodes_left < 0:
+            problem = f"there are more than {MAX_NODES:,} names and values before here"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         problem = "aliases (*name) are not accepted" if isinstance(event, yaml.AliasEvent) else None
         if getattr(event, "tag", None) is not None:
             problem = "tags (!name) are not accepted"

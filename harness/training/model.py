@@ -6,15 +6,19 @@ checkpointing, loss, host memory for parameters, compile, optimizer, scaler.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from harness.errors import InputError, is_out_of_memory
 from harness.recipe import Recipe, find_model_config
+from harness.training.learned_positions import refuse_longer_sequences
 from harness.training.model_config import first_line, load_config
 from harness.training.refusals import (
     refuse_empty_weights,
@@ -30,6 +34,12 @@ from harness.training.toggles.offload_activations import OffloadedActivations
 from harness.training.toggles.optimizer import build_optimizer
 from harness.training.toggles.precision import DTYPES, autocast, build_scaler, weights_dtype
 from harness.training.toggles.quantization import prepare_for_kbit
+
+BUILD_ERRORS = (
+    *(ValueError, TypeError, KeyError, AttributeError, LookupError, OSError, ImportError, RuntimeError),
+    *(SafetensorError, UnpicklingError, EOFError),
+)
+"""What transformers, torch and safetensors raise for a config or a checkpoint that does not build."""
 
 
 def build_training(recipe: Recipe, device: torch.device) -> Training:
@@ -72,6 +82,7 @@ def build_model(recipe: Recipe, device: torch.device) -> Any:
     host = "parameters" in recipe.offload
     with on_host() if host else nullcontext():  # a model that is offloaded may be larger than the device
         model = _adapted(recipe, config, torch.device("cpu") if host and device.type == "cuda" else device)
+    refuse_longer_sequences(model, recipe.model, recipe.seq_len)
     if recipe.gradient_checkpointing:
         checkpoint_blocks(model)
     if recipe.loss == "fused_linear":
@@ -98,6 +109,14 @@ def _adapted(recipe: Recipe, config: Any, device: torch.device) -> Any:
     if recipe.adapter != "none":
         model = with_adapter(recipe, model)
     return model
+
+
+def _refuse_irregular_files(model: str) -> None:
+    """Raise InputError for a pipe or a device in a checkpoint folder: the libraries would wait for it."""
+    folder = os.path.expanduser(model)
+    for entry in os.scandir(folder) if os.path.isdir(folder) else ():
+        if not entry.is_file() and not entry.is_dir() and os.path.exists(entry.path):
+            raise InputError(f"model: {entry.path} is not a regular file. Remove it from the folder.")
 
 
 def _with_weights(recipe: Recipe, config: Any, device: torch.device) -> Any:
@@ -137,7 +156,7 @@ def _with_weights(recipe: Recipe, config: Any, device: torch.device) -> Any:
             return AutoModelForCausalLM.from_config(config, **common)
     except InputError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, OSError, ImportError, RuntimeError) as error:
+    except BUILD_ERRORS as error:
         if is_out_of_memory(error):
             raise
         if "attn_implementation" in str(error):  # a checkpoint's own code

@@ -10,6 +10,7 @@ from harness.architecture import check_counts, read_config
 from harness.errors import InputError, nearest
 from harness.recipe import Recipe, find_model_config, nearest_model
 from harness.system import warn_of_trusted_code
+from harness.training.model import _refuse_irregular_files
 
 
 def load_config(recipe: Recipe) -> Any:
@@ -24,11 +25,13 @@ def load_config(recipe: Recipe) -> Any:
     if recipe.trust_remote_code:
         warn_of_trusted_code(recipe.model)
     named = find_model_config(recipe.model)
-    path = named or Path(recipe.model).expanduser()
+    if named is None and recipe.weights == "pretrained":
+        _refuse_irregular_files(recipe.model)
+    path = named or Path(os.path.expanduser(recipe.model))
     if named is None and os.path.isdir(path):
         path = path / "config.json"
     try:
-        if os.path.isfile(path):
+        if os.path.exists(path):  # a pipe too, which read_config refuses
             values = read_config(path)
             check_counts(values, str(path))
             _refuse_unknown_type(values.get("model_type"), str(path))

@@ -181,6 +181,12 @@ def test_without_a_checkout_it_says_where_it_looked(tmp_path: Path, monkeypatch:
         ("model: a\x07b\n", ["not printable"]),
         ("model: " + "[" * 20_000, ["too deeply"]),
         ("model: a\n" + "#" * MAX_FILE_BYTES, ["1,000,009 bytes", "1,000,000"]),
+        ("model: [" + "{a: 1}, " * 120_000 + "a]\n", ["more than 10,000 names and values"]),
+        ("model: a\n" + "".join(f"k{n}: 1\n" for n in range(90_000)), ["line 5000", "more than 10,000"]),
+        (
+            "model: a\n" + "".join(f"steps{n}: 1\n" for n in range(3000)),
+            ["no field steps0", "And 2995 more fields"],
+        ),
         ("seq_len: 512\n", ["field model is missing"]),
         ("model: null\n", ["model: null"]),
         ("model: ''\n", ["model: "]),

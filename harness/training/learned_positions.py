@@ -1,0 +1,39 @@
+"""How many tokens a model has learned positions for: past them it looks up a row that is not there.
+
+Shape-only tensors do not notice, a CPU raises IndexError, and a GPU stops with a device-side assertion.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from harness.errors import InputError
+
+NAMES = ("wpe", "position_embedding", "position_embeddings", "embed_positions", "positions_embed")
+"""What transformers calls the table, as the last part of its path."""
+NOT_OF_TEXT = ("vision", "image", "audio")
+
+
+def learned_positions(model: Any) -> int | None:
+    """The longest sequence that the tables of positions in `model` have rows for; None without any.
+
+    OPT's and Bart's tables begin with `offset` rows of other use, RoBERTa's with its padding's.
+    """
+    found = []
+    for path, module in model.named_modules():
+        of_text = path.rpartition(".")[2] in NAMES and not any(word in path for word in NOT_OF_TEXT)
+        if of_text and isinstance(module, nn.Embedding):
+            padding = -1 if module.padding_idx is None else module.padding_idx
+            found.append(module.num_embeddings - getattr(module, "offset", padding + 1))
+    return min(found, default=None)
+
+
+def refuse_longer_sequences(model: Any, name: str, seq_len: int) -> None:
+    """Raise InputError if `seq_len` is more than the model called `name` has learned positions for."""
+    positions = learned_positions(model)
+    if positions is not None and seq_len > positions:
+        raise InputError(
+            f"seq_len: {seq_len}: {name} has learned positions for {positions} tokens; set at most that."
+        )

@@ -1,0 +1,99 @@
+"""profile.json from anyone: what no run can have is refused, and the field named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trust_report import Tried
+
+from harness.errors import InputError
+from harness.hardware.hardware import find_hardware
+from harness.napkin.prediction import predict
+from harness.recipe.file import load_recipe
+from harness.step_profile.step_profile import MAX_DETAILS, MAX_FILE_BYTES, StepProfile
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    return json.loads(predict(load_recipe("smoke")[1], find_hardware("h100")).to_json())
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 0
+
+
+IMPOSSIBLE: dict[str, tuple[Change, str]] = {
+    "a negative peak": (lambda d: d["memory"].update(peak_allocated_bytes=-1), "peak_allocated_bytes"),
+    "a negative part of the peak": (lambda d: d["memory"]["at_peak"].update(inputs_bytes=-1), "inputs_bytes"),
+    "true for bytes": (lambda d: d["memory"].update(peak_reserved_bytes=True), "peak_reserved_bytes"),
+    "text for bytes": (lambda d: d["memory"].update(process_bytes="1024"), "process_bytes"),
+    "half a byte": (lambda d: d["memory"].update(host_bytes=0.5), "host_bytes"),
+    "an integer of 4,000 digits": (lambda d: d["memory"].update(host_bytes=10**4000), "128 bits"),
+    "a nan time": (lambda d: d["step"]["time_s"].update(median=float("nan")), "NaN is no number"),
+    "an infinite time": (lambda d: d["step"]["time_s"].update(p90=float("inf")), "Infinity is no number"),
+    "a negative time": (lambda d: d["phases"]["forward"]["time_s"].update(p10=-0.1), "time_s.p10"),
+    "true for a time": (lambda d: d["step"]["time_s"].update(median=True), "time_s.median"),
+    "a negative count": (lambda d: d["step"]["time_s"].update(n=-1), "time_s.n"),
+    "a negative share": (lambda d: d["step"].update(mfu=-0.5), "step.mfu"),
+    "true for the version": (lambda d: d.update(schema_version=True), "schema_version True"),
+    "a version as a float": (lambda d: d.update(schema_version=1.0), "schema_version 1.0"),
+    "text for complete": (lambda d: d.update(complete="yes"), "complete"),
+    "many module names": (
+        lambda d: d["memory"].update(at_peak_by_module=dict.fromkeys(map(str, range(200_000)), 1)),
+        "at_peak_by_module",
+    ),
+    "a long module name": (lambda d: d["memory"].update(at_peak_by_module={"a." * 1000: 1}), "at_peak_by"),
+    "many phases": (lambda d: d.update(phases={str(n): {} for n in range(1000)}), "phases"),
+    "many fields": (lambda d: d["recipe"].update(dict.fromkeys(map(str, range(200_000)))), "field recipe"),
+    "many values": (lambda d: d["provenance"].update(a={"b": [0] * MAX_DETAILS}), "field provenance"),
+    "deep values": (lambda d: d["provenance"].update(a=nested(200)), "nested deeper"),
+    "many warnings": (lambda d: d.update(warnings=["a"] * 100_000), "warnings"),
+    "many allocations": (
+        lambda d: d.update(top=[{"size_bytes": 1, "category": "inputs"}] * 100_000),
+        "field top",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_no_run_can_have_is_refused(
+    name: str, document: dict[str, Any], tmp_path: Path, tried: Tried
+) -> None:
+    change, said = IMPOSSIBLE[name]
+    change(document)
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=said) as caught:
+        StepProfile.read(path)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 400
+    tried(
+        "Hostile profiles",
+        "negative bytes and times, nan, true for a number, integers of 4,000 digits, 200,000 names, deep "
+        "values",
+        "exit 2, the field named",
+    )
+
+
+def test_a_key_that_is_repeated_is_refused(document: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="'source' is given twice"):
+        StepProfile.from_json(json.dumps(document)[:-1] + ', "source": "measured"}')
+
+
+def test_a_file_of_any_size_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    with open(path, "wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(InputError, match="16,777,217 bytes"):
+        StepProfile.read(path)
+
+
+def test_a_long_run_has_a_loss_a_step(document: dict[str, Any]) -> None:
+    document["step"]["loss"] = [2.5, None] * 250_000
+    assert len(StepProfile.from_json(json.dumps(document)).step.loss or ()) == 500_000
