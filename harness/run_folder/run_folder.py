@@ -14,7 +14,7 @@ from harness.errors import InputError
 from harness.recipe import Recipe, recipe_yaml
 from harness.run_folder.checkpoint_files import checkpoints
 from harness.step_profile import StepProfile
-from harness.system import read_whole, recipes_folder, write_whole
+from harness.system import FolderLock, read_whole, recipes_folder, refuse_held, write_whole
 
 RUNS = Path("profiles/runs")
 MAX_LOG_BYTES = 2**28
@@ -24,7 +24,8 @@ FILES = ("recipe.yaml", "log.jsonl", "snapshot.pickle", "profile.json")
 class RunFolder:
     """Made at the first write, so that a run which cannot begin leaves nothing behind.
 
-    The log grows a line at a time; every other file is written whole or not at all, profile.json last.
+    The log grows a line at a time; every other file is written whole or not at all, profile.json last. From
+    the first write until then, no other run can write there.
     """
 
     def __init__(self, path: Path | None, name: str, recipe: Recipe, resume: Path | None = None) -> None:
@@ -42,12 +43,10 @@ class RunFolder:
         nearest = next(p for p in [self.path, *self.path.absolute().parents] if os.path.lexists(p))
         if not os.path.isdir(nearest):
             raise InputError(f"--out {self.path}: {nearest} is a file. Give a folder.")
-        goes_on = resume is not None and self.path.absolute() == resume.absolute()
-        taken = [] if goes_on else [file for file in FILES if os.path.lexists(self.path / file)]
-        if taken:
-            raise InputError(
-                f"--out {self.path}: it already holds a {taken[-1]}. Give another folder, or remove it."
-            )
+        self._goes_on = resume is not None and self.path.absolute() == resume.absolute()
+        self._lock: FolderLock | None = None
+        refuse_held(self.path, f"--out {self.path}")
+        self._refuse_taken()
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise InputError(
                 f"--out {self.path}: cannot write in {nearest}. Give a folder that can be written."
@@ -89,17 +88,31 @@ class RunFolder:
 
     def write_profile(self, profile: StepProfile) -> None:
         """Write profile.json."""
-        self._create()
+        lock = self._create()
         write_whole(self.path / "profile.json", profile.to_json() + "\n")
+        lock.release()
 
-    def _create(self) -> None:
-        if (self.path / "recipe.yaml").exists():
-            return
+    def _create(self) -> FolderLock:
+        if self._lock is not None:
+            return self._lock
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"--out {self.path}: cannot make the folder: {error.strerror}.") from None
-        write_whole(self.path / "recipe.yaml", self._yaml())
+        lock = FolderLock(self.path, f"--out {self.path}")
+        self._refuse_taken()  # by a run that began later and has ended since
+        self._lock = lock
+        if not (self.path / "recipe.yaml").exists():
+            write_whole(self.path / "recipe.yaml", self._yaml())
+        return lock
+
+    def _refuse_taken(self) -> None:
+        """Raise InputError if the folder holds files of another run."""
+        taken = [] if self._goes_on else [file for file in FILES if os.path.lexists(self.path / file)]
+        if taken:
+            raise InputError(
+                f"--out {self.path}: it already holds a {taken[-1]}. Give another folder, or remove it."
+            )
 
     def _yaml(self) -> str:
         """The recipe, with the files of a checkout named as seen from a folder within it: any checkout has

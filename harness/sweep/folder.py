@@ -6,7 +6,6 @@ result: the cell is done again. Imports no torch.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -25,7 +24,16 @@ from harness.recipe import find_model_config
 from harness.step_profile import MAX_FILE_BYTES, MAX_VALUES
 from harness.sweep.cell import Outcome
 from harness.sweep.plan import Cell, Kind, Plan
-from harness.system import PACKAGE, PACKAGES, SETTINGS, installed_version, parse_json, read_whole, write_whole
+from harness.system import (
+    PACKAGE,
+    PACKAGES,
+    SETTINGS,
+    FolderLock,
+    installed_version,
+    parse_json,
+    read_whole,
+    write_whole,
+)
 
 SCHEMA_VERSION = 1
 SWEEPS = Path("profiles/sweeps")
@@ -103,18 +111,11 @@ def sole_sweep_in(folder: Path) -> Iterator[None]:
     """
     try:
         (folder / "cells").mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
     except OSError as error:
         raise InputError(
             f"--out {folder}: cannot make the folder: {error.strerror}. Give a folder that can be written."
         ) from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(
-                f"--out {folder}: another sweep is at work in it. Wait for it, or give another folder."
-            ) from None
+    with FolderLock(folder, f"--out {folder}"):
         yield
 
 

@@ -1,6 +1,7 @@
 """What a command needs of Python and the operating system; it knows no recipe."""
 
 from harness.system.files import read_whole, sync_folder, write_whole
+from harness.system.folder_lock import FolderLock, refuse_held
 from harness.system.garbage import collected_by_hand, end_process, older_objects_kept
 from harness.system.interruption import CTRL_C_STATUS, held_back, interrupted_status, interruptible
 from harness.system.locations import PACKAGE, profiles_folder, recipes_folder
@@ -14,6 +15,7 @@ __all__ = [
     "PACKAGE",
     "PACKAGES",
     "SETTINGS",
+    "FolderLock",
     "TooManyValues",
     "collected_by_hand",
     "complain",
@@ -31,6 +33,7 @@ __all__ = [
     "read_mapping",
     "read_whole",
     "recipes_folder",
+    "refuse_held",
     "stdout_kept_for_json",
     "sync_folder",
     "to_yaml",

@@ -129,7 +129,7 @@ def check_run_folder(folder: Path, killing: Killing) -> str:
     if not folder.exists():
         return "nothing"
     names = {path.name for path in folder.iterdir() if not path.name.endswith(HALF)}
-    assert names <= {*FILES, "checkpoints"}, names
+    assert names <= {*FILES, "checkpoints", ".lock"}, names
     if "recipe.yaml" in names:
         assert load_recipe(str(folder / "recipe.yaml"))[1].steps == 30
     logged = len(losses(folder))

@@ -1,0 +1,107 @@
+"""One writer to a folder at a time. The kernel frees the lock when a process ends, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from harness.errors import InputError
+
+if sys.platform != "win32":
+    import fcntl
+
+NAME = ".lock"
+"""It stays when the lock is free: removing it would let two take two files of one name."""
+MAX_BYTES = 1000
+
+
+class FolderLock:
+    """Held from the start until `release`, the end of a `with` block, or the end of the process."""
+
+    def __init__(self, folder: Path, origin: str) -> None:
+        """Raises InputError beginning with `origin` and naming who holds it, or why it cannot be made."""
+        try:
+            self._file: int | None = _opened(folder / NAME, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise InputError(
+                f"{origin}: cannot lock the folder with {folder / NAME}: {error.strerror}. "
+                "Give a folder that can be written."
+            ) from None
+        if not _lock(self._file):
+            who = _holder(self._file)
+            self.release()
+            raise _refused(origin, who)
+        now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
+        mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, json.dumps(mine).encode(), 0)
+
+    def release(self) -> None:
+        """Free the lock."""
+        if self._file is not None:
+            os.close(self._file)
+        self._file = None
+
+    __del__ = release
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def refuse_held(folder: Path, origin: str) -> None:
+    """Raise InputError if somebody holds the lock of `folder` now. Makes nothing."""
+    try:
+        file = _opened(folder / NAME, os.O_RDONLY)
+    except OSError:  # there is no lock, or none that can be read: whoever takes it will see
+        return
+    try:
+        if not _lock(file):
+            raise _refused(origin, _holder(file))
+    finally:
+        os.close(file)
+
+
+def _opened(path: Path, flags: int) -> int:
+    file = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(0, "it is not a regular file")
+    return file
+
+
+def _lock(file: int) -> bool:
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(file: int) -> str:
+    """What the holder wrote; it may have written nothing yet."""
+    try:
+        found: Any = json.loads(os.pread(file, MAX_BYTES, 0))
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, Mapping):
+        return "another process"
+    return f"process {found.get('pid')!s:.20} on {found.get('host')!s:.100}, since {found.get('since')!s:.20}"
+
+
+def _refused(origin: str, who: str) -> InputError:
+    return InputError(f"{origin}: {who}, writes there. Wait for it to end, or give another folder.")

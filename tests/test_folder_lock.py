@@ -1,0 +1,117 @@
+"""Two runs into one folder: the second is told who is at work there, and nothing of the first is touched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.trust_report import Tried
+
+from harness.errors import InputError
+from harness.hardware.hardware import find_hardware
+from harness.napkin.prediction import predict
+from harness.recipe.file import load_recipe
+from harness.run_folder.run_folder import RunFolder
+from harness.system.folder_lock import NAME, FolderLock, refuse_held
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from harness.folder_lock import FolderLock
+lock = FolderLock(Path(sys.argv[1]), "--out it")
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
+    with FolderLock(tmp_path, "--out a"):
+        for take in (FolderLock, refuse_held):
+            with pytest.raises(InputError) as caught:
+                take(tmp_path, "--out a")
+            who = f"process {os.getpid()} on {socket.gethostname()}, since 20"
+            assert str(caught.value).startswith(f"--out a: {who}")
+    refuse_held(tmp_path, "--out a")
+    FolderLock(tmp_path, "--out a").release()
+    assert os.listdir(tmp_path) == [NAME]
+
+
+def test_asking_makes_nothing(tmp_path: Path) -> None:
+    refuse_held(tmp_path, "--out a")
+    refuse_held(tmp_path / "missing", "--out a")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_process_that_dies_frees_it(number: signal.Signals, tmp_path: Path, tried: Tried) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(InputError, match=f"process {holder.pid} on"):
+            FolderLock(tmp_path, "--out a")
+        holder.send_signal(number)
+    FolderLock(tmp_path, "--out a").release()
+    fault = f"a run that holds its folder ends by {number.name}"
+    tried("Two runs into one folder", fault, "the kernel frees the lock: the next run begins")
+
+
+def test_two_runs_into_one_folder(tmp_path: Path, tried: Tried) -> None:
+    recipe = load_recipe("smoke")[1]
+    profile = predict(recipe, find_hardware("h100"))
+    folder = tmp_path / "run"
+    first, second = (RunFolder(folder, "smoke", recipe) for _ in range(2))  # there is no folder yet
+    assert not folder.exists()
+    first.log({"step": 0})
+    for write in (lambda: second.log({"step": 0}), lambda: second.write_profile(profile)):
+        with pytest.raises(InputError, match=f"process {os.getpid()} on .*, writes there"):
+            write()
+    with pytest.raises(InputError, match="writes there"):
+        RunFolder(folder, "smoke", recipe)
+    with pytest.raises(InputError, match="writes there"):
+        RunFolder(folder, "smoke", recipe, resume=None)
+    first.log({"step": 1})
+    first.write_profile(profile)
+    with pytest.raises(InputError, match=r"already holds a profile\.json"):
+        second.write_profile(profile)  # the first has ended, and left its files
+    assert (folder / "log.jsonl").read_text() == '{"step": 0}\n{"step": 1}\n'
+    fault = "two runs started at once into one new folder"
+    tried(
+        "Two runs into one folder", fault, "exit 2 for the second, who is at work there named; nothing mixed"
+    )
+
+
+def test_two_processes_of_which_one_resumes(tmp_path: Path) -> None:
+    recipe = load_recipe("smoke")[1]
+    (tmp_path / "checkpoints" / "step-1").mkdir(parents=True)
+    running = FolderLock(tmp_path, "--out it")
+    with pytest.raises(InputError, match="writes there"):
+        RunFolder(None, "smoke", recipe, resume=tmp_path)
+    running.release()
+    RunFolder(None, "smoke", recipe, resume=tmp_path)
+
+
+def test_what_is_no_lock_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("keep")
+    for make in (os.mkfifo, os.mkdir, lambda path: os.symlink(tmp_path / "target", path)):
+        make(tmp_path / NAME)
+        with pytest.raises(InputError, match=r"--out a: cannot lock the folder with .*\.lock: "):
+            FolderLock(tmp_path, "--out a")
+        refuse_held(tmp_path, "--out a")
+        (tmp_path / NAME).rmdir() if (tmp_path / NAME).is_dir() else (tmp_path / NAME).unlink()
+    assert (tmp_path / "target").read_text() == "keep"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "\\u001b[31m"}', "[" * 1000, "\0" * 5000])
+def test_a_lock_that_somebody_wrote_into_is_no_matter(content: str, tmp_path: Path) -> None:
+    with FolderLock(tmp_path, "--out a"):
+        (tmp_path / NAME).write_text(content)
+        with pytest.raises(InputError, match="writes there") as caught:
+            FolderLock(tmp_path, "--out a")
+        assert "\x1b" not in str(caught.value)
