@@ -12,11 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from tests.stand_in_cuda.__main__ import surroundings
 
 from benchmarks.gpu_programme.trace_file import Trace, load_trace
 from benchmarks.traces import DATA, compared, hardware_of, missing_libraries, replayed, same_segments
 from harness.hardware.table import SM_COUNTS
-from tests.stand_in_cuda.__main__ import surroundings
 
 RECORDED = sorted(DATA.glob("stand_in/*/*.json.gz"))
 traces = pytest.mark.parametrize("path", RECORDED, ids=lambda path: f"{path.parent.name}-{path.name[:-8]}")

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.virtual_gpu.cudnn_plans import ATTENTION, BACKWARD
 from harness.hardware.hardware import find_hardware
 from harness.simulate.kernels.attention_choice import CUDNN_VERSIONS, capability_of, torch_release
 from harness.simulate.kernels.script import Gpu, Take
 from harness.simulate.kernels.temporaries import temporaries
-from tests.stand_in_cuda.cudnn_plans import ATTENTION, BACKWARD
 from tests.support.places import RECORDINGS
 
 RECORDED = sorted((RECORDINGS / "cudnn_plans").glob("*.json"))

@@ -99,7 +99,7 @@ def main() -> int:
     parser.add_argument("--attention", help="the attention of every recipe; as it comes unless given")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    has_bf16 = find_hardware(os.environ["STAND_IN_CUDA"]).supports("bf16")
+    has_bf16 = find_hardware(os.environ["VIRTUAL_GPU"]).supports("bf16")
     prepare_process("cuda")
     context = Context("cuda", False, options.folder)
     import_libraries(context)

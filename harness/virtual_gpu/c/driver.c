@@ -1,21 +1,29 @@
 // The driver, for those who call it themselves: Triton, and torch when it looks for a compiler of kernels.
+#include "virtual_gpu.h"
+
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <stdio.h>
 
 #define SUCCEEDS(name, arguments, effect) \
   CUresult name arguments {               \
     effect;                               \
     return CUDA_SUCCESS;                  \
   }
-SUCCEEDS(cuDriverGetVersion, (int* version), *version = 13000)
+SUCCEEDS(cuDriverGetVersion, (int* version), cudaDriverGetVersion(version))
 SUCCEEDS(cuDeviceGet, (CUdevice * device, int index), *device = index)
-SUCCEEDS(cuDeviceGetCount, (int* count), *count = 1)
+SUCCEEDS(cuDeviceGetCount, (int* count), cudaGetDeviceCount(count))
 SUCCEEDS(cuDeviceGetAttribute, (int* value, CUdevice_attribute which, CUdevice device),
          cudaDeviceGetAttribute(value, (enum cudaDeviceAttr)which, device))
 SUCCEEDS(cuCtxGetCurrent, (CUcontext * context), *context = (CUcontext)1)
+SUCCEEDS(cuCtxGetDevice, (CUdevice * device), cudaGetDevice(device))
+SUCCEEDS(cuMemGetInfo, (size_t* free_bytes, size_t* total), cudaMemGetInfo(free_bytes, total))
+SUCCEEDS(cuDeviceTotalMem, (size_t* total, CUdevice device), *total = virtual_gpu_total())
+SUCCEEDS(cuDeviceGetName, (char* name, int size, CUdevice device),
+         snprintf(name, size, "%s", virtual_gpu_text("VIRTUAL_GPU_NAME", "virtual GPU")))
 SUCCEEDS(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), *context = (CUcontext)1)
 SUCCEEDS(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned* flags, int* active), (*flags = 0, *active = 1))
-SUCCEEDS(cuGetErrorString, (CUresult error, const char** text), *text = "an error of the stand-in")
+SUCCEEDS(cuGetErrorString, (CUresult error, const char** text), *text = "an error of the virtual GPU")
 SUCCEEDS(cuGetErrorName, (CUresult error, const char** text), *text = "error")
 SUCCEEDS(cuModuleLoadData, (CUmodule * module, const void* image), *module = (CUmodule)1)
 SUCCEEDS(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char* name), *function = (CUfunction)1)

@@ -1,32 +1,53 @@
-// The rest of the CUDA runtime: a device that answers what it is asked, streams and events that are always done,
+// The rest of the CUDA runtime: devices that answer what they are asked, streams and events that are always done,
 // copies that move nothing, kernels that compute nothing.
-// FAKE_NAME, FAKE_CAPABILITY (90 for 9.0), FAKE_PROCESSORS, FAKE_SHARED (bytes of shared memory a block can
-// have): what the device says it is. FAKE_BINARY: the capability its kernels were compiled for.
+#define _GNU_SOURCE
+#include "virtual_gpu.h"
+
 #include <cuda_runtime_api.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 
-uint64_t stand_in_number(const char* name, uint64_t otherwise);
-uint64_t stand_in_total(void);
-int stand_in_owns(const void* pointer);
+// ---- devices
 
-// ---- the device
+static int slots[64], num_visible = -1;
+static __thread int current;
+
+int virtual_gpu_count_all(void) { return virtual_gpu_number("VIRTUAL_GPU_COUNT", 1); }
+
+// CUDA_VISIBLE_DEVICES as CUDA reads it: numbers up to the first that is no device's, or identifiers.
+int virtual_gpu_count(void) {
+  if (num_visible >= 0) return num_visible;
+  int all = virtual_gpu_count_all(), found = 0;
+  const char* text = getenv("CUDA_VISIBLE_DEVICES");
+  for (int i = 0; !text && i < all && i < 64; i++) slots[found++] = i;
+  while (text && *text && found < 64) {
+    char* end;
+    long slot = !strncmp(text, "GPU-", 4) ? strtol(text + 4, &end, 16) : strtol(text, &end, 10);
+    if (end == text || slot < 0 || slot >= all) break;
+    slots[found++] = slot;
+    text = strchr(end, ',');
+    if (text) text++;
+  }
+  return num_visible = found;
+}
+int virtual_gpu_slot(int device) { return device >= 0 && device < virtual_gpu_count() ? slots[device] : 0; }
+int virtual_gpu_current(void) { return current; }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* p, int device) {
   memset(p, 0, sizeof *p);
-  const char* name = getenv("FAKE_NAME");
-  snprintf(p->name, sizeof p->name, "%s", name ? name : "stand-in");
-  int capability = stand_in_number("FAKE_CAPABILITY", 90);
+  if (device < 0 || device >= virtual_gpu_count()) return cudaErrorInvalidDevice;
+  snprintf(p->name, sizeof p->name, "%s", virtual_gpu_text("VIRTUAL_GPU_NAME", "virtual GPU"));
+  int capability = virtual_gpu_number("VIRTUAL_GPU_CAPABILITY", 90);
   p->major = capability / 10;
   p->minor = capability % 10;
-  p->totalGlobalMem = stand_in_total();
-  p->multiProcessorCount = stand_in_number("FAKE_PROCESSORS", 132);
+  p->uuid.bytes[3] = p->pciBusID = virtual_gpu_slot(device);
+  p->totalGlobalMem = virtual_gpu_total();
+  p->multiProcessorCount = virtual_gpu_number("VIRTUAL_GPU_PROCESSORS", 132);
   p->sharedMemPerBlock = 48 << 10;
-  p->sharedMemPerBlockOptin = stand_in_number("FAKE_SHARED", 227 << 10);
+  p->sharedMemPerBlockOptin = virtual_gpu_number("VIRTUAL_GPU_SHARED", 227 << 10);
   p->reservedSharedMemPerBlock = 1 << 10;
   p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin + p->reservedSharedMemPerBlock;
   p->regsPerBlock = p->regsPerMultiprocessor = 65536;
@@ -50,7 +71,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* p, int device) {
 }
 cudaError_t cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr which, int device) {
   struct cudaDeviceProp p;
-  cudaGetDeviceProperties(&p, device);
+  cudaError_t error = cudaGetDeviceProperties(&p, device);
+  if (error) return error;
   *value = which == cudaDevAttrMaxThreadsPerBlock                  ? p.maxThreadsPerBlock
            : which == cudaDevAttrMaxSharedMemoryPerBlock           ? (int)p.sharedMemPerBlock
            : which == cudaDevAttrMaxSharedMemoryPerBlockOptin      ? (int)p.sharedMemPerBlockOptin
@@ -76,30 +98,35 @@ cudaError_t cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr which, int de
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
+  *count = virtual_gpu_count();
+  return *count ? cudaSuccess : cudaErrorNoDevice;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return cudaSuccess; }
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= virtual_gpu_count()) return cudaErrorInvalidDevice;
+  current = device;
+  return cudaSuccess;
+}
 cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int* version) {
-  *version = 13000;
+  *version = virtual_gpu_number("VIRTUAL_GPU_CUDA", CUDART_VERSION);
   return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
 cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
-  snprintf(text, size, "0000:00:00.0");
+  snprintf(text, size, "0000:%02x:00.0", virtual_gpu_slot(device));
   return cudaSuccess;
 }
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
-  *can = 0;
+  *can = device != peer;
   return cudaSuccess;
 }
 const char* cudaGetErrorName(cudaError_t error) { return error ? "cudaError" : "cudaSuccess"; }
-const char* cudaGetErrorString(cudaError_t error) { return error ? "an error of the stand-in" : "no error"; }
+const char* cudaGetErrorString(cudaError_t error) { return error ? error == cudaErrorMemoryAllocation ? "out of memory" : error == cudaErrorInvalidDevice
+      ? "invalid device ordinal" : "an error of the virtual GPU" : "no error"; }
 
 // ---- streams and events
 
@@ -184,11 +211,13 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
 }
 cudaError_t __cudaLaunchKernel(
     cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
+  CALLED;
   last_kernel = kernel;
   return cudaSuccess;
 }
 cudaError_t cudaLaunchKernel(
     const void* function, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
+  CALLED;
   last_kernel = function;
   return cudaSuccess;
 }
@@ -196,7 +225,7 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes* attributes, const v
   memset(attributes, 0, sizeof *attributes);
   attributes->maxThreadsPerBlock = 1024;
   attributes->numRegs = 32;
-  attributes->binaryVersion = attributes->ptxVersion = stand_in_number("FAKE_BINARY", 90);
+  attributes->binaryVersion = attributes->ptxVersion = virtual_gpu_number("VIRTUAL_GPU_BINARY", 90);
   attributes->maxDynamicSharedSizeBytes = 48 << 10;
   return cudaSuccess;
 }
@@ -252,8 +281,9 @@ cudaError_t cudaFreeHost(void* pointer) {
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes* attributes, const void* pointer) {
   memset(attributes, 0, sizeof *attributes);
   int i = found(pointer);
-  if (stand_in_owns(pointer)) {
+  if (virtual_gpu_owner(pointer) >= 0) {
     attributes->type = cudaMemoryTypeDevice;
+    attributes->device = virtual_gpu_owner(pointer);
     attributes->devicePointer = (void*)pointer;
   } else if (i >= 0) {
     attributes->type = host[i].type;
@@ -264,12 +294,24 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes* attributes, c
   }
   return cudaSuccess;
 }
+// A number that a kernel inside an operator would count, told beforehand (values.py): the thread's next copies to
+// the host give it.
+static __thread char answer[64];
+static __thread size_t answer_size;
+void virtual_gpu_answer(const void* bytes, size_t size) {
+  answer_size = size < sizeof answer ? size : sizeof answer;
+  memcpy(answer, bytes, answer_size);
+}
 // What no kernel computed reads as zeros; a single byte, a bool, as what the reduction of nothing gives: true,
 // but false after torch.any. Large copies change nothing, so that pages nobody reads take no memory.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
-  if (stand_in_owns(to)) return cudaSuccess;
-  if (!stand_in_owns(from)) {
+  CALLED;
+  if (virtual_gpu_owner(to) >= 0) return cudaSuccess;
+  if (virtual_gpu_owner(from) < 0) {
     memcpy(to, from, size);
+  } else if (answer_size) {
+    memset(to, 0, size);
+    memcpy(to, answer, size < answer_size ? size : answer_size);
   } else if (size == 1) {
     char is_any = 0;
     for (int i = 0; i < number_of_any_kernels; i++) is_any |= any_kernels[i] == last_kernel;

@@ -23,9 +23,8 @@ import tempfile
 from pathlib import Path
 
 import torch
-from torch.utils.cpp_extension import include_paths
-
 from tests.stand_in_cuda.__main__ import HEADERS, WHEELS
+from torch.utils.cpp_extension import include_paths
 
 HERE = Path(__file__).parent
 PACKAGES = Path(sysconfig.get_path("purelib"))

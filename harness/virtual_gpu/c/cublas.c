@@ -1,4 +1,6 @@
 // cuBLAS, whose products compute nothing. Handles differ, since PyTorch keeps a workspace for each.
+#include "virtual_gpu.h"
+
 #include <cublas_v2.h>
 #include <stdlib.h>
 

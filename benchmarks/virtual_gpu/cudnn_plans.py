@@ -107,7 +107,7 @@ def main() -> None:
                 raise
             refused += 1
     head = {
-        "device": os.environ["STAND_IN_CUDA"],
+        "device": os.environ["VIRTUAL_GPU"],
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         "seed": options.seed,

@@ -33,14 +33,14 @@ static cudnnStatus_t make_device(cudnnBackendDescriptor_t* made) {
   char text[2048];
   int length = snprintf(
       text, sizeof text,
-      "{\"driverVer\": 13000, \"deviceVer\": %d, \"cudaDeviceId\": 0, \"totalGlobalMem\": %zu, "
+      "{\"driverVer\": %d, \"deviceVer\": %d, \"cudaDeviceId\": 0, \"totalGlobalMem\": %zu, "
       "\"maxGridSize\": [%d, %d, %d], \"maxBlockSize\": [%d, %d, %d], \"regsPerBlock\": %d, "
       "\"multiProcessorCount\": %d, \"warpSize\": %d, \"maxSharedMemoryPerBlock\": %zu, "
       "\"maxSharedMemoryPerBlockOptin\": %zu, \"reservedSharedMemoryPerBlock\": %zu, \"maxRegistersPerSM\": %d, "
       "\"maxCtasPerSM\": %d, \"maxThreadsPerBlock\": %d, \"maxThreadsPerSM\": %d, \"pciDeviceId\": 0, "
       "\"isTccDriver\": 0, \"supportCoopLaunch\": 1, \"smClockRateKHz\": 1500000, \"memClockRateKHz\": 2000000, "
       "\"l2CacheSize\": %d, \"deviceName\": \"%s\"}",
-      p.major * 100 + p.minor * 10, p.totalGlobalMem, p.maxGridSize[0], p.maxGridSize[1], p.maxGridSize[2],
+      CUDART_VERSION, p.major * 100 + p.minor * 10, p.totalGlobalMem, p.maxGridSize[0], p.maxGridSize[1], p.maxGridSize[2],
       p.maxThreadsDim[0], p.maxThreadsDim[1], p.maxThreadsDim[2], p.regsPerBlock, p.multiProcessorCount, p.warpSize,
       p.sharedMemPerBlock, p.sharedMemPerBlockOptin, p.reservedSharedMemPerBlock, p.regsPerMultiprocessor,
       p.maxBlocksPerMultiProcessor, p.maxThreadsPerBlock, p.maxThreadsPerMultiProcessor, p.l2CacheSize, p.name);

@@ -1,4 +1,6 @@
 // cuBLASLt, which knows one algorithm for everything, and computes nothing with it.
+#include "virtual_gpu.h"
+
 #include <cublasLt.h>
 #include <string.h>
 

@@ -1,0 +1,74 @@
+"""Whether the virtual GPU still makes the recorded traces: every action of the allocator, byte for byte.
+
+    harness emulate --gpu h200 -- python -m benchmarks.gpu_programme --part traces --out DIR
+    python -m benchmarks.virtual_gpu.recordings DIR/traces.json
+
+Random recipes (random_recipes.py) are files of their own: give those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.gpu_programme.trace_file import Trace, decode_trace, load_trace
+from harness.hardware.table import TABLE_NAMES
+
+RECORDED = Path(__file__).resolve().parents[2] / "tests" / "data" / "stand_in"
+
+
+def first_difference(ours: Trace, recorded: Trace) -> str | None:
+    """Where two traces part, in words: an action of the allocator, or torch's statistics of a phase."""
+
+    def actions(trace: Trace) -> list[tuple]:
+        return [(e["action"], e["addr"], e["size"], e["stream"]) for e in trace.entries]
+
+    mine, theirs = actions(ours), actions(recorded)
+    for number, (one, other) in enumerate(zip(mine, theirs, strict=False)):
+        if one != other:
+            return f"action {number} of {len(theirs)} is {one}, recorded {other}"
+    if len(mine) != len(theirs):
+        return f"{len(mine)} actions, recorded {len(theirs)}"
+    for one, other in zip(ours.phases, recorded.phases, strict=True):
+        if one != other:
+            return f"the statistics of {one['phase']} in step {one['step']} differ"
+    return None
+
+
+def traces_in(path: Path) -> Iterator[Trace]:
+    """The traces of a part "traces" of the hardware programme, or of one file of random_recipes."""
+    if path.suffix == ".gz":
+        yield load_trace(path)
+        return
+    for result in json.loads(path.read_bytes())["results"]:
+        if "trace" in (result.get("result") or {}):
+            yield decode_trace(base64.b64decode(result["result"]["trace"]), result["name"])
+
+
+def main() -> int:
+    """Exit status: 1 if a trace differs from its recording, or none has one."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.virtual_gpu.recordings",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", nargs="+", type=Path)
+    compared, same = 0, 0
+    for path in parser.parse_args().file:
+        for trace in traces_in(path):
+            recording = RECORDED / TABLE_NAMES[trace.device["name"]] / f"{trace.name}.json.gz"
+            if not recording.exists():
+                continue
+            difference = first_difference(trace, load_trace(recording))
+            print(f"{trace.name}: {difference or f'the same {len(trace.entries)} actions'}")
+            compared, same = compared + 1, same + (difference is None)
+    print(f"{same} of {compared} are the same")
+    return int(not compared or same < compared)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

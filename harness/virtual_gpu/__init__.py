@@ -1,0 +1,16 @@
+"""A virtual GPU: PyTorch's CUDA build runs any program where no GPU is, and says what memory it needs.
+
+Libraries compiled from c/ take the place of the CUDA runtime, the driver, cuBLAS, NCCL and NVML in a process of
+its own. All above them is real: PyTorch's operators, autograd, the caching allocator, its history and statistics,
+cuDNN's planning, Triton's compiler, every Python library. No kernel computes anything; what is allocated and
+freed, and where, does not depend on that. Values that came from the host, and what follows from them in integers
+and booleans, are true (startup/virtual_gpu_values.py).
+
+Imports no torch, and nothing of the other answers.
+"""
+
+from harness.virtual_gpu.build import libraries, why_not
+from harness.virtual_gpu.device import emulated_device
+from harness.virtual_gpu.emulate import Options, emulate, surroundings
+
+__all__ = ["Options", "emulate", "emulated_device", "libraries", "surroundings", "why_not"]

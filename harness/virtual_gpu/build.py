@@ -1,0 +1,219 @@
+"""The libraries of the virtual GPU: compiled from c/ at first use, with the headers in PyTorch's own wheels.
+
+They are kept in the user's cache, by sources and versions; two processes that start at once both succeed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import InputError
+from harness.virtual_gpu.elf import exported_functions
+
+SOURCES = Path(__file__).parent / "c"
+FIRST_TORCH, LAST_TORCH = (2, 11), (2, 15)
+"""The versions of PyTorch that have been tried."""
+CUDNN = "libvirtual_gpu_cudnn.so"
+"""Stands in front of the real cuDNN, which it calls."""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """PyTorch as it is installed, read without importing it."""
+
+    folder: Path
+    version: str
+    cuda: str | None
+    """13.0; None for a build without CUDA."""
+
+    @property
+    def cuda_major(self) -> str:
+        return (self.cuda or "").partition(".")[0]
+
+    @property
+    def wheels(self) -> Path:
+        """The folder of NVIDIA's wheels, beside torch."""
+        return self.folder.parent / "nvidia"
+
+
+def installed_torch() -> Torch | None:
+    """PyTorch of this interpreter; None where there is none."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    folder = Path(found.origin).parent
+    text = (folder / "version.py").read_text(encoding="utf-8")
+    version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
+    cuda = re.search(r"^cuda: [^=]*= (?:'([^']+)'|None)", text, re.MULTILINE)
+    return Torch(folder, version[1] if version else "unknown", cuda[1] if cuda else None)
+
+
+def why_not() -> str | None:
+    """Why no virtual GPU can be had here, in a sentence with what to do about it; None where it can."""
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        here = f"{platform.system()} {platform.machine()}"
+        return (
+            f"a virtual GPU needs Linux on x86-64, and this is {here}. Run it in a Linux container or virtual "
+            "machine; `harness simulate` works here."
+        )
+    torch = installed_torch()
+    if torch is None:
+        return "a virtual GPU needs PyTorch, which is not installed. Run: pip install torch"
+    if torch.cuda is None:
+        plain = torch.version.partition("+")[0]
+        return (
+            f"a virtual GPU needs PyTorch's CUDA build, and this one ({torch.version}) is built without CUDA. "
+            f"Run: pip install 'torch==={plain}' (three = signs: the build that PyPI has is the CUDA build on "
+            "Linux); in a checkout `make virtual-gpu` makes such an environment."
+        )
+    numbers = tuple(map(int, re.findall(r"\d+", torch.version)[:2]))
+    if not FIRST_TORCH <= numbers <= LAST_TORCH and not os.environ.get("VIRTUAL_GPU_ANY_TORCH"):
+        first, last = (".".join(map(str, each)) for each in (FIRST_TORCH, LAST_TORCH))
+        return (
+            f"the virtual GPU has been tried with PyTorch {first} to {last}, and this is {torch.version}. "
+            f"Install one of those, or set VIRTUAL_GPU_ANY_TORCH=1 to see what happens."
+        )
+    if _find(torch, f"libcudart.so.{torch.cuda_major}") is None:
+        return (
+            f"a virtual GPU needs the CUDA libraries as wheels, and {torch.wheels} has no libcudart. Install "
+            "PyTorch by pip: pip install torch"
+        )
+    if not any((folder / "crt" / "host_defines.h").exists() for folder in _headers(torch)):
+        return "a virtual GPU needs CUDA's headers, which come with triton. Run: pip install triton"
+    if _compiler() is None:
+        return (
+            "a virtual GPU needs a C compiler once, and there is no cc, gcc or clang. Install one "
+            "(Debian, Ubuntu: apt install gcc libc6-dev), or name it in CC."
+        )
+    return None
+
+
+def libraries() -> list[Path]:
+    """The libraries to load before all others; compiled if they are not in the cache.
+
+    Raises InputError where there can be none, with the reason and the fix.
+    """
+    reason = why_not()
+    torch = installed_torch()
+    if reason is not None or torch is None:
+        raise InputError(reason or "PyTorch is not installed")
+    parts = _parts(torch)
+    folder = _cache() / _key(torch)
+    if not folder.is_dir():
+        _build(torch, parts, folder)
+    return [folder / name for name in parts]
+
+
+def _parts(torch: Torch) -> dict[str, tuple[str, ...]]:
+    major = torch.cuda_major
+    return {
+        f"libcudart.so.{major}": ("memory.c", "runtime.c", "crash.c"),
+        f"libcublas.so.{major}": ("cublas.c",),
+        f"libcublasLt.so.{major}": ("cublasLt.c",),
+        "libcuda.so.1": ("driver.c",),
+        "libnccl.so.2": ("nccl.c",),
+        "libnvidia-ml.so.1": ("nvml.c",),
+        CUDNN: ("cudnn.c",),
+    }
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "harness" / "virtual-gpu"
+
+
+def _key(torch: Torch) -> str:
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    digest.update(str(torch.wheels).encode())  # another environment may have other patch releases
+    return f"torch-{torch.version}-cuda-{torch.cuda}-{digest.hexdigest()[:16]}"
+
+
+def _compiler() -> str | None:
+    chosen = os.environ.get("CC")
+    return next(
+        (found for name in (chosen, "cc", "gcc", "clang") if name and (found := shutil.which(name))), None
+    )
+
+
+def _find(torch: Torch, name: str) -> Path | None:
+    """A library of NVIDIA's wheels: nvidia/cu13/lib of CUDA 13, nvidia/<package>/lib of CUDA 12."""
+    return next(iter(sorted(torch.wheels.glob(f"*/lib/{name}"))), None)
+
+
+def _headers(torch: Torch) -> list[Path]:
+    triton = torch.folder.parent / "triton" / "backends" / "nvidia" / "include"
+    return [*sorted(torch.wheels.glob("*/include")), triton]
+
+
+def _build(torch: Torch, parts: dict[str, tuple[str, ...]], folder: Path) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    except OSError as error:
+        raise InputError(
+            f"cannot write {folder.parent}: {error.strerror}. The virtual GPU's libraries are kept there: give "
+            "a folder that can be written in XDG_CACHE_HOME."
+        ) from None
+    try:
+        running = [_compile(torch, name, sources, beside) for name, sources in parts.items()]
+        for name, process in zip(parts, running, strict=True):
+            said, _ = process.communicate()
+            if process.returncode != 0:
+                raise InputError(
+                    f"the virtual GPU's {name} could not be compiled for PyTorch {torch.version} (CUDA {torch.cuda}) "
+                    f"by {process.args[0]}: {said.strip()[-600:]}. Try another compiler: CC=gcc."  # type: ignore[index]
+                )
+        for file in beside.iterdir():
+            if file.name not in parts:
+                file.unlink()
+        (beside / "libcuda.so").symlink_to("libcuda.so.1")  # what Triton links with
+        try:
+            beside.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster
+                raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _compile(torch: Torch, name: str, sources: tuple[str, ...], folder: Path) -> subprocess.Popen[str]:
+    """Start compiling one library. What the real one exports and `sources` lack succeeds without an effect."""
+    real = _find(torch, name)
+    wanted = exported_functions(real) if real is not None else set()
+    if name == "libcuda.so.1":
+        wanted = _declared(torch)
+    functions = sorted(each for each in wanted if re.fullmatch(r"[A-Za-z_]\w*", each))
+    rest = folder / f"{name}.c"
+    rest.write_text(
+        "int virtual_gpu_without_effect(const char*);\n"
+        "#define WEAK(name) __attribute__((weak)) int name(void) { return virtual_gpu_without_effect(#name); }\n"
+        + "".join(f"WEAK({each})\n" for each in functions)  # what `sources` define takes its place
+    )
+    command = [_compiler() or "cc", "-O1", "-w", "-fno-builtin", "-shared", "-fPIC", "-pthread"]
+    command += [f"-I{path}" for path in (SOURCES, *_headers(torch))]
+    command += [*(str(SOURCES / source) for source in sources), str(rest), "-o", str(folder / name)]
+    command += [f"-Wl,-soname,{name}"]
+    if real is not None:
+        versions = folder / f"{name}.versions"
+        versions.write_text(f"{name} {{ global: *; }};\n")
+        command += [f"-Wl,--version-script={versions}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _declared(torch: Torch) -> set[str]:
+    """The driver's functions: the driver itself is in no wheel, its header is."""
+    header = next(path for folder in _headers(torch) if (path := folder / "cuda.h").exists())
+    text = header.read_text(encoding="utf-8", errors="replace")
+    names = set(re.findall(r"CUDAAPI\s+(cu[A-Z]\w+)\s*\(", text))
+    return names | set(re.findall(r"#define\s+cu\w+\s+(cu\w+_v\d)\b", text))

@@ -1,0 +1,207 @@
+// Device memory: ranges of addresses that nothing may touch, so PyTorch's own caching allocator runs where there
+// is no GPU. Beside each range lies host memory for values (values.py), of which only pages that are written exist.
+// VIRTUAL_GPU_ADDRESSES: up (each new range above the last), down, or randomN. Only up has room for values.
+#define _GNU_SOURCE
+#include "virtual_gpu.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define PAGE (2ull << 20)
+#define MAX_RANGES (1 << 16)
+#define MAX_DEVICES 64
+#define FROM_MEMORY_TO_VALUES 0x200000000000ull  // both lie where no process has anything
+
+typedef struct {
+  uint64_t address, size;
+  int device, has_values;
+} Range;
+static Range ranges[MAX_RANGES];
+static int range_end;
+static uint64_t capacity, total, used[MAX_DEVICES], next_up, next_down = 0x7E0000000000ull, seed;
+static int direction = 1;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread cudaError_t last_error;
+
+uint64_t virtual_gpu_number(const char* name, uint64_t otherwise) {
+  const char* value = getenv(name);
+  return value ? strtoull(value, NULL, 0) : otherwise;
+}
+const char* virtual_gpu_text(const char* name, const char* otherwise) {
+  const char* value = getenv(name);
+  return value ? value : otherwise;
+}
+
+static void setup(void) {
+  if (capacity) return;
+  total = virtual_gpu_number("VIRTUAL_GPU_TOTAL", 1ull << 40);
+  next_up = virtual_gpu_number("VIRTUAL_GPU_FIRST", 0x100000000000ull);
+  const char* addresses = virtual_gpu_text("VIRTUAL_GPU_ADDRESSES", "up");
+  if (!strcmp(addresses, "down")) direction = -1;
+  if (!strncmp(addresses, "random", 6)) {
+    direction = 0;
+    seed = 2 * strtoull(addresses + 6, NULL, 10) + 1;
+  }
+  capacity = virtual_gpu_number("VIRTUAL_GPU_CAPACITY", total);
+}
+
+static uint64_t pages(uint64_t size) { return (size + PAGE - 1) / PAGE * PAGE; }
+
+static Range* range_of(uint64_t address) {
+  for (int i = 0; i < range_end; i++)
+    if (ranges[i].size && address >= ranges[i].address && address < ranges[i].address + ranges[i].size)
+      return &ranges[i];
+  return NULL;
+}
+static int taken(uint64_t address, uint64_t size) {
+  for (int i = 0; i < range_end; i++)
+    if (ranges[i].size && address < ranges[i].address + ranges[i].size && ranges[i].address < address + size)
+      return 1;
+  return 0;
+}
+static uint64_t reserve(uint64_t size, int device) {
+  uint64_t address;
+  size = pages(size);
+  if (direction == 1) {
+    address = next_up;
+    next_up += size;
+  } else if (direction == -1) {
+    address = next_down -= size;
+  } else {
+    do {
+      seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+      address = 0x600000000000ull + (seed >> 20) % (8ull << 20) * PAGE;
+    } while (taken(address, size));
+  }
+  int i = 0;
+  while (i < range_end && ranges[i].size) i++;
+  if (i == MAX_RANGES) abort();
+  if (i == range_end) range_end++;
+  ranges[i] = (Range){address, size, device, 0};
+  return address;
+}
+static void unreserve(uint64_t address) {
+  Range* range = range_of(address);
+  if (!range || range->address != address) abort();
+  if (range->has_values) munmap((void*)(address + FROM_MEMORY_TO_VALUES), range->size);
+  range->size = 0;
+}
+
+// Where the values of device memory are kept, NULL for what is no device memory and where there is no room.
+void* virtual_gpu_values(const void* pointer) {
+  pthread_mutex_lock(&lock);
+  Range* range = range_of((uint64_t)pointer);
+  if (range && !range->has_values && direction == 1) {
+    void* start = (void*)(range->address + FROM_MEMORY_TO_VALUES);
+    int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    range->has_values = mmap(start, range->size, PROT_READ | PROT_WRITE, how, -1, 0) == start;
+  }
+  void* values = range && range->has_values ? (char*)pointer + FROM_MEMORY_TO_VALUES : NULL;
+  pthread_mutex_unlock(&lock);
+  return values;
+}
+
+cudaError_t cudaMalloc(void** pointer, size_t size) {
+  CALLED;
+  setup();
+  int slot = virtual_gpu_slot(virtual_gpu_current());
+  pthread_mutex_lock(&lock);
+  int fits = used[slot] + pages(size) <= capacity;
+  if (fits) {
+    used[slot] += pages(size);
+    *pointer = (void*)reserve(size, virtual_gpu_current());
+  }
+  pthread_mutex_unlock(&lock);
+  return fits ? cudaSuccess : (last_error = cudaErrorMemoryAllocation);
+}
+cudaError_t cudaFree(void* pointer) {
+  CALLED;
+  if (!pointer) return cudaSuccess;
+  pthread_mutex_lock(&lock);
+  Range* range = range_of((uint64_t)pointer);
+  if (!range) abort();
+  used[virtual_gpu_slot(range->device)] -= range->size;
+  unreserve((uint64_t)pointer);
+  pthread_mutex_unlock(&lock);
+  return cudaSuccess;
+}
+cudaError_t cudaMallocAsync(void** pointer, size_t size, cudaStream_t stream) { return cudaMalloc(pointer, size); }
+cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) { return cudaFree(pointer); }
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  setup();
+  *free_bytes = capacity - used[virtual_gpu_slot(virtual_gpu_current())];
+  *total_bytes = total;
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError(void) {
+  cudaError_t error = last_error;
+  last_error = cudaSuccess;
+  return error;
+}
+cudaError_t cudaPeekAtLastError(void) { return last_error; }
+uint64_t virtual_gpu_total(void) {
+  setup();
+  return total;
+}
+uint64_t virtual_gpu_used(int slot) { return used[slot]; }
+int virtual_gpu_owner(const void* pointer) {
+  pthread_mutex_lock(&lock);
+  Range* range = range_of((uint64_t)pointer);
+  int device = range ? range->device : -1;
+  pthread_mutex_unlock(&lock);
+  return device;
+}
+
+// The driver's calls for expandable segments.
+static CUresult address_reserve(CUdeviceptr* p, size_t size, size_t align, CUdeviceptr a, unsigned long long f) {
+  setup();
+  pthread_mutex_lock(&lock);
+  *p = reserve(size, virtual_gpu_current());
+  pthread_mutex_unlock(&lock);
+  return CUDA_SUCCESS;
+}
+static CUresult address_free(CUdeviceptr pointer, size_t size) {
+  pthread_mutex_lock(&lock);
+  unreserve(pointer);
+  pthread_mutex_unlock(&lock);
+  return CUDA_SUCCESS;
+}
+static CUresult create(
+    CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* properties, unsigned long long f) {
+  setup();
+  int slot = virtual_gpu_slot(properties->location.id);
+  pthread_mutex_lock(&lock);
+  int fits = used[slot] + size <= capacity;
+  if (fits) used[slot] += size;
+  pthread_mutex_unlock(&lock);
+  *handle = size | (uint64_t)slot << 56;
+  return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+static CUresult release(CUmemGenericAllocationHandle handle) {
+  pthread_mutex_lock(&lock);
+  used[handle >> 56] -= handle & ((1ull << 56) - 1);
+  pthread_mutex_unlock(&lock);
+  return CUDA_SUCCESS;
+}
+static CUresult attribute(int* value, CUdevice_attribute which, CUdevice device) {
+  *value = 0;  // neither handles for other processes nor multicast
+  return CUDA_SUCCESS;
+}
+static CUresult success(void) { return CUDA_SUCCESS; }
+
+cudaError_t cudaGetDriverEntryPointByVersion(
+    const char* name, void** function, unsigned version, unsigned long long flags,
+    enum cudaDriverEntryPointQueryResult* result) {
+  *function = !strcmp(name, "cuMemAddressReserve")    ? (void*)address_reserve
+              : !strcmp(name, "cuMemAddressFree")     ? (void*)address_free
+              : !strcmp(name, "cuMemCreate")          ? (void*)create
+              : !strcmp(name, "cuMemRelease")         ? (void*)release
+              : !strcmp(name, "cuDeviceGetAttribute") ? (void*)attribute
+                                                      : (void*)success;
+  if (result) *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}

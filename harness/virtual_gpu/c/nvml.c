@@ -1,0 +1,140 @@
+// NVML: the virtual devices as nvidia-smi and its libraries see them. NVIDIA's header is in no wheel of torch, so
+// what is used of it is written down here, after its documentation ("NVML API Reference").
+#include "virtual_gpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int nvmlReturn_t;
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
+typedef struct {
+  uint64_t total, free, used;
+} nvmlMemory_t;
+typedef struct {
+  unsigned version;
+  uint64_t total, reserved, free, used;
+} nvmlMemory_v2_t;
+typedef struct {
+  unsigned pid;
+  uint64_t usedGpuMemory;
+  unsigned gpuInstanceId, computeInstanceId;
+} nvmlProcessInfo_t;
+typedef struct {
+  char busIdLegacy[16];
+  unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
+  char busId[32];
+} nvmlPciInfo_t;
+typedef void* nvmlDevice_t;  // slot + 1
+
+static int slot_of(nvmlDevice_t device) { return (int)(intptr_t)device - 1; }
+static nvmlReturn_t find(int slot, nvmlDevice_t* device) {
+  if (slot < 0 || slot >= virtual_gpu_count_all()) return NOT_FOUND;
+  *device = (nvmlDevice_t)(intptr_t)(slot + 1);
+  return SUCCESS;
+}
+// The driver's part, and for a process that has used the device its CUDA context.
+static uint64_t context(void) { return virtual_gpu_total() - virtual_gpu_number("VIRTUAL_GPU_CAPACITY", virtual_gpu_total()); }
+static uint64_t in_use(nvmlDevice_t device) {
+  uint64_t used = virtual_gpu_used(slot_of(device));
+  return used ? used + context() : 0;
+}
+
+#define SUCCEEDS(name, arguments, effect) \
+  nvmlReturn_t name arguments {           \
+    CALLED;                               \
+    effect;                               \
+    return SUCCESS;                       \
+  }
+SUCCEEDS(nvmlInit, (void), )
+SUCCEEDS(nvmlInit_v2, (void), )
+SUCCEEDS(nvmlInitWithFlags, (unsigned flags), )
+SUCCEEDS(nvmlShutdown, (void), )
+SUCCEEDS(nvmlDeviceGetCount, (unsigned* count), *count = virtual_gpu_count_all())
+SUCCEEDS(nvmlDeviceGetCount_v2, (unsigned* count), *count = virtual_gpu_count_all())
+SUCCEEDS(nvmlSystemGetDriverVersion, (char* text, unsigned size), snprintf(text, size, "virtual"))
+SUCCEEDS(nvmlSystemGetNVMLVersion, (char* text, unsigned size), snprintf(text, size, "virtual"))
+SUCCEEDS(nvmlSystemGetCudaDriverVersion, (int* version), *version = virtual_gpu_number("VIRTUAL_GPU_CUDA", 13000))
+SUCCEEDS(nvmlSystemGetCudaDriverVersion_v2, (int* version), *version = virtual_gpu_number("VIRTUAL_GPU_CUDA", 13000))
+SUCCEEDS(nvmlDeviceGetName, (nvmlDevice_t device, char* text, unsigned size),
+         snprintf(text, size, "%s", virtual_gpu_text("VIRTUAL_GPU_NAME", "virtual GPU")))
+SUCCEEDS(nvmlDeviceGetUUID, (nvmlDevice_t device, char* text, unsigned size),
+         snprintf(text, size, "GPU-%08x-0000-0000-0000-000000000000", slot_of(device)))
+SUCCEEDS(nvmlDeviceGetIndex, (nvmlDevice_t device, unsigned* index), *index = slot_of(device))
+SUCCEEDS(nvmlDeviceGetMinorNumber, (nvmlDevice_t device, unsigned* index), *index = slot_of(device))
+SUCCEEDS(nvmlDeviceGetCudaComputeCapability, (nvmlDevice_t device, int* major, int* minor),
+         (*major = virtual_gpu_number("VIRTUAL_GPU_CAPABILITY", 90) / 10,
+          *minor = virtual_gpu_number("VIRTUAL_GPU_CAPABILITY", 90) % 10))
+SUCCEEDS(nvmlDeviceGetMemoryInfo, (nvmlDevice_t device, nvmlMemory_t* memory),
+         (memory->total = virtual_gpu_total(), memory->used = in_use(device),
+          memory->free = memory->total - memory->used))
+SUCCEEDS(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t device, nvmlMemory_v2_t* memory),
+         (memory->total = virtual_gpu_total(), memory->reserved = 0, memory->used = in_use(device),
+          memory->free = memory->total - memory->used))
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t* device) { return find(index, device); }
+nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t* device) { return find(index, device); }
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char* uuid, nvmlDevice_t* device) {
+  return strncmp(uuid, "GPU-", 4) ? INVALID_ARGUMENT : find(strtol(uuid + 4, NULL, 16), device);
+}
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char* bus, nvmlDevice_t* device) {
+  const char* colon = strchr(bus, ':');
+  return colon ? find(strtol(colon + 1, NULL, 16), device) : INVALID_ARGUMENT;
+}
+static nvmlReturn_t pci(nvmlDevice_t device, nvmlPciInfo_t* info) {
+  memset(info, 0, sizeof *info);
+  info->bus = slot_of(device);
+  snprintf(info->busId, sizeof info->busId, "00000000:%02X:00.0", info->bus);
+  snprintf(info->busIdLegacy, sizeof info->busIdLegacy, "0000:%02X:00.0", info->bus);
+  return SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t* info) { return pci(device, info); }
+nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t* info) { return pci(device, info); }
+
+// Each process knows of itself alone.
+static nvmlReturn_t processes(nvmlDevice_t device, unsigned* count, nvmlProcessInfo_t* found) {
+  unsigned room = *count;
+  *count = in_use(device) > 0;
+  if (*count > room) return 7;  // insufficient size: the caller asks again
+  if (*count) found[0] = (nvmlProcessInfo_t){getpid(), in_use(device), ~0u, ~0u};
+  return SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned* n, nvmlProcessInfo_t* found) {
+  return processes(d, n, found);
+}
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigned* n, nvmlProcessInfo_t* found) {
+  return processes(d, n, found);
+}
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t d, unsigned* n, nvmlProcessInfo_t* found) {
+  return processes(d, n, found);
+}
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned* n, nvmlProcessInfo_t* found) {
+  *n = 0;
+  return SUCCESS;
+}
+
+// Nothing computes: there is no utilization, temperature, power or clock, and no MIG or NVLink either.
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, void* rates) { return NOT_SUPPORTED; }
+nvmlReturn_t nvmlDeviceGetSamples(
+    nvmlDevice_t device, int type, uint64_t since, int* kind, unsigned* count, void* samples) {
+  return NOT_FOUND;
+}
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned* value) { return NOT_SUPPORTED; }
+nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned* value) { return NOT_SUPPORTED; }
+nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, int which, unsigned* value) { return NOT_SUPPORTED; }
+nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned* now, unsigned* then) { return NOT_SUPPORTED; }
+nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned* count) { return NOT_SUPPORTED; }
+nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned link, int* type) {
+  return NOT_SUPPORTED;
+}
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned link, nvmlPciInfo_t* info) {
+  return NOT_SUPPORTED;
+}
+nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, void* info) { return NOT_SUPPORTED; }
+const char* nvmlErrorString(nvmlReturn_t result) {
+  return result == SUCCESS          ? "Success"
+         : result == NOT_SUPPORTED  ? "Not Supported (a virtual GPU)"
+         : result == NOT_FOUND      ? "Not Found"
+                                    : "an error of the virtual GPU";
+}

@@ -1,0 +1,19 @@
+// What the files of libcudart and the other libraries share. Settings come from the environment: VIRTUAL_GPU_NAME
+// and so on, written by device.py, where each is explained.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+uint64_t virtual_gpu_number(const char* name, uint64_t otherwise);
+const char* virtual_gpu_text(const char* name, const char* otherwise);
+int virtual_gpu_count(void);          // devices that CUDA_VISIBLE_DEVICES leaves
+int virtual_gpu_slot(int device);     // the number that such a device has without CUDA_VISIBLE_DEVICES
+int virtual_gpu_current(void);        // the thread's device
+uint64_t virtual_gpu_total(void);     // bytes that a device says it has
+uint64_t virtual_gpu_used(int slot);  // bytes that this process has taken of a device
+int virtual_gpu_owner(const void* pointer);  // the device a pointer lies on, -1 for none
+void virtual_gpu_called(const char* name);   // notes the last call, for a report of a crash
+int virtual_gpu_without_effect(const char* name);  // a call that nobody wrote: noted, and it succeeds
+int virtual_gpu_count_all(void);  // devices, whatever CUDA_VISIBLE_DEVICES says
+
+#define CALLED virtual_gpu_called(__func__)

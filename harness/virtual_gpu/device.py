@@ -1,0 +1,45 @@
+"""What a virtual GPU says of itself: a device of the hardware table, as environment variables for c/."""
+
+from __future__ import annotations
+
+import os
+
+from harness.hardware import TABLE_NAMES, Hardware, find_hardware
+
+VARIABLE = "VIRTUAL_GPU"
+"""Set in every process on a virtual GPU: the device's name in the hardware table."""
+
+SHARED_KIB = {"7.0": 96, "7.5": 64, "8.0": 163, "8.6": 99, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
+"""Shared memory that a block can have (CUDA programming guide, technical specifications)."""
+COMPILED_FOR = (75, 80, 86, 90, 100, 120)
+"""What PyTorch's CUDA 13 builds have code for. A device runs the newest that is not newer than itself."""
+
+
+def emulated_device() -> str | None:
+    """The device of the hardware table that this process has virtually; None for a process without."""
+    return os.environ.get(VARIABLE)
+
+
+def device_variables(name: str, gpus: int) -> dict[str, str]:
+    """The environment of `gpus` virtual GPUs of the kind `name`. Raises InputError for an unknown one."""
+    hardware = find_hardware(name)
+    name = hardware.name
+    capability = hardware.datasheet.compute_capability
+    number = int(capability.replace(".", ""))
+    total = hardware.memory_bytes
+    return {
+        VARIABLE: name,
+        "VIRTUAL_GPU_NAME": driver_name(hardware),
+        "VIRTUAL_GPU_COUNT": str(gpus),
+        "VIRTUAL_GPU_CAPABILITY": str(number),  # 90 for 9.0
+        "VIRTUAL_GPU_BINARY": str(max(c for c in COMPILED_FOR if c <= max(number, COMPILED_FOR[0]))),
+        "VIRTUAL_GPU_PROCESSORS": str(hardware.sm_count),
+        "VIRTUAL_GPU_SHARED": str(SHARED_KIB[capability] << 10),  # bytes that a block can have
+        "VIRTUAL_GPU_TOTAL": str(total),  # bytes that it says it has
+        "VIRTUAL_GPU_CAPACITY": str(total - hardware.calibration.cuda_context_bytes),  # bytes for the program
+    }
+
+
+def driver_name(hardware: Hardware) -> str:
+    """What the driver calls a device of the table."""
+    return next(driver for driver, table in TABLE_NAMES.items() if table == hardware.name)

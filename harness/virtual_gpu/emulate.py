@@ -1,0 +1,96 @@
+"""Running a command on virtual GPUs: it takes the place of this process, so that its end is its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from harness.errors import InputError
+from harness.virtual_gpu.build import libraries
+from harness.virtual_gpu.device import device_variables
+
+STARTUP = Path(__file__).parent / "startup"
+"""On PYTHONPATH: its sitecustomize.py waits for torch in every Python process."""
+MOST_GPUS = 64
+
+
+@dataclass(frozen=True)
+class Options:
+    """What virtual GPUs a command gets."""
+
+    gpu: str
+    gpus: int = 1
+    values: bool = True
+    """Whether data of the host keeps its values, and integers that follow from it are true."""
+    routing: Literal["balanced", "worst"] = "balanced"
+    out: Path | None = None
+    """A folder for every process's allocator statistics and memory history."""
+    world_size: int | None = None
+    """Run one rank alone, of so many; the others are answered for."""
+    rank: int = 0
+
+
+def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` as a process on the virtual GPUs has it; the libraries are compiled if need be.
+
+    Raises InputError for an unknown device, and where no virtual GPU can be had.
+    """
+    if not 1 <= options.gpus <= MOST_GPUS:
+        raise InputError(f"--gpus {options.gpus}: give a number from 1 to {MOST_GPUS}.")
+    if options.world_size is not None and not 0 <= options.rank < options.world_size:
+        raise InputError(
+            f"--rank {options.rank}: with --world-size {options.world_size}, ranks count from 0."
+        )
+    variables = device_variables(options.gpu, options.gpus)
+    loaded = libraries()
+
+    def in_front(name: str, *values: object) -> str:
+        return os.pathsep.join(filter(None, [*map(str, values), environment.get(name)]))
+
+    made = {
+        **environment,
+        **variables,
+        "LD_PRELOAD": in_front("LD_PRELOAD", *loaded),
+        "PYTHONPATH": in_front("PYTHONPATH", STARTUP),
+        "PATH": in_front("PATH", STARTUP / "bin"),
+        "TRITON_LIBCUDA_PATH": str(loaded[0].parent),
+        "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
+        "VIRTUAL_GPU_VALUES": str(int(options.values)),
+        "VIRTUAL_GPU_ROUTING": options.routing,
+    }
+    made.pop("CUDA_VISIBLE_DEVICES", None)  # of a real machine's devices
+    if options.out is not None:
+        made["VIRTUAL_GPU_OUT"] = str(options.out.resolve())
+    if options.world_size is not None:
+        local = options.rank % options.gpus
+        made |= {"VIRTUAL_GPU_ALONE": "1", "WORLD_SIZE": str(options.world_size), "RANK": str(options.rank)}
+        made |= {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(options.gpus)}
+        made |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    return made
+
+
+def emulate(command: Sequence[str], options: Options) -> NoReturn:
+    """Become `command` on virtual GPUs: exit status and signals are the command's, and nothing is left behind.
+
+    Raises InputError for a command that does not exist, and as `surroundings` does.
+    """
+    if not command:
+        raise InputError(
+            "there is no command. Write it after --: harness emulate --gpu h100 -- python train.py"
+        )
+    environment = surroundings(options, os.environ)
+    program = shutil.which(command[0])
+    if program is None:
+        raise InputError(f"there is no command {command[0]}. Give a program on PATH, or its path.")
+    if options.out is not None:
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"--out {options.out}: {error.strerror}. Give a folder that can be written."
+            ) from None
+    os.execve(program, list(command), environment)

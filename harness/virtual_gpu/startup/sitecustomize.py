@@ -1,0 +1,49 @@
+"""Python imports this as it starts (the folder is on PYTHONPATH): torch gets values as soon as it is imported.
+
+It needs nothing of harness, and hands on to the sitecustomize that it hides.
+"""
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _AfterTorch:
+    """Finds torch as others would, and calls `virtual_gpu_start.begin` once it is imported."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        from importlib.util import find_spec
+
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module):
+                load(module)
+                sys.path.insert(0, _HERE)
+                try:
+                    import virtual_gpu_start
+                finally:
+                    sys.path.remove(_HERE)
+                virtual_gpu_start.begin()
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def _hand_on():
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != _HERE]
+    hidden = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # noqa: F401
+    except ModuleNotFoundError:
+        sys.modules["sitecustomize"] = hidden
+
+
+if os.environ.get("VIRTUAL_GPU"):
+    sys.meta_path.insert(0, _AfterTorch())
+_hand_on()
