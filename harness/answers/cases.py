@@ -1,4 +1,4 @@
-"""The three answers about a recipe for `harness validate`: given, found in profiles/, or made now."""
+"""The answers about a recipe for `harness validate`: given, found in profiles/, or made now."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.answers.comparison import described, different_fields
-from harness.answers.one_answer import Prediction, predicted
+from harness.answers.one_answer import Prediction, emulated, predicted
 from harness.errors import InputError
 from harness.hardware import DEFAULT_HARDWARE, Hardware, find_hardware, split_hardware, table_device
 from harness.recipe import EFFECTS, Recipe, check_recipe, load_recipe
@@ -36,12 +36,14 @@ def gather(
     arguments: Sequence[str],
     measure: Callable[[str, Recipe], StepProfile] | None = None,
     memory: str | None = None,
+    *,
+    emulate: bool = False,
 ) -> list[Case]:
     """The cases that the command's arguments name: recipes with overrides, or profiles; and a device.
 
     Each recipe, with its name, is measured by `measure` if it is given. `memory`: of the device that is
-    predicted for, as in 16GiB. Raises InputError for what cannot be read, for nothing to validate, and for
-    overrides of a profile's recipe.
+    predicted for, as in 16GiB. With `emulate`, recipes run on a virtual GPU too. Raises InputError for what
+    cannot be read, for nothing to validate, and for overrides of a profile's recipe.
     """
     arguments = [_profile_in(text) for text in arguments]
     paths = [text for text in arguments if _is_profile(text)]
@@ -66,15 +68,19 @@ def gather(
             case.profiles.append(measure(name, recipe))
             case.hardware = hardware if named else table_device(case.profiles[0]) or hardware
         else:
-            _find_measured(case)
+            _find_ran(case, "measured")
+        if emulate:
+            case.profiles.append(emulated(name, recipe, case.hardware))
+        else:
+            _find_ran(case, "emulated")
         cases.append(case)
     return cases
 
 
 def complete(case: Case, sources: Sequence[Prediction] = ("napkin", "simulated")) -> None:
     """Predict what is missing of the case. An answer that cannot be given is noted, with its reason."""
-    there = next((profile for profile in case.profiles if profile.source == "measured"), None)
-    # what was measured ran under its own allocator settings
+    there = next((profile for profile in case.profiles if profile.source in ("measured", "emulated")), None)
+    # what ran did so under its own allocator settings
     environment = os.environ if there is None else there.provenance.get("settings") or {}
     for source in sources:
         if not case.has(source):
@@ -114,9 +120,9 @@ def _name(path: Path) -> str:
     return path.absolute().parent.name if path.name == "profile.json" else path.name.split(".json")[0]
 
 
-def _find_measured(case: Case) -> None:
-    """Take profiles/<gpu>/<recipe>.measured.json if it is of this very recipe, or say why not."""
-    path = profiles_folder() / case.hardware.name / f"{case.name}.measured.json"
+def _find_ran(case: Case, source: str) -> None:
+    """Take profiles/<gpu>/<recipe>.<source>.json if it is of this very recipe, or say why not."""
+    path = profiles_folder() / case.hardware.name / f"{case.name}.{source}.json"
     if not path.exists():
         return
     profile = StepProfile.read(path)

@@ -1,6 +1,7 @@
-"""The three answers side by side: what each says about every component and phase, and what is unexplained.
+"""The answers side by side: what each says about every component and phase, and what is unexplained.
 
-The reference is the measured profile where there is one, else the simulated one. Imports no torch.
+The reference is the measured profile where there is one, else the emulated, else the simulated one. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from harness.recipe import EFFECTS, Recipe
 from harness.step_profile import CATEGORIES, PHASES, PhaseStats, StepProfile
 from harness.units import in_gib
 
-SOURCES = ("napkin", "simulated", "measured")
+SOURCES = ("napkin", "simulated", "emulated", "measured")
 Unit = Literal["bytes", "s", "flops"]
 
 
@@ -124,7 +125,7 @@ def compare(profiles: Sequence[StepProfile], name: str = "recipe") -> Comparison
                 f"{name}: the {first.source} and the {other.source} profile are of different recipes: "
                 f"{described(fields)}. Compare profiles of one recipe."
             )
-    reference: str = "measured" if "measured" in by_source else "simulated"
+    reference: str = next((source for source in SOURCES[:0:-1] if source in by_source), "simulated")
     predictions = tuple(source for source in SOURCES if source in by_source and source != reference)
     if reference not in by_source or not predictions:
         raise InputError(f"{name}: there is only a {first.source} profile, and nothing to hold it against.")
@@ -208,23 +209,24 @@ def _notes(profiles: dict[str, StepProfile]) -> Iterator[str]:
         where = ", ".join(f"{source} in {phase}" for source, phase in phases.items())
         yield f"the peaks lie in different phases, so their categories differ: {where}"
     simulated = profiles.get("simulated")
-    if measured is not None and simulated is not None:
-        yield from _differences_of_origin(simulated, measured)
+    for ran in (profiles.get("emulated"), measured):
+        if ran is not None and simulated is not None:
+            yield from _differences_of_origin(simulated, ran)
 
 
-def _differences_of_origin(simulated: StepProfile, measured: StepProfile) -> Iterator[str]:
+def _differences_of_origin(simulated: StepProfile, ran: StepProfile) -> Iterator[str]:
     """Library versions and allocator settings are part of what is simulated."""
-    here, there = (p.provenance.get("versions") or {} for p in (simulated, measured))
+    here, there = (p.provenance.get("versions") or {} for p in (simulated, ran))
     versions = [
-        f"{package} {here[package]} simulated, {there[package]} measured"
+        f"{package} {here[package]} simulated, {there[package]} {ran.source}"
         for package in here
         if package in there and here[package].partition("+")[0] != there[package].partition("+")[0]
     ]
     if versions:
         yield f"different versions: {'; '.join(versions)}"
-    kernels = [_kernels(p) for p in (simulated, measured)]
+    kernels = [_kernels(p) for p in (simulated, ran)]
     if all(kernels) and kernels[0] != kernels[1]:
-        yield f"different attention kernels: {kernels[0]} simulated, {kernels[1]} measured"
+        yield f"different attention kernels: {kernels[0]} simulated, {kernels[1]} {ran.source}"
 
 
 def _kernels(profile: StepProfile) -> list[str]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.allocator import Settings, allocator_settings
+from harness.errors import InputError
 from harness.hardware import DEFAULT_HARDWARE, Hardware, find_hardware
-from harness.recipe import Recipe
+from harness.recipe import Recipe, recipe_yaml
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile
 
@@ -77,3 +82,25 @@ def measured(
         advise=advise,
         warnings=[unchecked] if unchecked else [],
     )
+
+
+def emulated(name: str, recipe: Recipe, hardware: Hardware) -> StepProfile:
+    """The answer of `harness run --gpu`, in a process of its own: this one's torch sees no virtual GPU.
+
+    Raises InputError where there can be none, with what that process said.
+    """
+    from harness.virtual_gpu import why_not
+
+    if reason := why_not():
+        raise InputError(reason)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{name}.yaml")
+        path.write_text(recipe_yaml(recipe), encoding="utf-8")
+        command = [sys.executable, "-m", "harness", "run", str(path), "--gpu", hardware.name, "--json"]
+        command += ["--out", str(Path(folder, "run"))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.stdout:
+        raise InputError(
+            f"{name} does not run on a virtual GPU: {(done.stderr.strip().splitlines() or [''])[-1]}"
+        )
+    return StepProfile.from_json(done.stdout, "the emulated answer")

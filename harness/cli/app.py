@@ -11,6 +11,7 @@ import typer
 
 from harness.cli import (
     doctor,
+    emulate,
     fit,
     hardware,
     napkin,
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.add_typer(recipes.app, name="recipes")
 app.command(epilog=run.EXAMPLES)(run.run)
 app.command()(recipes.schema)
+app.command(epilog=emulate.EXAMPLES, context_settings={"ignore_unknown_options": True})(emulate.emulate)
 app.command()(doctor.doctor)
 app.command(epilog=napkin.EXAMPLES)(napkin.napkin)
 app.command(epilog=fit.EXAMPLES)(fit.fit)

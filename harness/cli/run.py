@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,8 +70,18 @@ def run(
             help="cuda, cuda:1, ... or cpu. Default: the first GPU, else the CPU.", show_default=False
         ),
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="Run on a virtual GPU, a device of the table: everything but times and losses, where no GPU is.",
+            show_default=False,
+        ),
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="With --gpu: how many there are, for --device cuda:1.")] = 1,
 ) -> None:
     """Run a recipe on this machine and record where the bytes and milliseconds went."""
+    if gpu is not None:
+        _go_to_virtual_gpu(gpu, gpus)
     from harness.cli.measuring import measured_with_progress
     from harness.cli.terminal.profile_tables import print_profile
     from harness.cli.terminal.terminal import Terminal, say
@@ -89,6 +100,14 @@ def run(
     if as_json:
         print(profile.to_json())
     raise typer.Exit(_status(profile, loaded))
+
+
+def _go_to_virtual_gpu(gpu: str, gpus: int) -> None:
+    """Begin this very command anew on virtual GPUs, unless it runs on them already."""
+    from harness.virtual_gpu import Options, emulate, emulated_device
+
+    if emulated_device() != gpu.lower():
+        emulate([sys.executable, "-m", "harness", *sys.argv[1:]], Options(gpu, gpus))
 
 
 def _status(profile: StepProfile, recipe: Recipe) -> int:

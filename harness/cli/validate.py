@@ -43,10 +43,13 @@ def validate(
         ),
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure each recipe here and now.")] = False,
+    emulate: Annotated[
+        bool, typer.Option("--emulate", help="Run each recipe on a virtual GPU too, here and now.")
+    ] = False,
     memory: MemorySize = None,
     as_json: JsonOnStdout = False,
 ) -> None:
-    """Put napkin, simulated and measured side by side, by component and phase, with what is unexplained."""
+    """Put napkin, simulated, emulated and measured side by side, with what is unexplained, and where."""
     from harness.answers import compare, complete, gather
     from harness.cli.terminal.comparison import print_comparison, print_summary
     from harness.cli.terminal.terminal import Terminal
@@ -58,7 +61,7 @@ def validate(
     with stdout_kept_for_json(as_json):
         quiet_libraries()
         people = Terminal(stderr=as_json)
-        for case in gather(answers, _measured if measure else None, memory):
+        for case in gather(answers, _measured if measure else None, memory, emulate=emulate):
             complete(case)
             comparison = compare(case.profiles, case.name)
             comparisons.append(comparison)

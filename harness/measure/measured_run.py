@@ -47,6 +47,7 @@ from harness.training import (
     step_kinds,
     surprises_of_model,
 )
+from harness.virtual_gpu.device import emulated_device
 
 RECORDED_STEPS = 2
 """Steps run under memory history, after the timed ones. The second begins where a step leaves the memory."""
@@ -164,6 +165,8 @@ class _Run:
                     f"--resume: {self.resumed.path}: all {len(self.total)} steps of the run are done. "
                     f"Give more of them, e.g. steps={2 * self.recipe.steps}."
                 )
+        # on a virtual GPU times and losses are of a device that computes nothing
+        self.emulated = self.device.type == "cuda" and emulated_device() is not None
         self.kinds = remaining_kinds(self.total, self.first, self.recipe.warmup_steps)
         self.observer = _observer(self.device, self.recipe, self.with_history)
         self.watching: LoopObserver = self.observer
@@ -232,13 +235,14 @@ class _Run:
         hardware = self.observer.hardware(self.recipe.compute_dtype)
         done = len(self.losses) - self.first
         ran = list(zip(self.kinds[:done], self.observer.times_s, strict=False))
-        times_s = [times for kind, times in ran if kind == "timed"]
+        times_s = [] if self.emulated else [times for kind, times in ran if kind == "timed"]
         flop_count = self.flop_count if self.complete else None
         step = step_stats(self.recipe, hardware, times_s, flop_count)
-        step.loss, step.host_rss_bytes = self.losses, peak_rss_bytes()
-        step.gpu_utilization = self.observer.utilization()
+        step.host_rss_bytes = peak_rss_bytes()
+        if not self.emulated:
+            step.loss, step.gpu_utilization = self.losses, self.observer.utilization()
         return StepProfile(
-            source="measured",
+            source="emulated" if self.emulated else "measured",
             recipe=self.recipe.model_dump(mode="json"),
             hardware=hardware,
             provenance={**provenance(), **self.observer.facts(), **self._what_ran()},
@@ -256,10 +260,10 @@ class _Run:
     def _note(self, step: Step, training: Training) -> None:
         loss = float(step.loss)
         self.losses.append(loss if math.isfinite(loss) else None)
-        times_s = dict(self.observer.times_s[-1]) if step.kind == "timed" else {}
+        times_s = dict(self.observer.times_s[-1]) if step.kind == "timed" and not self.emulated else {}
         tokens_per_s = self.recipe.tokens_per_step / times_s["step"] if times_s else None
         line: dict[str, Any] = {"step": step.index, "kind": step.kind, "num_tokens": step.num_tokens}
-        line["loss"] = self.losses[-1]
+        line["loss"] = None if self.emulated else self.losses[-1]
         if not math.isfinite(loss):
             line["not_finite"] = str(loss)  # JSON has no nan
             self._went_wrong(step, "forward", str(loss), partial(self._origin_of_loss, step, training))
@@ -267,7 +271,8 @@ class _Run:
             line["loss_scale"] = self.loss_scale = training.scaler.get_scale()
         self.folder.log({**line, **{f"{name}_s": seconds for name, seconds in times_s.items()}})
         peak_bytes = self.observer.peak_bytes()
-        self.progress.step(step.index, len(self.total), step.kind, loss, tokens_per_s, peak_bytes)
+        shown = None if self.emulated else loss
+        self.progress.step(step.index, len(self.total), step.kind, shown, tokens_per_s, peak_bytes)
 
     def _checkpoint(self, step: Step, training: Training, batches: Batches) -> None:
         """Write one, unless this step's numbers went wrong: then the one before is the last good one."""

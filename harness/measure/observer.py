@@ -23,7 +23,7 @@ class Progress(Protocol):
         index: int,
         total: int,
         kind: Kind,
-        loss: float,
+        loss: float | None,
         tokens_per_s: float | None,
         peak_bytes: int | None,
     ) -> None: ...

@@ -1,4 +1,4 @@
-"""StepProfile: what every answer (napkin, simulated, measured) returns, in JSON in and out.
+"""StepProfile: what every answer (napkin, simulated, emulated, measured) returns, in JSON in and out.
 
 Bytes are ints, times are float seconds. A quantity the producer cannot know is None (null), never 0.
 GiB = 2**30 bytes. "allocated", "reserved" and "active" mean what torch.cuda.memory_stats means.
@@ -244,7 +244,8 @@ class StepProfile(_Fields):
     """One answer about one recipe."""
 
     schema_version: int = SCHEMA_VERSION
-    source: Literal["napkin", "simulated", "measured"]
+    source: Literal["napkin", "simulated", "emulated", "measured"]
+    """emulated: run as measured, on a virtual GPU. It knows no times and no losses."""
     recipe: Details
     """The full, resolved recipe."""
     hardware: HardwareSummary

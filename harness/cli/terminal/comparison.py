@@ -1,4 +1,4 @@
-"""The comparison of the three answers, for reading in a terminal. Imports no torch."""
+"""The comparison of the answers, for reading in a terminal. Imports no torch."""
 
 from __future__ import annotations
 

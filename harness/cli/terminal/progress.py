@@ -22,16 +22,17 @@ class RunProgress(Bar):
         index: int,
         total: int,
         kind: str,
-        loss: float,
+        loss: float | None,
         tokens_per_s: float | None,
         peak_bytes: int | None,
     ) -> None:
         """A step is done."""
-        text = f"loss {loss:.4f}"
+        parts = [] if loss is None else [f"loss {loss:.4f}"]
         if tokens_per_s is not None:
-            text += f"  {tokens_per_s:,.0f} tokens/s"
+            parts.append(f"{tokens_per_s:,.0f} tokens/s")
         if peak_bytes is not None:
-            text += f"  peak {in_gib(peak_bytes)}"
+            parts.append(f"peak {in_gib(peak_bytes)}")
+        text = "  ".join(parts)
         if self._bar is not None:
             self._bar.update(self._task, completed=index + 1, description=kind, text=text)
         else:

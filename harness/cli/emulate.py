@@ -1,0 +1,61 @@
+"""`harness emulate`: any command on virtual GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+EXAMPLES = """
+Examples:
+
+  harness emulate --gpu rtx-4090 -- python train.py --batch-size 4
+
+  harness emulate --gpu h100 --gpus 2 -- torchrun --nproc-per-node 2 train.py
+
+  harness emulate --gpu h100 --world-size 512 --rank 0 -- python train.py
+
+The exit status is the command's; 2 where no virtual GPU can be had, or the command does not exist.
+"""
+
+
+def emulate(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="The program and its arguments, unchanged.")
+    ],
+    gpu: Annotated[str, typer.Option(help="A device of the table (`harness hardware` lists them).")],
+    gpus: Annotated[int, typer.Option(help="How many of them the program sees.")] = 1,
+    world_size: Annotated[
+        int | None,
+        typer.Option(help="Run one rank alone, of so many processes; the others are answered for."),
+    ] = None,
+    rank: Annotated[int, typer.Option(help="With --world-size: which one.")] = 0,
+    routing: Annotated[
+        Literal["balanced", "worst"],
+        typer.Option(help="Mixtures of experts: the same number of tokens to each, or all to the first."),
+    ] = "balanced",
+    values: Annotated[
+        bool, typer.Option(help="Keep the values of the host's data, and compute integers truly.")
+    ] = True,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the allocator's statistics and history of every process."),
+    ] = None,
+) -> None:
+    """Run any command on virtual GPUs: PyTorch says what memory it needs, and nothing is computed."""
+    from harness.virtual_gpu import Options
+    from harness.virtual_gpu import emulate as become
+
+    become(
+        command,
+        Options(
+            gpu,
+            gpus,
+            values=values,
+            routing=routing,
+            out=out,
+            world_size=world_size,
+            rank=rank,
+        ),
+    )
