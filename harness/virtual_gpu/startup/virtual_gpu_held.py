@@ -1,0 +1,115 @@
+"""Values in device memory that is never computed on: which storages have them, and where they lie on the host.
+
+A storage of the virtual device is *held* once a value was written to it that is known: data of the host, or what
+follows from such data. Its values lie in host memory beside the device's addresses (c/memory.c). What is not held
+reads as zeros. The host memory is bounded: what is too large is not held.
+"""
+
+import ctypes
+
+import torch
+
+MOST_BYTES = {True: 1 << 20, False: 1 << 26}
+"""Of one storage, floats (True) and integers; 64 MiB is a mask of 8192 x 8192."""
+BUDGET_BYTES = 192 << 20
+"""Of all storages together."""
+SWEEP_EVERY = 2000
+_PAGE = 4096
+_MADV_DONTNEED = 4
+
+_C = ctypes.CDLL(None)
+_C.virtual_gpu_values.restype = ctypes.c_void_p
+_C.virtual_gpu_values.argtypes = [ctypes.c_void_p]
+_C.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+_held = {}
+"""By the address of the storage's StorageImpl, which lives on while it is referred to weakly: (pointer, bytes)."""
+_bytes = 0
+_marks = 0
+
+
+def is_held(tensor):
+    """Whether the values of a tensor on the device are known."""
+    if tensor.layout != torch.strided:
+        return False
+    storage = tensor.untyped_storage()
+    found = _held.get(storage._cdata)
+    return found is not None and found[0] == storage.data_ptr()
+
+
+def can_hold(tensor):
+    """Whether values may be written to it: it has memory, is not too large, and there is room."""
+    size = tensor.untyped_storage().nbytes()
+    floats = tensor.is_floating_point() or tensor.is_complex()
+    if not 0 < size <= MOST_BYTES[floats]:
+        return False
+    if is_held(tensor):
+        return True
+    if _bytes + size > BUDGET_BYTES:
+        _sweep()
+    return _bytes + size <= BUDGET_BYTES
+
+
+def hold(tensor):
+    """Its values as a tensor of the host, to read and to write; what was not held becomes so, as zeros.
+
+    None where there is no room for values: another order of addresses, or no memory.
+    """
+    global _bytes, _marks
+    view = _view(tensor)
+    if view is None or is_held(tensor):
+        return view
+    storage = tensor.untyped_storage()
+    size = storage.nbytes()
+    old = _held.pop(storage._cdata, None)
+    if old is None:
+        storage._weak_ref()  # given back by _sweep
+    else:
+        _bytes -= old[1]
+    _held[storage._cdata] = storage.data_ptr(), size
+    _bytes += size
+    _marks += 1
+    ctypes.memset(_C.virtual_gpu_values(storage.data_ptr()), 0, size)
+    if _marks % SWEEP_EVERY == 0:
+        _sweep()
+    return view
+
+
+def values_of(tensor):
+    """Its values on the host; of a tensor that is not held, zeros that take no memory."""
+    if is_held(tensor):
+        return _view(tensor)
+    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+
+
+def answer(number):
+    """What the next copies to the host, within an operator, find counted. None: nothing any more."""
+    data = b"" if number is None else number.to_bytes(8, "little")
+    _C.virtual_gpu_answer(data, ctypes.c_size_t(len(data)))
+
+
+def _view(tensor):
+    storage = tensor.untyped_storage()
+    pointer = _C.virtual_gpu_values(storage.data_ptr())
+    if not pointer:
+        return None
+    host = torch._C._construct_storage_from_data_pointer(pointer, torch.device("cpu"), storage.nbytes())
+    shape = tensor.size(), tensor.stride()
+    return torch.empty(0, dtype=tensor.dtype).set_(host, tensor.storage_offset(), *shape)
+
+
+def _sweep():
+    """Forget the storages that are gone, and give their pages back unless another storage lies there now."""
+    global _bytes
+    gone = [address for address in _held if torch.UntypedStorage._expired(address)]
+    ranges = [_held.pop(address) for address in gone]
+    for address in gone:
+        torch.UntypedStorage._free_weak_ref(address)
+    _bytes = sum(size for _, size in _held.values())
+    here = sorted(_held.values())
+    for start, size in ranges:
+        if size >= 1 << 16 and not any(s < start + size and start < s + n for s, n in here):
+            pointer = _C.virtual_gpu_values(start)
+            if pointer:
+                first = -(-pointer // _PAGE) * _PAGE
+                _C.madvise(first, max(0, (pointer + size - first) // _PAGE * _PAGE), _MADV_DONTNEED)
