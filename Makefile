@@ -10,8 +10,11 @@ PY = .venv/bin/python
 READY = $(STAMP)
 endif
 GPU_RUN = profiles/runs/gpu
+# PyTorch's CUDA build, beside a .venv that may hold the CPU build
+VIRTUAL = .venv-virtual-gpu
+VIRTUAL_STAMP = $(VIRTUAL)/.installed
 
-.PHONY: help setup run test check bench docs trust fuzz soak gpu clean
+.PHONY: help setup run test check bench docs trust fuzz soak gpu virtual-gpu clean
 
 help:
 	@echo "make run     fine-tune recipes/smoke.yaml here and show where bytes and milliseconds went"
@@ -25,8 +28,10 @@ help:
 	@echo "make soak    2,000 steps: memory flat, log complete, time flat (five minutes on an idle machine)"
 	@echo "make gpu     on a machine with an NVIDIA GPU: measure everything (under an hour), bring it into"
 	@echo "             profiles/, and run the tests that need a GPU; PY=python3 where there is no network"
+	@echo "make virtual-gpu  the tests that need PyTorch's CUDA build and no GPU, in .venv-virtual-gpu (Linux;"
+	@echo "             some GB to download the first time, then a few minutes)"
 	@echo "make setup   .venv with the versions in constraints.txt (the others do this by themselves)"
-	@echo "make clean   remove .venv"
+	@echo "make clean   remove .venv and .venv-virtual-gpu"
 
 setup: $(STAMP)
 
@@ -80,13 +85,16 @@ gpu: $(READY)
 	$(PY) -m pages.profiles
 	$(PY) -m pytest -m gpu
 
+virtual-gpu: $(VIRTUAL_STAMP)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VIRTUAL)/bin/python -m pytest -m virtual_gpu tests/virtual_gpu
+
 clean:
-	rm -rf .venv
+	rm -rf .venv $(VIRTUAL)
 
 # python3 first: it is the one the user chose. A candidate must be new enough and able to make a venv.
-$(STAMP): pyproject.toml constraints.txt
-	@if ! $(PY) -c '' 2>/dev/null; then \
-	    rm -rf .venv; \
+define make_environment
+	@if ! $(1)/bin/python -c '' 2>/dev/null; then \
+	    rm -rf $(1); \
 	    for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 	        if $$python -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	        then found=$$python; break; fi; \
@@ -96,8 +104,19 @@ $(STAMP): pyproject.toml constraints.txt
 	        echo "apt install python3 python3-venv; macOS: brew install python), or name it: make PYTHON=/path" >&2; \
 	        exit 1; \
 	    fi; \
-	    echo "making .venv with $$found"; \
-	    $$found -m venv .venv; \
+	    echo "making $(1) with $$found"; \
+	    $$found -m venv $(1); \
 	fi
+endef
+
+$(STAMP): pyproject.toml constraints.txt
+	$(call make_environment,.venv)
 	$(PY) -m pip install -c constraints.txt -e '.[dev,docs,liger]'
+	@touch $@
+
+# torch === takes the build without a local label, which is the CUDA build; constraints.txt takes either.
+$(VIRTUAL_STAMP): pyproject.toml constraints.txt
+	$(call make_environment,$(VIRTUAL))
+	$(VIRTUAL)/bin/python -m pip install -c constraints.txt "$$(sed -n 's/^torch==/torch===/p' constraints.txt)"
+	$(VIRTUAL)/bin/python -m pip install -c constraints.txt -e '.[dev,liger,data,virtual-gpu]'
 	@touch $@

@@ -32,7 +32,7 @@ ON_A_CPU = (
 )
 
 ON_A_STAND_IN = (
-    "no GPU was there: PyTorch's CUDA build ran on a stand-in for the CUDA runtime (tests/stand_in_cuda), on "
+    "no GPU was there: PyTorch's CUDA build ran on a stand-in for the CUDA runtime (harness/virtual_gpu), on "
     "which no kernel computes anything. Measured means what PyTorch's own operators, autograd and caching "
     "allocator did, by their own statistics. Times and the memory of the CUDA context take a GPU"
 )

@@ -7,7 +7,7 @@
     traces              tests/data/traces/<name>.json.gz, from a GPU only
     every part          profiles/<device>/programme/<part>.json: what ran, what was skipped, what failed
 
-What ran on a stand-in (tests/stand_in_cuda) goes to profiles/stand-in-<device> and to
+What ran on a virtual GPU (harness emulate) goes to profiles/stand-in-<device> and to
 tests/data/stand_in/<device>, without its times, and calibrates nothing.
 
 Everything is checked before anything is written. Paths of the machine are cut to what means the same
@@ -127,7 +127,8 @@ def folder_name(device: Mapping[str, Any]) -> str:
 
 def stands_in_for(document: Mapping[str, Any]) -> str | None:
     """The hardware table's name of the device that was only acted, None for a real one."""
-    return (document["provenance"].get("settings") or {}).get("STAND_IN_CUDA")
+    settings = document["provenance"].get("settings") or {}
+    return settings.get("VIRTUAL_GPU") or settings.get("STAND_IN_CUDA")
 
 
 def without_times(document: dict[str, Any]) -> dict[str, Any]:

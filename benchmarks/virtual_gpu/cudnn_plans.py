@@ -1,7 +1,7 @@
-"""Record the workspaces that cuDNN's attention asks for, for random shapes, where CUDA is a stand-in.
+"""Record the workspaces that cuDNN's attention asks for, for random shapes, on a virtual GPU.
 
-    python -m tests.stand_in_cuda --device h200 -- \\
-        python -m tests.stand_in_cuda.cudnn_plans tests/data/cudnn_plans/h200-torch-2.13.json
+    harness emulate --gpu h200 -- \\
+        python -m benchmarks.virtual_gpu.cudnn_plans tests/data/cudnn_plans/h200-torch-2.13.json
 
 cuDNN plans as it does on the device; PyTorch asks its caching allocator for what the plan wants.
 """
@@ -84,7 +84,7 @@ def _taken_for_a_while(operator: Any) -> tuple[int, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.stand_in_cuda.cudnn_plans",
+        prog="python -m benchmarks.virtual_gpu.cudnn_plans",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

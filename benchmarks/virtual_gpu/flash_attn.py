@@ -4,9 +4,9 @@
     FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE \\
         pip download --no-deps --no-binary :all: --no-build-isolation flash-attn
     git clone https://github.com/Dao-AILab/flash-attention
-    python -m tests.stand_in_cuda.flash_attn flash_attn-2.8.3.post2.tar.gz --version-3 flash-attention/hopper
+    python -m benchmarks.virtual_gpu.flash_attn flash_attn-2.8.3.post2.tar.gz --version-3 flash-attention/hopper
 
-On the stand-in the packages' own C++ then asks the allocator for what it asks on a GPU. They go where this
+On a virtual GPU the packages' own C++ then asks the allocator for what it asks on a GPU. They go where this
 Python's packages are: use an environment of its own. Needs g++ and CUDA's headers.
 """
 
@@ -23,10 +23,11 @@ import tempfile
 from pathlib import Path
 
 import torch
-from tests.stand_in_cuda.__main__ import HEADERS, WHEELS
 from torch.utils.cpp_extension import include_paths
 
 HERE = Path(__file__).parent
+HEADERS = Path("/usr/local/cuda/include")
+WHEELS = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13"
 PACKAGES = Path(sysconfig.get_path("purelib"))
 VERSION_3 = "flash_attn_3", "3.0.0"
 
@@ -70,7 +71,7 @@ def install_3(hopper: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.stand_in_cuda.flash_attn",
+        prog="python -m benchmarks.virtual_gpu.flash_attn",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,7 +1,7 @@
-"""Record random recipes where CUDA is a stand-in: toggles as they come, a few layers of real models.
+"""Record random recipes on a virtual GPU: toggles as they come, a few layers of real models.
 
-    python -m tests.stand_in_cuda --device a100-80gb -- \\
-        python -m tests.stand_in_cuda.random_recipes DIR --seed 1 --count 40
+    harness emulate --gpu a100-80gb -- \\
+        python -m benchmarks.virtual_gpu.random_recipes DIR --seed 1 --count 40
     python -m benchmarks.traces compare DIR/*.json.gz
 
 Whatever is no valid recipe is drawn anew. Each recipe runs in a process of its own; running out of memory is
@@ -89,7 +89,7 @@ def run(spec: Spec, folder: Path) -> None:
 def main() -> int:
     """Exit status: 1 if a recipe failed."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.stand_in_cuda.random_recipes",
+        prog="python -m benchmarks.virtual_gpu.random_recipes",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -24,6 +24,7 @@ from harness.measure.observer import Unobserved
 from harness.recipe import Recipe, fields_that_change, find_model_config
 from harness.system import PACKAGES, installed_version
 from harness.training import run_steps, set_up
+from harness.virtual_gpu.build import why_not
 
 COMPILE_LIMIT_S = 120
 TINY: dict[str, Any] = {"model": "tiny-llama-bytes", "precision": "fp32", "seq_len": 16}
@@ -61,6 +62,7 @@ def examine() -> dict[str, Any]:
             "memory_bytes": psutil.virtual_memory().total,
             "cuda_build": torch.version.cuda,
             "no_gpu_because": _no_gpu_because(),
+            "no_virtual_gpu_because": why_not(),
         },
         "gpus": [_gpu(index) for index in range(torch.cuda.device_count())],
         "packages": {name: installed_version(name) for name in PACKAGES},

@@ -1,8 +1,8 @@
 """Record what PyTorch's own CUDA caching allocator does, without a GPU: recorded.json.gz.
 
 Each TORCH is the folder `torch` of an unpacked CUDA 13 wheel: its lib/libc10_cuda.so is the allocator itself.
---cuda is the include folder of the packages nvidia-cuda-runtime and nvidia-cuda-crt. The stand-in for the
-CUDA runtime (tests/stand_in_cuda) takes its place. Needs gcc, g++ and nm.
+--cuda is the include folder of the packages nvidia-cuda-runtime and nvidia-cuda-crt. The virtual GPU's
+CUDA runtime (harness/virtual_gpu/c) takes its place. Needs gcc, g++ and nm.
 
 Run: python -m tests.allocator_recorded.record --cuda INCLUDE TORCH [TORCH ...]
 """
@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.speed.allocator import transformer_trace
 
 HERE = Path(__file__).parent
-STAND_IN = HERE.parent / "stand_in_cuda"
+VIRTUAL = HERE.parents[1] / "harness" / "virtual_gpu" / "c"
 RECORDED = HERE / "recorded.json.gz"
 MiB = 2**20
 SETTINGS = (
@@ -100,22 +100,22 @@ def cases() -> list[dict[str, Any]]:
 
 
 def build(torch: Path, cuda: Path, folder: Path) -> Path:
-    """Compile the stand-in and the driver for one torch."""
+    """Compile the virtual GPU and the driver for one torch."""
 
     def run(command: str) -> str:
         return subprocess.run(shlex.split(command), capture_output=True, text=True, check=True).stdout
 
     # What the library wants and the allocator never calls only has to exist.
-    sources = [STAND_IN / "memory.c", STAND_IN / "runtime.c"]
+    sources = [VIRTUAL / name for name in ("memory.c", "runtime.c", "crash.c")]
     source = "\n".join(path.read_text() for path in sources)
     wanted = set(re.findall(r" (cuda\w+)", run(f"nm -D --undefined-only {torch}/lib/libc10_cuda.so")))
-    abort = 'fputs("the stand-in lacks %s\\n", stderr); abort();'
+    abort = 'fputs("the virtual GPU lacks %s\\n", stderr); abort();'
     unused = [f"void {name}(void) {{ {abort % name} }}" for name in wanted if f" {name}(" not in source]
     (folder / "unused.c").write_text("\n".join(["#include <stdio.h>", "#include <stdlib.h>", *unused]))
     (folder / "versions").write_text("libcudart.so.13 { global: *; };")
     library = folder / "libcudart.so.13"
     run(
-        f"gcc -O1 -w -shared -fPIC -I{cuda} {sources[0]} {sources[1]} {folder}/unused.c -o {library} "
+        f"gcc -O1 -w -shared -fPIC -pthread -I{cuda} {sources[0]} {sources[1]} {sources[2]} {folder}/unused.c -o {library} "
         f"-Wl,-soname,libcudart.so.13 -Wl,--version-script={folder}/versions"
     )
     run(
@@ -131,9 +131,9 @@ def record(driver: Path, case: dict[str, Any]) -> dict[str, Any]:
     surroundings = {
         "LD_LIBRARY_PATH": str(driver.parent),
         "PYTORCH_CUDA_ALLOC_CONF": case["settings"],
-        "FAKE_CAPACITY": str(case["capacity_bytes"]),
-        "FAKE_TOTAL": str(case["device_bytes"]),
-        "FAKE_ADDRESSES": case["addresses"],
+        "VIRTUAL_GPU_CAPACITY": str(case["capacity_bytes"]),
+        "VIRTUAL_GPU_TOTAL": str(case["device_bytes"]),
+        "VIRTUAL_GPU_ADDRESSES": case["addresses"],
         "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }

@@ -1,7 +1,7 @@
 """What PyTorch's CUDA build allocated on a stand-in for the CUDA runtime, against both models, to the byte.
 
-tests/data/stand_in/<device> was recorded with `python -m tests.stand_in_cuda`, and brought here
-by `benchmarks.gpu_programme.import_results`.
+tests/data/stand_in/<device> was recorded with `harness emulate` (a virtual GPU), and
+brought here by `benchmarks.gpu_programme.import_results`.
 The allocator model must do with every request what PyTorch's allocator did; and the simulation of the
 recipe, where the libraries are those of the recording, must make the same requests in the same order.
 """
@@ -12,11 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from tests.stand_in_cuda.__main__ import surroundings
 
 from benchmarks.gpu_programme.trace_file import Trace, load_trace
 from benchmarks.traces import DATA, compared, hardware_of, missing_libraries, replayed, same_segments
 from harness.hardware.table import SM_COUNTS
+from harness.virtual_gpu.device import device_variables
 
 RECORDED = sorted(DATA.glob("stand_in/*/*.json.gz"))
 traces = pytest.mark.parametrize("path", RECORDED, ids=lambda path: f"{path.parent.name}-{path.name[:-8]}")
@@ -55,7 +55,7 @@ def test_the_simulation_makes_the_recorded_requests(path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", SM_COUNTS)
-def test_every_device_of_the_table_has_a_stand_in(device: str) -> None:
-    there = surroundings(device, [Path("libcudart.so.13")])
-    assert int(there["FAKE_CAPACITY"]) < int(there["FAKE_TOTAL"])
-    assert there["FAKE_PROCESSORS"] == str(SM_COUNTS[device])
+def test_every_device_of_the_table_can_be_virtual(device: str) -> None:
+    there = device_variables(device, 1)
+    assert int(there["VIRTUAL_GPU_CAPACITY"]) < int(there["VIRTUAL_GPU_TOTAL"])
+    assert there["VIRTUAL_GPU_PROCESSORS"] == str(SM_COUNTS[device])

@@ -28,6 +28,9 @@ def print_findings(console: Console, findings: dict[str, Any]) -> None:
         )
     if machine["no_gpu_because"]:
         say(f"no GPU: {machine['no_gpu_because']}")
+    say(
+        f"virtual GPU: {machine['no_virtual_gpu_because'] or 'harness emulate and harness run --gpu work here'}"
+    )
     packages = findings["packages"].items()
     say(", ".join(f"{name} {version}" for name, version in packages if version))
     missing = [f"{name}{_how_to_install(name)}" for name, version in packages if not version]

@@ -9,11 +9,14 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-class _AfterTorch:
-    """Finds torch as others would, and calls `virtual_gpu_start.begin` once it is imported."""
+class _After:
+    """Finds a module as others would, and calls a function of virtual_gpu_start once it is imported."""
+
+    def __init__(self, module, function):
+        self.module, self.function = module, function
 
     def find_spec(self, name, path=None, target=None):
-        if name != "torch":
+        if name != self.module:
             return None
         sys.meta_path.remove(self)
         from importlib.util import find_spec
@@ -29,7 +32,7 @@ class _AfterTorch:
                     import virtual_gpu_start
                 finally:
                     sys.path.remove(_HERE)
-                virtual_gpu_start.begin()
+                getattr(virtual_gpu_start, self.function)(module)
 
             spec.loader.exec_module = exec_module
         return spec
@@ -45,5 +48,7 @@ def _hand_on():
 
 
 if os.environ.get("VIRTUAL_GPU"):
-    sys.meta_path.insert(0, _AfterTorch())
+    sys.meta_path.insert(0, _After("torch", "begin"))
+    if os.environ.get("VIRTUAL_GPU_VALUES") == "1":
+        sys.meta_path.insert(0, _After("torch._dynamo.output_graph", "begin_to_compile"))
 _hand_on()

@@ -14,6 +14,7 @@ MOST_BYTES = {True: 1 << 20, False: 1 << 26}
 BUDGET_BYTES = 192 << 20
 """Of all storages together."""
 SWEEP_EVERY = 2000
+_NO_DISPATCH = torch.Tensor.__torch_dispatch__
 _PAGE = 4096
 _MADV_DONTNEED = 4
 
@@ -28,10 +29,18 @@ _bytes = 0
 _marks = 0
 
 
+def is_plain(tensor):
+    """Whether a tensor is on the device itself, and neither sparse, nor one of those that stand for others."""
+    return (
+        tensor.is_cuda
+        and tensor.layout == torch.strided
+        and type(tensor).__torch_dispatch__ is _NO_DISPATCH
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
 def is_held(tensor):
-    """Whether the values of a tensor on the device are known."""
-    if tensor.layout != torch.strided:
-        return False
+    """Whether the values of a plain tensor are known."""
     storage = tensor.untyped_storage()
     found = _held.get(storage._cdata)
     return found is not None and found[0] == storage.data_ptr()
@@ -77,7 +86,7 @@ def hold(tensor):
 
 def values_of(tensor):
     """Its values on the host; of a tensor that is not held, zeros that take no memory."""
-    if is_held(tensor):
+    if is_plain(tensor) and is_held(tensor):
         return _view(tensor)
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 

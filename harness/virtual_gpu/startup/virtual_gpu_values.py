@@ -5,43 +5,207 @@ CPU from the values that are held (virtual_gpu_held.py), and its result written 
 that kernels would have computed are zeros, wherever they are looked at; floats of the host are held while they are
 small, and so is what follows from them alone.
 
-The functions here stand at a dispatch key between autograd and the kernels that nothing else uses, and that is in
-force where Python runs the operators. It is not while the autograd engine does: a tensor that Python has seen is
-referred to once more, the engine then adds gradients out of place instead of in place, and the peak would be another.
-Checkpointed blocks that run again within backward are Python's, and have their values.
+The functions here stand at a dispatch key above autograd that nothing else uses, and that is in force where Python
+runs the operators. It is not while the autograd engine does: a tensor that Python has seen is referred to once more,
+the engine then adds gradients out of place instead of in place, and the peak would be another. Checkpointed blocks
+that run again within backward are Python's, and have their values; and what decides about sizes (COUNTED) stands at
+another key, which is always in force.
 """
 
 import os
 import sys
 import traceback
-from functools import lru_cache
+from functools import partial
 
 import torch
 import torch.utils.checkpoint
-from virtual_gpu_held import answer, can_hold, hold, is_held, values_of
+from virtual_gpu_held import answer, can_hold, hold, is_held, is_plain, values_of
 
-OPERATORS = """
-    copy_ _local_scalar_dense fill_ zero_ arange range linspace eye tril_indices triu_indices randperm random_
-    add add_ sub sub_ rsub mul mul_ div div_ floor_divide floor_divide_ remainder remainder_ fmod fmod_ neg neg_
-    abs abs_ sign sign_ clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ maximum minimum reciprocal
-    round floor ceil trunc bitwise_and bitwise_and_ bitwise_or bitwise_or_ bitwise_xor bitwise_xor_ bitwise_not
-    bitwise_not_ bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ __ilshift__ __irshift__
-    eq eq_ ne ne_ lt lt_ le le_ gt gt_ ge ge_ logical_and logical_or logical_xor logical_not isnan isposinf isneginf
-    isin where masked_fill_ masked_scatter_ masked_select
-    sum prod any all max min amax amin aminmax argmax argmin count_nonzero cumsum cumsum_ cumprod _cummax_helper
-    _cummin_helper sort topk kthvalue mode median bincount histc searchsorted bucketize
-    nonzero _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive repeat_interleave
-    cat index index_select gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_
-    _index_put_impl_ index_add index_add_ index_copy index_copy_ index_fill_ take put_ flip roll tril tril_ triu triu_
-""".split()
-MAKE_INTEGERS = """
-    eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isposinf isneginf isin any all argmax argmin
-    count_nonzero sort topk kthvalue max min mode median _cummax_helper _cummin_helper searchsorted bucketize nonzero
-    _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive
-""".split()
+OPERATORS = [
+    "copy_",
+    "_local_scalar_dense",
+    "fill_",
+    "zero_",
+    "arange",
+    "range",
+    "linspace",
+    "eye",
+    "tril_indices",
+    "triu_indices",
+    "randperm",
+    "random_",
+    "add",
+    "add_",
+    "sub",
+    "sub_",
+    "rsub",
+    "mul",
+    "mul_",
+    "div",
+    "div_",
+    "floor_divide",
+    "floor_divide_",
+    "remainder",
+    "remainder_",
+    "fmod",
+    "fmod_",
+    "neg",
+    "neg_",
+    "abs",
+    "abs_",
+    "sign",
+    "sign_",
+    "clamp",
+    "clamp_",
+    "clamp_min",
+    "clamp_min_",
+    "clamp_max",
+    "clamp_max_",
+    "maximum",
+    "minimum",
+    "reciprocal",
+    "round",
+    "floor",
+    "ceil",
+    "trunc",
+    "bitwise_and",
+    "bitwise_and_",
+    "bitwise_or",
+    "bitwise_or_",
+    "bitwise_xor",
+    "bitwise_xor_",
+    "bitwise_not",
+    "bitwise_not_",
+    "bitwise_left_shift",
+    "bitwise_right_shift",
+    "__lshift__",
+    "__rshift__",
+    "__ilshift__",
+    "__irshift__",
+    "eq",
+    "eq_",
+    "ne",
+    "ne_",
+    "lt",
+    "lt_",
+    "le",
+    "le_",
+    "gt",
+    "gt_",
+    "ge",
+    "ge_",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "logical_not",
+    "isnan",
+    "isposinf",
+    "isneginf",
+    "isin",
+    "where",
+    "masked_fill_",
+    "masked_scatter_",
+    "masked_select",
+    "sum",
+    "prod",
+    "any",
+    "all",
+    "max",
+    "min",
+    "amax",
+    "amin",
+    "aminmax",
+    "argmax",
+    "argmin",
+    "count_nonzero",
+    "cumsum",
+    "cumsum_",
+    "cumprod",
+    "_cummax_helper",
+    "_cummin_helper",
+    "sort",
+    "topk",
+    "kthvalue",
+    "mode",
+    "median",
+    "bincount",
+    "histc",
+    "searchsorted",
+    "bucketize",
+    "nonzero",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "unique_dim_consecutive",
+    "repeat_interleave",
+    "cat",
+    "index",
+    "index_select",
+    "gather",
+    "scatter",
+    "scatter_",
+    "scatter_add",
+    "scatter_add_",
+    "scatter_reduce",
+    "scatter_reduce_",
+    "_index_put_impl_",
+    "index_add",
+    "index_add_",
+    "index_copy",
+    "index_copy_",
+    "index_fill_",
+    "take",
+    "put_",
+    "flip",
+    "roll",
+    "tril",
+    "tril_",
+    "triu",
+    "triu_",
+]
+MAKE_INTEGERS = [
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "logical_not",
+    "isnan",
+    "isposinf",
+    "isneginf",
+    "isin",
+    "any",
+    "all",
+    "argmax",
+    "argmin",
+    "count_nonzero",
+    "sort",
+    "topk",
+    "kthvalue",
+    "max",
+    "min",
+    "mode",
+    "median",
+    "_cummax_helper",
+    "_cummin_helper",
+    "searchsorted",
+    "bucketize",
+    "nonzero",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "unique_dim_consecutive",
+]
 """Of floats too."""
 COUNTED = ("nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive")
 """Their kernels copy to the host how many there are, and allocate accordingly."""
+ALWAYS_IN_FORCE = (*COUNTED, "_local_scalar_dense", "repeat_interleave", "bincount")
 CHOOSE = ("topk", "argmax")
 """Of scores that no kernel computed, as a router's, any choice is as good: by default, a balanced one."""
 WITH_CHANCE = ("random_", "randperm")
@@ -54,28 +218,46 @@ _told = False
 _libraries = []
 
 
-_key = torch._C._dispatch_key_parse("CustomRNGKeyId")
-_below = torch._C._dispatch_keyset_full_after(_key)
+_KEYS = {False: "TESTING_ONLY_GenericMode", True: "TESTING_ONLY_GenericWrapper"}
+"""By whether what stands there is always in force."""
+_key = torch._C._dispatch_key_parse(_KEYS[False])
+_below = {
+    always: torch._C._dispatch_keyset_full_after(torch._C._dispatch_key_parse(_KEYS[always]))
+    for always in _KEYS
+}
 
 
 def install():
     """Stand in front of the kernels. To be called once, after torch is imported."""
-    _libraries.append(torch.library.Library("_", "IMPL"))
-    _libraries[0].fallback(torch.library.fallthrough_kernel, "CustomRNGKeyId")
-    _libraries.append(torch.library.Library("aten", "IMPL"))
+    everything, library = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    _libraries.extend((everything, library))  # what is registered goes with them
+    for key in _KEYS.values():
+        everything.fallback(torch.library.fallthrough_kernel, key)
     with_kernel = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
     for name in [*with_kernel, "aten::copy_"]:
         base, _, overload = name.removeprefix("aten::").partition(".")
         if name.startswith("aten::") and base in OPERATORS:
             operator = getattr(getattr(torch.ops.aten, base), overload or "default")
-            kernel = _kernel(base, operator)
-            _libraries[1].impl(name.removeprefix("aten::"), kernel, "CustomRNGKeyId", with_keyset=True)
+            always = base in ALWAYS_IN_FORCE
+            library.impl(
+                name[len("aten::") :],
+                _kernel(base, operator, _below[always]),
+                _KEYS[always],
+                with_keyset=True,
+            )
     torch.autograd.Variable._execution_engine = _Engine(torch.autograd.Variable._execution_engine)
     frame = torch.utils.checkpoint._CheckpointFrame
     frame.__init__ = _with_values_again(frame.__init__)
     reentrant = torch.utils.checkpoint.CheckpointFunction
     reentrant.backward = staticmethod(_switched(reentrant.backward, True))
-    torch._C._dispatch_tls_set_dispatch_key_included(_key, True)
+    for key in _KEYS.values():
+        torch._C._dispatch_tls_set_dispatch_key_included(torch._C._dispatch_key_parse(key), True)
+
+
+def compile_without(output_graph):
+    """torch.compile's backends trace what they compile: nothing may stand in front of it then."""
+    graph = output_graph.OutputGraph
+    graph.call_user_compiler = _switched(graph.call_user_compiler, False)
 
 
 class _Engine:
@@ -108,33 +290,36 @@ def _with_values_again(init):
     return begin
 
 
-def _kernel(base, operator):
+def _kernel(base, operator, below):
     redispatch = operator._handle.redispatch_boxed
     if base == "_local_scalar_dense":
-        return lambda keys, tensor: _read_one(tensor, redispatch(keys & _below, tensor))
+        return lambda keys, tensor: _read_one(tensor, redispatch(keys & below, tensor))
     if base == "copy_":
-        return lambda keys, to, source, *how: _copied(redispatch, keys & _below, to, source, *how)
+        return lambda keys, to, source, *how: _copied(redispatch, keys & below, to, source, *how)
     is_new = not any(argument.alias_info for argument in operator._schema.arguments)
+    packet = getattr(torch.ops.aten, base)
     places = [n for n, argument in enumerate(operator._schema.arguments) if str(argument.type) == "Tensor"]
     always, counted, chance = base in MAKE_INTEGERS, base in COUNTED, base in WITH_CHANCE
 
     def kernel(keys, *arguments, **options):
-        keys = keys & _below
-        for place in places:
-            if place < len(arguments) and type(arguments[place]) in (int, float, bool):
-                arguments = _with_tensors(arguments, places)
-                break
         tensors = _tensors_in(arguments)
         if options:
             tensors += _tensors_in(options.values())
-        for tensor in tensors:
-            if tensor.is_cuda and (always or not tensor.is_floating_point() or is_held(tensor)):
+        for place in places:
+            if place < len(arguments) and type(arguments[place]) in (int, float, bool):
+                run = partial(_with_numbers, packet, operator, places, redispatch)
                 break
         else:
-            return redispatch(keys, *arguments, **options)
+            run = redispatch
+        keys = keys & below
+        for tensor in tensors:
+            if is_plain(tensor) and (always or not tensor.is_floating_point() or is_held(tensor)):
+                break
+        else:
+            return run(keys, *arguments, **options)
         if counted:
             return _count(operator, redispatch, keys, arguments, options)
-        made = redispatch(keys, *arguments, **options)
+        made = run(keys, *arguments, **options)
         if chance:
             options = {**options, "generator": _generator}
         _compute(_follow, base, operator, is_new, arguments, options, tensors, made)
@@ -147,44 +332,38 @@ def _compute(function, *arguments):
     """`function` on the CPU, where these operators are themselves again. None if the CPU refuses what a kernel
     would not have noticed."""
     try:
-        return _switched(function, False)(*arguments)
+        with torch.no_grad():
+            return _switched(function, False)(*arguments)
     except (RuntimeError, IndexError, ValueError):
         return None
 
 
-def _with_tensors(arguments, places):
-    """A Python number that stands for a tensor comes as a number, and a kernel takes it only as a tensor: of no
-    dimension, and of the type that the result has with the number."""
-    others = [a for a in arguments if isinstance(a, torch.Tensor) and a.dtype != torch.bool]
-    made = list(arguments)
-    for place in places:
-        number = arguments[place] if place < len(arguments) else None
-        if type(number) in (int, float, bool):
-            other = others[0] if others else next((arguments[p] for p in places if p != place), number)
-            if isinstance(other, torch.Tensor) and other.is_floating_point():
-                dtype = other.dtype
-            else:
-                dtype = torch.result_type(other, number)
-            made[place] = _number(number, type(number), dtype)
-    return made
-
-
-@lru_cache(1024)
-def _number(number, kind, dtype):
-    return torch.tensor(number, dtype=dtype)
+def _with_numbers(packet, operator, places, redispatch, keys, *arguments, **options):
+    """A Python number that stands for a tensor comes here as a number, and no kernel takes it so. The operator's
+    other form does, which makes it a tensor again."""
+    try:
+        return _switched(packet, False)(*arguments, **options)
+    except (RuntimeError, TypeError):
+        made = list(arguments)
+        other = next(argument for argument in arguments if isinstance(argument, torch.Tensor))
+        for place in places:
+            if place < len(made) and type(made[place]) in (int, float, bool):
+                made[place] = torch.tensor(made[place], dtype=torch.result_type(other, made[place]))
+        return redispatch(keys, *made, **options)
 
 
 def _follow(base, operator, is_new, arguments, options, tensors, made):
     """Compute on the CPU what the kernel would have, and write it where `made` lies."""
     results = _tensors_in((made,))
-    known = all(map(is_held, tensors))
+    unknown = [tensor for tensor in tensors if not (tensor.is_cpu or is_held(tensor))]
+    known = not unknown
     wanted = [result for result in results if _is_wanted(result, known, is_new)]
     if not wanted:
         return
-    if base in CHOOSE and _balanced and not is_held(tensors[0]):
+    if base in CHOOSE and _balanced and unknown:
         _choose(wanted, arguments[0].size(_dim_of(base, arguments, options)))
         return
-    if any(tensor.numel() > MOST_WORK and not is_held(tensor) for tensor in tensors):
+    if any(tensor.numel() > MOST_WORK for tensor in unknown):
         for result in wanted:
             if is_new:
                 _write(result, torch.tensor(base == "all"))
@@ -205,7 +384,7 @@ def _follow(base, operator, is_new, arguments, options, tensors, made):
 
 
 def _is_wanted(result, known, is_new):
-    if result.device.type != "cuda" or result.layout != torch.strided:
+    if not is_plain(result):
         return False
     if result.is_floating_point() or result.is_complex():
         return (known if is_new else known or is_held(result)) and can_hold(result)
@@ -219,7 +398,8 @@ def _count(operator, redispatch, keys, arguments, options):
         host = [_on_host(argument) for argument in arguments]
         return _tensors_in((operator(*host, **{name: _on_host(option) for name, option in options.items()}),))
 
-    too_much = any(tensor.numel() > MOST_WORK and not is_held(tensor) for tensor in _tensors_in(arguments))
+    unknown = [tensor for tensor in _tensors_in(arguments) if not (tensor.is_cpu or is_held(tensor))]
+    too_much = any(tensor.numel() > MOST_WORK for tensor in unknown)
     values = None if too_much else _compute(compute)
     if values is None:
         return redispatch(keys, *arguments, **options)
@@ -258,22 +438,22 @@ def _copied(redispatch, keys, to, source, *how):
     if not isinstance(source, torch.Tensor):
         source = torch.tensor(source, dtype=to.dtype)
     made = redispatch(keys, to, source, *how)
-    if source.is_cuda:
+    if is_plain(source):
         known = is_held(source)
         if to.is_cpu:
             if known:
                 _compute(to.copy_, values_of(source))
             elif to.numel() == 1:
                 _tell()
-        elif to.is_cuda and ((known and can_hold(to)) or is_held(to)):
+        elif is_plain(to) and ((known and can_hold(to)) or is_held(to)):
             _compute(_write, to, values_of(source))
-    elif to.is_cuda and source.is_cpu and source.layout == torch.strided and can_hold(to):
+    elif is_plain(to) and source.is_cpu and can_hold(to):
         _compute(_write, to, source)
     return made
 
 
 def _read_one(tensor, read):
-    if not tensor.is_cuda:
+    if not is_plain(tensor):
         return read
     if is_held(tensor):
         return _switched(values_of(tensor).item, False)()
@@ -299,7 +479,7 @@ def _tell():
 
 def _on_host(argument):
     if isinstance(argument, torch.Tensor):
-        return values_of(argument) if argument.device.type == "cuda" else argument
+        return values_of(argument) if argument.is_cuda else argument
     if isinstance(argument, torch.device):
         return torch.device("cpu") if argument.type == "cuda" else argument
     if isinstance(argument, (list, tuple)):

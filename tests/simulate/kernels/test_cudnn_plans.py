@@ -1,6 +1,6 @@
 """What cuDNN's attention takes, against what cuDNN itself asked for when PyTorch let it plan.
 
-tests/data/cudnn_plans: recorded with `python -m tests.stand_in_cuda.cudnn_plans`, cuDNN 9.19 to 9.26.
+tests/data/cudnn_plans: recorded with `python -m benchmarks.virtual_gpu.cudnn_plans`, cuDNN 9.19 to 9.26.
 """
 
 from __future__ import annotations
