@@ -1,7 +1,7 @@
 """The answers side by side: what each says about every component and phase, and what is unexplained.
 
-The reference is the measured profile where there is one, else the emulated, else the simulated one. Imports no
-torch.
+The reference is the measured profile where there is one, else the emulated, else the simulated one. Imports
+no torch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """What would fit: searched by arithmetic or by simulation, and what to change when nothing does."""
 
 from harness.fit.advice import advise
-from harness.fit.confirmed import fit_confirmed
+from harness.fit.confirmed import ConfirmedFit, fit_confirmed
 from harness.fit.device_choice import compare_hardware, render_choice, render_table
 from harness.fit.exact import fit_exact
 from harness.fit.host_memory import check_host_memory
-from harness.fit.search import ConfirmedFit, fit
+from harness.fit.search import fit
 from harness.fit.sharding import bucket_note, shard
 from harness.fit.text import exact_lines, fit_document, fit_lines
 

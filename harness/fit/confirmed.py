@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pydantic import ValidationError
 
@@ -25,8 +25,8 @@ from harness.fit.changes import (
     overrides,
     suggestions,
 )
-from harness.fit.exact import fit_exact, fits_beyond
-from harness.fit.search import DEFAULT_MARGIN, MULTIPLES, ConfirmedFit, FitField, fit, usable_bytes
+from harness.fit.exact import ExactFit, fit_exact, fits_beyond
+from harness.fit.search import DEFAULT_MARGIN, MULTIPLES, Fit, FitField, fit, usable_bytes
 from harness.hardware import Hardware, with_memory
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
@@ -37,6 +37,41 @@ PLENTY_BYTES = 2**50
 SEEN_TO_FIT = 2
 """Changes of each group (the same result, another) that are looked for until so many are seen to fit."""
 MOST_COMBINATIONS = 4
+
+
+@dataclass
+class ConfirmedFit:
+    """What was seen to fit, beside what arithmetic says."""
+
+    arithmetic: Fit | None
+    """None for a model that napkin has no arithmetic for."""
+    largest: dict[FitField, ExactFit] = field(default_factory=dict)
+    """Empty where nothing could be simulated."""
+    expandable: dict[FitField, ExactFit] = field(default_factory=dict)
+    """Larger values that fit with expandable_segments:True, where that changes the answer."""
+    changes: list[Change] = field(default_factory=list)
+    together: str = ""
+    """Overrides with which it was seen to fit."""
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def by_arithmetic(cls, arithmetic: Fit) -> ConfirmedFit:
+        """What arithmetic says, and nothing seen."""
+        return cls(arithmetic, changes=arithmetic.changes, together=arithmetic.together)
+
+    @property
+    def seen(self) -> bool:
+        """Whether anything was simulated."""
+        return bool(self.largest)
+
+    @property
+    def fits_something(self) -> bool:
+        """Whether there is a size that fits."""
+        if self.seen:
+            return any(found.value for found in self.largest.values())
+        return self.arithmetic is not None and bool(
+            self.arithmetic.micro_batch_size or self.arithmetic.seq_len
+        )
 
 
 def fit_confirmed(

@@ -6,8 +6,8 @@ No torch. fit/confirmed.py starts from what is found here and looks for what a s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from harness.architecture import ModelShape, load_shape
 from harness.errors import InputError
@@ -15,10 +15,6 @@ from harness.fit.changes import Change, by_arithmetic, combined, overrides, sugg
 from harness.hardware import Hardware
 from harness.napkin import estimate, required_bytes
 from harness.recipe import Recipe
-
-if TYPE_CHECKING:
-    from harness.fit.exact import ExactFit
-
 
 DEFAULT_MARGIN = 0.05
 """Fraction of memory left to the caching allocator's fragmentation, which napkin does not know."""
@@ -48,41 +44,6 @@ class Fit:
     """When the recipe does not fit: what to try, those with the same result first, each group by time."""
     together: str = ""
     """Overrides with which it fits, as few and as cheap as were found; empty: none do."""
-
-
-@dataclass
-class ConfirmedFit:
-    """What was seen to fit, beside what arithmetic says."""
-
-    arithmetic: Fit | None
-    """None for a model that napkin has no arithmetic for."""
-    largest: dict[FitField, ExactFit] = field(default_factory=dict)
-    """Empty where nothing could be simulated."""
-    expandable: dict[FitField, ExactFit] = field(default_factory=dict)
-    """Larger values that fit with expandable_segments:True, where that changes the answer."""
-    changes: list[Change] = field(default_factory=list)
-    together: str = ""
-    """Overrides with which it was seen to fit."""
-    notes: list[str] = field(default_factory=list)
-
-    @classmethod
-    def by_arithmetic(cls, arithmetic: Fit) -> ConfirmedFit:
-        """What arithmetic says, and nothing seen."""
-        return cls(arithmetic, changes=arithmetic.changes, together=arithmetic.together)
-
-    @property
-    def seen(self) -> bool:
-        """Whether anything was simulated."""
-        return bool(self.largest)
-
-    @property
-    def fits_something(self) -> bool:
-        """Whether there is a size that fits."""
-        if self.seen:
-            return any(found.value for found in self.largest.values())
-        return self.arithmetic is not None and bool(
-            self.arithmetic.micro_batch_size or self.arithmetic.seq_len
-        )
 
 
 def fit(

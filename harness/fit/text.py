@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.fit.search import ConfirmedFit, FitField
+from harness.fit.confirmed import ConfirmedFit
+from harness.fit.search import FitField
 from harness.hardware import Hardware
 from harness.recipe import Recipe
 from harness.units import in_gib

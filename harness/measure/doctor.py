@@ -24,7 +24,7 @@ from harness.measure.observer import Unobserved
 from harness.recipe import Recipe, fields_that_change, find_model_config
 from harness.system import PACKAGES, installed_version
 from harness.training import run_steps, set_up
-from harness.virtual_gpu.build import why_not
+from harness.virtual_gpu import why_not
 
 COMPILE_LIMIT_S = 120
 TINY: dict[str, Any] = {"model": "tiny-llama-bytes", "precision": "fp32", "seq_len": 16}

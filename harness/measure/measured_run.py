@@ -47,7 +47,7 @@ from harness.training import (
     step_kinds,
     surprises_of_model,
 )
-from harness.virtual_gpu.device import emulated_device
+from harness.virtual_gpu import emulated_device
 
 RECORDED_STEPS = 2
 """Steps run under memory history, after the timed ones. The second begins where a step leaves the memory."""

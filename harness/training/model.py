@@ -6,7 +6,6 @@ checkpointing, loss, host memory for parameters, compile, optimizer, scaler.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -109,14 +108,6 @@ def _adapted(recipe: Recipe, config: Any, device: torch.device) -> Any:
     if recipe.adapter != "none":
         model = with_adapter(recipe, model)
     return model
-
-
-def _refuse_irregular_files(model: str) -> None:
-    """Raise InputError for a pipe or a device in a checkpoint folder: the libraries would wait for it."""
-    folder = os.path.expanduser(model)
-    for entry in os.scandir(folder) if os.path.isdir(folder) else ():
-        if not entry.is_file() and not entry.is_dir() and os.path.exists(entry.path):
-            raise InputError(f"model: {entry.path} is not a regular file. Remove it from the folder.")
 
 
 def _with_weights(recipe: Recipe, config: Any, device: torch.device) -> Any:

@@ -10,7 +10,6 @@ from harness.architecture import check_counts, read_config
 from harness.errors import InputError, nearest
 from harness.recipe import Recipe, find_model_config, nearest_model
 from harness.system import warn_of_trusted_code
-from harness.training.model import _refuse_irregular_files
 
 
 def load_config(recipe: Recipe) -> Any:
@@ -82,3 +81,11 @@ def first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     said = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
     return said.rstrip(".")
+
+
+def _refuse_irregular_files(model: str) -> None:
+    """Raise InputError for a pipe or a device in a checkpoint folder: the libraries would wait for it."""
+    folder = os.path.expanduser(model)
+    for entry in os.scandir(folder) if os.path.isdir(folder) else ():
+        if not entry.is_file() and not entry.is_dir() and os.path.exists(entry.path):
+            raise InputError(f"model: {entry.path} is not a regular file. Remove it from the folder.")

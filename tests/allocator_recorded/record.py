@@ -115,7 +115,8 @@ def build(torch: Path, cuda: Path, folder: Path) -> Path:
     (folder / "versions").write_text("libcudart.so.13 { global: *; };")
     library = folder / "libcudart.so.13"
     run(
-        f"gcc -O1 -w -shared -fPIC -pthread -I{cuda} {sources[0]} {sources[1]} {sources[2]} {folder}/unused.c -o {library} "
+        f"gcc -O1 -w -shared -fPIC -pthread -I{cuda} {' '.join(map(str, sources[:3]))} {folder}/unused.c "
+        f"-o {library} "
         f"-Wl,-soname,libcudart.so.13 -Wl,--version-script={folder}/versions"
     )
     run(

@@ -29,7 +29,8 @@ def print_findings(console: Console, findings: dict[str, Any]) -> None:
     if machine["no_gpu_because"]:
         say(f"no GPU: {machine['no_gpu_because']}")
     say(
-        f"virtual GPU: {machine['no_virtual_gpu_because'] or 'harness emulate and harness run --gpu work here'}"
+        "virtual GPU: "
+        f"{machine['no_virtual_gpu_because'] or 'harness emulate and harness run --gpu work here'}"
     )
     packages = findings["packages"].items()
     say(", ".join(f"{name} {version}" for name, version in packages if version))
