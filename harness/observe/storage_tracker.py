@@ -62,6 +62,8 @@ class StorageTracker(TorchDispatchMode):
                 return NotImplemented  # it unpacks itself; its inner operators come back here
         if func in _IN_PLACE and _in_engine(sys._getframe(1)):
             func, args = _as_without_a_mode(func, args)
+        if func in _INDEXING:
+            self._see(args[1], "lift_fresh")
         out = self.run(func, args, kwargs or {})
         self._see(out, func)
         return out
@@ -136,6 +138,12 @@ class StorageTracker(TorchDispatchMode):
         self._refs[key] = weakref.ref(storage, died)
 
 
+_INDEXING = {
+    *(aten.index.Tensor, aten.index_put.default, aten.index_put_.default),
+    *(aten._index_put_impl_.default, aten._unsafe_index.Tensor),
+}
+"""x[[0, 2]]: Python makes a tensor of the list on the device of x (autograd/python_variable_indexing.cpp,
+sequenceToVariable), by an operator that a dispatch mode sees; but for meta by none."""
 _IN_PLACE = {
     aten.add.Tensor: aten.add_.Tensor,  # torch/csrc/autograd/input_buffer.cpp, accumulate
     # torch/csrc/autograd/FunctionsManual.cpp: index_backward, value_selecting_reduction_backward,

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import FalconConfig
 
 from harness.observe.storage_tracker import StorageTracker
 from harness.recipe.recipe import Recipe
@@ -165,6 +167,27 @@ def test_shape_only_events_equal_those_of_real_tensors(fields: dict[str, Any]) -
     difference = next((pair for pair in zip(real, shapes, strict=False) if pair[0] != pair[1]), None)
     assert difference is None
     assert len(real) == len(shapes)
+
+
+FALCON: dict[str, dict[str, Any]] = {
+    "one key-value head": {},
+    "grouped key-value heads": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "as many as queries": {"multi_query": False},
+    "alibi": {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("sizes", FALCON.values(), ids=FALCON.keys())
+def test_falcon_indexes_with_lists_which_become_tensors(
+    sizes: dict[str, Any], attention: str, tmp_path: Path
+) -> None:
+    """x[..., [-2], :]: 8 bytes on the device, kept for backward. fp32, as for gpt2."""
+    shape = {"vocab_size": 264, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    FalconConfig(**shape, **sizes).save_pretrained(tmp_path)
+    recipe = tiny(model=str(tmp_path / "config.json"), attention=attention)
+    real, shapes = _events(recipe, torch.device("cpu")), _events(recipe, torch.device("meta"))
+    assert real == shapes
 
 
 def test_the_grid_is_as_large_as_promised() -> None:
