@@ -5,16 +5,14 @@ A config.json leaves out what equals transformers' default for its family: archi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from harness.architecture.config_file import LARGEST_COUNT, MOST_LAYERS, read_config
 from harness.architecture.families import FAMILIES
+from harness.architecture.model_id import find_config
 from harness.errors import InputError
-from harness.recipe import find_model_config, nearest_model
 
 _ALIASES = {  # GPT-2's names
     "hidden_size": "n_embd",
@@ -74,40 +72,12 @@ class ModelShape:
 
 def load_shape(model: str) -> ModelShape:
     """The shape of `model`: a name in recipes/models, a config.json, a checkpoint folder, or a Hugging Face
-    id whose config is in the local cache.
+    id (architecture/model_id.py).
 
     Raises InputError for a model that cannot be found or read, or whose family is not known.
     """
-    path = _config_path(model)
+    path = find_config(model)
     return read_shape(read_config(path), str(path))
-
-
-def _config_path(model: str) -> Path:
-    named = find_model_config(model)
-    if named is not None:
-        return named
-    path = Path(os.path.expanduser(model))
-    if os.path.isdir(path):
-        return path / "config.json"
-    if os.path.isfile(path):
-        return path
-    cached = _cached_config(model)
-    if cached is not None:
-        return cached
-    raise InputError(
-        f"model: {model}: there is no such name in recipes/models, no such file, and no config of that name "
-        f"in the Hugging Face cache.{nearest_model(model)} Estimates download nothing: give the path of a "
-        "config.json."
-    )
-
-
-def _cached_config(model: str) -> Path | None:
-    from os import environ
-
-    home = Path(environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    hub = Path(environ.get("HF_HUB_CACHE", home / "hub"))
-    found = sorted(hub.glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json"))
-    return found[-1] if found and "*" not in model else None
 
 
 def read_shape(config: Mapping[str, Any], origin: str = "config") -> ModelShape:
@@ -116,7 +86,8 @@ def read_shape(config: Mapping[str, Any], origin: str = "config") -> ModelShape:
     if not isinstance(family, str) or family not in FAMILIES:
         raise InputError(
             f"model: {origin}: napkin has no arithmetic for model_type {family!r:.60}; it knows "
-            f"{', '.join(sorted(FAMILIES))}. `harness simulate` runs any causal language model."
+            f"{', '.join(sorted(FAMILIES))}. For any other causal language model ask `harness simulate`, "
+            "`harness fit` or `harness hardware`, which simulate the step."
         )
     values = {**FAMILIES[family], **{name: value for name, value in config.items() if value is not None}}
     # null means "no window" and "no soft cap", not "the default"

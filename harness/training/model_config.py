@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
-from harness.architecture import check_counts, read_config
+from harness.architecture import check_counts, find_config, read_config
 from harness.errors import InputError, nearest
 from harness.recipe import Recipe, find_model_config, nearest_model
 from harness.system import warn_of_trusted_code
@@ -23,24 +22,20 @@ def load_config(recipe: Recipe) -> Any:
 
     if recipe.trust_remote_code:
         warn_of_trusted_code(recipe.model)
-    named = find_model_config(recipe.model)
-    if named is None and recipe.weights == "pretrained":
+    path = find_config(recipe.model)
+    if recipe.weights == "pretrained":
         _refuse_irregular_files(recipe.model)
-    path = named or Path(os.path.expanduser(recipe.model))
-    if named is None and os.path.isdir(path):
-        path = path / "config.json"
     try:
-        if os.path.exists(path):  # a pipe too, which read_config refuses
-            values = read_config(path)
-            check_counts(values, str(path))
+        values = read_config(path)
+        check_counts(values, str(path))
+        on_hub = find_model_config(recipe.model) is None and not os.path.exists(
+            os.path.expanduser(recipe.model)
+        )
+        if recipe.trust_remote_code and on_hub and "auto_map" in values:
+            config = AutoConfig.from_pretrained(recipe.model, trust_remote_code=True)
+        else:
             _refuse_unknown_type(values.get("model_type"), str(path))
             config = AutoConfig.for_model(**values)
-        elif path.suffix == ".json" or path.name == "config.json" or recipe.model.startswith((".", "/", "~")):
-            raise InputError(
-                f"model: {recipe.model}: there is no such file. Give a config.json or a checkpoint folder."
-            )
-        else:
-            config = AutoConfig.from_pretrained(recipe.model, trust_remote_code=recipe.trust_remote_code)
     except InputError:
         raise
     except Exception as error:

@@ -1,0 +1,79 @@
+"""Where the config.json of a recipe's `model` is: one rule for every command. Imports no torch.
+
+A name in recipes/models, the path of a file or of a checkpoint folder, or a Hugging Face id. Of an id only
+the config is fetched, a few kB, unless it is in the cache; HF_HUB_OFFLINE=1 forbids that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from harness.architecture.config_file import MAX_CONFIG_BYTES
+from harness.errors import InputError
+from harness.recipe import find_model_config, nearest_model
+
+_ID = re.compile(r"([\w.-]+/)?[\w.-]+", re.ASCII)
+_OFF = {"0", "", "OFF", "NO", "FALSE"}
+
+
+def find_config(model: str) -> Path:
+    """The path of the model's config.json, fetched if need be.
+
+    Raises InputError for what is no name, no file and no id, and for an id whose config cannot be had.
+    """
+    named = find_model_config(model)
+    if named is not None:
+        return named
+    path = Path(os.path.expanduser(model))
+    if os.path.isdir(path):
+        return path / "config.json"
+    if os.path.exists(path):  # a pipe too, which read_config refuses
+        return path
+    if path.suffix == ".json" or model.startswith((".", "/", "~")) or not _ID.fullmatch(model):
+        raise InputError(
+            f"model: {model}: there is no such file. Give a name from recipes/models, a config.json, a "
+            f"checkpoint folder or a Hugging Face id.{nearest_model(model)}"
+        )
+    return _cached(model) or _fetched(model)
+
+
+def _cached(model: str) -> Path | None:
+    """The newest config of that id in the Hugging Face cache."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    found = hub.glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json")
+    return max(found, key=lambda path: path.lstat().st_mtime, default=None)
+
+
+def _fetched(model: str) -> Path:
+    """The config of that id, from the Hub (or where HF_ENDPOINT points) into the cache."""
+    hint = nearest_model(model)
+    nowhere = (
+        f"model: {model}: there is no such name in recipes/models, no such file, and no config of that name "
+        f"in the Hugging Face cache.{hint}"
+    )
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in _OFF:
+        raise InputError(f"{nowhere} HF_HUB_OFFLINE forbids to fetch it. Give the path of a config.json.")
+    if hint and "/" not in model:  # a misspelt name of ours, and nobody's id
+        raise InputError(f"{nowhere} Give the path of a config.json, or an id as owner/name.")
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        there = huggingface_hub.hf_hub_download(model, "config.json", dry_run=True)
+        if (there.file_size or 0) > MAX_CONFIG_BYTES:
+            raise InputError(f"model: {model}: its config.json has more than {MAX_CONFIG_BYTES:,} bytes.")
+        return Path(huggingface_hub.hf_hub_download(model, "config.json"))
+    except InputError:
+        raise
+    except errors.GatedRepoError:
+        why = "it is gated: accept its licence on the Hub and log in (`hf auth login`)"
+    except errors.RepositoryNotFoundError:
+        why = "the Hub has no such model, or shows it only to who is logged in (`hf auth login`)"
+    except errors.RemoteEntryNotFoundError:
+        why = "that repository has no config.json (it may hold an adapter, or another format)"
+    except Exception as error:  # every kind of failing network, of two libraries
+        why = f"the Hub cannot be reached ({type(error).__name__}); check the network, or HF_ENDPOINT"
+    raise InputError(f"{nowhere} It could not be fetched: {why}. Or give the path of a config.json.")
