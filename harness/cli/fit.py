@@ -122,7 +122,7 @@ def fit_and_confirm(
             settings = allocator_settings(os.environ)
             found = fit_confirmed(recipe, hardware, settings, margin=margin, told=lambda line: say(log, line))
     if as_json:
-        print(json.dumps(fit_document(name, where, found), indent=1))
+        print(json.dumps(fit_document(name, where, recipe, found), indent=1))
     else:
         print(printable("\n".join(fit_lines(name, where, recipe, hardware, found))))
     if not found.fits_something:

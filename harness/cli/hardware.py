@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,7 @@ def hardware(
     from harness.fit import compare_hardware, render_choice, render_table
     from harness.hardware import hardware_names, read_prices
     from harness.recipe import load_recipe
+    from harness.system import quiet_libraries, stdout_kept_for_json
 
     if recipe is None:
         if as_json or prices or price:
@@ -53,7 +55,10 @@ def hardware(
             raise InputError(f"{text} is no field. Write --price {text}, with a --price for every device.")
     name, loaded = load_recipe(recipe, overrides or [])
     check_data(loaded)
-    offers = compare_hardware(loaded, read_prices(prices, price or []))
+    with stdout_kept_for_json(as_json):
+        quiet_libraries()
+        given = read_prices(prices, price or [])
+        offers = compare_hardware(loaded, given, lambda line: print(printable(line), file=sys.stderr))
     if as_json:
         print(json.dumps([offer.document() for offer in offers], indent=1))
     else:

@@ -15,6 +15,9 @@ from harness.step_profile import HardwareSummary, OutOfMemoryReport
 from harness.units import in_gib
 
 MOST_CHANGES = 5
+NOT_ON_WINDOWS = ", not on Windows or WSL"
+"""Of unified memory: there the driver does not move it to the host when the device is full (CUDA C++
+Programming Guide, unified memory on Windows and WSL)."""
 LIKE = "a100-80gb"
 """The device that stands for one that is not in the table."""
 
@@ -53,7 +56,8 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
         time = f", time a token × {change.slowdown:.2f}" if known else ""
         result = "" if change.same_result else ", another training"
         fits = ", enough by itself" if change.fits else ""
-        lines.append(f"{change.overrides}: {in_gib(change.saved_bytes)} less{time}{result}{fits}")
+        where = NOT_ON_WINDOWS if "paged" in change.overrides else ""
+        lines.append(f"{change.overrides}: {in_gib(change.saved_bytes)} less{time}{result}{fits}{where}")
     if enough is None:
         together = combined(recipe, limit, changes, price)
         size = in_gib(hardware.memory_bytes)

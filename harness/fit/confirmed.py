@@ -27,13 +27,11 @@ from harness.fit.changes import (
 )
 from harness.fit.exact import ExactFit, fit_exact, fits_beyond
 from harness.fit.search import DEFAULT_MARGIN, MULTIPLES, Fit, FitField, fit, usable_bytes
-from harness.hardware import Hardware, with_memory
+from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
 from harness.units import in_gib
 
-PLENTY_BYTES = 2**50
-"""Memory on which everything fits, to see what a step would take."""
 SEEN_TO_FIT = 2
 """Changes of each group (the same result, another) that are looked for until so many are seen to fit."""
 MOST_COMBINATIONS = 4
@@ -236,3 +234,16 @@ class _Confirming:
 
     def _tell(self, what: str, fits: bool) -> None:
         self.told(f"{what}: {'fits' if fits else 'does not fit'}")
+
+
+def unified_memory_note(recipe: Recipe, found: ConfirmedFit) -> str:
+    """What a "fits" rests on where an optimizer is paged; empty where none is."""
+    advised = [change.overrides for change in found.changes if change.fits] + [found.together]
+    here = recipe.optimizer.startswith("paged")
+    if not here and not any("paged" in overrides for overrides in advised):
+        return ""
+    whose = f"optimizer: {recipe.optimizer}" if here else "a paged optimizer"
+    return (
+        f"{whose} keeps its state in unified memory, which is not counted here: when the device is full, "
+        "the driver moves it to the host on Linux. On Windows and WSL it does not, and what fits may run out."
+    )

@@ -1,14 +1,18 @@
-"""Every device of the table for one recipe: does it fit, how fast is it, what does a token cost. No torch."""
+"""Every device of the table for one recipe: does it fit, how fast is it, what does a token cost.
+
+By arithmetic, without torch; a model that arithmetic does not know is simulated on each device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from harness.architecture import load_shape
+from harness.architecture import ModelShape, load_shape
 from harness.errors import InputError
-from harness.hardware import Hardware, all_hardware
+from harness.hardware import PLENTY_BYTES, Hardware, all_hardware, with_memory
 from harness.napkin import Timing, estimate, required_bytes
 from harness.recipe import Recipe
 
@@ -42,11 +46,20 @@ class Offer:
         return asdict(self) | {"cost_per_million_tokens": self.cost_per_million_tokens}
 
 
-def compare_hardware(recipe: Recipe, prices: dict[str, float]) -> list[Offer]:
+def compare_hardware(
+    recipe: Recipe, prices: dict[str, float], told: Callable[[str], None] = lambda line: None
+) -> list[Offer]:
     """An offer from every device: the cheapest first where there are prices, then the fastest; those that
-    cannot run the recipe last. Raises InputError for a model that cannot be estimated at all."""
-    shape = load_shape(recipe.model)
-    offers = [_offer(recipe, hardware, shape) for hardware in all_hardware(prices)]
+    cannot run the recipe last. `told` hears of each simulation, where arithmetic does not know the model.
+    Raises InputError for a model that neither can answer for."""
+    try:
+        shape = load_shape(recipe.model)
+    except InputError as error:
+        told(f"by simulation: {error}")
+        needs = partial(_simulated, told=told)
+    else:
+        needs = partial(_estimated, shape=shape)
+    offers = [_offer(recipe, hardware, needs) for hardware in all_hardware(prices)]
 
     def order(offer: Offer) -> tuple[bool, float, float]:
         cost = offer.cost_per_million_tokens
@@ -55,20 +68,44 @@ def compare_hardware(recipe: Recipe, prices: dict[str, float]) -> list[Offer]:
     return sorted(offers, key=order)
 
 
-def _offer(recipe: Recipe, hardware: Hardware, shape: Any) -> Offer:
+class _Needs(NamedTuple):
+    """What a recipe needs of a device, and how fast it is there."""
+
+    size_bytes: int
+    tokens_per_s: float | None
+    bound: str | None
+
+
+def _offer(recipe: Recipe, hardware: Hardware, needs: Callable[[Recipe, Hardware], _Needs]) -> Offer:
     sheet = hardware.datasheet
     common = (sheet.name, sheet.title, hardware.memory_bytes)
     if not hardware.supports(recipe.compute_dtype):
         reason = f"no {recipe.compute_dtype} units"
         return Offer(*common, None, False, reason, price_per_hour=hardware.price_per_hour)
     try:
-        memory = estimate(recipe, hardware, shape)
+        needed, tokens_per_s, bound = needs(recipe, hardware)
     except InputError as error:
         raise InputError(f"{sheet.name}: {error}") from None
-    needed, timing = required_bytes(memory), Timing(memory.sizes)
     fits = needed <= hardware.memory_bytes
     reason = "" if fits else f"needs {needed / GIB:.1f} GiB"
-    return Offer(*common, needed, fits, reason, timing.tokens_per_s, timing.bound, hardware.price_per_hour)
+    return Offer(*common, needed, fits, reason, tokens_per_s, bound, hardware.price_per_hour)
+
+
+def _estimated(recipe: Recipe, hardware: Hardware, shape: ModelShape) -> _Needs:
+    memory = estimate(recipe, hardware, shape)
+    timing = Timing(memory.sizes)
+    return _Needs(required_bytes(memory), timing.tokens_per_s, timing.bound)
+
+
+def _simulated(recipe: Recipe, hardware: Hardware, told: Callable[[str], None]) -> _Needs:
+    """Of a step that fits, what the process takes; of one that does not, what it would with plenty."""
+    from harness.simulate import simulate
+
+    told(f"simulating on {hardware.name}")
+    profile = simulate(recipe, hardware, explain_oom=False)[0]
+    if profile.oom is not None:
+        profile = simulate(recipe, with_memory(hardware, PLENTY_BYTES), explain_oom=False)[0]
+    return _Needs(profile.memory.process_bytes or 0, profile.step.tokens_per_s, profile.step.bound)
 
 
 def render_table() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.fit.confirmed import ConfirmedFit
+from harness.fit.confirmed import ConfirmedFit, unified_memory_note
 from harness.fit.search import FitField
 from harness.hardware import Hardware
 from harness.recipe import Recipe
@@ -49,11 +49,12 @@ def fit_lines(
         how = "seen to fit" if found.seen else "by arithmetic"
         none = "No combination of them was seen to fit." if found.seen else "No combination of them fits."
         yield f"Together ({how}): {found.together}" if found.together else none
-    for note in found.notes:
-        yield f"Note: {note}"
+    for note in (*found.notes, unified_memory_note(recipe, found)):
+        if note:
+            yield f"Note: {note}"
 
 
-def fit_document(name: str, where: str, found: ConfirmedFit) -> dict[str, Any]:
+def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> dict[str, Any]:
     """The same as plain data. `largest_*`: seen to fit where `seen_by_simulation`, else by arithmetic."""
     arithmetic, values = found.arithmetic, _values(found)
     return {
@@ -80,7 +81,7 @@ def fit_document(name: str, where: str, found: ConfirmedFit) -> dict[str, Any]:
             }
             for change in found.changes
         ],
-        "notes": found.notes,
+        "notes": [note for note in (*found.notes, unified_memory_note(recipe, found)) if note],
     }
 
 

@@ -2,6 +2,7 @@
 
 from harness.hardware.hardware import (
     DEFAULT_HARDWARE,
+    PLENTY_BYTES,
     Hardware,
     all_hardware,
     find_hardware,
@@ -26,6 +27,7 @@ from harness.hardware.table import TABLE_NAMES
 
 __all__ = [
     "DEFAULT_HARDWARE",
+    "PLENTY_BYTES",
     "TABLE_NAMES",
     "Bound",
     "Hardware",

@@ -51,6 +51,8 @@ def split_hardware(overrides: Sequence[str], memory: str | None = None) -> tuple
 
 DEFAULT_HARDWARE = "h100"
 MAX_CALIBRATION_BYTES = 1_000_000
+PLENTY_BYTES = 2**50
+"""Memory on which everything fits, to see what a step would take."""
 
 Achieved = Annotated[float, Field(gt=0, le=1)]
 

@@ -15,6 +15,21 @@ from harness.recipe.rules import shown
 
 LONGEST_SHOWN = 80
 MOST_SENTENCES = 5
+NOT_HERE = {
+    "quantization": {
+        **dict.fromkeys(("nvfp4", "mxfp4", "fp8", "mxfp8"), "a format of floats with shared scales"),
+        **dict.fromkeys(("gptq", "awq", "hqq", "aqlm", "eetq", "gguf"), "another library's format"),
+        **dict.fromkeys(("int4", "4bit", "8bit", "bnb_4bit"), "no name of a format"),
+    },
+    "optimizer": dict.fromkeys(
+        ("muon", "galore", "lomo", "adalomo", "sophia", "adam", "lion", "apollo", "schedule_free"),
+        "another optimizer",
+    ),
+    "adapter": dict.fromkeys(("dora", "vera", "loha", "lokr", "oft", "adalora"), "another adapter")
+    | {"qlora": "LoRA over a quantized base: write adapter: lora with quantization: nf4"},
+    "attention": dict.fromkeys(("flex_attention", "flash_attention_4", "xformers"), "another implementation"),
+}
+"""Values that people know from elsewhere, and what they are: no misspelling of what is here."""
 
 
 class ImpossiblePair(InputError):
@@ -81,8 +96,16 @@ def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
     reason = f" ({problem['ctx']['error']})" if problem["type"] == "value_error" else ""
     choices = _choices(name)
     wrong = [item for item in (value if isinstance(value, list) else [value]) if item not in choices]
-    suggestion = nearest(str(wrong[0]), choices) if wrong and choices else ""
+    suggestion = _suggested(name, str(wrong[0]), choices) if wrong and choices else ""
     return f"{name}: {text} is not possible{reason}; give {accepted_values(name)}.{suggestion}"
+
+
+def _suggested(name: str, value: str, choices: Collection[str]) -> str:
+    """What to write for a wrong value; of one that is known from elsewhere, that it is not here."""
+    known = NOT_HERE.get(name, {}).get(value.lower().replace("-", "_"))
+    if known is None:
+        return nearest(value, choices)
+    return f" {shortened(value)} is {known}" + ("." if ":" in known else ", which harness does not have.")
 
 
 def _choices(name: str) -> list[str]:

@@ -241,14 +241,20 @@ class _Run:
         )
 
     def _warnings(self) -> list[str]:
-        found = [] if self.training is None else surprises_of_model(self.asked, self.training.model)
+        warnings = [] if self.training is None else surprises_of_model(self.asked, self.training.model)
         unknown = unknown_ops(self.device.operators)
-        if not unknown:
-            return found
-        return [
-            *found,
-            f"what these operators take inside on CUDA nobody has looked at: {', '.join(unknown)}",
-        ]
+        if unknown:
+            warnings.append(
+                f"what these operators take inside on CUDA nobody has looked at: {', '.join(unknown)}"
+            )
+        context = self.hardware.calibration.cuda_context_bytes
+        whole = self.memory.peak_reserved_bytes + context + self.memory.host_peak_bytes
+        if self.recipe.optimizer.startswith("paged") and whole > self.hardware.memory_bytes:
+            warnings.append(
+                "it fits only where the driver moves the optimizer's state, which is in unified memory, to "
+                "the host when the device is full: on Linux it does, on Windows and WSL it does not"
+            )
+        return warnings
 
     def _memory(self) -> MemoryStats:
         memory = MemoryStats(

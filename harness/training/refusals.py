@@ -15,6 +15,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from harness.errors import InputError, MissingDependency
 from harness.recipe import Recipe
 
+FLASH_ATTN_3 = (
+    "git clone https://github.com/Dao-AILab/flash-attention && cd flash-attention/hopper && "
+    "python setup.py install (it needs a Hopper GPU and CUDA 12.3 or newer)"
+)
+"""How version 3 is installed, a package of its own (its README); flash-attn is version 2."""
+
 
 class Problem(NamedTuple):
     """A field that must change."""
@@ -42,9 +48,10 @@ def refuse_what_cannot_run(recipe: Recipe, config: Any, device: torch.device) ->
         two = recipe.attention == "flash_attention_2"
         if not (is_flash_attn_2_available() if two else is_flash_attn_3_available()):
             # without this, transformers would fetch a kernel from the Hub
-            raise MissingDependency(
-                "flash-attn" if two else "flash-attn-3", "flash-attn", f"attention: {recipe.attention}"
-            )
+            needed_for = f"attention: {recipe.attention}"
+            if two:
+                raise MissingDependency("flash-attn", "flash-attn", needed_for)
+            raise MissingDependency("flash-attn-3", None, needed_for, FLASH_ATTN_3)
 
 
 def _of_the_model(recipe: Recipe, config: Any) -> Iterator[Problem]:

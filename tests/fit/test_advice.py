@@ -36,7 +36,7 @@ UNLISTED = HardwareSummary(name="A GPU of next year", kind="cuda", memory_bytes=
 HOST = HardwareSummary(name="A CPU", kind="cpu", memory_bytes=64 * GIB)
 LINE = re.compile(
     r"(?P<changes>.+=.+): (?P<saved>[\d.,]+) (?P<unit>[KMG]iB) less(, time a token × (?P<time>\d+\.\d\d))?"
-    r"(?P<other>, another training)?(?P<enough>, enough by itself)?"
+    r"(?P<other>, another training)?(?P<enough>, enough by itself)?(?P<where>, not on Windows or WSL)?"
 )
 
 
@@ -124,6 +124,29 @@ def test_on_a_cpu_nothing_is_advised_that_a_cpu_cannot_do():
     text = " ".join(advise(FULL, HOST, IN_FORWARD) + advise(LORA, HOST, IN_FORWARD))
     assert "gradient_checkpointing=true" in text
     assert not re.search("offload|paged|fused_linear", text)
+
+
+def test_what_rests_on_unified_memory_says_where(monkeypatch):
+    monkeypatch.setattr(oom, "MOST_CHANGES", 20)
+    lines = advise(FULL, A100, IN_FORWARD) + advise(LORA, A100, IN_FORWARD)
+    assert any("paged" in line for line in lines)
+    assert all(bool(parsed(line)["where"]) == ("paged" in line) for line in lines if "less" in line)
+
+
+def test_a_change_is_enough_only_if_it_makes_up_for_what_was_missing_and_in_pieces():
+    """Arithmetic alone, which knows no fragments, may say that the recipe fits as it is."""
+    device = HardwareSummary(name="NVIDIA A100-SXM4-80GB", kind="cuda", memory_bytes=80 * GIB)
+    needed = required_bytes(estimate(LORA, find_hardware("a100-80gb")))
+    roomy = device.model_copy(update={"memory_bytes": needed + 4 * GIB})
+    report = OutOfMemoryReport(
+        phase="backward", requested_bytes=6 * GIB, free_bytes=GIB, reserved_unallocated_bytes=5 * GIB
+    )
+    for line in advise(LORA, roomy, report):
+        if "less" in line:
+            match = parsed(line)
+            saved = float(match["saved"]) * {"MiB": 2**20, "GiB": GIB}[match["unit"]]
+            # 5 GiB were missing; and what is needed must fit beside the 5 GiB in pieces
+            assert bool(match["enough"]) == (saved >= 5 * GIB - GIB // 200), line
 
 
 def test_memory_in_pieces_is_named():

@@ -126,7 +126,7 @@ def test_what_neither_can_answer_is_refused(tmp_path) -> None:
 
 
 def test_the_document_says_what_was_seen() -> None:
-    document = json.loads(json.dumps(fit_document("lora", "100 MiB", confirmed(100))))
+    document = json.loads(json.dumps(fit_document("lora", "100 MiB", LORA, confirmed(100))))
     rows = confirmed(100).largest["micro_batch_size"]
     assert document["seen_by_simulation"]
     assert document["largest_micro_batch_size"] == rows.value

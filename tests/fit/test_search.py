@@ -19,6 +19,7 @@ from harness.napkin.memory.moments import required_bytes
 from harness.napkin.prediction import estimate
 from harness.recipe.file import load_recipe
 from harness.recipe.recipe import Recipe
+from harness.simulate.simulated_run import simulate
 
 RTX_4090 = find_hardware("rtx-4090")
 GIB = 2**30
@@ -237,6 +238,42 @@ def test_fit_answers_for_a_size_and_for_a_device():
     nothing = command("fit", "llama-3.1-8b-full-bf16", "--hardware", "rtx-4090", "--quick")
     assert nothing.exit_code == 3
     assert "optimizer_in_backward=true" in nothing.stdout
+
+
+def test_a_fit_that_rests_on_unified_memory_says_so():
+    """mistral-7b-qlora has paged_adamw_8bit, whose state is not counted."""
+    paged = command("fit", "mistral-7b-qlora", "--memory", "16GiB", "--quick")
+    assert "On Windows and WSL it does not" in paged.stdout
+    document = command("fit", "mistral-7b-qlora", "--memory", "16GiB", "--quick", "--json")
+    assert any("WSL" in note for note in json.loads(document.stdout)["notes"])
+    assert "WSL" not in command("fit", "tinyllama-lora", "--quick").stdout
+    # and where only what is advised is paged
+    advised = command("fit", "llama-3.1-8b-full-bf16", "--hardware", "a100-40gb", "--quick")
+    assert ("optimizer=paged" in advised.stdout.split("Together")[-1]) <= ("WSL" in advised.stdout)
+
+
+def test_a_model_that_arithmetic_does_not_know_is_tried_on_every_device_by_simulation(tmp_path, monkeypatch):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "olmo2", "vocab_size": 264, **sizes}))
+    recipe = Recipe(model=str(tmp_path / "config.json"), seq_len=256)
+    devices = [find_hardware(name, {"l4": 0.7}) for name in ("t4", "l4", "h100")]
+    devices.append(with_memory(find_hardware("a100-40gb"), 510 * 2**20))
+    monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: devices)
+    told: list[str] = []
+    offers = {offer.name: offer for offer in compare_hardware(recipe, {"l4": 0.7}, told.append)}
+    assert (offers["l4"].fits, offers["h100"].fits) == (True, True)
+    assert offers["t4"].reason == "no bf16 units"
+    assert not offers["a100-40gb"].fits
+    assert offers["a100-40gb"].reason.startswith("needs 0.")
+    profile = simulate(recipe, devices[1])[0]
+    assert offers["l4"].tokens_per_s == profile.step.tokens_per_s
+    assert offers["l4"].required_bytes == profile.memory.process_bytes
+    assert any("l4" in line for line in told)
+    for napkin_only in ("napkin", "shard"):
+        (tmp_path / "mine.yaml").write_text(f"model: {tmp_path / 'config.json'}\n")
+        refused = command(napkin_only, str(tmp_path / "mine.yaml")).exception
+        assert "`harness simulate`" in str(refused)
+        assert "`harness fit`" in str(refused)
 
 
 def test_hardware_names_the_cheapest_and_the_fastest(tmp_path):

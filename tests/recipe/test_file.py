@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import InputError
-from harness.recipe.check import recipe_schema
+from harness.recipe.check import NOT_HERE, recipe_schema
 from harness.recipe.fields import Precision
 from harness.recipe.file import find_model_config, list_models, list_recipes, load_recipe, recipe_yaml
 from harness.recipe.recipe import Recipe
@@ -221,6 +221,30 @@ def test_unreadable_file() -> None:
 def test_dangling_link() -> None:
     os.symlink("nowhere", "link.yaml")
     assert "link.yaml" in complaint("./link.yaml")
+
+
+@pytest.mark.parametrize(
+    ("line", "mentions"),
+    [
+        ("quantization: nvfp4", ["nvfp4 is a format of floats", "which harness does not have"]),
+        ("quantization: GPTQ", ["GPTQ is another library's format"]),
+        ("optimizer: adam", ["adam is another optimizer"]),
+        ("adapter: dora", ["dora is another adapter"]),
+        ("adapter: qlora", ["write adapter: lora with quantization: nf4"]),
+        ("attention: flash-attention-4", ["another implementation"]),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_a_value_known_from_elsewhere_is_no_misspelling(line: str, mentions: list[str]) -> None:
+    text = complaint(write(f"model: gpt2-small\n{line}\n"))
+    assert all(mention in text for mention in mentions)
+    assert "Did you mean" not in text
+
+
+def test_every_value_that_is_known_from_elsewhere_is_none_of_ours() -> None:
+    for name, values in NOT_HERE.items():
+        assert name in Recipe.model_fields
+        assert not set(values) & set(recipe_schema()["properties"][name]["enum"]), name
 
 
 @pytest.mark.parametrize(

@@ -308,3 +308,19 @@ def test_torch_is_as_it_was_when_a_simulation_was_the_first_to_ask_for_construct
     simulate(tiny("llama"), find_hardware("l4"))
     with torch.device("meta"):
         assert torch.tensor([]).is_meta
+
+
+@pytest.mark.parametrize(("mib", "rests"), [(40, False), (10, True)])
+def test_a_step_that_fits_by_unified_memory_alone_says_so(tmp_path: Path, mib: int, rests: bool) -> None:
+    """paged_adamw keeps tensors of 1e5 elements and more in unified memory, 8 bytes an element."""
+    recipe = tiny(optimizer="paged_adamw", precision="bf16", seq_len=64)
+    config = json.loads(Path(recipe.model).read_text()) | {"vocab_size": 20_000}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    wide = recipe.model_copy(update={"model": str(tmp_path)})
+    profile, memory = simulate(wide, find_hardware("a100-40gb"))
+    paged = 2 * 20_000 * 64 * 2 * 4  # embeddings and head, two moments in fp32
+    assert memory.host_peak_bytes >= paged
+    just = (profile.memory.process_bytes or 0) + mib * 2**20
+    small = simulate(wide, with_memory(find_hardware("a100-40gb"), just))[0]
+    assert small.oom is None
+    assert any("WSL" in warning for warning in small.warnings) == rests
