@@ -138,7 +138,7 @@ def _next_lines(found: ExactFit, indent: str = "  ") -> Iterator[str]:
         asked, idle = in_gib(oom.requested_bytes), in_gib(oom.reserved_unallocated_bytes)
         yield f"{indent}{found.next_value} runs out of memory in {oom.phase}, asking for {asked}"
         if (oom.reserved_unallocated_bytes or 0) >= (oom.requested_bytes or 0):
-            yield f"{indent}with {idle} reserved in pieces"
+            yield f"{indent}with {idle} reserved in pieces: other sizes cut them otherwise, and a few may fit"
     elif found.limit is not None:
         yield f"{indent}{found.next_value or 'more'} is impossible: {found.limit}"
 
