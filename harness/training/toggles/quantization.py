@@ -76,6 +76,8 @@ def build_quantized(recipe: Recipe, build: Callable[[], nn.Module], device: torc
     model.tie_weights()  # type: ignore[operator]
     flag = "is_loaded_in_8bit" if recipe.quantization == "int8" else "is_loaded_in_4bit"
     setattr(model, flag, True)  # what peft asks before it chooses its quantized layers
+    # what flash attention asks when a norm has made its queries fp32: a weight's dtype would be uint8
+    model.config._is_quantized = True  # type: ignore[union-attr]
     return model
 
 

@@ -302,3 +302,13 @@ def checkpoint(recipe: Recipe, folder: Path) -> Path:
 
 def pretrained(recipe: Recipe, folder: Path) -> Recipe:
     return Recipe(**{**recipe.model_dump(), "model": str(folder), "weights": "pretrained"})
+
+
+def test_flash_attention_takes_the_configs_dtype_and_not_that_of_quantized_weights():
+    """k-bit preparation leaves fp32 queries, which transformers casts before a flash package sees them."""
+    from transformers.integrations.flash_attention import get_target_dtype
+
+    recipe = tiny(precision="bf16", quantization="nf4", adapter="lora", upcast_for_kbit=True)
+    model = build_model(recipe, CPU)
+    attention = next(module for name, module in model.named_modules() if name.endswith("self_attn"))
+    assert get_target_dtype(torch.empty(1, 1, 1, 16), attention) == torch.bfloat16
