@@ -33,6 +33,8 @@ class Time:
     compute_s: float
     memory_s: float
     host_s: float
+    computing_s: float = 0.0
+    """Of device_s, that of kernels whose compute floor is the larger; the rest wait for memory."""
 
     @property
     def seconds(self) -> float:
@@ -44,7 +46,7 @@ class Time:
         """What would have to be faster for the work to end sooner."""
         if self.host_s > self.device_s:
             return "host"
-        return "compute" if self.compute_s >= self.memory_s else "memory"
+        return "compute" if self.computing_s > self.device_s / 2 else "memory"
 
 
 def time_of(works: list[Work], hardware: Hardware) -> Time:
@@ -54,15 +56,16 @@ def time_of(works: list[Work], hardware: Hardware) -> Time:
     of its two floors, and achievable fractions are at most 1. Raises InputError for a dtype that the
     device does not compute in.
     """
-    device = compute = memory = host = 0.0
+    device = compute = memory = host = computing = 0.0
     for work in works:
         compute_s = work.flops / achievable_flops(work, hardware) if work.flops else 0.0
         memory_s = work.bytes_moved / (hardware.memory_bandwidth * hardware.calibration.memory_fraction)
         device += max(compute_s, memory_s)
         compute += compute_s
         memory += memory_s
+        computing += compute_s if compute_s > memory_s else 0.0
         host += work.operators * hardware.calibration.host_op_s
-    return Time(device, compute, memory, host)
+    return Time(device, compute, memory, host, computing)
 
 
 def achievable_flops(work: Work, hardware: Hardware) -> float:

@@ -24,9 +24,9 @@ class PhaseTime:
     time: Time
     recomputed_flops: int = 0
     waited_s: float = 0.0
-    """For transfers in the other direction that the device waits for."""
+    """For transfers that the device waits for: nothing else is there to do."""
     host_step_s: float = 0.0
-    """An optimizer that steps in host memory."""
+    """The host's own work on what is in its memory."""
 
     @property
     def flops(self) -> int:
@@ -40,7 +40,7 @@ class PhaseTime:
 
     @property
     def seconds(self) -> float:
-        """Compute and transfers overlap; a step on the host overlaps with neither."""
+        """Compute and transfers overlap; the host's own work overlaps with neither."""
         return max(self.time.seconds + self.waited_s, self.transfer_s) + self.host_step_s
 
 
@@ -55,7 +55,7 @@ class Timing:
         """data, forward, backward, optimizer_step."""
         return {
             "data": self._data(),
-            "forward": self._phase("forward", self._forward(), self._over_link()),
+            "forward": self._forward(),
             "backward": self._backward(),
             "optimizer_step": self._step(),
         }
@@ -83,9 +83,13 @@ class Timing:
     @property
     def bound(self) -> Bound:
         """What most of the step waits for: matrix products, device memory, or the host and its link."""
-        waited: dict[Bound, float] = {"compute": 0.0, "memory": 0.0, "host": 0.0}
-        for phase in self.phases.values():
-            waited["host" if phase.seconds > phase.time.device_s else phase.time.bound] += phase.seconds
+        phases = self.phases.values()
+        device, computing = (sum(p.time.device_s for p in phases), sum(p.time.computing_s for p in phases))
+        waited: dict[Bound, float] = {
+            "compute": computing,
+            "memory": device - computing,
+            "host": self.seconds - device,
+        }
         return max(waited, key=lambda cause: waited[cause])
 
     @property
@@ -109,13 +113,16 @@ class Timing:
         inputs = self.sizes.input_bytes
         return self._phase("data", [Work(0, inputs, 2 * self.sizes.micro_batches)], inputs)
 
-    def _forward(self) -> list[Work]:
-        stages = self.sizes.stages
-        works = [
-            _times(op.forward, s.count * self.sizes.micro_batches) for s in stages.all for op in s.tape.ops
-        ]
-        fused = stages.head.fused
-        return [*works, _times(fused.work, self.sizes.micro_batches)] if fused else works
+    def _forward(self) -> PhaseTime:
+        sizes, stages, times = self.sizes, self.sizes.stages, self.sizes.micro_batches
+        works = [_times(op.forward, s.count * times) for s in stages.all for op in s.tape.ops]
+        if stages.head.fused:
+            works.append(_times(stages.head.fused.work, times))
+        leaves = sizes.kept_in_forward - sizes.kept_by_ctx if self.recipe.activations_on_host else 0
+        phase = self._phase("forward", works, times * (leaves + self._parameters_in()))
+        # after the loss nothing is left to compute while what it keeps leaves
+        at_the_end = stages.loss.kept + sizes.fused_loss_bytes if leaves else 0
+        return replace(phase, waited_s=transfer_s(times * at_the_end, self.hardware))
 
     def _backward(self) -> PhaseTime:
         works: list[Work] = []
@@ -129,22 +136,38 @@ class Timing:
             works.append(_times(_added_gradients(stage), times))
         earlier = self.sizes.micro_batches - 1
         tensors = sum(weight.count for weight in self.sizes.trained)
-        works.append(Work(0, 3 * self.sizes.gradient_bytes * earlier, tensors * earlier))
+        on_host = self.recipe.parameters_on_host
+        added = 3 * self.sizes.gradient_bytes * earlier
+        works.append(Work(0, 0 if on_host else added, tensors * earlier))
         if self.sizes.optimizer.in_backward:
             works += step_work(self.recipe, self.sizes.trained)
-        phase = self._phase("backward", works, self._over_link(), recomputed)
-        leaves = self.sizes.gradient_bytes if self.recipe.parameters_on_host else 0
-        return replace(phase, waited_s=transfer_s(self._micro_batches(leaves), self.hardware))
+        fetched, again = self._fetched()
+        times = self.sizes.micro_batches
+        phase = self._phase("backward", works, times * (fetched + again + self._parameters_in()), recomputed)
+        leaves = self.sizes.gradient_bytes if on_host else 0
+        at_the_start = self.sizes.stages.loss.kept + self.sizes.fused_loss_bytes if fetched else 0
+        waited_s = transfer_s(times * (leaves + again + at_the_start), self.hardware)
+        host_s = added / self.hardware.calibration.host_memory_bandwidth if on_host else 0.0
+        return replace(phase, waited_s=waited_s, host_step_s=host_s)
 
-    def _over_link(self) -> int:
-        """Bytes over the host link, in forward and in backward: activations out and back, parameters in."""
-        return self._micro_batches(
-            (self.sizes.kept_in_forward if self.recipe.activations_on_host else 0)
-            + (self.sizes.parameter_bytes if self.recipe.parameters_on_host else 0)
-        )
+    def _parameters_in(self) -> int:
+        """Bytes of parameters that come in for one forward or backward pass."""
+        return self.sizes.parameter_bytes if self.recipe.parameters_on_host else 0
 
-    def _micro_batches(self, size_bytes: int) -> int:
-        return size_bytes * self.sizes.micro_batches
+    def _fetched(self) -> tuple[int, int]:
+        """Bytes of activations that one backward pass fetches, and fetches again: what several operators
+        keep comes for each of them, and only for the first ahead of its use (harness/training/toggles/offload_activations.py)."""
+        if not self.recipe.activations_on_host:
+            return 0, 0
+        first = self.sizes.kept_in_forward - self.sizes.kept_by_ctx
+        again = 0
+        for stage in self.sizes.stages.all:
+            if not stage.checkpointed:
+                in_ctx = {id(t.storage) for op in stage.tape.ops for t in op.kept_by_ctx}
+                reads = (t.storage for op in stage.tape.ops for t in op.saved)
+                all_reads = sum(t.size_bytes for t in reads if id(t) not in in_ctx)
+                again += stage.count * (all_reads - stage.kept + stage.kept_by_ctx)
+        return first, again
 
     def _step(self) -> PhaseTime:
         optimizer = self.sizes.optimizer

@@ -90,8 +90,9 @@ def _fused(tape: Tape, built: BuiltModel, hidden: Tensor, compute_capability: fl
     elif trained and compute_capability < 8:  # and in fp32
         temporary += weight * (SIZES[compute] + SIZES["fp32"])
     products = 2 + trained
-    # every chunk reads the head twice, and adds to all of the head's gradient
+    # every chunk reads the head twice, casts it first if need be, and adds to all of the head's gradient
     head = 2 * SIZES[compute] + (2 * SIZES[dtype] if trained else 0)
+    head += SIZES[dtype] + SIZES[compute] if compute != dtype else 0
     moved = 3 * tokens * shape.vocab * SIZES[compute] + -(-tokens // chunk) * head * weight
     return FusedLoss(
         gradient_bytes=hidden.size_bytes + (weight * SIZES[dtype] if trained else 0),
