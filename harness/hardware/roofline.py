@@ -23,6 +23,9 @@ class Work:
     operators: int = 1
     kind: Literal["matmul", "attention", "elementwise"] = "elementwise"
     dtype: str = "fp32"
+    before_bytes: int = 0
+    """Of bytes_moved, those of a kernel that is over before the FLOPs begin: a weight brought back to 16
+    bit is there as a whole before it is multiplied."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,12 @@ def time_of(works: list[Work], hardware: Hardware) -> Time:
     device = compute = memory = host = computing = 0.0
     for work in works:
         compute_s = work.flops / achievable_flops(work, hardware) if work.flops else 0.0
-        memory_s = work.bytes_moved / (hardware.memory_bandwidth * hardware.calibration.memory_fraction)
-        device += max(compute_s, memory_s)
+        bandwidth = hardware.memory_bandwidth * hardware.calibration.memory_fraction
+        memory_s, before_s = work.bytes_moved / bandwidth, work.before_bytes / bandwidth
+        device += before_s + max(compute_s, memory_s - before_s)
         compute += compute_s
         memory += memory_s
-        computing += compute_s if compute_s > memory_s else 0.0
+        computing += compute_s if compute_s > memory_s - before_s else 0.0
         host += work.operators * hardware.calibration.host_op_s
     return Time(device, compute, memory, host, computing)
 

@@ -182,7 +182,11 @@ class Timing:
 
 def _times(work: Work, times: int) -> Work:
     return replace(
-        work, flops=work.flops * times, bytes_moved=work.bytes_moved * times, operators=work.operators * times
+        work,
+        flops=work.flops * times,
+        bytes_moved=work.bytes_moved * times,
+        operators=work.operators * times,
+        before_bytes=work.before_bytes * times,
     )
 
 

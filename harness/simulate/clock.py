@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness.hardware import Hardware, Work, achievable_flops, transfer_s
 from harness.observe import operator_flops
-from harness.simulate.kernels.script import Step
+from harness.simulate.kernels.script import Step, Take
 from harness.simulate.operator_bytes import LAUNCH_NOTHING, operator_bytes
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -26,6 +26,8 @@ class Cost(NamedTuple):
     bytes_moved: int
     compute_s: float
     memory_s: float
+    before_s: float = 0.0
+    """Of memory_s, that of a kernel that is over before the FLOPs begin."""
 
 
 NOTHING = Cost(0, 0, 0.0, 0.0)
@@ -75,18 +77,20 @@ class SimulatedTime:
         flops = operator_flops(func, args, kwargs, out)
         moved = operator_bytes(func, args, kwargs, out, script)
         compute_s = flops / self._rate(func, args) if flops else 0.0
-        return Cost(flops, moved, compute_s, moved / self._bandwidth)
+        before = _dequantized_first(func, args, script)
+        return Cost(flops, moved, compute_s, moved / self._bandwidth, before / self._bandwidth)
 
     def launch(self, cost: Cost, reads: Iterable[int] = ()) -> None:
         """One operator that takes `cost` was launched; it reads these storages, once they have arrived."""
         if cost is NOTHING:
             return
-        flops, moved, compute_s, memory_s = cost
+        flops, moved, compute_s, memory_s, before_s = cost
         self._host_s += self.hardware.calibration.host_op_s
-        busy_s = max(compute_s, memory_s)
         self._device_waits_until(max(self._host_s, self._arrival(reads)))
-        self._device_s += busy_s
-        self._waited["compute" if compute_s > memory_s else "memory"] += busy_s
+        busy_s = max(compute_s, memory_s - before_s)
+        self._device_s += before_s + busy_s
+        self._waited["memory"] += before_s
+        self._waited["compute" if compute_s > memory_s - before_s else "memory"] += busy_s
         self.bytes_moved[self.phase] += moved
         if flops:
             self.flops[self.phase] += flops
@@ -133,6 +137,15 @@ class SimulatedTime:
         # of other dtypes (int8) the table has no rate: that of 16 bit, and fp16 is what every device has
         dtype = _DTYPES.get(next(a.dtype for a in args if isinstance(a, Tensor)), "fp16")
         return achievable_flops(Work(kind="attention" if attention else "matmul", dtype=dtype), self.hardware)
+
+
+def _dequantized_first(func: Any, args: Any, script: Sequence[Step]) -> int:
+    """Bytes that a 4-bit product moves to bring the weight back to 16 bit, before it multiplies: the packed
+    weight read, the whole one written. None when it does so on the fly, in registers."""
+    if str(func._overloadpacket) != "bitsandbytes.gemm_4bit":
+        return 0
+    whole = sum(step.size_bytes for step in script if isinstance(step, Take) and not step.workspace)
+    return whole + args[1].nbytes if whole else 0
 
 
 def _is_on_device(out: Any, args: Any) -> bool:

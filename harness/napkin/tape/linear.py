@@ -91,6 +91,7 @@ def _four_bit(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: st
         weight_bytes=matrix.elements // 2,
         forward_temporary_bytes=whole,
         backward_temporary_bytes=whole,
+        before_bytes=matrix.elements // 2 + whole,
     )
     return cast(tape, out, dtype)
 

@@ -158,6 +158,7 @@ class Tape:
         weight_gradient_bytes: int = 0,
         forward_temporary_bytes: int = 0,
         backward_temporary_bytes: int = 0,
+        before_bytes: int = 0,
         keeps_in_ctx: bool = False,
         holds: Sequence[Tensor] = (),
     ) -> Tensor:
@@ -165,7 +166,7 @@ class Tape:
 
         `flops` are forward's. Backward does as many for each operand that needs a gradient; attention five
         products for forward's two, since it computes the scores again (arXiv 2205.14135, algorithm 4).
-        Temporaries are written and read once.
+        Temporaries are written and read once. `before_bytes` are moved before each product.
         """
         out = self.tensor(name, dims, dtype, grad=bool(weight_gradient_bytes) or any(t.grad for t in inputs))
         moved = total_bytes(inputs) + weight_bytes + out.size_bytes
@@ -174,7 +175,7 @@ class Tape:
         if kind == "attention":
             backward = Work(flops * 5 // 2, 2 * moved + extra, 1, kind, dtype)
         else:
-            backward = Work(flops * operands, moved * operands + extra, operands, kind, dtype)
+            backward = Work(flops * operands, moved * operands + extra, operands, kind, dtype, before_bytes)
         moved += 2 * forward_temporary_bytes
         saved = self._kept([t for t in saves if t is not None] + ([out] if keeps_output else []))
         self._record(
@@ -185,7 +186,7 @@ class Tape:
                 saved=saved,
                 kept_by_ctx=saved if keeps_in_ctx else (),
                 holds=tuple(holds),
-                forward=Work(flops, moved, 1, kind, dtype),
+                forward=Work(flops, moved, 1, kind, dtype, before_bytes),
                 backward=backward if out.grad else NOTHING,
                 keeps_weight=keeps_weight and out.grad,
                 weight_gradient_bytes=weight_gradient_bytes,
