@@ -138,3 +138,21 @@ def test_a_window_shorter_than_the_sequence_needs_a_mask(tmp_path):
     assert memory.sizes.mask_bytes == 48 * 48
     biases = [t for t in memory.sizes.stages.blocks[-1].kept_tensors if "mask" in t.name]
     assert sum(t.size_bytes for t in biases) == 4 * 48 * 48 * 2, "sdpa's own, one byte to two, in every layer"
+
+
+def test_the_gradient_that_waits_while_a_block_is_computed_again(tmp_path):
+    """With an adapter on the MLP's up projection alone the peak of backward is in that second forward pass,
+    beside the gradient of the block's output: 1.4 % of it."""
+    config = {"vocab_size": 304, "intermediate_size": 512, "num_hidden_layers": 1}
+    recipe = recipe_for(
+        tmp_path,
+        "llama",
+        config=config,
+        adapter="lora",
+        lora_targets=("up_proj",),
+        gradient_checkpointing=True,
+        optimizer="sgd",
+        micro_batch_size=4,
+        seq_len=256,
+    )
+    check(recipe)
