@@ -84,10 +84,36 @@ def test_a_step_that_waits_for_its_operators_to_be_launched_is_host_bound(tmp_pa
     assert compiled.seconds < timing.seconds
 
 
-def test_offloaded_activations_cross_the_link_twice(tmp_path):
-    timing = Timing(napkin(recipe_for(tmp_path, "llama", offload=["activations"])).sizes)
-    kept = timing.sizes.kept_in_forward
-    assert timing.phases["forward"].transfer_bytes == timing.phases["backward"].transfer_bytes == kept
+def test_offloaded_activations_leave_once_and_come_back_for_each_that_reads_them(tmp_path):
+    recipe = recipe_for(tmp_path, "llama", offload=["activations"])
+    timing = Timing(napkin(recipe).sizes)
+    out, back = (timing.phases[name].transfer_bytes for name in ("forward", "backward"))
+    assert out == timing.sizes.kept_in_forward
+    block = timing.sizes.stages.blocks[-1]
+    [normed] = [t for t in block.kept_tensors if t.name == "norm 2"]
+    assert sum(normed in op.saved for op in block.tape.ops) == 2, "gate and up"
+    assert back > out + block.count * normed.size_bytes
+
+
+def link_bytes(time_s: float, device) -> float:
+    return time_s * device.datasheet.host_link.value * device.calibration.host_link_fraction
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_what_the_loss_keeps_crosses_the_link_while_nothing_is_computed(tmp_path, checkpointing):
+    """The log-probabilities leave when forward is over, come for the loss and once more for the softmax."""
+    fields = {"config": WIDE | {"vocab_size": 65_536}, "micro_batch_size": 4, "seq_len": 2048}
+    fields["gradient_checkpointing"] = checkpointing
+    device = find_hardware("h100")
+    step = {}
+    for offload in ([], ["activations"]):
+        recipe = recipe_for(tmp_path, "llama", offload=offload, **fields)
+        guess, (found, _) = predict(recipe, device), simulate(recipe, device)
+        step[bool(offload)] = guess.step.time_s.median
+        assert guess.step.time_s.median == pytest.approx(found.step.time_s.median, rel=0.1)
+        assert guess.step.bound == found.step.bound
+    logits = 4 * 2048 * 65_536 * 4
+    assert link_bytes(step[True] - step[False], device) > 2 * logits
 
 
 before_2_15 = pytest.mark.skipif(
