@@ -64,14 +64,6 @@ class Weight:
         return self.count * self.size_bytes
 
 
-def weights(built: BuiltModel) -> list[Weight]:
-    """Every parameter of the model, the frozen and the trained, adapters included.
-
-    A tied output head is the embeddings' tensor and is not listed again.
-    """
-    return [*outer_weights(built), *block_weights(built)]
-
-
 def outer_weights(built: BuiltModel) -> list[Weight]:
     """Embeddings, output head, final norm: what is outside the blocks."""
     shape, base, dtype = built.shape, built.trains_base, built.loose_dtype

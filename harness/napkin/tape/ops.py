@@ -61,14 +61,14 @@ def dropout(tape: Tape, x: Tensor, p: float) -> Tensor:
     return tape.op(f"{x.name} dropped", x.dims, x.dtype, [x], [mask])
 
 
-def norm(tape: Tape, built: BuiltModel, x: Tensor, name: str, dims: str | None = None) -> Tensor:
+def norm(tape: Tape, built: BuiltModel, x: Tensor, name: str) -> Tensor:
     """The family's norm over the last dim of x."""
     if built.shape.family in LAYER_NORM_FAMILIES:
-        return _layer_norm(tape, built, x, name)
+        return _layer_norm(tape, x, name)
     return _rms_norm(tape, built, x, name)
 
 
-def _layer_norm(tape: Tape, built: BuiltModel, x: Tensor, name: str) -> Tensor:
+def _layer_norm(tape: Tape, x: Tensor, name: str) -> Tensor:
     """One kernel; keeps its input and a mean and a reciprocal deviation a row, in fp32."""
     if tape.autocast:  # layer_norm is on autocast's fp32 list
         x = cast(tape, x, "fp32")
