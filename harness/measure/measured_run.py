@@ -269,8 +269,8 @@ class _Run:
             self._went_wrong(step, "forward", str(loss), partial(self._origin_of_loss, step, training))
         if training.scaler is not None:
             line["loss_scale"] = self.loss_scale = training.scaler.get_scale()
+        line["peak_allocated_bytes"] = peak_bytes = self.observer.peak_bytes()
         self.folder.log({**line, **{f"{name}_s": seconds for name, seconds in times_s.items()}})
-        peak_bytes = self.observer.peak_bytes()
         shown = None if self.emulated else loss
         self.progress.step(step.index, len(self.total), step.kind, shown, tokens_per_s, peak_bytes)
 

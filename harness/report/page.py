@@ -22,13 +22,20 @@ _UNSAFE_IN_SCRIPT = {ord(character): f"\\u{ord(character):04x}" for character in
 
 
 def render_page(
-    template: str, *, title: str, data: Any, scripts: Sequence[str] = (), charts: bool = True, **context: Any
+    template: str,
+    *,
+    title: str,
+    data: Any,
+    scripts: Sequence[str] = (),
+    charts: bool = True,
+    home: str | None = None,
+    **context: Any,
 ) -> str:
     """The page of assets/`template`, which extends base.html.
 
     `data` is what the scripts see as `harness.data` (finite JSON); `scripts` are names in assets/, run after
     plotly (left out without `charts`) and page.js (sizes, themes, sortable tables); `context` is what the
-    template sees.
+    template sees; `home` is the address of the list that the page was opened from.
     Raises MissingDependency without jinja2 or plotly.
     """
     inlined = [*([_plotly()] if charts else []), *(_asset(name) for name in ("page.js", *scripts))]
@@ -43,6 +50,7 @@ def render_page(
         .get_template(template)
         .render(
             title=title,
+            home=home,
             policy=policy,
             style=safe(_asset("page.css")),
             data=safe(script_json(data)),

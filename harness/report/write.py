@@ -15,14 +15,15 @@ from harness.units import in_gib
 SCRIPTS = ("columns.js", "timeline.js", "charts.js", "overlay.js", "report.js")
 
 
-def report_html(runs: Sequence[ReportRun]) -> str:
-    """The page: what differs (with several runs), then a section a run."""
+def report_html(runs: Sequence[ReportRun], home: str | None = None) -> str:
+    """The page: what differs (with several runs), then a section a run. `home`: where it was opened from."""
     sections = [section_of(run) for run in runs]
     names = [section.name for section in sections]
     title = names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}"
     return render_page(
         "report.html",
         title=title,
+        home=home,
         data={"runs": [section.data for section in sections]},
         scripts=SCRIPTS,
         sections=sections,

@@ -1,9 +1,9 @@
 """`harness serve`: a local page over a folder of runs. Imports no torch.
 
-It listens on 127.0.0.1 only and answers GET and HEAD. There are two addresses: / lists, and /report?run=NAME
-makes a page of what is listed. A name is looked up in the list and never used as a path. A Host header that
-is not this server's own is refused, so that a page of the web cannot reach it under a name of its own (DNS
-rebinding).
+It listens on 127.0.0.1 only and answers GET and HEAD. There are two addresses: / lists (/?page=2 goes on,
+/?filter=words searches), and /report?run=NAME makes a page of what is listed. A name is looked up in the list
+and never used as a path. A Host header that is not this server's own is refused, so that a page of the web
+cannot reach it under a name of its own (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -12,23 +12,30 @@ import html
 import re
 import sys
 import threading
+import time
 import traceback
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from harness.errors import HarnessError, InputError
 from harness.report import render_page
 from harness.serve.index import Entry, Index
+from harness.serve.live import live_page
 from harness.units import in_gib, in_ms
 
 ADDRESS = "127.0.0.1"
 MOST_COMPARED = 4
+A_PAGE = 500
+"""Rows of the list on one page."""
+LONGEST_FILTER = 200
 MOST_PAGES = 8
 """Kept in memory, 5 MB each and more."""
 READ_TIMEOUT_S = 30
+WAITING_CONNECTIONS = 1024
+"""That the kernel keeps until they are taken; a browser asks for a few, a script for a thousand."""
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
 OTHER_METHODS = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
@@ -48,6 +55,8 @@ class Pages:
         """Raises InputError if there is no such folder."""
         self.index = Index(folder)
         self._made: dict[tuple[Any, ...], str] = {}
+        self._lists: dict[tuple[str, int], str] = {}
+        self._listed: list[Entry] = []
         self._one_at_a_time = threading.Lock()
 
     def page(self, target: str) -> str:
@@ -55,21 +64,55 @@ class Pages:
         parts = urlsplit(target)
         if not target.startswith("/") or target.startswith("//"):
             raise Refused(HTTPStatus.BAD_REQUEST, "The address must begin with a single slash.")
+        asked_s = time.monotonic()
         with self._one_at_a_time:
-            if parts.path == "/" and not parts.query:
-                return self._list()
+            if parts.path == "/":
+                return self._list(*_which_rows(parts.query), asked_s)
             if parts.path == "/report":
                 return self._report(parts.query)
         raise Refused(HTTPStatus.NOT_FOUND, "There is no such page.")
 
-    def _list(self) -> str:
+    def _list(self, words: str, page: int, asked_s: float) -> str:
+        everything = self.index.entries(asked_s)
+        if everything is not self._listed:
+            self._lists, self._listed = {}, everything
+        if (words, page) not in self._lists:
+            if len(self._lists) == MOST_PAGES:
+                self._lists.clear()
+            self._lists[words, page] = self._list_of(words, page, everything)
+        return self._lists[words, page]
+
+    def _list_of(self, words: str, page: int, everything: list[Entry]) -> str:
+        wanted = words.lower().split()
+        found = [entry for entry in everything if all(word in entry.text for word in wanted)]
+        # what lies in files of its own, as the shipped profiles do, comes after what was run
+        found.sort(key=lambda entry: entry.kind == "profile")
+        pages = max(1, -(-len(found) // A_PAGE))
+        if page > pages:
+            raise Refused(HTTPStatus.NOT_FOUND, "There is no such page of the list.")
+        begin = (page - 1) * A_PAGE
+        shown = found[begin : begin + A_PAGE]
         return render_page(
             "serve.html",
             title=f"Runs in {self.index.folder.name or self.index.folder}",
             data={"mostCompared": MOST_COMPARED},
             scripts=("serve.js",),
             charts=False,
-            entries=self.index.entries(),
+            groups=[
+                ("runs", "Runs and sweeps", [entry for entry in shown if entry.kind != "profile"]),
+                ("profiles", "Profiles in files of their own", [e for e in shown if e.kind == "profile"]),
+            ],
+            first=begin + 1,
+            last=begin + len(shown),
+            found=len(found),
+            total=len(everything),
+            words=words,
+            page=page,
+            addresses=[
+                (number, "/?" + urlencode({"filter": words, "page": number})) for number in _near(page, pages)
+            ],
+            left_out=self.index.left_out,
+            folder=str(self.index.folder),
             in_gib=in_gib,
             in_ms=in_ms,
         )
@@ -84,6 +127,10 @@ class Pages:
         entries = [entry for name in names if (entry := self.index.entry(name)) is not None]
         if len(entries) < len(names):
             raise Refused(HTTPStatus.NOT_FOUND, "There is no such run in the folder.")
+        if any(entry.kind in ("running", "stopped") for entry in entries):
+            if len(entries) > 1:
+                raise InputError("A run without a profile cannot be compared. Choose it alone.")
+            return live_page(entries[0])
         key = tuple((entry.name, entry.signature) for entry in entries)
         if key not in self._made:
             while len(self._made) >= MOST_PAGES:
@@ -92,16 +139,36 @@ class Pages:
         return self._made[key]
 
 
+def _which_rows(query: str) -> tuple[str, int]:
+    """The words to search for, and the number of the page, from 1. Raises Refused for anything else."""
+    if not query:
+        return "", 1
+    try:
+        fields = parse_qs(query, strict_parsing=True, keep_blank_values=True, max_num_fields=2)
+    except ValueError:
+        fields = {"": [""]}
+    words, pages = fields.pop("filter", [""]), fields.pop("page", ["1"])
+    is_number = re.fullmatch("[1-9][0-9]{0,5}", pages[0])
+    if fields or len(words) > 1 or len(pages) > 1 or not is_number or len(words[0]) > LONGEST_FILTER:
+        raise Refused(HTTPStatus.NOT_FOUND, "There is no such page.")
+    return words[0], int(pages[0])
+
+
+def _near(page: int, pages: int) -> list[int]:
+    """The pages to link to: the first, the last, and those around this one."""
+    return sorted(number for number in {1, pages, *range(page - 3, page + 4)} if 1 <= number <= pages)
+
+
 def _page_of(entries: list[Entry]) -> str:
     if any(entry.kind == "sweep" for entry in entries):
         if len(entries) > 1:
             raise InputError("A sweep compares its own cells. Choose it alone, or choose runs and profiles.")
         from harness.sweep import Sweep, sweep_html
 
-        return sweep_html(Sweep.read(entries[0].path / "sweep.json"))
+        return sweep_html(Sweep.read(entries[0].path / "sweep.json"), home="/")
     from harness.report import read_run, report_html
 
-    return report_html([read_run(entry.path) for entry in entries])
+    return report_html([read_run(entry.path) for entry in entries], home="/")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -175,6 +242,7 @@ class Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = WAITING_CONNECTIONS
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that closes its connection early is no failure of ours."""

@@ -11,8 +11,11 @@ from harness.sweep.plan import spelled
 from harness.sweep.table import ENDED, table_of
 
 
-def sweep_html(sweep: Sweep) -> str:
-    """One HTML file that opens from disk. Raises MissingDependency without jinja2 or plotly."""
+def sweep_html(sweep: Sweep, home: str | None = None) -> str:
+    """One HTML file that opens from disk; `home` is where it was opened from.
+
+    Raises MissingDependency without jinja2 or plotly.
+    """
     fields = list(dict.fromkeys(curve.field for curve in sweep.curves))
     figures = [_figure(sweep, field) for field in fields]
     base = [(name, value) for name, value in sweep.base.items()]
@@ -24,6 +27,7 @@ def sweep_html(sweep: Sweep) -> str:
     return render_page(
         "sweep.html",
         title=f"{sweep.name}: {', '.join(fields)}",
+        home=home,
         data={"figures": figures},
         scripts=("sweep.js",),
         sweep=sweep,

@@ -1,7 +1,7 @@
 """What a command needs of Python and the operating system; it knows no recipe."""
 
 from harness.system.files import read_whole, sync_folder, write_whole
-from harness.system.folder_lock import FolderLock, refuse_held
+from harness.system.folder_lock import FolderLock, is_held, refuse_held
 from harness.system.garbage import collected_by_hand, end_process, older_objects_kept
 from harness.system.interruption import CTRL_C_STATUS, held_back, interrupted_status, interruptible
 from harness.system.locations import PACKAGE, profiles_folder, recipes_folder
@@ -24,6 +24,7 @@ __all__ = [
     "installed_version",
     "interrupted_status",
     "interruptible",
+    "is_held",
     "older_objects_kept",
     "parse_json",
     "parse_yaml",

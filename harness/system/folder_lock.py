@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import sys
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +21,10 @@ if sys.platform != "win32":
 
 NAME = ".lock"
 """It stays when the lock is free: removing it would let two take two files of one name."""
-MAX_BYTES = 1000
+LENGTH = 500
+"""Bytes that the holder writes, always as many: over what the one before wrote."""
+TRIES = 5
+BETWEEN_TRIES_S = 0.05
 
 
 class FolderLock:
@@ -28,21 +32,25 @@ class FolderLock:
 
     def __init__(self, folder: Path, origin: str) -> None:
         """Raises InputError beginning with `origin` and naming who holds it, or why it cannot be made."""
+        self._file: int | None = None
         try:
-            self._file: int | None = _opened(folder / NAME, os.O_RDWR | os.O_CREAT)
+            self._file = _opened(folder / NAME, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise InputError(
                 f"{origin}: cannot lock the folder with {folder / NAME}: {error.strerror}. "
                 "Give a folder that can be written."
             ) from None
-        if not _lock(self._file):
+        for _ in range(TRIES):  # somebody who only asks holds it for an instant
+            if _lock(self._file):
+                break
+            time.sleep(BETWEEN_TRIES_S)
+        else:
             who = _holder(self._file)
             self.release()
             raise _refused(origin, who)
         now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
         mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, json.dumps(mine).encode(), 0)
+        os.pwrite(self._file, json.dumps(mine).encode()[:LENGTH].ljust(LENGTH), 0)
 
     def release(self) -> None:
         """Free the lock."""
@@ -74,6 +82,15 @@ def refuse_held(folder: Path, origin: str) -> None:
         os.close(file)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether somebody holds the lock of `folder` now. Makes nothing."""
+    try:
+        refuse_held(folder, "")
+    except InputError:
+        return True
+    return False
+
+
 def _opened(path: Path, flags: int) -> int:
     file = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0), 0o666)
     if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -95,7 +112,7 @@ def _lock(file: int) -> bool:
 def _holder(file: int) -> str:
     """What the holder wrote; it may have written nothing yet."""
     try:
-        found: Any = json.loads(os.pread(file, MAX_BYTES, 0))
+        found: Any = json.loads(os.pread(file, LENGTH, 0))
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping):

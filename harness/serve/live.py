@@ -1,0 +1,76 @@
+"""The page of a run that has not come to its profile: its loss and memory so far, drawn without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.report import render_page
+from harness.serve.index import Entry
+from harness.serve.log import Log, read_log
+from harness.units import in_gib, in_ms
+
+REFRESH_S = 5
+MOST_ROWS = 20
+WIDTH, HEIGHT = 720, 160
+"""Of a drawing, in its own units; the page scales it."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A line over the steps, with what its ends say."""
+
+    title: str
+    points: str
+    """As SVG's polyline takes them."""
+    lowest: str
+    highest: str
+    first_step: int
+    last_step: int
+
+
+def live_page(entry: Entry) -> str:
+    """The page of a run at work (it loads itself again), or of one that ended without a profile.
+
+    Raises InputError when its files cannot be read.
+    """
+    log = read_log(entry.path)
+    return render_page(
+        "live.html",
+        title=entry.name,
+        data={},
+        charts=False,
+        home="/",
+        refresh_s=REFRESH_S if entry.kind == "running" else None,
+        running=entry.kind == "running",
+        log=log,
+        drawings=_drawings(log),
+        rows=list(reversed(log.steps[-MOST_ROWS:])),
+        changed=entry.changed,
+        in_gib=in_gib,
+        in_ms=in_ms,
+    )
+
+
+def _drawings(log: Log) -> list[Drawing]:
+    losses = [(step.step, step.loss) for step in log.steps if step.loss is not None]
+    peaks = [(step.step, float(step.peak_bytes)) for step in log.steps if step.peak_bytes is not None]
+    drawings = []
+    for title, values in (("Loss", losses), ("Peak memory so far", peaks)):
+        if len(values) > 1:
+            lowest, highest = (pick(value for _, value in values) for pick in (min, max))
+            low, high = (
+                f"{value:.4f}" if title == "Loss" else in_gib(int(value)) for value in (lowest, highest)
+            )
+            points = _points(values, lowest, highest)
+            drawings.append(Drawing(title, points, low, high, values[0][0] + 1, values[-1][0] + 1))
+    return drawings
+
+
+def _points(values: Sequence[tuple[int, float]], lowest: float, highest: float) -> str:
+    left, right = values[0][0], values[-1][0]
+    across, up = max(right - left, 1), (highest - lowest) or 1.0
+    return " ".join(
+        f"{(step - left) / across * WIDTH:.1f},{HEIGHT - (value - lowest) / up * HEIGHT:.1f}"
+        for step, value in values
+    )

@@ -1,0 +1,129 @@
+"""What a run has written so far: the tail of its log.jsonl, and how many steps its recipe wants.
+
+Imports no torch. The files may be anybody's: lines that are none of a step are left out.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.errors import InputError
+from harness.system import parse_json, read_mapping
+
+TAIL_BYTES = 2**19
+"""Read from the end of a log: two thousand steps."""
+LONGEST_LINE_VALUES = 100
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """A line of the log. What it does not say is None."""
+
+    step: int
+    """Counted from 0."""
+    kind: str
+    loss: float | None
+    step_s: float | None
+    tokens_per_s: float | None
+    peak_bytes: int | None
+    """The most allocated until then."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """The steps of a run so far, the last ones when there are many."""
+
+    model: str
+    wanted: int | None
+    """Steps of the recipe: warmup and timed ones. Some more are recorded after them."""
+    steps: list[LoggedStep] = field(default_factory=list)
+
+    def _last(self, name: str) -> Any:
+        known = (getattr(step, name) for step in reversed(self.steps))
+        return next((value for value in known if value is not None), None)
+
+    @property
+    def loss(self) -> float | None:
+        """The last one that is finite."""
+        return self._last("loss")
+
+    @property
+    def step_s(self) -> float | None:
+        """Of the last timed step."""
+        return self._last("step_s")
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of the last timed step."""
+        return self._last("tokens_per_s")
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most allocated so far."""
+        return self._last("peak_bytes")
+
+    def in_words(self) -> str:
+        """How far it is, and its loss."""
+        if not self.steps:
+            return "no step yet"
+        wanted = "" if self.wanted is None else f" of {self.wanted}"
+        loss = "" if self.loss is None else f", loss {self.loss:.4f}"
+        last = self.steps[-1]
+        done = last.kind if last.kind == "recorded" else f"step {last.step + 1}{wanted}"
+        return f"{done}{loss}"
+
+
+def read_log(folder: Path) -> Log:
+    """The log of the run in `folder`. Raises InputError if it or the recipe cannot be read."""
+    recipe = read_mapping(folder / "recipe.yaml", "recipe")
+    counts = [recipe.get(name) for name in ("warmup_steps", "steps")]
+    wanted = sum(counts) if all(type(count) is int for count in counts) else None  # type: ignore[arg-type]
+    try:
+        lines = _tail(folder / "log.jsonl").splitlines()
+    except OSError as error:
+        raise InputError(f"cannot read {folder / 'log.jsonl'}: {error.strerror}.") from None
+    steps = [step for line in lines if (step := _step(line)) is not None]
+    return Log(str(recipe.get("model", "-")), wanted, steps)
+
+
+def _tail(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(0, "it is not a regular file")
+        file.seek(max(0, status.st_size - TAIL_BYTES))
+        tail = file.read(TAIL_BYTES)
+    # the first line may be the end of one, and the last is not whole while it is being written
+    begun = status.st_size <= TAIL_BYTES
+    return tail[0 if begun else tail.find(b"\n") + 1 : tail.rfind(b"\n") + 1]
+
+
+def _step(line: bytes) -> LoggedStep | None:
+    try:
+        fields = parse_json(line, LONGEST_LINE_VALUES)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict) or type(fields.get("step")) is not int:
+        return None
+
+    def number(name: str) -> float | None:
+        value = fields.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            return None
+        return float(value)
+
+    peak, seconds, tokens = fields.get("peak_allocated_bytes"), number("step_s"), number("num_tokens")
+    return LoggedStep(
+        step=fields["step"],
+        kind=str(fields.get("kind", "-"))[:20],
+        loss=number("loss"),
+        step_s=seconds,
+        tokens_per_s=tokens / seconds if tokens and seconds and seconds > 0 else None,
+        peak_bytes=peak if type(peak) is int and peak >= 0 else None,
+    )
