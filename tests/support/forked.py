@@ -7,6 +7,7 @@ talks to it.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -51,10 +52,20 @@ class Forks:
         self._process.communicate()
 
     def run(
-        self, arguments: Sequence[str], folder: Path, *, signal: int | None = None, after_s: float = 0.0
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        *,
+        signal: int | None = None,
+        after_s: float = 0.0,
+        again_after_s: float | None = None,
+        ordinary: bool = False,
     ) -> Ended:
-        """`harness *arguments` in `folder`, sent `signal` after so many seconds."""
+        """`harness *arguments` in `folder`, sent `signal` after so many seconds, and `again_after_s` later
+        once more. `ordinary`: without root's right to read and write everything.
+        """
         order = {"arguments": list(arguments), "folder": str(folder), "signal": signal, "after_s": after_s}
+        order |= {"again_after_s": again_after_s, "ordinary": ordinary}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(order) + "\n")
@@ -74,12 +85,20 @@ def serve() -> None:
         print(json.dumps(_run(harness.cli.app.main, **json.loads(line))), flush=True)
 
 
-def _run(main: Any, arguments: list[str], folder: str, signal: int | None, after_s: float) -> dict[str, Any]:
+def _run(
+    main: Any,
+    arguments: list[str],
+    folder: str,
+    signal: int | None,
+    after_s: float,
+    again_after_s: float | None,
+    ordinary: bool,
+) -> dict[str, Any]:
     printed = Path(folder) / ".printed"
     has_begun, begins = os.pipe()
     child = os.fork()
     if child == 0:
-        _become(main, arguments, folder, printed, begins)
+        _become(main, arguments, folder, printed, begins, ordinary)
     os.close(begins)
     os.read(has_begun, 1)
     os.close(has_begun)
@@ -87,6 +106,9 @@ def _run(main: Any, arguments: list[str], folder: str, signal: int | None, after
     if signal is not None:
         time.sleep(after_s)
         os.kill(child, signal)  # a child that has ended keeps its number until it is waited for
+        if again_after_s is not None:
+            time.sleep(again_after_s)
+            os.kill(child, signal)
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
@@ -101,13 +123,17 @@ def _run(main: Any, arguments: list[str], folder: str, signal: int | None, after
     return {"status": os.waitstatus_to_exitcode(status), "printed": text, "seconds": seconds}
 
 
-def _become(main: Any, arguments: list[str], folder: str, printed: Path, begins: int) -> None:
+def _become(main: Any, arguments: list[str], folder: str, printed: Path, begins: int, ordinary: bool) -> None:
     status = 1
     try:
         output = os.open(printed, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        if ordinary and os.geteuid() == 0:
+            header, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+            if ctypes.CDLL(None, use_errno=True).capset(header, nothing):  # man 2 capset, version 3
+                raise OSError(ctypes.get_errno(), "capset")
         os.chdir(folder)
         sys.argv = ["harness", *arguments]
         os.write(begins, b".")
