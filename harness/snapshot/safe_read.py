@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from harness.errors import InputError
 from harness.snapshot.as_json import is_document, snapshot_of_document
 from harness.snapshot.shape import validate_snapshot
-from harness.system import parse_json, read_whole
+from harness.system import TooManyValues, parse_json, read_whole
 
 MAX_FILE_BYTES = 2**30
 MAX_STRING_BYTES = 2**20
@@ -37,6 +37,8 @@ MOST_OBJECTS = {
 strings and numbers hold too: one in 256 of those. Together they bound the memory, for 3 bytes of a file make
 an integer of 32: 5 GiB at most, of which two million events take 2."""
 SMALLER = "Record fewer steps, or set a smaller max_entries."
+MAX_JSON_BYTES = 2**28
+"""Of a snapshot in JSON: one character beyond the first 65,536 makes four bytes of every other one."""
 MAX_JSON_VALUES = 2**23
 """Of a snapshot in JSON, as parse_json counts them."""
 _RUN = 4096
@@ -101,6 +103,8 @@ def load_plain(data: bytes, origin: str = "the snapshot") -> Any:
             if sum(data.count(opcode) for opcode in opcodes) > most:
                 raise InputError(f"{origin} holds more than {most:,} {kind}. {SMALLER}")
         _check_instructions(data, origin)
+    elif len(data) > MAX_JSON_BYTES:
+        raise InputError(f"{origin} is JSON of more than {MAX_JSON_BYTES / 2**20:g} MiB. {SMALLER}")
     # Millions of new containers would have the garbage collector search them again and again.
     collecting = gc.isenabled()
     gc.disable()
@@ -108,6 +112,8 @@ def load_plain(data: bytes, origin: str = "the snapshot") -> Any:
         if not is_pickle:
             return parse_json(data, MAX_JSON_VALUES)
         return _PlainUnpickler(io.BufferedReader(io.BytesIO(data))).load()  # type: ignore[arg-type]
+    except TooManyValues as error:
+        raise InputError(f"{origin}: {error}. {SMALLER}") from None
     except (pickle.UnpicklingError, ValueError, TypeError, AttributeError, LookupError, EOFError) as error:
         raise InputError(f"{origin} is damaged: {error}.") from None
     except RecursionError:

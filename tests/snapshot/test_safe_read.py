@@ -482,6 +482,15 @@ def test_many_objects_are_refused_before_any_is_made(
     )
 
 
+def test_json_is_bounded_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safe_pickle, "MAX_JSON_VALUES", 100)
+    with pytest.raises(InputError, match=r"more than 100 values\. Record fewer steps"):
+        load_plain(b'{"a":[' + b"[]," * 101 + b"0]}")
+    monkeypatch.setattr(safe_pickle, "MAX_JSON_BYTES", 1000)
+    with pytest.raises(InputError, match="JSON of more than"):
+        load_plain(b'{"a": 1}' + b" " * 1000)
+
+
 def test_runs_of_instructions_are_counted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event takes sixty instructions, and two million of them are within the bound."""
     body = b"j\0\0\0\0" * 40_000  # five bytes each

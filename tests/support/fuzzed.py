@@ -33,7 +33,9 @@ NASTY = [
     "\u202e",
 ]
 integers = st.one_of(
-    st.integers(-3, 3), st.integers(), st.sampled_from([2**31, 2**53, 2**63, 2**64, 10**30, -(2**63)])
+    st.integers(-3, 3),
+    st.integers(),
+    st.sampled_from([2**31, 2**53, 2**63, 2**64, 10**30, -(2**63), 10**4000]),
 )
 texts = st.text(max_size=30) | st.sampled_from(NASTY)
 scalars = st.one_of(st.none(), st.booleans(), integers, st.floats(), texts)
