@@ -25,7 +25,18 @@ def first_difference(ours: Trace, recorded: Trace) -> str | None:
     """Where two traces part, in words: an action of the allocator, or torch's statistics of a phase."""
 
     def actions(trace: Trace) -> list[tuple]:
-        return [(e["action"], e["addr"], e["size"], e["stream"]) for e in trace.entries]
+        """In order, but for what autocast frees together: that is ordered by a hash of addresses on the host."""
+        found: list[tuple] = []
+        freed: list[tuple] = []
+        for entry in trace.entries:
+            action = entry["action"], entry["addr"], entry["size"], entry["stream"]
+            by_autocast = any(f["filename"].endswith("autocast_mode.py") for f in entry["frames"])
+            if by_autocast and entry["action"].startswith("free"):
+                freed.append(action)
+                continue
+            found += [*sorted(freed), action]
+            freed = []
+        return found + sorted(freed)
 
     mine, theirs = actions(ours), actions(recorded)
     for number, (one, other) in enumerate(zip(mine, theirs, strict=False)):

@@ -41,16 +41,18 @@ def is_plain(tensor):
 
 def is_held(tensor):
     """Whether the values of a plain tensor are known."""
-    storage = tensor.untyped_storage()
-    found = _held.get(storage._cdata)
-    return found is not None and found[0] == storage.data_ptr()
+    # not tensor.untyped_storage(): a storage that Python has seen is referred to once more, and autograd asks
+    found = _held.get(torch._C._storage_address(tensor))
+    return found is not None and found[0] == tensor.untyped_storage().data_ptr()
 
 
 def can_hold(tensor):
     """Whether values may be written to it: it has memory, is not too large, and there is room."""
+    most = MOST_BYTES[tensor.is_floating_point() or tensor.is_complex()]
+    if tensor.numel() * tensor.element_size() > most:
+        return False
     size = tensor.untyped_storage().nbytes()
-    floats = tensor.is_floating_point() or tensor.is_complex()
-    if not 0 < size <= MOST_BYTES[floats]:
+    if not 0 < size <= most:
         return False
     if is_held(tensor):
         return True
