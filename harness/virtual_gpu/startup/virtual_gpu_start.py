@@ -13,6 +13,10 @@ def begin(torch):
             import virtual_gpu_values
 
             virtual_gpu_values.install()
+            if "torch.distributed.distributed_c10d" in sys.modules:
+                import virtual_gpu_collectives
+
+                virtual_gpu_collectives.install()
     finally:
         sys.path.remove(_HERE)
 
@@ -21,3 +25,14 @@ def begin_to_compile(output_graph):
     import virtual_gpu_values
 
     virtual_gpu_values.compile_without(output_graph)
+
+
+def begin_distributed(distributed_c10d):
+    if "virtual_gpu_values" not in sys.modules:  # torch is still being imported: `begin` comes
+        return
+    sys.path.insert(0, _HERE)
+    try:
+        import virtual_gpu_collectives
+    finally:
+        sys.path.remove(_HERE)
+    virtual_gpu_collectives.install()
