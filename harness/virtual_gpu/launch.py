@@ -83,7 +83,7 @@ def emulate(command: Sequence[str], options: Options) -> NoReturn:
             "there is no command. Write it after --: harness emulate --gpu h100 -- python train.py"
         )
     environment = surroundings(options, os.environ)
-    program = shutil.which(command[0])
+    program = shutil.which(command[0], path=environment.get("PATH"))
     if program is None:
         raise InputError(f"there is no command {command[0]}. Give a program on PATH, or its path.")
     if options.out is not None:

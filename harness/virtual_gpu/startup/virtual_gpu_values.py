@@ -21,187 +21,25 @@ import torch
 import torch.utils.checkpoint
 from virtual_gpu_held import answer, can_hold, hold, is_held, is_plain, values_of
 
-OPERATORS = [
-    "copy_",
-    "_local_scalar_dense",
-    "fill_",
-    "zero_",
-    "arange",
-    "range",
-    "linspace",
-    "eye",
-    "tril_indices",
-    "triu_indices",
-    "randperm",
-    "random_",
-    "add",
-    "add_",
-    "sub",
-    "sub_",
-    "rsub",
-    "mul",
-    "mul_",
-    "div",
-    "div_",
-    "floor_divide",
-    "floor_divide_",
-    "remainder",
-    "remainder_",
-    "fmod",
-    "fmod_",
-    "neg",
-    "neg_",
-    "abs",
-    "abs_",
-    "sign",
-    "sign_",
-    "clamp",
-    "clamp_",
-    "clamp_min",
-    "clamp_min_",
-    "clamp_max",
-    "clamp_max_",
-    "maximum",
-    "minimum",
-    "reciprocal",
-    "round",
-    "floor",
-    "ceil",
-    "trunc",
-    "bitwise_and",
-    "bitwise_and_",
-    "bitwise_or",
-    "bitwise_or_",
-    "bitwise_xor",
-    "bitwise_xor_",
-    "bitwise_not",
-    "bitwise_not_",
-    "bitwise_left_shift",
-    "bitwise_right_shift",
-    "__lshift__",
-    "__rshift__",
-    "__ilshift__",
-    "__irshift__",
-    "eq",
-    "eq_",
-    "ne",
-    "ne_",
-    "lt",
-    "lt_",
-    "le",
-    "le_",
-    "gt",
-    "gt_",
-    "ge",
-    "ge_",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "logical_not",
-    "isnan",
-    "isposinf",
-    "isneginf",
-    "isin",
-    "where",
-    "masked_fill_",
-    "masked_scatter_",
-    "masked_select",
-    "sum",
-    "prod",
-    "any",
-    "all",
-    "max",
-    "min",
-    "amax",
-    "amin",
-    "aminmax",
-    "argmax",
-    "argmin",
-    "count_nonzero",
-    "cumsum",
-    "cumsum_",
-    "cumprod",
-    "_cummax_helper",
-    "_cummin_helper",
-    "sort",
-    "topk",
-    "kthvalue",
-    "mode",
-    "median",
-    "bincount",
-    "histc",
-    "searchsorted",
-    "bucketize",
-    "nonzero",
-    "_unique",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "unique_dim_consecutive",
-    "repeat_interleave",
-    "cat",
-    "index",
-    "index_select",
-    "gather",
-    "scatter",
-    "scatter_",
-    "scatter_add",
-    "scatter_add_",
-    "scatter_reduce",
-    "scatter_reduce_",
-    "_index_put_impl_",
-    "index_add",
-    "index_add_",
-    "index_copy",
-    "index_copy_",
-    "index_fill_",
-    "take",
-    "put_",
-    "flip",
-    "roll",
-    "tril",
-    "tril_",
-    "triu",
-    "triu_",
-]
-MAKE_INTEGERS = [
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "logical_not",
-    "isnan",
-    "isposinf",
-    "isneginf",
-    "isin",
-    "any",
-    "all",
-    "argmax",
-    "argmin",
-    "count_nonzero",
-    "sort",
-    "topk",
-    "kthvalue",
-    "max",
-    "min",
-    "mode",
-    "median",
-    "_cummax_helper",
-    "_cummin_helper",
-    "searchsorted",
-    "bucketize",
-    "nonzero",
-    "_unique",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "unique_dim_consecutive",
-]
+OPERATORS = """
+    copy_ _local_scalar_dense fill_ zero_ arange range linspace eye tril_indices triu_indices randperm random_
+    add add_ sub sub_ rsub mul mul_ div div_ floor_divide floor_divide_ remainder remainder_ fmod fmod_ neg neg_
+    abs abs_ sign sign_ clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ maximum minimum reciprocal pow pow_
+    round floor ceil trunc bitwise_and bitwise_and_ bitwise_or bitwise_or_ bitwise_xor bitwise_xor_ bitwise_not
+    bitwise_not_ bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ __ilshift__ __irshift__
+    eq eq_ ne ne_ lt lt_ le le_ gt gt_ ge ge_ logical_and logical_or logical_xor logical_not isnan isposinf isneginf
+    isin where masked_fill_ masked_scatter_ masked_select
+    sum prod any all max min amax amin aminmax argmax argmin count_nonzero cumsum cumsum_ cumprod _cummax_helper
+    _cummin_helper sort topk kthvalue mode median bincount histc searchsorted bucketize
+    nonzero _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive repeat_interleave
+    cat index index_select gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_
+    _index_put_impl_ index_add index_add_ index_copy index_copy_ index_fill_ take put_ flip roll tril tril_ triu triu_
+""".split()
+MAKE_INTEGERS = """
+    eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isposinf isneginf isin any all argmax argmin
+    count_nonzero sort topk kthvalue max min mode median _cummax_helper _cummin_helper searchsorted bucketize nonzero
+    _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive
+""".split()
 """Of floats too."""
 COUNTED = ("nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive")
 """Their kernels copy to the host how many there are, and allocate accordingly."""
@@ -209,6 +47,10 @@ ALWAYS_IN_FORCE = (*COUNTED, "_local_scalar_dense", "repeat_interleave", "bincou
 CHOOSE = ("topk", "argmax")
 """Of scores that no kernel computed, as a router's, any choice is as good: by default, a balanced one."""
 WITH_CHANCE = ("random_", "randperm")
+OVERWRITE = ("fill_", "zero_")
+"""What they write into has no say in the result."""
+LEFT_OUT = ("aten::pow.Tensor_Tensor", "aten::pow.Tensor_Tensor_out", "aten::pow_.Tensor")
+"""Torch wraps their numbers as tensors of the device, which it cannot give to Python."""
 MOST_WORK = 1 << 24
 """Elements of an argument that has no values, beyond which nothing is computed from it."""
 
@@ -236,7 +78,7 @@ def install():
     with_kernel = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
     for name in [*with_kernel, "aten::copy_"]:
         base, _, overload = name.removeprefix("aten::").partition(".")
-        if name.startswith("aten::") and base in OPERATORS:
+        if name.startswith("aten::") and base in OPERATORS and name not in LEFT_OUT:
             operator = getattr(getattr(torch.ops.aten, base), overload or "default")
             always = base in ALWAYS_IN_FORCE
             library.impl(
@@ -299,7 +141,7 @@ def _kernel(base, operator, below):
     is_new = not any(argument.alias_info for argument in operator._schema.arguments)
     packet = getattr(torch.ops.aten, base)
     places = [n for n, argument in enumerate(operator._schema.arguments) if str(argument.type) == "Tensor"]
-    always, counted, chance = base in MAKE_INTEGERS, base in COUNTED, base in WITH_CHANCE
+    always, counted, chance = base in MAKE_INTEGERS + list(OVERWRITE), base in COUNTED, base in WITH_CHANCE
 
     def kernel(keys, *arguments, **options):
         tensors = _tensors_in(arguments)
@@ -307,10 +149,10 @@ def _kernel(base, operator, below):
             tensors += _tensors_in(options.values())
         for place in places:
             if place < len(arguments) and type(arguments[place]) in (int, float, bool):
-                run = partial(_with_numbers, packet, operator, places, redispatch)
+                run, on_host = partial(_with_numbers, packet, places, redispatch), packet
                 break
         else:
-            run = redispatch
+            run, on_host = redispatch, operator
         keys = keys & below
         for tensor in tensors:
             if is_plain(tensor) and (always or not tensor.is_floating_point() or is_held(tensor)):
@@ -322,7 +164,7 @@ def _kernel(base, operator, below):
         made = run(keys, *arguments, **options)
         if chance:
             options = {**options, "generator": _generator}
-        _compute(_follow, base, operator, is_new, arguments, options, tensors, made)
+        _compute(_follow, base, on_host, is_new, arguments, options, tensors, made)
         return made
 
     return kernel
@@ -338,7 +180,7 @@ def _compute(function, *arguments):
         return None
 
 
-def _with_numbers(packet, operator, places, redispatch, keys, *arguments, **options):
+def _with_numbers(packet, places, redispatch, keys, *arguments, **options):
     """A Python number that stands for a tensor comes here as a number, and no kernel takes it so. The operator's
     other form does, which makes it a tensor again."""
     try:
@@ -355,13 +197,17 @@ def _with_numbers(packet, operator, places, redispatch, keys, *arguments, **opti
 def _follow(base, operator, is_new, arguments, options, tensors, made):
     """Compute on the CPU what the kernel would have, and write it where `made` lies."""
     results = _tensors_in((made,))
-    unknown = [tensor for tensor in tensors if not (tensor.is_cpu or is_held(tensor))]
+    unknown = [tensor for tensor in tensors[base in OVERWRITE :] if not (tensor.is_cpu or is_held(tensor))]
     known = not unknown
     wanted = [result for result in results if _is_wanted(result, known, is_new)]
     if not wanted:
         return
-    if base in CHOOSE and _balanced and unknown:
-        _choose(wanted, arguments[0].size(_dim_of(base, arguments, options)))
+    if base in CHOOSE and unknown:
+        among = arguments[0].size(_dim_of(base, arguments, options))
+        for result in wanted:
+            if not result.is_floating_point():
+                period = among if _balanced else arguments[1] if base == "topk" else 1
+                _write(result, (torch.arange(result.numel()) % max(period, 1)).view(result.shape))
         return
     if any(tensor.numel() > MOST_WORK for tensor in unknown):
         for result in wanted:
@@ -419,13 +265,6 @@ def _write(result, value):
     view = hold(result)
     if view is not None:
         view.copy_(value)
-
-
-def _choose(results, among):
-    for result in results:
-        if not result.is_floating_point():
-            choice = torch.arange(result.numel(), dtype=result.dtype) % max(among, 1)
-            _write(result, choice.view(result.shape))
 
 
 def _dim_of(base, arguments, options):

@@ -1,0 +1,40 @@
+"""Tests that need PyTorch's CUDA build, and no GPU: `make virtual-gpu` runs them in an environment that has it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+Emulate = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.virtual_gpu)
+
+
+@pytest.fixture
+def emulate(tmp_path: Path) -> Emulate:
+    """Run Python code, or a command, on virtual GPUs in a folder of its own."""
+
+    def run(
+        *command: str,
+        code: str | None = None,
+        gpu: str = "h100",
+        options: tuple[str, ...] = (),
+        status: int = 0,
+    ) -> subprocess.CompletedProcess[str]:
+        if code is not None:
+            command = (sys.executable, "-c", code)
+        whole = [sys.executable, "-m", "harness", "emulate", "--gpu", gpu, *options, "--", *command]
+        done = subprocess.run(whole, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
+        assert done.returncode == status, done.stdout[-2000:] + done.stderr[-4000:]
+        return done
+
+    return run

@@ -1,0 +1,127 @@
+"""Any command on a virtual GPU: what it sees, how it ends, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.hardware.hardware import all_hardware, find_hardware
+from harness.virtual_gpu import Options, libraries, surroundings
+
+
+def test_the_device_is_the_table_s(emulate) -> None:
+    code = """
+import torch, json
+p = torch.cuda.get_device_properties(0)
+print(json.dumps([p.name, p.total_memory, p.multi_processor_count, f"{p.major}.{p.minor}", torch.cuda.device_count()]))
+"""
+    for hardware in all_hardware()[:3]:
+        name, memory, processors, capability, count = json.loads(emulate(code=code, gpu=hardware.name).stdout)
+        assert (memory, processors, count) == (hardware.memory_bytes, hardware.sm_count, 1)
+        assert capability == hardware.datasheet.compute_capability
+        assert name in surroundings(Options(hardware.name), {})["VIRTUAL_GPU_NAME"]
+
+
+def test_several_devices_and_what_nvml_sees(emulate) -> None:
+    code = """
+import pynvml, torch
+held = torch.empty(100 << 20, dtype=torch.uint8, device="cuda:1")
+free = [torch.cuda.mem_get_info(n)[0] for n in range(3)]
+assert free[0] == free[2] > free[1], free
+try:
+    torch.empty(1, device="cuda:3")
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
+pynvml.nvmlInit()
+for n in range(pynvml.nvmlDeviceGetCount()):
+    handle = pynvml.nvmlDeviceGetHandleByIndex(n)
+    print(n, pynvml.nvmlDeviceGetName(handle), len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)))
+"""
+    lines = emulate(code=code, options=("--gpus", "3")).stdout.splitlines()
+    name = "NVIDIA H100 80GB HBM3"
+    assert lines == ["CUDA error: invalid device ordinal", f"0 {name} 0", f"1 {name} 1", f"2 {name} 0"]
+
+
+def test_an_out_of_memory_is_pytorch_s_own(emulate) -> None:
+    code = "import torch; torch.empty(30 << 30, dtype=torch.uint8, device='cuda')"
+    error = emulate(code=code, gpu="rtx-4090", status=1).stderr
+    total = find_hardware("rtx-4090").memory_bytes / 2**30
+    assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB" in error
+    assert f"total capacity of {total:.2f} GiB" in error
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_it_ends_with_the_program_s_status(emulate, status: int) -> None:
+    emulate("sh", "-c", f"exit {status}", status=status)
+
+
+def test_a_program_that_ends_by_a_signal_does_so(emulate) -> None:
+    emulate("sh", "-c", "kill -TERM $$", status=-signal.SIGTERM)
+
+
+def test_a_crash_in_c_says_so(emulate) -> None:
+    code = "import ctypes, torch; torch.empty(1, device='cuda'); ctypes.string_at(0)"
+    error = emulate(code=code, status=-signal.SIGSEGV).stderr
+    assert "crashed in C (SIGSEGV). The last CUDA call was cuda" in error
+
+
+def test_a_command_that_is_not_there(emulate) -> None:
+    assert "there is no command nonesuch" in emulate("nonesuch", status=2).stderr
+
+
+def test_real_devices_are_out_of_sight(emulate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No library of a real driver is loaded, and the numbers of real devices mean nothing."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    code = """
+import torch
+torch.ones(1, device="cuda")
+maps = open("/proc/self/maps").read().splitlines()
+print(sorted({line.split("/")[-1] for line in maps if "libcuda.so" in line or "nvidia-ml" in line}))
+print({line.split()[-1].rsplit("/", 1)[0] for line in maps if "libcuda.so" in line})
+"""
+    names, folder = emulate(code=code).stdout.splitlines()
+    assert names == "['libcuda.so.1', 'libnvidia-ml.so.1']"
+    assert folder == str({str(libraries()[0].parent)})
+
+
+def test_the_command_of_the_driver_shows_the_virtual_device(emulate) -> None:
+    assert "NVIDIA H100 80GB HBM3" in emulate("nvidia-smi").stdout
+
+
+def test_a_program_s_own_sitecustomize_is_imported(
+    emulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('mine')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    assert emulate(code="import torch; print(torch.cuda.is_available())").stdout.endswith("mine\nTrue\n")
+
+
+def test_two_that_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = [sys.executable, "-m", "harness", "emulate", "--gpu", "h100", "--", "true"]
+    both = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    (built,) = (tmp_path / "harness" / "virtual-gpu").iterdir()
+    assert (built / "libcuda.so").resolve().name == "libcuda.so.1"
+
+
+def test_a_recipe(tmp_path: Path) -> None:
+    command = ["run", "smoke", "steps=2", "warmup_steps=1", "--gpu", "h100", "--json", "--out", "run"]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *command], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    profile = json.loads(done.stdout)
+    assert (profile["source"], profile["hardware"]["name"]) == ("emulated", "NVIDIA H100 80GB HBM3")
+    times = [profile["step"]["time_s"], *(phase["time_s"] for phase in profile["phases"].values())]
+    assert all(time == {"median": None, "p10": None, "p90": None, "n": 0} for time in times)
+    unknown = ("tokens_per_s", "mfu", "loss", "gpu_utilization")
+    assert [profile["step"][name] for name in unknown] == [None] * 4
+    assert profile["memory"]["peak_reserved_bytes"] > profile["memory"]["peak_allocated_bytes"] > 100 << 20
+    assert profile["phases"]["backward"]["flops"] >= 2 * profile["phases"]["forward"]["flops"] > 10**9
+    assert (tmp_path / "run" / "snapshot.pickle").stat().st_size > 10_000

@@ -1,0 +1,132 @@
+"""Values on the virtual GPU: what came from the host, and what follows from it in integers and booleans.
+
+The oracle is PyTorch's CPU: the same function, of the same host data, on either device.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+DATA = """
+import torch, random
+ids = torch.tensor([[5, 3, 9, -100, -100, -100], [7, -100, 2, 2, 8, 1]])
+mask = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
+position = torch.tensor([0, 1, 2, 0, 1, 0, 1, 2, 3])
+"""
+FUNCTIONS = {
+    "label mask": "ids.ne(-100)",
+    "token count": "(ids != -100).sum()",
+    "counts by row": "(ids != -100).sum(-1)",
+    "position ids": "mask.cumsum(-1) - 1",
+    "clamped": "ids.clamp(min=0)",
+    "shifted": "torch.nn.functional.pad(ids, (0, 1), value=-100)[..., 1:]",
+    "document starts": "(position == 0).nonzero()",
+    "document lengths": "torch.diff(torch.cat([(position == 0).nonzero().view(-1), torch.tensor([9], device=position.device)]))",
+    "boolean indexing": "ids[ids != -100]",
+    "boolean indexing in place": "torch.where(ids < 0, 0, ids).masked_fill_(mask == 0, 4)",
+    "unique": "torch.unique(ids, return_inverse=True, return_counts=True)",
+    "consecutive": "torch.unique_consecutive(ids)",
+    "repeat": "mask.view(-1)[:4].repeat_interleave(torch.tensor([1, 0, 3, 2], device=ids.device))",
+    "bincount": "ids[ids > 0].bincount(minlength=12)",
+    "one hot": "torch.nn.functional.one_hot(ids.clamp(0, 9), 10)",
+    "sorted": "ids.sort(-1)",
+    "gathered": "ids.gather(1, position[:2].view(2, 1).expand(2, 3))",
+    "scattered": "torch.zeros(2, 6, dtype=torch.long, device=ids.device).scatter_(1, mask, ids)",
+    "triangle": "torch.triu(torch.ones(5, 5, dtype=torch.bool, device=ids.device), 1)",
+    "arithmetic": "((ids * 3 + 1) // 2 % 5) ** 1 - -ids",
+    "largest": "(ids.max(), ids.argmax(-1), ids.amin(0))",
+    "floats of the host": "(mask.float() * 0.5).sum(-1)",
+    "inverted mask": "(1.0 - mask.float()).to(torch.bool)",
+    "logic": "(ids > 2) & ~(mask.bool()) | (ids == 9)",
+    "index put": "ids.clone().index_put_((mask == 0,), torch.tensor(6, device=ids.device))",
+    "searched": "torch.searchsorted(torch.tensor([0, 3, 6], device=ids.device), position)",
+    "any and all": "((ids > 0).any(-1), (ids > 0).all(-1))",
+}
+MANY = """
+def plain(value):
+    if isinstance(value, (tuple, list)):
+        return [plain(each) for each in value]
+    return value.cpu().tolist(), str(value.dtype)
+
+for name, text in FUNCTIONS.items():
+    function = eval("lambda ids, mask, position: " + text)
+    expected = plain(function(ids, mask, position))
+    found = plain(function(ids.cuda(), mask.cuda(), position.cuda()))
+    assert found == expected, (name, found, expected)
+print(len(FUNCTIONS))
+"""
+
+
+def test_integers_are_true(emulate) -> None:
+    done = emulate(code=f"{DATA}\nFUNCTIONS = {FUNCTIONS!r}\n{MANY}")
+    assert done.stdout.split() == [str(len(FUNCTIONS))]
+
+
+def test_floats_of_kernels_are_zeros_and_that_is_said_once(emulate) -> None:
+    code = """
+    import torch
+    product = torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")
+    print(product.sum().item(), torch.isfinite(product).all().item(), torch.isnan(product).any().item())
+    print(product[0, 0].item())
+    """
+    done = emulate(code=textwrap.dedent(code))
+    assert done.stdout.splitlines() == ["0.0 True False", "0.0"]
+    assert done.stderr.count("reads a value that no kernel computed") == 1
+
+
+@pytest.mark.parametrize(
+    ("routing", "expected"), [("balanced", [16] * 8), ("worst", [64, 64, 0, 0, 0, 0, 0, 0])]
+)
+def test_a_router_is_balanced_unless_asked(emulate, routing: str, expected: list[int]) -> None:
+    code = """
+    import torch
+    router = torch.nn.Linear(32, 8).cuda()
+    chosen = router(torch.randn(64, 32, device="cuda")).softmax(-1).topk(2).indices
+    print(chosen.view(-1).bincount(minlength=8).tolist())
+    """
+    done = emulate(code=textwrap.dedent(code), options=("--routing", routing))
+    assert done.stdout.strip() == str(expected)
+
+
+def test_the_scaler_finds_no_infinity(emulate) -> None:
+    code = """
+    import torch
+    model = torch.nn.Linear(8, 8).cuda()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cuda")
+    for _ in range(3):
+        with torch.autocast("cuda", torch.float16):
+            loss = model(torch.ones(2, 8, device="cuda")).sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    print(scaler.get_scale())
+    """
+    assert emulate(code=textwrap.dedent(code)).stdout.strip() == "65536.0"
+
+
+def test_large_host_data_costs_no_memory_of_the_host(emulate) -> None:
+    code = """
+    import resource, torch
+    torch.ones(1, device="cuda")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    weights = [torch.empty(1 << 30, dtype=torch.uint8).cuda() for _ in range(8)]
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10, torch.cuda.memory_allocated() >> 30)
+    """
+    assert emulate(code=textwrap.dedent(code)).stdout.split() == ["True", "8"]
+
+
+def test_backward_has_the_sizes_of_forward(emulate) -> None:
+    """Boolean indexing and checkpointing within the autograd engine, where Python sees nothing."""
+    code = """
+    import torch
+    from torch.utils.checkpoint import checkpoint
+    x = torch.randn(6, 4, device="cuda", requires_grad=True)
+    keep = torch.tensor([True, False, True, True, False, False]).cuda()
+    checkpoint(lambda x: x[keep] * 2, x, use_reentrant=False).sum().backward()
+    checkpoint(lambda x: x[keep] * 2, x, use_reentrant=True).sum().backward()
+    x[keep].exp().sum().backward()
+    print(x.grad.shape)
+    """
+    assert emulate(code=textwrap.dedent(code)).stdout.strip() == "torch.Size([6, 4])"
