@@ -156,7 +156,7 @@ class Timing:
 
     def _fetched(self) -> tuple[int, int]:
         """Bytes of activations that one backward pass fetches, and fetches again: what several operators
-        keep comes for each of them, and only for the first ahead of its use (harness/training/toggles/offload_activations.py)."""
+        keep comes for each of them, and only for the first ahead of its use (OffloadedActivations)."""
         if not self.recipe.activations_on_host:
             return 0, 0
         first = self.sizes.kept_in_forward - self.sizes.kept_by_ctx

@@ -1,6 +1,6 @@
 """Napkin's peak against the simulated one, over random recipes of full-size models.
 
-`python tests/test_napkin_random.py FIRST LAST` prints every case and the distribution, whole models; the
+`python tests/napkin/test_random.py FIRST LAST` prints every case and the distribution, whole models; the
 suite runs a few dozen with eight layers each, which have the same widths.
 """
 

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.trust_report import Tried
 
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
@@ -18,6 +17,7 @@ from harness.napkin.prediction import predict
 from harness.recipe.file import load_recipe
 from harness.run_folder.run_folder import RunFolder
 from harness.system.folder_lock import NAME, FolderLock, refuse_held
+from tests.support.trust_report import Tried
 
 HOLDER = """
 import sys, time

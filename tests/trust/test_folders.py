@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.trust_report import Tried
 
 import harness.run_folder.run_folder
 from harness.cli import app as cli
@@ -18,6 +17,7 @@ from harness.recipe.file import load_recipe
 from harness.run_folder.checkpoint_files import checkpoints
 from harness.run_folder.run_folder import RunFolder
 from harness.sweep.document import Sweep
+from tests.support.trust_report import Tried
 
 SWEPT = ["sweep", "smoke", "micro_batch_size=1,2,3", "--napkin", "--out", "sweep"]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trust_report import Tried
 
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.recipe.file import load_recipe
 from harness.step_profile.step_profile import MAX_DETAILS, MAX_FILE_BYTES, StepProfile
+from tests.support.trust_report import Tried
 
 Change = Callable[[dict[str, Any]], Any]
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tiny import CPU
-from tests.trust_report import Tried
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.errors import InputError
@@ -22,6 +20,8 @@ from harness.measure.observer import Unobserved
 from harness.recipe.recipe import Recipe
 from harness.training.loop import set_up
 from harness.training.model import build_model
+from tests.support.tiny import CPU
+from tests.support.trust_report import Tried
 
 SIZES = {
     "hidden_size": 32,

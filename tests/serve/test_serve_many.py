@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.trust_report import Tried
 
 import harness.serve.server
 from harness.hardware.hardware import find_hardware
@@ -26,6 +25,7 @@ from harness.serve.index import Index
 from harness.serve.log import TAIL_BYTES, read_log
 from harness.serve.server import A_PAGE, Pages, Refused, server_of
 from harness.system.folder_lock import FolderLock
+from tests.support.trust_report import Tried
 
 SECOND = 10**9
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.forked import Forks
 from tests.test_trust_kill import KILLS, LLAMA, STATUS, halves, losses
-from tests.trust_report import Tried
 
 from harness.run_folder.checkpoint_files import checkpoints, verify
 from harness.step_profile.step_profile import StepProfile
+from tests.support.forked import Forks
+from tests.support.trust_report import Tried
 
 pytestmark = pytest.mark.xdist_group("trust_kill")  # they share the process that forks
 GAPS_S = (0.0, 0.001, 0.005, 0.02, 0.1, 0.3)
