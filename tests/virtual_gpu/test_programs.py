@@ -1,0 +1,58 @@
+"""Programs of others, unchanged, with a tiny model: TRL 1.16, transformers 5.23, peft 0.21, accelerate 1.15, bitsandbytes
+0.50 (constraints.txt has the versions)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+ALONE = [
+    ("plain.py",),
+    ("sft.py", "packing"),
+    ("sft.py", "completion"),
+    ("preferences.py", "dpo"),
+    ("preferences.py", "dpo-lora"),
+    ("preferences.py", "reward"),
+    ("trainer.py", "full"),
+    ("trainer.py", "qlora"),
+]
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+ACCELERATE = (
+    sys.executable,
+    "-m",
+    "accelerate.commands.launch",
+    "--config_file",
+    str(PROGRAMS / "fsdp2.yaml"),
+)
+
+
+@pytest.mark.parametrize("program", ALONE, ids=" ".join)
+def test_a_program_runs(emulate, program: tuple[str, ...]) -> None:
+    name, *arguments = program
+    assert "done: peak" in emulate(sys.executable, str(PROGRAMS / name), *arguments).stdout
+
+
+@pytest.mark.parametrize("launcher", [(*TORCHRUN,), ACCELERATE], ids=["torchrun", "accelerate, FSDP2"])
+def test_trainer_on_two(emulate, launcher: tuple[str, ...]) -> None:
+    kind = "lora" if launcher == TORCHRUN else "full"
+    done = emulate(*launcher, str(PROGRAMS / "trainer.py"), kind, options=("--gpus", "2"))
+    assert done.stdout.count("done: peak") == 2
+
+
+def test_a_loop_over_fsdp2_on_two(emulate) -> None:
+    """The token counts are of both ranks: each masks 10 tokens more of its 4 rows of 128 than the one before."""
+    done = emulate(*TORCHRUN, str(PROGRAMS / "fsdp2.py"), options=("--gpus", "2"))
+    said = [line for line in done.stdout.splitlines() if line.startswith("rank")]
+    assert len(said) == 2
+    assert all(f"of 2: tokens {4 * (118 + 108)}, peak" in line and "rank 1, from 0" in line for line in said)
+
+
+def test_one_rank_of_many_alone(emulate) -> None:
+    done = emulate(
+        *(sys.executable, str(PROGRAMS / "fsdp2.py")),
+        options=("--gpus", "8", "--world-size", "512", "--rank", "3"),
+    )
+    assert f"rank 3 of 512: tokens {512 * 4 * (128 - 40)}, peak" in done.stdout

@@ -1,0 +1,26 @@
+"""The recorded traces are what this package makes, action by action; and what a GPU does not change: speed on, speed off.
+
+Every recording can be made anew: benchmarks/virtual_gpu/recordings.py says how. Here are some that are quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ("gpt2-medium", "8b-2-layers-packing", "8b-2-layers-nf4-lora", "8b-2-layers-offload-optimizer")
+
+
+@pytest.mark.parametrize("values", ["--values", "--no-values"])
+def test_a_recording_is_made_anew(
+    emulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: str
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    chosen = [word for name in QUICK for word in ("--only", name)]
+    record = (sys.executable, "-m", "benchmarks.gpu", "--part", "traces", "--out", str(tmp_path), *chosen)
+    emulate(*record, gpu="h200", options=(values,))
+    compare = (sys.executable, "-m", "benchmarks.virtual_gpu.recordings", str(tmp_path / "traces.json"))
+    assert f"{len(QUICK)} of {len(QUICK)} are the same" in emulate(*compare, gpu="h200").stdout
