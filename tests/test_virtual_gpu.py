@@ -1,4 +1,5 @@
-"""The virtual GPU without PyTorch's CUDA build: what it says where there can be none, and what it is made of."""
+"""The virtual GPU without PyTorch's CUDA build: what it says where there can be none, and what it is made
+of."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
     FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE \\
         pip download --no-deps --no-binary :all: --no-build-isolation flash-attn
     git clone https://github.com/Dao-AILab/flash-attention
-    python -m benchmarks.virtual_gpu.flash_attn flash_attn-2.8.3.post2.tar.gz --version-3 flash-attention/hopper
+    python -m benchmarks.virtual_gpu.flash_attn flash_attn-2.8.3.post2.tar.gz \\
+        --version-3 flash-attention/hopper
 
 On a virtual GPU the packages' own C++ then asks the allocator for what it asks on a GPU. They go where this
 Python's packages are: use an environment of its own. Needs g++ and CUDA's headers.

@@ -25,7 +25,8 @@ def first_difference(ours: Trace, recorded: Trace) -> str | None:
     """Where two traces part, in words: an action of the allocator, or torch's statistics of a phase."""
 
     def actions(trace: Trace) -> list[tuple]:
-        """In order, but for what autocast frees together: that is ordered by a hash of addresses on the host."""
+        """In order, but for what autocast frees together: that is ordered by a hash of addresses on the
+        host."""
         found: list[tuple] = []
         freed: list[tuple] = []
         for entry in trace.entries:

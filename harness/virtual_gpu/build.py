@@ -32,12 +32,12 @@ class Torch:
 
     folder: Path
     version: str
-    cuda: str | None
+    cuda_version: str | None
     """13.0; None for a build without CUDA."""
 
     @property
     def cuda_major(self) -> str:
-        return (self.cuda or "").partition(".")[0]
+        return (self.cuda_version or "").partition(".")[0]
 
     @property
     def wheels(self) -> Path:
@@ -62,18 +62,18 @@ def why_not() -> str | None:
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         here = f"{platform.system()} {platform.machine()}"
         return (
-            f"a virtual GPU needs Linux on x86-64, and this is {here}. Run it in a Linux container or virtual "
-            "machine; `harness simulate` works here."
+            f"a virtual GPU needs Linux on x86-64, and this is {here}. Run it in a Linux container or a "
+            "virtual machine; `harness simulate` works here."
         )
     torch = installed_torch()
     if torch is None:
         return "a virtual GPU needs PyTorch, which is not installed. Run: pip install torch"
-    if torch.cuda is None:
+    if torch.cuda_version is None:
         plain = torch.version.partition("+")[0]
         return (
-            f"a virtual GPU needs PyTorch's CUDA build, and this one ({torch.version}) is built without CUDA. "
-            f"Run: pip install 'torch==={plain}' (three = signs: the build that PyPI has is the CUDA build on "
-            "Linux); in a checkout `make virtual-gpu` makes such an environment."
+            f"a virtual GPU needs PyTorch's CUDA build, and this one ({torch.version}) is built without "
+            f"CUDA. Run: pip install 'torch==={plain}' (three = signs: the build that PyPI has is the "
+            "CUDA build on Linux); in a checkout `make virtual-gpu` makes such an environment."
         )
     numbers = tuple(map(int, re.findall(r"\d+", torch.version)[:2]))
     if not FIRST_TORCH <= numbers <= LAST_TORCH and not os.environ.get("VIRTUAL_GPU_ANY_TORCH"):
@@ -136,7 +136,7 @@ def _key(torch: Torch) -> str:
     for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     digest.update(str(torch.wheels).encode())  # another environment may have other patch releases
-    return f"torch-{torch.version}-cuda-{torch.cuda}-{digest.hexdigest()[:16]}"
+    return f"torch-{torch.version}-cuda-{torch.cuda_version}-{digest.hexdigest()[:16]}"
 
 
 def _compiler() -> str | None:
@@ -162,8 +162,8 @@ def _build(torch: Torch, parts: dict[str, tuple[str, ...]], folder: Path) -> Non
         beside = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
     except OSError as error:
         raise InputError(
-            f"cannot write {folder.parent}: {error.strerror}. The virtual GPU's libraries are kept there: give "
-            "a folder that can be written in XDG_CACHE_HOME."
+            f"cannot write {folder.parent}: {error.strerror}. The virtual GPU's libraries are kept there: "
+            "give a folder that can be written in XDG_CACHE_HOME."
         ) from None
     try:
         running = [_compile(torch, name, sources, beside) for name, sources in parts.items()]
@@ -171,8 +171,9 @@ def _build(torch: Torch, parts: dict[str, tuple[str, ...]], folder: Path) -> Non
             said, _ = process.communicate()
             if process.returncode != 0:
                 raise InputError(
-                    f"the virtual GPU's {name} could not be compiled for PyTorch {torch.version} (CUDA {torch.cuda}) "
-                    f"by {process.args[0]}: {said.strip()[-600:]}. Try another compiler: CC=gcc."  # type: ignore[index]
+                    f"the virtual GPU's {name} could not be compiled for PyTorch {torch.version} "
+                    f"(CUDA {torch.cuda_version}) by {_compiler()}: {said.strip()[-600:]}. Try another "
+                    "compiler: CC=gcc."
                 )
         for file in beside.iterdir():
             if file.name not in parts:
@@ -188,7 +189,8 @@ def _build(torch: Torch, parts: dict[str, tuple[str, ...]], folder: Path) -> Non
 
 
 def _compile(torch: Torch, name: str, sources: tuple[str, ...], folder: Path) -> subprocess.Popen[str]:
-    """Start compiling one library. What the real one exports and `sources` lack succeeds without an effect."""
+    """Start compiling one library. What the real one exports and `sources` lack succeeds without an
+    effect."""
     real = _find(torch, name)
     wanted = exported_functions(real) if real is not None else set()
     if name == "libcuda.so.1":
@@ -197,7 +199,8 @@ def _compile(torch: Torch, name: str, sources: tuple[str, ...], folder: Path) ->
     rest = folder / f"{name}.c"
     rest.write_text(
         "int virtual_gpu_without_effect(const char*);\n"
-        "#define WEAK(name) __attribute__((weak)) int name(void) { return virtual_gpu_without_effect(#name); }\n"
+        "#define WEAK(name) __attribute__((weak)) int name(void) "
+        "{ return virtual_gpu_without_effect(#name); }\n"
         + "".join(f"WEAK({each})\n" for each in functions)  # what `sources` define takes its place
     )
     command = [_compiler() or "cc", "-O1", "-w", "-fno-builtin", "-shared", "-fPIC", "-pthread"]

@@ -12,7 +12,8 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 
 
 def exported_functions(library: Path) -> set[str]:
-    """Names of the functions that a 64-bit ELF library defines for others. Raises ValueError for other files."""
+    """Names of the functions that a 64-bit ELF library defines for others. Raises ValueError for other
+    files."""
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:5] != b"\x7fELF\x02":
             raise ValueError(f"{library} is no 64-bit ELF library")

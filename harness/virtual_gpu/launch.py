@@ -74,7 +74,8 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
 
 
 def emulate(command: Sequence[str], options: Options) -> NoReturn:
-    """Become `command` on virtual GPUs: exit status and signals are the command's, and nothing is left behind.
+    """Become `command` on virtual GPUs: exit status and signals are the command's, and nothing is left
+    behind.
 
     Raises InputError for a command that does not exist, and as `surroundings` does.
     """

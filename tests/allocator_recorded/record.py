@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed.allocator import transformer_trace
+from benchmarks.allocator import transformer_trace
 
 HERE = Path(__file__).parent
 VIRTUAL = HERE.parents[1] / "harness" / "virtual_gpu" / "c"
@@ -115,7 +115,7 @@ def build(torch: Path, cuda: Path, folder: Path) -> Path:
     (folder / "versions").write_text("libcudart.so.13 { global: *; };")
     library = folder / "libcudart.so.13"
     run(
-        f"gcc -O1 -w -shared -fPIC -pthread -I{cuda} {' '.join(map(str, sources[:3]))} {folder}/unused.c "
+        f"gcc -O1 -w -shared -fPIC -pthread -I{cuda} {' '.join(map(str, sources))} {folder}/unused.c "
         f"-o {library} "
         f"-Wl,-soname,libcudart.so.13 -Wl,--version-script={folder}/versions"
     )

@@ -1,4 +1,5 @@
-"""Tests that need PyTorch's CUDA build, and no GPU: `make virtual-gpu` runs them in an environment that has it."""
+"""Tests that need PyTorch's CUDA build, and no GPU: `make virtual-gpu` runs them in an environment that has
+it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ def test_the_device_is_the_table_s(emulate) -> None:
     code = """
 import torch, json
 p = torch.cuda.get_device_properties(0)
-print(json.dumps([p.name, p.total_memory, p.multi_processor_count, f"{p.major}.{p.minor}", torch.cuda.device_count()]))
+count = torch.cuda.device_count()
+print(json.dumps([p.name, p.total_memory, p.multi_processor_count, f"{p.major}.{p.minor}", count]))
 """
     for hardware in all_hardware()[:3]:
         name, memory, processors, capability, count = json.loads(emulate(code=code, gpu=hardware.name).stdout)

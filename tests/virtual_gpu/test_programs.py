@@ -1,5 +1,5 @@
-"""Programs of others, unchanged, with a tiny model: TRL 1.16, transformers 5.23, peft 0.21, accelerate 1.15, bitsandbytes
-0.50 (constraints.txt has the versions)."""
+"""Programs of others, unchanged, with a tiny model: TRL 1.16, transformers 5.23, peft 0.21, accelerate 1.15,
+bitsandbytes 0.50 (constraints.txt has the versions)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_trainer_on_two(emulate, launcher: tuple[str, ...]) -> None:
 
 
 def test_a_loop_over_fsdp2_on_two(emulate) -> None:
-    """The token counts are of both ranks: each masks 10 tokens more of its 4 rows of 128 than the one before."""
+    """The token counts are of both ranks: each masks 10 tokens more of its 4 rows of 128 than the one
+    before."""
     done = emulate(*TORCHRUN, str(PROGRAMS / "fsdp2.py"), options=("--gpus", "2"))
     said = [line for line in done.stdout.splitlines() if line.startswith("rank")]
     assert len(said) == 2

@@ -1,4 +1,5 @@
-"""The recorded traces are what this package makes, action by action; and what a GPU does not change: speed on, speed off.
+"""The recorded traces are what this package makes, action by action; and what a GPU does not change: speed
+on, speed off.
 
 Every recording can be made anew: benchmarks/virtual_gpu/recordings.py says how. Here are some that are quick.
 """

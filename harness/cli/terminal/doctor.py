@@ -28,10 +28,8 @@ def print_findings(console: Console, findings: dict[str, Any]) -> None:
         )
     if machine["no_gpu_because"]:
         say(f"no GPU: {machine['no_gpu_because']}")
-    say(
-        "virtual GPU: "
-        f"{machine['no_virtual_gpu_because'] or 'harness emulate and harness run --gpu work here'}"
-    )
+    no_virtual_gpu = machine["no_virtual_gpu_because"]
+    say(f"virtual GPU: {no_virtual_gpu or 'harness emulate and harness run --gpu work here'}")
     packages = findings["packages"].items()
     say(", ".join(f"{name} {version}" for name, version in packages if version))
     missing = [f"{name}{_how_to_install(name)}" for name, version in packages if not version]

@@ -1,4 +1,5 @@
-"""Python imports this as it starts (the folder is on PYTHONPATH): torch gets values as soon as it is imported.
+"""Python imports this as it starts (the folder is on PYTHONPATH): torch gets values as soon as it is
+imported.
 
 It needs nothing of harness, and hands on to the sitecustomize that it hides.
 """

@@ -1,7 +1,8 @@
 """Collectives whose values are looked at: integers, as token counts and pickled objects are.
 
-NCCL's stand-in moves nothing. Small tensors of integers are exchanged here, through the store that the processes have
-in common; or, where one rank runs alone, as if every other had what this one has. Floats stay what they are.
+NCCL's stand-in moves nothing. Small tensors of integers are exchanged here, through the store that the
+processes have in common; or, where one rank runs alone, as if every other had what this one has. Floats stay
+what they are.
 """
 
 import os
@@ -202,7 +203,8 @@ _EXCHANGES = {
 
 
 class _Alone(dist.Store):
-    """The store of a rank that runs alone: what the others would write is there as soon as it is asked for."""
+    """The store of a rank that runs alone: what the others would write is there as soon as it is asked
+    for."""
 
     def __init__(self):
         super().__init__()
@@ -257,7 +259,8 @@ class _Alone(dist.Store):
 
 
 def _keep_ours(object_list, *arguments, **options):
-    """What another rank would say of objects, their size to begin with, nobody knows: they stay as they are here."""
+    """What another rank would say of objects, their size to begin with, nobody knows: they stay as they are
+    here."""
 
 
 def _answer_for_all(url, timeout=None, **_):

@@ -1,8 +1,9 @@
-"""Values in device memory that is never computed on: which storages have them, and where they lie on the host.
+"""Values in device memory that is never computed on: which storages have them, and where they lie on the
+host.
 
-A storage of the virtual device is *held* once a value was written to it that is known: data of the host, or what
-follows from such data. Its values lie in host memory beside the device's addresses (c/memory.c). What is not held
-reads as zeros. The host memory is bounded: what is too large is not held.
+A storage of the virtual device is *held* once a value was written to it that is known: data of the host, or
+what follows from such data. Its values lie in host memory beside the device's addresses (c/memory.c). What is
+not held reads as zeros. The host memory is bounded: what is too large is not held.
 """
 
 import ctypes
@@ -24,13 +25,15 @@ _C.virtual_gpu_values.argtypes = [ctypes.c_void_p]
 _C.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 _held = {}
-"""By the address of the storage's StorageImpl, which lives on while it is referred to weakly: (pointer, bytes)."""
+"""By the address of the storage's StorageImpl, which lives on while it is referred to weakly: (pointer,
+bytes)."""
 _bytes = 0
 _marks = 0
 
 
 def is_plain(tensor):
-    """Whether a tensor is on the device itself, and neither sparse, nor one of those that stand for others."""
+    """Whether a tensor is on the device itself, and neither sparse, nor one of those that stand for
+    others."""
     return (
         tensor.is_cuda
         and tensor.layout == torch.strided

@@ -1,15 +1,15 @@
 """True integers and booleans on a device that computes nothing.
 
-The kernel of each operator below runs as ever, and so allocates as ever; then the same operator is computed on the
-CPU from the values that are held (virtual_gpu_held.py), and its result written where the kernel would have. Floats
-that kernels would have computed are zeros, wherever they are looked at; floats of the host are held while they are
-small, and so is what follows from them alone.
+The kernel of each operator below runs as ever, and so allocates as ever; then the same operator is computed
+on the CPU from the values that are held (virtual_gpu_held.py), and its result written where the kernel would
+have. Floats that kernels would have computed are zeros, wherever they are looked at; floats of the host are
+held while they are small, and so is what follows from them alone.
 
-The functions here stand at a dispatch key above autograd that nothing else uses, and that is in force where Python
-runs the operators. It is not while the autograd engine does: a tensor that Python has seen is referred to once more,
-the engine then adds gradients out of place instead of in place, and the peak would be another. Checkpointed blocks
-that run again within backward are Python's, and have their values; and what decides about sizes (COUNTED) stands at
-another key, which is always in force.
+The functions here stand at a dispatch key above autograd that nothing else uses, and that is in force where
+Python runs the operators. It is not while the autograd engine does: a tensor that Python has seen is referred
+to once more, the engine then adds gradients out of place instead of in place, and the peak would be another.
+Checkpointed blocks that run again within backward are Python's, and have their values; and what decides about
+sizes (COUNTED) stands at another key, which is always in force.
 """
 
 import os
@@ -21,189 +21,30 @@ import torch
 import torch.utils.checkpoint
 from virtual_gpu_held import answer, can_hold, hold, is_held, is_plain, values_of
 
-OPERATORS = [
-    "copy_",
-    "_local_scalar_dense",
-    "fill_",
-    "zero_",
-    "arange",
-    "range",
-    "linspace",
-    "eye",
-    "tril_indices",
-    "triu_indices",
-    "randperm",
-    "random_",
-    "add",
-    "add_",
-    "sub",
-    "sub_",
-    "rsub",
-    "mul",
-    "mul_",
-    "div",
-    "div_",
-    "floor_divide",
-    "floor_divide_",
-    "remainder",
-    "remainder_",
-    "fmod",
-    "fmod_",
-    "neg",
-    "neg_",
-    "abs",
-    "abs_",
-    "sign",
-    "sign_",
-    "clamp",
-    "clamp_",
-    "clamp_min",
-    "clamp_min_",
-    "clamp_max",
-    "clamp_max_",
-    "maximum",
-    "minimum",
-    "reciprocal",
-    "pow",
-    "pow_",
-    "round",
-    "floor",
-    "ceil",
-    "trunc",
-    "bitwise_and",
-    "bitwise_and_",
-    "bitwise_or",
-    "bitwise_or_",
-    "bitwise_xor",
-    "bitwise_xor_",
-    "bitwise_not",
-    "bitwise_not_",
-    "bitwise_left_shift",
-    "bitwise_right_shift",
-    "__lshift__",
-    "__rshift__",
-    "__ilshift__",
-    "__irshift__",
-    "eq",
-    "eq_",
-    "ne",
-    "ne_",
-    "lt",
-    "lt_",
-    "le",
-    "le_",
-    "gt",
-    "gt_",
-    "ge",
-    "ge_",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "logical_not",
-    "isnan",
-    "isposinf",
-    "isneginf",
-    "isin",
-    "where",
-    "masked_fill_",
-    "masked_scatter_",
-    "masked_select",
-    "sum",
-    "prod",
-    "any",
-    "all",
-    "max",
-    "min",
-    "amax",
-    "amin",
-    "aminmax",
-    "argmax",
-    "argmin",
-    "count_nonzero",
-    "cumsum",
-    "cumsum_",
-    "cumprod",
-    "_cummax_helper",
-    "_cummin_helper",
-    "sort",
-    "topk",
-    "kthvalue",
-    "mode",
-    "median",
-    "bincount",
-    "histc",
-    "searchsorted",
-    "bucketize",
-    "nonzero",
-    "_unique",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "unique_dim_consecutive",
-    "repeat_interleave",
-    "cat",
-    "index",
-    "index_select",
-    "gather",
-    "scatter",
-    "scatter_",
-    "scatter_add",
-    "scatter_add_",
-    "scatter_reduce",
-    "scatter_reduce_",
-    "_index_put_impl_",
-    "index_add",
-    "index_add_",
-    "index_copy",
-    "index_copy_",
-    "index_fill_",
-    "take",
-    "put_",
-    "flip",
-    "roll",
-    "tril",
-    "tril_",
-    "triu",
-    "triu_",
-]
-MAKE_INTEGERS = [
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "logical_and",
-    "logical_or",
-    "logical_xor",
-    "logical_not",
-    "isnan",
-    "isposinf",
-    "isneginf",
-    "isin",
-    "any",
-    "all",
-    "argmax",
-    "argmin",
-    "count_nonzero",
-    "sort",
-    "topk",
-    "kthvalue",
-    "max",
-    "min",
-    "mode",
-    "median",
-    "_cummax_helper",
-    "_cummin_helper",
-    "searchsorted",
-    "bucketize",
-    "nonzero",
-    "_unique",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "unique_dim_consecutive",
-]
+
+def _words(text):
+    return text.split()
+
+
+OPERATORS = _words("""
+    copy_ _local_scalar_dense fill_ zero_ arange range linspace eye tril_indices triu_indices randperm random_
+    add add_ sub sub_ rsub mul mul_ div div_ floor_divide floor_divide_ remainder remainder_ fmod fmod_ neg
+    neg_ abs abs_ sign sign_ clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ maximum minimum reciprocal
+    pow pow_ round floor ceil trunc bitwise_and bitwise_and_ bitwise_or bitwise_or_ bitwise_xor bitwise_xor_
+    bitwise_not bitwise_not_ bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ __ilshift__
+    __irshift__ eq eq_ ne ne_ lt lt_ le le_ gt gt_ ge ge_ logical_and logical_or logical_xor logical_not isnan
+    isposinf isneginf isin where masked_fill_ masked_scatter_ masked_select sum prod any all max min amax amin
+    aminmax argmax argmin count_nonzero cumsum cumsum_ cumprod _cummax_helper _cummin_helper sort topk
+    kthvalue mode median bincount histc searchsorted bucketize nonzero _unique _unique2 unique_dim
+    unique_consecutive unique_dim_consecutive repeat_interleave cat index index_select gather scatter scatter_
+    scatter_add scatter_add_ scatter_reduce scatter_reduce_ _index_put_impl_ index_add index_add_ index_copy
+    index_copy_ index_fill_ take put_ flip roll tril tril_ triu triu_
+""")
+MAKE_INTEGERS = _words("""
+    eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isposinf isneginf isin any all
+    argmax argmin count_nonzero sort topk kthvalue max min mode median _cummax_helper _cummin_helper
+    searchsorted bucketize nonzero _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive
+""")
 """Of floats too."""
 COUNTED = ("nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive")
 """Their kernels copy to the host how many there are, and allocate accordingly."""
@@ -335,8 +176,8 @@ def _kernel(base, operator, below):
 
 
 def _compute(function, *arguments):
-    """`function` on the CPU, where these operators are themselves again. None if the CPU refuses what a kernel
-    would not have noticed."""
+    """`function` on the CPU, where these operators are themselves again. None if the CPU refuses what a
+    kernel would not have noticed."""
     try:
         with torch.no_grad():
             return _switched(function, False)(*arguments)
@@ -345,8 +186,8 @@ def _compute(function, *arguments):
 
 
 def _with_numbers(packet, places, redispatch, keys, *arguments, **options):
-    """A Python number that stands for a tensor comes here as a number, and no kernel takes it so. The operator's
-    other form does, which makes it a tensor again."""
+    """A Python number that stands for a tensor comes here as a number, and no kernel takes it so. The
+    operator's other form does, which makes it a tensor again."""
     try:
         return _switched(packet, False)(*arguments, **options)
     except (RuntimeError, TypeError):

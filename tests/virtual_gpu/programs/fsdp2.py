@@ -1,4 +1,5 @@
-"""A loop over FSDP2 as a user writes it: bf16 over fp32, checkpointing, clipping, AdamW, token counts reduced."""
+"""A loop over FSDP2 as a user writes it: bf16 over fp32, checkpointing, clipping, AdamW, token counts
+reduced."""
 
 import os
 

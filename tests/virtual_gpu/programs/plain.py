@@ -1,4 +1,5 @@
-"""A plain loop in the manner of nanoGPT: memory-mapped tokens, autocast, GradScaler, fused AdamW, compile if asked."""
+"""A plain loop in the manner of nanoGPT: memory-mapped tokens, autocast, GradScaler, fused AdamW, compile if
+asked."""
 
 import sys
 

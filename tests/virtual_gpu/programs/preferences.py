@@ -1,4 +1,5 @@
-"""TRL's DPOTrainer (a reference model, or LoRA without one) and RewardTrainer: `preferences.py dpo|dpo-lora|reward`."""
+"""TRL's DPOTrainer (a reference model, or LoRA without one) and RewardTrainer: `preferences.py
+dpo|dpo-lora|reward`."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""TRL's SFTTrainer as a user writes it, with a tiny model: `sft.py KIND`, plain, packing, completion, lora."""
+"""TRL's SFTTrainer as a user writes it, with a tiny model: `sft.py KIND`, plain, packing, completion,
+lora."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""transformers' Trainer in the manner of run_clm: `trainer.py full|lora|qlora`, also under torchrun and accelerate."""
+"""transformers' Trainer in the manner of run_clm: `trainer.py full|lora|qlora`, also under torchrun and
+accelerate."""
 
 import sys
 
