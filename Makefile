@@ -86,7 +86,7 @@ gpu: $(READY)
 	$(PY) -m pytest -m gpu
 
 virtual-gpu: $(VIRTUAL_STAMP)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VIRTUAL)/bin/python -m pytest -m virtual_gpu tests/virtual_gpu
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VIRTUAL)/bin/python -m pytest -n $(WORKERS) -m virtual_gpu tests/virtual_gpu
 
 clean:
 	rm -rf .venv $(VIRTUAL)
