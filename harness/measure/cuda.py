@@ -132,7 +132,8 @@ class CudaObserver:
             process_bytes=process_bytes,
             host_bytes=self._host_bytes(),
             fragmentation_bytes=reserved - allocated if reserved else None,
-            cuda_context_bytes=None if process_bytes is None else process_bytes - now_reserved,
+            # NVML may know less of a process than PyTorch has reserved: then nothing is known of the context
+            cuda_context_bytes=None if (process_bytes or 0) < now_reserved else process_bytes - now_reserved,
             setup_peak_allocated_bytes=self._setup_peak_bytes,
             first_step_peak_allocated_bytes=self._first_step_peak_bytes,
         )

@@ -212,7 +212,7 @@ class _Run:
         report = OutOfMemoryReport(
             phase=self.memory.phase,
             requested_bytes=error.requested_bytes,
-            free_bytes=error.free_bytes,
+            free_bytes=max(0, error.free_bytes),
             reserved_unallocated_bytes=error.reserved_unallocated_bytes,
             top=top_allocations(live, now),
         )

@@ -622,5 +622,5 @@ def test_a_row_longer_than_the_positions_is_refused() -> None:
 
 
 def test_the_optional_packages_are_imported_when_needed() -> None:
-    code = "import sys, harness.training.data; sys.exit(bool({'transformers', 'datasets'} & {*sys.modules}))"
+    code = "import sys, harness.data; sys.exit(bool({'transformers', 'datasets'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -11,7 +11,8 @@ from harness.allocator.settings import Settings, parse_settings
 from harness.errors import InputError
 from harness.fit.confirmed import fit_confirmed
 from harness.fit.exact import fit_exact
-from harness.fit.search import MULTIPLES, ConfirmedFit, FitField, fit
+from harness.fit.confirmed import ConfirmedFit
+from harness.fit.search import MULTIPLES, FitField, fit
 from harness.fit.text import fit_document, fit_lines
 from harness.hardware.hardware import Hardware, find_hardware, with_memory
 from harness.recipe.check import check_recipe

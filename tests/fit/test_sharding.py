@@ -110,7 +110,7 @@ def test_zero_3_holds_two_whole_blocks_and_the_gradients_of_one():
     outer = 2 * 32000 * 4096 + 4096
     assert outer + 32 * block == LLAMA_7B
     expected = 0.0
-    for moment in MASTER.snapshots[1:]:
+    for moment in MASTER.moments[1:]:
         shares = (2 * LLAMA_7B + 12 * LLAMA_7B + moment.gradients) / 64
         own = moment.activations + moment.temporaries
         if moment.phase == "optimizer_step":

@@ -218,13 +218,13 @@ def test_nvml_numbers(cuda, monkeypatch):
     nvml = FakeNvml()
     install(monkeypatch, cuda, nvml)
     nvml.processes = [
-        SimpleNamespace(pid=os.getpid(), usedGpuMemory=10 * 2**20),
+        SimpleNamespace(pid=os.getpid(), usedGpuMemory=100 * 2**20),
         SimpleNamespace(pid=-1, usedGpuMemory=1),
     ]
     observer = observer_of(cuda)
     memory = observer.memory()
-    assert memory.process_bytes == 10 * 2**20
-    assert memory.cuda_context_bytes == 10 * 2**20 - CACHED
+    assert memory.process_bytes == 100 * 2**20
+    assert memory.cuda_context_bytes == 100 * 2**20 - CACHED
     assert observer.facts()["driver"] == "999.1"
     assert observer.facts()["device_used_bytes"] == 900
     nvml.processes = nvml.processes[1:]  # a container: the only process there must be ours

@@ -103,7 +103,6 @@ def test_a_mixture_with_an_adapter(tmp_path, fields):
 
 
 REFUSED = [
-    ("mixtral", {"adapter": "lora", "quantization": "nf4"}, "4 bit"),
     ("mixtral", {"adapter": "lora", "lora_dropout": 0.1}, "lora_dropout"),
     ("mixtral", {"adapter": "ia3"}, "w2"),
     ("phi3", {"adapter": "ia3"}, "phi3"),

@@ -130,7 +130,7 @@ TOGGLES = (
 def reads() -> dict[str, set[str]]:
     """By recipe field: the files of napkin that read it off a recipe."""
     found: dict[str, set[str]] = defaultdict(set)
-    for path in sorted(HARNESS.glob("napkin*.py")):
+    for path in sorted((HARNESS / "napkin").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in Recipe.model_fields:
                 owner = node.value

@@ -65,7 +65,8 @@ def profile(
     """A profile whose peak is in backward: activations, and parameters for the rest. Reserved is 2 GiB more,
     the process 1 GiB more than that.
     """
-    peak, activations = round(peak_gib * GIB), round(activations_gib * GIB)
+    peak = round(peak_gib * GIB)
+    activations = min(peak, round(activations_gib * GIB))
     kind: Any = {
         "measured": "cuda_allocator",
         "simulated": "simulated_allocator",

@@ -22,7 +22,7 @@ from tests.support.trust_report import Tried
 HOLDER = """
 import sys, time
 from pathlib import Path
-from harness.folder_lock import FolderLock
+from harness.system import FolderLock
 lock = FolderLock(Path(sys.argv[1]), "--out it")
 print("held", flush=True)
 time.sleep(600)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.test_trust_kill import KILLS, LLAMA, STATUS, halves, losses
+from tests.support.places import LLAMA
+from tests.trust.test_kill import KILLS, STATUS, halves, losses
 
 from harness.run_folder.checkpoint_files import checkpoints, verify
 from harness.step_profile.step_profile import StepProfile
