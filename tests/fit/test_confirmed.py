@@ -9,9 +9,8 @@ import pytest
 
 from harness.allocator.settings import Settings, parse_settings
 from harness.errors import InputError
-from harness.fit.confirmed import fit_confirmed
+from harness.fit.confirmed import ConfirmedFit, fit_confirmed
 from harness.fit.exact import fit_exact
-from harness.fit.confirmed import ConfirmedFit
 from harness.fit.search import MULTIPLES, FitField, fit
 from harness.fit.text import fit_document, fit_lines
 from harness.hardware.hardware import Hardware, find_hardware, with_memory

@@ -4,6 +4,7 @@ import contextlib
 import copyreg
 import functools
 import gc
+import io
 import json
 import os
 import pickle
@@ -17,12 +18,16 @@ from typing import Any
 import pytest
 
 from harness.errors import InputError
+from harness.run_folder import run_folder
 from harness.snapshot import safe_read as safe_pickle
 from harness.snapshot import shape as snapshot_shape
 from harness.snapshot.build import snapshot_of_storages, write_snapshot
 from harness.snapshot.safe_read import load_plain, read_snapshot
 from harness.snapshot.shape import validate_snapshot
 from harness.snapshot.spans import AllocationSpan
+from harness.step_profile import step_profile
+from harness.sweep import document as sweep_document
+from harness.system import strict_json, strict_yaml
 from tests.support.trust_report import Tried
 
 
@@ -63,8 +68,6 @@ class Persistent(pickle.Pickler):
 
 
 def by_id(protocol: int) -> bytes:
-    import io
-
     buffer = io.BytesIO()
     Persistent(buffer, protocol).dump([{1}])
     return buffer.getvalue()
@@ -482,6 +485,68 @@ def test_many_objects_are_refused_before_any_is_made(
     )
 
 
+def test_as_many_as_the_bounds_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {name: (100, opcodes) for name, (_, opcodes) in safe_pickle.MOST_OBJECTS.items()}
+    monkeypatch.setattr(safe_pickle, "MOST_OBJECTS", few)
+    monkeypatch.setattr(safe_pickle, "MAX_JSON_BYTES", 8)
+    assert len(load_plain(b"\x80\x02](" + b"]" * 99 + b"e.")) == 99  # and the list they are in
+    assert len(load_plain(b"\x80\x02](" + b"M\x00\x01" * 100 + b"e.")) == 100
+    assert len(load_plain(b"\x80\x02](" + b"\x8c\x02ab" * 100 + b"e.")) == 100
+    assert load_plain(b'{"a": 1}') == {"a": 1}
+
+
+def test_security_md_says_the_bounds() -> None:
+    """The numbers there are those of the code."""
+    said = " ".join((Path(__file__).parents[1] / "SECURITY.md").read_text().split())
+    most = {name: number for name, (number, _) in safe_pickle.MOST_OBJECTS.items()}
+    for number, words in (
+        (most["dicts and lists"], "2**23 dicts and lists"),
+        (most["numbers"], "2**24 numbers"),
+        (most["strings"], "2**23 strings"),
+        (safe_pickle.MAX_INSTRUCTIONS, "2**27 instructions"),
+        (safe_pickle.MAX_JSON_VALUES, "2**23 in a snapshot as JSON"),
+        (step_profile.MAX_VALUES, "2**20 in a profile"),
+        (strict_json.MAX_VALUES, "2**18 elsewhere"),
+    ):
+        assert words in said
+        assert number == 2 ** int(words.split()[0].removeprefix("2**"))
+    for number, words in (
+        (safe_pickle.MAX_FILE_BYTES, "at most 1 GiB"),
+        (safe_pickle.MAX_JSON_BYTES, "at most 256 MiB"),
+        (step_profile.MAX_FILE_BYTES, "16 MiB for a profile"),
+        (sweep_document.MAX_FILE_BYTES, "64 MiB for a sweep"),
+        (run_folder.MAX_LOG_BYTES, "256 MiB for a log"),
+    ):
+        assert words in said
+        size, unit = words.removeprefix("at most ").split()[:2]
+        assert number == int(size) * {"MiB": 2**20, "GiB": 2**30}[unit]
+    assert (strict_yaml.MAX_FILE_BYTES, strict_yaml.MAX_NODES) == (1_000_000, 10_000)
+    assert "1 MB for recipes and configs" in said
+    assert "10,000 in YAML" in said
+
+
+def test_no_name_and_no_reference_is_looked_up() -> None:
+    """The second lock by itself: the unpickler's two ways out of the file."""
+    unpickler = safe_pickle._PlainUnpickler(io.BytesIO())
+    with pytest.raises(pickle.UnpicklingError, match=r"os\.system"):
+        unpickler.find_class("os", "system")
+    with pytest.raises(pickle.UnpicklingError, match="outside the file"):
+        unpickler.persistent_load("x")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\x80\x06}.", "only pickle protocols 2 to 5"),
+        (b"\x80\x04}", "cut short: it ends at byte 3 without STOP"),
+        (b"\x80\x04", "cut short: it ends at byte 2 without STOP"),
+    ],
+)
+def test_why_a_file_is_refused(data: bytes, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        load_plain(data)
+
+
 def test_json_is_bounded_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(safe_pickle, "MAX_JSON_VALUES", 100)
     with pytest.raises(InputError, match=r"more than 100 values\. Record fewer steps"):
@@ -559,7 +624,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=reason) as caught:
             read_snapshot(tmp_path / name)
         assert str(tmp_path / name) in str(caught.value)
-    with pytest.raises(InputError, match="has 1,001 bytes, and at most 1,000 are read"):
+    with pytest.raises(InputError, match=r"has 1,001 bytes, and at most 1,000 are read\. Record fewer"):
         read_snapshot(tmp_path / "large", max_bytes=1000)
 
 

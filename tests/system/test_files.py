@@ -146,3 +146,26 @@ def test_no_more_is_read_than_was_asked_for(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(files, "_refuse_irregular", lambda *_: None)
     with pytest.raises(OSError, match="at most 1,000 are read"):
         read_whole("/dev/zero", 1000)  # says that it has none, as a file in /proc does
+
+
+def test_content_and_name_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes before the name is taken, the name after: a power cut leaves one or the other file whole."""
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        done.append("folder" if stat.S_ISDIR(status.st_mode) else f"{status.st_size} bytes")
+        fsync(descriptor)
+
+    def replaced(source: str, target: str) -> None:
+        done.append("named")
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "fsync", synced)
+    monkeypatch.setattr(files.os, "replace", replaced)
+    open_before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    write_whole(tmp_path / "a", "12345")
+    assert done == ["5 bytes", "named", "folder"]
+    if open_before:
+        assert len(os.listdir("/proc/self/fd")) == open_before

@@ -16,7 +16,7 @@ from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.recipe.file import load_recipe
 from harness.run_folder.run_folder import RunFolder
-from harness.system.folder_lock import NAME, FolderLock, refuse_held
+from harness.system.folder_lock import NAME, FolderLock, is_held, refuse_held
 from tests.support.trust_report import Tried
 
 HOLDER = """
@@ -39,6 +39,18 @@ def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
     refuse_held(tmp_path, "--out a")
     FolderLock(tmp_path, "--out a").release()
     assert os.listdir(tmp_path) == [NAME]
+
+
+def test_whether_it_is_held_is_known_and_no_file_stays_open(tmp_path: Path) -> None:
+    open_before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+    assert not is_held(tmp_path)
+    with FolderLock(tmp_path, "--out a"):
+        assert is_held(tmp_path)
+        with pytest.raises(InputError):
+            FolderLock(tmp_path, "--out a")
+    assert not is_held(tmp_path)
+    if open_before:
+        assert len(os.listdir("/proc/self/fd")) == len(open_before)
 
 
 def test_asking_makes_nothing(tmp_path: Path) -> None:

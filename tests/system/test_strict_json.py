@@ -61,3 +61,15 @@ def test_a_key_repeated_among_many_is_found_in_one_pass() -> None:
     text = "{" + "".join(f'"k{number}": 0,' for number in range(100_000)) + '"k99999": 0}'
     with pytest.raises(ValueError, match="'k99999' is given twice"):
         parse_json(text)
+
+
+def test_the_bounds_are_what_they_say() -> None:
+    assert parse_json(str(2**128 - 1)) == 2**128 - 1
+    assert parse_json(str(1 - 2**128)) == 1 - 2**128
+    for beyond in (2**128, -(2**128)):
+        with pytest.raises(ValueError, match="128 bits"):
+            parse_json(str(beyond))
+    assert parse_json("[0,0]", 3) == [0, 0]  # a list and two numbers
+    with pytest.raises(TooManyValues):
+        parse_json("[0,0]", 2)
+    assert parse_json('{"a": {}}', 3) == {"a": {}}

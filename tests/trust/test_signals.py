@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.places import LLAMA
-from tests.trust.test_kill import KILLS, STATUS, halves, losses
 
 from harness.run_folder.checkpoint_files import checkpoints, verify
 from harness.step_profile.step_profile import StepProfile
 from tests.support.forked import Forks
+from tests.support.places import LLAMA
 from tests.support.trust_report import Tried
+from tests.trust.test_kill import KILLS, STATUS, halves, losses
 
 pytestmark = pytest.mark.xdist_group("trust_kill")  # they share the process that forks
 GAPS_S = (0.0, 0.001, 0.005, 0.02, 0.1, 0.3)
