@@ -9,6 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,7 @@ if sys.platform != "win32":
     import fcntl
 
 NAME = ".lock"
-"""It stays when the lock is free: removing it would let two take two files of one name."""
+"""Removed by the one who holds it; a process that is killed leaves it, free."""
 LENGTH = 500
 """Bytes that the holder writes, always as many: over what the one before wrote."""
 TRIES = 5
@@ -33,28 +34,26 @@ class FolderLock:
     def __init__(self, folder: Path, origin: str) -> None:
         """Raises InputError beginning with `origin` and naming who holds it, or why it cannot be made."""
         self._file: int | None = None
+        self._path = folder / NAME
         try:
-            self._file = _opened(folder / NAME, os.O_RDWR | os.O_CREAT)
+            file = _taken(self._path)
         except OSError as error:
             raise InputError(
-                f"{origin}: cannot lock the folder with {folder / NAME}: {error.strerror}. "
+                f"{origin}: cannot lock the folder with {self._path}: {error.strerror}. "
                 "Give a folder that can be written."
             ) from None
-        for _ in range(TRIES):  # somebody who only asks holds it for an instant
-            if _lock(self._file):
-                break
-            time.sleep(BETWEEN_TRIES_S)
-        else:
-            who = _holder(self._file)
-            self.release()
-            raise _refused(origin, who)
+        if isinstance(file, str):
+            raise _refused(origin, file)
+        self._file = file
         now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
         mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
-        os.pwrite(self._file, json.dumps(mine).encode()[:LENGTH].ljust(LENGTH), 0)
+        os.pwrite(file, json.dumps(mine).encode()[:LENGTH].ljust(LENGTH), 0)
 
     def release(self) -> None:
-        """Free the lock."""
+        """Free the lock, and leave nothing behind."""
         if self._file is not None:
+            with suppress(OSError):  # somebody has removed it, or the folder
+                os.unlink(self._path)
             os.close(self._file)
         self._file = None
 
@@ -89,6 +88,25 @@ def is_held(folder: Path) -> bool:
     except InputError:
         return True
     return False
+
+
+def _taken(path: Path) -> int | str:
+    """The locked file; or who holds it. Raises OSError when there can be none."""
+    who = ""
+    for _ in range(TRIES):
+        file = _opened(path, os.O_RDWR | os.O_CREAT)
+        try:
+            if _lock(file):
+                if os.path.lexists(path) and os.path.samestat(os.fstat(file), os.lstat(path)):
+                    file, taken = -1, file
+                    return taken
+                continue  # the one before has removed this very file: the name is another one's
+            who = _holder(file)
+        finally:
+            if file >= 0:
+                os.close(file)
+        time.sleep(BETWEEN_TRIES_S)  # somebody who only asks holds it for an instant
+    return who or "another process"
 
 
 def _opened(path: Path, flags: int) -> int:

@@ -154,6 +154,8 @@ NOT_PLAIN = {
     "FRAME of 2**64 - 1": b"\x80\x04\x95" + b"\xff" * 8 + b"}.",
     "a long string": b"\x80\x02" + text(b"a" * (2**20 + 1)) + b".",
     "string that is not UTF-8": b"\x80\x02X\x02\x00\x00\x00\xff\xff.",
+    "half of a surrogate pair": b"\x80\x02" + text(b"\xed\xa0\x80") + b".",
+    "half of a surrogate pair, short": b"\x80\x04\x8c\x03\xed\xa0\x80.",
     "a call after a false end": b"\x80\x02}.\x80\x02cos\ngetcwd\n)R.",
     "bytes after the end": pickle.dumps({}, 4) + b"\x00",
     "memo index that is not there": b"\x80\x02h\x07.",
@@ -525,6 +527,13 @@ def test_security_md_says_the_bounds() -> None:
     assert "10,000 in YAML" in said
 
 
+def test_a_string_may_be_as_long_as_said() -> None:
+    longest = "a" * safe_pickle.MAX_STRING_BYTES
+    assert load_plain(b"\x80\x02" + text(longest.encode()) + b".") == longest
+    with pytest.raises(InputError, match="a string of 1048577 bytes, more than 1048576"):
+        load_plain(b"\x80\x02" + text(b"a" + longest.encode()) + b".")
+
+
 def test_no_name_and_no_reference_is_looked_up() -> None:
     """The second lock by itself: the unpickler's two ways out of the file."""
     unpickler = safe_pickle._PlainUnpickler(io.BytesIO())
@@ -540,6 +549,10 @@ def test_no_name_and_no_reference_is_looked_up() -> None:
         (b"\x80\x06}.", "only pickle protocols 2 to 5"),
         (b"\x80\x04}", "cut short: it ends at byte 3 without STOP"),
         (b"\x80\x04", "cut short: it ends at byte 2 without STOP"),
+        (b"\x80\x02}r\xff\xff\xff\xff.", "LONG_BINPUT at byte 3: its argument is cut short or outside"),
+        (b"\x80\x02\x8c\x03\xed\xa0\x80.", "at byte 2: its string is not UTF-8"),
+        (b"\x80\x02" + text(b"\xff") + b".", "BINUNICODE at byte 2: its string is not UTF-8"),
+        (b"\x80\x02N." + b"abc", "STOP at byte 3: 3 bytes follow the end"),
     ],
 )
 def test_why_a_file_is_refused(data: bytes, said: str) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.recipe.file import load_recipe
 from harness.run_folder.run_folder import RunFolder
+from harness.system import folder_lock
 from harness.system.folder_lock import NAME, FolderLock, is_held, refuse_held
 from tests.support.trust_report import Tried
 
@@ -38,7 +40,7 @@ def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
             assert str(caught.value).startswith(f"--out a: {who}")
     refuse_held(tmp_path, "--out a")
     FolderLock(tmp_path, "--out a").release()
-    assert os.listdir(tmp_path) == [NAME]
+    assert os.listdir(tmp_path) == []
 
 
 def test_whether_it_is_held_is_known_and_no_file_stays_open(tmp_path: Path) -> None:
@@ -51,6 +53,46 @@ def test_whether_it_is_held_is_known_and_no_file_stays_open(tmp_path: Path) -> N
     assert not is_held(tmp_path)
     if open_before:
         assert len(os.listdir("/proc/self/fd")) == len(open_before)
+
+
+def test_many_who_take_it_in_turns_are_never_two(tmp_path: Path) -> None:
+    """The file is removed each time: who has opened it by then must not think that he has the lock."""
+    inside, most, failures = [0], [0], list[BaseException]()
+
+    def take() -> None:
+        for _ in range(50):
+            try:
+                with FolderLock(tmp_path, "--out a"):
+                    inside[0] += 1
+                    most[0] = max(most[0], inside[0])
+                    inside[0] -= 1
+            except InputError:  # it was held for a while
+                pass
+            except BaseException as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most[0], failures, os.listdir(tmp_path)) == (1, [], [])
+
+
+def test_a_file_that_was_removed_meanwhile_is_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked, removed = folder_lock._lock, []
+
+    def lock(file: int) -> bool:
+        if not removed:  # by the one before, between the opening and the locking
+            removed.append(os.unlink(tmp_path / NAME))
+        return locked(file)
+
+    monkeypatch.setattr(folder_lock, "_lock", lock)
+    with FolderLock(tmp_path, "--out a"):
+        assert os.path.exists(tmp_path / NAME)
+        assert is_held(tmp_path)
 
 
 def test_asking_makes_nothing(tmp_path: Path) -> None:
