@@ -87,7 +87,6 @@ def test_simulate_out_writes_profile_recipe_and_snapshot(call: Call) -> None:
     assert status == 0
     assert "run folder: made" in out
     assert sorted(path.name for path in Path("made").iterdir()) == [
-        ".lock",
         "profile.json",
         "recipe.yaml",
         "snapshot.pickle",

@@ -28,6 +28,7 @@ from harness.snapshot.spans import AllocationSpan
 from harness.step_profile import step_profile
 from harness.sweep import document as sweep_document
 from harness.system import strict_json, strict_yaml
+from tests.support.places import ROOT
 from tests.support.trust_report import Tried
 
 
@@ -499,7 +500,7 @@ def test_as_many_as_the_bounds_are_read(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_security_md_says_the_bounds() -> None:
     """The numbers there are those of the code."""
-    said = " ".join((Path(__file__).parents[1] / "SECURITY.md").read_text().split())
+    said = " ".join((ROOT / "SECURITY.md").read_text().split())
     most = {name: number for name, (number, _) in safe_pickle.MOST_OBJECTS.items()}
     for number, words in (
         (most["dicts and lists"], "2**23 dicts and lists"),
