@@ -331,7 +331,7 @@ def _surprises(recipe: Recipe, batches: Batches, device: torch.device) -> list[s
             f"data: {batches.rows.num_skipped} documents of {recipe.data} were left out: within seq_len they "
             "have no token to predict"
         )
-    if device.type == "cpu" and recipe.optimizer.startswith("paged_"):
+    if device.type == "cpu" and recipe.pages_optimizer:
         found.append(
             f"optimizer: {recipe.optimizer}: bitsandbytes pages only on a GPU; here its state is not paged"
         )

@@ -19,6 +19,7 @@ step. Here the device's allocations are the same, in the same order, on a GPU, o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -30,7 +31,25 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
 from harness.errors import InputError
+from harness.recipe import Recipe
 from harness.training.toggles.host_memory import SideStream, on_host
+from harness.training.toggles.precision import DTYPES
+
+
+@contextmanager
+def built_where(recipe: Recipe, device: torch.device) -> Iterator[torch.device]:
+    """The device to build the model on: the host for one that is offloaded, and may be larger than a GPU."""
+    if not recipe.parameters_on_host:
+        yield device
+        return
+    with on_host():
+        yield torch.device("cpu") if device.type == "cuda" else device
+
+
+def parameters_to_host(recipe: Recipe, model: nn.Module, device: torch.device) -> None:
+    """Offload the model's parameters if `recipe` says so."""
+    if recipe.parameters_on_host:
+        offload_parameters(model, device, DTYPES[recipe.compute_dtype] if recipe.mixed else None)
 
 
 def offload_parameters(

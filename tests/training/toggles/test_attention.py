@@ -10,7 +10,7 @@ import torch
 from transformers.models.gemma2.modeling_gemma2 import Gemma2PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 
-from harness.errors import InputError, MissingDependency
+from harness.errors import InputError
 from harness.training.model import build_model
 from harness.training.toggles.attention import attention_kernel
 from tests.support.tiny import CPU, tiny, train
@@ -69,8 +69,16 @@ def test_flash_attention_is_never_fetched(
 
     monkeypatch.setattr(socket.socket, "connect", no_network)
     recipe = tiny(attention=attention, precision="bf16", weights=weights)
-    with pytest.raises(MissingDependency, match="pip install 'harness\\[flash-attn\\]'"):
+    with pytest.raises(InputError, match=FLASH_HINTS[attention]) as refused:
         build_model(recipe, torch.device("cuda"))
+    # the extra is flash-attn 2, which has no kernel of flash-attn 3
+    assert ("pip install" in str(refused.value)) == (attention == "flash_attention_2")
+
+
+FLASH_HINTS = {
+    "flash_attention_2": r"pip install 'harness\[flash-attn\]'",
+    "flash_attention_3": r"flash-attn-3, which is not installed.* Build it from the folder hopper",
+}
 
 
 @pytest.mark.parametrize("supports_sdpa", [False, True])  # as transformers 5.23 says, and as 5.17 does
