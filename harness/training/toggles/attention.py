@@ -66,8 +66,9 @@ def additive_mask_dtype(recipe: Recipe) -> torch.dtype | None:
 
 
 def _has_attention(made_by: Any, attention: str) -> bool:
-    needed = {"eager": None, "sdpa": "_supports_sdpa"}.get(attention, "_supports_flash_attn")
-    return needed is None or bool(getattr(made_by, needed, True))
+    if attention == "sdpa":
+        return bool(getattr(made_by, "_supports_sdpa", True))
+    return attention == "eager" or bool(getattr(made_by, "_supports_flash_attn", True))
 
 
 def _without_flash(made_by: Any) -> str:
