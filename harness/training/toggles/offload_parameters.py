@@ -14,6 +14,19 @@ gradients, the root from forward to the end of backward); under autocast it keep
 weights from forward to backward; and it refuses the shape-only tensors on which a simulation runs the same
 step. Here the device's allocations are the same, in the same order, on a GPU, on a CPU and shape-only.
 (What FSDP2 does better: its gradients leave on a side stream; here backward waits for them.)
+
+A model with two blocks, from left to right: == on the device, .. on its way there.
+
+                 forward                        backward
+    root         begin ================ end     ====
+    embedding          ..==                                          (it saves no weight)
+    block 1              ..======                   ........======
+    block 2                ......======         ....========
+    gradients                                               block 2's, then block 1's, the root's: to the host
+
+`before` and `leave` stand at both ends of a group's ==; in backward `_before_backward`, called by the
+gradient of a block's output, and `_unpack`, for what autograd saved. `_finish`, after the engine, drops
+the rest.
 """
 
 from __future__ import annotations
