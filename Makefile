@@ -56,6 +56,7 @@ bench: $(READY)
 	$(PY) -m benchmarks.speed.simulate
 
 docs: $(READY)
+	$(PY) -m pages.toggle_reads
 	$(PY) -m pages.pictures
 	$(PY) -m pages.links
 	$(PY) -m mkdocs build --strict --quiet

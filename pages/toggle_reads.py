@@ -1,20 +1,26 @@
-"""docs/contributing.md's table of the toggles: which files of harness/ read the field of each.
+"""docs/contributing-toggles.md: which files of harness/ a toggle touches, read from the source.
 
-    python -m pages.toggle_reads
+    python -m pages.toggle_reads            # writes the page
+    python -m pages.toggle_reads --check    # exits with 1 if the page is not up to date
 
-What a toggle costs whoever adds or changes one. Read from the source: an attribute of that name of anything
-that is called a recipe. What follows from a field through a property of Recipe is not a read of the field.
+A read of a field is an attribute of that name of anything that is called a recipe. What follows from fields
+is a property of Recipe (recipe/fields.py), and stands in a table of its own with whoever asks for it.
 """
 
 from __future__ import annotations
 
 import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from harness.recipe import EFFECTS, Recipe
+from harness.system import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 HARNESS = ROOT / "harness"
+PAGE = ROOT / "docs" / "contributing-toggles.md"
 SIZES = (
     "model",
     "micro_batch_size",
@@ -28,6 +34,59 @@ SIZES = (
 TOGGLES = tuple(field for field in Recipe.model_fields if field not in EFFECTS and field not in SIZES)
 FIELDS = "recipe/fields.py"
 RULES = "recipe/rules.py"
+MOST_FILES = 4
+
+OWN = {
+    **dict.fromkeys(("adapter", "lora_targets", "adapter_dtype"), "training/toggles/adapter.py"),
+    **dict.fromkeys(("quantization", "double_quant", "upcast_for_kbit"), "training/toggles/quantization.py"),
+    **dict.fromkeys(
+        ("optimizer", "optimizer_impl", "optimizer_in_backward", "master_weights"),
+        "training/toggles/optimizer.py",
+    ),
+    "packing": "training/batches.py",
+    "precision": "training/toggles/precision.py",
+    "gradient_checkpointing": "training/toggles/gradient_checkpointing.py",
+    "attention": "training/toggles/attention.py",
+    "loss": "training/toggles/fused_loss.py",
+    "offload": "training/toggles/offload_parameters.py",  # and offload_activations.py, stepped_copy.py
+    "compile": "training/toggles/compile.py",
+    "max_grad_norm": "training/model.py",
+}
+"""Where a toggle is built: what decides what its value means for the model, the optimizer or the data."""
+
+EXCEPTIONS = {
+    ("packing", "data/documents.py"): "with packing a paragraph of a .txt file is a document",
+    ("packing", "data/rows.py"): "puts the documents into rows",
+    ("quantization", "fit/host_memory.py"): "names the value in what it refuses",
+    ("quantization", "training/warnings.py"): "names the value in what it warns of",
+    ("upcast_for_kbit", "simulate/cuda/libraries.py"): "peft empties CUDA's cache after it",
+    ("upcast_for_kbit", "training/toggles/attention.py"): "eager's mask has the dtype of the embeddings",
+    ("attention", "simulate/cuda/behaviour.py"): "stands in for the package's kernels",
+    ("attention", "training/model.py"): "hands the value to transformers, which builds it",
+    ("optimizer", "measure/measured_run.py"): "warns that nothing is paged on a CPU",
+    ("optimizer_in_backward", "fit/sharding.py"): "refuses what it has no model of",
+    ("offload", "fit/changes.py"): "advice: adds a value to those that are there",
+    ("offload", "fit/host_memory.py"): "names the values in what it refuses",
+    ("offload", "fit/sharding.py"): "refuses what it has no model of",
+    ("compile", "measure/measured_run.py"): "no tracker of tensors sees into compiled code",
+    ("compile", "simulate/simulated_run.py"): "refuses it: the compiler chooses kernels and buffers",
+}
+"""Files beside a toggle's own and its one place in napkin that read its field, and why they must."""
+
+INTRODUCTION = f"""\
+# What a toggle touches
+
+Written by `python -m pages.toggle_reads` from the source; a test holds it. A toggle is four edits: its field
+with its rules and effects in `harness/recipe/`, the file that builds it, its price in one place of
+`harness/napkin/`, and its tests. No more than {MOST_FILES} files read a field, its own rules not counted, and
+each beyond those two is argued here. `harness/training/model.py` calls the function of every toggle,
+and the toggle's file decides.
+
+"""
+
+PROPERTIES = """
+What follows from a field is a property of the recipe: whoever asks for one need not know the field's values.
+"""
 
 
 def is_recipe(node: ast.expr, file: str) -> bool:
@@ -36,19 +95,75 @@ def is_recipe(node: ast.expr, file: str) -> bool:
     return name.strip("_") in ("recipe", "asked", "loaded", "base") or (file == RULES and name == "r")
 
 
-def reads() -> dict[str, set[str]]:
-    """By toggle, the files that read its field, as paths below harness/; fields and rules are not counted."""
-    found: dict[str, set[str]] = {toggle: set() for toggle in TOGGLES}
-    for path in sorted(HARNESS.rglob("*.py")):
-        file = str(path.relative_to(HARNESS))
-        if file in (FIELDS, RULES):
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and node.attr in found and is_recipe(node.value, file):
-                found[node.attr].add(file)
-    return found
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Every file of harness/ but the fields' own and their rules, by its path there."""
+    files = {str(path.relative_to(HARNESS)): path for path in sorted(HARNESS.rglob("*.py"))}
+    return {
+        file: ast.parse(path.read_text(encoding="utf-8"))
+        for file, path in files.items()
+        if file not in (FIELDS, RULES)
+    }
+
+
+def readers(name: str) -> list[str]:
+    """The files that read `name`, a field or a property, off a recipe."""
+    return [
+        file
+        for file, tree in trees().items()
+        if any(
+            isinstance(node, ast.Attribute) and node.attr == name and is_recipe(node.value, file)
+            for node in ast.walk(tree)
+        )
+    ]
+
+
+@cache
+def follows_from() -> dict[str, set[str]]:
+    """By property of Recipe: the fields that it is computed from, through other properties too."""
+    tree = ast.parse((HARNESS / FIELDS).read_text(encoding="utf-8"))
+    of_self = {
+        function.name: {
+            node.attr
+            for node in ast.walk(function)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "self"
+        }
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef) and isinstance(getattr(Recipe, function.name, 0), property)
+    }
+
+    def fields(name: str) -> Iterator[str]:
+        for other in of_self.get(name, ()):
+            yield from fields(other) if other in of_self else (other,)
+
+    return {name: set(fields(name)) for name in of_self}
+
+
+def page() -> str:
+    """The Markdown of the whole page."""
+    lines = ["| toggle | files that read its field |", "| --- | --- |"]
+    for toggle in TOGGLES:
+        found = [f"`{file}`{_remark(toggle, file)}" for file in readers(toggle)]
+        lines.append(f"| `{toggle}` | {len(found)}: {', '.join(found)} |")
+    lines += [PROPERTIES, "| property | of | who asks |", "| --- | --- | --- |"]
+    for name, fields in follows_from().items():
+        if not fields.isdisjoint(TOGGLES):
+            of = ", ".join(f"`{field}`" for field in sorted(fields))
+            lines.append(f"| `{name}` | {of} | {', '.join(f'`{file}`' for file in readers(name))} |")
+    return INTRODUCTION + "\n".join(lines) + "\n"
+
+
+def _remark(toggle: str, file: str) -> str:
+    if file == OWN[toggle]:
+        return " (builds it)"
+    return (
+        ", its price" if file.startswith("napkin/") else f" ({EXCEPTIONS.get((toggle, file), 'not argued')})"
+    )
 
 
 if __name__ == "__main__":
-    for toggle, files in reads().items():
-        print(f"{toggle:24} {len(files)} {', '.join(sorted(files))}")
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(None if PAGE.read_text(encoding="utf-8") == page() else f"{PAGE} is not up to date")
+    write_whole(PAGE, page())

@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 from harness.errors import HarnessError
 from harness.recipe.recipe import Recipe
-from harness.recipe.rules import BITSANDBYTES_OPTIMIZERS
 
 StartMethod = Literal["fork", "spawn"]
 Result = dict[str, Any]
@@ -77,7 +76,7 @@ def modules_of(recipe: Recipe) -> tuple[str, ...]:
     """The optional modules that `recipe` needs."""
     needed = {
         "peft": recipe.adapter != "none",
-        "bitsandbytes": recipe.quantization != "none" or recipe.optimizer in BITSANDBYTES_OPTIMIZERS,
+        "bitsandbytes": recipe.quantized or recipe.by_bitsandbytes,
         "liger_kernel": recipe.loss == "fused_linear",
         "flash_attn": recipe.attention == "flash_attention_2",
         "flash_attn_interface": recipe.attention == "flash_attention_3",

@@ -184,8 +184,7 @@ def _restore_state(state: Any, recipe: Recipe, training: Training, device: torch
     buffers = dict(training.model.named_buffers())
     for name, buffer in state["buffers"].items():
         buffers[name].copy_(_of_same_shape(buffer, buffers[name], name))
-    host = bool({"optimizer", "parameters"} & set(recipe.offload))
-    with on_host() if host else nullcontext():
+    with on_host() if recipe.optimizer_on_host else nullcontext():
         restore_state(training.optimizer, state["optimizer"])
     if training.scaler is not None:
         training.scaler.load_state_dict(state["scaler"])
@@ -207,12 +206,12 @@ def _of_same_shape(saved: Tensor, own: Tensor, name: str) -> Tensor:
 
 
 def _weights_file(recipe: Recipe) -> str:
-    return "model.safetensors" if recipe.adapter == "none" else "adapter_model.safetensors"
+    return "model.safetensors" if recipe.trains_base else "adapter_model.safetensors"
 
 
 def _published_name(name: str, recipe: Recipe) -> str:
     """As peft writes it: without the name of the adapter, which is `default`."""
-    return name if recipe.adapter == "none" else re.sub(r"\.default(?=\.|$)", "", name)
+    return name if recipe.trains_base else re.sub(r"\.default(?=\.|$)", "", name)
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:

@@ -36,7 +36,7 @@ def check_host_memory(recipe: Recipe, device_type: str, available: Available | N
     `device_type`: cuda, or cpu, where the step itself is in the same memory. Returns a sentence if nothing
     can be said about the model; None if there is room, or nothing to ask for.
     """
-    quantizes = recipe.quantization != "none" and recipe.weights == "pretrained"
+    quantizes = recipe.quantized and recipe.weights == "pretrained"
     if not recipe.offload and not quantizes:
         return None
     try:
@@ -61,7 +61,7 @@ def host_needs(recipe: Recipe, device_type: str) -> dict[str, int]:
     """Bytes of host memory that the run will hold at once, by what they are."""
     memory = estimate(recipe, find_hardware(ANY_GPU))
     needs = dict(memory.sizes.host_parts)
-    if recipe.quantization != "none" and recipe.weights == "pretrained":
+    if recipe.quantized and recipe.weights == "pretrained":
         # transformers (5.17 to 5.23) loads one tensor after the other when it quantizes what it loads
         needs["the largest weight before it is quantized"] = memory.sizes.quantizing_bytes
     if device_type == "cpu":

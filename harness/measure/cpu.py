@@ -21,8 +21,9 @@ import psutil
 import torch
 from torch import Tensor
 
-from harness.observe import Recording, StorageTracker, gradients_seen, labelled_tensors
-from harness.snapshot import AllocationSpan, snapshot_of_storages
+from harness.measure.observer import History
+from harness.observe import PhasePeaks, Recording, StorageTracker, gradients_seen, labelled_tensors
+from harness.snapshot import snapshot_of_storages
 from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
 from harness.training import Kind, Training
 
@@ -37,9 +38,7 @@ class CpuObserver:
         self._recording = Recording()
         self._tracker = _RealTensors(self._recording, frames=True)
         self._training: Training | None = None
-        self._phases: dict[str, PhaseStats] = {}
-        self._setup_peak_bytes: int | None = None
-        self._first_step_peak_bytes: int | None = None
+        self._peaks = PhasePeaks()
         self._started = 0.0
         self._ends: list[int] = []
 
@@ -79,37 +78,33 @@ class CpuObserver:
             ):
                 yield
         finally:
-            self._note_peak(name)
+            self._peaks.note(name, self._kinds, self._recording.peak_bytes, self._recording.allocated_bytes)
 
     def step_end_bytes(self) -> list[int]:
         """Nobody follows tensors in a timed step."""
         return []
 
-    def recorded_step_ends(self) -> list[int]:
-        return self._ends
-
     def peak_bytes(self) -> int | None:
-        return max((stats.peak_allocated_bytes or 0 for stats in self._phases.values()), default=None) or (
-            self._first_step_peak_bytes
-        )
+        recorded = (stats.peak_allocated_bytes or 0 for stats in self._peaks.phases.values())
+        return max(recorded, default=None) or self._peaks.first_step_bytes
 
     def phase_memory(self) -> dict[str, PhaseStats]:
-        return self._phases
+        return self._peaks.phases
 
     def memory(self) -> MemoryStats:
         return MemoryStats(
             kind="live_tensors",
             host_bytes=self._recording.host_peak_bytes or None,
-            setup_peak_allocated_bytes=self._setup_peak_bytes,
-            first_step_peak_allocated_bytes=self._first_step_peak_bytes,
+            setup_peak_allocated_bytes=self._peaks.setup_bytes,
+            first_step_peak_allocated_bytes=self._peaks.first_step_bytes,
         )
 
-    def history(self) -> tuple[list[AllocationSpan], dict[str, Any]]:
+    def history(self) -> History:
         """Addresses in the snapshot are made up, times are event indices."""
         if "recorded" not in self._kinds:  # a run that ended early
             self._adopt()
         spans = list(self._recording.spans)
-        return spans, snapshot_of_storages(spans)
+        return History(spans, snapshot_of_storages(spans), self._ends)
 
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
         tried = re.search(r"tried to allocate (\d+) bytes", str(error))  # c10/core/impl/alloc_cpu.cpp
@@ -137,17 +132,6 @@ class CpuObserver:
 
     def _label_gradient(self, gradient: Tensor) -> None:
         self._recording.label(self._tracker.key_of(gradient), "gradients")
-
-    def _note_peak(self, name: str) -> None:
-        peak, end = self._recording.peak_bytes, self._recording.allocated_bytes
-        if not self._kinds:
-            self._setup_peak_bytes = peak
-        elif self._kinds[-1] == "recorded":
-            stats = self._phases.setdefault(name, PhaseStats())
-            stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, peak)
-            stats.allocated_at_end_bytes = end
-        else:
-            self._first_step_peak_bytes = max(self._first_step_peak_bytes or 0, peak)
 
     def _adopt(self) -> None:
         """Find what unfollowed steps made and kept, and say what everything that stays is."""

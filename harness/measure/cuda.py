@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from harness.hardware import TABLE_NAMES, Nvml, find_hardware
-from harness.observe import gradients_seen, labelled_tensors, storage_of
+from harness.measure.observer import History
+from harness.observe import PhasePeaks, gradients_seen, labelled_tensors, storage_of
 from harness.snapshot import (
-    AllocationSpan,
     Label,
     label_snapshot,
     phase_metadata,
@@ -55,13 +55,10 @@ class CudaObserver:
         self._training: Training | None = None
         self._at_shortage: tuple[int, int] | None = None
         self._watch_for_shortage()
-        self._phases: dict[str, PhaseStats] = {}
-        self._setup_peak_bytes: int | None = None
-        self._first_step_peak_bytes: int | None = None
+        self._peaks = PhasePeaks()
         self._step_peak_bytes = 0
         self._reserved_at_peak: tuple[int, int] = (0, 0)
         self._end_bytes: list[int] = []
-        self._recorded_ends: list[int] = []
         torch.cuda.set_device(self.device)
         self._record_history(True)
 
@@ -111,15 +108,12 @@ class CudaObserver:
     def step_end_bytes(self) -> list[int]:
         return self._end_bytes
 
-    def recorded_step_ends(self) -> list[int]:
-        return self._recorded_ends
-
     def peak_bytes(self) -> int | None:
         return max(self._step_peak_bytes, torch.cuda.max_memory_allocated(self.device))
 
     def phase_memory(self) -> dict[str, PhaseStats]:
         """From statistics that are reset as each phase begins."""
-        return self._phases
+        return self._peaks.phases
 
     def memory(self) -> MemoryStats:
         """The allocator's and the driver's numbers."""
@@ -134,14 +128,14 @@ class CudaObserver:
             fragmentation_bytes=reserved - allocated if reserved else None,
             # NVML may know less of a process than PyTorch has reserved: then nothing is known of the context
             cuda_context_bytes=None if (process_bytes or 0) < now_reserved else process_bytes - now_reserved,
-            setup_peak_allocated_bytes=self._setup_peak_bytes,
-            first_step_peak_allocated_bytes=self._first_step_peak_bytes,
+            setup_peak_allocated_bytes=self._peaks.setup_bytes,
+            first_step_peak_allocated_bytes=self._peaks.first_step_bytes,
         )
 
-    def history(self) -> tuple[list[AllocationSpan], dict[str, Any]]:
+    def history(self) -> History:
         """Since recording began again; the snapshot shows the categories."""
         if not self._with_history:
-            return [], {}
+            return History([], {}, [])
         snapshot: Any = torch.cuda.memory._snapshot()
         segments = [segment for segment in snapshot["segments"] if segment["device"] == self._index]
         labels = [*self._gradients, *self._what_stays()]
@@ -150,9 +144,8 @@ class CudaObserver:
             for span in spans:
                 span.category = "parameters"
         label_snapshot(snapshot, spans, self._index)
-        if "recorded" in self._kinds:
-            self._recorded_ends = step_ends(snapshot["device_traces"][self._index])
-        return spans, snapshot
+        trace = snapshot["device_traces"][self._index]
+        return History(spans, snapshot, step_ends(trace) if "recorded" in self._kinds else [])
 
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
         """Without history the request is as rounded as torch's message has it."""
@@ -219,17 +212,9 @@ class CudaObserver:
     def _note_peak(self, name: str) -> None:
         stats = torch.cuda.memory_stats(self.device)
         peak, reserved = stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.peak"]
-        if not self._kinds:
-            self._setup_peak_bytes = peak
-            return
-        self._step_peak_bytes = max(self._step_peak_bytes, peak)
-        if len(self._kinds) == 1:
-            self._first_step_peak_bytes = max(self._first_step_peak_bytes or 0, peak)
-        if self._kinds[-1] == "recorded":
-            phase = self._phases.setdefault(name, PhaseStats())
-            phase.peak_allocated_bytes = max(phase.peak_allocated_bytes or 0, peak)
-            phase.peak_reserved_bytes = max(phase.peak_reserved_bytes or 0, reserved)
-            phase.allocated_at_end_bytes = stats["allocated_bytes.all.current"]
+        if self._kinds:
+            self._step_peak_bytes = max(self._step_peak_bytes, peak)
+        if self._peaks.note(name, self._kinds, peak, stats["allocated_bytes.all.current"], reserved):
             self._reserved_at_peak = max(self._reserved_at_peak, (reserved, peak))
 
     def _label_gradient(self, gradient: Tensor) -> None:

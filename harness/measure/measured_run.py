@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,7 +70,8 @@ def measure(
     before anything is written; and for a full disk, after writing what of profile and snapshot has room.
     """
     resumed = None if folder.checkpoint is None else read(folder.checkpoint, recipe)
-    run = _Run(recipe, device or chosen_device(), folder, progress, snapshot, resumed, list(warnings or ()))
+    device = device or chosen_device()
+    run = MeasuredRun(recipe, device, folder, progress, resumed, list(warnings or ()), with_history=snapshot)
     failed: InputError | None = None
     try:
         run.to_the_end()
@@ -129,47 +128,49 @@ def chosen_device(name: str | None = None) -> torch.device:
     return torch.device(name)
 
 
-@dataclass
-class _Run:
+class MeasuredRun:
     """The state of one measured run, so that what is known so far survives an interruption."""
 
-    recipe: Recipe
-    device: torch.device
-    folder: RunFolder
-    progress: Progress
-    with_history: bool
-    resumed: Saved | None
-    warnings: list[str]
-    training: Training | None = None
-    data: DataSummary | None = None
-    losses: list[float | None] = field(default_factory=list)
-    complete: bool = False
-    phase_now: str = "setup"
-    flop_count: FlopCount = field(default_factory=FlopCount)
-    oom: OutOfMemoryReport | None = None
-    not_finite: NotFiniteReport | None = None
-    leak: LeakReport | None = None
-    memory: MemoryStats | None = None
-    top: list[Allocation] = field(default_factory=list)
-    snapshot: dict[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        self.total = step_kinds(self.recipe, RECORDED_STEPS)
-        self.first = 0
-        self.last_checkpoint: Path | None = None
-        if self.resumed is not None:
-            self.losses = list(self.resumed.state.losses)
-            self.first, self.last_checkpoint = self.resumed.state.steps_done, self.resumed.path
-            if self.first >= len(self.total):
-                raise InputError(
-                    f"--resume: {self.resumed.path}: all {len(self.total)} steps of the run are done. "
-                    f"Give more of them, e.g. steps={2 * self.recipe.steps}."
-                )
+    def __init__(
+        self,
+        recipe: Recipe,
+        device: torch.device,
+        folder: RunFolder,
+        progress: Progress,
+        resumed: Saved | None,
+        warnings: list[str],
+        *,
+        with_history: bool,
+    ) -> None:
+        self.recipe, self.device, self.folder, self.progress = recipe, device, folder, progress
+        self.resumed, self.warnings = resumed, warnings
+        self.total = step_kinds(recipe, RECORDED_STEPS)
+        self.first = 0 if resumed is None else resumed.state.steps_done
+        self.losses: list[float | None] = [] if resumed is None else list(resumed.state.losses)
+        self.last_checkpoint = None if resumed is None else resumed.path
+        if self.first >= len(self.total):
+            raise InputError(
+                f"--resume: {self.last_checkpoint}: all {len(self.total)} steps of the run are done. "
+                f"Give more of them, e.g. steps={2 * recipe.steps}."
+            )
+        self.kinds = remaining_kinds(self.total, self.first, recipe.warmup_steps)
         # on a virtual GPU times and losses are of a device that computes nothing
-        self.emulated = self.device.type == "cuda" and emulated_device() is not None
-        self.kinds = remaining_kinds(self.total, self.first, self.recipe.warmup_steps)
-        self.observer = _observer(self.device, self.recipe, self.with_history)
+        self.emulated = device.type == "cuda" and emulated_device() is not None
+        self.flop_count = FlopCount()
+        self.observer = _observer(device, recipe, with_history)
         self.watching: LoopObserver = self.observer
+        self.phase_now = "setup"
+        self.training: Training | None = None
+        self.data: DataSummary | None = None
+        self.loss_scale = 0.0
+        """GradScaler's, after the last step."""
+        self.complete = False
+        self.oom: OutOfMemoryReport | None = None
+        self.not_finite: NotFiniteReport | None = None
+        self.leak: LeakReport | None = None
+        self.memory: MemoryStats | None = None
+        self.top: list[Allocation] = []
+        self.snapshot: dict[str, Any] = {}
 
     def begin_step(self, index: int, kind: Kind) -> None:
         self.watching.begin_step(index, kind)
@@ -188,7 +189,8 @@ class _Run:
             self.folder.resume_log(self.first)
         self.training = training
         self.data = batches.rows.summary
-        self.loss_scale = 0.0 if training.scaler is None else training.scaler.get_scale()
+        if training.scaler is not None:
+            self.loss_scale = training.scaler.get_scale()
         self.warnings += _surprises(self.recipe, batches, self.device)
         self.warnings += surprises_of_model(self.recipe, training.model)
         self.observer.trained(training)
@@ -214,8 +216,8 @@ class _Run:
         if phases:
             memory.peak_phase = max(phases, key=lambda name: phases[name].peak_allocated_bytes or 0)
             memory.peak_allocated_bytes = phases[memory.peak_phase].peak_allocated_bytes
-        spans, self.snapshot = self.observer.history()
-        self.leak = find_leak(self.observer.step_end_bytes(), spans, self.observer.recorded_step_ends())
+        spans, self.snapshot, step_ends = self.observer.history()
+        self.leak = find_leak(self.observer.step_end_bytes(), spans, step_ends)
         if not spans or not (phases or self.oom):
             return memory  # interrupted before a step was recorded: the peak of a step is not known
         peak = find_peak(spans)
@@ -331,7 +333,7 @@ def _surprises(recipe: Recipe, batches: Batches, device: torch.device) -> list[s
             f"data: {batches.rows.num_skipped} documents of {recipe.data} were left out: within seq_len they "
             "have no token to predict"
         )
-    if device.type == "cpu" and recipe.optimizer.startswith("paged_"):
+    if device.type == "cpu" and recipe.pages_optimizer:
         found.append(
             f"optimizer: {recipe.optimizer}: bitsandbytes pages only on a GPU; here its state is not paged"
         )

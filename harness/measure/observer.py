@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from harness.recipe import Recipe
 from harness.snapshot import AllocationSpan
@@ -29,6 +29,16 @@ class Progress(Protocol):
     ) -> None: ...
 
 
+class History(NamedTuple):
+    """Every allocation that was recorded."""
+
+    spans: list[AllocationSpan]
+    snapshot: dict[str, Any]
+    """The same for memory-viz."""
+    step_ends: list[int]
+    """The index, in the spans, of each recorded step's last event."""
+
+
 class DeviceObserver(LoopObserver, Protocol):
     """What measures on one kind of device, and can be asked what it saw."""
 
@@ -45,10 +55,6 @@ class DeviceObserver(LoopObserver, Protocol):
         """Allocated bytes when each timed step had ended; empty where nobody counts them."""
         ...
 
-    def recorded_step_ends(self) -> list[int]:
-        """In the spans of `history`, which is asked first: the index of each recorded step's last event."""
-        ...
-
     def peak_bytes(self) -> int | None:
         """The largest allocated bytes of any step so far, if known."""
 
@@ -60,8 +66,8 @@ class DeviceObserver(LoopObserver, Protocol):
         """All that is known without the history."""
         ...
 
-    def history(self) -> tuple[list[AllocationSpan], dict[str, Any]]:
-        """Every allocation since recording began, and the same as a memory-viz snapshot; or both empty."""
+    def history(self) -> History:
+        """Every allocation since recording began; empty where nobody recorded."""
         ...
 
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:

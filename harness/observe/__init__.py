@@ -2,12 +2,14 @@
 
 from harness.observe.flops import FlopCount, operator_flops
 from harness.observe.labels import gradients_seen, labelled_tensors, model_tensors, owned_tensors, storage_of
+from harness.observe.phase_peaks import PhasePeaks
 from harness.observe.recording import Recording
 from harness.observe.storage_tracker import Frame, StorageTracker
 
 __all__ = [
     "FlopCount",
     "Frame",
+    "PhasePeaks",
     "Recording",
     "StorageTracker",
     "gradients_seen",

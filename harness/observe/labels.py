@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from harness.training import Training
 
@@ -61,18 +63,23 @@ def _module_tensors(module: nn.Module) -> Iterator[Tensor]:
 def gradients_seen(training: Training | None, phase: str, seen: Callable[[Tensor], None]) -> Iterator[None]:
     """Inside, in backward, `seen(gradient)` is called whenever a trained weight's gradient is complete.
 
-    The hook goes before any other, because optimizer_in_backward frees the gradient in its own.
+    One that is stepped in backward is seen just before: the older hook that does so frees the gradient.
     """
 
     def hook(weight: Tensor) -> None:
         if weight.grad is not None:
             seen(weight.grad)
 
-    handles = []
-    for parameter in training.model.parameters() if training is not None and phase == "backward" else ():
-        if parameter.requires_grad and parameter.is_leaf:
-            handles.append(parameter.register_post_accumulate_grad_hook(hook))
-            parameter._post_accumulate_grad_hooks.move_to_end(handles[-1].id, last=False)  # type: ignore[attr-defined]
+    def stepping(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                hook(weight)
+
+    handles: list[RemovableHandle] = []
+    if training is not None and phase == "backward":
+        handles.append(register_optimizer_step_pre_hook(stepping))
+        leaves = (p for p in training.model.parameters() if p.requires_grad and p.is_leaf)
+        handles += [parameter.register_post_accumulate_grad_hook(hook) for parameter in leaves]
     try:
         yield
     finally:

@@ -4,10 +4,9 @@ from harness.recipe.check import ImpossiblePair, check_recipe, recipe_schema, sh
 from harness.recipe.effects import EFFECTS, fields_that_change
 from harness.recipe.file import find_model_config, list_recipes, load_recipe, nearest_model, recipe_yaml
 from harness.recipe.recipe import Recipe
-from harness.recipe.rules import BITSANDBYTES_OPTIMIZERS, shown
+from harness.recipe.rules import shown
 
 __all__ = [
-    "BITSANDBYTES_OPTIMIZERS",
     "EFFECTS",
     "ImpossiblePair",
     "Recipe",

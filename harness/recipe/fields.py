@@ -18,6 +18,9 @@ Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw", "lion_8bit")
+
+
 class Fields(BaseModel):
     """Every field alone: types, ranges, defaults. Whether they work together is Recipe's to say."""
 
@@ -161,6 +164,16 @@ class Fields(BaseModel):
         return self.adapter == "none"
 
     @property
+    def adapts_every_linear(self) -> bool:
+        """Whether every linear layer but the output head gets an adapter."""
+        return not self.trains_base and self.lora_targets == "all-linear"
+
+    @property
+    def quantized(self) -> bool:
+        """Whether bitsandbytes stores the frozen base."""
+        return self.quantization != "none"
+
+    @property
     def four_bit(self) -> bool:
         """Whether the frozen base is stored in 4 bit."""
         return self.quantization in ("nf4", "fp4")
@@ -169,6 +182,21 @@ class Fields(BaseModel):
     def flash_package(self) -> bool:
         """Whether a flash-attn package computes attention, whatever torch would choose."""
         return self.attention.startswith("flash_attention")
+
+    @property
+    def fused_loss(self) -> bool:
+        """Whether Liger computes the loss from the hidden states, chunk by chunk."""
+        return self.loss == "fused_linear"
+
+    @property
+    def by_bitsandbytes(self) -> bool:
+        """Whether the optimizer is bitsandbytes'."""
+        return self.optimizer in BITSANDBYTES_OPTIMIZERS
+
+    @property
+    def pages_optimizer(self) -> bool:
+        """Whether bitsandbytes keeps the optimizer's state in memory that pages between GPU and host."""
+        return self.optimizer.startswith("paged_")
 
     @property
     def activations_on_host(self) -> bool:

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from harness.recipe.fields import Fields
 
-BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw", "lion_8bit")
-
 
 class Rule(NamedTuple):
     fields: tuple[str, str]
@@ -23,17 +21,17 @@ class Rule(NamedTuple):
 RULES: tuple[Rule, ...] = (
     Rule(
         ("quantization", "adapter"),
-        lambda r: r.quantization != "none" and r.adapter == "none",
+        lambda r: r.quantized and r.trains_base,
         "quantized weights cannot be trained; set adapter: lora, or quantization: none",
     ),
     Rule(
         ("double_quant", "quantization"),
-        lambda r: r.double_quant and r.quantization not in ("nf4", "fp4"),
+        lambda r: r.double_quant and not r.four_bit,
         "only 4-bit scales are quantized again; set quantization: nf4, or double_quant: false",
     ),
     Rule(
         ("upcast_for_kbit", "quantization"),
-        lambda r: r.upcast_for_kbit and r.quantization == "none",
+        lambda r: r.upcast_for_kbit and not r.quantized,
         "there is no quantized base to prepare; set quantization: nf4, or upcast_for_kbit: false",
     ),
     Rule(
@@ -49,38 +47,30 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("master_weights", "adapter"),
-        lambda r: r.master_weights and r.adapter != "none" and r.adapter_dtype == "fp32",
+        lambda r: r.master_weights and not r.trains_base and r.adapter_dtype == "fp32",
         "the trained adapter weights are fp32 already; set master_weights: false, or adapter_dtype: base",
     ),
     Rule(
         ("adapter_dtype", "precision"),
-        lambda r: (
-            r.adapter != "none"
-            and r.adapter_dtype == "base"
-            and r.compute_dtype == "fp16"
-            and not r.master_weights
-        ),
+        lambda r: not r.trains_base and r.adapter_dtype == "base" and r.scaled and not r.master_weights,
         "fp16 adapter gradients cannot be unscaled without losing the small ones; set adapter_dtype: fp32",
     ),
     Rule(
         ("adapter", "quantization"),
         lambda r: (
-            r.adapter == "ia3"
-            and r.quantization != "none"
-            and r.precision in ("bf16", "fp16")
-            and not r.upcast_for_kbit
+            r.adapter == "ia3" and r.quantized and r.precision in ("bf16", "fp16") and not r.upcast_for_kbit
         ),
         "peft's ia3 returns fp32 from a quantized layer, and the next one is 16 bit; "
         "set upcast_for_kbit: true, or adapter: lora",
     ),
     Rule(
         ("attention", "precision"),
-        lambda r: r.attention.startswith("flash_attention") and r.compute_dtype == "fp32",
+        lambda r: r.flash_package and r.compute_dtype == "fp32",
         "flash attention computes in 16 bit only; set precision: bf16, or attention: sdpa",
     ),
     Rule(
         ("optimizer_impl", "optimizer"),
-        lambda r: r.optimizer_impl != "foreach" and r.optimizer in BITSANDBYTES_OPTIMIZERS,
+        lambda r: r.optimizer_impl != "foreach" and r.by_bitsandbytes,
         "bitsandbytes has one implementation; leave optimizer_impl: foreach, or set optimizer: adamw",
     ),
     Rule(
@@ -112,20 +102,18 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("optimizer_in_backward", "offload"),
-        lambda r: r.optimizer_in_backward and bool({"optimizer", "parameters"} & set(r.offload)),
+        lambda r: r.optimizer_in_backward and r.optimizer_on_host,
         "the gradients are needed together on the host; set optimizer_in_backward: false",
     ),
     Rule(
         ("offload", "optimizer"),
-        lambda r: (
-            bool({"optimizer", "parameters"} & set(r.offload)) and r.optimizer in BITSANDBYTES_OPTIMIZERS
-        ),
+        lambda r: r.optimizer_on_host and r.by_bitsandbytes,
         "bitsandbytes' optimizers step on the GPU; set optimizer: adamw "
         "(without offload, paged_adamw_8bit pages its own state to the host)",
     ),
     Rule(
         ("offload", "quantization"),
-        lambda r: "parameters" in r.offload and r.quantization != "none",
+        lambda r: r.parameters_on_host and r.quantized,
         "a quantized weight cannot leave the GPU without its scales; set quantization: none, "
         "or offload: [activations]",
     ),
@@ -136,12 +124,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("offload", "master_weights"),
-        lambda r: "parameters" in r.offload and r.master_weights,
+        lambda r: r.parameters_on_host and r.master_weights,
         "offloaded parameters are the only copy; set master_weights: false, or offload: [optimizer]",
     ),
     Rule(
         ("offload", "precision"),
-        lambda r: "parameters" in r.offload and r.scaled,
+        lambda r: r.parameters_on_host and r.scaled,
         "GradScaler unscales on the GPU and the gradients are on the host; set precision: bf16",
     ),
     Rule(
@@ -151,12 +139,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("packing", "attention"),
-        lambda r: r.packing and r.attention.startswith("flash_attention") and r.micro_batch_size > 1,
+        lambda r: r.packing and r.flash_package and r.micro_batch_size > 1,
         "flash attention takes packed documents as one row; set micro_batch_size: 1 (and a longer seq_len)",
     ),
     Rule(
         ("lora_targets", "adapter"),
-        lambda r: r.adapter != "none" and r.lora_targets == (),
+        lambda r: not r.trains_base and r.lora_targets == (),
         "an adapter needs at least one module; set lora_targets: all-linear",
     ),
 )

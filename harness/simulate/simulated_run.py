@@ -17,7 +17,7 @@ from torch import Tensor
 from harness.allocator import AllocatorOutOfMemory, Settings, parse_settings
 from harness.errors import InputError
 from harness.hardware import Hardware
-from harness.observe import gradients_seen, labelled_tensors, owned_tensors
+from harness.observe import PhasePeaks, gradients_seen, labelled_tensors, owned_tensors
 from harness.recipe import Recipe
 from harness.simulate.clock import SimulatedTime
 from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
@@ -33,7 +33,6 @@ from harness.step_profile import (
     MemoryBreakdown,
     MemoryStats,
     OutOfMemoryReport,
-    PhaseStats,
     StepProfile,
     StepStats,
     TimeStats,
@@ -107,9 +106,8 @@ class _Run:
         self.rules = CudaRules(recipe, hardware, self.memory.allocator.empty_cache)
         self.device = SimulatedDevice(self.memory, self.rules, self.time, self.paths)
         self.kinds: list[Kind] = []
-        self.phases: dict[str, PhaseStats] = {}
-        self.setup_peak_bytes: int | None = None
-        self.first_step_peak_bytes: int | None = None
+        self.peaks = PhasePeaks()
+        self.phases = self.peaks.phases
         self.training: Training | None = None
         self.at_oom: MemoryBreakdown | None = None
 
@@ -182,16 +180,10 @@ class _Run:
         self.memory.label(self.device.key_of(gradient), "gradients")
 
     def _note(self, name: str, seconds: float) -> None:
-        peak = self.memory.peak_bytes
-        if not self.kinds:
-            self.setup_peak_bytes = peak
-        elif len(self.kinds) == 1:
-            self.first_step_peak_bytes = max(self.first_step_peak_bytes or 0, peak)
-        elif self.kinds[-1] == "recorded":
-            stats = self.phases.setdefault(name, PhaseStats(time_s=TimeStats(median=0.0)))
-            stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, peak)
-            stats.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0, self.memory.peak_reserved_bytes)
-            stats.allocated_at_end_bytes = self.memory.allocated_bytes
+        memory = self.memory
+        peaks = memory.peak_bytes, memory.allocated_bytes, memory.peak_reserved_bytes
+        stats = self.peaks.note(name, self.kinds, *peaks)
+        if stats is not None:
             stats.time_s.median = (stats.time_s.median or 0.0) + seconds
             stats.flops = self.time.flops.get(name, 0)
             stats.bytes_moved = self.time.bytes_moved.get(name, 0)
@@ -261,8 +253,8 @@ class _Run:
             kind="simulated_allocator",
             host_bytes=self.memory.host_peak_bytes or None,
             cuda_context_bytes=self.hardware.calibration.cuda_context_bytes,
-            setup_peak_allocated_bytes=self.setup_peak_bytes,
-            first_step_peak_allocated_bytes=self.first_step_peak_bytes,
+            setup_peak_allocated_bytes=self.peaks.setup_bytes,
+            first_step_peak_allocated_bytes=self.peaks.first_step_bytes,
         )
         if self.at_oom is not None:
             memory.at_peak, memory.peak_phase = self.at_oom, self.memory.phase

@@ -46,6 +46,8 @@ def end_process(status: int) -> NoReturn:
     Threads are waited for and functions registered to run at exit do run, as in the interpreter's own exit
     (Py_FinalizeEx in CPython's pylifecycle.c) and in that of multiprocessing's own processes.
     """
+    if not (hasattr(threading, "_shutdown") and hasattr(atexit, "_run_exitfuncs")):  # CPython's own
+        sys.exit(status)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -18,12 +18,8 @@ import torch
 from harness.data import NOT_PREDICTED, Rows, build_tokenizer, corpus_rows, synthetic_rows
 from harness.errors import InputError
 from harness.recipe import Recipe
-from harness.training.document_masks import (
-    additive_mask_dtype,
-    flash_lengths,
-    separate_densely,
-    separate_for_flash,
-)
+from harness.training.document_masks import flash_lengths, separate_densely, separate_for_flash
+from harness.training.toggles.attention import additive_mask_dtype
 
 MOST_MICRO_BATCHES = 10_000
 """Of one step that is walked through on shapes."""

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.recipe import Recipe
-
 
 def separate_densely(rows: Sequence[Sequence[int]], additive: torch.dtype | None) -> dict[str, Any]:
     """Model arguments of sdpa and eager attention under which the documents of a row cannot see each other.
@@ -50,17 +48,6 @@ def flash_lengths(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
         "max_length_q": longest,
         "max_length_k": longest,
     }
-
-
-def additive_mask_dtype(recipe: Recipe) -> torch.dtype | None:
-    """Of `separate_densely`'s mask: None for sdpa, which takes bools. transformers makes eager's in the dtype
-    of the embeddings, so does this.
-    """
-    if recipe.attention != "eager":
-        return None
-    if recipe.mixed or recipe.upcast_for_kbit:
-        return torch.float32
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.compute_dtype]
 
 
 def _position_ids(rows: Sequence[Sequence[int]]) -> Tensor:

@@ -99,7 +99,7 @@ def _batches(recipe: Recipe, config: Any, *, shapes_only: bool) -> Batches:
         vocab_size=text.vocab_size,
         max_positions=getattr(text, "n_positions", None),
         tokenizer_source=recipe.model if recipe.weights == "pretrained" else None,
-        dense_mask=not recipe.attention.startswith("flash_attention"),
+        dense_mask=not recipe.flash_package,
         sliding_window=getattr(text, "sliding_window", None),
         shapes_only=shapes_only,
     )

@@ -6,8 +6,7 @@ checkpointing, loss, host memory for parameters, compile, optimizer, scaler.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pickle import UnpicklingError
 from typing import Any
@@ -26,13 +25,20 @@ from harness.training.refusals import (
 )
 from harness.training.step import Training
 from harness.training.toggles.adapter import import_peft, with_adapter
+from harness.training.toggles.compile import compile_model
 from harness.training.toggles.fused_loss import fuse_loss
 from harness.training.toggles.gradient_checkpointing import checkpoint_blocks
 from harness.training.toggles.host_memory import on_host
-from harness.training.toggles.offload_activations import OffloadedActivations
+from harness.training.toggles.offload_activations import saved_tensors
+from harness.training.toggles.offload_parameters import built_where, parameters_to_host
 from harness.training.toggles.optimizer import build_optimizer
-from harness.training.toggles.precision import DTYPES, autocast, build_scaler, weights_dtype
-from harness.training.toggles.quantization import prepare_for_kbit
+from harness.training.toggles.precision import autocast, build_scaler, weights_dtype
+from harness.training.toggles.quantization import (
+    build_random,
+    prepare_for_kbit,
+    quantize_experts,
+    quantized_on_loading,
+)
 
 BUILD_ERRORS = (
     *(ValueError, TypeError, KeyError, AttributeError, LookupError, OSError, ImportError, RuntimeError),
@@ -47,16 +53,13 @@ def build_training(recipe: Recipe, device: torch.device) -> Training:
     Raises InputError for a config that does not build or a toggle that cannot work on `device`.
     """
     model = build_model(recipe, device)
-    saved_tensors: Callable[[], AbstractContextManager[Any]] = nullcontext
-    if "activations" in recipe.offload:
-        saved_tensors = OffloadedActivations(model, device)
     return Training(
         model=model,
         optimizer=build_optimizer(recipe, model),
         scaler=build_scaler(recipe, device),
         autocast=autocast(recipe, device),
-        saved_tensors=saved_tensors,
-        stepping=on_host if "parameters" in recipe.offload else nullcontext,
+        saved_tensors=saved_tensors(recipe, model, device),
+        stepping=on_host if recipe.parameters_on_host else nullcontext,
         max_grad_norm=recipe.max_grad_norm,
     )
 
@@ -68,8 +71,7 @@ def import_libraries(recipe: Recipe) -> None:
     config = load_config(recipe)
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if recipe.adapter != "none":
-        import_peft(recipe)
+    import_peft(recipe)
 
 
 def build_model(recipe: Recipe, device: torch.device) -> Any:
@@ -78,44 +80,26 @@ def build_model(recipe: Recipe, device: torch.device) -> Any:
     refuse_what_cannot_run(recipe, config, device)
     refuse_what_is_no_language_model(recipe, config)
     torch.manual_seed(recipe.seed)
-    host = "parameters" in recipe.offload
-    with on_host() if host else nullcontext():  # a model that is offloaded may be larger than the device
-        model = _adapted(recipe, config, torch.device("cpu") if host and device.type == "cuda" else device)
-    refuse_longer_sequences(model, recipe.model, recipe.seq_len)
-    if recipe.gradient_checkpointing:
-        checkpoint_blocks(model)
-    if recipe.loss == "fused_linear":
-        fuse_loss(model)
-    if host:
-        from harness.training.toggles.offload_parameters import offload_parameters
-
-        offload_parameters(model, device, DTYPES[recipe.compute_dtype] if recipe.mixed else None)
-    model.train()
-    if recipe.compile:
-        model.compile()
-    return model
-
-
-def _adapted(recipe: Recipe, config: Any, device: torch.device) -> Any:
-    """The weights on `device`, those of the base frozen when there is an adapter to train."""
-    model = _with_weights(recipe, config, device)
-    refuse_empty_weights(recipe, model)
-    model.config.use_cache = False
-    if recipe.upcast_for_kbit:
-        prepare_for_kbit(model)
-    elif recipe.adapter != "none":
-        model.requires_grad_(False)
-    if recipe.adapter != "none":
+    with built_where(recipe, device) as place:
+        model = _with_weights(recipe, config, place)
+        refuse_empty_weights(recipe, model)
+        model.config.use_cache = False
+        prepare_for_kbit(recipe, model)
         model = with_adapter(recipe, model)
+    refuse_longer_sequences(model, recipe.model, recipe.seq_len)
+    checkpoint_blocks(recipe, model)
+    fuse_loss(recipe, model)
+    parameters_to_host(recipe, model, device)
+    model.train()
+    compile_model(recipe, model)
     return model
 
 
 def _with_weights(recipe: Recipe, config: Any, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
 
-    dtype = weights_dtype(recipe, config)
     common = {
-        "dtype": dtype,
+        "dtype": weights_dtype(recipe, config),
         "attn_implementation": recipe.attention,
         "trust_remote_code": recipe.trust_remote_code,
     }
@@ -126,25 +110,12 @@ def _with_weights(recipe: Recipe, config: Any, device: torch.device) -> Any:
                     f"weights: pretrained: {recipe.model} is a config without weights. "
                     "Give model a checkpoint folder or a Hugging Face id, or set weights: random."
                 )
-            if recipe.quantization != "none":
-                from harness.training.toggles.quantization import bitsandbytes_config
-
-                common["quantization_config"] = bitsandbytes_config(recipe)
-            model = AutoModelForCausalLM.from_pretrained(recipe.model, device_map={"": device}, **common)
-            if recipe.quantization != "none":
-                from harness.training.toggles.quantization import quantize_experts
-
-                for module in model.modules():  # transformers has loaded a mixture's experts in 16 bit
-                    quantize_experts(recipe, module)
+            how = {**common, **quantized_on_loading(recipe), "device_map": {"": device}}
+            model = AutoModelForCausalLM.from_pretrained(recipe.model, **how)
+            for module in model.modules():  # transformers has loaded a mixture's experts in 16 bit
+                quantize_experts(recipe, module)
             return model
-        if recipe.quantization != "none":
-            from harness.training.toggles.quantization import build_quantized
-
-            return build_quantized(
-                recipe, partial(AutoModelForCausalLM.from_config, config, **common), device
-            )
-        with device:
-            return AutoModelForCausalLM.from_config(config, **common)
+        return build_random(recipe, partial(AutoModelForCausalLM.from_config, config, **common), device)
     except InputError:
         raise
     except BUILD_ERRORS as error:

@@ -1,9 +1,12 @@
-"""The transformers config of a recipe's model."""
+"""The transformers config of a recipe's model, the class it makes, and that class without memory."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.architecture import check_counts, find_config, read_config
 from harness.errors import InputError, nearest
@@ -56,6 +59,25 @@ def load_config(recipe: Recipe) -> Any:
             f"seq_len: {recipe.seq_len}: {recipe.model} has {positions} positions; set at most that."
         )
     return config
+
+
+def model_class(config: Any) -> Any:
+    """transformers' class for `config` as a causal language model; None for a checkpoint's own code."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING  # which has a `get` that raises
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)] if known else None
+
+
+def shapes_of(recipe: Recipe, config: Any) -> Any:
+    """The model of `config` without memory, seen by nobody who counts bytes."""
+    from transformers import AutoModelForCausalLM
+
+    with _disable_current_modes(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", trust_remote_code=recipe.trust_remote_code
+        )
+        return model.to("meta")  # torch.FloatTensor(...) is on the CPU in any context
 
 
 def _refuse_unknown_type(model_type: Any, origin: str) -> None:

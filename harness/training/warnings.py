@@ -16,7 +16,7 @@ SMALLEST_SHARE = 0.05
 
 def surprises_of_model(recipe: Recipe, model: nn.Module) -> list[str]:
     """Warnings about quantization and adapters of `model`, as model.build_model returns it."""
-    if recipe.quantization == "none":
+    if not recipe.quantized:
         return []
     found = []
     experts = {
@@ -33,7 +33,7 @@ def surprises_of_model(recipe: Recipe, model: nn.Module) -> list[str]:
             f"BitsAndBytesConfig leaves them in 16 bit: {in_gib(elements * 2)} instead of "
             f"{in_gib(elements // 2)}"
         )
-        if recipe.adapter != "none" and recipe.lora_targets == "all-linear":
+        if recipe.adapts_every_linear:
             found.append(
                 "lora_targets: all-linear adapts the linear layers alone: experts stored in 4 bit cannot be "
                 "adapted. They stay as they are"

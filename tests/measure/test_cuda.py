@@ -139,7 +139,7 @@ def test_peaks_are_per_phase_and_nothing_is_touched_while_timing(cuda):
 def test_history_has_the_recorded_steps_with_their_phases_and_owners(cuda):
     observer = observer_of(cuda)
     run(cuda, observer)
-    spans, snapshot = observer.history()
+    spans, snapshot, _ = observer.history()
     births = [(span.birth_phase, span.category, span.size_bytes) for span in spans]
     one_step = [
         ("data", None, 1 * KIB),
@@ -174,7 +174,7 @@ def test_gradients_are_labelled_where_they_were_when_they_were_there(cuda, monke
         cuda._next = before
         cuda.free(cuda.alloc(512))
     monkeypatch.setattr(observer, "_what_stays", lambda: [])
-    spans, _ = observer.history()
+    spans = observer.history().spans
     assert [span.category for span in spans] == [None, "gradients", None]
     observer.begin_step(1, "recorded")
     assert not model.weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
@@ -183,7 +183,7 @@ def test_gradients_are_labelled_where_they_were_when_they_were_there(cuda, monke
 def test_without_history_nothing_is_recorded(cuda):
     observer = observer_of(cuda, with_history=False)
     run(cuda, observer)
-    assert observer.history() == ([], {})
+    assert observer.history() == ([], {}, [])
     assert not any(call.startswith("history") for call in cuda.calls)
     assert observer.phase_memory()["backward"].peak_allocated_bytes == 29 * KIB
 

@@ -154,7 +154,7 @@ def test_peaks_of_setup_first_step_and_phases_are_kept_apart():
     assert memory.first_step_peak_allocated_bytes == 4 * (100 + 500)
     assert forward.peak_allocated_bytes == 4 * (100 + 10 + 10 + 300)
     assert forward.allocated_at_end_bytes == 4 * (100 + 10 + 10 + 10)
-    spans, _ = observer.history()
+    spans = observer.history().spans
     assert sorted(span.size_bytes for span in spans) == [40, 40, 40, 400, 800, 1200]
     assert {span.category for span in spans if span.size_bytes == 400} == {"parameters"}
 

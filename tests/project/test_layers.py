@@ -58,16 +58,21 @@ HOMES = {
         "training/model_config.py",
         "data/tokenizer.py",
         "training/refusals.py",
+        "training/toggles/attention.py",  # whether flash attention is installed
         "training/toggles/quantization.py",  # replaces layers as transformers' own loader does
     },
-    "peft": {"training/toggles/adapter.py", "training/toggles/quantization.py"},
+    "peft": {
+        "training/toggles/adapter.py",
+        "training/toggles/quantization.py",
+        "simulate/cuda/libraries.py",  # gives it a GPU's answers
+    },
     "bitsandbytes": {
         "training/toggles/quantization.py",
         "training/toggles/optimizer.py",
         "simulate/cuda/libraries.py",  # gives it a GPU's answers
         "simulate/kernels/matmul.py",  # asks its tables which kernel runs
     },
-    "liger_kernel": {"training/toggles/fused_loss.py", "training/refusals.py", "simulate/cuda/libraries.py"},
+    "liger_kernel": {"training/toggles/fused_loss.py", "simulate/cuda/libraries.py"},
     "datasets": {"data/documents.py"},  # data sets of the Hub
     "accelerate": set(),  # transformers needs it to load quantized checkpoints
     "torchao": set(),

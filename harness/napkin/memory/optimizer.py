@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from harness.hardware import Work
 from harness.napkin.dtypes import SIZES
 from harness.napkin.model.weights import Weight
-from harness.recipe import BITSANDBYTES_OPTIMIZERS, Recipe
+from harness.recipe import Recipe
 
 MIN_8BIT_ELEMENTS = 4096
 MIN_PAGED_ELEMENTS = 100_000
@@ -66,7 +66,7 @@ def optimizer_memory(recipe: Recipe, trained: Sequence[Weight]) -> OptimizerMemo
     paged = sum(w.count * paged_bytes(recipe, w) for w in trained)
     if recipe.optimizer.endswith("_8bit") and any(_is_8bit(recipe, w) for w in trained):
         state += TABLE_BYTES * STATES[recipe.optimizer]
-    on_host, bitsandbytes = recipe.optimizer_on_host, recipe.optimizer in BITSANDBYTES_OPTIMIZERS
+    on_host, bitsandbytes = recipe.optimizer_on_host, recipe.by_bitsandbytes
     copies = recipe.master_weights or (on_host and not recipe.parameters_on_host)
     source = "arXiv 2110.02861; bitsandbytes/optim/optimizer.py" if bitsandbytes else "torch/optim"
     return OptimizerMemory(

@@ -165,7 +165,7 @@ def _patches(rules: CudaRules) -> Iterator[tuple[str, Any]]:
         yield f"torch.nn.functional.{name}", _softmax(getattr(functional, name), getattr(torch, f"_{name}"))
     yield "torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: ["meta", "cuda"]
     yield "torch.nn.functional.scaled_dot_product_attention", _attention(rules)
-    if rules.recipe.attention.startswith("flash_attention"):
+    if rules.recipe.flash_package:
         rules.attention_kernels.add(rules.recipe.attention)
         yield from flash_patches(int(rules.recipe.attention[-1]))
     yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["meta", "cuda", "cpu"]

@@ -12,9 +12,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from harness.recipe import BITSANDBYTES_OPTIMIZERS, Recipe
+from harness.recipe import Recipe
 from harness.simulate.cuda.says_cuda import as_on_cuda
-from harness.training import on_host, prepare_for_kbit
+from harness.training import on_host
 
 
 def import_bitsandbytes_fast() -> None:
@@ -37,15 +37,18 @@ def library_patches(recipe: Recipe, capability: tuple[int, int]) -> Iterator[tup
     if find_spec("triton") is not None:  # its kernels (Liger's) write into tensors that Python made
         yield "triton.runtime.jit.JITFunction.run", lambda *_, **__: None
         yield "triton.runtime.interpreter.InterpretedFunction.run", lambda *_, **__: None
-    if recipe.loss == "fused_linear" and find_spec("liger_kernel") is not None:
+    if recipe.fused_loss and find_spec("liger_kernel") is not None:
         # on a GPU it multiplies into memory that it has, and adds up the head's gradient in place
         from liger_kernel.ops import fused_linear_cross_entropy as liger
 
         name = "fused_linear_cross_entropy_forward"
         yield f"{liger.__name__}.{name}", as_on_cuda(getattr(liger, name), capability)
     if recipe.upcast_for_kbit:
-        yield "harness.training.toggles.quantization.prepare_for_kbit", _with_cuda(prepare_for_kbit)
-    if recipe.optimizer in BITSANDBYTES_OPTIMIZERS and find_spec("bitsandbytes") is not None:
+        import peft
+
+        prepare = _with_cuda(peft.prepare_model_for_kbit_training)
+        yield "peft.prepare_model_for_kbit_training", prepare
+    if recipe.by_bitsandbytes and find_spec("bitsandbytes") is not None:
         yield "bitsandbytes.functional.get_paged", _paged
         yield "bitsandbytes.functional.fill", lambda *_, **__: None
         yield "bitsandbytes.functional.prefetch_tensor", lambda *_, **__: None

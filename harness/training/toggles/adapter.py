@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
+
+from torch import nn
 
 from harness.errors import InputError, MissingDependency
 from harness.recipe import Recipe, shown
-from harness.training.model_config import first_line
+from harness.training.model_config import first_line, shapes_of
+from harness.training.toggles.problem import Problem
 
 
 def with_adapter(recipe: Recipe, model: Any) -> Any:
-    """peft's model: the frozen base with LoRA (A Kaiming, B zero) or IA3 weights to train."""
+    """peft's model: the frozen base with LoRA (A Kaiming, B zero) or IA3 weights to train; or `model`."""
+    if recipe.trains_base:
+        return model
+    model.requires_grad_(False)
     peft = import_peft(recipe)
     targets = recipe.lora_targets if isinstance(recipe.lora_targets, str) else list(recipe.lora_targets)
     if recipe.adapter == "lora":
@@ -41,6 +48,9 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
 
 
 def import_peft(recipe: Recipe) -> Any:
+    """peft, if `recipe` has an adapter."""
+    if recipe.trains_base:
+        return None
     try:
         import peft
     except ModuleNotFoundError as error:
@@ -50,9 +60,28 @@ def import_peft(recipe: Recipe) -> Any:
     return peft
 
 
+def missing_targets(recipe: Recipe, config: Any) -> Iterator[Problem]:
+    """lora_targets that the model does not have, by its shapes: the next error, said with the first."""
+    if recipe.trains_base or recipe.adapts_every_linear:
+        return
+    model = shapes_of(recipe, config)
+    paths = [name for name, _ in [*model.named_modules(), *model.named_parameters()]]
+    missing = [
+        name for name in recipe.lora_targets if not any(f".{path}".endswith(f".{name}") for path in paths)
+    ]
+    if missing:
+        linear = {
+            name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)
+        }
+        yield Problem(
+            f"lora_targets: there is no {' and no '.join(missing)}",
+            f"lora_targets: [{', '.join(sorted(linear - {'lm_head'}))}]",
+        )
+
+
 def _refuse_targets_without_adapter(recipe: Recipe, adapted: Any) -> None:
     """Raise InputError if a listed target adapts nothing; peft says so only when none of them does."""
-    if recipe.lora_targets == "all-linear":  # a mixture's experts in 4 bit are no linear layers
+    if recipe.adapts_every_linear:  # a mixture's experts in 4 bit are no linear layers
         return
     config, tuner = adapted.peft_config["default"], adapted.base_model
     found = [*tuner.targeted_module_names, *tuner.targeted_parameter_names]
@@ -60,7 +89,7 @@ def _refuse_targets_without_adapter(recipe: Recipe, adapted: Any) -> None:
     wanted = [*config.target_modules, *(getattr(config, "target_parameters", None) or ())]
     missing = [name for name in wanted if not any(f".{path}".endswith(f".{name}") for path in found)]
     if missing:
-        why = ", where experts stored in 4 bit cannot be adapted" if recipe.quantization != "none" else ""
+        why = ", where experts stored in 4 bit cannot be adapted" if recipe.quantized else ""
         raise InputError(
             f"lora_targets: {shown(recipe.lora_targets)}: there is no {' and no '.join(missing)} to adapt in "
             f"{recipe.model}{why}. List names of its linear layers, for example [q_proj, v_proj]."

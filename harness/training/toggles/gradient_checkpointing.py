@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from harness.recipe import Recipe
+from harness.training.model_config import model_class
+from harness.training.toggles.problem import Problem
 
-def checkpoint_blocks(model: Any) -> None:
+
+def checkpoint_blocks(recipe: Recipe, model: Any) -> None:
+    if not recipe.gradient_checkpointing:
+        return
     # Non-reentrant: it stops recomputing early and needs no input that requires a gradient.
     how = {"use_reentrant": False}
     if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.2x
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+
+
+def checkpointing_problems(recipe: Recipe, config: Any) -> Iterator[Problem]:
+    made_by = model_class(config)
+    if recipe.gradient_checkpointing and made_by is not None and not made_by.supports_gradient_checkpointing:
+        yield Problem(
+            f"gradient_checkpointing: transformers has none for {config.model_type}",
+            "gradient_checkpointing: false",
+        )

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_depth = 0
+_inside = ContextVar("on_host", default=False)
+"""A thread has its own. A GPU's backward runs in autograd's, where hooks enter `on_host` themselves."""
 
 
 @contextmanager
 def on_host() -> Iterator[None]:
-    """Tensors made inside belong to host memory, whatever device they are on."""
-    global _depth
-    _depth += 1
+    """Tensors that this thread makes inside belong to host memory, whatever device they are on."""
+    before = _inside.set(True)
     try:
         yield
     finally:
-        _depth -= 1
+        _inside.reset(before)
 
 
 def is_on_host() -> bool:
     """Whether the caller is inside `on_host()`."""
-    return _depth > 0
+    return _inside.get()
 
 
 def host_empty_like(tensor: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ no second memory, so `on_host()` says which tensors are meant to be on the host,
 from __future__ import annotations
 
 import weakref
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from harness.recipe import Recipe
 from harness.training.toggles.host_memory import SideStream, is_dense, to_host
 
 MIN_OFFLOAD_BYTES = 4096
@@ -30,6 +32,13 @@ def without_repeats(tensor: Tensor) -> Tensor:
         if stride == 0 and size > 1:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
+
+
+def saved_tensors(
+    recipe: Recipe, model: nn.Module, device: torch.device
+) -> Callable[[], AbstractContextManager[Any]]:
+    """The context of a forward pass that decides where autograd keeps what it saves."""
+    return OffloadedActivations(model, device) if recipe.activations_on_host else nullcontext
 
 
 class OffloadedActivations:

@@ -14,11 +14,25 @@ gradients, the root from forward to the end of backward); under autocast it keep
 weights from forward to backward; and it refuses the shape-only tensors on which a simulation runs the same
 step. Here the device's allocations are the same, in the same order, on a GPU, on a CPU and shape-only.
 (What FSDP2 does better: its gradients leave on a side stream; here backward waits for them.)
+
+A model with two blocks, from left to right: == on the device, .. on its way there.
+
+                 forward                        backward
+    root         begin ================ end     ====
+    embedding          ..==                                          (it saves no weight)
+    block 1              ..======                   ........======
+    block 2                ......======         ....========
+    gradients                                               block 2's, then block 1's, the root's: to the host
+
+`before` and `leave` stand at both ends of a group's ==; in backward `_before_backward`, called by the
+gradient of a block's output, and `_unpack`, for what autograd saved. `_finish`, after the engine, drops
+the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -30,7 +44,25 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
 from harness.errors import InputError
+from harness.recipe import Recipe
 from harness.training.toggles.host_memory import SideStream, on_host
+from harness.training.toggles.precision import DTYPES
+
+
+@contextmanager
+def built_where(recipe: Recipe, device: torch.device) -> Iterator[torch.device]:
+    """The device to build the model on: the host for one that is offloaded, and may be larger than a GPU."""
+    if not recipe.parameters_on_host:
+        yield device
+        return
+    with on_host():
+        yield torch.device("cpu") if device.type == "cuda" else device
+
+
+def parameters_to_host(recipe: Recipe, model: nn.Module, device: torch.device) -> None:
+    """Offload the model's parameters if `recipe` says so."""
+    if recipe.parameters_on_host:
+        offload_parameters(model, device, DTYPES[recipe.compute_dtype] if recipe.mixed else None)
 
 
 def offload_parameters(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from harness.errors import InputError, MissingDependency
-from harness.recipe import BITSANDBYTES_OPTIMIZERS, Recipe
+from harness.recipe import Recipe
 from harness.training.toggles.optimizer_in_backward import OptimizerInBackward
 from harness.training.toggles.optimizer_state import Build
 from harness.training.toggles.stepped_copy import SteppedCopy
@@ -30,7 +30,7 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     build = _constructor(recipe)
     if recipe.optimizer_in_backward:
         return OptimizerInBackward(trained, build)
-    host = "optimizer" in recipe.offload
+    host = recipe.optimizer_on_host and not recipe.parameters_on_host
     if recipe.master_weights or host:
         return SteppedCopy(trained, build, torch.float32 if recipe.master_weights else None, host=host)
     return build(trained)
@@ -43,7 +43,7 @@ def _constructor(recipe: Recipe) -> Build:
     4096 elements, embeddings included (Trainer keeps 32-bit state for those).
     """
     rates: dict[str, Any] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
-    if recipe.optimizer in BITSANDBYTES_OPTIMIZERS:
+    if recipe.by_bitsandbytes:
         try:
             import bitsandbytes as bnb
         except ImportError:
@@ -60,7 +60,7 @@ def _constructor(recipe: Recipe) -> Build:
         return lambda params: torch.optim.Adafactor(params, foreach=foreach, **rates)
     classes = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     fused = recipe.optimizer_impl == "fused"
-    if recipe.optimizer == "adamw" and recipe.precision == "fp16" and not recipe.master_weights:
+    if recipe.optimizer == "adamw" and recipe.scaled and not (recipe.mixed or recipe.master_weights):
         # 1e-8 is 0 in fp16, and so is the square of a small gradient: the update would be 0 / 0
         rates["eps"] = FP16_ADAM_EPS
     return lambda params: classes[recipe.optimizer](params, foreach=foreach, fused=fused, **rates)

@@ -23,7 +23,7 @@ def weights_dtype(recipe: Recipe, config: Any) -> torch.dtype:
     """
     if not recipe.mixed:
         return DTYPES[recipe.precision]
-    declared = getattr(config, "dtype", None) if recipe.adapter != "none" else None
+    declared = getattr(config, "dtype", None) if not recipe.trains_base else None
     if isinstance(declared, str):
         declared = getattr(torch, declared)
     return declared or torch.float32

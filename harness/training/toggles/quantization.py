@@ -12,10 +12,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.errors import MissingDependency
 from harness.recipe import Recipe
+from harness.training.toggles.precision import DTYPES
 
 
-def prepare_for_kbit(model: Any) -> None:
+def prepare_for_kbit(recipe: Recipe, model: Any) -> None:
     """peft's: every 16-bit weight left becomes fp32."""
+    if not recipe.upcast_for_kbit:
+        return
     from peft import prepare_model_for_kbit_training
 
     prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
@@ -26,30 +29,36 @@ MIXTURE_PARAMETERS = ("gate_up_proj", "down_proj")
 transformers leaves them in 16 bit. Here they are quantized too, as a QLoRA of a mixture means."""
 
 
-def bitsandbytes_config(recipe: Recipe) -> Any:
+def quantized_on_loading(recipe: Recipe) -> dict[str, Any]:
+    """What transformers' from_pretrained is told."""
+    return {"quantization_config": _bitsandbytes_config(recipe)} if recipe.quantized else {}
+
+
+def _bitsandbytes_config(recipe: Recipe) -> Any:
     """transformers' BitsAndBytesConfig with every field set (its defaults are fp4, fp32 compute)."""
     from transformers import BitsAndBytesConfig
 
-    compute_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[
-        recipe.compute_dtype
-    ]
     if recipe.quantization == "int8":
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=6.0)
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=recipe.quantization,
         bnb_4bit_use_double_quant=recipe.double_quant,
-        bnb_4bit_compute_dtype=compute_dtype,
+        bnb_4bit_compute_dtype=DTYPES[recipe.compute_dtype],
         bnb_4bit_quant_storage=torch.uint8,
     )
 
 
-def build_quantized(recipe: Recipe, build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
-    """Random weights, quantized layer by layer: at most one layer is in 16 bit at a time.
+def build_random(recipe: Recipe, build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+    """The model that `build` makes, with random weights; quantized layer by layer: at most one is in 16 bit
+    at a time.
 
-    `build` makes the model; it is called under the meta device. The same layers are quantized as when
-    transformers loads a checkpoint: every linear layer but the output head (and what is tied to it).
+    The same layers are quantized as when transformers loads a checkpoint: every linear layer but the output
+    head (and what is tied to it). `build` is called under the meta device then.
     """
+    if not recipe.quantized:
+        with device:
+            return build()
     try:
         import bitsandbytes as bnb
     except ImportError:
@@ -61,7 +70,7 @@ def build_quantized(recipe: Recipe, build: Callable[[], nn.Module], device: torc
     with _disable_current_modes():
         with torch.device("meta"):
             model = build()
-        replace_with_bnb_linear(model, get_keys_to_not_convert(model), bitsandbytes_config(recipe))
+        replace_with_bnb_linear(model, get_keys_to_not_convert(model), _bitsandbytes_config(recipe))
     dtype = next(model.parameters()).dtype
     for module in list(model.modules()):  # not those that quantizing experts adds: they would be emptied
         if isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt):
@@ -107,15 +116,13 @@ def _make_linear(model: nn.Module, layer: Any, dtype: torch.dtype, device: torch
 
 def quantize_experts(recipe: Recipe, module: nn.Module) -> None:
     """Quantize the expert weights that `module` itself holds, if any. bitsandbytes does it in 4 bit only."""
+    if recipe.quantization not in ("nf4", "fp4"):
+        return
     from bitsandbytes.nn.parametrize import replace_parameter_4bit
 
     for name in MIXTURE_PARAMETERS:
         parameter = getattr(module, name, None)
-        if (
-            isinstance(parameter, nn.Parameter)
-            and parameter.dim() == 3
-            and recipe.quantization in ("nf4", "fp4")
-        ):
+        if isinstance(parameter, nn.Parameter) and parameter.dim() == 3:
             replace_parameter_4bit(
                 module, name, compress_statistics=recipe.double_quant, quant_type=recipe.quantization
             )

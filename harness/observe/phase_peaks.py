@@ -1,0 +1,40 @@
+"""Peaks of setup, of the first step, and of each phase of the recorded steps: what a profile keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.step_profile import PhaseStats
+from harness.training import Kind
+
+
+class PhasePeaks:
+    """Bytes, each the largest of its kind so far; None or nothing before the first."""
+
+    def __init__(self) -> None:
+        self.setup_bytes: int | None = None
+        self.first_step_bytes: int | None = None
+        self.phases: dict[str, PhaseStats] = {}
+        """Of the recorded steps, by name."""
+
+    def note(
+        self, name: str, kinds: Sequence[Kind], peak: int, end: int, reserved: int | None = None
+    ) -> PhaseStats | None:
+        """The phase `name` has ended, in setup or in the last of the steps that are begun, whose `kinds` are.
+
+        `peak` and `reserved`: largest allocated and reserved bytes within it; `end`: allocated now. Returns
+        what is known of a recorded step's phase.
+        """
+        if not kinds:
+            self.setup_bytes = peak
+            return None
+        if len(kinds) == 1:
+            self.first_step_bytes = max(self.first_step_bytes or 0, peak)
+        if kinds[-1] != "recorded":
+            return None
+        stats = self.phases.setdefault(name, PhaseStats())
+        stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, peak)
+        stats.allocated_at_end_bytes = end
+        if reserved is not None:
+            stats.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0, reserved)
+        return stats
