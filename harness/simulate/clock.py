@@ -13,8 +13,9 @@ from torch import Tensor
 
 from harness.hardware import Hardware, Work, achievable_flops, transfer_s
 from harness.observe import operator_flops
+from harness.simulate.kernels.operators import operator_of
 from harness.simulate.kernels.script import Step
-from harness.simulate.operator_bytes import LAUNCH_NOTHING, operator_bytes
+from harness.simulate.operator_bytes import operator_bytes
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -70,7 +71,7 @@ class SimulatedTime:
     ) -> Cost:
         """What one operator takes. It follows from the shapes and dtypes of its arguments; `script` is what
         its kernels take from the allocator."""
-        if func.is_view or func._overloadpacket in LAUNCH_NOTHING or not _is_on_device(out, args):
+        if func.is_view or not operator_of(func).launches or not _is_on_device(out, args):
             return NOTHING
         flops = operator_flops(func, args, kwargs, out)
         moved = operator_bytes(func, args, kwargs, out, script)

@@ -12,15 +12,12 @@ from harness.observe import StorageTracker
 from harness.simulate.clock import Cost, SimulatedTime
 from harness.simulate.cuda.behaviour import CudaRules
 from harness.simulate.cuda.shape_cache import VIEW, tensors_in
-from harness.simulate.kernels.matmul import calls_cublaslt
-from harness.simulate.kernels.script import Free, Product, Step, Take
-from harness.simulate.kernels.temporaries import operator_name
+from harness.simulate.kernels.operators import operator_name
+from harness.simulate.kernels.script import Free, Keep, Step, Take
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
 
 aten = torch.ops.aten
-_PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
-"""What calls cuBLAS."""
 
 
 class SimulatedDevice(StorageTracker):
@@ -63,9 +60,6 @@ class SimulatedDevice(StorageTracker):
             self._clock(call.cost, func, args)
         if call.script:
             self._play(call.script, func, out)
-        if func._overloadpacket in _PRODUCTS:
-            self._see(out, func)
-            self._keep_workspaces(func._overloadpacket, args, kwargs)
         return out
 
     def _clock(self, cost: Cost, func: Any, args: Any) -> None:
@@ -100,8 +94,8 @@ class SimulatedDevice(StorageTracker):
             elif isinstance(step, Free):
                 freed.add(step.temporary)
                 self.memory.release([keys[step.temporary]])
-            elif isinstance(step, Product):
-                self._keep_library_workspaces(lt=step.lt)
+            elif isinstance(step, Keep):
+                self._keep_workspace(step)
             else:
                 self._see(outputs[step.index], func)
         self._see(out, func)
@@ -118,20 +112,9 @@ class SimulatedDevice(StorageTracker):
         """Tensors on the CPU (the data before it moves, step counters) are the host's own."""
         return storage.device.type == "meta"
 
-    def _keep_workspaces(self, product: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """Those of the libraries that a product calls."""
-        alpha, beta = kwargs.get("alpha", 1), kwargs.get("beta", 1)
-        lt = product is aten.addmm and calls_cublaslt(args[0], args[1].shape, args[2].shape, alpha, beta)
-        self._keep_library_workspaces(lt=lt)
-
-    def _keep_library_workspaces(self, *, lt: bool) -> None:
-        self._keep_workspace("cublas", self.rules.workspaces.cublas_bytes)
-        if lt:
-            self._keep_workspace("cublaslt", self.rules.workspaces.cublaslt_bytes)
-
-    def _keep_workspace(self, library: str, size_bytes: int) -> None:
+    def _keep_workspace(self, step: Keep) -> None:
         """cuBLAS and cuBLASLt each keep a workspace for each thread: Python's, and autograd's."""
-        user = library, torch._C._current_autograd_node() is not None
-        if size_bytes and self.rules.workspaces.kept and user not in self._workspaces:
+        user = step.library, torch._C._current_autograd_node() is not None
+        if user not in self._workspaces:
             self._workspaces.add(user)
-            self.memory.keep_workspace(size_bytes)
+            self.memory.keep_workspace(step.size_bytes)

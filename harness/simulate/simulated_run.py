@@ -23,7 +23,7 @@ from harness.simulate.clock import SimulatedTime
 from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
 from harness.simulate.cuda.libraries import import_bitsandbytes_fast
 from harness.simulate.device import SimulatedDevice
-from harness.simulate.kernels.temporaries import unknown_ops
+from harness.simulate.kernels.operators import unknown_ops
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
 from harness.snapshot import BEFORE_RECORDING, breakdown_at, bytes_by_module, find_peak, top_allocations

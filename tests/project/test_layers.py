@@ -65,7 +65,7 @@ HOMES = {
         "training/toggles/quantization.py",
         "training/toggles/optimizer.py",
         "simulate/cuda/libraries.py",  # gives it a GPU's answers
-        "simulate/kernels/matmul.py",  # asks its tables which kernel runs
+        "simulate/kernels/quantized.py",  # asks its tables which kernel runs
     },
     "liger_kernel": {"training/toggles/fused_loss.py", "training/refusals.py", "simulate/cuda/libraries.py"},
     "datasets": {"data/documents.py"},  # data sets of the Hub

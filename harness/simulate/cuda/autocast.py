@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from harness.simulate.kernels.gpu import TorchRelease
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -43,7 +45,7 @@ FP32 = _names(
     """
 )
 """AT_FORALL_FP32: floating arguments become fp32. And norm, whose result is fp32 in any case."""
-if torch.__version__ < "2.12":  # a TorchVersion, which compares as a version
+if not TorchRelease.of(torch.__version__).autocasts_rms_norm:
     FP32 -= {"rms_norm"}
 FP32_RESULT = _names(
     """

@@ -1,11 +1,9 @@
 """Where a shape-only run differs from CUDA: each difference is one rule here.
 
-`cuda_behaviour()` makes Python's side behave as it would with a GPU (which kernel, which branch); `OPERATORS`
-answers operators that have no shape-only implementation. Rules with files of their own:
-simulate/cuda/autocast.py, simulate/kernels/attention_choice.py (which kernel),
+`cuda_behaviour()` makes Python's side behave as it would with a GPU (which kernel, which branch). Rules with
+files of their own: simulate/cuda/autocast.py, simulate/kernels/attention_choice.py (which kernel),
 simulate/cuda/attention_call.py, simulate/cuda/flash_attn_package.py, simulate/cuda/libraries.py
-(transformers, Liger, Triton, bitsandbytes), and simulate/kernels/temporaries.py (what CUDA kernels allocate
-inside).
+(transformers, Liger, Triton, bitsandbytes), and simulate/kernels/operators.py (what one operator does).
 """
 
 from __future__ import annotations
@@ -29,12 +27,16 @@ from harness.simulate.cuda.attention_call import attention_on_meta
 from harness.simulate.cuda.autocast import cuda_autocast_on_meta
 from harness.simulate.cuda.flash_attn_package import flash_patches
 from harness.simulate.cuda.libraries import library_patches
-from harness.simulate.cuda.operator_results import OPERATORS
 from harness.simulate.cuda.shape_cache import Call, ShapeCache
-from harness.simulate.kernels.attention_choice import CUDNN_DEPRIORITIZED, Backend, chosen_backend
-from harness.simulate.kernels.matmul import cublas_workspaces, measured_workspaces
+from harness.simulate.kernels.attention_choice import (
+    CUDNN_DEPRIORITIZED,
+    AttentionCall,
+    Backend,
+    chosen_backend,
+)
+from harness.simulate.kernels.gpu import Gpu, TorchRelease, capability_of
+from harness.simulate.kernels.operators import operator_of, script_of
 from harness.simulate.kernels.script import Step
-from harness.simulate.kernels.temporaries import gpu, temporaries
 
 aten = torch.ops.aten
 
@@ -50,44 +52,46 @@ class CudaRules:
         """torch.cuda.empty_cache of the simulated device."""
         self.attention_kernels: set[str] = set()
         self._shapes = ShapeCache()
-        self._operators: dict[int, Any] = {}
-        self.gpu = gpu(hardware.datasheet.compute_capability, hardware.sm_count, torch.__version__)
-        self.workspaces = cublas_workspaces(self.gpu.capability, self.gpu.torch_version)
-        measured_bytes = hardware.calibration.cublas_workspace_bytes
-        if measured_bytes is not None:
-            self.workspaces = measured_workspaces(measured_bytes)
+        self._results: dict[int, Callable[[Any, Any, Any], Any] | None] = {}
+        """By id: operators live as long as torch, and their hash is a Python function."""
+        self.gpu = Gpu(
+            capability_of(hardware.datasheet.compute_capability),
+            hardware.sm_count,
+            TorchRelease.of(torch.__version__),
+            hardware.calibration.cublas_workspace_bytes,
+        )
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Call]:
         """One operator on shape-only tensors, and what is the same each time it is called on such shapes."""
-        rule = self._operators.get(id(func), self)
-        if rule is self:
-            rule = self._operators[id(func)] = OPERATORS.get(str(func))
-        if rule is not None:
-            return rule(func, args, kwargs), Call()
+        try:
+            result = self._results[id(func)]
+        except KeyError:
+            result = self._results[id(func)] = operator_of(func).result
+        if result is not None and (out := result(func, args, kwargs)) is not NotImplemented:
+            return out, Call()
         return self._shapes.run(func, args, kwargs)
 
     def script(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Sequence[Step]:
         """What the CUDA kernel takes from the allocator and gives back; none: only its outputs, in order."""
-        return temporaries(func, args, kwargs, out, self.gpu).steps
+        return script_of(func, args, kwargs, out, self.gpu)
 
     def attention_kernel(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, **how: bool
     ) -> Backend:
         """The kernel that CUDA would run for F.scaled_dot_product_attention on these tensors."""
-        return chosen_backend(
-            query.shape,
-            key.shape,
-            value.shape,
-            query.dtype,
-            None if mask is None else mask.shape,
-            None if mask is None else mask.dtype,
-            dropout_p,
+        call = AttentionCall(
+            query=query.shape,
+            key=key.shape,
+            value=value.shape,
+            dtype=query.dtype,
+            mask=None if mask is None else mask.shape,
+            dropout_p=dropout_p,
             requires_grad=torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)),
-            compute_capability=self.hardware.datasheet.compute_capability,
-            torch_version=torch.__version__,
-            cudnn_deprioritized=os.environ.get(CUDNN_DEPRIORITIZED) == "1",
+            capability=self.gpu.capability,
+            torch=self.gpu.torch,
             **how,
         )
+        return chosen_backend(call, cudnn_deprioritized=os.environ.get(CUDNN_DEPRIORITIZED) == "1")
 
 
 def _attention(rules: CudaRules) -> Callable[..., Tensor]:

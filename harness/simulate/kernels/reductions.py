@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.simulate.kernels.script import Gpu, Script, ceil_div, product
+from harness.simulate.kernels.gpu import Gpu
+from harness.simulate.kernels.script import Script, ceil_div, product
 
 MAX_THREADS = 512  # mnt_wrapper
 WARP = 32

@@ -6,11 +6,16 @@ size follows from cub's tuning tables: how many elements one thread block handle
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from harness.simulate.kernels.gpu import Gpu
+from harness.simulate.kernels.operators import kernel
 from harness.simulate.kernels.reductions import Kernel, reduce
-from harness.simulate.kernels.script import Gpu, Script, ceil_div, round_up, size_of
+from harness.simulate.kernels.script import Script, ceil_div, round_up, size_of
 
 ALIGNMENT = 256  # cub/util_allocator: each part of a scratch buffer starts at a multiple of this
 INDEX_BYTES = 8
@@ -52,7 +57,7 @@ def scan_scratch(count: int, item_bytes: int, tile: int | None = None) -> int:
 
 def unique_scratch(count: int, gpu: Gpu) -> int:
     """DeviceSelect::UniqueByKey of 8-byte keys and values: a scan with tiles of its own."""
-    new_cub = gpu.torch_version >= (2, 13)
+    new_cub = gpu.torch.unique_by_key_of_cub_3
     if gpu.capability < (8, 0) or (8, 6) <= gpu.capability < (9, 0):
         tile = 320
     elif gpu.capability < (9, 0):
@@ -64,40 +69,46 @@ def unique_scratch(count: int, gpu: Gpu) -> int:
     return scan_scratch(count, 8, tile)
 
 
-def sort(script: Script, input: Tensor, dim: int, gpu: Gpu) -> None:
-    """aten::sort (ATen/native/cuda/Sort.cpp): values, indices, and the positions 0, 1, 2 ... that it sorts.
+@kernel("sort")
+def sort(script: Script, self: Tensor, dim: int, gpu: Gpu) -> None:
+    """ATen/native/cuda/Sort.cpp: values, indices, and the positions 0, 1, 2 ... that it sorts.
 
     Past 4096 elements: of one dimension of 64-bit numbers.
     """
     script.output(0, 1)
-    count = input.shape[dim] if input.dim() else 1
+    count = self.shape[dim] if self.dim() else 1
     positions = script.take(count * INDEX_BYTES)
     if count > SMALL_SORT:
         script.briefly(radix_sort_scratch(count, 64, gpu))
     script.free(positions)
 
 
-def cumsum(script: Script, input: Tensor, dim: int, out_dtype: torch.dtype) -> None:
-    """aten::cumsum (ATen/native/ReduceOps.cpp converts, ScanKernels.cpp and ScanUtils.cuh scan).
+@kernel("cumsum")
+def cumsum(script: Script, self: Tensor, dim: int, outputs: Sequence[Any]) -> None:
+    """ATen/native/ReduceOps.cpp converts, ScanKernels.cpp and ScanUtils.cuh scan.
 
     Only a scan over everything goes to cub; others use a kernel without scratch.
     """
+    dtype = outputs[0].dtype
     script.output(0)
-    kept_as_it_is = input.dtype == out_dtype and input.is_contiguous()
-    converted = None if kept_as_it_is else script.take(size_of(input, out_dtype))
-    if input.dim() and input.numel() == input.shape[dim]:
-        script.briefly(scan_scratch(input.numel(), out_dtype.itemsize))
+    kept_as_it_is = self.dtype == dtype and self.is_contiguous()
+    converted = None if kept_as_it_is else script.take(size_of(self, dtype))
+    if self.dim() and self.numel() == self.shape[dim]:
+        script.briefly(scan_scratch(self.numel(), dtype.itemsize))
     script.free(converted)
 
 
-def embedding_backward(script: Script, grad: Tensor, indices: Tensor, rows: int, gpu: Gpu) -> None:
-    """aten::embedding_dense_backward (ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu).
+@kernel("embedding_dense_backward")
+def embedding_backward(
+    script: Script, grad_output: Tensor, indices: Tensor, num_weights: int, gpu: Gpu
+) -> None:
+    """ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu.
 
     Past 3072 indices: the indices are sorted, equal ones cut into pieces of at most 10, and each piece is
     summed in fp32 into a row of its own. There may be as many pieces as distinct indices plus a tenth of all
     indices: the kernel makes room for that many rows, whatever the indices are.
     """
-    copies = [script.take(size_of(t)) for t in (grad, indices) if not t.is_contiguous()]
+    copies = [script.take(size_of(t)) for t in (grad_output, indices) if not t.is_contiguous()]
     count = indices.numel()
     if count <= EMBEDDING_WITHOUT_SORT:
         script.output(0)
@@ -105,12 +116,13 @@ def embedding_backward(script: Script, grad: Tensor, indices: Tensor, rows: int,
         return
     list_bytes = count * indices.dtype.itemsize
     sorted_indices, origins, positions = (script.take(list_bytes) for _ in range(3))
-    bits = rows.bit_length() if gpu.torch_version >= (2, 13) else 8 * indices.dtype.itemsize
+    used_bits = gpu.torch.sorts_embedding_indices_by_used_bits
+    bits = num_weights.bit_length() if used_bits else 8 * indices.dtype.itemsize
     script.briefly(radix_sort_scratch(count, bits, gpu))
     script.free(positions)
     script.output(0)
 
-    segments = min(count, rows)
+    segments = min(count, num_weights)
     pieces = count // ROWS_PER_THREAD + segments
     starts, segment_count, ignored = (script.take(n) for n in (list_bytes, INDEX_BYTES, list_bytes))
     script.briefly(unique_scratch(count, gpu))
@@ -119,33 +131,45 @@ def embedding_backward(script: Script, grad: Tensor, indices: Tensor, rows: int,
     script.briefly(scan_scratch(segments, INDEX_BYTES))
     piece_count = script.take(INDEX_BYTES)
     piece_starts = script.take(pieces * INDEX_BYTES)
-    sums = script.take(pieces * grad.shape[-1] * 4)
+    sums = script.take(pieces * grad_output.shape[-1] * 4)
     script.free(sums, piece_starts, piece_count, piece_offsets, piece_counts, segment_count, starts)
     script.free(origins, sorted_indices, *reversed(copies))
 
 
-def index_put_accumulate(
-    script: Script, input: Tensor, index: Tensor, gpu: Gpu, *, in_place: bool, checked: bool
+@kernel("index_put_", scatters=True)
+@kernel("_index_put_impl_ index_put")
+def index_put(
+    script: Script,
+    self: Tensor,
+    indices: Sequence[Tensor | None],
+    accumulate: bool,
+    outputs: Sequence[Any],
+    gpu: Gpu,
+    unsafe: bool = False,
 ) -> None:
-    """aten::index_put(accumulate=True) with one index over rows: the index is sorted with its positions.
+    """To accumulate with one index over rows, the index is sorted with its positions.
 
-    ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel. `checked`: its bounds are looked at first.
+    ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel. Unless `unsafe` its bounds are looked at first.
     """
-    if not in_place:
+    if outputs[0] is not self:
         script.output(0)
-    if checked:
+    given = [i for i in indices if i is not None]
+    if not accumulate or len(given) != 1 or given[0].dtype == torch.bool:
+        return
+    (index,) = given
+    if not unsafe:
         _bounds(script, index, gpu)
     count = index.numel()
     list_bytes = count * INDEX_BYTES
     wrapped, linear = script.take(list_bytes), script.take(list_bytes)
     script.free(wrapped)
     origins, sorted_indices, positions = (script.take(list_bytes) for _ in range(3))
-    script.briefly(radix_sort_scratch(count, input.shape[0].bit_length(), gpu))
+    script.briefly(radix_sort_scratch(count, self.shape[0].bit_length(), gpu))
     script.free(positions, sorted_indices, origins, linear)
 
 
 def _bounds(script: Script, index: Tensor, gpu: Gpu) -> None:
-    if gpu.torch_version >= (2, 13):  # aminmax, two results at once
+    if gpu.torch.finds_both_bounds_at_once:
         smallest, largest = script.take(INDEX_BYTES), script.take(INDEX_BYTES)
         reduce(script, index, (), index.dtype, Kernel(2 * INDEX_BYTES), gpu)
         script.briefly(1)

@@ -16,8 +16,7 @@ from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
 from harness.simulate.cuda.libraries import library_patches
 from harness.simulate.cuda.says_cuda import as_on_cuda
 from harness.simulate.device import SimulatedDevice
-from harness.simulate.kernels.attention_choice import torch_release
-from harness.simulate.kernels.matmul import cublas_workspaces
+from harness.simulate.kernels.gpu import TorchRelease
 from harness.simulate.simulated_run import simulate
 from tests.support.tiny import tiny
 
@@ -111,7 +110,7 @@ def test_fused_linear_adds_up_the_heads_gradient(gpu: str, precision: str, whole
 def test_products_into_given_memory_keep_no_workspace_of_cublaslt() -> None:
     pytest.importorskip("liger_kernel")
     profile, _ = simulate(tiny(precision="bf16", loss="fused_linear"), find_hardware("h100"))
-    kept = cublas_workspaces((9, 0), torch_release(torch.__version__)).kept
+    kept = TorchRelease.of(torch.__version__).keeps_cublas_workspaces
     scalars_bytes = profile.memory.at_peak.other_bytes - kept * 2 * 32 * MIB
     assert 0 <= scalars_bytes < 4096
 
