@@ -81,10 +81,10 @@ def simulate(
         import_bitsandbytes_fast()
         import_libraries(recipe)
         with older_objects_kept():
-            run = _Run(recipe, hardware, settings)
+            run = SimulatedRun(recipe, hardware, settings)
             profile = run.to_the_end()
             if profile.oom is not None and explain_oom:
-                run = _Run(recipe, hardware, settings)
+                run = SimulatedRun(recipe, hardware, settings)
                 run.device.recorded = True
                 profile = run.to_the_end()
     if profile.oom is not None and advise is not None:
@@ -92,13 +92,15 @@ def simulate(
     return profile, run.memory
 
 
-class _Run:
+class SimulatedRun:
+    """One simulation of a recipe, and what it has seen so far: an observer of the loop."""
+
     def __init__(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> None:
         # The values do not matter and nothing needs to be read: shapes are the same for any data.
         same_shapes: dict[str, str] = {"data": "synthetic", "weights": "random"}
         self.recipe = recipe.model_copy(update=same_shapes)
         self.asked, self.hardware = recipe, hardware
-        self.more_steps = max(0, recipe.warmup_steps + recipe.steps + 1 - STEPS)
+        self.steps_beyond = max(0, recipe.warmup_steps + recipe.steps + 1 - STEPS)
         """A measurement's steps beyond those that are simulated here."""
         context = hardware.calibration.cuda_context_bytes
         self.memory = SimulatedMemory(settings, hardware.memory_bytes - context, hardware.memory_bytes)
@@ -122,7 +124,7 @@ class _Run:
                 kinds: list[Kind] = [*["warmup"] * (STEPS - 1), "recorded"]  # type: ignore[list-item]
                 for _ in run_steps(self.training, self._measured(batches), META, kinds, self):
                     self.paths.forget()
-                self._more_steps()
+                self._repeat_the_step()
             except AllocatorOutOfMemory as error:
                 oom = self._oom(error)
             except RuntimeError as error:
@@ -160,12 +162,12 @@ class _Run:
     def _measured(self, batches: Batches) -> Iterator[StepBatches]:
         """The batches of a measurement's first step and of its recorded one, which follows the timed ones."""
         yield from islice(batches, STEPS - 1)
-        batches.skip(self.more_steps)
+        batches.skip(self.steps_beyond)
         yield from batches
 
-    def _more_steps(self) -> None:
+    def _repeat_the_step(self) -> None:
         """What a measurement's other steps add: its warm-up, timed and recorded ones."""
-        peaks = self.memory.repeat(self.more_steps)
+        peaks = self.memory.repeat(self.steps_beyond)
         for name, (allocated, reserved) in peaks.items():
             stats = self.phases[name]
             stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, allocated)

@@ -7,7 +7,6 @@ from harness.training.step import Training
 from harness.training.toggles.attention import attention_kernel
 from harness.training.toggles.host_memory import is_dense, is_on_host, on_host
 from harness.training.toggles.optimizer_state import restore_state
-from harness.training.toggles.quantization import prepare_for_kbit
 from harness.training.warnings import surprises_of_model
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "is_dense",
     "is_on_host",
     "on_host",
-    "prepare_for_kbit",
     "remaining_kinds",
     "restore_state",
     "run_steps",

@@ -60,7 +60,11 @@ HOMES = {
         "training/refusals.py",
         "training/toggles/quantization.py",  # replaces layers as transformers' own loader does
     },
-    "peft": {"training/toggles/adapter.py", "training/toggles/quantization.py"},
+    "peft": {
+        "training/toggles/adapter.py",
+        "training/toggles/quantization.py",
+        "simulate/cuda/libraries.py",  # gives it a GPU's answers
+    },
     "bitsandbytes": {
         "training/toggles/quantization.py",
         "training/toggles/optimizer.py",
@@ -287,6 +291,11 @@ def test_packages_without_torch_import_none() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == importable
+
+
+def test_no_tool_of_tests_runs_in_the_program() -> None:
+    """What a simulation replaces, it replaces by name and with a reason (simulate/replacement.py)."""
+    assert not [file for file in FILES if "unittest" in {name.split(".")[0] for name in imports_of(file)}]
 
 
 def test_there_is_one_backward() -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -25,8 +24,8 @@ from harness.hardware import Hardware
 from harness.recipe import Recipe
 from harness.simulate.cuda.attention_call import attention_on_meta
 from harness.simulate.cuda.autocast import cuda_autocast_on_meta
-from harness.simulate.cuda.flash_attn_package import flash_patches
-from harness.simulate.cuda.libraries import library_patches
+from harness.simulate.cuda.flash_attn_package import flash_replacements
+from harness.simulate.cuda.libraries import library_replacements
 from harness.simulate.cuda.shape_cache import Call, ShapeCache
 from harness.simulate.kernels.attention_choice import (
     CUDNN_DEPRIORITIZED,
@@ -37,6 +36,7 @@ from harness.simulate.kernels.attention_choice import (
 from harness.simulate.kernels.gpu import Gpu, TorchRelease, capability_of
 from harness.simulate.kernels.operators import operator_of, script_of
 from harness.simulate.kernels.script import Step
+from harness.simulate.replacement import Replacement, all_replaced
 
 aten = torch.ops.aten
 
@@ -152,30 +152,34 @@ def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
     """Inside, code that asks about the meta device gets the answers a CUDA device would give."""
     # torch remembers its constructors when it is first asked for them: those that are its own, not ours
     _device_constructors()
-    with ExitStack() as stack:
-        stack.enter_context(cuda_autocast_on_meta())
-        for target, replacement in _patches(rules):
-            stack.enter_context(patch(target, replacement))
-        if find_spec("bitsandbytes") is not None:  # code tables are made once a process: this is a new one
-            stack.enter_context(patch.dict("bitsandbytes.functional.name2qmap", clear=True))
+    with cuda_autocast_on_meta(), all_replaced(_replacements(rules)):
         yield
 
 
-def _patches(rules: CudaRules) -> Iterator[tuple[str, Any]]:
+def _replacements(rules: CudaRules) -> Iterator[Replacement]:
     """torch's own questions about the device, and its libraries'."""
-    yield "torch.tensor", seen_tensor
-    yield "torch.nn.functional.dropout", _fused_dropout
-    for name in ("softmax", "log_softmax"):
-        yield f"torch.nn.functional.{name}", _softmax(getattr(functional, name), getattr(torch, f"_{name}"))
-    yield "torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: ["meta", "cuda"]
-    yield "torch.nn.functional.scaled_dot_product_attention", _attention(rules)
+    yield Replacement("torch.tensor", seen_tensor, "makes a tensor without an operator")
+    # functions and not a TorchFunctionMode: none is active where a checkpointed block runs again
+    functions = {
+        "dropout": _fused_dropout,
+        "softmax": _softmax(functional.softmax, torch._softmax),
+        "log_softmax": _softmax(functional.log_softmax, torch._log_softmax),
+        "scaled_dot_product_attention": _attention(rules),
+    }
+    for name, function in functions.items():
+        yield Replacement(f"torch.nn.functional.{name}", function, "runs another kernel on CUDA")
+    asked = "torch.utils._foreach_utils._get_foreach_kernels_supported_devices"
+    yield Replacement(asked, lambda: ["meta", "cuda"], "clips gradients one by one")
+    asked = "torch.optim.optimizer._get_fused_kernels_supported_devices"
+    yield Replacement(asked, lambda: ["meta", "cuda", "cpu"], "refuses fused optimizers")
+    yield Replacement("torch.cuda.synchronize", lambda *_: None, "raises, and libraries call it")
+    yield Replacement("torch.cuda.empty_cache", rules.empty_cache, "does nothing")
     if rules.recipe.attention.startswith("flash_attention"):
         rules.attention_kernels.add(rules.recipe.attention)
-        yield from flash_patches(int(rules.recipe.attention[-1]))
-    yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["meta", "cuda", "cpu"]
-    yield "torch.cuda.synchronize", lambda *_: None
-    yield "torch.cuda.empty_cache", rules.empty_cache
-    yield from library_patches(rules.recipe, rules.gpu.capability)
+        yield from flash_replacements(int(rules.recipe.attention[-1]))
+    yield from library_replacements(rules.recipe, rules.gpu.capability)
+    if find_spec("bitsandbytes") is not None:
+        yield Replacement("bitsandbytes.functional.name2qmap", {}, "makes code tables once a process")
 
 
 _tensor = torch.tensor
