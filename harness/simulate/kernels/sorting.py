@@ -57,7 +57,7 @@ def scan_scratch(count: int, item_bytes: int, tile: int | None = None) -> int:
 
 def unique_scratch(count: int, gpu: Gpu) -> int:
     """DeviceSelect::UniqueByKey of 8-byte keys and values: a scan with tiles of its own."""
-    new_cub = gpu.torch.unique_by_key_of_cub_3
+    new_cub = gpu.torch.has_cub_of_cuda_13_1
     if gpu.capability < (8, 0) or (8, 6) <= gpu.capability < (9, 0):
         tile = 320
     elif gpu.capability < (9, 0):
