@@ -105,11 +105,6 @@ def _grouped_mm(args: Any, out: Any) -> int:
     return 2 * left.shape[-2] * left.shape[-1] * right.shape[-1]
 
 
-def _int8_mixed(args: Any, out: Any) -> int:
-    """Arguments: the input, the same in int8, the weight in int8."""
-    return _int8_linear((args[0], args[2]), out)
-
-
 def _linear_4bit(args: Any, out: Any) -> int:
     """Arguments: the input, the packed weight, the weight's shape (out, in)."""
     return 2 * (args[0].numel() // args[0].shape[-1]) * args[2][0] * args[2][1]
@@ -128,7 +123,8 @@ FORMULAS: dict[str, Formula] = {
     "transformers::grouped_mm_fallback_backward": lambda args, out: 2 * _grouped_mm(args, out),
     "bitsandbytes::int8_linear_matmul": _int8_linear,
     "bitsandbytes::int8_scaled_mm": _int8_linear,
-    "bitsandbytes::int8_mixed_scaled_mm": _int8_mixed,
+    # the input, the same in int8, the weight in int8
+    "bitsandbytes::int8_mixed_scaled_mm": lambda args, out: _int8_linear((args[0], args[2]), out),
     "bitsandbytes::gemm_4bit": _linear_4bit,
     "bitsandbytes::gemv_4bit": _linear_4bit,
 }

@@ -71,7 +71,7 @@ class SimulatedTime:
     ) -> Cost:
         """What one operator takes. It follows from the shapes and dtypes of its arguments; `script` is what
         its kernels take from the allocator."""
-        if func.is_view or not operator_of(func).launches or not _is_on_device(out, args):
+        if func.is_view or not operator_of(func).launches or not is_on_device(out, args):
             return NOTHING
         flops = operator_flops(func, args, kwargs, out)
         moved = operator_bytes(func, args, kwargs, out, script)
@@ -136,7 +136,8 @@ class SimulatedTime:
         return achievable_flops(Work(kind="attention" if attention else "matmul", dtype=dtype), self.hardware)
 
 
-def _is_on_device(out: Any, args: Any) -> bool:
+def is_on_device(out: Any, args: Any) -> bool:
+    """Whether an operator ran on the device: where its result is, or else its first tensor."""
     for value in (out, *args):
         first = value[0] if isinstance(value, list | tuple) and value else value
         if isinstance(first, Tensor):

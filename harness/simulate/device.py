@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from harness.observe import StorageTracker
-from harness.simulate.clock import Cost, SimulatedTime
+from harness.simulate.clock import Cost, SimulatedTime, is_on_device
 from harness.simulate.cuda.behaviour import CudaRules
 from harness.simulate.cuda.shape_cache import VIEW, tensors_in
-from harness.simulate.kernels.operators import operator_name
+from harness.simulate.kernels.operators import operator_name, script_of
 from harness.simulate.kernels.script import Free, Keep, Step, Take
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
@@ -21,7 +20,10 @@ aten = torch.ops.aten
 
 
 class SimulatedDevice(StorageTracker):
-    """While active, operators on shape-only tensors do to `memory` and `time` what they would do on a GPU."""
+    """While active, operators on shape-only tensors do to `memory` and `time` what they would do on a GPU.
+
+    With `frames` it keeps stacks, module paths and times, which cost more than the rest.
+    """
 
     def __init__(
         self, memory: SimulatedMemory, rules: CudaRules, time: SimulatedTime, paths: ModulePaths
@@ -32,28 +34,19 @@ class SimulatedDevice(StorageTracker):
         """Names of those that ran on the device and are no views."""
         self._workspaces: set[tuple[str, bool]] = set()
 
-    @property
-    def recorded(self) -> bool:
-        """Whether stacks, module paths and times are kept: they cost more than the rest."""
-        return self.frames
-
-    @recorded.setter
-    def recorded(self, value: bool) -> None:
-        self.frames = value
-
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """See StorageTracker.run."""
-        if self.recorded:
+        if self.frames:
             self.memory.module = self.paths.current()
         out, call = self.rules.run(func, args, kwargs)
         if call is VIEW:
             return out
         if call.script is None:
-            on_device = self._on_device(out, args)
-            call.script = self.rules.script(func, args, kwargs, out) if on_device else ()
-            if on_device:
+            call.script = ()
+            if is_on_device(out, args):
+                call.script = script_of(func, args, kwargs, out, self.rules.gpu)
                 self.operators.add(operator_name(func))
-        if self.recorded:
+        if self.frames:
             if call.cost is None:
                 call.cost = self.time.cost(func, args, kwargs, out, call.script)
             self.time.recomputing = self.memory.phase == "backward" and self.paths.in_module
@@ -100,13 +93,6 @@ class SimulatedDevice(StorageTracker):
                 self._see(outputs[step.index], func)
         self._see(out, func)
         self.memory.release([key for n, key in enumerate(keys) if n not in freed])
-
-    @staticmethod
-    def _on_device(out: Any, args: Any) -> bool:
-        first = out[0] if isinstance(out, list | tuple) and out else out
-        if not isinstance(first, Tensor) and args:
-            first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
-        return isinstance(first, Tensor) and first.device.type == "meta"
 
     def follows(self, storage: torch.UntypedStorage) -> bool:
         """Tensors on the CPU (the data before it moves, step counters) are the host's own."""

@@ -85,7 +85,7 @@ def simulate(
             profile = run.to_the_end()
             if profile.oom is not None and explain_oom:
                 run = SimulatedRun(recipe, hardware, settings)
-                run.device.recorded = True
+                run.device.frames = True
                 profile = run.to_the_end()
     if profile.oom is not None and advise is not None:
         profile.oom.advice = advise(recipe, profile.hardware, profile.oom)
@@ -146,7 +146,7 @@ class SimulatedRun:
             gc.collect()  # or what earlier steps left in reference cycles dies at some moment of this one
             self._label_what_stays()
             self.memory.restart()
-            self.device.recorded = True
+            self.device.frames = True
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

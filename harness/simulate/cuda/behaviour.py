@@ -9,7 +9,7 @@ simulate/cuda/attention_call.py, simulate/cuda/flash_attn_package.py, simulate/c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -30,12 +30,10 @@ from harness.simulate.cuda.shape_cache import Call, ShapeCache
 from harness.simulate.kernels.attention_choice import (
     CUDNN_DEPRIORITIZED,
     AttentionCall,
-    Backend,
     chosen_backend,
 )
 from harness.simulate.kernels.gpu import Gpu, TorchRelease, capability_of
-from harness.simulate.kernels.operators import operator_of, script_of
-from harness.simulate.kernels.script import Step
+from harness.simulate.kernels.operators import operator_of
 from harness.simulate.replacement import Replacement, all_replaced
 
 aten = torch.ops.aten
@@ -71,28 +69,6 @@ class CudaRules:
             return out, Call()
         return self._shapes.run(func, args, kwargs)
 
-    def script(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Sequence[Step]:
-        """What the CUDA kernel takes from the allocator and gives back; none: only its outputs, in order."""
-        return script_of(func, args, kwargs, out, self.gpu)
-
-    def attention_kernel(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, **how: bool
-    ) -> Backend:
-        """The kernel that CUDA would run for F.scaled_dot_product_attention on these tensors."""
-        call = AttentionCall(
-            query=query.shape,
-            key=key.shape,
-            value=value.shape,
-            dtype=query.dtype,
-            mask=None if mask is None else mask.shape,
-            dropout_p=dropout_p,
-            requires_grad=torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)),
-            capability=self.gpu.capability,
-            torch=self.gpu.torch,
-            **how,
-        )
-        return chosen_backend(call, cudnn_deprioritized=os.environ.get(CUDNN_DEPRIORITIZED) == "1")
-
 
 def _attention(rules: CudaRules) -> Callable[..., Tensor]:
     """F.scaled_dot_product_attention with CUDA's choice of kernel."""
@@ -110,11 +86,20 @@ def _attention(rules: CudaRules) -> Callable[..., Tensor]:
         given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if torch._C._is_torch_function_mode_enabled():  # autocast casts the arguments first
             return handle_torch_function(scaled_dot_product_attention, given[:3], *given)
-        backend = rules.attention_kernel(
-            *given[:5],
+        call = AttentionCall(
+            query=query.shape,
+            key=key.shape,
+            value=value.shape,
+            dtype=query.dtype,
+            mask=None if attn_mask is None else attn_mask.shape,
+            dropout_p=dropout_p,
             is_causal=is_causal,
-            enable_gqa=enable_gqa,  # type: ignore[arg-type]
+            enable_gqa=enable_gqa,
+            requires_grad=torch.is_grad_enabled() and any(t.requires_grad for t in given[:3]),
+            capability=rules.gpu.capability,
+            torch=rules.gpu.torch,
         )
+        backend = chosen_backend(call, cudnn_deprioritized=os.environ.get(CUDNN_DEPRIORITIZED) == "1")
         rules.attention_kernels.add(backend)
         return attention_on_meta(*given, backend)
 

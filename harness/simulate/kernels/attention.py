@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from harness.simulate.kernels.attention_choice import HALF_DTYPES
 from harness.simulate.kernels.gpu import Gpu, TorchRelease
 from harness.simulate.kernels.operators import kernel
 from harness.simulate.kernels.reductions import Kernel, reduce
-from harness.simulate.kernels.script import Script, ceil_div, product, round_up, size_of
+from harness.simulate.kernels.script import Script, ceil_div, round_up, size_of
 
 FLOAT_BYTES = 4
 CUDNN_ALIGNMENT_BYTES = 128
@@ -155,7 +156,7 @@ def efficient_forward(
         script.output(2, 3)
     script.output(0, *((1,) if compute_log_sumexp else ()))
     if query.dtype in HALF_DTYPES and value.shape[3] > 128:
-        script.briefly(FLOAT_BYTES * product(query.shape[:3]) * value.shape[3])
+        script.briefly(FLOAT_BYTES * prod(query.shape[:3]) * value.shape[3])
 
 
 @kernel("_scaled_dot_product_efficient_attention_backward")
@@ -178,7 +179,7 @@ def efficient_backward(
     if query.dtype in HALF_DTYPES:
         delta = script.take(delta_bytes)
     else:
-        products = script.take(FLOAT_BYTES * product(grad.shape))
+        products = script.take(FLOAT_BYTES * prod(grad.shape))
         sums = script.take(delta_bytes)
         as_rows = grad.new_empty((batch, length, heads, grad.shape[3]), dtype=torch.float32)
         reduce(script, as_rows, (3,), torch.float32, Kernel(FLOAT_BYTES), gpu)

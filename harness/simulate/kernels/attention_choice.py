@@ -44,11 +44,6 @@ class AttentionCall:
     capability: tuple[int, int]
     torch: TorchRelease
 
-    @property
-    def cudnn_version(self) -> int:
-        """As torch.backends.cudnn.version() says it, of the CUDA 13 wheel."""
-        return self.torch.cudnn_version
-
 
 def chosen_backend(call: AttentionCall, *, cudnn_deprioritized: bool = False) -> Backend:
     """The kernel F.scaled_dot_product_attention runs.
@@ -72,7 +67,7 @@ def prefers_cudnn(call: AttentionCall) -> bool:
     """
     major, minor = call.capability
     known = call.torch.every_gpu_10_prefers_cudnn or minor in (0, 3)
-    return call.cudnn_version > 91500 and major in (9, 10) and known
+    return call.torch.cudnn_version > 91500 and major in (9, 10) and known
 
 
 def can_use_flash(call: AttentionCall) -> bool:
@@ -115,7 +110,7 @@ def can_use_cudnn(call: AttentionCall) -> bool:
     """can_use_cudnn_attention."""
     dropout = call.dropout_p
     return (
-        not (dropout > 0 and 91100 < call.cudnn_version < 91400)
+        not (dropout > 0 and 91100 < call.torch.cudnn_version < 91400)
         and _four_dimensional(call)
         and call.dtype in HALF_DTYPES  # check_dtypes_low_precision
         and _mask_broadcasts(call)
@@ -195,7 +190,7 @@ def _no_single_query(call: AttentionCall) -> bool:
     return (
         call.torch.refuses_single_queries_to_cudnn
         and call.capability[0] == 10
-        and 92200 < call.cudnn_version <= 92500
+        and 92200 < call.torch.cudnn_version <= 92500
     )
 
 
@@ -203,18 +198,18 @@ def _cudnn_head_dim_limit(call: AttentionCall) -> int:
     dims = (call.query[-1], call.value[-1])
     hopper, blackwell = call.capability == (9, 0), call.capability[0] == 10
     if not call.torch.knows_cudnn_head_dim_256:
-        if hopper and call.cudnn_version >= 91000:
+        if hopper and call.torch.cudnn_version >= 91000:
             return 256
-        return 192 if blackwell and call.cudnn_version >= 91100 and dims == (192, 128) else 128
+        return 192 if blackwell and call.torch.cudnn_version >= 91100 and dims == (192, 128) else 128
     if _cudnn_has_256(call):
         return 256
-    return 192 if (hopper or blackwell) and call.cudnn_version >= 91100 and dims == (192, 128) else 128
+    return 192 if (hopper or blackwell) and call.torch.cudnn_version >= 91100 and dims == (192, 128) else 128
 
 
 def _cudnn_has_256(call: AttentionCall) -> bool:
     if call.capability[0] == 10 and call.capability[1] == 7:
-        return call.cudnn_version > 92500
-    return (call.capability == (9, 0) or call.capability[0] == 10) and call.cudnn_version > 92200
+        return call.torch.cudnn_version > 92500
+    return (call.capability == (9, 0) or call.capability[0] == 10) and call.torch.cudnn_version > 92200
 
 
 def _cudnn_backward_exists(call: AttentionCall) -> bool:

@@ -68,67 +68,35 @@ def backward(
     version: int,
     gpu: Gpu,
 ) -> None:
-    """mha_bwd and mha_varlen_bwd: row sums of grad * out, an fp32 dQ, and for grouped heads more."""
-    if version == 2:
-        taken = _backward_2(query, key, starts, deterministic, gpu)
-    else:
-        width, *blocks = blocks_3(query.shape[-1], causal, local, capped, gpu)
-        taken = _backward_3(query, key, starts, longest, deterministic, width, *blocks)
-    script.free(*reversed([script.take(size_bytes) for size_bytes in taken]))
+    """mha_bwd and mha_varlen_bwd: row sums of grad * out, an fp32 dQ, and for grouped heads more.
 
+    Version 2: rows are rounded up to 128, of documents end to end each gets 128 more. Grouped heads: dK and
+    dV of every query head, summed over the group afterwards. Deterministic: a dQ for each split of the keys.
 
-def _backward_2(
-    query: Tensor, key: Tensor, starts: Tensor | None, deterministic: bool, gpu: Gpu
-) -> list[int]:
-    """Rows are rounded up to 128; of documents end to end, each gets 128 more. Grouped heads: dK and dV of
-    every query head, summed over the group afterwards. Deterministic: a dQ for each split of the keys.
-    """
-    heads = query.shape[-2]
-    if starts is None:
-        batch = query.shape[0]
-        rows = batch * round_up(query.shape[1], 128)
-    else:
-        batch = starts.shape[0] - 1
-        rows = query.shape[0] + 128 * batch
-    parts = ceil_div(gpu.sm_count, batch * heads) if deterministic else 1
-    taken = [FLOAT_BYTES * heads * rows, FLOAT_BYTES * parts * rows * heads * flash_head_dim(query.shape[-1])]
-    if key.shape[-2] != heads:
-        taken += 2 * [size_of(key) // key.shape[-2] * heads]
-    return taken
-
-
-def _backward_3(
-    query: Tensor,
-    key: Tensor,
-    starts: Tensor | None,
-    longest: int,
-    deterministic: bool,
-    width: int,
-    query_block: int,
-    key_block: int,
-) -> list[int]:
-    """Row sums, log-sum-exp to base 2, dQ, fp32 dK and dV of grouped heads, and whose turn a tile of dQ is.
-
+    Version 3: also log-sum-exp to base 2, fp32 dK and dV of grouped heads, and whose turn a tile of dQ is.
     Rows and columns are rounded up to the kernel's blocks; documents end to end get a block more each.
     """
-    heads, groups = query.shape[-2], key.shape[-2]
-    if starts is None:
-        batch, tile_rows = query.shape[0], query.shape[1]
-        rows = batch * round_up(tile_rows, query_block)
-        columns = batch * round_up(key.shape[1], key_block)
+    heads, groups, head_dim = query.shape[-2], key.shape[-2], query.shape[-1]
+    batch = query.shape[0] if starts is None else starts.shape[0] - 1
+    if version == 2:
+        rows = batch * round_up(query.shape[1], 128) if starts is None else query.shape[0] + 128 * batch
+        parts = ceil_div(gpu.sm_count, batch * heads) if deterministic else 1
+        taken = [FLOAT_BYTES * heads * rows, FLOAT_BYTES * parts * rows * heads * flash_head_dim(head_dim)]
+        taken += 2 * [size_of(key) // groups * heads] if groups != heads else []
     else:
-        batch, tile_rows = starts.shape[0] - 1, longest
+        width, *blocks = blocks_3(head_dim, causal, local, capped, gpu)
         rows, columns = (
-            round_up(t.shape[0] + batch * block, block)
-            for t, block in ((query, query_block), (key, key_block))
+            batch * round_up(t.shape[1], block)
+            if starts is None
+            else round_up(t.shape[0] + batch * block, block)
+            for t, block in zip((query, key), blocks, strict=True)
         )
-    taken = 2 * [FLOAT_BYTES * heads * rows] + [FLOAT_BYTES * heads * rows * width]
-    if groups != heads:
-        taken += 2 * [FLOAT_BYTES * groups * columns * width]
-    taken.append(4 * ceil_div(tile_rows, query_block) * batch * heads)
-    if groups != heads and deterministic:
-        taken += 2 * [4 * ceil_div(longest, key_block) * batch * groups]
-    return taken
+        taken = 2 * [FLOAT_BYTES * heads * rows] + [FLOAT_BYTES * heads * rows * width]
+        taken += 2 * [FLOAT_BYTES * groups * columns * width] if groups != heads else []
+        taken.append(4 * ceil_div(query.shape[1] if starts is None else longest, blocks[0]) * batch * heads)
+        if groups != heads and deterministic:
+            taken += 2 * [4 * ceil_div(longest, blocks[1]) * batch * groups]
+    script.free(*reversed([script.take(size_bytes) for size_bytes in taken]))
 
 
 def blocks_3(head_dim: int, causal: bool, local: bool, capped: bool, gpu: Gpu) -> tuple[int, int, int]:

@@ -62,7 +62,8 @@ class TorchRelease(NamedTuple):
     """native/transformers/cuda/attention.cu, _efficient_attention_forward: even without dropout."""
     cudnn_backward_by_keys_alone = _since(2, 15)
     """Which kernel of cuDNN 9.26 runs on Blackwell depends on the keys, not the queries."""
-    has_cub_of_cuda_13_1 = _since(2, 13)
+    numbers_rows_in_64_bits = _since(2, 13)
+    """See sorting.unique_scratch."""
     sorts_embedding_indices_by_used_bits = _since(2, 13)
     """native/cuda/Embedding.cu, embedding_dense_backward_cuda."""
     finds_both_bounds_at_once = _since(2, 13)

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from harness.simulate.kernels.gpu import Gpu
 from harness.simulate.kernels.operators import kernel
-from harness.simulate.kernels.script import Script, size_of
+from harness.simulate.kernels.script import Script, round_up, size_of
+
+TMA_DESCRIPTOR_BYTES = 128  # sizeof(CUtensorMap)
 
 
 def call_cublas(script: Script, gpu: Gpu, *, lt: bool = False) -> None:
@@ -92,13 +94,21 @@ def _grouped_result(func: Any, args: Any, kwargs: Any) -> Tensor:
 
 @kernel("_grouped_mm", result=_grouped_result)
 def grouped_mm(script: Script, self: Tensor, offs: Tensor | None, gpu: Gpu) -> None:
-    """ATen/native/cuda/GroupMM.cu: CUTLASS takes pointers, strides and sizes of each group (60 B) and a
-    workspace of 512 B per multiprocessor; other GPUs and dtypes loop over mm.
+    """ATen/native/cuda/GroupMM.cu, bf16bf16_grouped_gemm_impl_sm90_sm100: CUTLASS takes three pointers (of an
+    even number of groups), three strides and three sizes of each group, and a workspace; other GPUs and
+    dtypes loop over mm.
 
-    On compute capability 10.x the workspace is 5376 or 5888 B per multiprocessor, by tile shape: the larger.
+    The workspace has TMA descriptors of 128 B for each multiprocessor (get_workspace_size of CUTLASS'
+    collectives, include/cutlass). Hopper: of A, of B, and of D for two warp groups
+    (gemm/collective/sm90_mma_array_tma_gmma_ss_warpspecialized.hpp,
+    epilogue/collective/sm90_epilogue_array_tma_warpspecialized.hpp). Compute capability 10.x: several each,
+    as many as its pipelines have stages (sm100_mma_array_warpspecialized.hpp, NumTmaDescriptorsPerSm). Those
+    follow from what shared memory is left and are not worked out here: 42 or 46 in all, by tile shape, were
+    seen in torch's host code, and the larger is taken.
     """
     script.output(0)
     if self.dtype == torch.bfloat16 and gpu.capability[0] in (9, 10):
-        arguments = script.take(60 * (self if offs is None else offs).shape[0])
-        script.briefly(gpu.sm_count * (512 if gpu.capability[0] == 9 else 5888))
+        groups = (self if offs is None else offs).shape[0]
+        arguments = script.take(3 * 8 * round_up(groups, 2) + (3 * 8 + 3 * 4) * groups)
+        script.briefly(gpu.sm_count * TMA_DESCRIPTOR_BYTES * (4 if gpu.capability[0] == 9 else 46))
         script.free(arguments)

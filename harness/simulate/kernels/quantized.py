@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from harness.simulate.kernels.gpu import Gpu
 from harness.simulate.kernels.matmul import call_cublas, calls_cublaslt
 from harness.simulate.kernels.operators import declare, kernel
 from harness.simulate.kernels.reductions import Kernel, reduce
-from harness.simulate.kernels.script import Script, product, size_of
+from harness.simulate.kernels.script import Script, size_of
 from harness.simulate.replacement import replaced
 
 
@@ -45,14 +46,14 @@ def gemm_4bit(
     of its own reads it as it is. The 8-bit scales of double quantization are dequantized, and copied once
     more as the offset is added.
     """
-    rows = product(A.shape[:-1])
+    rows = prod(A.shape[:-1])
     if reads_4bit_weights(rows, shapeB, blocksize, A.dtype, gpu):
         script.output(0)
         return
     offset_free = scaled = None
     if absmax_8bit is not None:
         offset_free, scaled = (script.take(absmax_8bit.numel() * 4) for _ in range(2))
-    weight = script.take(product(shapeB) * A.dtype.itemsize)
+    weight = script.take(prod(shapeB) * A.dtype.itemsize)
     script.output(0)
     columns, inner = shapeB
     call_cublas(script, gpu, lt=bias is not None and calls_cublaslt(bias, (rows, inner), (inner, columns)))
@@ -92,7 +93,7 @@ def _int8_product_result(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Ten
 @kernel("bitsandbytes::int8_mixed_scaled_mm", result=_int8_product_result)
 def int8_product(script: Script, A: Tensor, CA: Tensor, CB: Tensor) -> None:
     """Without outliers: int32 products, dequantized to fp16, converted."""
-    elements = product(CA.shape[:-1]) * CB.shape[0]
+    elements = prod(CA.shape[:-1]) * CB.shape[0]
     products = script.take(elements * 4)
     half = script.take(0 if A.dtype == torch.float16 else elements * 2)
     script.output(0)

@@ -6,6 +6,7 @@ Each rule names its source under pytorch's aten/src/ATen/native.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from harness.simulate.kernels.gpu import Gpu
 from harness.simulate.kernels.operators import kernel
 from harness.simulate.kernels.reductions import Kernel, reduce
-from harness.simulate.kernels.script import Script, ceil_div, product, size_of
+from harness.simulate.kernels.script import Script, ceil_div, size_of
 
 LOWP = (torch.float16, torch.bfloat16)
 FOREACH_CHUNK = 65536  # kChunkSize in cuda/MultiTensorApply.cuh
@@ -148,7 +149,7 @@ def layer_norm_backward(
     """
     copies = [script.take(size_of(t)) for t in (grad_out, input) if not t.is_contiguous()]
     script.output(0)
-    columns = product(normalized_shape)
+    columns = prod(normalized_shape)
     rows = input.numel() // max(columns, 1)
     weights = [i for i in _present(outputs) if i > 0]
     if rows <= 64 * 1024 or columns // 32 >= gpu.sm_count // 2:

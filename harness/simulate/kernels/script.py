@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -86,11 +85,3 @@ def ceil_div(number: int, divisor: int) -> int:
 def round_up(number: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is not below `number`."""
     return ceil_div(number, multiple) * multiple
-
-
-def product(numbers: Sequence[int]) -> int:
-    """1 for no numbers."""
-    result = 1
-    for number in numbers:
-        result *= number
-    return result

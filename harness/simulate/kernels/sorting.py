@@ -2,6 +2,8 @@
 
 CUB asks its caller for one scratch buffer; ATen/cuda/cub.cuh gives it one from the caching allocator. Its
 size follows from cub's tuning tables: how many elements one thread block handles ("tile"), per architecture.
+Files and lines are those of CCCL 3.0.1, under cub/cub, which CUDA 13.0 brings: threads times items a thread,
+and of 8 bytes half as many items as the tables say for 4 (util_arch.cuh, 141-159).
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from harness.simulate.kernels.operators import kernel
 from harness.simulate.kernels.reductions import Kernel, reduce
 from harness.simulate.kernels.script import Script, ceil_div, round_up, size_of
 
-ALIGNMENT = 256  # cub/util_allocator: each part of a scratch buffer starts at a multiple of this
+ALIGNMENT = 256  # util_temporary_storage.cuh, 80: each part of a scratch buffer starts at a multiple of it
 INDEX_BYTES = 8
 RADIX_BITS = 8
-SMALL_SORT = 4096  # one block sorts that many, without scratch
-SINGLE_TILE = 2304
+SMALL_SORT = 4096  # native/cuda/Sort.cpp, should_use_small_sort: one block sorts that many, without scratch
+SINGLE_TILE = (
+    256 * 9
+)  # SingleTilePolicy: 256 threads of 19 (device/dispatch/tuning/tuning_radix_sort.cuh, 957)
 ROWS_PER_THREAD = 10  # NROWS_PER_THREAD in EmbeddingBackwardKernel.cu
 EMBEDDING_WITHOUT_SORT = 3072
 
@@ -34,38 +38,49 @@ def scratch(*parts_bytes: int) -> int:
 def radix_sort_scratch(count: int, bits: int, gpu: Gpu) -> int:
     """DeviceRadixSort::SortPairs of 8-byte keys with 8-byte values on the lowest `bits` bits.
 
-    Onesweep (cub/device/dispatch/dispatch_radix_sort.cuh): a histogram of 256 64-bit bins per pass, one row
-    of 256 32-bit counters per tile, the second half of the two double buffers, one counter per pass.
+    Onesweep (device/dispatch/dispatch_radix_sort.cuh, 480-491): a histogram of 256 64-bit bins per pass, one
+    row of 256 32-bit counters per tile, for several passes the second half of the two double buffers, one
+    counter per pass. Tiles: device/dispatch/tuning/tuning_radix_sort.cuh, OnesweepPolicy: 895 for Hopper and
+    later (384 threads of 24 items), 792 for Ampere and Ada (384 of 21), 695 for Volta and Turing (256 of 23).
     """
     if count <= SINGLE_TILE:
         return 1
-    tile = 4608 if gpu.capability >= (9, 0) else 3840 if gpu.capability >= (8, 0) else 2816
+    tile = 384 * 12 if gpu.capability >= (9, 0) else 384 * 10 if gpu.capability >= (8, 0) else 256 * 11
     passes = ceil_div(bits, RADIX_BITS)
     bins = 2**RADIX_BITS
     tiles = ceil_div(count, tile)
-    return scratch(passes * bins * 8, tiles * bins * 4, count * 8, count * 8, passes * 4)
+    buffer = count * 8 if passes > 1 else 0
+    return scratch(passes * bins * 8, tiles * bins * 4, buffer, buffer, passes * 4)
 
 
 def scan_scratch(count: int, item_bytes: int, tile: int | None = None) -> int:
-    """DeviceScan: one state per tile and 32 of padding (cub/agent/single_pass_scan_operators.cuh).
+    """DeviceScan: one state per tile and 32 of padding (agent/single_pass_scan_operators.cuh, 626).
 
     A state is a value and a flag in one word of twice the item's size; a second part of a byte is aligned up.
+    Tile: DefaultPolicy, 128 threads of 15 items, on every GPU, because torch's sum is a functor of its own
+    (device/dispatch/tuning/tuning_scan.cuh, 478; ATen/cuda/cub.cuh, SumOp).
     """
-    tiles = ceil_div(count, tile or (896 if item_bytes == 8 else 1920))
+    tiles = ceil_div(count, tile or 128 * max(1, min(15 * 4 // item_bytes, 15 * 2)))
     return scratch((tiles + 32) * 2 * item_bytes, 1)
 
 
 def unique_scratch(count: int, gpu: Gpu) -> int:
-    """DeviceSelect::UniqueByKey of 8-byte keys and values: a scan with tiles of its own."""
-    new_cub = gpu.torch.has_cub_of_cuda_13_1
+    """DeviceSelect::UniqueByKey of 8-byte keys: a scan with tiles of its own.
+
+    device/dispatch/tuning/tuning_unique_by_key.cuh: 281 and 291 for compute capability 8.0, 493 and 503 for
+    9.0, 734 and 746 for 10.0 and later, with values of 4 and of 8 bytes; 834 and 843 for Turing, 8.6 and 8.9.
+    The values are numbers of rows, counted as int (native/cuda/EmbeddingBackwardKernel.cu, unique_by_key)
+    until 2.12. That they have 64 bits since is inferred from the sizes that 2.13 asks for.
+    """
+    wide = gpu.torch.numbers_rows_in_64_bits
     if gpu.capability < (8, 0) or (8, 6) <= gpu.capability < (9, 0):
-        tile = 320
+        tile = 64 * 5
     elif gpu.capability < (9, 0):
-        tile = 1344 if new_cub else 1792
-    elif new_cub:
-        tile = 4928
+        tile = 192 * 7 if wide else 256 * 7
+    elif wide:
+        tile = 448 * 11
     else:
-        tile = 4480 if gpu.capability < (10, 0) else 3840
+        tile = 640 * 7 if gpu.capability < (10, 0) else 384 * 10
     return scan_scratch(count, 8, tile)
 
 

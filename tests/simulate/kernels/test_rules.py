@@ -197,6 +197,13 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         f"=0 +480 +{132 * 512} -1 -0",
     ),
+    # 4 x 3 pointers, 3 x 3 strides, 3 x 3 sizes
+    "grouped product, an odd number": (
+        lambda: torch._grouped_mm(
+            meta(64, 32, dtype=BF16), meta(3, 32, 16, dtype=BF16), offs=meta(3, dtype=torch.int32)
+        ),
+        f"=0 +{12 * 8 + 9 * 8 + 9 * 4} +{132 * 512} -1 -0",
+    ),
 }
 
 
@@ -243,11 +250,17 @@ def test_scratch_of_a_radix_sort() -> None:
     """
     assert radix_sort_scratch(10_000, 17, H100) == 6144 + 3072 + 80_128 + 80_128 + 256 + 255
     assert radix_sort_scratch(2304, 64, H100) == 1
+    # one pass needs no other halves: 256 x 8, 3 rows of 256 x 4, a counter, and 255
+    assert radix_sort_scratch(10_000, 8, H100) == 2048 + 3072 + 256 + 255
 
 
 def test_scratch_of_a_scan() -> None:
-    """1000 of 8 bytes: 2 tiles of 896 and 32 more, 16 bytes each (544 aligned to 768), one byte, 255."""
+    """1000 of 8 bytes: 2 tiles of 128 x 7 and 32 more, 16 bytes each (544 aligned to 768), one byte, 255. Of
+    4 bytes a thread has 15, and of 2 bytes 30: 10,000 are 6 tiles of 8 bytes, or 3 of 4.
+    """
     assert scan_scratch(1000, 8) == 768 + 256 + 255
+    assert scan_scratch(10_000, 4) == (6 + 32) * 8 + 208 + 256 + 255
+    assert scan_scratch(10_000, 2) == (3 + 32) * 4 + 116 + 256 + 255
 
 
 def test_embedding_backward_of_many_indices() -> None:
