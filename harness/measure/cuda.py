@@ -127,7 +127,9 @@ class CudaObserver:
             host_bytes=self._host_bytes(),
             fragmentation_bytes=reserved - allocated if reserved else None,
             # NVML may know less of a process than PyTorch has reserved: then nothing is known of the context
-            cuda_context_bytes=None if (process_bytes or 0) < now_reserved else process_bytes - now_reserved,
+            cuda_context_bytes=None
+            if process_bytes is None or process_bytes < now_reserved
+            else process_bytes - now_reserved,
             setup_peak_allocated_bytes=self._peaks.setup_bytes,
             first_step_peak_allocated_bytes=self._peaks.first_step_bytes,
         )

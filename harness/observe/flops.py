@@ -1,10 +1,10 @@
-"""FLOPs of the operators that really run, by phase. Formulas: torch.utils.flop_counter's registry."""
+"""FLOPs of the operators that really run, by phase. Formulas: torch.utils.flop_counter's, and our own."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,20 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 aten = torch.ops.aten
+Formula = Callable[[Any, Any], int]
 
 
 def operator_flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> int:
     """FLOPs (2 a multiply-add) of one call of an ATen or bitsandbytes operator; 0 for an elementwise one."""
-    packet = func._overloadpacket
-    attention = _SDPA.fullmatch(str(packet))
-    if attention is not None:
-        return _attention(args[1:4] if attention["backward"] else args[:3], bool(attention["backward"]))
-    formula = flop_registry.get(packet)
-    if formula is not None:
-        # behind the factors some overloads have the result's dtype, which the formulas do not know
-        return int(formula(*args[: _FACTORS.get(packet)], **kwargs, out_val=out))
-    formula = _MISSING.get(str(packet))
-    return 0 if formula is None else int(formula(args, out))
+    ours = FORMULAS.get(func._schema.name)
+    if ours is not None:
+        return int(ours(args, out))
+    theirs = flop_registry.get(func._overloadpacket)
+    return 0 if theirs is None else int(theirs(*args, **kwargs, out_val=out))
 
 
 class FlopCount(TorchDispatchMode):
@@ -73,22 +69,27 @@ _ATTENTION = re.compile(r"scaled_dot_product|flash_attn|_safe_softmax|flex_atten
 _safe_softmax, which nothing else in a model calls."""
 
 
-_FACTORS = {aten.mm: 2, aten.bmm: 2, aten.addmm: 3, aten.baddbmm: 3}
-"""How many arguments the products have at least."""
-
-_SDPA = re.compile(r"aten\._scaled_dot_product_\w+?_attention(?:_for_cpu)?(?P<backward>_backward)?")
-"""Arguments begin with query, key, value; backward's with the output's gradient before them."""
+def _product(packet: Any, factors: int) -> Formula:
+    """torch's count. Behind the factors some overloads have the result's dtype, which it does not know."""
+    return lambda args, out: flop_registry[packet](*args[:factors], out_val=out)
 
 
-def _attention(tensors: Any, backward: bool) -> int:
-    """torch's count (7 products forward and backward, none halved for a causal mask), with the key's and
-    value's heads repeated to the query's, as the kernels do: torch 2.11 refuses to count fewer.
+def _attention(args: Any, out: Any) -> int:
+    """torch's count (2 products), none halved for a causal mask, with the key's and value's heads repeated to
+    the query's, as the kernels do: torch 2.11 refuses to count fewer. Arguments begin with query, key, value.
     """
-    query, key, value = (tensor.shape for tensor in tensors)
-    key, value = ((*shape[:1], query[1], *shape[2:]) for shape in (key, value))
-    if not backward:
-        return sdpa_flop_count(query, key, value)
+    return sdpa_flop_count(*_as_many_heads(args[:3]))
+
+
+def _attention_backward(args: Any, out: Any) -> int:
+    """The same with 5 products. The output's gradient comes first."""
+    query, key, value = _as_many_heads(args[1:4])
     return sdpa_backward_flop_count((*query[:3], value[3]), query, key, value)
+
+
+def _as_many_heads(tensors: Any) -> list[Any]:
+    query, *others = (tensor.shape for tensor in tensors)
+    return [query, *((*shape[:1], query[1], *shape[2:]) for shape in others)]
 
 
 def _int8_linear(args: Any, out: Any) -> int:
@@ -104,24 +105,28 @@ def _grouped_mm(args: Any, out: Any) -> int:
     return 2 * left.shape[-2] * left.shape[-1] * right.shape[-1]
 
 
-def _int8_mixed(args: Any, out: Any) -> int:
-    """Arguments: the input, the same in int8, the weight in int8."""
-    return _int8_linear((args[0], args[2]), out)
-
-
 def _linear_4bit(args: Any, out: Any) -> int:
     """Arguments: the input, the packed weight, the weight's shape (out, in)."""
     return 2 * (args[0].numel() // args[0].shape[-1]) * args[2][0] * args[2][1]
 
 
-_MISSING = {
-    "aten._grouped_mm": _grouped_mm,
-    "transformers.grouped_mm_fallback": _grouped_mm,
-    "transformers.grouped_mm_fallback_backward": lambda args, out: 2 * _grouped_mm(args, out),
-    "bitsandbytes.int8_linear_matmul": _int8_linear,
-    "bitsandbytes.int8_scaled_mm": _int8_linear,
-    "bitsandbytes.int8_mixed_scaled_mm": _int8_mixed,
-    "bitsandbytes.gemm_4bit": _linear_4bit,
-    "bitsandbytes.gemv_4bit": _linear_4bit,
+_FUSED = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+FORMULAS: dict[str, Formula] = {
+    "aten::mm": _product(aten.mm, 2),
+    "aten::bmm": _product(aten.bmm, 2),
+    "aten::addmm": _product(aten.addmm, 3),
+    "aten::baddbmm": _product(aten.baddbmm, 3),
+    "aten::_grouped_mm": _grouped_mm,
+    **{f"aten::_scaled_dot_product_{name}": _attention for name in _FUSED},
+    **{f"aten::_scaled_dot_product_{name}_backward": _attention_backward for name in _FUSED},
+    "transformers::grouped_mm_fallback": _grouped_mm,
+    "transformers::grouped_mm_fallback_backward": lambda args, out: 2 * _grouped_mm(args, out),
+    "bitsandbytes::int8_linear_matmul": _int8_linear,
+    "bitsandbytes::int8_scaled_mm": _int8_linear,
+    # the input, the same in int8, the weight in int8
+    "bitsandbytes::int8_mixed_scaled_mm": lambda args, out: _int8_linear((args[0], args[2]), out),
+    "bitsandbytes::gemm_4bit": _linear_4bit,
+    "bitsandbytes::gemv_4bit": _linear_4bit,
 }
-"""Operators torch's registry does not know."""
+"""By the name in the operator's schema, (args, out) to FLOPs: what torch's registry does not know, or not as
+it is called here. What else an operator does on CUDA: simulate/kernels/operators.py, by the same name."""

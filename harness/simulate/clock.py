@@ -13,8 +13,9 @@ from torch import Tensor
 
 from harness.hardware import Hardware, Work, achievable_flops, transfer_s
 from harness.observe import operator_flops
+from harness.simulate.kernels.operators import operator_of
 from harness.simulate.kernels.script import Step, Take
-from harness.simulate.operator_bytes import LAUNCH_NOTHING, operator_bytes
+from harness.simulate.operator_bytes import operator_bytes
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -72,7 +73,7 @@ class SimulatedTime:
     ) -> Cost:
         """What one operator takes. It follows from the shapes and dtypes of its arguments; `script` is what
         its kernels take from the allocator."""
-        if func.is_view or func._overloadpacket in LAUNCH_NOTHING or not _is_on_device(out, args):
+        if func.is_view or not operator_of(func).launches or not is_on_device(out, args):
             return NOTHING
         flops = operator_flops(func, args, kwargs, out)
         moved = operator_bytes(func, args, kwargs, out, script)
@@ -148,7 +149,8 @@ def _dequantized_first(func: Any, args: Any, script: Sequence[Step]) -> int:
     return whole + args[1].nbytes if whole else 0
 
 
-def _is_on_device(out: Any, args: Any) -> bool:
+def is_on_device(out: Any, args: Any) -> bool:
+    """Whether an operator ran on the device: where its result is, or else its first tensor."""
     for value in (out, *args):
         first = value[0] if isinstance(value, list | tuple) and value else value
         if isinstance(first, Tensor):

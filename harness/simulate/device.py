@@ -6,25 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from harness.observe import StorageTracker
-from harness.simulate.clock import Cost, SimulatedTime
+from harness.simulate.clock import Cost, SimulatedTime, is_on_device
 from harness.simulate.cuda.behaviour import CudaRules
 from harness.simulate.cuda.shape_cache import VIEW, tensors_in
-from harness.simulate.kernels.matmul import calls_cublaslt
-from harness.simulate.kernels.script import Free, Product, Step, Take
-from harness.simulate.kernels.temporaries import operator_name
+from harness.simulate.kernels.operators import operator_name, script_of
+from harness.simulate.kernels.script import Free, Keep, Step, Take
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
 
 aten = torch.ops.aten
-_PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
-"""What calls cuBLAS."""
 
 
 class SimulatedDevice(StorageTracker):
-    """While active, operators on shape-only tensors do to `memory` and `time` what they would do on a GPU."""
+    """While active, operators on shape-only tensors do to `memory` and `time` what they would do on a GPU.
+
+    With `frames` it keeps stacks, module paths and times, which cost more than the rest.
+    """
 
     def __init__(
         self, memory: SimulatedMemory, rules: CudaRules, time: SimulatedTime, paths: ModulePaths
@@ -35,37 +34,25 @@ class SimulatedDevice(StorageTracker):
         """Names of those that ran on the device and are no views."""
         self._workspaces: set[tuple[str, bool]] = set()
 
-    @property
-    def recorded(self) -> bool:
-        """Whether stacks, module paths and times are kept: they cost more than the rest."""
-        return self.frames
-
-    @recorded.setter
-    def recorded(self, value: bool) -> None:
-        self.frames = value
-
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """See StorageTracker.run."""
-        if self.recorded:
+        if self.frames:
             self.memory.module = self.paths.current()
         out, call = self.rules.run(func, args, kwargs)
         if call is VIEW:
             return out
         if call.script is None:
-            on_device = self._on_device(out, args)
-            call.script = self.rules.script(func, args, kwargs, out) if on_device else ()
-            if on_device:
+            call.script = ()
+            if is_on_device(out, args):
+                call.script = script_of(func, args, kwargs, out, self.rules.gpu)
                 self.operators.add(operator_name(func))
-        if self.recorded:
+        if self.frames:
             if call.cost is None:
                 call.cost = self.time.cost(func, args, kwargs, out, call.script)
             self.time.recomputing = self.memory.phase == "backward" and self.paths.in_module
             self._clock(call.cost, func, args)
         if call.script:
             self._play(call.script, func, out)
-        if func._overloadpacket in _PRODUCTS:
-            self._see(out, func)
-            self._keep_workspaces(func._overloadpacket, args, kwargs)
         return out
 
     def _clock(self, cost: Cost, func: Any, args: Any) -> None:
@@ -100,38 +87,20 @@ class SimulatedDevice(StorageTracker):
             elif isinstance(step, Free):
                 freed.add(step.temporary)
                 self.memory.release([keys[step.temporary]])
-            elif isinstance(step, Product):
-                self._keep_library_workspaces(lt=step.lt)
+            elif isinstance(step, Keep):
+                self._keep_workspace(step)
             else:
                 self._see(outputs[step.index], func)
         self._see(out, func)
         self.memory.release([key for n, key in enumerate(keys) if n not in freed])
 
-    @staticmethod
-    def _on_device(out: Any, args: Any) -> bool:
-        first = out[0] if isinstance(out, list | tuple) and out else out
-        if not isinstance(first, Tensor) and args:
-            first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
-        return isinstance(first, Tensor) and first.device.type == "meta"
-
     def follows(self, storage: torch.UntypedStorage) -> bool:
         """Tensors on the CPU (the data before it moves, step counters) are the host's own."""
         return storage.device.type == "meta"
 
-    def _keep_workspaces(self, product: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """Those of the libraries that a product calls."""
-        alpha, beta = kwargs.get("alpha", 1), kwargs.get("beta", 1)
-        lt = product is aten.addmm and calls_cublaslt(args[0], args[1].shape, args[2].shape, alpha, beta)
-        self._keep_library_workspaces(lt=lt)
-
-    def _keep_library_workspaces(self, *, lt: bool) -> None:
-        self._keep_workspace("cublas", self.rules.workspaces.cublas_bytes)
-        if lt:
-            self._keep_workspace("cublaslt", self.rules.workspaces.cublaslt_bytes)
-
-    def _keep_workspace(self, library: str, size_bytes: int) -> None:
+    def _keep_workspace(self, step: Keep) -> None:
         """cuBLAS and cuBLASLt each keep a workspace for each thread: Python's, and autograd's."""
-        user = library, torch._C._current_autograd_node() is not None
-        if size_bytes and self.rules.workspaces.kept and user not in self._workspaces:
+        user = step.library, torch._C._current_autograd_node() is not None
+        if user not in self._workspaces:
             self._workspaces.add(user)
-            self.memory.keep_workspace(size_bytes)
+            self.memory.keep_workspace(step.size_bytes)

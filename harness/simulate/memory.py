@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.allocator import Allocator, AllocatorOutOfMemory, Block, Settings, snapshot_segments
 from harness.observe import Frame, Recording
+from harness.simulate.request_log import RequestLog
 from harness.snapshot import (
     BEFORE_RECORDING,
     AllocationSpan,
@@ -34,12 +35,10 @@ class SimulatedMemory(Recording):
         """Requested bytes by address, of what was live when the recording began."""
         self.ended = False
         """The simulation is over: what dies now is Python taking the run apart."""
-        self._before: dict[int, int] = {}
-        """Requested bytes by key, of what was live when the recording began, in the order of birth."""
-        self._done: list[tuple[int, int]] | None = None
-        """Since the recording began: key and requested bytes of what was born, key and -1 of what died."""
-        self._phases: list[tuple[int, str]] = []
-        """Where in `_done` each phase begins."""
+        self._log: RequestLog | None = None
+        """Of the recorded step, until it is repeated."""
+        self._last_temporary = 0
+        """Keys of temporaries are negative: storages count up from 0."""
         self._segments: list[dict[str, Any]] | None = None
         """At the end of the recorded step, once it has been repeated."""
 
@@ -50,8 +49,8 @@ class SimulatedMemory(Recording):
         except AllocatorOutOfMemory:
             self.ended = True
             raise
-        if self._done is not None:
-            self._done.append((key, size_bytes))
+        if self._log is not None:
+            self._log.born(key, size_bytes)
         self._requested[self._last_event + 1] = size_bytes
         return block.address, block.size
 
@@ -62,8 +61,8 @@ class SimulatedMemory(Recording):
 
     def removed(self, key: int) -> None:
         """Give the block back to the allocator's cache."""
-        if self._done is not None:
-            self._done.append((key, -1))
+        if self._log is not None:
+            self._log.died(key)
         self.allocator.free(self._blocks.pop(key))
 
     def temporaries(self, sizes_bytes: Sequence[int], op: str, frames: tuple[Frame, ...]) -> list[int]:
@@ -74,9 +73,6 @@ class SimulatedMemory(Recording):
             keys.append(self._last_temporary)
             self.born(self._last_temporary, size_bytes, False, op, frames)
         return keys
-
-    _last_temporary = 0
-    """Keys of temporaries are negative: storages count up from 0."""
 
     def release(self, keys: Sequence[int]) -> None:
         """Free temporaries in the reverse order, as leaving a C++ scope does."""
@@ -94,8 +90,7 @@ class SimulatedMemory(Recording):
         self._segment_events.clear()
         self._requested.clear()
         self._requested_before = {b.address: b.requested_size for b in self._blocks.values()}
-        self._before = {key: block.requested_size for key, block in self._blocks.items()}
-        self._done = []
+        self._log = RequestLog(self._blocks)
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -105,8 +100,8 @@ class SimulatedMemory(Recording):
     def reset_peak(self) -> None:
         """Start new peaks at what is allocated and reserved now. A phase begins so."""
         super().reset_peak()
-        if self._done is not None:
-            self._phases.append((len(self._done), self.phase))
+        if self._log is not None:
+            self._log.begin(self.phase)
         reserved = self.allocator.device.reserved_bytes
         reserved.peak = reserved.current
 
@@ -115,58 +110,16 @@ class SimulatedMemory(Recording):
 
         Steps are all alike, but the blocks they leave are not: for a few steps more reserved memory can grow,
         and allocated by what is not split off a block.
-        It ends when a step leaves the blocks it found. A step whose leftovers are not those that it found of
-        the one before is not repeated. Raises AllocatorOutOfMemory. The snapshot stays that of the recording.
+        See RequestLog.repeat. Raises AllocatorOutOfMemory. The snapshot stays that of the recording.
         """
-        done, self._done = self._done or [], None
+        log, self._log = self._log, None
         self._segments = self._segments_now()
         self.allocator.device.emit = lambda *_: None
-        born = {key: size for key, size in done if size >= 0}
-        died = {key for key, size in done if size < 0}
-        left = [key for key in born if key not in died]
-        found = [key for key in self._before if key in died]
-        peaks: dict[str, tuple[int, int]] = {}
-        if [born[key] for key in left] != [self._before[key] for key in found]:
-            return peaks
-        blocks, state = self._blocks, self._all_blocks()
-        for _ in range(times):
-            blocks |= {old: blocks.pop(new) for old, new in zip(found, left, strict=True)}
-            self._repeat_once(done, blocks, peaks)
-            before, state = state, self._all_blocks()
-            if state == before:
-                break
-        return peaks
+        return {} if log is None else log.repeat(times, self.allocator, self._blocks, self._enter)
 
-    def _repeat_once(
-        self, done: list[tuple[int, int]], blocks: dict[int, Block], peaks: dict[str, tuple[int, int]]
-    ) -> None:
-        now = sum(block.size for block in blocks.values())
-        ends = [start for start, _ in self._phases[1:]] + [len(done)]
-        for (start, phase), end in zip(self._phases, ends, strict=True):
-            self.phase = phase  # memory may run out
-            self.reset_peak()
-            peak = now
-            for key, size_bytes in done[start:end]:
-                if size_bytes < 0:
-                    block = blocks.pop(key)
-                    now -= block.size
-                    self.allocator.free(block)
-                else:
-                    block = blocks[key] = self.allocator.malloc(size_bytes)
-                    now += block.size
-                    peak = max(peak, now)
-            allocated, reserved = peaks.get(phase, (0, 0))
-            peaks[phase] = max(allocated, peak), max(reserved, self.peak_reserved_bytes)
-
-    def _all_blocks(self) -> list[tuple[int, int, bool]]:
-        """(address, size, allocated) of every block: equal states do the same with equal requests."""
-        found = []
-        for segment in self.allocator.device.segments.values():
-            block: Block | None = segment.head
-            while block is not None:
-                found.append((block.address, block.size, block.allocated))
-                block = block.next
-        return found
+    def _enter(self, phase: str) -> None:
+        self.phase = phase  # memory may run out in it
+        self.reset_peak()
 
     def _segments_now(self) -> list[dict[str, Any]]:
         for key, span in self._live.items():

@@ -1,8 +1,8 @@
 """Bytes of device memory that an operator's CUDA kernels read and write.
 
 Each argument is read once and each result written once, an argument written in place both, as the
-operator's schema says; the sets below name the operators that do less. What a kernel takes for itself is
-written and read once more.
+operator's schema says; those that do less say so (simulate/kernels/operators.py). What a kernel takes for
+itself is written and read once more.
 """
 
 from __future__ import annotations
@@ -11,55 +11,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from harness.simulate.kernels.operators import operator_of
 from harness.simulate.kernels.script import Step, Take
-
-aten = torch.ops.aten
-
-LAUNCH_NOTHING = {
-    aten.empty,
-    aten.empty_like,
-    aten.empty_strided,
-    aten.new_empty,
-    aten.new_empty_strided,
-    aten._unsafe_view,
-    aten.lift_fresh,
-}
-"""They take memory and leave it as it is (TensorFactories.cpp), or look at theirs in another way."""
-
-_UNREAD: dict[Any, int] = {
-    # they write their first argument
-    aten.copy_: 0,
-    aten.fill_: 0,
-    aten.zero_: 0,
-    aten.normal_: 0,
-    aten.uniform_: 0,
-    aten.bernoulli_: 0,
-    aten._foreach_copy_: 0,
-    aten._foreach_zero_: 0,
-    # they ask it for its shape
-    aten.zeros_like: 0,
-    aten.ones_like: 0,
-    aten.full_like: 0,
-    aten.rand_like: 0,
-    aten.new_zeros: 0,
-    aten.new_ones: 0,
-    aten.new_full: 0,
-    aten.nll_loss_backward: 1,
-    # the gradient squared: they are given it twice
-    aten.addcmul_: 2,
-    aten._foreach_addcmul_: 2,
-}
-"""The position of an argument that is not read."""
-
-_LOOK_UP = {aten.embedding, aten.gather, aten.index, aten.index_select, aten.nll_loss_forward}
-"""They read as much of their first argument as they return (of a loss: one number a row)."""
-
-_SCATTER = {aten.index_put_, aten.index_add_, aten.index_copy_, aten.scatter_, aten.scatter_add_}
-"""They touch their first argument only where the values go: as many bytes as those have."""
-
 
 _GRADIENTS = ("g", "grads")
 """Arguments that bitsandbytes' and torch's fused optimizers declare as written; they read them, and write
@@ -68,7 +23,7 @@ them only to unscale them."""
 
 def operator_bytes(func: Any, args: Any, kwargs: dict[str, Any], out: Any, script: Sequence[Step]) -> int:
     """Bytes one call moves. `out` is what it returned, `script` what its kernels take."""
-    packet = func._overloadpacket
+    operator = operator_of(func)
     taken = (step.size_bytes for step in script if isinstance(step, Take) and not step.workspace)
     moved = 2 * sum(taken)
     given = [*zip(func._schema.arguments, args, strict=False)]
@@ -78,17 +33,14 @@ def operator_bytes(func: Any, args: Any, kwargs: dict[str, Any], out: Any, scrip
         if argument.name in _GRADIENTS and kwargs.get("grad_scale") is None:
             written = False
         size_bytes = tensor_bytes(value)
-        if position == 0 and packet in _SCATTER:
+        if position == 0 and operator.scatters:
             size_bytes = max(tensor_bytes(other) for other in args[1:])
-        looked_up = position == 0 and packet in _LOOK_UP
-        read = _UNREAD.get(packet) != position and not looked_up and not argument.is_out
+        looked_up = position == 0 and operator.looks_up
+        read = position != operator.unread and not looked_up and not argument.is_out
         moved += size_bytes * (read + written)
     results = out if isinstance(out, list | tuple) else (out,)
     fresh = [r for r, declared in zip(results, _declared(func, results), strict=False) if not declared]
-    moved += tensor_bytes(fresh)
-    if packet in _LOOK_UP:
-        moved += tensor_bytes(fresh)
-    return moved
+    return moved + tensor_bytes(fresh) * (2 if operator.looks_up else 1)
 
 
 def _declared(func: Any, results: Sequence[Any]) -> list[bool]:

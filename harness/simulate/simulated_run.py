@@ -23,7 +23,7 @@ from harness.simulate.clock import SimulatedTime
 from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
 from harness.simulate.cuda.libraries import import_bitsandbytes_fast
 from harness.simulate.device import SimulatedDevice
-from harness.simulate.kernels.temporaries import unknown_ops
+from harness.simulate.kernels.operators import unknown_ops
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
 from harness.snapshot import BEFORE_RECORDING, breakdown_at, bytes_by_module, find_peak, top_allocations
@@ -80,24 +80,26 @@ def simulate(
         import_bitsandbytes_fast()
         import_libraries(recipe)
         with older_objects_kept():
-            run = _Run(recipe, hardware, settings)
+            run = SimulatedRun(recipe, hardware, settings)
             profile = run.to_the_end()
             if profile.oom is not None and explain_oom:
-                run = _Run(recipe, hardware, settings)
-                run.device.recorded = True
+                run = SimulatedRun(recipe, hardware, settings)
+                run.device.frames = True
                 profile = run.to_the_end()
     if profile.oom is not None and advise is not None:
         profile.oom.advice = advise(recipe, profile.hardware, profile.oom)
     return profile, run.memory
 
 
-class _Run:
+class SimulatedRun:
+    """One simulation of a recipe, and what it has seen so far: an observer of the loop."""
+
     def __init__(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> None:
         # The values do not matter and nothing needs to be read: shapes are the same for any data.
         same_shapes: dict[str, str] = {"data": "synthetic", "weights": "random"}
         self.recipe = recipe.model_copy(update=same_shapes)
         self.asked, self.hardware = recipe, hardware
-        self.more_steps = max(0, recipe.warmup_steps + recipe.steps + 1 - STEPS)
+        self.steps_beyond = max(0, recipe.warmup_steps + recipe.steps + 1 - STEPS)
         """A measurement's steps beyond those that are simulated here."""
         context = hardware.calibration.cuda_context_bytes
         self.memory = SimulatedMemory(settings, hardware.memory_bytes - context, hardware.memory_bytes)
@@ -120,7 +122,7 @@ class _Run:
                 kinds: list[Kind] = [*["warmup"] * (STEPS - 1), "recorded"]  # type: ignore[list-item]
                 for _ in run_steps(self.training, self._measured(batches), META, kinds, self):
                     self.paths.forget()
-                self._more_steps()
+                self._repeat_the_step()
             except AllocatorOutOfMemory as error:
                 oom = self._oom(error)
             except RuntimeError as error:
@@ -142,7 +144,7 @@ class _Run:
             gc.collect()  # or what earlier steps left in reference cycles dies at some moment of this one
             self._label_what_stays()
             self.memory.restart()
-            self.device.recorded = True
+            self.device.frames = True
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -158,12 +160,12 @@ class _Run:
     def _measured(self, batches: Batches) -> Iterator[StepBatches]:
         """The batches of a measurement's first step and of its recorded one, which follows the timed ones."""
         yield from islice(batches, STEPS - 1)
-        batches.skip(self.more_steps)
+        batches.skip(self.steps_beyond)
         yield from batches
 
-    def _more_steps(self) -> None:
+    def _repeat_the_step(self) -> None:
         """What a measurement's other steps add: its warm-up, timed and recorded ones."""
-        peaks = self.memory.repeat(self.more_steps)
+        peaks = self.memory.repeat(self.steps_beyond)
         for name, (allocated, reserved) in peaks.items():
             stats = self.phases[name]
             stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, allocated)

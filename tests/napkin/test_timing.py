@@ -9,7 +9,7 @@ from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.napkin.timing import Timing
 from harness.observe.flops import FlopCount
-from harness.simulate.kernels.attention_choice import torch_release
+from harness.simulate.kernels.gpu import TorchRelease
 from harness.simulate.simulated_run import simulate
 from harness.training.model import build_training
 from harness.training.step import train_step
@@ -117,7 +117,7 @@ def test_what_the_loss_keeps_crosses_the_link_while_nothing_is_computed(tmp_path
 
 
 before_2_15 = pytest.mark.skipif(
-    torch_release(torch.__version__) >= (2, 15),
+    TorchRelease.of(torch.__version__) >= (2, 15),
     reason="since PyTorch 2.15 grouped heads in fp32 have a fused kernel; napkin prices plain attention",
 )
 WIDE = {

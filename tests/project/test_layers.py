@@ -70,7 +70,7 @@ HOMES = {
         "training/toggles/quantization.py",
         "training/toggles/optimizer.py",
         "simulate/cuda/libraries.py",  # gives it a GPU's answers
-        "simulate/kernels/matmul.py",  # asks its tables which kernel runs
+        "simulate/kernels/quantized.py",  # asks its tables which kernel runs
     },
     "liger_kernel": {"training/toggles/fused_loss.py", "simulate/cuda/libraries.py"},
     "datasets": {"data/documents.py"},  # data sets of the Hub
@@ -292,6 +292,11 @@ def test_packages_without_torch_import_none() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == importable
+
+
+def test_no_tool_of_tests_runs_in_the_program() -> None:
+    """What a simulation replaces, it replaces by name and with a reason (simulate/replacement.py)."""
+    assert not [file for file in FILES if "unittest" in {name.split(".")[0] for name in imports_of(file)}]
 
 
 def test_there_is_one_backward() -> None:

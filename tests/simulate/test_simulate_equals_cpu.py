@@ -22,8 +22,8 @@ from harness.observe.storage_tracker import StorageTracker
 from harness.recipe.recipe import Recipe
 from harness.simulate.cuda.autocast import cuda_autocast_on_meta
 from harness.simulate.cuda.behaviour import seen_tensor
-from harness.simulate.cuda.operator_results import OPERATORS
 from harness.simulate.cuda.shape_cache import ShapeCache
+from harness.simulate.kernels.operators import operator_of
 from harness.training.loop import run_steps, set_up
 from tests.support.tiny import NullObserver, tiny
 
@@ -122,8 +122,9 @@ class _ShapeOnly(StorageTracker):
         self._shapes = ShapeCache()
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        rule = OPERATORS.get(str(func))
-        return self._shapes.run(func, args, kwargs)[0] if rule is None else rule(func, args, kwargs)
+        result = operator_of(func).result
+        out = NotImplemented if result is None else result(func, args, kwargs)
+        return self._shapes.run(func, args, kwargs)[0] if out is NotImplemented else out
 
 
 def _events(recipe: Recipe, device: torch.device) -> list[tuple[str, int, int, bool]]:

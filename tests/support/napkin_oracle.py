@@ -21,13 +21,12 @@ from harness.napkin.memory.moments import Memory, memory_of
 from harness.napkin.model.built_model import BuiltModel
 from harness.observe.storage_tracker import StorageTracker
 from harness.recipe.recipe import Recipe
-from harness.simulate.kernels.attention_choice import torch_release
-from harness.simulate.kernels.matmul import cublas_workspaces
+from harness.simulate.kernels.gpu import TorchRelease
 from harness.training.model import build_training
 from harness.training.step import train_step
 
 keeps_workspaces = pytest.mark.skipif(
-    not cublas_workspaces((8, 0), torch_release(torch.__version__)).kept,
+    not TorchRelease.of(torch.__version__).keeps_cublas_workspaces,
     reason="since PyTorch 2.15 every product takes a workspace and frees it; these numbers are from before",
 )
 LAYERS = 3

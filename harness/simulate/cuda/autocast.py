@@ -8,13 +8,15 @@ and autograd records the same copies.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from harness.simulate.kernels.gpu import TorchRelease
+from harness.simulate.replacement import Replacement, all_replaced
 
 
 def _names(text: str) -> frozenset[str]:
@@ -43,7 +45,7 @@ FP32 = _names(
     """
 )
 """AT_FORALL_FP32: floating arguments become fp32. And norm, whose result is fp32 in any case."""
-if torch.__version__ < "2.12":  # a TorchVersion, which compares as a version
+if not TorchRelease.of(torch.__version__).autocasts_rms_norm:
     FP32 -= {"rms_norm"}
 FP32_RESULT = _names(
     """
@@ -190,17 +192,18 @@ def cuda_autocast_on_meta() -> Iterator[None]:
     def is_autocast_available(device_type: str) -> bool:
         return device_type == "meta" or real_available(device_type)
 
-    with ExitStack() as stack:
-        for owner, name, ours in (
-            (torch, "autocast", autocast),
-            (torch.amp, "autocast", autocast),
-            (torch, "is_autocast_enabled", is_autocast_enabled),
-            (torch, "get_autocast_dtype", get_autocast_dtype),
-            (torch.amp, "is_autocast_available", is_autocast_available),
-        ):
-            stack.enter_context(patch.object(owner, name, ours))
-        # transformers turns autocast off where positions are multiplied, on every device but meta
-        # (utils/generic.py, maybe_autocast): there it returns nullcontext(), so that has to do it.
-        generic = "transformers.utils.generic.nullcontext"
-        stack.enter_context(patch(generic, lambda: _ShapeAutocast(state, state.dtype, False), create=True))
+    why = "does not know autocast for shape-only tensors"
+    # transformers turns autocast off where positions are multiplied, on every device but meta
+    # (utils/generic.py, maybe_autocast): there it returns nullcontext(), so that has to do it.
+    generic = "transformers.utils.generic.nullcontext"
+    with all_replaced(
+        [
+            Replacement("torch.autocast", autocast, why),
+            Replacement("torch.amp.autocast", autocast, why),
+            Replacement("torch.is_autocast_enabled", is_autocast_enabled, why),
+            Replacement("torch.get_autocast_dtype", get_autocast_dtype, why),
+            Replacement("torch.amp.is_autocast_available", is_autocast_available, why),
+            Replacement(generic, lambda: _ShapeAutocast(state, state.dtype, False), "leaves autocast on"),
+        ]
+    ):
         yield

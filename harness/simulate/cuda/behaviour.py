@@ -1,21 +1,18 @@
 """Where a shape-only run differs from CUDA: each difference is one rule here.
 
-`cuda_behaviour()` makes Python's side behave as it would with a GPU (which kernel, which branch); `OPERATORS`
-answers operators that have no shape-only implementation. Rules with files of their own:
-simulate/cuda/autocast.py, simulate/kernels/attention_choice.py (which kernel),
+`cuda_behaviour()` makes Python's side behave as it would with a GPU (which kernel, which branch). Rules with
+files of their own: simulate/cuda/autocast.py, simulate/kernels/attention_choice.py (which kernel),
 simulate/cuda/attention_call.py, simulate/cuda/flash_attn_package.py, simulate/cuda/libraries.py
-(transformers, Liger, Triton, bitsandbytes), and simulate/kernels/temporaries.py (what CUDA kernels allocate
-inside).
+(transformers, Liger, Triton, bitsandbytes), and simulate/kernels/operators.py (what one operator does).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -27,14 +24,17 @@ from harness.hardware import Hardware
 from harness.recipe import Recipe
 from harness.simulate.cuda.attention_call import attention_on_meta
 from harness.simulate.cuda.autocast import cuda_autocast_on_meta
-from harness.simulate.cuda.flash_attn_package import flash_patches
-from harness.simulate.cuda.libraries import library_patches
-from harness.simulate.cuda.operator_results import OPERATORS
+from harness.simulate.cuda.flash_attn_package import flash_replacements
+from harness.simulate.cuda.libraries import library_replacements
 from harness.simulate.cuda.shape_cache import Call, ShapeCache
-from harness.simulate.kernels.attention_choice import CUDNN_DEPRIORITIZED, Backend, chosen_backend
-from harness.simulate.kernels.matmul import cublas_workspaces, measured_workspaces
-from harness.simulate.kernels.script import Step
-from harness.simulate.kernels.temporaries import gpu, temporaries
+from harness.simulate.kernels.attention_choice import (
+    CUDNN_DEPRIORITIZED,
+    AttentionCall,
+    chosen_backend,
+)
+from harness.simulate.kernels.gpu import Gpu, TorchRelease, capability_of
+from harness.simulate.kernels.operators import operator_of
+from harness.simulate.replacement import Replacement, all_replaced
 
 aten = torch.ops.aten
 
@@ -50,44 +50,24 @@ class CudaRules:
         """torch.cuda.empty_cache of the simulated device."""
         self.attention_kernels: set[str] = set()
         self._shapes = ShapeCache()
-        self._operators: dict[int, Any] = {}
-        self.gpu = gpu(hardware.datasheet.compute_capability, hardware.sm_count, torch.__version__)
-        self.workspaces = cublas_workspaces(self.gpu.capability, self.gpu.torch_version)
-        measured_bytes = hardware.calibration.cublas_workspace_bytes
-        if measured_bytes is not None:
-            self.workspaces = measured_workspaces(measured_bytes)
+        self._results: dict[int, Callable[[Any, Any, Any], Any] | None] = {}
+        """By id: operators live as long as torch, and their hash is a Python function."""
+        self.gpu = Gpu(
+            capability_of(hardware.datasheet.compute_capability),
+            hardware.sm_count,
+            TorchRelease.of(torch.__version__),
+            hardware.calibration.cublas_workspace_bytes,
+        )
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Call]:
         """One operator on shape-only tensors, and what is the same each time it is called on such shapes."""
-        rule = self._operators.get(id(func), self)
-        if rule is self:
-            rule = self._operators[id(func)] = OPERATORS.get(str(func))
-        if rule is not None:
-            return rule(func, args, kwargs), Call()
+        try:
+            result = self._results[id(func)]
+        except KeyError:
+            result = self._results[id(func)] = operator_of(func).result
+        if result is not None and (out := result(func, args, kwargs)) is not NotImplemented:
+            return out, Call()
         return self._shapes.run(func, args, kwargs)
-
-    def script(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Sequence[Step]:
-        """What the CUDA kernel takes from the allocator and gives back; none: only its outputs, in order."""
-        return temporaries(func, args, kwargs, out, self.gpu).steps
-
-    def attention_kernel(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, **how: bool
-    ) -> Backend:
-        """The kernel that CUDA would run for F.scaled_dot_product_attention on these tensors."""
-        return chosen_backend(
-            query.shape,
-            key.shape,
-            value.shape,
-            query.dtype,
-            None if mask is None else mask.shape,
-            None if mask is None else mask.dtype,
-            dropout_p,
-            requires_grad=torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)),
-            compute_capability=self.hardware.datasheet.compute_capability,
-            torch_version=torch.__version__,
-            cudnn_deprioritized=os.environ.get(CUDNN_DEPRIORITIZED) == "1",
-            **how,
-        )
 
 
 def _attention(rules: CudaRules) -> Callable[..., Tensor]:
@@ -106,11 +86,20 @@ def _attention(rules: CudaRules) -> Callable[..., Tensor]:
         given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if torch._C._is_torch_function_mode_enabled():  # autocast casts the arguments first
             return handle_torch_function(scaled_dot_product_attention, given[:3], *given)
-        backend = rules.attention_kernel(
-            *given[:5],
+        call = AttentionCall(
+            query=query.shape,
+            key=key.shape,
+            value=value.shape,
+            dtype=query.dtype,
+            mask=None if attn_mask is None else attn_mask.shape,
+            dropout_p=dropout_p,
             is_causal=is_causal,
-            enable_gqa=enable_gqa,  # type: ignore[arg-type]
+            enable_gqa=enable_gqa,
+            requires_grad=torch.is_grad_enabled() and any(t.requires_grad for t in given[:3]),
+            capability=rules.gpu.capability,
+            torch=rules.gpu.torch,
         )
+        backend = chosen_backend(call, cudnn_deprioritized=os.environ.get(CUDNN_DEPRIORITIZED) == "1")
         rules.attention_kernels.add(backend)
         return attention_on_meta(*given, backend)
 
@@ -148,30 +137,34 @@ def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
     """Inside, code that asks about the meta device gets the answers a CUDA device would give."""
     # torch remembers its constructors when it is first asked for them: those that are its own, not ours
     _device_constructors()
-    with ExitStack() as stack:
-        stack.enter_context(cuda_autocast_on_meta())
-        for target, replacement in _patches(rules):
-            stack.enter_context(patch(target, replacement))
-        if find_spec("bitsandbytes") is not None:  # code tables are made once a process: this is a new one
-            stack.enter_context(patch.dict("bitsandbytes.functional.name2qmap", clear=True))
+    with cuda_autocast_on_meta(), all_replaced(_replacements(rules)):
         yield
 
 
-def _patches(rules: CudaRules) -> Iterator[tuple[str, Any]]:
+def _replacements(rules: CudaRules) -> Iterator[Replacement]:
     """torch's own questions about the device, and its libraries'."""
-    yield "torch.tensor", seen_tensor
-    yield "torch.nn.functional.dropout", _fused_dropout
-    for name in ("softmax", "log_softmax"):
-        yield f"torch.nn.functional.{name}", _softmax(getattr(functional, name), getattr(torch, f"_{name}"))
-    yield "torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: ["meta", "cuda"]
-    yield "torch.nn.functional.scaled_dot_product_attention", _attention(rules)
+    yield Replacement("torch.tensor", seen_tensor, "makes a tensor without an operator")
+    # functions and not a TorchFunctionMode: none is active where a checkpointed block runs again
+    functions = {
+        "dropout": _fused_dropout,
+        "softmax": _softmax(functional.softmax, torch._softmax),
+        "log_softmax": _softmax(functional.log_softmax, torch._log_softmax),
+        "scaled_dot_product_attention": _attention(rules),
+    }
+    for name, function in functions.items():
+        yield Replacement(f"torch.nn.functional.{name}", function, "runs another kernel on CUDA")
+    asked = "torch.utils._foreach_utils._get_foreach_kernels_supported_devices"
+    yield Replacement(asked, lambda: ["meta", "cuda"], "clips gradients one by one")
+    asked = "torch.optim.optimizer._get_fused_kernels_supported_devices"
+    yield Replacement(asked, lambda: ["meta", "cuda", "cpu"], "refuses fused optimizers")
+    yield Replacement("torch.cuda.synchronize", lambda *_: None, "raises, and libraries call it")
+    yield Replacement("torch.cuda.empty_cache", rules.empty_cache, "does nothing")
     if rules.recipe.flash_package:
         rules.attention_kernels.add(rules.recipe.attention)
-        yield from flash_patches(int(rules.recipe.attention[-1]))
-    yield "torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["meta", "cuda", "cpu"]
-    yield "torch.cuda.synchronize", lambda *_: None
-    yield "torch.cuda.empty_cache", rules.empty_cache
-    yield from library_patches(rules.recipe, rules.gpu.capability)
+        yield from flash_replacements(int(rules.recipe.attention[-1]))
+    yield from library_replacements(rules.recipe, rules.gpu.capability)
+    if find_spec("bitsandbytes") is not None:
+        yield Replacement("bitsandbytes.functional.name2qmap", {}, "makes code tables once a process")
 
 
 _tensor = torch.tensor

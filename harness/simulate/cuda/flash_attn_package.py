@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from harness.simulate.cuda.attention_call import padded
+from harness.simulate.replacement import Replacement
 
+UTILS = "modeling_flash_attention_utils"
 _OPERATORS = torch.library.Library("harness", "FRAGMENT")
 _OPERATORS.define(
     "flash_attention(Tensor query, Tensor key, Tensor value, Tensor? starts, int longest, float dropout_p, "
@@ -189,20 +191,21 @@ def _as_batch(query: Any, key: Any, value: Any, starts: Any, longest: int) -> li
     return [(*lead, heads, query[-3], query[-1]), *((*lead, heads, keys, t[-1]) for t in (key, value))]
 
 
-def flash_patches(version: int) -> Iterator[tuple[str, Any]]:
+def flash_replacements(version: int) -> Iterator[Replacement]:
     """transformers' questions about the package, answered as if it were here, and its functions."""
-    utils = "transformers.modeling_flash_attention_utils"
     package = flash_attention(version)
-    asks_values: Any = resolve_name(f"{utils}:_is_packed_sequence")
+    asks_values: Any = resolve_name(f"transformers.{UTILS}:_is_packed_sequence")
 
     def is_packed_sequence(*given: Any, **named: Any) -> bool:
-        asks_values(
-            *given, **named
-        )  # for its operators. Rows of several documents say so (training/document_masks.py)
+        # for its operators. Rows of several documents say so (training/document_masks.py)
+        asks_values(*given, **named)
         return False
 
-    yield "transformers.modeling_utils.PreTrainedModel._flash_attn_can_dispatch", lambda *_, **__: True
-    yield "transformers.modeling_utils.is_kernels_available", lambda *_, **__: False
-    yield f"{utils}._lazy_imports", lambda *_, **__: (*package, None, None, None)
-    yield f"{utils}._loaded_implementation", None
-    yield f"{utils}._is_packed_sequence", is_packed_sequence
+    for name, value, why in (
+        ("modeling_utils.PreTrainedModel._flash_attn_can_dispatch", lambda *_, **__: True, "asks for a GPU"),
+        ("modeling_utils.is_kernels_available", lambda *_, **__: False, "would fetch kernels from the Hub"),
+        (f"{UTILS}._lazy_imports", lambda *_, **__: (*package, None, None, None), "imports the package"),
+        (f"{UTILS}._loaded_implementation", None, "keeps what it has imported"),
+        (f"{UTILS}._is_packed_sequence", is_packed_sequence, "reads values back"),
+    ):
+        yield Replacement(f"transformers.{name}", value, why)

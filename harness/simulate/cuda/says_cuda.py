@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from pkgutil import resolve_name
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from harness.simulate.replacement import replaced
 
 CUDA = torch.device("cuda")
 _DEVICE_OF = Tensor.device.__get__  # type: ignore[attr-defined]
@@ -39,7 +41,8 @@ def as_on_cuda(function: Callable[..., Any], capability: tuple[int, int]) -> Cal
 
     @wraps(function)
     def disguised(*args: Any, **kwargs: Any) -> Any:
-        with SaysCuda(), patch("torch.cuda.get_device_capability", lambda *_: capability):
+        cuda = resolve_name("torch.cuda")
+        with SaysCuda(), replaced(cuda, "get_device_capability", lambda *_: capability):
             return function(*args, **kwargs)
 
     return disguised

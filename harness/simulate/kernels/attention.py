@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.simulate.kernels.attention_choice import HALF_DTYPES
+from harness.simulate.kernels.gpu import Gpu, TorchRelease
+from harness.simulate.kernels.operators import kernel
 from harness.simulate.kernels.reductions import Kernel, reduce
-from harness.simulate.kernels.script import Gpu, Script, ceil_div, product, round_up, size_of
+from harness.simulate.kernels.script import Script, ceil_div, round_up, size_of
 
 FLOAT_BYTES = 4
 CUDNN_ALIGNMENT_BYTES = 128
 CUDNN_TILE = 128
 
 
+@kernel("_scaled_dot_product_flash_attention")
 def flash_forward(script: Script, query: Tensor, key: Tensor, dropout_p: float, gpu: Gpu) -> None:
-    """aten::_scaled_dot_product_flash_attention: outputs 0 (attention), 1 (log-sum-exp), 6, 7 (random state).
+    """Outputs 0 (attention), 1 (log-sum-exp), 6, 7 (random state).
 
     transformers/cuda/flash_attn/flash_api.cpp, mha_fwd. With few heads and rows the keys are split over
     several blocks, whose partial results are fp32 (set_params_splitkv, num_splits_heuristic).
@@ -59,27 +64,18 @@ def flash_head_dim(head_dim: int) -> int:
     return round_up(head_dim, 32 if head_dim <= 128 else 64)
 
 
-def flash_backward(
-    script: Script,
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    attention: Tensor,
-    gpu: Gpu,
-    *,
-    deterministic: bool = False,
-) -> None:
-    """aten::_scaled_dot_product_flash_attention_backward, flash_api.cpp, mha_bwd.
+@kernel("_scaled_dot_product_flash_attention_backward")
+def flash_backward(script: Script, grad_out: Tensor, query: Tensor, key: Tensor, out: Tensor) -> None:
+    """flash_api.cpp, mha_bwd.
 
     The incoming gradient and the output must be contiguous as (batch, length, heads, head_dim).
     """
-    copies = [script.take(size_of(t)) for t in (grad, attention) if not t.transpose(1, 2).is_contiguous()]
+    copies = [script.take(size_of(t)) for t in (grad_out, out) if not t.transpose(1, 2).is_contiguous()]
     script.output(0, 1, 2)
     batch, heads, length, head_dim = query.shape
     rows = round_up(length, 128)
     sums = script.take(FLOAT_BYTES * batch * heads * rows)
-    parts = ceil_div(gpu.sm_count, batch * heads) if deterministic else 1
-    query_grad = script.take(FLOAT_BYTES * parts * batch * rows * heads * flash_head_dim(head_dim))
+    query_grad = script.take(FLOAT_BYTES * batch * rows * heads * flash_head_dim(head_dim))
     grouped: list[int | None] = []
     if key.shape[1] != heads:  # a gradient per query head, summed over each group afterwards
         full = batch * key.shape[2] * heads * head_dim * query.dtype.itemsize
@@ -87,19 +83,21 @@ def flash_backward(
     script.free(*reversed(grouped), query_grad, sums, *reversed(copies))
 
 
+@kernel("_scaled_dot_product_cudnn_attention")
 def cudnn_forward(
-    script: Script, query: Tensor, key: Tensor, dropout_p: float, gpu: Gpu, *, log_sum_exp: bool
+    script: Script, query: Tensor, key: Tensor, compute_log_sumexp: bool, dropout_p: float, gpu: Gpu
 ) -> None:
-    """aten::_scaled_dot_product_cudnn_attention: seed, offset, attention, log-sum-exp, workspace.
+    """Seed, offset, attention, log-sum-exp, workspace.
 
     transformers/cuda/attention.cu, _cudnn_attention_forward; cudnn/MHA.cpp, run_cudnn_SDP_fprop.
     """
-    script.output(6, 7, 0, *((1,) if log_sum_exp else ()))
+    script.output(6, 7, 0, *((1,) if compute_log_sumexp else ()))
     script.briefly(cudnn_plan_bytes([cudnn_dropout_bytes(query, key, dropout_p, gpu)], gpu))
 
 
+@kernel("_scaled_dot_product_cudnn_attention_backward _cudnn_attention_backward")
 def cudnn_backward(script: Script, query: Tensor, key: Tensor, dropout_p: float, gpu: Gpu) -> None:
-    """aten::_scaled_dot_product_cudnn_attention_backward, cudnn/MHA.cpp, run_cudnn_SDP_bprop.
+    """cudnn/MHA.cpp, run_cudnn_SDP_bprop.
 
     One workspace: the frontend's fp32 accumulator of dQ and row sums (cudnn_frontend, SDPA backward node),
     then the plan's own: dK and dV for each query head where heads are grouped, and on Blackwell another
@@ -110,7 +108,7 @@ def cudnn_backward(script: Script, query: Tensor, key: Tensor, dropout_p: float,
     parts = [cudnn_dropout_bytes(query, key, dropout_p, gpu)]
     if key.shape[1] != heads:
         parts += [batch * heads * key.shape[2] * head_dim * query.dtype.itemsize] * 2
-    shortest = key.shape[2] if gpu.torch_version >= (2, 15) else min(length, key.shape[2])
+    shortest = key.shape[2] if gpu.torch.cudnn_backward_by_keys_alone else min(length, key.shape[2])
     if gpu.capability[0] > 9 and dropout_p == 0 and shortest <= CUDNN_TILE:
         parts.append(FLOAT_BYTES * batch * heads * round_up(length, 8) * head_dim)
     frontend = FLOAT_BYTES * batch * heads * length * (head_dim + 1)
@@ -136,31 +134,41 @@ def cudnn_plan_bytes(parts: Sequence[int], gpu: Gpu) -> int:
     return sum(aligned) + (CUDNN_ALIGNMENT_BYTES if aligned else 0)
 
 
-def efficient_forward(
-    script: Script, query: Tensor, value: Tensor, dropout_p: float, gpu: Gpu, *, log_sum_exp: bool
-) -> None:
-    """aten::_scaled_dot_product_efficient_attention: attention, log-sum-exp, seed and offset.
+def _host_seeds(func: Any, args: Any, kwargs: Any) -> Any:
+    """Seed and offset of the dropout are host tensors; torch's shape function makes them here."""
+    out, log_sum_exp, *seeds = func(*args, **kwargs)
+    dropout_p = args[5] if len(args) > 5 else kwargs.get("dropout_p", 0.0)
+    if dropout_p > 0 or TorchRelease.of(torch.__version__).seeds_efficient_attention_always:
+        seeds = [torch.empty((), dtype=torch.int64) for _ in seeds]
+    return out, log_sum_exp, *seeds
 
-    Seed and offset (2 and 3) are host tensors; since torch 2.14 only if there is dropout.
+
+@kernel("_scaled_dot_product_efficient_attention", result=_host_seeds)
+def efficient_forward(
+    script: Script, query: Tensor, value: Tensor, compute_log_sumexp: bool, dropout_p: float, gpu: Gpu
+) -> None:
+    """Attention, log-sum-exp, seed and offset (2 and 3), which with dropout are host tensors.
 
     transformers/cuda/attention.cu, _efficient_attention_forward: 16-bit results wider than 128 cannot stay
     in registers and are accumulated in an fp32 buffer (kNeedsOutputAccumulatorBuffer).
     """
-    if gpu.torch_version >= (2, 14) and dropout_p == 0:
+    if dropout_p == 0 and not gpu.torch.seeds_efficient_attention_always:
         script.output(2, 3)
-    script.output(0, *((1,) if log_sum_exp else ()))
+    script.output(0, *((1,) if compute_log_sumexp else ()))
     if query.dtype in HALF_DTYPES and value.shape[3] > 128:
-        script.briefly(FLOAT_BYTES * product(query.shape[:3]) * value.shape[3])
+        script.briefly(FLOAT_BYTES * prod(query.shape[:3]) * value.shape[3])
 
 
+@kernel("_scaled_dot_product_efficient_attention_backward")
 def efficient_backward(
-    script: Script, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, dropout_p: float, gpu: Gpu
+    script: Script, grad_out_: Tensor, query: Tensor, key: Tensor, value: Tensor, dropout_p: float, gpu: Gpu
 ) -> None:
-    """aten::_scaled_dot_product_efficient_attention_backward, transformers/cuda/attention_backward.cu.
+    """transformers/cuda/attention_backward.cu.
 
     "delta", the row sums of grad * attention: computed by the kernel for 16-bit inputs, by four ATen
     operators in fp32 for fp32 inputs. Then the workspace.
     """
+    grad = grad_out_
     copy = None if grad.transpose(1, 2).is_contiguous() else script.take(size_of(grad))
     script.output(0, 1, 2)
     batch, heads, length, _ = query.shape
@@ -171,7 +179,7 @@ def efficient_backward(
     if query.dtype in HALF_DTYPES:
         delta = script.take(delta_bytes)
     else:
-        products = script.take(FLOAT_BYTES * product(grad.shape))
+        products = script.take(FLOAT_BYTES * prod(grad.shape))
         sums = script.take(delta_bytes)
         as_rows = grad.new_empty((batch, length, heads, grad.shape[3]), dtype=torch.float32)
         reduce(script, as_rows, (3,), torch.float32, Kernel(FLOAT_BYTES), gpu)
@@ -222,11 +230,12 @@ def efficient_workspace(query: Tensor, key: Tensor, value: Tensor, dropout_p: fl
     return batch * heads * round_up(elements, 4) * FLOAT_BYTES
 
 
-def safe_softmax(script: Script, input: Tensor, dim: int, gpu: Gpu) -> None:
-    """aten::_safe_softmax (transformers/attention.cpp), of the math kernel: rows that are all -inf give 0."""
+@kernel("_safe_softmax")
+def safe_softmax(script: Script, self: Tensor, dim: int, gpu: Gpu) -> None:
+    """transformers/attention.cpp, of the math kernel: rows that are all -inf give 0."""
     script.output(0)
-    masked = script.take(input.numel())
-    rows = script.take(input.numel() // max(1, input.shape[dim]))
-    reduce(script, input.new_empty(input.shape, dtype=torch.bool), (dim,), torch.bool, Kernel(1), gpu)
-    zero = script.take(input.dtype.itemsize)
+    masked = script.take(self.numel())
+    rows = script.take(self.numel() // max(1, self.shape[dim]))
+    reduce(script, self.new_empty(self.shape, dtype=torch.bool), (dim,), torch.bool, Kernel(1), gpu)
+    zero = script.take(self.dtype.itemsize)
     script.free(zero, rows, masked)

@@ -14,72 +14,42 @@ from typing import Literal
 
 import torch
 
+from harness.simulate.kernels.gpu import TorchRelease
+
 Backend = Literal["flash", "efficient", "cudnn", "math"]
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
-# nvidia-cudnn-cu13 pinned by the default (CUDA 13) wheels, as cudnnGetVersion() returns it.
-CUDNN_VERSIONS = {(2, 11): 91900, (2, 12): 92000, (2, 13): 92000, (2, 14): 92400, (2, 15): 92600}
 CUDNN_DEPRIORITIZED = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 LARGEST_GRID_DIMENSION = 65535
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AttentionCall:
-    """What the checks look at: shapes are (batch, heads, length, head_dim), as SDPA takes them."""
+    """What the checks look at: shapes are (batch, heads, length, head_dim), as SDPA takes them, of dense
+    tensors with a contiguous last dimension.
 
-    query: tuple[int, ...]
-    key: tuple[int, ...]
-    value: tuple[int, ...]
+    A mask's dtype changes nothing: it is converted afterwards. That one which requires a gradient rules cuDNN
+    out is not modelled.
+    """
+
+    query: Sequence[int]
+    key: Sequence[int]
+    value: Sequence[int]
     dtype: torch.dtype
-    mask: tuple[int, ...] | None
+    mask: Sequence[int] | None
     dropout_p: float
     is_causal: bool
     enable_gqa: bool
     requires_grad: bool
     capability: tuple[int, int]
-    torch_version: tuple[int, int]
-    cudnn_version: int
+    torch: TorchRelease
 
 
-def chosen_backend(
-    query_shape: Sequence[int],
-    key_shape: Sequence[int],
-    value_shape: Sequence[int],
-    dtype: torch.dtype,
-    mask_shape: Sequence[int] | None,
-    mask_dtype: torch.dtype | None,
-    dropout_p: float,
-    is_causal: bool,
-    enable_gqa: bool,
-    requires_grad: bool,
-    compute_capability: str,
-    torch_version: str,
-    cudnn_version: int | None = None,
-    cudnn_deprioritized: bool = False,
-) -> Backend:
-    """The kernel F.scaled_dot_product_attention runs for dense tensors with a contiguous last dimension.
+def chosen_backend(call: AttentionCall, *, cudnn_deprioritized: bool = False) -> Backend:
+    """The kernel F.scaled_dot_product_attention runs.
 
-    `compute_capability` is written "9.0". `cudnn_version` is torch.backends.cudnn.version(); by default that
-    of the CUDA 13 wheel of `torch_version`. `mask_dtype` changes nothing: the mask is converted afterwards.
     `cudnn_deprioritized`: the environment variable CUDNN_DEPRIORITIZED is "1" (no other value counts).
-    A mask that requires a gradient rules cuDNN out in torch and is not modelled.
     """
-    del mask_dtype
-    version = torch_release(torch_version)
-    call = AttentionCall(
-        tuple(query_shape),
-        tuple(key_shape),
-        tuple(value_shape),
-        dtype,
-        None if mask_shape is None else tuple(mask_shape),
-        dropout_p,
-        is_causal,
-        enable_gqa,
-        requires_grad,
-        capability_of(compute_capability),
-        version,
-        cudnn_version if cudnn_version is not None else CUDNN_VERSIONS[nearest_release(version)],
-    )
     checks = {"cudnn": can_use_cudnn, "flash": can_use_flash, "efficient": can_use_efficient}
     order: tuple[Backend, ...] = ("flash", "efficient")  # Context.h, sdp_priority_order
     if prefers_cudnn(call) and not cudnn_deprioritized:
@@ -90,32 +60,14 @@ def chosen_backend(
     return "math"
 
 
-def torch_release(version: str) -> tuple[int, int]:
-    """(2, 13) of "2.13.0+cu130"."""
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
-
-
-def nearest_release(version: tuple[int, int]) -> tuple[int, int]:
-    """The newest release known here that is not newer than `version`; the oldest known if all are."""
-    return max((known for known in CUDNN_VERSIONS if known <= version), default=min(CUDNN_VERSIONS))
-
-
-def capability_of(compute_capability: str) -> tuple[int, int]:
-    """(9, 0) of "9.0"."""
-    major, minor = compute_capability.split(".")
-    return int(major), int(minor)
-
-
 def prefers_cudnn(call: AttentionCall) -> bool:
     """check_prefer_cudnn_attention: cuDNN newer than 9.15.0 on Hopper and data-center Blackwell.
 
-    Before torch 2.13, and in CUDA 12 builds of any version, compute capability 10.x must be 10.0 or 10.3.
+    In CUDA 12 builds of any version, compute capability 10.x must be 10.0 or 10.3.
     """
     major, minor = call.capability
-    return (
-        call.cudnn_version > 91500 and major in (9, 10) and (call.torch_version >= (2, 13) or minor in (0, 3))
-    )
+    known = call.torch.every_gpu_10_prefers_cudnn or minor in (0, 3)
+    return call.torch.cudnn_version > 91500 and major in (9, 10) and known
 
 
 def can_use_flash(call: AttentionCall) -> bool:
@@ -148,8 +100,8 @@ def can_use_efficient(call: AttentionCall) -> bool:
         and call.query[-1] % alignment == 0 < call.query[-1]
         and call.value[-1] % alignment == 0 < call.value[-1]
         and _nonempty(call)
-        # check_batch_size_and_num_heads_dense: grouped heads since 2.14 only
-        and _heads_match(call, supports_gqa=call.torch_version >= (2, 14))
+        # check_batch_size_and_num_heads_dense
+        and _heads_match(call, supports_gqa=call.torch.efficient_attention_groups_heads)
         and call.dtype in dtypes
     )
 
@@ -158,13 +110,12 @@ def can_use_cudnn(call: AttentionCall) -> bool:
     """can_use_cudnn_attention."""
     dropout = call.dropout_p
     return (
-        not (dropout > 0 and 91100 < call.cudnn_version < 91400)
+        not (dropout > 0 and 91100 < call.torch.cudnn_version < 91400)
         and _four_dimensional(call)
         and call.dtype in HALF_DTYPES  # check_dtypes_low_precision
         and _mask_broadcasts(call)
         and (8, 0) <= call.capability <= (12, 1)  # check_cudnn_hardware_support
-        # check_cudnn_dropout: cuDNN's probability has a resolution of 1/16 (since 2.12)
-        and (call.torch_version < (2, 12) or dropout * 16 == math.floor(dropout * 16))
+        and (not call.torch.checks_cudnn_dropout or dropout * 16 == math.floor(dropout * 16))
         and _nonempty(call)
         and _heads_match(call, supports_gqa=True)
         and _cudnn_takes_shapes(call)
@@ -197,7 +148,7 @@ def _heads_match(call: AttentionCall, *, supports_gqa: bool) -> bool:
     query, key, value = call.query[1], call.key[1], call.value[1]
     if call.enable_gqa and supports_gqa:
         return key == value and query % key == 0
-    if call.torch_version >= (2, 14) and key == value == 1:  # one key-value head broadcasts
+    if call.torch.efficient_attention_groups_heads and key == value == 1:  # one key-value head broadcasts
         return query > 0
     return query == key == value
 
@@ -210,8 +161,7 @@ def _backward_too_large(call: AttentionCall) -> bool:
 
 
 def _grid_fits(call: AttentionCall) -> bool:
-    # check_flash_attention_grid_size (since 2.15): batch and heads are dimensions of the launch grid
-    return call.torch_version < (2, 15) or max(call.query[0], call.query[1]) <= LARGEST_GRID_DIMENSION
+    return not call.torch.checks_flash_grid or max(call.query[0], call.query[1]) <= LARGEST_GRID_DIMENSION
 
 
 def _mask_broadcasts(call: AttentionCall) -> bool:  # check_attn_mask_shape
@@ -227,7 +177,7 @@ def _cudnn_takes_shapes(call: AttentionCall) -> bool:
     # check_cudnn_tensor_shapes, with the branches for a cuDNN older than 9.1 left out
     batch, heads, length, head_dim = call.query
     value_dim = call.value[-1]
-    if call.torch_version >= (2, 13) and max(batch, heads) > LARGEST_GRID_DIMENSION:
+    if call.torch.checks_cudnn_grid and max(batch, heads) > LARGEST_GRID_DIMENSION:
         return False
     if max(head_dim, value_dim) > _cudnn_head_dim_limit(call) or head_dim % 8 or value_dim % 8:
         return False
@@ -237,30 +187,34 @@ def _cudnn_takes_shapes(call: AttentionCall) -> bool:
 
 
 def _no_single_query(call: AttentionCall) -> bool:
-    return call.torch_version >= (2, 14) and call.capability[0] == 10 and 92200 < call.cudnn_version <= 92500
+    return (
+        call.torch.refuses_single_queries_to_cudnn
+        and call.capability[0] == 10
+        and 92200 < call.torch.cudnn_version <= 92500
+    )
 
 
 def _cudnn_head_dim_limit(call: AttentionCall) -> int:
     dims = (call.query[-1], call.value[-1])
     hopper, blackwell = call.capability == (9, 0), call.capability[0] == 10
-    if call.torch_version < (2, 14):
-        if hopper and call.cudnn_version >= 91000:
+    if not call.torch.knows_cudnn_head_dim_256:
+        if hopper and call.torch.cudnn_version >= 91000:
             return 256
-        return 192 if blackwell and call.cudnn_version >= 91100 and dims == (192, 128) else 128
+        return 192 if blackwell and call.torch.cudnn_version >= 91100 and dims == (192, 128) else 128
     if _cudnn_has_256(call):
         return 256
-    return 192 if (hopper or blackwell) and call.cudnn_version >= 91100 and dims == (192, 128) else 128
+    return 192 if (hopper or blackwell) and call.torch.cudnn_version >= 91100 and dims == (192, 128) else 128
 
 
 def _cudnn_has_256(call: AttentionCall) -> bool:
     if call.capability[0] == 10 and call.capability[1] == 7:
-        return call.cudnn_version > 92500
-    return (call.capability == (9, 0) or call.capability[0] == 10) and call.cudnn_version > 92200
+        return call.torch.cudnn_version > 92500
+    return (call.capability == (9, 0) or call.capability[0] == 10) and call.torch.cudnn_version > 92200
 
 
 def _cudnn_backward_exists(call: AttentionCall) -> bool:
-    # check_cudnn_d256_bprop_head_dim (since 2.14): above 128, training knows two pairs of head dims only
-    if call.torch_version < (2, 14) or not call.requires_grad or not _cudnn_has_256(call):
+    # check_cudnn_d256_bprop_head_dim: above 128, training knows two pairs of head dims only
+    if not call.torch.knows_cudnn_head_dim_256 or not call.requires_grad or not _cudnn_has_256(call):
         return True
     dims = (call.query[-1], call.value[-1])
     return max(dims) <= 128 or dims in ((192, 128), (256, 256))

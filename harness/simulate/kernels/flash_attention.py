@@ -2,94 +2,104 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from harness.simulate.kernels.attention import FLOAT_BYTES, flash_head_dim, flash_splits
-from harness.simulate.kernels.script import Gpu, Script, ceil_div, round_up, size_of
+from harness.simulate.kernels.gpu import Gpu
+from harness.simulate.kernels.operators import kernel
+from harness.simulate.kernels.script import Script, ceil_div, round_up, size_of
 
 WIDTHS_3 = (64, 96, 128, 192, 256)
 """Head dims flash-attn 3 has kernels for (round_up_headdim)."""
 
 
-def forward_script(script: Script, a: dict[str, Any], out: Any, gpu: Gpu) -> None:
+@kernel("harness::flash_attention")
+def forward(
+    script: Script,
+    query: Tensor,
+    key: Tensor,
+    starts: Tensor | None,
+    dropout_p: float,
+    causal: bool,
+    local: bool,
+    version: int,
+    outputs: Sequence[Any],
+    gpu: Gpu,
+) -> None:
     """mha_fwd and mha_varlen_fwd.
 
     Version 2 splits the keys of a batch as torch's copy of it does. Version 3 (num_splits=1) has counters of
     its tile scheduler: one, and vectors of a number a document, each rounded up to 4 numbers.
     """
-    query, key, starts = a["query"], a["key"], a["starts"]
     script.output(0, 1)
-    if a["version"] == 3:
-        varlen, masked = starts is not None, a["causal"] or a["local"]
+    if version == 3:
+        varlen, masked = starts is not None, causal or local
         batch = query.shape[0] if starts is None else starts.shape[0] - 1
-        counted = varlen or (masked if gpu.capability >= (9, 0) else a["causal"])
-        vectors = 2 * varlen + (not a["local"]) + masked
+        counted = varlen or (masked if gpu.capability >= (9, 0) else causal)
+        vectors = 2 * varlen + (not local) + masked
         semaphore = gpu.capability >= (9, 0) or not varlen
         script.briefly(4 * (round_up(batch, 4) * vectors + semaphore) if counted else 0)
         return
     splits = 1
-    if starts is None and a["dropout_p"] == 0:
+    if starts is None and dropout_p == 0:
         batch, length, heads, head_dim = query.shape
         splits = flash_splits(batch * heads * ceil_div(length, 64), key.shape[1], head_dim, gpu)
-    partial_bytes = splits * size_of(out[1]) if splits > 1 else 0
+    partial_bytes = splits * size_of(outputs[1]) if splits > 1 else 0
     sums = script.take(partial_bytes)
     mixed = script.take(partial_bytes * flash_head_dim(query.shape[-1]))
     script.output(2)
     script.free(mixed, sums)
 
 
-def backward_script(script: Script, a: dict[str, Any], out: Any, gpu: Gpu) -> None:
-    """mha_bwd and mha_varlen_bwd: row sums of grad * out, an fp32 dQ, and for grouped heads more."""
-    (_backward_2 if a["version"] == 2 else _backward_3)(script, a, gpu)
+@kernel("harness::flash_attention_backward")
+def backward(
+    script: Script,
+    query: Tensor,
+    key: Tensor,
+    starts: Tensor | None,
+    longest: int,
+    causal: bool,
+    local: bool,
+    capped: bool,
+    deterministic: bool,
+    version: int,
+    gpu: Gpu,
+) -> None:
+    """mha_bwd and mha_varlen_bwd: row sums of grad * out, an fp32 dQ, and for grouped heads more.
 
+    Version 2: rows are rounded up to 128, of documents end to end each gets 128 more. Grouped heads: dK and
+    dV of every query head, summed over the group afterwards. Deterministic: a dQ for each split of the keys.
 
-def _backward_2(script: Script, a: dict[str, Any], gpu: Gpu) -> None:
-    """Rows are rounded up to 128; of documents end to end, each gets 128 more. Grouped heads: dK and dV of
-    every query head, summed over the group afterwards. Deterministic: a dQ for each split of the keys.
-    """
-    query, key, starts = a["query"], a["key"], a["starts"]
-    heads = query.shape[-2]
-    if starts is None:
-        batch = query.shape[0]
-        rows = batch * round_up(query.shape[1], 128)
-    else:
-        batch = starts.shape[0] - 1
-        rows = query.shape[0] + 128 * batch
-    parts = ceil_div(gpu.sm_count, batch * heads) if a["deterministic"] else 1
-    taken = [FLOAT_BYTES * heads * rows, FLOAT_BYTES * parts * rows * heads * flash_head_dim(query.shape[-1])]
-    if key.shape[-2] != heads:
-        taken += 2 * [size_of(key) // key.shape[-2] * heads]
-    _together(script, taken)
-
-
-def _backward_3(script: Script, a: dict[str, Any], gpu: Gpu) -> None:
-    """Row sums, log-sum-exp to base 2, dQ, fp32 dK and dV of grouped heads, and whose turn a tile of dQ is.
-
+    Version 3: also log-sum-exp to base 2, fp32 dK and dV of grouped heads, and whose turn a tile of dQ is.
     Rows and columns are rounded up to the kernel's blocks; documents end to end get a block more each.
     """
-    query, key, starts = a["query"], a["key"], a["starts"]
-    heads, groups = query.shape[-2], key.shape[-2]
-    width, query_block, key_block = blocks_3(query.shape[-1], a, gpu)
-    if starts is None:
-        batch, longest = query.shape[0], query.shape[1]
-        rows = batch * round_up(longest, query_block)
-        columns = batch * round_up(key.shape[1], key_block)
+    heads, groups, head_dim = query.shape[-2], key.shape[-2], query.shape[-1]
+    batch = query.shape[0] if starts is None else starts.shape[0] - 1
+    if version == 2:
+        rows = batch * round_up(query.shape[1], 128) if starts is None else query.shape[0] + 128 * batch
+        parts = ceil_div(gpu.sm_count, batch * heads) if deterministic else 1
+        taken = [FLOAT_BYTES * heads * rows, FLOAT_BYTES * parts * rows * heads * flash_head_dim(head_dim)]
+        taken += 2 * [size_of(key) // groups * heads] if groups != heads else []
     else:
-        batch, longest = starts.shape[0] - 1, a["longest"]
+        width, *blocks = blocks_3(head_dim, causal, local, capped, gpu)
         rows, columns = (
-            round_up(t.shape[0] + batch * block, block)
-            for t, block in ((query, query_block), (key, key_block))
+            batch * round_up(t.shape[1], block)
+            if starts is None
+            else round_up(t.shape[0] + batch * block, block)
+            for t, block in zip((query, key), blocks, strict=True)
         )
-    taken = 2 * [FLOAT_BYTES * heads * rows] + [FLOAT_BYTES * heads * rows * width]
-    if groups != heads:
-        taken += 2 * [FLOAT_BYTES * groups * columns * width]
-    taken.append(4 * ceil_div(longest, query_block) * batch * heads)
-    if groups != heads and a["deterministic"]:
-        taken += 2 * [4 * ceil_div(a["longest"], key_block) * batch * groups]
-    _together(script, taken)
+        taken = 2 * [FLOAT_BYTES * heads * rows] + [FLOAT_BYTES * heads * rows * width]
+        taken += 2 * [FLOAT_BYTES * groups * columns * width] if groups != heads else []
+        taken.append(4 * ceil_div(query.shape[1] if starts is None else longest, blocks[0]) * batch * heads)
+        if groups != heads and deterministic:
+            taken += 2 * [4 * ceil_div(longest, blocks[1]) * batch * groups]
+    script.free(*reversed([script.take(size_bytes) for size_bytes in taken]))
 
 
-def blocks_3(head_dim: int, a: dict[str, Any], gpu: Gpu) -> tuple[int, int, int]:
+def blocks_3(head_dim: int, causal: bool, local: bool, capped: bool, gpu: Gpu) -> tuple[int, int, int]:
     """The head dim flash-attn 3 computes in, and a block's rows and columns (mha_bwd, kBlockM, kBlockN)."""
     size = next(n for n, width in enumerate(WIDTHS_3) if width >= head_dim)
     if gpu.capability in ((8, 6), (8, 9)):
@@ -97,20 +107,7 @@ def blocks_3(head_dim: int, a: dict[str, Any], gpu: Gpu) -> tuple[int, int, int]
     elif gpu.capability < (9, 0):
         rows, columns = (128, 64, 64, 64, 64), (128, 128, 128, 80, 64)
     else:
-        causal = a["causal"] and not a["local"]
-        all_pairs = not (a["causal"] or a["local"] or a["capped"])
-        rows = (96 if causal and a["capped"] else 128, 64, 80 if all_pairs else 64, 64, 64)
+        all_pairs = not (causal or local or capped)
+        rows = (96 if causal and capped and not local else 128, 64, 80 if all_pairs else 64, 64, 64)
         columns = (128, 128, 128, 96, 80)
     return WIDTHS_3[size], rows[size], columns[size]
-
-
-def _together(script: Script, sizes_bytes: list[int]) -> None:
-    """Temporaries that live to the end of the kernel."""
-    script.free(*reversed([script.take(size) for size in sizes_bytes]))
-
-
-SCRIPTS = {
-    "harness::flash_attention": forward_script,
-    "harness::flash_attention_backward": backward_script,
-}
-"""Part of RULES (simulate/kernels/rules.py)."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
-from harness.simulate.kernels.script import Gpu, Script, ceil_div, product
+from harness.simulate.kernels.gpu import Gpu
+from harness.simulate.kernels.script import Script, ceil_div
 
 MAX_THREADS = 512  # mnt_wrapper
 WARP = 32
@@ -130,9 +132,7 @@ def fits_32_bit(dims: Sequence[Dim], input_bytes: int, output_bytes: int) -> boo
         output_bytes + sum((d.size - 1) * d.output_stride for d in dims),
         input_bytes + sum((d.size - 1) * d.input_stride for d in dims),
     )
-    return (
-        product([d.size for d in dims]) <= INT32_MAX and furthest - min(input_bytes, output_bytes) < INT32_MAX
-    )
+    return prod([d.size for d in dims]) <= INT32_MAX and furthest - min(input_bytes, output_bytes) < INT32_MAX
 
 
 def split_to_32_bit(dims: list[Dim], input_bytes: int, output_bytes: int) -> list[list[Dim]]:
@@ -156,8 +156,8 @@ def _extent(dim: Dim) -> int:
 def staging_bytes(dims: Sequence[Dim], input_bytes: int, kernel: Kernel, gpu: Gpu) -> tuple[int, int]:
     """Bytes of the staging buffer and of the semaphores; (0, 0) if one block finishes each output."""
     reduce_dims = sum(d.output_stride == 0 for d in dims)
-    outputs = product([d.size for d in dims if d.output_stride != 0])
-    inputs = product([d.size for d in dims]) // outputs
+    outputs = prod([d.size for d in dims if d.output_stride != 0])
+    inputs = prod([d.size for d in dims]) // outputs
     inner_reduced = reduce_dims == len(dims) or (
         reduce_dims > 0 and dims[0].input_stride < dims[reduce_dims].input_stride
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,34 +29,14 @@ class Output(NamedTuple):
     index: int
 
 
-class Product(NamedTuple):
-    """cuBLAS is called: a thread's first call takes a workspace, which stays."""
+class Keep(NamedTuple):
+    """Allocate what a library keeps for the calling thread, unless it has it already."""
 
-    lt: bool = False
-    """By cuBLASLt, which has one of its own."""
-
-
-Step = Take | Free | Output | Product
+    library: str
+    size_bytes: int
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """What the sizes depend on besides the shapes."""
-
-    capability: tuple[int, int]
-    """Compute capability: (9, 0) for 9.0."""
-    sm_count: int
-    """Streaming multiprocessors: 132 on an H100 or H200 SXM, 108 on an A100."""
-    torch_version: tuple[int, int]
-    """(2, 13) for 2.13.0."""
-
-    @property
-    def threads_per_sm(self) -> int:
-        """Resident threads of one multiprocessor (CUDA programming guide, technical specifications)."""
-        major, minor = self.capability
-        if self.capability == (7, 5):
-            return 1024
-        return 1536 if (major == 8 and minor >= 6) or major >= 12 else 2048
+Step = Take | Free | Output | Keep
 
 
 @dataclass
@@ -87,9 +66,10 @@ class Script:
         """The storages of these outputs, in this order."""
         self.steps.extend(Output(index) for index in indices)
 
-    def product(self, *, lt: bool = False) -> None:
-        """A product by cuBLAS (or cuBLASLt), in an operator that is none itself."""
-        self.steps.append(Product(lt))
+    def keep(self, library: str, size_bytes: int) -> None:
+        """What a library keeps for the calling thread."""
+        if size_bytes:
+            self.steps.append(Keep(library, size_bytes))
 
 
 def size_of(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
@@ -105,11 +85,3 @@ def ceil_div(number: int, divisor: int) -> int:
 def round_up(number: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is not below `number`."""
     return ceil_div(number, multiple) * multiple
-
-
-def product(numbers: Sequence[int]) -> int:
-    """1 for no numbers."""
-    result = 1
-    for number in numbers:
-        result *= number
-    return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -11,15 +12,17 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.integrations import moe
 
+from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
-from harness.simulate.cuda.libraries import library_patches
+from harness.simulate.cuda.libraries import library_replacements
 from harness.simulate.cuda.says_cuda import as_on_cuda
 from harness.simulate.device import SimulatedDevice
-from harness.simulate.kernels.attention_choice import torch_release
-from harness.simulate.kernels.matmul import cublas_workspaces
+from harness.simulate.kernels.gpu import TorchRelease
+from harness.simulate.replacement import Replacement, all_replaced, replaced
 from harness.simulate.simulated_run import simulate
-from tests.support.tiny import tiny
+from harness.training.loop import set_up
+from tests.support.tiny import NullObserver, tiny
 
 MIB = 1 << 20
 
@@ -111,7 +114,7 @@ def test_fused_linear_adds_up_the_heads_gradient(gpu: str, precision: str, whole
 def test_products_into_given_memory_keep_no_workspace_of_cublaslt() -> None:
     pytest.importorskip("liger_kernel")
     profile, _ = simulate(tiny(precision="bf16", loss="fused_linear"), find_hardware("h100"))
-    kept = cublas_workspaces((9, 0), torch_release(torch.__version__)).kept
+    kept = TorchRelease.of(torch.__version__).keeps_cublas_workspaces
     scalars_bytes = profile.memory.at_peak.other_bytes - kept * 2 * 32 * MIB
     assert 0 <= scalars_bytes < 4096
 
@@ -157,5 +160,41 @@ def test_autocast_casts_nothing_for_a_product_into_given_memory() -> None:
 def test_the_names_of_what_is_replaced_exist() -> None:
     pytest.importorskip("liger_kernel")
     recipe = tiny(loss="fused_linear", optimizer="paged_adamw")
-    names = [name for name, _ in library_patches(recipe, (9, 0))]
-    assert len(names) > 5
+    targets = [each.target for each in library_replacements(recipe, (9, 0))]
+    assert len(targets) > 5
+    with all_replaced(Replacement(target, None, "for a test") for target in targets):
+        assert resolve_name(targets[-1]) is None
+    assert resolve_name(targets[-1]) is not None
+
+
+def test_a_name_that_a_library_has_no_more_is_refused_with_its_version() -> None:
+    gone = Replacement("torch.nn.functional.softmax_of_old", None, "makes a copy")
+    there = Replacement("torch.tensor", None, "makes a tensor")
+    said = r"torch 2\.\d+.* has no torch\.nn\.functional\.softmax_of_old"
+    with pytest.raises(InputError, match=said), all_replaced([there, gone]):
+        pass
+    assert torch.tensor(1) == 1
+
+
+def test_a_class_keeps_what_it_inherits() -> None:
+    class Above:
+        def name(self) -> str:
+            return "above"
+
+    class Below(Above):
+        pass
+
+    with replaced(Below, "name", lambda _: "replaced"):
+        assert Below().name() == "replaced"
+    assert "name" not in vars(Below)
+    assert Below().name() == "above"
+
+
+def test_peft_empties_the_cache_after_it_has_upcast_the_weights() -> None:
+    """peft/utils/other.py, prepare_model_for_kbit_training: only where there is CUDA."""
+    emptied: list[str] = []
+    recipe = tiny(quantization="nf4", adapter="lora", upcast_for_kbit=True)
+    rules = CudaRules(recipe, find_hardware("h100"), lambda: emptied.append("empty_cache"))
+    with cuda_behaviour(rules):
+        set_up(recipe, torch.device("meta"), NullObserver())
+    assert emptied == ["empty_cache"]

@@ -18,13 +18,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.hardware.hardware import find_hardware
 from harness.simulate.cuda.flash_attn_package import flash_attention
 from harness.simulate.kernels.flash_attention import blocks_3
-from harness.simulate.kernels.script import Gpu, Script, Take
-from harness.simulate.kernels.temporaries import Temporaries, temporaries
+from harness.simulate.kernels.gpu import Gpu, TorchRelease
+from harness.simulate.kernels.operators import script_of
+from harness.simulate.kernels.script import Script, Take
 from harness.simulate.simulated_run import simulate
 from tests.support.tiny import tiny
 
-H100 = Gpu((9, 0), 132, (2, 13))
-A100 = Gpu((8, 0), 108, (2, 13))
+H100 = Gpu((9, 0), 132, TorchRelease(2, 13))
+A100 = Gpu((8, 0), 108, TorchRelease(2, 13))
 operators = torch.ops.harness
 
 
@@ -36,19 +37,20 @@ def documents(count: int) -> Tensor:
     return meta(count + 1, dtype=torch.int32)
 
 
-def forward(version: int, q: Tensor, k: Tensor, gpu: Gpu = H100, **how: Any) -> Temporaries:
+def forward(version: int, q: Tensor, k: Tensor, gpu: Gpu = H100, **how: Any) -> list[int]:
     given: dict[str, Any] = {"starts": None, "longest": k.shape[1], "dropout_p": 0.0, "causal": True}
     given |= {"local": False, "version": version, **how}
     args = (q, k, k, *given.values())
     out = operators.flash_attention(*args)
-    return temporaries(operators.flash_attention.default, args, {}, out, gpu)
+    steps = script_of(operators.flash_attention.default, args, {}, out, gpu)
+    return [step.size_bytes for step in steps if isinstance(step, Take)]
 
 
 def backward(version: int, q: Tensor, k: Tensor, gpu: Gpu = H100, **how: Any) -> list[int]:
     given: dict[str, Any] = {"starts": None, "longest": k.shape[1], "causal": True, "local": False}
     given |= {"capped": False, "deterministic": False, "version": version, **how}
     args = (q, q, k, k, q, q, q, k, k, *given.values())
-    steps = temporaries(operators.flash_attention_backward.default, args, {}, None, gpu).steps
+    steps = script_of(operators.flash_attention_backward.default, args, {}, None, gpu)
     return [step.size_bytes for step in steps if isinstance(step, Take)]
 
 
@@ -99,10 +101,10 @@ def test_version_2_splits_the_keys_of_few_heads() -> None:
     """
     q = meta(1, 1024, 4, 64)
     found = forward(2, q, q)
-    assert found.after == (4 * 4 * 1024 * 4, 4 * 4 * 1024 * 64 * 4)
-    assert forward(2, q, q, dropout_p=0.1).peak_bytes == 0  # not implemented for dropout
+    assert found == [4 * 4 * 1024 * 4, 4 * 4 * 1024 * 64 * 4]
+    assert forward(2, q, q, dropout_p=0.1) == []  # not implemented for dropout
     many = meta(8, 1024, 8, 64)  # 1024 blocks: enough
-    assert forward(2, many, many).peak_bytes == 0
+    assert forward(2, many, many) == []
 
 
 def test_version_3_has_counters_of_its_tile_scheduler() -> None:
@@ -110,11 +112,11 @@ def test_version_3_has_counters_of_its_tile_scheduler() -> None:
     documents: two more vectors, of 4. Nothing masked and one length: none on Hopper.
     """
     q = meta(5, 256, 8, 128)
-    assert forward(3, q, q).after == (4 * (2 * 8 + 1),)
-    assert forward(3, q, q, local=True).after == (4 * (1 * 8 + 1),)
-    assert forward(3, q, q, causal=False).after == ()
+    assert forward(3, q, q) == [4 * (2 * 8 + 1)]
+    assert forward(3, q, q, local=True) == [4 * (1 * 8 + 1)]
+    assert forward(3, q, q, causal=False) == []
     tokens = meta(1000, 8, 128)
-    assert forward(3, tokens, tokens, starts=documents(3), longest=500).after == (4 * (4 * 4 + 1),)
+    assert forward(3, tokens, tokens, starts=documents(3), longest=500) == [4 * (4 * 4 + 1)]
 
 
 def test_backward_of_version_2() -> None:
@@ -172,14 +174,14 @@ BLOCKS = {
     (256, True, False, False, H100): (256, 64, 80),
     (128, False, False, False, A100): (128, 64, 128),
     (192, False, False, False, A100): (192, 64, 80),
-    (256, False, False, False, Gpu((8, 9), 128, (2, 13))): (256, 32, 64),
+    (256, False, False, False, Gpu((8, 9), 128, TorchRelease(2, 13))): (256, 32, 64),
 }
 
 
 @pytest.mark.parametrize(("given", "expected"), BLOCKS.items())
 def test_blocks_of_version_3(given: tuple[Any, ...], expected: tuple[int, int, int]) -> None:
     head_dim, causal, local, capped, gpu = given
-    assert blocks_3(head_dim, {"causal": causal, "local": local, "capped": capped}, gpu) == expected
+    assert blocks_3(head_dim, causal, local, capped, gpu) == expected
 
 
 def test_nothing_is_taken_for_a_size_of_zero() -> None:

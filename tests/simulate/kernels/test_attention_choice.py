@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.simulate.cuda.attention_call import attention_on_meta
-from harness.simulate.kernels.attention_choice import chosen_backend
-from harness.simulate.kernels.script import Free, Gpu, Take
-from harness.simulate.kernels.temporaries import temporaries
+from harness.simulate.kernels.attention_choice import AttentionCall, chosen_backend
+from harness.simulate.kernels.gpu import Gpu, TorchRelease, capability_of
+from harness.simulate.kernels.operators import script_of
+from harness.simulate.kernels.script import Free, Take
 
 aten = torch.ops.aten
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-H100, A100 = Gpu((9, 0), 132, (2, 13)), Gpu((8, 0), 108, (2, 13))
+H100, A100 = Gpu((9, 0), 132, TorchRelease(2, 13)), Gpu((8, 0), 108, TorchRelease(2, 13))
 
 
 def chosen(capability: str = "8.0", version: str = "2.13.0", **how: Any) -> str:
@@ -37,16 +38,16 @@ def chosen(capability: str = "8.0", version: str = "2.13.0", **how: Any) -> str:
         "enable_gqa": key_heads != heads,
         "requires_grad": True,
     }
-    return chosen_backend(
-        (2, heads, length, width),
-        (2, key_heads, keys, width),
-        (2, key_heads, keys, value_width),
-        mask_shape=mask,
-        mask_dtype=None if mask is None else torch.bool,
-        compute_capability=capability,
-        torch_version=version,
+    call = AttentionCall(
+        query=(2, heads, length, width),
+        key=(2, key_heads, keys, width),
+        value=(2, key_heads, keys, value_width),
+        mask=mask,
+        capability=capability_of(capability),
+        torch=TorchRelease.of(version),
         **{**given, **how},
     )
+    return chosen_backend(call)
 
 
 CHOICES: list[tuple[str, dict[str, Any], str]] = [
@@ -156,7 +157,7 @@ def test_math_repeats_grouped_heads_and_computes_in_fp32() -> None:
 
 def taken(func: Any, *args: Any, out: Any = None, gpu: Gpu = H100, **named: Any) -> list[int]:
     out = func(*args, **named) if out is None else out
-    steps = temporaries(func, args, named, out, gpu).steps
+    steps = script_of(func, args, named, out, gpu)
     assert sum(isinstance(s, Take) for s in steps) == sum(isinstance(s, Free) for s in steps)
     return [step.size_bytes for step in steps if isinstance(step, Take)]
 

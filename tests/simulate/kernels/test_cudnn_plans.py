@@ -15,9 +15,9 @@ from torch import Tensor
 
 from benchmarks.virtual_gpu.cudnn_plans import ATTENTION, BACKWARD
 from harness.hardware.hardware import find_hardware
-from harness.simulate.kernels.attention_choice import CUDNN_VERSIONS, capability_of, torch_release
-from harness.simulate.kernels.script import Gpu, Take
-from harness.simulate.kernels.temporaries import temporaries
+from harness.simulate.kernels.gpu import Gpu, TorchRelease, capability_of
+from harness.simulate.kernels.operators import script_of
+from harness.simulate.kernels.script import Take
 from tests.support.places import RECORDINGS
 
 RECORDED = sorted((RECORDINGS / "cudnn_plans").glob("*.json"))
@@ -34,18 +34,18 @@ def workspaces(call: dict[str, Any], gpu: Gpu) -> tuple[int, int]:
     how = (call["dropout_p"], call["is_causal"])
     sums, seed = meta(*query.shape[:3]), meta(dtype=torch.int64)
     made = (query, sums, None, None, call["length"], call["key_length"], seed, seed, None)
-    forward = temporaries(ATTENTION, (query, key, key, None, True, *how), {}, made, gpu)
+    forward = script_of(ATTENTION, (query, key, key, None, True, *how), {}, made, gpu)
     args = (query, query, key, key, query, sums, seed, seed, None, None, None, *made[4:6], *how)
-    backward = temporaries(BACKWARD, args, {}, (query, key, key), gpu)
-    return tuple(sum(s.size_bytes for s in each.steps if isinstance(s, Take)) for each in (forward, backward))
+    backward = script_of(BACKWARD, args, {}, (query, key, key), gpu)
+    return tuple(sum(s.size_bytes for s in each if isinstance(s, Take)) for each in (forward, backward))
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_plans_take_what_cudnn_asked_for(path: Path) -> None:
     recorded = json.loads(path.read_text())
     hardware = find_hardware(recorded["device"])
-    release = torch_release(recorded["torch"])
-    assert CUDNN_VERSIONS[release] == recorded["cudnn"]
+    release = TorchRelease.of(recorded["torch"])
+    assert release.cudnn_version == recorded["cudnn"]
     gpu = Gpu(capability_of(hardware.datasheet.compute_capability), hardware.sm_count, release)
     calls = recorded["calls"]
     assert len(calls) >= 150

@@ -7,6 +7,7 @@ are under pytorch's aten/src/ATen/native (torch 2.13), or in bitsandbytes/backen
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -16,19 +17,18 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.hardware.hardware import find_hardware
-from harness.simulate.kernels.flash_attention import SCRIPTS
-from harness.simulate.kernels.rules import RULES
-from harness.simulate.kernels.script import Free, Gpu, Product, Take
+from harness.simulate.kernels.gpu import Gpu, TorchRelease
+from harness.simulate.kernels.operators import OPERATORS, UNKNOWN, operator_name, script_of, unknown_ops
+from harness.simulate.kernels.script import Free, Keep, Take
 from harness.simulate.kernels.sorting import radix_sort_scratch, scan_scratch
-from harness.simulate.kernels.temporaries import NOTHING, operator_name, temporaries, unknown_ops
-from harness.simulate.kernels.without_temporaries import LOOKED_AT
 from harness.simulate.simulated_run import simulate
 from tests.support.tiny import tiny
 
 aten = torch.ops.aten
-H100 = Gpu((9, 0), 132, (2, 13))
-A100 = Gpu((8, 0), 108, (2, 13))
-L4 = Gpu((8, 9), 58, (2, 13))
+H100 = Gpu((9, 0), 132, TorchRelease(2, 13))
+A100 = Gpu((8, 0), 108, TorchRelease(2, 13))
+L4 = Gpu((8, 9), 58, TorchRelease(2, 13))
+RULES = {name: known.script for name, known in OPERATORS.items() if known.script is not None}
 FP32, BF16, BOOL, LONG = torch.float32, torch.bfloat16, torch.bool, torch.int64
 MANY = 1 << 20
 
@@ -42,8 +42,8 @@ def written(steps: Any) -> str:
     for step in steps:
         if isinstance(step, Take):
             words.append(f"+{step.size_bytes}")
-        elif isinstance(step, Product):
-            words.append("cublaslt" if step.lt else "cublas")
+        elif isinstance(step, Keep):
+            words.append(step.library)
         else:
             words.append(f"-{step.temporary}" if isinstance(step, Free) else f"={step.index}")
     return " ".join(words)
@@ -59,7 +59,7 @@ class _Seen(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        script = temporaries(func, args, kwargs or {}, out, self.gpu).steps
+        script = script_of(func, args, kwargs or {}, out, self.gpu)
         if operator_name(func) in RULES:
             self.found.append((operator_name(func), written(script)))
         return out
@@ -74,7 +74,7 @@ def seen(call: Callable[[], Any], gpu: Gpu = H100) -> tuple[str, str]:
 
 def with_result(func: Any, *args: Any, out: Any, gpu: Gpu = H100) -> tuple[str, str]:
     """For an operator whose result shape functions cannot give."""
-    return operator_name(func), written(temporaries(func, args, {}, out, gpu).steps)
+    return operator_name(func), written(script_of(func, args, {}, out, gpu))
 
 
 # Reductions over everything, of 2**20 numbers: 2**20 / 4 a load (input_vec_size) in blocks of 512 threads. A
@@ -121,7 +121,7 @@ def test_a_smaller_gpu_has_fewer_partial_results() -> None:
 def test_norms_since_torch_2_15() -> None:
     """A list of where each tensor's results start (3 numbers of 8 bytes), and 3 + 1 results."""
     norms = REDUCTIONS["norms"][0]
-    assert seen(norms, Gpu((9, 0), 132, (2, 15)))[1] == "+24 +16 =0 =1 -1 -0"
+    assert seen(norms, Gpu((9, 0), 132, TorchRelease(2, 15)))[1] == "+24 +16 =0 =1 -1 -0"
 
 
 OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -184,18 +184,25 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
         "=0",
     ),
     # cuda/Blas.cpp, prepare_matrix_for_cublas: an operand that is dense in neither dimension is copied
-    "product": (lambda: meta(4, 8) @ meta(8, 4), "=0"),
-    "product of a transposed matrix": (lambda: meta(8, 4).t() @ meta(8, 4), "=0"),
-    "product of every second column": (lambda: meta(4, 16)[:, ::2] @ meta(8, 4), "=0 +128 -0"),
-    "product and bias": (lambda: torch.addmm(meta(4), meta(4, 8), meta(8, 4)), "=0"),
-    "batch of products": (lambda: torch.bmm(meta(2, 4, 8), meta(2, 8, 4)), "=0"),
-    "batch of products and bias": (lambda: torch.baddbmm(meta(4), meta(2, 4, 8), meta(2, 8, 4)), "=0"),
+    "product": (lambda: meta(4, 8) @ meta(8, 4), "=0 cublas"),
+    "product of a transposed matrix": (lambda: meta(8, 4).t() @ meta(8, 4), "=0 cublas"),
+    "product of every second column": (lambda: meta(4, 16)[:, ::2] @ meta(8, 4), "=0 +128 cublas -0"),
+    "product and bias": (lambda: torch.addmm(meta(4), meta(4, 8), meta(8, 4)), "=0 cublas"),
+    "batch of products": (lambda: torch.bmm(meta(2, 4, 8), meta(2, 8, 4)), "=0 cublas"),
+    "batch of products and bias": (lambda: torch.baddbmm(meta(4), meta(2, 4, 8), meta(2, 8, 4)), "=0 cublas"),
     # cuda/GroupMM.cu: 60 bytes a group, and 512 a multiprocessor
     "grouped product": (
         lambda: torch._grouped_mm(
             meta(64, 32, dtype=BF16), meta(8, 32, 16, dtype=BF16), offs=meta(8, dtype=torch.int32)
         ),
         f"=0 +480 +{132 * 512} -1 -0",
+    ),
+    # 4 x 3 pointers, 3 x 3 strides, 3 x 3 sizes
+    "grouped product, an odd number": (
+        lambda: torch._grouped_mm(
+            meta(64, 32, dtype=BF16), meta(3, 32, 16, dtype=BF16), offs=meta(3, dtype=torch.int32)
+        ),
+        f"=0 +{12 * 8 + 9 * 8 + 9 * 4} +{132 * 512} -1 -0",
     ),
 }
 
@@ -243,11 +250,17 @@ def test_scratch_of_a_radix_sort() -> None:
     """
     assert radix_sort_scratch(10_000, 17, H100) == 6144 + 3072 + 80_128 + 80_128 + 256 + 255
     assert radix_sort_scratch(2304, 64, H100) == 1
+    # one pass needs no other halves: 256 x 8, 3 rows of 256 x 4, a counter, and 255
+    assert radix_sort_scratch(10_000, 8, H100) == 2048 + 3072 + 256 + 255
 
 
 def test_scratch_of_a_scan() -> None:
-    """1000 of 8 bytes: 2 tiles of 896 and 32 more, 16 bytes each (544 aligned to 768), one byte, 255."""
+    """1000 of 8 bytes: 2 tiles of 128 x 7 and 32 more, 16 bytes each (544 aligned to 768), one byte, 255. Of
+    4 bytes a thread has 15, and of 2 bytes 30: 10,000 are 6 tiles of 8 bytes, or 3 of 4.
+    """
     assert scan_scratch(1000, 8) == 768 + 256 + 255
+    assert scan_scratch(10_000, 4) == (6 + 32) * 8 + 208 + 256 + 255
+    assert scan_scratch(10_000, 2) == (3 + 32) * 4 + 116 + 256 + 255
 
 
 def test_embedding_backward_of_many_indices() -> None:
@@ -286,22 +299,25 @@ def test_quantizing_makes_the_scales_first(bitsandbytes: Any) -> None:
     assert with_result(to_4_bit, meta(8192), 64, "nf4", torch.uint8, out=out)[1] == "=1 =0"
 
 
-def gemm_4bit(func: Any, rows: int, *, double_quant: bool, biased: bool = False) -> str:
+def gemm_4bit(
+    func: Any, rows: int, *, double_quant: bool = False, biased: bool = False, gpu: Gpu = H100
+) -> str:
     """x (rows, 64) @ w (128, 64) in NF4, blocks of 64: 128 scales."""
     names = [argument.name for argument in func._schema.arguments]
     given = {"A": meta(rows, 64, dtype=BF16), "B": packed(4096, 1), "shapeB": [128, 64], "blocksize": 64}
     given |= {"absmax": meta(128), "absmax_8bit": packed(128) if double_quant else None}
     given |= {"bias": meta(128, dtype=BF16) if biased else None}
     args = [given.get(name) for name in names]
-    return with_result(func, *args, out=meta(rows, 128, dtype=BF16))[1]
+    return with_result(func, *args, out=meta(rows, 128, dtype=BF16), gpu=gpu)[1]
 
 
 def test_a_4_bit_weight_is_dequantized_whole_for_many_rows(bitsandbytes: Any) -> None:
     """128 x 64 in bf16. With double quantization also 128 fp32 scales, and once more with their offset."""
     func = bitsandbytes.gemm_4bit.default
-    assert gemm_4bit(func, 2000, double_quant=False) == "+16384 =0 cublas -0"
+    assert gemm_4bit(func, 2000) == "+16384 =0 cublas -0"
     assert gemm_4bit(func, 2000, double_quant=True) == "+512 +512 +16384 =0 cublas -1 -0 -2"
-    assert gemm_4bit(func, 2000, double_quant=False, biased=True) == "+16384 =0 cublaslt -0"  # addmm, in Lt
+    before_2_12 = Gpu((9, 0), 132, TorchRelease(2, 11))  # where cuBLASLt, which adds a bias, has its own
+    assert gemm_4bit(func, 2000, biased=True, gpu=before_2_12) == "+16384 =0 cublas cublaslt -0"
     assert gemm_4bit(func, 1, double_quant=True) == "=0"
     assert gemm_4bit(func, 16, double_quant=True) == "=0"  # so small a weight, says bitsandbytes' table
 
@@ -331,7 +347,7 @@ def test_outliers_are_looked_for_with_torch_operators(bitsandbytes: Any) -> None
 
 # ---- all of them -------------------------------------------------------------------------------------
 
-IN_OTHER_FILES = {*SCRIPTS, *(name for name in RULES if "scaled_dot_product" in name or "cudnn" in name)}
+IN_OTHER_FILES = {name for name in RULES if "attention" in name}
 BY_NAME = {
     "aten::_fused_rms_norm",
     "aten::equal",
@@ -345,15 +361,31 @@ def test_every_rule_is_tested() -> None:
     assert tested | BY_NAME | IN_OTHER_FILES == RULES.keys()
 
 
-def test_no_operator_is_in_both_lists() -> None:
-    assert not LOOKED_AT & RULES.keys()
-    assert temporaries(aten.add.Tensor, (meta(4), meta(4)), {}, meta(4), H100) == NOTHING
+def test_what_takes_nothing_has_a_reason_and_no_script() -> None:
+    assert not [name for name, known in OPERATORS.items() if known.script and known.nothing]
+    assert script_of(aten.add.Tensor, (meta(4), meta(4)), {}, meta(4), H100) == ()
+
+
+def test_every_declared_operator_exists_and_has_the_arguments_of_its_rule() -> None:
+    pytest.importorskip("bitsandbytes")
+    given = {"script", "gpu", "outputs"}
+    looked_up = 0
+    for name, known in OPERATORS.items():
+        if name.partition("::")[0] in ("transformers", "harness"):
+            continue
+        packet = getattr(getattr(torch.ops, name.partition("::")[0]), name.partition("::")[2])
+        schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
+        named = {argument.name for schema in schemas for argument in schema.arguments}
+        looked_up += 1
+        if known.script is not None:
+            needed = {p.name for p in signature(known.script).parameters.values() if p.default is p.empty}
+            assert needed - given <= named, name
+    assert looked_up > 150
 
 
 def test_an_operator_nobody_has_looked_at_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unknown_ops(["aten::mm", "aten::add", "aten::kthvalue"]) == ["aten::kthvalue"]
-    without = LOOKED_AT - {"aten::silu"}
-    monkeypatch.setattr("harness.simulate.kernels.temporaries.LOOKED_AT", without)
+    monkeypatch.setitem(OPERATORS, "aten::silu", UNKNOWN)
     (warning,) = simulate(tiny(), find_hardware("h100"))[0].warnings
     assert warning.endswith("nobody has looked at: aten::silu")
 

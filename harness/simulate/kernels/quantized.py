@@ -1,0 +1,140 @@
+"""bitsandbytes' operators on CUDA (bitsandbytes/backends/cuda/ops.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.simulate.kernels.gpu import Gpu
+from harness.simulate.kernels.matmul import call_cublas, calls_cublaslt
+from harness.simulate.kernels.operators import declare, kernel
+from harness.simulate.kernels.reductions import Kernel, reduce
+from harness.simulate.kernels.script import Script, size_of
+from harness.simulate.replacement import replaced
+
+
+@cache
+def bitsandbytes_cuda() -> Any:
+    """bitsandbytes' module of CUDA operators, which also imports where torch has no CUDA; None if it has not
+    these names.
+    """
+    try:
+        with replaced(torch._C, "_cuda_getCurrentRawStream", None):
+            from bitsandbytes.backends.cuda import ops
+    except (ImportError, AttributeError):
+        return None
+    names = ("_gemm_4bit_custom_max_m", "_gemm_4bit_use_custom_fn", "_gpu_dispatch_props")
+    return ops if all(hasattr(ops, name) for name in names) else None
+
+
+@kernel("bitsandbytes::gemm_4bit")
+def gemm_4bit(
+    script: Script,
+    A: Tensor,
+    shapeB: Sequence[int],
+    blocksize: int,
+    bias: Tensor | None,
+    absmax_8bit: Tensor | None,
+    gpu: Gpu,
+) -> None:
+    """Above a number of rows the weight is dequantized as a whole and multiplied by F.linear; below, a kernel
+    of its own reads it as it is. The 8-bit scales of double quantization are dequantized, and copied once
+    more as the offset is added.
+    """
+    rows = prod(A.shape[:-1])
+    if reads_4bit_weights(rows, shapeB, blocksize, A.dtype, gpu):
+        script.output(0)
+        return
+    offset_free = scaled = None
+    if absmax_8bit is not None:
+        offset_free, scaled = (script.take(absmax_8bit.numel() * 4) for _ in range(2))
+    weight = script.take(prod(shapeB) * A.dtype.itemsize)
+    script.output(0)
+    columns, inner = shapeB
+    call_cublas(script, gpu, lt=bias is not None and calls_cublaslt(bias, (rows, inner), (inner, columns)))
+    script.free(scaled, offset_free, weight)  # as Python clears the locals of a function
+
+
+def reads_4bit_weights(
+    rows: int, weight_shape: Sequence[int], block_size: int, dtype: torch.dtype, gpu: Gpu
+) -> bool:
+    """Whether bitsandbytes' own kernel runs, not dequantize and multiply.
+
+    By rows, shape, dtype and GPU it looks into tables of its own, which are asked here. Where they cannot be
+    asked (before bitsandbytes 0.50, or after a change of names): below 8 rows.
+    """
+    if weight_shape[1] % block_size != 0:
+        return False
+    operators = bitsandbytes_cuda()
+    if operators is None:
+        return rows < 8
+    if rows > operators._gemm_4bit_custom_max_m:
+        return False
+    properties = gpu.sm_count, *gpu.capability
+    with replaced(operators, "_gpu_dispatch_props", lambda _: properties):
+        return operators._gemm_4bit_use_custom_fn(0, dtype, rows, *weight_shape)
+
+
+def _int8_product_result(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+    """A (rows, in) quantized, times B (out, in) int8, in A's dtype; and A's columns with outliers: none.
+
+    bitsandbytes' own shape function asks for a size that depends on the values, which meta has not.
+    """
+    given, quantized, weight = args[:3]
+    out = torch.empty((*quantized.shape[:-1], weight.shape[0]), dtype=given.dtype, device=given.device)
+    return out, torch.empty(0, dtype=given.dtype, device=given.device)
+
+
+@kernel("bitsandbytes::int8_mixed_scaled_mm", result=_int8_product_result)
+def int8_product(script: Script, A: Tensor, CA: Tensor, CB: Tensor) -> None:
+    """Without outliers: int32 products, dequantized to fp16, converted."""
+    elements = prod(CA.shape[:-1]) * CB.shape[0]
+    products = script.take(elements * 4)
+    half = script.take(0 if A.dtype == torch.float16 else elements * 2)
+    script.output(0)
+    script.free(half, products)
+
+
+def _int8_quantized(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Row-wise int8, fp32 scales, and the columns with outliers: they depend on the values, say none."""
+    rows = args[0]
+    quantized = torch.empty_like(rows, dtype=torch.int8)
+    scales = torch.empty(rows.shape[:-1].numel(), dtype=torch.float32, device=rows.device)
+    return quantized, scales, torch.empty(0, dtype=torch.int64, device=rows.device)
+
+
+@kernel("bitsandbytes::int8_vectorwise_quant", result=_int8_quantized)
+def int8_quantize(script: Script, A: Tensor, threshold: float, gpu: Gpu) -> None:
+    """Which columns have outliers is found with torch operators."""
+    script.output(1, 0)
+    if threshold > 0:
+        magnitude = script.take(size_of(A))
+        outliers = script.take(A.numel())
+        script.free(magnitude)
+        any_outlier = script.take(1)
+        reduce(script, A.new_empty(A.shape, dtype=torch.bool), (), torch.bool, Kernel(1), gpu)
+        script.free(any_outlier)
+        script.briefly(1)  # the 0 written into the columns with outliers, here none
+        script.free(outliers)
+
+
+@kernel("bitsandbytes::quantize_4bit bitsandbytes::quantize_blockwise")
+def quantize_blocks(script: Script, A: Tensor) -> None:
+    """The scales come first."""
+    copy = None if A.is_contiguous() else script.take(size_of(A))
+    script.output(1, 0)
+    script.free(copy)
+
+
+declare(
+    """
+    bitsandbytes::dequantize_4bit bitsandbytes::dequantize_blockwise
+    bitsandbytes::optimizer_update_32bit bitsandbytes::optimizer_update_8bit_blockwise
+    """,
+    nothing="one kernel over contiguous tensors",
+)

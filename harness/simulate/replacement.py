@@ -1,0 +1,55 @@
+"""Names of other libraries that a simulation replaces while it runs: which, by what, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
+
+from harness.errors import InputError
+from harness.system import installed_version
+
+_NOT_THERE = object()
+
+
+class Replacement(NamedTuple):
+    """One name of a library, by its full path, and what stands there instead."""
+
+    target: str
+    value: Any
+    why: str
+    """What the library does otherwise where there is no GPU."""
+
+
+@contextmanager
+def all_replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
+    """All of them while inside. Raises InputError for a name that the library has no more."""
+    with ExitStack() as stack:
+        for target, value, why in replacements:
+            place, _, name = target.rpartition(".")
+            try:
+                owner = resolve_name(place)
+                getattr(owner, name)
+            except (ImportError, AttributeError):
+                library = target.partition(".")[0]
+                raise InputError(
+                    f"{library} {installed_version(library)} has no {target}, which the simulation replaces "
+                    f"({why}). Install a release of {library} that pyproject.toml allows."
+                ) from None
+            stack.enter_context(replaced(owner, name, value))
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner.name` is `value` while inside, whether it was there or not."""
+    before = vars(owner).get(name, _NOT_THERE)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is _NOT_THERE:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)

@@ -1,0 +1,94 @@
+"""The requests of one step, to make them of the allocator again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.allocator import Allocator, Block
+
+
+class RequestLog:
+    """What was born and what died since the log began, by key, and in which phase."""
+
+    def __init__(self, blocks: dict[int, Block]) -> None:
+        self._found = {key: block.requested_size for key, block in blocks.items()}
+        """Requested bytes of what was live at the beginning, in the order of birth."""
+        self._events: list[tuple[int, int]] = []
+        """Key and requested bytes of what was born, key and -1 of what died."""
+        self._phases: list[tuple[int, str]] = []
+        """Where in `_events` each phase begins."""
+
+    def begin(self, phase: str) -> None:
+        """A phase begins."""
+        self._phases.append((len(self._events), phase))
+
+    def born(self, key: int, size_bytes: int) -> None:
+        self._events.append((key, size_bytes))
+
+    def died(self, key: int) -> None:
+        self._events.append((key, -1))
+
+    def steady(self) -> dict[int, int] | None:
+        """For each key that the step found and freed, the one that it left in its place. None: what it leaves
+        is not what it found, and no step like it can follow.
+        """
+        born = {key: size for key, size in self._events if size >= 0}
+        died = {key for key, size in self._events if size < 0}
+        left = [key for key in born if key not in died]
+        freed = [key for key in self._found if key in died]
+        same = [born[key] for key in left] == [self._found[key] for key in freed]
+        return dict(zip(freed, left, strict=True)) if same else None
+
+    def repeat(
+        self, times: int, allocator: Allocator, blocks: dict[int, Block], enter: Callable[[str], None]
+    ) -> dict[str, tuple[int, int]]:
+        """Make the step's requests again, at most `times`: allocated and reserved bytes at most, by phase.
+
+        It ends when a step leaves the blocks it found; a step that is not `steady` is not repeated. `blocks`
+        are those by key at its end, and `enter` is told each phase. Raises AllocatorOutOfMemory.
+        """
+        peaks: dict[str, tuple[int, int]] = {}
+        left = self.steady()
+        state = None if left is None else all_blocks(allocator)
+        for _ in range(times if left is not None else 0):
+            blocks |= {old: blocks.pop(new) for old, new in (left or {}).items()}
+            self._once(allocator, blocks, enter, peaks)
+            before, state = state, all_blocks(allocator)
+            if state == before:
+                break
+        return peaks
+
+    def _once(
+        self,
+        allocator: Allocator,
+        blocks: dict[int, Block],
+        enter: Callable[[str], None],
+        peaks: dict[str, tuple[int, int]],
+    ) -> None:
+        now = sum(block.size for block in blocks.values())
+        ends = [start for start, _ in self._phases[1:]] + [len(self._events)]
+        for (start, phase), end in zip(self._phases, ends, strict=True):
+            enter(phase)
+            peak = now
+            for key, size_bytes in self._events[start:end]:
+                if size_bytes < 0:
+                    block = blocks.pop(key)
+                    now -= block.size
+                    allocator.free(block)
+                else:
+                    block = blocks[key] = allocator.malloc(size_bytes)
+                    now += block.size
+                    peak = max(peak, now)
+            allocated, reserved = peaks.get(phase, (0, 0))
+            peaks[phase] = max(allocated, peak), max(reserved, allocator.peak_reserved_bytes)
+
+
+def all_blocks(allocator: Allocator) -> list[tuple[int, int, bool]]:
+    """(address, size, allocated) of every block: equal states do the same with equal requests."""
+    found = []
+    for segment in allocator.device.segments.values():
+        block: Block | None = segment.head
+        while block is not None:
+            found.append((block.address, block.size, block.allocated))
+            block = block.next
+    return found

@@ -1,0 +1,109 @@
+"""What one operator does on CUDA stands in one place; a product's workspace is counted once."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.hardware.hardware import find_hardware
+from harness.observe.flops import FORMULAS
+from harness.simulate.cuda.behaviour import CudaRules
+from harness.simulate.kernels.gpu import Gpu, TorchRelease
+from harness.simulate.kernels.operators import OPERATORS, declare, script_of
+from harness.simulate.kernels.script import Keep, Take
+from tests.support.places import ROOT
+from tests.support.tiny import tiny
+
+aten = torch.ops.aten
+MIB = 1 << 20
+TABLES = {
+    "observe/flops.py",  # FLOPs, which real runs count too
+    "observe/storage_tracker.py",  # what autograd does in place without a dispatch mode: on any device
+}
+"""Files of harness/ that hold a table keyed by operators, beside the declarations in simulate/kernels/."""
+
+
+def _names_an_operator(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.match(r"aten\.[a-z_]\w+(\.\w+)?$|[a-z]+::[a-z_]\w+$", node.value) is not None
+    return isinstance(node, ast.Attribute) and ast.unparse(node).startswith(("aten.", "torch.ops."))
+
+
+def _tables(source: str) -> list[str]:
+    """The displays (dicts by their keys, sets, lists, tuples) with two operators or more."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Dict | ast.Set | ast.List | ast.Tuple):
+            items = node.keys if isinstance(node, ast.Dict) else node.elts
+            if sum(item is not None and _names_an_operator(item) for item in items) >= 2:
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_tables_keyed_by_operators_are_recognised() -> None:
+    assert _tables('T = {"aten::mm": 1, "aten::bmm": 2}')
+    assert _tables("T = (aten.mm, aten.bmm)")
+    assert _tables("T = {torch.ops.aten.mm.default: 0, torch.ops.aten.add.Tensor: 1}")
+    assert _tables('T = {"aten.uniform_.default", "aten.normal_.default"}')
+    assert not _tables('T = {"transformers.integrations": 1, "here": aten.mm}')
+
+
+def test_there_is_no_second_table_of_operators() -> None:
+    files = {str(path.relative_to(ROOT / "harness")): path for path in (ROOT / "harness").rglob("*.py")}
+    assert len(files) > 100
+    found = {name for name, path in files.items() if _tables(path.read_text(encoding="utf-8"))}
+    assert found == TABLES
+
+
+def test_an_operator_is_declared_once() -> None:
+    with pytest.raises(AssertionError, match="aten::mm is declared twice"):
+        declare("mm", nothing="no kernel")
+
+
+def test_flops_go_by_the_names_of_the_registry() -> None:
+    """But for what a simulated GPU never runs: kernels of the CPU, and of other versions of bitsandbytes."""
+    elsewhere = {name for name in FORMULAS if "_for_cpu" in name}
+    elsewhere |= {f"bitsandbytes::{name}" for name in ("int8_linear_matmul", "int8_scaled_mm", "gemv_4bit")}
+    assert FORMULAS.keys() - OPERATORS.keys() == elsewhere
+
+
+def meta(*shape: int) -> Tensor:
+    return torch.empty(shape, device="meta")
+
+
+def _product(gpu: Gpu) -> Any:
+    args = (meta(4, 8), meta(8, 4))
+    return [
+        step
+        for step in script_of(aten.mm.default, args, {}, meta(4, 4), gpu)
+        if isinstance(step, Keep | Take)
+    ]
+
+
+@pytest.mark.parametrize("measured_bytes", [None, 20 * MIB])
+@pytest.mark.parametrize("release", ["2.11.0", "2.13.0", "2.15.0"])
+def test_a_workspace_is_kept_or_taken_and_never_both(
+    release: str, measured_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an H100 two threads keep 32 MiB each, or what was measured; since 2.15 a call takes and frees it."""
+    monkeypatch.setattr(torch, "__version__", release)
+    hardware = find_hardware("h100")
+    calibration = hardware.calibration.model_copy(update={"cublas_workspace_bytes": measured_bytes})
+    rules = CudaRules(tiny(), hardware.__class__(hardware.datasheet, calibration))
+    (step,) = _product(rules.gpu)
+    if rules.gpu.torch.keeps_cublas_workspaces:
+        assert step == Keep("cublas", (measured_bytes or 64 * MIB) // 2)
+    else:
+        assert step == Take(32 * MIB, workspace=True)
+
+
+def test_a_release_is_read_from_its_version() -> None:
+    assert TorchRelease.of("2.11.0+cu130") == (2, 11)
+    assert TorchRelease.of("2.9.1") < TorchRelease(2, 11)
+    kept = [TorchRelease(2, minor).keeps_cublas_workspaces for minor in range(11, 16)]
+    assert kept == [True, True, True, True, False]

@@ -1,0 +1,51 @@
+"""A step's requests, made again: until it leaves the blocks that it found."""
+
+from __future__ import annotations
+
+from harness.allocator.allocator import Allocator
+from harness.allocator.blocks import Block
+from harness.allocator.settings import Settings
+from harness.simulate.request_log import RequestLog
+
+MIB = 1 << 20
+
+
+def logged(*events: tuple[int, int]) -> tuple[RequestLog, Allocator, dict[int, Block]]:
+    """After block 0, of 3 MiB: (key, bytes) is born and (key, -1) dies."""
+    allocator = Allocator(Settings(), None, None)
+    blocks = {0: allocator.malloc(3 * MIB)}
+    log = RequestLog(blocks)
+    log.begin("forward")
+    for key, size_bytes in events:
+        if size_bytes < 0:
+            log.died(key)
+            allocator.free(blocks.pop(key))
+        else:
+            log.born(key, size_bytes)
+            blocks[key] = allocator.malloc(size_bytes)
+    return log, allocator, blocks
+
+
+def test_a_step_that_replaces_what_it_found_is_steady() -> None:
+    log, _, _ = logged((1, 3 * MIB), (0, -1), (2, 512), (2, -1))
+    assert log.steady() == {0: 1}
+
+
+def test_a_step_that_leaves_more_than_it_found_is_not() -> None:
+    log, allocator, blocks = logged((1, 3 * MIB), (0, -1), (2, 512))
+    assert log.steady() is None
+    assert log.repeat(3, allocator, blocks, lambda _: None) == {}
+
+
+def test_it_is_repeated_until_a_step_leaves_the_blocks_that_it_found() -> None:
+    """What dies within the step leaves nothing. What replaces another is now in one half of 6 MiB, now in the
+    other: such a step never ends as it began.
+    """
+    for events, times in (([(1, 512), (1, -1)], 1), ([(1, 3 * MIB), (0, -1)], 10)):
+        log, allocator, blocks = logged(*events)
+        entered: list[str] = []
+        peaks = log.repeat(10, allocator, blocks, entered.append)
+        allocated = 3 * MIB + events[0][1]
+        assert peaks == {"forward": (allocated, 20 * MIB + (2 * MIB if times == 1 else 0))}
+        assert entered == ["forward"] * times
+        assert len(blocks) == 1
