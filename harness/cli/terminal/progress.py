@@ -1,12 +1,32 @@
-"""The progress of a run."""
+"""The progress of a run, and of what takes a while."""
 
 from __future__ import annotations
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from harness.cli.terminal.terminal import Bar, say
 from harness.units import in_gib
+
+
+class Waiting(Bar):
+    """What is going on and for how long, on a terminal; nothing elsewhere."""
+
+    def __init__(self, console: Console, what: str) -> None:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        super().__init__(console, 1, what, *columns)
+
+    def now(self, what: str) -> None:
+        """Say what is going on now."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=what)
 
 
 class RunProgress(Bar):

@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from harness.cli.terminal.terminal import Bar
+from harness.cli.terminal.terminal import Bar, say
 from harness.sweep import Row
 from harness.units import in_gib
 
@@ -32,7 +32,7 @@ class SweepProgress(Bar):
             self._bar.update(self._task, completed=self._done, left=left)
         elif left:
             line += f"; {left}"
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(self._console, line)
 
     def _left(self) -> str:
         cells = self._total - self._done
