@@ -87,6 +87,7 @@ def simulate(
         what = f"a step of {name} on {hardware.datasheet.title}, without data"
         with Waiting(Terminal(stderr=True), what):
             profile, remembered = simulated(loaded, hardware, settings)
+        profile.provenance["recipe_name"] = name
         people = Terminal(stderr=as_json)
         document = _show(people, name, profile, remembered, recorded, verbose=verbose)
         if folder is not None:
