@@ -1,6 +1,7 @@
 """docs/contributing.md's table of the toggles: which files of harness/ read the field of each.
 
-    python -m pages.toggle_reads
+python -m pages.toggle_reads            write the table
+python -m pages.toggle_reads --check    fail if it is not so
 
 What a toggle costs whoever adds or changes one. Read from the source: an attribute of that name of anything
 that is called a recipe. What follows from a field through a property of Recipe is not a read of the field.
@@ -9,9 +10,11 @@ that is called a recipe. What follows from a field through a property of Recipe 
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 from harness.recipe import EFFECTS, Recipe
+from harness.system import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 HARNESS = ROOT / "harness"
@@ -26,6 +29,8 @@ SIZES = (
 )
 """Fields that are numbers or names and no switch: every part of the arithmetic needs them."""
 TOGGLES = tuple(field for field in Recipe.model_fields if field not in EFFECTS and field not in SIZES)
+PAGE = ROOT / "docs" / "contributing.md"
+BEGIN, END = "<!-- toggles: written by pages/toggle_reads.py -->\n", "<!-- end of toggles -->\n"
 FIELDS = "recipe/fields.py"
 RULES = "recipe/rules.py"
 
@@ -49,6 +54,23 @@ def reads() -> dict[str, set[str]]:
     return found
 
 
+def with_table(page: str) -> str:
+    """The page with the table between its markers."""
+    rows = [("toggle", "files", "where"), ("---", "---:", "---")]
+    rows += [(f"`{name}`", str(len(files)), ", ".join(sorted(files))) for name, files in reads().items()]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}{table}{END}{rest.split(END)[1]}"
+
+
+def main(check: bool) -> None:
+    """Write the table, or compare it."""
+    text = PAGE.read_text(encoding="utf-8")
+    if check and with_table(text) != text:
+        sys.exit("docs/contributing.md is not as written. Run: python -m pages.toggle_reads")
+    if not check:
+        write_whole(PAGE, with_table(text))
+
+
 if __name__ == "__main__":
-    for toggle, files in reads().items():
-        print(f"{toggle:24} {len(files)} {', '.join(sorted(files))}")
+    main("--check" in sys.argv[1:])
