@@ -14,14 +14,16 @@ GPU_RUN = profiles/runs/gpu
 VIRTUAL = .venv-virtual-gpu
 VIRTUAL_STAMP = $(VIRTUAL)/.installed
 
-.PHONY: help setup run test check bench docs trust fuzz soak gpu virtual-gpu clean
+.PHONY: help setup run test test-fast check bench docs pages trust fuzz soak gpu virtual-gpu clean
 
 help:
 	@echo "make run     fine-tune recipes/smoke.yaml here and show where bytes and milliseconds went"
 	@echo "make test    the whole test suite: no GPU, no network"
+	@echo "make test-fast  its quick half, in one process: after a change, before the whole suite"
 	@echo "make check   lint, format, types, size of the code"
 	@echo "make bench   benchmarks"
 	@echo "make docs    the guide as web pages in build/site, with its pictures and links checked"
+	@echo "make pages   every generated table, page and picture, from committed results (CHECK=--check compares)"
 	@echo "make trust   kill, fill the disk, feed hostile files, thousands of times; writes docs/trust.md"
 	@echo "             from what happened (half an hour)"
 	@echo "make fuzz    30,000 broken and hostile inputs (a quarter of an hour)"
@@ -42,6 +44,10 @@ run: $(READY)
 test: $(READY)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup
 
+# One recording a device and toggle set, no browser, no killing, no processes of their own (tests/conftest.py).
+test-fast: $(READY)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup -m "not slow and not gpu and not virtual_gpu"
+
 check: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -55,9 +61,13 @@ bench: $(READY)
 	$(PY) -m benchmarks.speed.startup
 	$(PY) -m benchmarks.speed.simulate
 
-docs: $(READY)
-	$(PY) -m pages.toggle_reads
-	$(PY) -m pages.pictures
+# Each is a module that writes its part from committed results, and with --check fails if it is not so.
+PAGES = pictures readme profiles toggle_reads map trust
+
+pages: $(READY)
+	@for page in $(PAGES); do echo "pages.$$page"; $(PY) -m pages.$$page $(CHECK) || exit 1; done
+
+docs: pages
 	$(PY) -m pages.links
 	$(PY) -m mkdocs build --strict --quiet
 

@@ -2,6 +2,7 @@
 
 python -m pages.pictures            draw what is not there or not of this data; write tables and toggles.md
 python -m pages.pictures --again    first run every command again: some minutes, no GPU
+python -m pages.pictures --check    fail if a table, or a picture's data, is not as it would be written
 """
 
 from __future__ import annotations
@@ -55,6 +56,21 @@ def main(again: bool) -> None:
         text = page.read_text(encoding="utf-8")
         if (filled := with_numbers(text)) != text:
             write_whole(page, filled)
+
+
+def check() -> None:
+    """Exits with what is not as `main` would leave it."""
+    stale = [
+        toggle.field
+        for toggle in TOGGLES
+        if drawn_from(picture_of(toggle)) != digest(Sweep.read(data_of(toggle)))
+    ]
+    if (DOCS / "toggles.md").read_text(encoding="utf-8") != toggles_page():
+        stale.append("toggles.md")
+    texts = {page.name: page.read_text(encoding="utf-8") for page in DOCS.glob("*.md")}
+    stale += [name for name, text in texts.items() if with_numbers(text) != text]
+    if stale:
+        sys.exit(f"not as written: {', '.join(stale)}. Run: python -m pages.pictures")
 
 
 def with_numbers(page: str) -> str:
@@ -182,4 +198,7 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(again="--again" in sys.argv[1:])
+    if "--check" in sys.argv[1:]:
+        check()
+    else:
+        main(again="--again" in sys.argv[1:])

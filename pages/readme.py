@@ -1,7 +1,8 @@
-"""Keeps README's tables equal to committed results.
+"""Keeps the numbers of README and of two pages of the guide equal to committed results.
 
-python pages/readme.py               write them from what is in profiles
-python pages/readme.py RUN_FOLDER    first take that run's profile as the committed one
+python -m pages.readme               write them from what is in profiles/ and docs/data
+python -m pages.readme --check       fail if they are not so
+python -m pages.readme RUN_FOLDER    first take that run's profile as the committed one
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any
 from harness.step_profile.step_profile import CATEGORIES, PHASES, StepProfile
 from harness.system.files import write_whole
 from harness.units import in_gib, in_ms
+from pages.cover import sentences
 from pages.profiles_rows import Row, read_rows
 from pages.published import error, errors_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILE = ROOT / "profiles" / "cpu" / "smoke.measured.json"
 PUBLISHED = ROOT / "profiles" / "published" / "results.json"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "three-answers.md", ROOT / "docs" / "output.md")
 STAND_IN = ROOT / "profiles" / "stand-in-h200"
 BEGIN, END = "<!-- {}: written by pages/readme.py -->\n", "<!-- end of {} -->\n"
 SHOWN = {
@@ -124,18 +127,31 @@ def _answer(row: dict[str, Any], answer: str) -> str:
     return "" if off is None else f"{in_gib(row[f'{answer}_bytes'])} ({off:+.2%})"
 
 
-def with_tables(readme: str, profile: StepProfile, rows: list[dict[str, Any]], acted: list[Row]) -> str:
-    """`readme` with the text between each table's markers replaced."""
-    for name, written in (
-        ("published", published_table(rows)),
-        ("stand-in", stand_in_table(acted)),
-        ("smoke", table(profile)),
-    ):
+def written(profile: StepProfile, rows: list[dict[str, Any]], acted: list[Row]) -> dict[str, str]:
+    """Every part that is written, by the name in its markers."""
+    return {
+        "published": published_table(rows),
+        "stand-in": stand_in_table(acted),
+        "smoke": table(profile),
+        "cover": sentences(),
+    }
+
+
+def with_parts(page: str, parts: dict[str, str]) -> str:
+    """`page` with the text between the markers of each part that it has replaced."""
+    for name, text in parts.items():
         begin, end = BEGIN.format(name), END.format(name)
-        before, rest = readme.split(begin)
-        _, after = rest.split(end)
-        readme = f"{before}{begin}{written}{end}{after}"
-    return readme
+        if begin in page:
+            before, rest = page.split(begin)
+            _, after = rest.split(end)
+            page = f"{before}{begin}{text}{end}{after}"
+    return page
+
+
+def committed_parts() -> dict[str, str]:
+    """The parts as the committed results have them."""
+    rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]
+    return written(StepProfile.read(PROFILE), rows, read_rows(STAND_IN))
 
 
 def adopt(run_folder: Path) -> None:
@@ -145,9 +161,20 @@ def adopt(run_folder: Path) -> None:
     write_whole(PROFILE, profile.to_json() + "\n")
 
 
+def main(arguments: list[str]) -> None:
+    """Write the parts, or with --check fail if a page is not as it would be written."""
+    check = "--check" in arguments
+    for run_folder in (Path(text) for text in arguments if text != "--check"):
+        adopt(run_folder)
+    parts = committed_parts()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        filled = with_parts(text, parts)
+        if check and filled != text:
+            sys.exit(f"{page.relative_to(ROOT)} is not as written. Run: python -m pages.readme")
+        if filled != text:
+            write_whole(page, filled)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        adopt(Path(sys.argv[1]))
-    readme = ROOT / "README.md"
-    rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]
-    write_whole(readme, with_tables(readme.read_text(), StepProfile.read(PROFILE), rows, read_rows(STAND_IN)))
+    main(sys.argv[1:])

@@ -1,11 +1,13 @@
 """docs/trust.md from docs/trust.json, which `make trust` writes: every fault tried, and what happened.
 
-python -m pages.trust
+python -m pages.trust            write it
+python -m pages.trust --check    fail if it is not so
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,4 +51,8 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    write_whole(PAGE, page(json.loads(RESULTS.read_bytes())))
+    written = page(json.loads(RESULTS.read_bytes()))
+    if "--check" not in sys.argv[1:]:
+        write_whole(PAGE, written)
+    elif PAGE.read_text(encoding="utf-8") != written:
+        sys.exit("docs/trust.md is not of docs/trust.json. Run: python -m pages.trust")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # what is not on this machine fails at once
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread costs more than it brings
 
@@ -12,3 +14,36 @@ pytest_plugins = ["tests.support.trust_report", "tests.support.attempts"]
 
 # A shell starts its background jobs deaf to Ctrl-C; the tests of interrupts need it heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+SLOW = (
+    "tests/benchmarks",
+    "tests/browser",  # a browser
+    "tests/checkpoint",
+    "tests/fit/test_confirmed.py",  # simulations, many a test
+    "tests/fit/test_exact.py",
+    "tests/gpu",
+    "tests/measure",  # whole runs
+    "tests/models",
+    "tests/napkin/test_peaks.py",  # simulations to compare with
+    "tests/napkin/test_compiled.py",
+    "tests/napkin/test_random.py",
+    "tests/project/test_packaging.py",  # builds a wheel
+    "tests/run_folder",
+    "tests/serve",  # a server
+    "tests/simulate/cuda",
+    "tests/simulate/test_recorded_traces.py",
+    "tests/simulate/test_simulated_run.py",
+    "tests/sweep",  # cells in processes
+    "tests/training/test_trainer_parity.py",
+    "tests/trust",  # killing, filling the disk, hostile files
+    "tests/test_trust_checkpoints.py",
+    "tests/virtual_gpu",
+)
+"""Folders and files that `make test-fast` leaves out. Of the recorded traces it takes one a toggle set."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is SLOW."""
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)

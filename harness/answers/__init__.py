@@ -10,16 +10,19 @@ from harness.answers.comparison import (
     quantities,
     unexplained_lines,
 )
+from harness.answers.forecast import Forecast, forecast_on_cpu
 from harness.answers.one_answer import measured, predicted, simulated
 
 __all__ = [
     "SOURCES",
     "Case",
     "Comparison",
+    "Forecast",
     "Row",
     "compare",
     "complete",
     "different_fields",
+    "forecast_on_cpu",
     "gather",
     "measured",
     "predicted",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -29,17 +29,40 @@ from harness.cli.exit_status import INTERRUPTED
 from harness.errors import HarnessError, MissingDependency
 from harness.system import complain, end_process, interrupted_status, interruptible
 
+COMPLETE = "_HARNESS_COMPLETE"
+"""The variable by which a shell asks for completions, as typer names it."""
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"harness {version('harness')}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="harness",
-    help="How much GPU memory and how much time does this fine-tuning recipe take, and where does each "
-    "byte and each millisecond go?",
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def harness(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """How much GPU memory and how much time does this fine-tuning recipe take, and where does each byte and
+    each millisecond go?
+    """
+
+
 app.add_typer(recipes.app, name="recipes")
 app.command(epilog=run.EXAMPLES)(run.run)
+app.command()(recipes.models)
 app.command()(recipes.schema)
 app.command(epilog=emulate.EXAMPLES, context_settings={"ignore_unknown_options": True})(emulate.emulate)
 app.command()(doctor.doctor)
@@ -63,6 +86,8 @@ def main() -> NoReturn:
     """
     try:
         with interruptible():
+            if COMPLETE in os.environ:
+                app(prog_name="harness")
             # not app(): typer would turn an interrupt and a closed pipe into statuses of its own
             command = typer.main.get_command(app)
             with command.make_context("harness", sys.argv[1:] or ["--help"]) as context:

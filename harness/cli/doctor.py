@@ -19,10 +19,11 @@ def doctor(
     with stdout_kept_for_json(as_json):
         quiet_libraries()
         from harness.cli.terminal.doctor import print_findings
+        from harness.cli.terminal.progress import Waiting
         from harness.measure import examine
 
-        with Terminal(stderr=True).status("trying every toggle on a tiny model"):
-            findings = examine()
+        with Waiting(Terminal(stderr=True), "trying every toggle on a tiny model") as waiting:
+            findings = examine(lambda name: waiting.now(f"trying on a tiny model: {name}"))
         if not as_json:
             print_findings(Terminal(), findings)
     if as_json:

@@ -11,8 +11,9 @@ import typer
 from harness.allocator import allocator_settings
 from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName
 from harness.cli.exit_status import OUT_OF_MEMORY
+from harness.cli.terminal.lines import tell
 from harness.cli.terminal.terminal import say
-from harness.errors import InputError, printable
+from harness.errors import InputError
 from harness.hardware import split_hardware
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def fit_by_simulation(
     else:
         from harness.fit import exact_lines
 
-        print(printable("\n".join(exact_lines(name, where, found))))
+        tell("\n".join(exact_lines(name, where, found)))
     if found.value is None:
         raise typer.Exit(OUT_OF_MEMORY)
 
@@ -124,6 +125,6 @@ def fit_and_confirm(
     if as_json:
         print(json.dumps(fit_document(name, where, recipe, found), indent=1))
     else:
-        print(printable("\n".join(fit_lines(name, where, recipe, hardware, found))))
+        tell("\n".join(fit_lines(name, where, recipe, hardware, found)))
     if not found.fits_something:
         raise typer.Exit(OUT_OF_MEMORY)

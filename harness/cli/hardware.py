@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import AsJson
-from harness.errors import InputError, printable
+from harness.cli.terminal.lines import tell
+from harness.errors import InputError
 
 EXAMPLES = """
 Examples:
@@ -48,7 +49,7 @@ def hardware(
     if recipe is None:
         if as_json or prices or price:
             raise InputError("--json, --price and --prices are for a recipe. Give its name.")
-        print(render_table(), end="")
+        tell(render_table())
         return
     for text in overrides or []:
         if text.partition("=")[0] in hardware_names():
@@ -62,4 +63,4 @@ def hardware(
     if as_json:
         print(json.dumps([offer.document() for offer in offers], indent=1))
     else:
-        print(printable(render_choice(name, offers)), end="")
+        tell(render_choice(name, offers))

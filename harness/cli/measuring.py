@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from harness.recipe import Recipe
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile
+
+if TYPE_CHECKING:
+    from harness.answers import Forecast
+
+LONG_S = 60
+"""A run on a CPU that takes longer is announced."""
 
 
 def measured_with_progress(
     recipe: Recipe, folder: RunFolder, device: str | None = None, *, snapshot: bool = True
 ) -> StepProfile:
-    """See answers/one_answer.py: `measured`."""
-    from harness.answers import measured
+    """See answers/one_answer.py: `measured`. On a CPU it first says how long it will take, if long."""
+    from harness.answers import forecast_on_cpu, measured
     from harness.cli.terminal.progress import RunProgress
-    from harness.cli.terminal.terminal import Terminal
-    from harness.measure import total_steps
+    from harness.cli.terminal.terminal import Terminal, say
+    from harness.measure import chosen_device, total_steps
 
-    with RunProgress(Terminal(stderr=True), total_steps(recipe)) as progress:
+    log = Terminal(stderr=True)
+    forecast = forecast_on_cpu(recipe) if chosen_device(device).type == "cpu" else None
+    if forecast is not None and forecast.run_s >= LONG_S:
+        for line in in_words(forecast):
+            say(log, line)
+    with RunProgress(log, total_steps(recipe), forecast and forecast.step_s) as progress:
         return measured(recipe, folder, device, progress, snapshot=snapshot)
+
+
+def in_words(forecast: Forecast) -> list[str]:
+    """How long it will take, why, and what answers sooner."""
+    from harness.cli.terminal.progress import duration
+
+    how_long = (
+        f"This run takes at least {duration(forecast.run_s)} on this CPU: {forecast.steps} steps of "
+        f"{forecast.flops_per_step / 1e12:,.1f} TFLOP each, at the {forecast.flops_per_s / 1e9:,.0f} GFLOP/s "
+        f"that a {forecast.dtype} matrix product reached here just now."
+    )
+    instead = (
+        "`harness simulate` with the same recipe tells in seconds what a GPU would need for it, and "
+        "`harness run smoke` measures a small model here. Ctrl-C ends it, with a profile of the "
+        "steps done so far."
+    )
+    return [how_long, instead]

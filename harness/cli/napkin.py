@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName
-from harness.errors import printable
+from harness.cli.terminal.lines import tell
 from harness.hardware import split_hardware
 
 EXAMPLES = """
@@ -33,4 +33,4 @@ def napkin(
     if as_json:
         print(profile(estimated).to_json())
     else:
-        print(printable(render(name, estimated)), end="")
+        tell(render(name, estimated))

@@ -1,4 +1,4 @@
-"""`harness recipes` and `harness schema`."""
+"""`harness recipes`, `harness models` and `harness schema`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import typer
 
 from harness.cli.arguments import Overrides, RecipeName
+from harness.cli.terminal.lines import tell
+from harness.units import GIB
 
 app = typer.Typer(help="List the recipes, or show one fully resolved.", invoke_without_command=True)
 
@@ -20,7 +22,7 @@ def recipes(context: typer.Context) -> None:
         listed = list_recipes()
         width = max(len(name) for name, _ in listed)
         for name, description in listed:
-            print(f"{name:{width}}  {description}")
+            tell(f"{name:{width}}  {description}", hanging=width + 2)
 
 
 @app.command("show")
@@ -29,6 +31,32 @@ def recipes_show(name: RecipeName, overrides: Overrides = None) -> None:
     from harness.recipe import load_recipe, recipe_yaml
 
     print(recipe_yaml(load_recipe(name, overrides or [])[1]), end="")
+
+
+def models() -> None:
+    """List the models that recipes may name, with their sizes; others come from a config or the Hub."""
+    from harness.hardware import DEFAULT_HARDWARE, find_hardware
+    from harness.napkin import estimate
+    from harness.recipe import Recipe, list_models
+
+    device = find_hardware(DEFAULT_HARDWARE)
+    rows = [
+        (name, estimate(Recipe(model=name, precision="bf16", attention="eager", seq_len=16), device).sizes)
+        for name in list_models()
+    ]
+    width = max(len(name) for name, _ in rows)
+    tell(
+        f"{'model':{width}} {'parameters':>11} {'bf16 GiB':>9} {'layers':>7} {'hidden':>7} {'vocabulary':>11}"
+    )
+    for name, sizes in rows:
+        count, shape = sum(weight.elements * weight.count for weight in sizes.trained), sizes.built.shape
+        millions = f"{count / 1e6:,.1f} M"
+        tell(
+            f"{name:{width}} {millions:>11} {2 * count / GIB:9.2f} {shape.layers:7} {shape.hidden:7,} "
+            f"{shape.vocab:11,}"
+        )
+    print()
+    tell("A recipe's model may also be a config.json, a checkpoint folder or a Hugging Face id.")
 
 
 def schema() -> None:

@@ -12,6 +12,8 @@ import typer
 from harness.errors import InputError
 
 if TYPE_CHECKING:
+    from harness.hardware import Hardware
+    from harness.recipe import Recipe
     from harness.report import ReportRun
 
 
@@ -156,8 +158,31 @@ def _add_answers(run: ReportRun, *, simulate: bool) -> None:
         quiet_libraries()
     complete(case, ("napkin", "simulated") if simulate else ("napkin",))
     run.answers = case.profiles[1:]
+    if run.profile.hardware.kind != "cpu":
+        _add_changes(run, recipe, device)
     run.notes += case.notes
     if run.profile.hardware.kind == "cpu":
-        run.notes.append(f"It ran on a CPU. What is predicted beside it is for the {device.name}.")
+        run.notes.append("It ran on a CPU. What is predicted beside it is for a GPU:")
+        run.notes += [
+            f"{answer.source}, for the {answer.hardware.name} ({answer.provenance.get('calibration')})."
+            for answer in run.answers
+        ]
     if not simulate and not case.has("simulated"):
         run.notes.append("There is no simulated answer: give its profile too, or --simulate to make one.")
+
+
+def _add_changes(run: ReportRun, recipe: Recipe, device: Hardware) -> None:
+    """What would save memory by napkin's arithmetic, the most first; nothing for a model unknown to it."""
+    from harness.architecture import load_shape
+    from harness.fit import by_arithmetic, suggestions
+    from harness.units import in_gib
+
+    try:
+        run.shape = load_shape(recipe.model)
+        changes = suggestions(recipe, device.memory_bytes, by_arithmetic(device, run.shape))
+    except InputError:
+        return
+    for change in sorted(changes, key=lambda change: -change.saved_bytes):
+        other = "" if change.same_result else ", another training"
+        time = f"time a token × {change.slowdown:.2f}"
+        run.changes.append(f"{change.overrides} ({in_gib(change.saved_bytes)} less, {time}{other})")

@@ -96,7 +96,7 @@ def run(
         people = Terminal(stderr=as_json)
         say(people, f"{name}: {loaded.model} on {profile.hardware.name}")
         print_profile(people, profile)
-        say(people, f"run folder: {folder.path}")
+        say(people, f"run folder: {folder.path}", whole=True)
     if as_json:
         print(profile.to_json())
     raise typer.Exit(_status(profile, loaded))

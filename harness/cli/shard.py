@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName
-from harness.errors import printable
+from harness.cli.terminal.lines import tell
 from harness.hardware import split_hardware
 from harness.units import GIB
 
@@ -38,20 +38,25 @@ def shard(
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return
     sizes = estimated.sizes
-    print(f"{printable(name)} on {gpus} × {sizes.hardware.datasheet.title}: per GPU, one optimizer step")
-    print(
+    tell(f"{name} on {gpus} × {sizes.hardware.datasheet.title}: per GPU, one optimizer step")
+    tell(
         f"  one GPU: parameters {sizes.parameter_bytes / GIB:.2f}, gradients "
         f"{sizes.gradient_bytes / GIB:.2f}, optimizer {sizes.device_state / GIB:.2f}, "
         f"peak {estimated.peak.total_bytes / GIB:.2f} GiB\n"
     )
-    columns = f"{'params':>8} {'grads':>8} {'optim.':>8} {'peak GiB':>9} {'sent GiB':>9} {'link ms':>8}"
-    print(f"  {'strategy':<17} {columns} {'shows ms':>9}  overlap")
+    columns = f"{'params':>7} {'grads':>7} {'optim.':>7} {'peak GiB':>8} {'sent GiB':>8} {'link ms':>8}"
+    tell(f"  {'strategy':<16} {columns} {'shows ms':>8}")
+    overlaps: dict[str, list[str]] = {}
     for row in rows:
+        overlaps.setdefault(row.overlap, []).append(row.strategy)
         states = (row.states.parameters, row.states.gradients, row.states.optimizer)
-        print(
-            f"  {row.strategy:<17} "
-            + " ".join(f"{size / GIB:8.3f}" for size in states)
-            + f" {row.peak_bytes / GIB:9.2f} {row.sent_bytes / GIB:9.3f} {row.link_s * 1e3:8.1f} "
-            f"{row.exposed_s * 1e3:9.1f}  {row.overlap}"
+        tell(
+            f"  {row.strategy:<16} "
+            + " ".join(f"{size / GIB:7.3f}" for size in states)
+            + f" {row.peak_bytes / GIB:8.2f} {row.sent_bytes / GIB:8.3f} {row.link_s * 1e3:8.1f} "
+            f"{row.exposed_s * 1e3:8.1f}"
         )
-    print(f"\n  {bucket_note(rows)}")
+    tell("\nshows ms: what of the link's time the step waits for")
+    for overlap, names in overlaps.items():
+        tell(f"  {', '.join(names)}: {overlap}")
+    tell(bucket_note(rows))

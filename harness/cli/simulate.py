@@ -61,10 +61,14 @@ def simulate(
         ),
     ] = None,
     memory: MemorySize = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="With the stacks of the largest allocations.")
+    ] = False,
     as_json: JsonOnStdout = False,
 ) -> None:
     """Run the training step on shape-only tensors: memory to the byte and estimated time, without a GPU."""
     from harness.answers import simulated
+    from harness.cli.terminal.progress import Waiting
     from harness.cli.terminal.terminal import Terminal
     from harness.data import check_data
     from harness.recipe import load_recipe
@@ -80,13 +84,16 @@ def simulate(
     recorded = read_snapshot(trace_diff) if trace_diff is not None else None
     with stdout_kept_for_json(as_json):
         quiet_libraries()
-        profile, remembered = simulated(loaded, hardware, settings)
+        what = f"a step of {name} on {hardware.datasheet.title}, without data"
+        with Waiting(Terminal(stderr=True), what):
+            profile, remembered = simulated(loaded, hardware, settings)
+        profile.provenance["recipe_name"] = name
         people = Terminal(stderr=as_json)
-        document = _show(people, profile, remembered, recorded)
+        document = _show(people, name, profile, remembered, recorded, verbose=verbose)
         if folder is not None:
             folder.write_snapshot(remembered.snapshot())
             folder.write_profile(profile)
-            say(people, f"run folder: {folder.path}")
+            say(people, f"run folder: {folder.path}", whole=True)
     if as_json:
         print(document)
     if profile.oom is not None:
@@ -96,15 +103,23 @@ def simulate(
 
 
 def _show(
-    people: Console, profile: StepProfile, memory: SimulatedMemory, recorded: dict[str, Any] | None
+    people: Console,
+    name: str,
+    profile: StepProfile,
+    memory: SimulatedMemory,
+    recorded: dict[str, Any] | None,
+    *,
+    verbose: bool,
 ) -> str:
     """Print the profile, or its difference from a recorded snapshot; the same as JSON."""
     if recorded is None:
-        from harness.cli.terminal.peak import print_peak
+        from harness.cli.terminal.peak import print_peak, print_verdict
         from harness.cli.terminal.profile_tables import print_profile
 
-        print_peak(people, profile)
+        print_verdict(people, name, profile)
         print_profile(people, profile)
+        say(people, "")
+        print_peak(people, profile, verbose=verbose)
         say(people, f"time is a roofline; its rates: {profile.provenance['calibration']}")
         return profile.to_json()
     from harness.cli.terminal.trace_diff import print_trace_diff

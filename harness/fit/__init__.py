@@ -1,6 +1,7 @@
 """What would fit: searched by arithmetic or by simulation, and what to change when nothing does."""
 
 from harness.fit.advice import advise
+from harness.fit.changes import by_arithmetic, suggestions
 from harness.fit.confirmed import ConfirmedFit, fit_confirmed
 from harness.fit.device_choice import compare_hardware, render_choice, render_table
 from harness.fit.exact import fit_exact
@@ -13,6 +14,7 @@ __all__ = [
     "ConfirmedFit",
     "advise",
     "bucket_note",
+    "by_arithmetic",
     "check_host_memory",
     "compare_hardware",
     "exact_lines",
@@ -24,4 +26,5 @@ __all__ = [
     "render_choice",
     "render_table",
     "shard",
+    "suggestions",
 ]

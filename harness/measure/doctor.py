@@ -42,17 +42,21 @@ NEEDS: dict[str, dict[str, Any]] = {
 """What else a recipe needs for a field, or for one value of it, to be possible at all."""
 
 
-def examine() -> dict[str, Any]:
+def examine(trying: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
     """Everything found out here, JSON-able.
 
     machine, gpus and packages are facts; `toggles` and `checks` are lists of {name, works, reason,
     seconds}, where `reason` says why not (None when it works). Takes some seconds, or as long as one
-    torch.compile takes at its first use.
+    torch.compile takes at its first use. `trying` is told what comes next.
     """
     compiling = _start_compiling()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    toggles = _try_toggles(device)
-    checks = [_tried(name, check) for name, check in _checks(device)]
+    toggles = _try_toggles(device, trying)
+    checks = []
+    for name, check in _checks(device):
+        trying(name)
+        checks.append(_tried(name, check))
+    trying("compile: true")
     toggles.append(_tried("compile: true", lambda: _finish_compiling(compiling)))
     return {
         "machine": {
@@ -109,7 +113,7 @@ def _tried(name: str, attempt: Callable[[], object]) -> dict[str, Any]:
     return {"name": name, "works": reason is None, "reason": reason, "seconds": seconds}
 
 
-def _try_toggles(device: torch.device) -> list[dict[str, Any]]:
+def _try_toggles(device: torch.device, trying: Callable[[str], None]) -> list[dict[str, Any]]:
     """A step for each distinct recipe; several names can stand for the same one (what is the default)."""
     named = find_model_config(TINY["model"])
     assert named is not None
@@ -122,6 +126,7 @@ def _try_toggles(device: torch.device) -> list[dict[str, Any]]:
         for name, fields in toggle_recipes():
             recipe = Recipe.model_validate(fields | {"model": str(path)})
             if recipe not in found:
+                trying(name)
                 found[recipe] = _tried(name, lambda r=recipe: _one_step(r, device))
             toggles.append(found[recipe] | {"name": name})
     return toggles

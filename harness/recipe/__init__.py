@@ -2,7 +2,14 @@
 
 from harness.recipe.check import ImpossiblePair, check_recipe, recipe_schema, shortened
 from harness.recipe.effects import EFFECTS, fields_that_change
-from harness.recipe.file import find_model_config, list_recipes, load_recipe, nearest_model, recipe_yaml
+from harness.recipe.file import (
+    find_model_config,
+    list_models,
+    list_recipes,
+    load_recipe,
+    nearest_model,
+    recipe_yaml,
+)
 from harness.recipe.recipe import Recipe
 from harness.recipe.rules import shown
 
@@ -13,6 +20,7 @@ __all__ = [
     "check_recipe",
     "fields_that_change",
     "find_model_config",
+    "list_models",
     "list_recipes",
     "load_recipe",
     "nearest_model",

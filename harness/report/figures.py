@@ -70,17 +70,17 @@ def _charts(run: ReportRun) -> dict[str, Any]:
     charts: dict[str, Any] = {}
     profile, history = run.profile, run.history
     if history is not None and history.events:
-        charts["timeline"] = lambda axes: draw_timeline(axes, run.name, history, _capacity(profile))
+        charts["timeline"] = lambda axes: draw_timeline(axes, run.title, history, _capacity(profile))
     if profile is None:
         return charts
     if any(stats.time_s.median is not None for stats in profile.phases.values()):
-        charts["phases"] = lambda axes: draw_phases(axes, run.name, profile)
+        charts["phases"] = lambda axes: draw_phases(axes, run.title, profile)
     answers = answers_about(run)
     if answers is not None and not isinstance(answers, str):
-        charts["answers"] = lambda axes: draw_answers(axes, run.name, answers.bars, answers.reference)
+        charts["answers"] = lambda axes: draw_answers(axes, run.title, answers.bars, answers.reference)
     roofline = roofline_of(profile, run.answers)
     if not isinstance(roofline, str):
-        charts["roofline"] = lambda axes: draw_roofline(axes, run.name, roofline)
+        charts["roofline"] = lambda axes: draw_roofline(axes, run.title, roofline)
     return charts
 
 

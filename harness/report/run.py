@@ -13,9 +13,12 @@ from harness.step_profile import MAX_FILE_BYTES, MAX_VALUES, StepProfile
 from harness.system import TooManyValues, parse_json, read_whole
 
 if TYPE_CHECKING:
+    from harness.architecture import ModelShape
     from harness.report.history import History
 
 
+LONGEST_NAME = 200
+"""Characters of a recipe's name."""
 SNAPSHOTS = ("snapshot.pickle", "snapshot.json")
 
 
@@ -29,6 +32,16 @@ class ReportRun:
     answers: list[StepProfile] = field(default_factory=list)
     """Other answers about the same recipe, to be put beside this one."""
     notes: list[str] = field(default_factory=list)
+    shape: ModelShape | None = None
+    """The model's sizes, where whoever asks for the report has read them."""
+    changes: list[str] = field(default_factory=list)
+    """What would save memory and how much, the most first; the same condition."""
+
+    @property
+    def title(self) -> str:
+        """The recipe's name, where the profile has it; else the run's."""
+        name = self.profile.provenance.get("recipe_name") if self.profile is not None else None
+        return name if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME else self.name
 
 
 def read_run(path: Path) -> ReportRun:

@@ -8,6 +8,7 @@ from typing import Any
 from harness.report.answers import Answers, answers_about
 from harness.report.at_peak import MOST_KINDS, Kind, by_code, by_module, kinds, kinds_table
 from harness.report.columns import history_columns
+from harness.report.first_words import first_words
 from harness.report.history import History
 from harness.report.phase_roofline import roofline_of
 from harness.report.profile_tables import profile_tables
@@ -29,6 +30,8 @@ class Section:
 
     name: str
     run: ReportRun
+    answer: list[str]
+    """The first sentences."""
     tiles: list[tuple[str, str, str]]
     """Name, value, detail."""
     missing: list[str]
@@ -44,7 +47,7 @@ class Section:
 
 def section_of(run: ReportRun) -> Section:
     """Everything that is known of a run."""
-    section = Section(run.name, run, _tiles(run), _missing(run))
+    section = Section(run.name, run, first_words(run), _tiles(run), _missing(run))
     found = kinds(run.history, run.profile)
     section.kinds = found[:MOST_KINDS]
     if found:

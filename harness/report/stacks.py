@@ -13,6 +13,12 @@ MOST_LINES = 200
 """Shown of one stack: deeper than any training calls, short enough for a page."""
 _AUTOGRAD_NODE = re.compile(r" torch::autograd::(?:generated::)?(\w+)::apply\(")
 
+_PLUMBING = re.compile(
+    r"harness/(?:__main__\.py|(?:cli|answers|measure|simulate|observe|system|sweep)/|training/loop\.py)"
+    r"|(?:typer/|click/|runpy\.py|<frozen runpy>|<string>)|(?:\S*/)?bin/harness:"
+)
+"""Frames of whoever runs the step, who allocate nothing of it: the commands, the loop, the measuring."""
+
 
 class CallTree:
     """Node 0 is the root. A stack is the node of its innermost frame; `parents` lead to the outermost."""
@@ -23,6 +29,7 @@ class CallTree:
         self.line_of: list[int] = [-1]
         """The line of each node."""
         self.parents: list[int] = [ROOT]
+        self._plumbing: list[bool] = []
         self._line_index: dict[str, int] = {}
         self._children: dict[tuple[int, int], int] = {}
         self._known: dict[int, tuple[Sequence[Frame], int]] = {}
@@ -36,6 +43,8 @@ class CallTree:
         node = ROOT
         for frame in reversed(frames):
             line = self._line(frame)
+            if self._plumbing[line]:
+                continue
             key = node, line
             child = self._children.get(key)
             if child is None:
@@ -62,6 +71,7 @@ class CallTree:
         line = self._line_index.setdefault(text, len(self.lines))
         if line == len(self.lines):
             self.lines.append(text)
+            self._plumbing.append(_PLUMBING.match(text) is not None)
         self._line_of_frame[id(frame)] = frame, line
         return line
 

@@ -19,7 +19,7 @@ def report_html(runs: Sequence[ReportRun], home: str | None = None) -> str:
     """The page: what differs (with several runs), then a section a run. `home`: where it was opened from."""
     sections = [section_of(run) for run in runs]
     names = [section.name for section in sections]
-    title = names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}"
+    title = runs[0].title if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}"
     return render_page(
         "report.html",
         title=title,

@@ -37,6 +37,7 @@ class RunFolder:
         """
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         self.path = path or resume or _free(RUNS / f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}-{stamp}")
+        self.recipe_name = name
         self._recipe = recipe
         self._resume = resume
         self.checkpoint = None if resume is None else _last_checkpoint(resume)
@@ -87,7 +88,8 @@ class RunFolder:
         write_snapshot(self.path / "snapshot.pickle", snapshot)
 
     def write_profile(self, profile: StepProfile) -> None:
-        """Write profile.json."""
+        """Write profile.json, with the recipe's name."""
+        profile.provenance.setdefault("recipe_name", self.recipe_name)
         lock = self._create()
         write_whole(self.path / "profile.json", profile.to_json() + "\n")
         lock.release()

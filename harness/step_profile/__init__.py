@@ -1,6 +1,6 @@
 """What every answer returns: the profile of one step, as JSON and in words."""
 
-from harness.step_profile.in_words import MEMORY_KINDS, explain_oom, leak_in_words
+from harness.step_profile.in_words import MEMORY_KINDS, explain_oom, leak_in_words, verdict
 from harness.step_profile.step_profile import (
     CATEGORIES,
     MAX_FILE_BYTES,
@@ -46,4 +46,5 @@ __all__ = [
     "TimeStats",
     "explain_oom",
     "leak_in_words",
+    "verdict",
 ]

@@ -13,6 +13,25 @@ MEMORY_KINDS = {
 }
 
 
+def verdict(profile: StepProfile) -> str:
+    """One sentence: whether it fits, with what to spare; without a device's size, what it takes."""
+    memory, device = profile.memory, profile.hardware
+    if profile.oom is not None:
+        size = "" if device.memory_bytes is None else f" ({in_gib(device.memory_bytes)})"
+        return f"does not fit on {device.name}{size}: the memory runs out in {profile.oom.phase}"
+    known = (memory.process_bytes, memory.peak_reserved_bytes, memory.peak_allocated_bytes)
+    taken = next((size for size in known if size is not None), None)
+    if taken is None:
+        return "no peak is known"
+    if device.memory_bytes is None or device.kind == "cpu":
+        return f"takes {in_gib(taken)} on {device.name}"
+    spare = device.memory_bytes - taken
+    room = f"{in_gib(device.memory_bytes)} of {device.name}"
+    if spare < 0:
+        return f"does not fit in the {room}: {in_gib(-spare)} are missing"
+    return f"fits in the {room} with {in_gib(spare)} to spare"
+
+
 def leak_in_words(leak: LeakReport) -> str:
     """One sentence: how fast, what, and where it was made."""
     grown = sorted(leak.by_category.items(), key=lambda item: -item[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -18,8 +17,11 @@ from harness.recipe.check import check_recipe
 from harness.recipe.file import list_recipes, load_recipe
 from harness.recipe.recipe import Recipe
 from harness.step_profile.step_profile import StepProfile
-from pages.profiles_rows import read_rows
-from pages.readme import PROFILE, PUBLISHED, ROOT, STAND_IN, adopt, with_tables
+from pages.cover import COMMAND
+from pages.cover import PROFILE as COVER
+from pages.links import anchors
+from pages.readme import PAGES, PROFILE, ROOT, adopt, committed_parts, with_parts
+from pages.readme import main as main_of_readme
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
@@ -30,12 +32,35 @@ def commands() -> list[list[str]]:
     return [line.split() for line in re.findall(r"^harness ([^#>\n]*)", shell, re.MULTILINE)]
 
 
-def test_the_tables_are_those_of_the_committed_results():
-    profile = StepProfile.read(PROFILE)
-    rows = json.loads(PUBLISHED.read_text())["rows"]
-    assert with_tables(README, profile, rows, read_rows(STAND_IN)) == README
-    for size in (profile.memory.at_peak.activations_bytes, profile.memory.peak_allocated_bytes):
-        assert f"{(size or 0) / 2**20:.1f} MiB" in README
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_parts_are_those_of_the_committed_results(page):
+    parts = committed_parts()
+    text = page.read_text()
+    assert with_parts(text, parts) == text
+    assert any(part in text for part in parts.values())
+
+
+def test_every_part_is_shown_and_a_changed_number_is_found(tmp_path, monkeypatch):
+    parts = committed_parts()
+    assert all(any(part in page.read_text() for page in PAGES) for part in parts.values())
+    wrong = tmp_path / "wrong.md"
+    wrong.write_text(PAGES[0].read_text().replace("19.84 GiB", "19.85 GiB"))
+    monkeypatch.setattr("pages.readme.PAGES", (wrong,))
+    monkeypatch.setattr("pages.readme.ROOT", tmp_path)
+    with pytest.raises(SystemExit, match="is not as written"):
+        main_of_readme(["--check"])
+
+
+def test_the_picture_is_of_the_committed_profile():
+    profile = StepProfile.read(COVER)
+    _, recipe = load_recipe("llama-3.1-8b-qlora", [])
+    assert Recipe.model_validate(profile.recipe) == recipe
+    assert (profile.source, profile.hardware.name) == ("simulated", "rtx-4090")
+    assert profile.provenance["recipe_name"] == "llama-3.1-8b-qlora"
+    assert str(ROOT) not in COVER.read_text()
+    first = README[: README.index("## Can it be believed?")]
+    assert " ".join(COMMAND.split()) in first
+    assert "](docs/pictures/cover.png)" in first
 
 
 def test_the_committed_profile_is_of_the_recipe_as_it_is():
@@ -82,7 +107,7 @@ def test_the_commands_exist(command, monkeypatch, capsys):
 def test_there_are_commands():
     assert len(commands()) >= 4
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+    for target in re.findall(r"`make (\w+)`", README):
         assert f"\n{target}:" in makefile
 
 
@@ -105,12 +130,14 @@ def test_the_recipe_is_a_recipe():
 
 def test_links_and_names_lead_somewhere():
     for target in re.findall(r"\]\((?!http)([^)]+)\)", README):
-        assert (ROOT / target).exists(), target
+        path, _, anchor = target.partition("#")
+        assert (ROOT / path).exists(), target
+        assert not anchor or anchor in anchors(ROOT / path), target
     named = re.findall(r"`harness recipes show ([\w.-]+)`", README)
     assert named
     assert set(named) <= {name for name, _ in list_recipes()}
 
 
 def test_it_is_short():
-    assert len(README.splitlines()) < 150
+    assert len(README.splitlines()) <= 130
     assert Path(ROOT / "README.md").stat().st_size < 10_000

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.answers import SOURCES, Comparison, Row, unexplained_lines
-from harness.cli.terminal.terminal import print_table
+from harness.cli.terminal.terminal import print_table, say
 from harness.units import in_gib, in_ms
 
 
@@ -41,7 +41,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         )
     print_table(console, table)
     for line in (*unexplained_lines(comparison), *(f"note: {note}" for note in comparison.notes)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)
 
 
 def print_summary(console: Console, comparisons: Sequence[Comparison]) -> None:
@@ -54,7 +54,7 @@ def print_summary(console: Console, comparisons: Sequence[Comparison]) -> None:
         )
         reference = in_gib(_bytes(peak.values.get(comparison.reference)))
         line = f"{comparison.name} on {comparison.hardware}: {comparison.reference} {reference}; {ratios}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)
 
 
 def _shown(value: float | None, row: Row) -> str:

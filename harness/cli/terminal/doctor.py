@@ -8,33 +8,35 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.cli.terminal.terminal import say
 from harness.units import in_gib
 
 
 def print_findings(console: Console, findings: dict[str, Any]) -> None:
     """The findings for people: facts first, then what works, then what does not and why."""
 
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
     machine = findings["machine"]
-    say(f"Python {machine['python']} on {machine['platform']}")
-    say(f"{machine['cpus']} CPUs, {in_gib(machine['memory_bytes'])} of memory")
+    say(console, f"Python {machine['python']} on {machine['platform']}")
+    say(console, f"{machine['cpus']} CPUs, {in_gib(machine['memory_bytes'])} of memory")
     for gpu in findings["gpus"]:
         say(
+            console,
             f"{gpu['name']}: {in_gib(gpu['free_bytes'])} free of {in_gib(gpu['memory_bytes'])}, "
             f"compute capability {gpu['compute_capability']}, driver {gpu['driver']}, "
-            f"CUDA {machine['cuda_build']}"
+            f"CUDA {machine['cuda_build']}",
         )
     if machine["no_gpu_because"]:
-        say(f"no GPU: {machine['no_gpu_because']}")
-    no_virtual_gpu = machine["no_virtual_gpu_because"]
-    say(f"virtual GPU: {no_virtual_gpu or 'harness emulate and harness run --gpu work here'}")
+        say(console, f"no GPU: {machine['no_gpu_because']}")
+    say(
+        console,
+        "virtual GPU: "
+        f"{machine['no_virtual_gpu_because'] or 'harness emulate and harness run --gpu work here'}",
+    )
     packages = findings["packages"].items()
-    say(", ".join(f"{name} {version}" for name, version in packages if version))
+    say(console, ", ".join(f"{name} {version}" for name, version in packages if version))
     missing = [f"{name}{_how_to_install(name)}" for name, version in packages if not version]
     if missing:
-        say(f"not installed: {', '.join(missing)}")
+        say(console, f"not installed: {', '.join(missing)}")
     tried = findings["toggles"] + findings["checks"]
     working: dict[str, list[str]] = {}
     for finding in tried:

@@ -1,4 +1,4 @@
-"""The peak of one profile for reading in a terminal: its modules and its largest allocations. No torch."""
+"""The peak of one profile for reading in a terminal: the verdict, modules, largest allocations. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from harness.step_profile import StepProfile
+from harness.cli.terminal.terminal import say
+from harness.step_profile import StepProfile, verdict
 from harness.units import in_gib
 
 MODULES = 12
@@ -16,16 +17,32 @@ FRAMES = 2
 """Of a stack, innermost first; the profile has them all."""
 
 
-def print_peak(console: Console, profile: StepProfile) -> None:
-    """Bytes by module, layers of one kind together, and the largest allocations with their stacks."""
-    for line in (*_modules(profile), *_allocations(profile)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+def print_verdict(console: Console, name: str, profile: StepProfile) -> None:
+    """Whether it fits, and the peaks that say so."""
+    memory = profile.memory
+    say(console, f"{name}: {verdict(profile)}")
+    peaks = [f"{in_gib(memory.peak_allocated_bytes)} allocated, in {memory.peak_phase}"]
+    if memory.peak_reserved_bytes is not None:
+        peaks.append(f"{in_gib(memory.peak_reserved_bytes)} reserved by the allocator")
+    if memory.process_bytes is not None:
+        peaks.append(f"{in_gib(memory.process_bytes)} with the CUDA context")
+    say(console, f"peak: {'; '.join(peaks)}")
+    say(console, "")
+
+
+def print_peak(console: Console, profile: StepProfile, *, verbose: bool) -> None:
+    """Bytes by module, layers of one kind together, and the largest allocations, equal ones in a line.
+
+    `verbose`: with the innermost frames of each one's stack.
+    """
+    for line in (*_modules(profile), *_allocations(profile, verbose=verbose)):
+        say(console, line)
 
 
 def _modules(profile: StepProfile) -> Iterator[str]:
     by_kind: Counter[str] = Counter()
     for module, size_bytes in (profile.memory.at_peak_by_module or {}).items():
-        by_kind[re.sub(r"\.\d+\b", ".*", module)] += size_bytes
+        by_kind[_kind(module)] += size_bytes
     if not by_kind:
         return
     shown = min(MODULES, len(by_kind))
@@ -35,13 +52,25 @@ def _modules(profile: StepProfile) -> Iterator[str]:
     yield ""
 
 
-def _allocations(profile: StepProfile) -> Iterator[str]:
+def _allocations(profile: StepProfile, *, verbose: bool) -> Iterator[str]:
     if not profile.top:
         return
-    yield f"the {len(profile.top)} largest allocations at the peak, with who asked for them"
+    alike: Counter[tuple[int, str, str, str]] = Counter()
     for allocation in profile.top:
-        module = allocation.module or "(no module)"
-        yield f"  {in_gib(allocation.size_bytes):>10}  {allocation.category:15}  {module}"
-        if allocation.stack:
-            yield f"  {'':>10}  {' < '.join(allocation.stack[:FRAMES])}"
+        module = _kind(allocation.module) if allocation.module else "(no module)"
+        stack = " < ".join(allocation.stack[:FRAMES]) if verbose else ""
+        alike[allocation.size_bytes, allocation.category, module, stack] += 1
+    yield f"the {len(profile.top)} largest allocations at the peak" + (
+        ", with who asked for them" if verbose else " (--verbose: with who asked for them)"
+    )
+    for (size_bytes, category, module, stack), count in alike.items():
+        times = f"{count} x" if count > 1 else ""
+        yield f"  {times:>4} {in_gib(size_bytes):>10}  {category:15}  {module}"
+        if stack:
+            yield f"  {'':>15}  {stack}"
     yield ""
+
+
+def _kind(module: str) -> str:
+    """A layer's module path with its number left open: layers of one kind are alike."""
+    return re.sub(r"\.\d+\b", ".*", module)

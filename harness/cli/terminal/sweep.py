@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table as TerminalTable
 
-from harness.cli.terminal.terminal import say
+from harness.cli.terminal.terminal import plain_table, print_table, say
 from harness.sweep import Sweep, table_of
 
 
@@ -14,12 +12,12 @@ def print_sweep(console: Console, sweep: Sweep) -> None:
     """The table, the reasons under it, and what it says."""
     table = table_of(sweep, with_reasons=False)
     shown = [n for n, name in enumerate(table.columns) if console.width >= 100 or name != "peak in"]
-    printed = TerminalTable(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0 if console.width < 90 else 1))
+    printed = plain_table(0 if console.width < 90 else 1)
     for n in shown:
-        printed.add_column(table.columns[n], justify="right" if n else "left", no_wrap=n > 0, overflow="fold")
+        printed.add_column(table.columns[n], justify="right" if n else "left", no_wrap=n > 0)
     for row in table.rows:
         printed.add_row(*(row[n].shown for n in shown))
-    console.print(printed, markup=False, highlight=False)
+    print_table(console, printed)
     for cell in sweep.cells:
         if cell.status != "ok":
             say(console, f"{cell.label}: {cell.reason}")

@@ -7,7 +7,8 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from harness.cli.terminal.terminal import Bar
+from harness.cli.terminal.progress import left_in_words
+from harness.cli.terminal.terminal import Bar, say
 from harness.sweep import Row
 from harness.units import in_gib
 
@@ -32,14 +33,14 @@ class SweepProgress(Bar):
             self._bar.update(self._task, completed=self._done, left=left)
         elif left:
             line += f"; {left}"
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(self._console, line)
 
     def _left(self) -> str:
         cells = self._total - self._done
         if not cells or not self._worked:
             return ""
         seconds = (time.monotonic() - self._begun) / self._worked * cells
-        return f"about {seconds:.0f} s left" if seconds < 100 else f"about {seconds / 60:.0f} min left"
+        return left_in_words(seconds)
 
 
 def in_a_line(row: Row) -> str:

@@ -6,20 +6,21 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from harness.cli.terminal.lines import columns_here, wrapped
 from harness.errors import printable
 
 
-def say(people: Console, line: str) -> None:
-    people.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-WIDEST = 1000
-"""Characters of a line; more than any table here needs."""
+def say(people: Console, line: str, *, whole: bool = False) -> None:
+    """Print a line, broken at spaces where it is wider than the terminal, unless it is to stay `whole`."""
+    columns = None if whole else columns_here(terminal=people.is_terminal)
+    for part in wrapped(line, columns):
+        people.print(part, markup=False, highlight=False, soft_wrap=True)
 
 
 class Terminal(Console):
@@ -60,10 +61,34 @@ class Bar:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """The table at its full width: in a narrow terminal its lines wrap, and no number is cut."""
-    options = console.options.update(max_width=WIDEST)
-    table.width = console.measure(table, options=options).maximum
-    console.print(table, crop=False)
+    """The table, no number cut. Columns that do not fit follow in a table under it, with the first again."""
+    for column in table.columns:
+        if column.no_wrap:  # rich measures as if its words could be on lines of their own
+            column.min_width = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
+    first, *rest = table.columns
+    while True:
+        shown = rest[:]
+        while len(shown) > 1 and _width(console, table, [first, *shown]) > console.width:
+            shown.pop()
+        table.columns = [first, *shown]
+        least = _width(console, table, table.columns)
+        table.width = max(least, min(console.width, _width(console, table, table.columns, widest=True)))
+        console.print(table, crop=False)
+        rest = rest[len(shown) :]
+        if not rest:
+            return
+        table.title = None
+
+
+def _width(console: Console, table: Table, columns: list[Column], *, widest: bool = False) -> int:
+    """What these columns of the table need at least, or with no line of theirs folded."""
+    table.columns, table.width = columns, None
+    measured = console.measure(table, options=console.options.update(max_width=WIDEST))
+    return measured.maximum if widest else measured.minimum
+
+
+WIDEST = 1000
+"""Characters of a line; more than any table here needs."""
 
 
 def plain_table(padding: int = 1) -> Table:

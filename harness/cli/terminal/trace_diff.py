@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
+from harness.cli.terminal.terminal import say
 from harness.snapshot import Divergence, Event, Group, Reserved, SegmentDiff, TraceDiff
 from harness.units import in_gib
 
@@ -22,11 +23,11 @@ def print_trace_diff(console: Console, diff: TraceDiff, segments: SegmentDiff) -
         *_group_lines(diff),
         *_segment_lines(segments),
     ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)
 
 
 def _phase_lines(diff: TraceDiff) -> Iterator[str]:
-    yield "phase             recorded  simulated   matching  divergences  peak above the step's start"
+    yield "phase             recorded  simulated   matching  divergences  peak above start"
     for p in diff.phases:
         counts = f"{p.real_events:>8,}  {p.simulated_events:>9,}  {p.matching:>9,}  {len(p.divergences):>11,}"
         missing = p.real_peak_bytes - p.simulated_peak_bytes

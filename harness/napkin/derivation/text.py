@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from harness.hardware import arithmetic_intensity, machine_balance
@@ -13,6 +14,8 @@ from harness.napkin.tape.dims import DIMS
 from harness.napkin.timing import Timing
 
 GIB = 2**30
+WIDTH = 80
+"""Columns. The derivation is the same text on every terminal."""
 _SHOWN_DIMS = ("BSHN", "GDIV")
 _PARTS = ("parameters", "gradients", "optimizer_state", "activations", "temporaries", "inputs", "other")
 _ADVICE = {
@@ -34,7 +37,9 @@ def _heading(name: str, memory: Memory) -> Iterator[str]:
     model = f"{sizes.recipe.model}, {shape.layers} {shape.family} layers"
     yield f"{name} on {sizes.hardware.datasheet.title}: {model}"
     for letters in _SHOWN_DIMS:
-        yield "  " + ", ".join(f"{d} = {tape.sizes[d]:,} ({DIMS[d].meaning})" for d in letters)
+        yield from _folded(
+            "  " + ", ".join(f"{d} = {tape.sizes[d]:,} ({DIMS[d].meaning})" for d in letters), WIDTH
+        )
     yield "  " + described(sizes.built, sizes.stages.blocks[0].tape.attention_kernel)
 
 
@@ -44,32 +49,36 @@ def _terms(memory: Memory) -> Iterator[str]:
         if term.section != section:
             section = term.section
             yield ""
-            yield f"{section:<90} {'GiB':>9}"
+            yield f"{section:<{WIDTH - 10}} {'GiB':>9}"
         yield from _term(term)
 
 
 def _term(term: Term) -> Iterator[str]:
-    head = f"  {term.name}: {term.formula}"
-    while len(head) > 90:
-        cut = head.rfind(" ", 0, 90)
-        cut = 90 if cut < 20 else cut
-        yield head[:cut]
-        head = "      " + head[cut:].strip()
-    yield f"{head:<90} {term.size_bytes / GIB:9.3f}  {term.source}"
+    """Name, formula and size; under them where the formula is from."""
+    *above, head = _folded(f"  {term.name}: {term.formula}", WIDTH - 10)
+    yield from above
+    yield f"{head:<{WIDTH - 10}} {term.size_bytes / GIB:9.3f}"
+    yield from _folded(f"      by: {term.source}", WIDTH)
+
+
+def _folded(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="      ", break_on_hyphens=False)
 
 
 def _phases(memory: Memory) -> Iterator[str]:
     yield ""
-    yield f"{'Memory by phase, GiB':<46} {'total':>8} " + " ".join(f"{_short(part):>9}" for part in _PARTS)
+    yield f"{'Memory by phase, GiB':<20}" + "".join(f"{_short(part):>7}" for part in ("total", *_PARTS))
     rows: dict[str, Moment] = {}
     for moment in memory.moments:
         if moment.phase not in rows or moment.total_bytes > rows[moment.phase].total_bytes:
             rows[moment.phase] = moment
     for row in rows.values():
-        marker = " <- peak" if row is memory.peak else ""
-        place = f"  {_phase_title(row.phase)} ({row.where})"[:46]
-        parts = " ".join(f"{getattr(row, part) / GIB:9.3f}" for part in _PARTS)
-        yield f"{place:<46} {row.total_bytes / GIB:8.3f} {parts}{marker}"
+        sizes_in_gib = (size / GIB for size in (row.total_bytes, *(getattr(row, part) for part in _PARTS)))
+        yield f"  {_phase_title(row.phase):<18}" + "".join(
+            f"{_short_number(size):>7}" for size in sizes_in_gib
+        )
+        marker = "the peak: " if row is memory.peak else ""
+        yield from _folded(f"      {marker}{row.where}", WIDTH)
     sizes = memory.sizes
     needed, available = required_bytes(memory), sizes.hardware.memory_bytes
     context = sizes.hardware.calibration.cuda_context_bytes
@@ -78,16 +87,22 @@ def _phases(memory: Memory) -> Iterator[str]:
         f"  peak {memory.peak.total_bytes / GIB:.2f} GiB + CUDA context {context / GIB:.2f} "
         f"= {needed / GIB:.2f} of {available / GIB:.2f} GiB: {verdict}"
     )
-    yield "  (the allocator reserves some percent more than the peak: `harness simulate` knows how much)"
+    yield "  The allocator reserves some percent more: `harness simulate` tells how much."
 
 
 def _short(part: str) -> str:
     return {
         "parameters": "params",
-        "optimizer_state": "optimizer",
+        "gradients": "grads",
+        "optimizer_state": "optim.",
         "activations": "kept",
         "temporaries": "temps",
     }.get(part, part)
+
+
+def _short_number(number: float) -> str:
+    """At most six characters up to a million."""
+    return f"{number:.3f}" if number < 10 else f"{number:.2f}" if number < 1000 else f"{number:.0f}"
 
 
 def _phase_title(phase: str) -> str:
@@ -98,8 +113,8 @@ def _timing(memory: Memory) -> Iterator[str]:
     sizes = memory.sizes
     timing, hardware, dtype = Timing(sizes), sizes.hardware, sizes.recipe.compute_dtype
     yield ""
-    columns = ("ms", "TFLOP", "GB moved", "compute ms", "memory ms", "launch ms", "link ms")
-    yield f"{'Time by phase':<20}" + "".join(f"{column:>11}" for column in columns) + "  waits for"
+    columns = ("ms", "TFLOP", "GB", "compute", "memory", "launch", "link")
+    yield f"{'Time by phase, ms':<17}" + "".join(f"{column:>8}" for column in columns) + " waits"
     for phase in timing.phases.values():
         link = (phase.transfer_s + phase.waited_s + phase.host_step_s) * 1e3
         numbers = [
@@ -113,16 +128,12 @@ def _timing(memory: Memory) -> Iterator[str]:
         ]
         waits = "host" if phase.seconds > phase.time.device_s else phase.time.bound
         title = _phase_title(phase.name)
-        yield f"  {title:<18}" + "".join(f"{number:11.2f}" for number in numbers) + f"  {waits}"
+        yield f"  {title:<15}" + "".join(f"{_short_number(number):>8}" for number in numbers) + f" {waits}"
     recomputed = timing.phases["backward"].recomputed_flops / timing.hardware_flops
     mfu, hfu = timing.utilization(timing.model_flops), timing.utilization(timing.hardware_flops)
-    yield (
-        f"  step {timing.seconds * 1e3:,.1f} ms, {timing.tokens_per_s:,.0f} tokens/s, MFU {mfu:.1%}, "
-        f"HFU {hfu:.1%} ({recomputed:.0%} of the FLOPs are recomputation)"
-    )
+    yield f"  step {timing.seconds * 1e3:,.1f} ms, {timing.tokens_per_s:,.0f} tokens/s"
+    yield f"  MFU {mfu:.1%}, HFU {hfu:.1%} ({recomputed:.0%} of the FLOPs are recomputation)"
     intensity, balance = arithmetic_intensity(timing.works), machine_balance(hardware, dtype)
-    yield (
-        f"  {_ADVICE[timing.bound]}. Arithmetic intensity {intensity:.0f} FLOP/byte, "
-        f"machine balance {balance:.0f} ({dtype})."
-    )
+    yield f"  {_ADVICE[timing.bound]}"
+    yield f"  arithmetic intensity {intensity:.0f} FLOP/byte, machine balance {balance:.0f} ({dtype})"
     yield f"  rates: {hardware.calibration.source}"

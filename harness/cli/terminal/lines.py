@@ -1,0 +1,41 @@
+"""Lines that fit the reader's columns. No rich: the commands that answer at once print with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+
+from harness.errors import printable
+
+NARROWEST = 40
+"""Columns: in a narrower terminal lines are as long as here."""
+
+
+def columns_here(*, terminal: bool) -> int | None:
+    """How wide a line may be: COLUMNS, or the terminal's width; None where a file or a program reads."""
+    if terminal or os.environ.get("COLUMNS", "").isdigit():
+        return max(NARROWEST, shutil.get_terminal_size().columns)
+    return None
+
+
+def wrapped(line: str, columns: int | None, hanging: int = 2) -> list[str]:
+    """The line as lines of at most `columns`, broken at spaces; what follows is indented by
+    `hanging` more than the first.
+
+    A word longer than a line (a path) stays whole.
+    """
+    if columns is None or len(line) <= columns:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + hanging)
+    return textwrap.wrap(
+        line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def tell(text: str, hanging: int = 2) -> None:
+    """Print `text` on stdout for people: nothing in it can steer a terminal, and every line fits."""
+    columns = columns_here(terminal=sys.stdout.isatty())
+    for line in printable(text).rstrip("\n").split("\n"):
+        print("\n".join(wrapped(line, columns, hanging)))

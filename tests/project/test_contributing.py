@@ -1,0 +1,75 @@
+"""What CONTRIBUTING says is so: its paths, its commands, its walk down; and the map is of the imports."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pages import map as package_map
+from pages import toggle_reads
+from tests.project.test_layers import LEVEL
+from tests.support.places import ROOT
+
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_every_path_is_there() -> None:
+    paths = re.findall(r"`((?:harness|tests|pages|docs|profiles|recipes|benchmarks)/[\w./]*)`", TEXT)
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    for target in re.findall(r"\]\(([^)#]+)", TEXT):
+        assert (ROOT / target).exists(), target
+
+
+def test_every_command_is_there() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"(?:^|`)make ([\w-]+)", TEXT, re.MULTILINE)
+    assert len(targets) >= 6
+    assert all(f"\n{target}:" in makefile for target in targets)
+    modules = re.findall(r"python -m ([\w.]+\w)", TEXT)
+    assert modules
+    for module in modules:
+        assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+
+
+def test_the_walk_goes_down_in_at_most_eight_stops() -> None:
+    section = TEXT[TEXT.index("## Follow one value") : TEXT.index("## Add a toggle")]
+    stops = re.findall(r"^\d\. `harness/(\w+)/(\w+\.py)`", section, re.MULTILINE)
+    assert 5 <= len(stops) <= 8
+    levels = [LEVEL[package] for package, _ in stops]
+    assert levels == sorted(levels, reverse=True)
+    assert (stops[0][0], stops[-1][0]) == ("cli", "allocator")
+
+
+def test_it_is_two_pages_at_most() -> None:
+    assert len(TEXT.splitlines()) <= 100
+    assert len(TEXT) < 7000
+
+
+def test_the_map_is_of_the_imports_as_they_are(monkeypatch, tmp_path) -> None:
+    package_map.main(check=True)
+    stale = tmp_path / "packages.svg"
+    stale.write_text(package_map.svg().replace(">simulate<", ">simulation<"))
+    monkeypatch.setattr(package_map, "PICTURE", stale)
+    with pytest.raises(SystemExit, match="not of the imports"):
+        package_map.main(check=True)
+
+
+def test_the_map_s_rows_go_down() -> None:
+    found = package_map.imports()
+    row = {package: n for n, row in enumerate(package_map.rows(found)) for package in row}
+    assert len(row) > 20
+    assert all(row[other] > row[package] for package, theirs in found.items() for other in theirs)
+    drawn = package_map.direct(found)
+    assert all(drawn[package] <= found[package] for package in found)
+
+    # what is not drawn is still reached on what is
+    def reached(package: str) -> set[str]:
+        return drawn[package].union(*map(reached, drawn[package]))
+
+    assert all(found[package] <= reached(package) for package in found)
+
+
+def test_the_table_of_toggles_is_as_written() -> None:
+    toggle_reads.main(check=True)
