@@ -11,7 +11,7 @@ import typer
 
 from harness.cli.arguments import AsJson
 from harness.cli.terminal.lines import tell
-from harness.errors import InputError
+from harness.errors import InputError, printable
 
 EXAMPLES = """
 Examples:

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from pages import map as package_map
-from pages import toggle_reads
 from tests.project.test_layers import LEVEL
 from tests.support.places import ROOT
 
@@ -69,7 +68,3 @@ def test_the_map_s_rows_go_down() -> None:
         return drawn[package].union(*map(reached, drawn[package]))
 
     assert all(found[package] <= reached(package) for package in found)
-
-
-def test_the_table_of_toggles_is_as_written() -> None:
-    toggle_reads.main(check=True)
