@@ -133,7 +133,6 @@ class _Rows(Dataset[dict[str, Any]]):
         batches = build_batches(
             recipe,
             vocab_size=text.vocab_size,
-            max_positions=None,
             tokenizer_source=None,
             dense_mask=True,
         )

@@ -141,7 +141,6 @@ def build_batches(
     recipe: Recipe,
     *,
     vocab_size: int,
-    max_positions: int | None,
     tokenizer_source: str | None,
     dense_mask: bool,
     sliding_window: int | None = None,
@@ -149,7 +148,6 @@ def build_batches(
 ) -> Batches:
     """The batches of `recipe` for a model of `vocab_size` tokens.
 
-    - `max_positions`: the longest row the model has positions for; None: no limit.
     - `tokenizer_source`: checkpoint folder or Hugging Face id, used when weights are pretrained.
     - `dense_mask`: with packing, documents are kept apart by a mask (sdpa and eager), otherwise by flash
       attention's lengths.
@@ -163,11 +161,6 @@ def build_batches(
     completion is cut off, since the rest would lack its prompt. Raises InputError for data that cannot be
     read, does not fit the model, or holds nothing to train on.
     """
-    if max_positions is not None and recipe.seq_len > max_positions:
-        raise InputError(
-            f"seq_len: {recipe.seq_len} is more than the {max_positions} positions of model: {recipe.model}. "
-            f"Set seq_len to at most {max_positions}."
-        )
     longest = recipe.seq_len
     if recipe.packing and dense_mask and sliding_window is not None:
         longest = min(longest, sliding_window)

@@ -97,7 +97,6 @@ def _batches(recipe: Recipe, config: Any, *, shapes_only: bool) -> Batches:
     return build_batches(
         recipe,
         vocab_size=text.vocab_size,
-        max_positions=getattr(text, "n_positions", None),
         tokenizer_source=recipe.model if recipe.weights == "pretrained" else None,
         dense_mask=not recipe.flash_package,
         sliding_window=getattr(text, "sliding_window", None),

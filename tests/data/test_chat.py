@@ -72,9 +72,7 @@ def batches_of(folder: Path, template: str | None, rows: list[Any], **fields: An
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = Recipe(**{"model": source, "weights": "pretrained", "data": str(path), "seq_len": 256, **fields})
     check_data(recipe)
-    batches = build_batches(
-        recipe, vocab_size=400, max_positions=None, tokenizer_source=source, dense_mask=True
-    )
+    batches = build_batches(recipe, vocab_size=400, tokenizer_source=source, dense_mask=True)
     return batches, PreTrainedTokenizerFast.from_pretrained(source)
 
 
@@ -150,9 +148,7 @@ def test_random_weights_read_a_conversation_as_bytes(tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps({"messages": TURNS[1:3]}))
     recipe = Recipe(model="tiny", data=str(path), seq_len=128)
-    batches = build_batches(
-        recipe, vocab_size=300, max_positions=None, tokenizer_source=None, dense_mask=True
-    )
+    batches = build_batches(recipe, vocab_size=300, tokenizer_source=None, dense_mask=True)
     labels = [label for label in next(batches).batches[0]["labels"][0].tolist() if label != -100]
     assert bytes(labels).decode() == "hello you<|im_end|>"
 
@@ -165,9 +161,7 @@ def test_without_a_chat_template_it_is_said_what_to_do(tmp_path: Path) -> None:
     folder, data = str(tmp_path / "checkpoint"), str(tmp_path / "chat.jsonl")
     recipe = Recipe(model=folder, weights="pretrained", data=data)
     with pytest.raises(InputError, match="has no chat template"):
-        build_batches(
-            recipe, vocab_size=400, max_positions=None, tokenizer_source=recipe.model, dense_mask=True
-        )
+        build_batches(recipe, vocab_size=400, tokenizer_source=recipe.model, dense_mask=True)
 
 
 REWRITING = "{% for m in messages %}{{ loop.revindex }}{{ m.content }}{% endfor %}"

@@ -129,9 +129,7 @@ def test_an_estimate_refuses_what_a_run_refuses(
     messages = []
     for refused in (
         lambda: check_data(recipe),
-        lambda: build_batches(
-            recipe, vocab_size=300, max_positions=None, tokenizer_source=None, dense_mask=True
-        ),
+        lambda: build_batches(recipe, vocab_size=300, tokenizer_source=None, dense_mask=True),
     ):
         with pytest.raises(InputError, match=says) as caught:
             refused()
@@ -167,9 +165,7 @@ def test_lengths_cuts_and_padding_are_counted_as_by_hand(tmp_path: Path) -> None
 
     def summary(**fields: Any) -> Any:
         recipe = Recipe(model="tiny", data=str(path), seq_len=8, **fields)
-        return build_batches(
-            recipe, vocab_size=300, max_positions=None, tokenizer_source=None, dense_mask=True
-        ).rows.summary
+        return build_batches(recipe, vocab_size=300, tokenizer_source=None, dense_mask=True).rows.summary
 
     found = summary()
     assert (found.documents, found.rows, found.documents_cut, found.tokens_cut) == (3, 3, 1, 2)

@@ -44,9 +44,7 @@ END = 256  # the byte-level end-of-document token
 
 def batches_of(data: str | Path, *, dense_mask: bool = True, **fields: Any) -> Batches:
     vocab_size = fields.pop("vocab_size", VOCAB_SIZE)
-    arguments = {
-        name: fields.pop(name, None) for name in ("max_positions", "tokenizer_source", "sliding_window")
-    }
+    arguments = {name: fields.pop(name, None) for name in ("tokenizer_source", "sliding_window")}
     arguments["shapes_only"] = fields.pop("shapes_only", False)
     recipe = Recipe(**{"model": "tiny", "data": str(data), "precision": "fp32", **fields})
     return build_batches(recipe, vocab_size=vocab_size, dense_mask=dense_mask, **arguments)
@@ -392,9 +390,7 @@ def test_padding_on_the_right_needs_no_mask(tmp_path: Path, name: str) -> None:
 )
 def test_eager_adds_a_mask_of_the_weights_dtype(fields: dict[str, Any], dtype: torch.dtype) -> None:
     recipe = Recipe(model="tiny", packing=True, attention="eager", seq_len=16, **fields)
-    batches = build_batches(
-        recipe, vocab_size=VOCAB_SIZE, max_positions=None, tokenizer_source=None, dense_mask=True
-    )
+    batches = build_batches(recipe, vocab_size=VOCAB_SIZE, tokenizer_source=None, dense_mask=True)
     mask = next(batches).batches[0]["attention_mask"]
     assert mask.dtype == dtype
     assert set(mask.unique().tolist()) == {0.0, torch.finfo(dtype).min}
@@ -614,11 +610,6 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path, config: Pre
         batches_of(path, weights="pretrained", tokenizer_source=str(folder))
     assert str(failure.value).startswith(f"model: {folder}")
     assert "\n" not in str(failure.value)
-
-
-def test_a_row_longer_than_the_positions_is_refused() -> None:
-    with pytest.raises(InputError, match="seq_len: 64 is more than the 32 positions of model: tiny"):
-        batches_of("synthetic", seq_len=64, max_positions=32)
 
 
 def test_the_optional_packages_are_imported_when_needed() -> None:

@@ -136,3 +136,8 @@ def test_numbers_that_json_lacks_are_read_as_transformers_writes_them(tmp_path: 
     assert "__float__" in (tmp_path / "config.json").read_text()
     assert read_config(tmp_path / "config.json")["time_step_limit"] == [0.0, float("inf")]
     assert load_config(recipe).time_step_limit[1] == float("inf")
+
+
+def test_a_row_longer_than_the_positions_is_refused_before_data_and_weights_are_made() -> None:
+    with pytest.raises(InputError, match=r"seq_len: 4096: .* has \d+ positions; set at most that"):
+        load_config(tiny("gpt2", seq_len=4096))
