@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.hardware.hardware import all_hardware, find_hardware
+from harness.hardware import all_hardware, find_hardware
 from harness.virtual_gpu import Options, libraries, surroundings
+
+pytestmark = pytest.mark.virtual_gpu
 
 
 def test_the_device_is_the_table_s(emulate) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.virtual_gpu
+
 PROGRAMS = Path(__file__).parent / "programs"
 ALONE = [
     ("plain.py",),

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.places import ROOT
+
+pytestmark = pytest.mark.virtual_gpu
+
 QUICK = ("gpt2-medium", "8b-2-layers-packing", "8b-2-layers-nf4-lora", "8b-2-layers-offload-optimizer")
 
 
@@ -21,7 +24,7 @@ def test_a_recording_is_made_anew(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     chosen = [word for name in QUICK for word in ("--only", name)]
-    record = (sys.executable, "-m", "benchmarks.gpu", "--part", "traces", "--out", str(tmp_path), *chosen)
-    emulate(*record, gpu="h200", options=(values,))
+    options = ("--part", "traces", "--out", str(tmp_path), *chosen)
+    emulate(sys.executable, "-m", "benchmarks.gpu_programme", *options, gpu="h200", options=(values,))
     compare = (sys.executable, "-m", "benchmarks.virtual_gpu.recordings", str(tmp_path / "traces.json"))
     assert f"{len(QUICK)} of {len(QUICK)} are the same" in emulate(*compare, gpu="h200").stdout

@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.virtual_gpu
+
 DATA = """
 import torch, random
 ids = torch.tensor([[5, 3, 9, -100, -100, -100], [7, -100, 2, 2, 8, 1]])
