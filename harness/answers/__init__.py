@@ -10,7 +10,7 @@ from harness.answers.comparison import (
     quantities,
     unexplained_lines,
 )
-from harness.answers.one_answer import measured, predicted, simulated
+from harness.answers.one_answer import emulated, measured, predicted, simulated
 
 __all__ = [
     "SOURCES",
@@ -20,6 +20,7 @@ __all__ = [
     "compare",
     "complete",
     "different_fields",
+    "emulated",
     "gather",
     "measured",
     "predicted",
