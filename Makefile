@@ -14,7 +14,7 @@ GPU_RUN = profiles/runs/gpu
 VIRTUAL = .venv-virtual-gpu
 VIRTUAL_STAMP = $(VIRTUAL)/.installed
 
-.PHONY: help setup run test test-fast check bench docs pages trust fuzz soak gpu virtual-gpu clean
+.PHONY: help setup run test test-fast check bench docs pages trust fuzz soak gpu virtual-gpu virtual-gpu-all clean
 
 help:
 	@echo "make run     fine-tune recipes/smoke.yaml here and show where bytes and milliseconds went"
@@ -32,6 +32,7 @@ help:
 	@echo "             profiles/, and run the tests that need a GPU; PY=python3 where there is no network"
 	@echo "make virtual-gpu  the tests that need PyTorch's CUDA build and no GPU, in .venv-virtual-gpu (Linux;"
 	@echo "             some GB to download the first time, then a few minutes)"
+	@echo "make virtual-gpu-all  with the slow ones too: all programs of others, recordings made anew"
 	@echo "make setup   .venv with the versions in constraints.txt (the others do this by themselves)"
 	@echo "make clean   remove .venv and .venv-virtual-gpu"
 
@@ -96,8 +97,10 @@ gpu: $(READY)
 	$(PY) -m pages.profiles
 	$(PY) -m pytest -m gpu
 
-virtual-gpu: $(VIRTUAL_STAMP)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VIRTUAL)/bin/python -m pytest -n $(WORKERS) -m virtual_gpu tests/virtual_gpu
+virtual-gpu: CHOSEN = virtual_gpu and not slow
+virtual-gpu-all: CHOSEN = virtual_gpu
+virtual-gpu virtual-gpu-all: $(VIRTUAL_STAMP)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VIRTUAL)/bin/python -m pytest -n $(WORKERS) -m '$(CHOSEN)' tests/virtual_gpu
 
 clean:
 	rm -rf .venv $(VIRTUAL)

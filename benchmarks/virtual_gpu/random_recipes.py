@@ -24,7 +24,7 @@ from benchmarks.gpu_programme.recipes import Spec
 from benchmarks.gpu_programme.tasks import Context, import_libraries, prepare_process
 from benchmarks.gpu_programme.traces import record
 from harness.errors import InputError
-from harness.hardware.hardware import find_hardware
+from harness.hardware import find_hardware
 from harness.system.files import write_whole
 
 MODELS = (

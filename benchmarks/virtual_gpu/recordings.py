@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.gpu_programme.trace_file import Trace, decode_trace, load_trace
-from harness.hardware.table import TABLE_NAMES
+from harness.hardware import TABLE_NAMES
 
 RECORDED = Path(__file__).resolve().parents[2] / "tests" / "data" / "stand_in"
 

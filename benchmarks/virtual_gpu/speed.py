@@ -18,9 +18,9 @@ from pathlib import Path
 START = "import torch; torch.ones(1, device='{}').sum().item()"
 STEP = """
 import json, resource, time, torch
-from harness.device_observer import Unobserved
-from harness.loop import run_steps, set_up
-from harness.recipe_file import load_recipe
+from harness.measure.observer import Unobserved
+from harness.training import run_steps, set_up
+from harness.recipe import load_recipe
 _, recipe = load_recipe("llama-3.1-8b-lora", [])
 device = torch.device("cuda")
 training, batches = set_up(recipe, device, Unobserved())

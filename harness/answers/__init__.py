@@ -11,7 +11,7 @@ from harness.answers.comparison import (
     unexplained_lines,
 )
 from harness.answers.forecast import Forecast, forecast_on_cpu
-from harness.answers.one_answer import measured, predicted, simulated
+from harness.answers.one_answer import emulated, measured, predicted, simulated
 
 __all__ = [
     "SOURCES",
@@ -22,6 +22,7 @@ __all__ = [
     "compare",
     "complete",
     "different_fields",
+    "emulated",
     "forecast_on_cpu",
     "gather",
     "measured",

@@ -65,29 +65,29 @@ def why_not() -> str | None:
             f"a virtual GPU needs Linux on x86-64, and this is {here}. Run it in a Linux container or a "
             "virtual machine; `harness simulate` works here."
         )
-    torch = installed_torch()
-    if torch is None:
+    installed = installed_torch()
+    if installed is None:
         return "a virtual GPU needs PyTorch, which is not installed. Run: pip install torch"
-    if torch.cuda_version is None:
-        plain = torch.version.partition("+")[0]
+    if installed.cuda_version is None:
+        plain = installed.version.partition("+")[0]
         return (
-            f"a virtual GPU needs PyTorch's CUDA build, and this one ({torch.version}) is built without "
+            f"a virtual GPU needs PyTorch's CUDA build, and this one ({installed.version}) is built without "
             f"CUDA. Run: pip install 'torch==={plain}' (three = signs: the build that PyPI has is the "
             "CUDA build on Linux); in a checkout `make virtual-gpu` makes such an environment."
         )
-    numbers = tuple(map(int, re.findall(r"\d+", torch.version)[:2]))
+    numbers = tuple(map(int, re.findall(r"\d+", installed.version)[:2]))
     if not FIRST_TORCH <= numbers <= LAST_TORCH and not os.environ.get("VIRTUAL_GPU_ANY_TORCH"):
         first, last = (".".join(map(str, each)) for each in (FIRST_TORCH, LAST_TORCH))
         return (
-            f"the virtual GPU has been tried with PyTorch {first} to {last}, and this is {torch.version}. "
-            f"Install one of those, or set VIRTUAL_GPU_ANY_TORCH=1 to see what happens."
+            f"the virtual GPU has been tried with PyTorch {first} to {last}, and this is "
+            f"{installed.version}. Install one of those, or set VIRTUAL_GPU_ANY_TORCH=1 to see what happens."
         )
-    if _find(torch, f"libcudart.so.{torch.cuda_major}") is None:
+    if _find(installed, f"libcudart.so.{installed.cuda_major}") is None:
         return (
-            f"a virtual GPU needs the CUDA libraries as wheels, and {torch.wheels} has no libcudart. Install "
-            "PyTorch by pip: pip install torch"
+            f"a virtual GPU needs the CUDA libraries as wheels, and {installed.wheels} has no libcudart. "
+            "Install PyTorch by pip: pip install torch"
         )
-    if not any((folder / "crt" / "host_defines.h").exists() for folder in _headers(torch)):
+    if not any((folder / "crt" / "host_defines.h").exists() for folder in _headers(installed)):
         return "a virtual GPU needs CUDA's headers, which come with triton. Run: pip install triton"
     if _compiler() is None:
         return (
@@ -103,18 +103,18 @@ def libraries() -> list[Path]:
     Raises InputError where there can be none, with the reason and the fix.
     """
     reason = why_not()
-    torch = installed_torch()
-    if reason is not None or torch is None:
+    installed = installed_torch()
+    if reason is not None or installed is None:
         raise InputError(reason or "PyTorch is not installed")
-    parts = _parts(torch)
-    folder = _cache() / _key(torch)
+    parts = _parts(installed)
+    folder = _cache() / _key(installed)
     if not folder.is_dir():
-        _build(torch, parts, folder)
+        _build(installed, parts, folder)
     return [folder / name for name in parts]
 
 
-def _parts(torch: Torch) -> dict[str, tuple[str, ...]]:
-    major = torch.cuda_major
+def _parts(installed: Torch) -> dict[str, tuple[str, ...]]:
+    major = installed.cuda_major
     return {
         f"libcudart.so.{major}": ("memory.c", "runtime.c", "crash.c"),
         f"libcublas.so.{major}": ("cublas.c",),
@@ -131,12 +131,12 @@ def _cache() -> Path:
     return Path(base) / "harness" / "virtual-gpu"
 
 
-def _key(torch: Torch) -> str:
+def _key(installed: Torch) -> str:
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for source in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    digest.update(str(torch.wheels).encode())  # another environment may have other patch releases
-    return f"torch-{torch.version}-cuda-{torch.cuda_version}-{digest.hexdigest()[:16]}"
+    digest.update(str(installed.wheels).encode())  # another environment may have other patch releases
+    return f"torch-{installed.version}-cuda-{installed.cuda_version}-{digest.hexdigest()[:16]}"
 
 
 def _compiler() -> str | None:
@@ -146,17 +146,17 @@ def _compiler() -> str | None:
     )
 
 
-def _find(torch: Torch, name: str) -> Path | None:
+def _find(installed: Torch, name: str) -> Path | None:
     """A library of NVIDIA's wheels: nvidia/cu13/lib of CUDA 13, nvidia/<package>/lib of CUDA 12."""
-    return next(iter(sorted(torch.wheels.glob(f"*/lib/{name}"))), None)
+    return next(iter(sorted(installed.wheels.glob(f"*/lib/{name}"))), None)
 
 
-def _headers(torch: Torch) -> list[Path]:
-    triton = torch.folder.parent / "triton" / "backends" / "nvidia" / "include"
-    return [*sorted(torch.wheels.glob("*/include")), triton]
+def _headers(installed: Torch) -> list[Path]:
+    triton = installed.folder.parent / "triton" / "backends" / "nvidia" / "include"
+    return [*sorted(installed.wheels.glob("*/include")), triton]
 
 
-def _build(torch: Torch, parts: dict[str, tuple[str, ...]], folder: Path) -> None:
+def _build(installed: Torch, parts: dict[str, tuple[str, ...]], folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
@@ -166,13 +166,13 @@ def _build(torch: Torch, parts: dict[str, tuple[str, ...]], folder: Path) -> Non
             "give a folder that can be written in XDG_CACHE_HOME."
         ) from None
     try:
-        running = [_compile(torch, name, sources, beside) for name, sources in parts.items()]
+        running = [_compile(installed, name, sources, beside) for name, sources in parts.items()]
         for name, process in zip(parts, running, strict=True):
             said, _ = process.communicate()
             if process.returncode != 0:
                 raise InputError(
-                    f"the virtual GPU's {name} could not be compiled for PyTorch {torch.version} "
-                    f"(CUDA {torch.cuda_version}) by {_compiler()}: {said.strip()[-600:]}. Try another "
+                    f"the virtual GPU's {name} could not be compiled for PyTorch {installed.version} "
+                    f"(CUDA {installed.cuda_version}) by {_compiler()}: {said.strip()[-600:]}. Try another "
                     "compiler: CC=gcc."
                 )
         for file in beside.iterdir():
@@ -188,13 +188,13 @@ def _build(torch: Torch, parts: dict[str, tuple[str, ...]], folder: Path) -> Non
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _compile(torch: Torch, name: str, sources: tuple[str, ...], folder: Path) -> subprocess.Popen[str]:
+def _compile(installed: Torch, name: str, sources: tuple[str, ...], folder: Path) -> subprocess.Popen[str]:
     """Start compiling one library. What the real one exports and `sources` lack succeeds without an
     effect."""
-    real = _find(torch, name)
+    real = _find(installed, name)
     wanted = exported_functions(real) if real is not None else set()
     if name == "libcuda.so.1":
-        wanted = _declared(torch)
+        wanted = _declared(installed)
     functions = sorted(each for each in wanted if re.fullmatch(r"[A-Za-z_]\w*", each))
     rest = folder / f"{name}.c"
     rest.write_text(
@@ -204,7 +204,7 @@ def _compile(torch: Torch, name: str, sources: tuple[str, ...], folder: Path) ->
         + "".join(f"WEAK({each})\n" for each in functions)  # what `sources` define takes its place
     )
     command = [_compiler() or "cc", "-O1", "-w", "-fno-builtin", "-shared", "-fPIC", "-pthread"]
-    command += [f"-I{path}" for path in (SOURCES, *_headers(torch))]
+    command += [f"-I{path}" for path in (SOURCES, *_headers(installed))]
     command += [*(str(SOURCES / source) for source in sources), str(rest), "-o", str(folder / name)]
     command += [f"-Wl,-soname,{name}"]
     if real is not None:
@@ -214,9 +214,9 @@ def _compile(torch: Torch, name: str, sources: tuple[str, ...], folder: Path) ->
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def _declared(torch: Torch) -> set[str]:
+def _declared(installed: Torch) -> set[str]:
     """The driver's functions: the driver itself is in no wheel, its header is."""
-    header = next(path for folder in _headers(torch) if (path := folder / "cuda.h").exists())
+    header = next(path for folder in _headers(installed) if (path := folder / "cuda.h").exists())
     text = header.read_text(encoding="utf-8", errors="replace")
     names = set(re.findall(r"CUDAAPI\s+(cu[A-Z]\w+)\s*\(", text))
     return names | set(re.findall(r"#define\s+cu\w+\s+(cu\w+_v\d)\b", text))

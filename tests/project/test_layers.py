@@ -83,6 +83,7 @@ USES_CUDA = {
     "measure/measured_run.py",  # which device there is
     "measure/cuda.py",  # events, allocator statistics, snapshots
     "measure/doctor.py",  # what this machine can do, by trying it
+    "virtual_gpu/startup/virtual_gpu_out.py",  # the allocator's statistics of somebody's program
 }
 FOR_TERMINALS = {"typer", "rich"}
 

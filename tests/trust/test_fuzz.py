@@ -148,9 +148,7 @@ def test_data_files(content: bytes, suffix: str, packing: bool, folder: Path, co
         recipe = Recipe(
             model="tiny-llama-bytes", data=str(path), packing=packing, seq_len=8, micro_batch_size=2
         )
-        batches = build_batches(
-            recipe, vocab_size=260, tokenizer_source=None, dense_mask=True
-        )
+        batches = build_batches(recipe, vocab_size=260, tokenizer_source=None, dense_mask=True)
         next(batches)
         next(batches)
 

@@ -1,5 +1,5 @@
-"""Tests that need PyTorch's CUDA build, and no GPU: `make virtual-gpu` runs them in an environment that has
-it."""
+"""Commands on virtual GPUs. What is marked virtual_gpu needs PyTorch's CUDA build and no GPU: `make
+virtual-gpu` runs it in an environment that has it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
 Emulate = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.virtual_gpu)
 
 
 @pytest.fixture

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.hardware.hardware import all_hardware, find_hardware
+from harness.hardware import all_hardware, find_hardware
+from harness.snapshot import read_snapshot
 from harness.virtual_gpu import Options, libraries, surroundings
+
+pytestmark = pytest.mark.virtual_gpu
 
 
 def test_the_device_is_the_table_s(emulate) -> None:
@@ -109,6 +112,44 @@ def test_two_that_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [process.wait(120) for process in both] == [0, 0]
     (built,) = (tmp_path / "harness" / "virtual-gpu").iterdir()
     assert (built / "libcuda.so").resolve().name == "libcuda.so.1"
+
+
+def test_what_every_process_leaves_in_the_folder(emulate, tmp_path: Path) -> None:
+    """Statistics and history from the first allocation on, of a process that runs out of memory too; nothing
+    of one that used no device."""
+    code = """
+import os, torch
+unused = os.fork() == 0
+if not unused:
+    fails = os.fork() == 0
+    kept = torch.empty(5 << 20, dtype=torch.uint8, device="cuda:1")
+    gone = torch.empty(3 << 20, dtype=torch.uint8, device="cuda:1")
+    del gone
+    if fails:
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda:1")
+    os.wait(), os.wait()
+    print(os.getpid())
+"""
+    (process,) = emulate(code=code, options=("--gpus", "2", "--out", "left")).stdout.split()
+    folder = tmp_path / "left"
+    reports = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    assert {path.name for path in folder.glob("*")} == {
+        f"{n}{s}" for n in reports for s in (".json", ".pickle")
+    }
+    assert len(reports) == 2
+    for name, report in reports.items():
+        assert (report["command"][1], report["rank"]) == ("-c", None)
+        unused, used = (device["memory_stats"] for device in report["devices"])
+        assert unused["allocated_bytes.all.peak"] == 0
+        assert used["allocated_bytes.all.peak"] == 8 << 20
+        assert used["num_ooms"] == (name != f"process-{process}")
+        trace = read_snapshot(folder / f"{name}.pickle")["device_traces"][1]
+        sizes = [(entry["action"], entry["size"]) for entry in trace]
+        assert [each for each in sizes if each[0] in ("alloc", "free_completed")] == [
+            ("alloc", 5 << 20),
+            ("alloc", 3 << 20),
+            ("free_completed", 3 << 20),
+        ]
 
 
 def test_a_recipe(tmp_path: Path) -> None:

@@ -8,17 +8,22 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.virtual_gpu
+
 PROGRAMS = Path(__file__).parent / "programs"
 ALONE = [
     ("plain.py",),
     ("sft.py", "packing"),
-    ("sft.py", "completion"),
     ("preferences.py", "dpo"),
+    ("trainer.py", "qlora"),
+]
+SLOW = [
+    ("sft.py", "completion"),
     ("preferences.py", "dpo-lora"),
     ("preferences.py", "reward"),
     ("trainer.py", "full"),
-    ("trainer.py", "qlora"),
 ]
+"""Each takes 20 s of a processor, and is near to one above: `make virtual-gpu-all` runs them."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 ACCELERATE = (
     sys.executable,
@@ -29,7 +34,9 @@ ACCELERATE = (
 )
 
 
-@pytest.mark.parametrize("program", ALONE, ids=" ".join)
+@pytest.mark.parametrize(
+    "program", [*ALONE, *(pytest.param(program, marks=pytest.mark.slow) for program in SLOW)], ids=" ".join
+)
 def test_a_program_runs(emulate, program: tuple[str, ...]) -> None:
     name, *arguments = program
     assert "done: peak" in emulate(sys.executable, str(PROGRAMS / name), *arguments).stdout

@@ -11,17 +11,26 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-QUICK = ("gpt2-medium", "8b-2-layers-packing", "8b-2-layers-nf4-lora", "8b-2-layers-offload-optimizer")
+from tests.support.places import ROOT
+
+pytestmark = pytest.mark.virtual_gpu
+
+RECORDINGS = [
+    pytest.param("--values", ("gpt2-medium", "8b-2-layers-packing", "8b-2-layers-nf4-lora"), id="values"),
+    pytest.param("--no-values", ("gpt2-medium", "8b-2-layers-packing"), id="no values"),
+    pytest.param(  # the optimizer computes on the host, on 12 GB of it
+        "--values", ("8b-2-layers-offload-optimizer",), id="offload", marks=pytest.mark.slow
+    ),
+]
 
 
-@pytest.mark.parametrize("values", ["--values", "--no-values"])
+@pytest.mark.parametrize(("values", "names"), RECORDINGS)
 def test_a_recording_is_made_anew(
-    emulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: str
+    emulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: str, names: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    chosen = [word for name in QUICK for word in ("--only", name)]
-    record = (sys.executable, "-m", "benchmarks.gpu", "--part", "traces", "--out", str(tmp_path), *chosen)
-    emulate(*record, gpu="h200", options=(values,))
+    chosen = [word for name in names for word in ("--only", name)]
+    options = ("--part", "traces", "--out", str(tmp_path), *chosen)
+    emulate(sys.executable, "-m", "benchmarks.gpu_programme", *options, gpu="h200", options=(values,))
     compare = (sys.executable, "-m", "benchmarks.virtual_gpu.recordings", str(tmp_path / "traces.json"))
-    assert f"{len(QUICK)} of {len(QUICK)} are the same" in emulate(*compare, gpu="h200").stdout
+    assert f"{len(names)} of {len(names)} are the same" in emulate(*compare, gpu="h200").stdout

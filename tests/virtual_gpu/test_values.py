@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.virtual_gpu
+
 DATA = """
 import torch, random
 ids = torch.tensor([[5, 3, 9, -100, -100, -100], [7, -100, 2, 2, 8, 1]])
@@ -74,6 +76,19 @@ def test_floats_of_kernels_are_zeros_and_that_is_said_once(emulate) -> None:
     done = emulate(code=textwrap.dedent(code))
     assert done.stdout.splitlines() == ["0.0 True False", "0.0"]
     assert done.stderr.count("reads a value that no kernel computed") == 1
+
+
+def test_what_the_cpu_refuses_is_said_once(emulate) -> None:
+    code = """
+    import torch
+    rows, beyond = torch.arange(3).cuda(), torch.tensor([5]).cuda()
+    for _ in range(2):
+        print(rows[beyond].shape)
+    """
+    done = emulate(code=textwrap.dedent(code))
+    assert done.stdout.splitlines() == ["torch.Size([1])"] * 2
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("virtual GPU:")]
+    assert "the CPU refuses index of the values here (index 5 is out of bounds" in said
 
 
 @pytest.mark.parametrize(

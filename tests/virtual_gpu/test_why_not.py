@@ -3,13 +3,16 @@ of."""
 
 from __future__ import annotations
 
+import ctypes
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from harness.errors import InputError
-from harness.hardware.hardware import hardware_names
+from harness.hardware import hardware_names
 from harness.virtual_gpu import Options, build, emulated_device, surroundings
 from harness.virtual_gpu.device import COMPILED_FOR, device_variables
 from harness.virtual_gpu.elf import exported_functions
@@ -78,13 +81,31 @@ def test_this_process_is_on_none() -> None:
     assert emulated_device() is None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads a Linux library")
-def test_the_functions_of_a_library() -> None:
+@pytest.fixture
+def library() -> Path:
+    """A small one of PyTorch's own."""
     import torch
 
-    library = Path(torch.__file__).parent / "lib" / "libshm.so"
-    assert {"libshm_init"} <= {name for name in exported_functions(library) if "libshm_init" in name} or any(
-        "libshm" in name for name in exported_functions(library)
-    )
+    return Path(torch.__file__).parent / "lib" / "libshm.so"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a Linux library")
+def test_the_functions_of_a_library(library: Path) -> None:
+    """Those that it defines: neither data nor what it takes from others."""
+    names = exported_functions(library)
+    loaded = ctypes.CDLL(str(library))
+    assert all(hasattr(loaded, name) for name in names)
+    data, of_others = "_ZTV21THManagedMapAllocator", "_Unwind_Resume"
+    assert hasattr(loaded, data)
+    assert hasattr(loaded, of_others)
+    assert names.isdisjoint({data, of_others})
+    assert "_Z11libshm_initPKc" in names
     with pytest.raises(ValueError, match="no 64-bit ELF"):
         exported_functions(Path(__file__))
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="compares with nm, of binutils")
+def test_they_are_those_that_nm_shows(library: Path) -> None:
+    shown = subprocess.check_output(["nm", "-D", "--defined-only", library], text=True)
+    lines = [line.split() for line in shown.splitlines()]
+    assert exported_functions(library) == {name for _, kind, name in lines if kind in ("T", "W")}

@@ -9,6 +9,10 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 def begin(torch):
     sys.path.insert(0, _HERE)
     try:
+        if os.environ.get("VIRTUAL_GPU_OUT"):
+            import virtual_gpu_out
+
+            virtual_gpu_out.install()
         if os.environ.get("VIRTUAL_GPU_VALUES") == "1":
             import virtual_gpu_values
 

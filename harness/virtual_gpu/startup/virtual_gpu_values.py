@@ -61,7 +61,7 @@ MOST_WORK = 1 << 24
 
 _generator = torch.Generator()
 _balanced = os.environ.get("VIRTUAL_GPU_ROUTING") != "worst"
-_told = False
+_said = set()
 _libraries = []
 
 
@@ -169,19 +169,25 @@ def _kernel(base, operator, below):
         made = run(keys, *arguments, **options)
         if chance:
             options = {**options, "generator": _generator}
-        _compute(_follow, base, on_host, is_new, arguments, options, tensors, made)
+        _compute(base, _follow, base, on_host, is_new, arguments, options, tensors, made)
         return made
 
     return kernel
 
 
-def _compute(function, *arguments):
-    """`function` on the CPU, where these operators are themselves again. None if the CPU refuses what a
-    kernel would not have noticed."""
+def _compute(name, function, *arguments):
+    """`function`, for the operator `name`, on the CPU, where operators are themselves again. None if the CPU
+    refuses what a kernel might not have noticed; the first time, that is said."""
     try:
         with torch.no_grad():
             return _switched(function, False)(*arguments)
-    except (RuntimeError, IndexError, ValueError):
+    except (RuntimeError, IndexError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        _say_once(
+            "refused",
+            f"the CPU refuses {name} of the values here ({reason}): what it would have written is not known. "
+            "A kernel would have failed, or written something.",
+        )
         return None
 
 
@@ -251,7 +257,7 @@ def _count(operator, redispatch, keys, arguments, options):
 
     unknown = [tensor for tensor in _tensors_in(arguments) if not (tensor.is_cpu or is_held(tensor))]
     too_much = any(tensor.numel() > MOST_WORK for tensor in unknown)
-    values = None if too_much else _compute(compute)
+    values = None if too_much else _compute(operator.__name__, compute)
     if values is None:
         return redispatch(keys, *arguments, **options)
     along = arguments[1] if operator.__name__.startswith("unique_dim") else 0
@@ -262,7 +268,7 @@ def _count(operator, redispatch, keys, arguments, options):
         answer(None)
     for result, value in zip(_tensors_in((made,)), values, strict=True):
         if result.shape == value.shape and can_hold(result):
-            _compute(_write, result, value)
+            _compute(operator.__name__, _write, result, value)
     return made
 
 
@@ -286,13 +292,13 @@ def _copied(redispatch, keys, to, source, *how):
         known = is_held(source)
         if to.is_cpu:
             if known:
-                _compute(to.copy_, values_of(source))
+                _compute("copy_", to.copy_, values_of(source))
             elif to.numel() == 1:
                 _tell()
         elif is_plain(to) and ((known and can_hold(to)) or is_held(to)):
-            _compute(_write, to, values_of(source))
+            _compute("copy_", _write, to, values_of(source))
     elif is_plain(to) and source.is_cpu and can_hold(to):
-        _compute(_write, to, source)
+        _compute("copy_", _write, to, source)
     return made
 
 
@@ -307,18 +313,22 @@ def _read_one(tensor, read):
 
 def _tell():
     """Once: that a value is looked at that nobody knows, and where."""
-    global _told
-    if _told:
+    if "read" in _said:
         return
-    _told = True
     lines = traceback.extract_stack()
     ours = [f for f in lines if "site-packages" not in f.filename and "virtual_gpu_" not in f.filename]
     where = (ours or lines)[-1]
-    print(
-        f"virtual GPU: {where.filename}:{where.lineno} reads a value that no kernel computed: it is 0 "
-        f"({(where.line or '').strip()}). This is said once.",
-        file=sys.stderr,
+    line = (where.line or "").strip()
+    _say_once(
+        "read",
+        f"{where.filename}:{where.lineno} reads a value that no kernel computed: it is 0 ({line}).",
     )
+
+
+def _say_once(topic, sentence):
+    if topic not in _said:
+        _said.add(topic)
+        print(f"virtual GPU: {sentence} This is said once.", file=sys.stderr)
 
 
 def _on_host(argument):

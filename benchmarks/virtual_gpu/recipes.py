@@ -1,0 +1,86 @@
+"""Shipped recipes, simulated against emulated: the peaks of PyTorch's allocator, and how many bytes apart.
+
+    python -m benchmarks.virtual_gpu.recipes [RECIPE ...] [--gpu NAME ...] [--out FILE]
+
+Takes PyTorch's CUDA build and no GPU: each recipe runs its steps on a virtual GPU, whole models at full size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.answers import emulated, predicted
+from harness.errors import InputError
+from harness.hardware import find_hardware
+from harness.recipe import load_recipe
+from harness.step_profile import StepProfile
+from harness.system import write_whole
+
+RECIPES = (
+    "llama-3.2-1b-bf16",
+    "llama-3.2-1b-packing",
+    "llama-3.1-8b-lora",
+    "llama-3.1-8b-qlora",
+    "qwen2.5-7b-lora",
+    "gpt2-medium-lora",
+)
+GPUS = ("h100", "rtx-4090")
+STEPS = ("steps=3", "warmup_steps=1")
+"""The allocator is at rest after the first: what a later step adds to the peak is the same in each."""
+
+
+def peaks(profile: StepProfile) -> dict[str, Any]:
+    memory = profile.memory
+    return {
+        "allocated_bytes": memory.peak_allocated_bytes,
+        "reserved_bytes": memory.peak_reserved_bytes,
+        "fits": profile.oom is None,
+    }
+
+
+def row(name: str, gpu: str) -> dict[str, Any]:
+    """One recipe on one device: both answers, or the sentence that says why there is none."""
+    found: dict[str, Any] = {"recipe": name, "gpu": gpu}
+    try:
+        _, recipe = load_recipe(name, STEPS)
+        hardware = find_hardware(gpu)
+        found["simulated"] = peaks(predicted("simulated", recipe, hardware))
+        found["emulated"] = peaks(emulated(name, recipe, hardware))
+    except InputError as error:
+        return found | {"impossible": str(error)}
+    if found["simulated"]["fits"] and found["emulated"]["fits"]:
+        for what in ("allocated_bytes", "reserved_bytes"):
+            found[f"{what}_apart"] = found["simulated"][what] - found["emulated"][what]
+    return found
+
+
+def main() -> int:
+    """Exit status: 1 if a recipe has not both answers."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.virtual_gpu.recipes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", nargs="*", default=RECIPES)
+    parser.add_argument("--gpu", action="append")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for gpu in options.gpu or GPUS:
+        for name in options.recipe:
+            rows.append(row(name, gpu))
+            print(rows[-1], flush=True)
+            if options.out is not None:  # whatever is there by now: the whole takes minutes
+                found = {"torch": torch.__version__, "changed": list(STEPS), "rows": rows}
+                write_whole(options.out, json.dumps(found, indent=1) + "\n")
+    return int(any("impossible" in each for each in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
