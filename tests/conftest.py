@@ -19,11 +19,20 @@ SLOW = (
     "tests/benchmarks",
     "tests/browser",  # a browser
     "tests/checkpoint",
+    "tests/cli/test_cli.py::test_a_",  # processes of their own
+    "tests/cli/test_cli.py::test_light_commands",
+    "tests/cli/test_simulate.py::test_fit",
+    "tests/cli/test_simulate.py::test_validate",
+    "tests/data/test_examples.py::test_the_commands_refuse_it",
+    "tests/data/test_rows.py::test_the_optional_packages",
+    "tests/fit/test_advice.py",
     "tests/fit/test_confirmed.py",  # simulations, many a test
     "tests/fit/test_exact.py",
     "tests/gpu",
     "tests/measure",  # whole runs
     "tests/models",
+    "tests/napkin/test_activations.py",  # compares with torch, tensor by tensor
+    "tests/napkin/test_weights.py",
     "tests/napkin/test_peaks.py",  # simulations to compare with
     "tests/napkin/test_compiled.py",
     "tests/napkin/test_random.py",
@@ -31,7 +40,6 @@ SLOW = (
     "tests/run_folder",
     "tests/serve",  # a server
     "tests/simulate/cuda",
-    "tests/simulate/test_recorded_traces.py",
     "tests/simulate/test_simulated_run.py",
     "tests/sweep",  # cells in processes
     "tests/training/test_trainer_parity.py",
@@ -39,11 +47,19 @@ SLOW = (
     "tests/test_trust_checkpoints.py",
     "tests/virtual_gpu",
 )
-"""Folders and files that `make test-fast` leaves out. Of the recorded traces it takes one a toggle set."""
+"""What `make test-fast` leaves out: beginnings of test names."""
+RECORDED = "tests/simulate/test_recorded_traces.py"
+"""Of these, it takes one recording a device."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is SLOW."""
+    """Mark what is slow."""
+    seen = set()
     for item in items:
-        if item.nodeid.startswith(SLOW):
+        slow = item.nodeid.startswith(SLOW)
+        if item.nodeid.startswith(RECORDED) and (called := getattr(item, "callspec", None)):
+            kind = item.nodeid.partition("[")[0], str(getattr(called.params.get("path"), "parent", ""))
+            slow = kind in seen
+            seen.add(kind)
+        if slow:
             item.add_marker(pytest.mark.slow)
