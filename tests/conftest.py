@@ -28,6 +28,7 @@ SLOW = (
     "tests/fit/test_advice.py",
     "tests/fit/test_confirmed.py",  # simulations, many a test
     "tests/fit/test_exact.py",
+    "tests/fit/test_search.py",
     "tests/gpu",
     "tests/measure",  # whole runs
     "tests/models",
@@ -36,13 +37,18 @@ SLOW = (
     "tests/napkin/test_peaks.py",  # simulations to compare with
     "tests/napkin/test_compiled.py",
     "tests/napkin/test_random.py",
+    "tests/napkin/test_prediction.py",  # every recipe, many times
     "tests/project/test_packaging.py",  # builds a wheel
+    "tests/recipe/test_file.py",
+    "tests/report/test_report.py",
     "tests/run_folder",
     "tests/serve",  # a server
     "tests/simulate/cuda",
+    "tests/simulate/test_clock.py",
     "tests/simulate/test_simulated_run.py",
     "tests/sweep",  # cells in processes
     "tests/training/test_trainer_parity.py",
+    "tests/training/toggles",  # trains with and without each
     "tests/trust",  # killing, filling the disk, hostile files
     "tests/test_trust_checkpoints.py",
     "tests/virtual_gpu",
