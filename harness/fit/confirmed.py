@@ -239,10 +239,10 @@ class _Confirming:
 def unified_memory_note(recipe: Recipe, found: ConfirmedFit) -> str:
     """What a "fits" rests on where an optimizer is paged; empty where none is."""
     advised = [change.overrides for change in found.changes if change.fits] + [found.together]
-    here = recipe.optimizer.startswith("paged")
+    here = recipe.pages_optimizer
     if not here and not any("paged" in overrides for overrides in advised):
         return ""
-    whose = f"optimizer: {recipe.optimizer}" if here else "a paged optimizer"
+    whose = "the paged optimizer" if here else "a paged optimizer"
     return (
         f"{whose} keeps its state in unified memory, which is not counted here: when the device is full, "
         "the driver moves it to the host on Linux. On Windows and WSL it does not, and what fits may run out."

@@ -243,7 +243,7 @@ class SimulatedRun:
             )
         context = self.hardware.calibration.cuda_context_bytes
         whole = self.memory.peak_reserved_bytes + context + self.memory.host_peak_bytes
-        if self.recipe.optimizer.startswith("paged") and whole > self.hardware.memory_bytes:
+        if self.recipe.pages_optimizer and whole > self.hardware.memory_bytes:
             warnings.append(
                 "it fits only where the driver moves the optimizer's state, which is in unified memory, to "
                 "the host when the device is full: on Linux it does, on Windows and WSL it does not"

@@ -15,7 +15,7 @@ from tests.support.places import ROOT
 
 HARNESS = ROOT / "harness"
 LIST = Path(__file__).with_name("private_names.toml")
-LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "liger_kernel", "triton")
+
 PUBLIC = ("_asdict", "_replace", "_fields", "_make", "_exit")
 """Documented all the same: a NamedTuple's methods, which no field can be called, and os._exit."""
 KEYS = {"name", "of", "where", "what", "why", "tried", "breaks"}
@@ -62,10 +62,12 @@ def taken(tree: ast.AST, here: set[str], everywhere: set[str]) -> Iterator[str]:
             yield from (part[1:] for part in map(str, parts) if part[:1] == "." and part[1:].isidentifier())
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             path = node.value.split(".")
-            if path[0] in LIBRARIES and all(part.isidentifier() for part in path):
+            if len(path) > 1 and path[0] != "aten" and all(map(str.isidentifier, path)):
                 yield from filter(is_private, path)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1:
-            if node.func.id in ("getattr", "hasattr", "setattr") and isinstance(node.args[1], ast.Constant):
+            if node.func.id in ("getattr", "hasattr", "setattr", "replaced") and isinstance(
+                node.args[1], ast.Constant
+            ):
                 yield from filter(is_private, [str(node.args[1].value)])
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "patch.object":
             yield from filter(is_private, [str(getattr(node.args[1], "value", ""))])
