@@ -15,6 +15,13 @@ pytest_plugins = ["tests.support.trust_report", "tests.support.attempts"]
 # A shell starts its background jobs deaf to Ctrl-C; the tests of interrupts need it heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+@pytest.fixture(autouse=True)
+def _as_wide_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed is not broken into lines: a process of pytest-xdist says how wide its terminal is."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 SLOW = (
     "tests/benchmarks",
     "tests/browser",  # a browser

@@ -74,7 +74,7 @@ def record(context: Context, spec: Spec) -> Result:
                 losses.append(float(step.loss))
         except torch.OutOfMemoryError as error:
             oom = str(error)
-        _, snapshot = watching.observer.history()
+        snapshot = watching.observer.history().snapshot
     hardware = watching.observer.hardware(recipe.compute_dtype)
     config = named_config(whole.model)
     label = whole.model if layers is None else f"{whole.model}-{layers}-layers"

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.allocator import transformer_trace
+from benchmarks.speed.allocator import transformer_trace
 
 HERE = Path(__file__).parent
 VIRTUAL = HERE.parents[1] / "harness" / "virtual_gpu" / "c"

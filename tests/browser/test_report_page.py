@@ -215,7 +215,7 @@ def test_no_peak_is_lost_at_any_zoom(page: Any, run: ReportRun) -> None:
     """Whatever stretch of events is asked for in however few points: near each event is one as high."""
     assert run.history is not None
     total = run.history.allocated_bytes().tolist()
-    unpacked = "histories.read(data.runs[0].history)"
+    unpacked = "histories.read(harness.data.runs[0].history)"
     script = f"async (asked) => Array.from(histories.highest(await {unpacked}, ...asked))"
     last = len(total) - 1
     for start, end, count in ((0, last, 37), (last // 3, last // 2, 50), (10, 20, 400), (5, 5, 3)):

@@ -93,7 +93,9 @@ def test_a_toggle_that_fails_says_why(monkeypatch, findings):
             warnings.warn("there is none here: falling back to another", stacklevel=1)
 
     monkeypatch.setattr(doctor, "_one_step", fail)
-    found = {finding["name"]: finding for finding in doctor._try_toggles(torch.device("cpu"))}
+    found = {
+        finding["name"]: finding for finding in doctor._try_toggles(torch.device("cpu"), lambda name: None)
+    }
     assert "pip install bitsandbytes" in found["quantization: fp4"]["reason"]
     assert found["adapter: ia3"]["reason"] == "RuntimeError: first line"
     assert "falling back to another" in found["optimizer: adafactor"]["reason"]

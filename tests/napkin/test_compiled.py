@@ -23,7 +23,7 @@ def nothing_compiled_before():
         ("llama", {}),
         ("llama", {"adapter": "lora"}),
         ("llama", {"precision": "bf16-mixed"}),
-        ("gpt_neox", {"precision": "fp32"}),
+        ("gpt_neox", {"precision": "fp32", "attention": "eager"}),
         ("gpt2", {"precision": "fp32"}),
     ],
     ids=str,

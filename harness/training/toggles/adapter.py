@@ -80,8 +80,8 @@ def missing_targets(recipe: Recipe, config: Any) -> Iterator[Problem]:
 
 
 def _refuse_targets_without_adapter(recipe: Recipe, adapted: Any) -> None:
-    """Raise InputError if a listed target adapts nothing; peft says so only when none of them does."""
-    if recipe.adapts_every_linear:  # a mixture's experts in 4 bit are no linear layers
+    """Raise InputError if a target adapts nothing; peft says so only when none of them does."""
+    if recipe.adapts_every_linear and recipe.adapter == "lora":  # experts in 4 bit are no linear layers
         return
     config, tuner = adapted.peft_config["default"], adapted.base_model
     found = [*tuner.targeted_module_names, *tuner.targeted_parameter_names]
