@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from virtual_gpu_held import can_hold, hold, is_plain, values_of
-from virtual_gpu_values import _KEYS, _below, _switched
+from virtual_gpu_values import KEYS, below, switched
 
 MOST_BYTES = 1 << 24
 """Of one tensor; what is larger moves nothing."""
@@ -29,7 +29,7 @@ def install():
     _kept.append(library)
     for name, exchange in _EXCHANGES.items():
         operator = getattr(torch.ops.c10d, name).default
-        library.impl(name, _kernel(operator, exchange), _KEYS[False], with_keyset=True)
+        library.impl(name, _kernel(operator, exchange), KEYS[False], with_keyset=True)
     for name in ("AllreduceOptions", "ReduceOptions", "ReduceScatterOptions"):
         setattr(c10d, name, _noting_reduction(getattr(c10d, name)))
     if ALONE:
@@ -40,7 +40,7 @@ def install():
 
 def _kernel(operator, exchange):
     place = next(n for n, a in enumerate(operator._schema.arguments) if a.name == "process_group")
-    redispatch, below = operator._handle.redispatch_boxed, _below[False]
+    redispatch, below = operator._handle.redispatch_boxed, below[False]
 
     def kernel(keys, *arguments):
         global _reduction
@@ -49,7 +49,7 @@ def _kernel(operator, exchange):
         if tensors and all(map(_is_looked_at, tensors)):
             group = dist.ProcessGroup.unbox(arguments[place])
             with torch.no_grad():
-                _switched(exchange, False)(group, *arguments)
+                switched(exchange, False)(group, *arguments)
         _reduction = dist.ReduceOp.SUM
         return made
 

@@ -65,12 +65,12 @@ _said = set()
 _libraries = []
 
 
-_KEYS = {False: "TESTING_ONLY_GenericMode", True: "TESTING_ONLY_GenericWrapper"}
+KEYS = {False: "TESTING_ONLY_GenericMode", True: "TESTING_ONLY_GenericWrapper"}
 """By whether what stands there is always in force."""
-_key = torch._C._dispatch_key_parse(_KEYS[False])
-_below = {
-    always: torch._C._dispatch_keyset_full_after(torch._C._dispatch_key_parse(_KEYS[always]))
-    for always in _KEYS
+_key = torch._C._dispatch_key_parse(KEYS[False])
+below = {
+    always: torch._C._dispatch_keyset_full_after(torch._C._dispatch_key_parse(KEYS[always]))
+    for always in KEYS
 }
 
 
@@ -78,7 +78,7 @@ def install():
     """Stand in front of the kernels. To be called once, after torch is imported."""
     everything, library = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     _libraries.extend((everything, library))  # what is registered goes with them
-    for key in _KEYS.values():
+    for key in KEYS.values():
         everything.fallback(torch.library.fallthrough_kernel, key)
     with_kernel = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
     for name in [*with_kernel, "aten::copy_"]:
@@ -88,23 +88,23 @@ def install():
             always = base in ALWAYS_IN_FORCE
             library.impl(
                 name[len("aten::") :],
-                _kernel(base, operator, _below[always]),
-                _KEYS[always],
+                _kernel(base, operator, below[always]),
+                KEYS[always],
                 with_keyset=True,
             )
     torch.autograd.Variable._execution_engine = _Engine(torch.autograd.Variable._execution_engine)
     frame = torch.utils.checkpoint._CheckpointFrame
     frame.__init__ = _with_values_again(frame.__init__)
     reentrant = torch.utils.checkpoint.CheckpointFunction
-    reentrant.backward = staticmethod(_switched(reentrant.backward, True))
-    for key in _KEYS.values():
+    reentrant.backward = staticmethod(switched(reentrant.backward, True))
+    for key in KEYS.values():
         torch._C._dispatch_tls_set_dispatch_key_included(torch._C._dispatch_key_parse(key), True)
 
 
 def compile_without(output_graph):
     """torch.compile's backends trace what they compile: nothing may stand in front of it then."""
     graph = output_graph.OutputGraph
-    graph.call_user_compiler = _switched(graph.call_user_compiler, False)
+    graph.call_user_compiler = switched(graph.call_user_compiler, False)
 
 
 class _Engine:
@@ -112,13 +112,13 @@ class _Engine:
 
     def __init__(self, engine):
         self._engine = engine
-        self.run_backward = _switched(engine.run_backward, False)
+        self.run_backward = switched(engine.run_backward, False)
 
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
 
-def _switched(function, on):
+def switched(function, on):
     def call(*arguments, **options):
         before = torch._C._dispatch_tls_is_dispatch_key_included(_key)
         torch._C._dispatch_tls_set_dispatch_key_included(_key, on)
@@ -132,7 +132,7 @@ def _switched(function, on):
 
 def _with_values_again(init):
     def begin(frame, recompute_fn, *arguments, **options):
-        init(frame, _switched(recompute_fn, True), *arguments, **options)
+        init(frame, switched(recompute_fn, True), *arguments, **options)
 
     return begin
 
@@ -180,7 +180,7 @@ def _compute(name, function, *arguments):
     refuses what a kernel might not have noticed; the first time, that is said."""
     try:
         with torch.no_grad():
-            return _switched(function, False)(*arguments)
+            return switched(function, False)(*arguments)
     except (RuntimeError, IndexError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         _say_once(
@@ -195,7 +195,7 @@ def _with_numbers(packet, places, redispatch, keys, *arguments, **options):
     """A Python number that stands for a tensor comes here as a number, and no kernel takes it so. The
     operator's other form does, which makes it a tensor again."""
     try:
-        return _switched(packet, False)(*arguments, **options)
+        return switched(packet, False)(*arguments, **options)
     except (RuntimeError, TypeError):
         made = list(arguments)
         other = next(argument for argument in arguments if isinstance(argument, torch.Tensor))
@@ -306,7 +306,7 @@ def _read_one(tensor, read):
     if not is_plain(tensor):
         return read
     if is_held(tensor):
-        return _switched(values_of(tensor).item, False)()
+        return switched(values_of(tensor).item, False)()
     _tell()
     return read
 
