@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from virtual_gpu_held import can_hold, hold, is_plain, values_of
-from virtual_gpu_values import KEYS, below, switched
+from virtual_gpu_values import BELOW, KEYS, switched
 
 MOST_BYTES = 1 << 24
 """Of one tensor; what is larger moves nothing."""
@@ -40,7 +40,7 @@ def install():
 
 def _kernel(operator, exchange):
     place = next(n for n, a in enumerate(operator._schema.arguments) if a.name == "process_group")
-    redispatch, below = operator._handle.redispatch_boxed, below[False]
+    redispatch, below = operator._handle.redispatch_boxed, BELOW[False]
 
     def kernel(keys, *arguments):
         global _reduction

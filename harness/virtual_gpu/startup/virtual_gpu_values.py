@@ -68,7 +68,7 @@ _libraries = []
 KEYS = {False: "TESTING_ONLY_GenericMode", True: "TESTING_ONLY_GenericWrapper"}
 """By whether what stands there is always in force."""
 _key = torch._C._dispatch_key_parse(KEYS[False])
-below = {
+BELOW = {
     always: torch._C._dispatch_keyset_full_after(torch._C._dispatch_key_parse(KEYS[always]))
     for always in KEYS
 }
@@ -88,7 +88,7 @@ def install():
             always = base in ALWAYS_IN_FORCE
             library.impl(
                 name[len("aten::") :],
-                _kernel(base, operator, below[always]),
+                _kernel(base, operator, BELOW[always]),
                 KEYS[always],
                 with_keyset=True,
             )
