@@ -58,7 +58,6 @@ SLOW = (
     "tests/training/toggles",  # trains with and without each
     "tests/trust",  # killing, filling the disk, hostile files
     "tests/test_trust_checkpoints.py",
-    "tests/virtual_gpu",
 )
 """What `make test-fast` leaves out: beginnings of test names."""
 RECORDED = "tests/simulate/test_recorded_traces.py"
