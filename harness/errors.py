@@ -42,10 +42,10 @@ class InputError(HarnessError):
 
 
 class MissingDependency(InputError):
-    """An optional package is not installed. `install`: how, where neither an extra nor pip has it."""
+    """An optional package is not installed."""
 
-    def __init__(self, package: str, extra: str | None, needed_for: str, install: str = "") -> None:
-        install = install or (f"pip install 'harness[{extra}]'" if extra else f"pip install {package}")
+    def __init__(self, package: str, extra: str | None, needed_for: str) -> None:
+        install = f"pip install 'harness[{extra}]'" if extra else f"pip install {package}"
         super().__init__(f"{needed_for} needs the package {package}, which is not installed. Run: {install}")
 
 

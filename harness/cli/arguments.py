@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from harness.hardware import Hardware
+    from harness.recipe import Recipe
 
 RecipeName = Annotated[
     str, typer.Argument(help="A name in recipes/ (`harness recipes` lists them), or the path of a YAML file.")
@@ -33,3 +38,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout inste
 JsonOnStdout = Annotated[
     bool, typer.Option("--json", help="Print JSON on stdout, everything else on stderr.")
 ]
+
+
+def asked_for(
+    recipe: str, overrides: Sequence[str] | None, memory: str | None
+) -> tuple[str, Recipe, Hardware]:
+    """Name and recipe, its data looked at, and the device, as the arguments above say. Raises InputError."""
+    from harness.data import check_data
+    from harness.hardware import split_hardware
+    from harness.recipe import load_recipe
+
+    hardware, changes = split_hardware(overrides or [], memory)
+    name, loaded = load_recipe(recipe, changes)
+    check_data(loaded)
+    return name, loaded, hardware

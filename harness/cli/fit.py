@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.allocator import allocator_settings
-from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName
+from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName, asked_for
 from harness.cli.exit_status import OUT_OF_MEMORY
 from harness.cli.terminal.lines import tell
 from harness.cli.terminal.terminal import say
 from harness.errors import InputError
-from harness.hardware import split_hardware
 
 if TYPE_CHECKING:
     from harness.hardware import Hardware
@@ -54,13 +53,9 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Find the largest micro batch and sequence that a simulation sees to fit, or what to change if none."""
-    from harness.data import check_data
-    from harness.recipe import load_recipe
 
     given = [f"hardware={device}"] if device is not None else []
-    chosen, changes = split_hardware([*(overrides or []), *given], memory)
-    name, loaded = load_recipe(recipe, changes)
-    check_data(loaded)
+    name, loaded, chosen = asked_for(recipe, [*(overrides or []), *given], memory)
     where = chosen.datasheet.title if memory is None else memory
     if exact and quick:
         raise InputError("--exact simulates and --quick does not. Give one of them.")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName
+from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName, asked_for
 from harness.cli.terminal.lines import tell
-from harness.hardware import split_hardware
 
 EXAMPLES = """
 Examples:
@@ -22,13 +21,9 @@ def napkin(
     as_json: AsJson = False,
 ) -> None:
     """Derive memory and time line by line, each line checkable by hand, in milliseconds."""
-    from harness.data import check_data
     from harness.napkin import estimate, profile, render
-    from harness.recipe import load_recipe
 
-    device, changes = split_hardware(overrides or [], memory)
-    name, loaded = load_recipe(recipe, changes)
-    check_data(loaded)
+    name, loaded, device = asked_for(recipe, overrides, memory)
     estimated = estimate(loaded, device)
     if as_json:
         print(profile(estimated).to_json())

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName
+from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName, asked_for
 from harness.cli.terminal.lines import tell
-from harness.hardware import split_hardware
 from harness.units import GIB
 
 
@@ -23,15 +22,11 @@ def shard(
     as_json: AsJson = False,
 ) -> None:
     """Divide the step among GPUs: memory and communication of each, under DDP, ZeRO, FSDP and others."""
-    from harness.data import check_data
     from harness.fit import bucket_note
     from harness.fit import shard as divide
     from harness.napkin import estimate
-    from harness.recipe import load_recipe
 
-    device, changes = split_hardware(overrides or [], memory)
-    name, loaded = load_recipe(recipe, changes)
-    check_data(loaded)
+    name, loaded, device = asked_for(recipe, overrides, memory)
     estimated = estimate(loaded, device)
     rows = divide(estimated, gpus, group)
     if as_json:

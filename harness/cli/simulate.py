@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.allocator import allocator_settings
-from harness.cli.arguments import JsonOnStdout, MemorySize, OverridesAndHardware, RecipeName
+from harness.cli.arguments import JsonOnStdout, MemorySize, OverridesAndHardware, RecipeName, asked_for
 from harness.cli.exit_status import OUT_OF_MEMORY
 from harness.cli.terminal.terminal import say
-from harness.hardware import split_hardware
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,15 +69,11 @@ def simulate(
     from harness.answers import simulated
     from harness.cli.terminal.progress import Waiting
     from harness.cli.terminal.terminal import Terminal
-    from harness.data import check_data
-    from harness.recipe import load_recipe
     from harness.run_folder import RunFolder
     from harness.snapshot import read_snapshot
     from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
-    hardware, changes = split_hardware(overrides or [], memory)
-    name, loaded = load_recipe(recipe, changes)
-    check_data(loaded)
+    name, loaded, hardware = asked_for(recipe, overrides, memory)
     settings = allocator_settings(os.environ, allocator)
     folder = RunFolder(out, name, loaded) if out is not None else None
     recorded = read_snapshot(trace_diff) if trace_diff is not None else None

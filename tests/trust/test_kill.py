@@ -27,7 +27,6 @@ from harness.step_profile.step_profile import StepProfile
 from harness.sweep.cell import Outcome
 from harness.system.interruption import interrupted_status, interruptible
 from tests.support.forked import Ended, Forks
-from tests.support.places import LLAMA
 from tests.support.trust_report import Tried
 
 pytestmark = pytest.mark.xdist_group("trust_kill")  # they share the process that forks
@@ -36,22 +35,6 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 STATUS = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
 HALF = ".partial"
 """How the name of a file ends while it is being written (harness/system/files.py)."""
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with Forks() as forks:
-        yield forks
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Where every command starts: a recipe that takes about a second."""
-    folder = tmp_path / "start"
-    folder.mkdir()
-    recipe = f"model: {LLAMA}\nprecision: fp32\nseq_len: 16\nwarmup_steps: 2\nsteps: 30\n"
-    (folder / "mine.yaml").write_text(recipe)
-    return folder
 
 
 class Killing(NamedTuple):

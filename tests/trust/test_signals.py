@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,28 +14,12 @@ import pytest
 from harness.run_folder.checkpoint_files import checkpoints, verify
 from harness.step_profile.step_profile import StepProfile
 from tests.support.forked import Forks
-from tests.support.places import LLAMA
 from tests.support.trust_report import Tried
 from tests.trust.test_kill import KILLS, STATUS, halves, losses
 
 pytestmark = pytest.mark.xdist_group("trust_kill")  # they share the process that forks
 GAPS_S = (0.0, 0.001, 0.005, 0.02, 0.1, 0.3)
 """Between the two signals: both at once, one while the other is being answered, one after."""
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with Forks() as forks:
-        yield forks
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "start"
-    folder.mkdir()
-    recipe = f"model: {LLAMA}\nprecision: fp32\nseq_len: 16\nwarmup_steps: 2\nsteps: 30\n"
-    (folder / "mine.yaml").write_text(recipe)
-    return folder
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
