@@ -9,23 +9,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from harness.cli import (
-    doctor,
-    emulate,
-    fit,
-    hardware,
-    napkin,
-    recipes,
-    report,
-    run,
-    serve,
-    shard,
-    simulate,
-    snapshot,
-    sweep,
-    validate,
-)
+from harness.cli.estimates import fit, hardware, napkin, recipes, shard, simulate
 from harness.cli.exit_status import INTERRUPTED
+from harness.cli.running import doctor, emulate, run, sweep, validate
+from harness.cli.showing import report, serve, snapshot
 from harness.errors import HarnessError, MissingDependency
 from harness.system import complain, end_process, interrupted_status, interruptible
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from harness.answers import Forecast, forecast_on_cpu
 from harness.cli.app import main
-from harness.cli.measuring import in_words
+from harness.cli.running.measuring import in_words
 from harness.cli.terminal.progress import RunProgress, duration
 from harness.hardware import find_hardware
 from harness.napkin import predict

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.cli.exit_status import NOT_FINITE
-from harness.cli.run import _status
+from harness.cli.running.run import _status
 from harness.measure import measured_run as measuring
 from harness.measure.measured_run import measure
 from harness.recipe.recipe import Recipe

@@ -86,7 +86,7 @@ def test_the_report_of_a_simulation_begins_with_them(monkeypatch, tmp_path: Path
     ("file", "kept"),
     [
         ("/usr/lib/python3.12/site-packages/typer/main.py", False),
-        ("/x/harness/cli/simulate.py", False),
+        ("/x/harness/cli/estimates/simulate.py", False),
         ("/x/harness/measure/measured_run.py", False),
         ("/x/harness/training/loop.py", False),
         ("/usr/local/bin/harness", False),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.cli.exit_status import OUT_OF_MEMORY
-from harness.cli.run import _status
+from harness.cli.running.run import _status
 from harness.errors import InputError
 from harness.fit.advice import advise
 from harness.hardware.hardware import find_hardware

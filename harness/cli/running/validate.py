@@ -80,7 +80,7 @@ def validate(
 
 
 def _measured(name: str, recipe: Recipe) -> StepProfile:
-    from harness.cli.measuring import measured_with_progress
+    from harness.cli.running.measuring import measured_with_progress
     from harness.run_folder import RunFolder
 
     return measured_with_progress(recipe, RunFolder(None, name, recipe))

@@ -82,7 +82,7 @@ def run(
     """Run a recipe on this machine and record where the bytes and milliseconds went."""
     if gpu is not None:
         _go_to_virtual_gpu(gpu, gpus)
-    from harness.cli.measuring import measured_with_progress
+    from harness.cli.running.measuring import measured_with_progress
     from harness.cli.terminal.profile_tables import print_profile
     from harness.cli.terminal.terminal import Terminal, say
     from harness.recipe import load_recipe

@@ -1,0 +1,1 @@
+"""The commands that show what earlier runs left."""
