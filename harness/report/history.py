@@ -25,7 +25,7 @@ from harness.snapshot import (
     find_peak,
     spans_from_trace,
 )
-from harness.step_profile import CATEGORIES, MemoryBreakdown
+from harness.step_profile import CATEGORIES, PHASES_BETWEEN_STEPS, MemoryBreakdown
 
 BEFORE = "before the recording"
 """Memory that was there already and of which nobody says what it is."""
@@ -254,11 +254,20 @@ def _notes(snapshot: Mapping[str, Any], device: int, by_category: bool) -> list[
     return notes
 
 
+def _peak_of_the_steps(history: History) -> int:
+    """The event of the first largest moment before any evaluation or checkpoint; -1 is before the first."""
+    between = (run.start for run in history.phases if run.phase in PHASES_BETWEEN_STEPS)
+    allocated = history.allocated_bytes()[: min(between, default=None)]
+    if not len(allocated) or allocated.max() <= history.baseline_bytes.sum():
+        return -1
+    return int(allocated.argmax())
+
+
 def _explain_baseline(history: History, at_peak: MemoryBreakdown) -> None:
     """Move BEFORE's bytes to categories: what the profile has at the peak and the recording does not."""
     if not history.baseline_bytes[len(CATEGORIES)]:
         return
-    event, _ = history.peak()
+    event = _peak_of_the_steps(history)
     recorded = history.by_group()[:, event] if event >= 0 else history.baseline_bytes
     before = len(CATEGORIES)
     stated = np.array([getattr(at_peak, f"{name}_bytes") or 0 for name in CATEGORIES], np.int64)

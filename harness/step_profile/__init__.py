@@ -1,15 +1,25 @@
 """What every answer returns: the profile of one step, as JSON and in words."""
 
-from harness.step_profile.in_words import MEMORY_KINDS, explain_oom, leak_in_words, verdict
+from harness.step_profile.in_words import (
+    MEMORY_KINDS,
+    between_steps_in_words,
+    explain_oom,
+    leak_in_words,
+    verdict,
+)
 from harness.step_profile.step_profile import (
     CATEGORIES,
     MAX_FILE_BYTES,
     MAX_VALUES,
     MOST_WEIGHTS,
     PHASES,
+    PHASES_BETWEEN_STEPS,
     Allocation,
+    CheckpointStats,
     Count,
     Details,
+    EvaluationStats,
+    EvaluationWay,
     HardwareSummary,
     LeakReport,
     MemoryBreakdown,
@@ -30,9 +40,13 @@ __all__ = [
     "MEMORY_KINDS",
     "MOST_WEIGHTS",
     "PHASES",
+    "PHASES_BETWEEN_STEPS",
     "Allocation",
+    "CheckpointStats",
     "Count",
     "Details",
+    "EvaluationStats",
+    "EvaluationWay",
     "HardwareSummary",
     "LeakReport",
     "MemoryBreakdown",
@@ -44,6 +58,7 @@ __all__ = [
     "StepProfile",
     "StepStats",
     "TimeStats",
+    "between_steps_in_words",
     "explain_oom",
     "leak_in_words",
     "verdict",
