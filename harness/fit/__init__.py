@@ -6,6 +6,7 @@ from harness.fit.confirmed import ConfirmedFit, fit_confirmed
 from harness.fit.device_choice import compare_hardware, render_choice, render_table
 from harness.fit.exact import fit_exact
 from harness.fit.host_memory import check_host_memory
+from harness.fit.lengths import fit_lengths, lengths_document, lengths_lines
 from harness.fit.search import fit
 from harness.fit.sharding import bucket_note, shard
 from harness.fit.text import exact_lines, fit_document, fit_lines
@@ -22,7 +23,10 @@ __all__ = [
     "fit_confirmed",
     "fit_document",
     "fit_exact",
+    "fit_lengths",
     "fit_lines",
+    "lengths_document",
+    "lengths_lines",
     "render_choice",
     "render_table",
     "shard",
