@@ -62,10 +62,10 @@ def _fetched(model: str) -> Path:
     from huggingface_hub import errors
 
     try:
-        there = huggingface_hub.hf_hub_download(model, "config.json", dry_run=True)
+        there = huggingface_hub.hf_hub_download(model, "config.json", dry_run=True)  # pyright: ignore[reportUnknownMemberType]
         if (there.file_size or 0) > MAX_CONFIG_BYTES:
             raise InputError(f"model: {model}: its config.json has more than {MAX_CONFIG_BYTES:,} bytes.")
-        return Path(huggingface_hub.hf_hub_download(model, "config.json"))
+        return Path(huggingface_hub.hf_hub_download(model, "config.json"))  # pyright: ignore[reportUnknownMemberType]
     except InputError:
         raise
     except errors.GatedRepoError:

@@ -34,7 +34,7 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> tuple[str, Recipe
 
 def list_recipes() -> list[tuple[str, str]]:
     """(name, first comment line) of every recipe in the recipes folder, by name."""
-    recipes = []
+    recipes: list[tuple[str, str]] = []
     for path in sorted(recipes_folder().glob("*.yaml")):
         with path.open(encoding="utf-8") as file:
             first_line = file.readline()

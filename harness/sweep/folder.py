@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -30,6 +30,7 @@ from harness.system import (
     SETTINGS,
     FolderLock,
     installed_version,
+    is_object,
     parse_json,
     read_whole,
     write_whole,
@@ -79,7 +80,7 @@ def read_outcome(folder: Path, key: str) -> Outcome | None:
         document = parse_json(read_whole(path, MAX_FILE_BYTES), MAX_VALUES)
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(document, dict) or document.get("key") != key:
+    if not is_object(document) or document.get("key") != key:
         return None
     try:
         return Outcome.from_json(document.get("outcome"), str(path))
@@ -104,7 +105,7 @@ def cell_path(folder: Path, key: str) -> Path:
 
 
 @contextmanager
-def sole_sweep_in(folder: Path) -> Iterator[None]:
+def sole_sweep_in(folder: Path) -> Generator[None]:
     """Make the folder, and keep other sweeps out of it until the end of the block (or of the process).
 
     Raises InputError when it cannot be made or another sweep is at work in it.

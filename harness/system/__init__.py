@@ -6,7 +6,7 @@ from harness.system.garbage import collected_by_hand, end_process, older_objects
 from harness.system.interruption import CTRL_C_STATUS, held_back, interrupted_status, interruptible
 from harness.system.locations import PACKAGE, profiles_folder, recipes_folder
 from harness.system.streams import complain, quiet_libraries, stdout_kept_for_json, warn_of_trusted_code
-from harness.system.strict_json import TooManyValues, parse_json, unrepeated
+from harness.system.strict_json import TooManyValues, is_object, parse_json, unrepeated
 from harness.system.strict_yaml import parse_yaml, read_mapping, to_yaml
 from harness.system.versions import PACKAGES, SETTINGS, installed_version, provenance
 
@@ -25,6 +25,7 @@ __all__ = [
     "interrupted_status",
     "interruptible",
     "is_held",
+    "is_object",
     "older_objects_kept",
     "parse_json",
     "parse_yaml",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 
@@ -19,7 +19,7 @@ def complain(message: str, status: int) -> int:
 
 
 @contextmanager
-def stdout_kept_for_json(kept: bool) -> Iterator[None]:
+def stdout_kept_for_json(kept: bool) -> Generator[None]:
     """Send to stderr whatever libraries, or their C code, print to stdout."""
     if not kept:
         yield
