@@ -21,6 +21,7 @@ from harness.step_profile.step_profile import (
     StepProfile,
     StepStats,
     TimeStats,
+    utilization,
 )
 
 __all__ = [
@@ -46,5 +47,6 @@ __all__ = [
     "TimeStats",
     "explain_oom",
     "leak_in_words",
+    "utilization",
     "verdict",
 ]

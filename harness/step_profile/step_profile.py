@@ -150,6 +150,15 @@ class StepStats(_Fields):
     """Resident memory of the process at its largest."""
 
 
+def utilization(flops: int | None, seconds: float | None, peak_flops_per_s: float | None) -> float | None:
+    """`flops` as a share of what the device could do in `seconds`: MFU of the model's FLOPs, HFU of all.
+
+    None where one of them is not known.
+    """
+    ceiling = (seconds or 0) * (peak_flops_per_s or 0)
+    return flops / ceiling if flops and ceiling else None
+
+
 class Allocation(_Fields):
     """One live allocation at the peak, or at an out-of-memory."""
 

@@ -17,10 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.architecture import MAX_CONFIG_BYTES
+from harness.architecture import MAX_CONFIG_BYTES, config_here
 from harness.errors import InputError
 from harness.hardware import device_names, find_hardware
-from harness.recipe import find_model_config
 from harness.step_profile import MAX_FILE_BYTES, MAX_VALUES
 from harness.sweep.cell import Outcome
 from harness.sweep.plan import Cell, Kind, Plan
@@ -126,11 +125,10 @@ def _digest(document: Any) -> str:
 
 
 def _content_digest(model: str) -> str | None:
-    """Of the model's config; None for a Hugging Face id, whose config is not here to be read."""
-    path = find_model_config(model) or Path(model)
-    path = path / "config.json" if os.path.isdir(path) else path
+    """Of the model's config; None if it is not here to be read."""
+    path = config_here(model)
     try:
-        return hashlib.sha256(read_whole(path, MAX_CONFIG_BYTES)).hexdigest()
+        return path and hashlib.sha256(read_whole(path, MAX_CONFIG_BYTES)).hexdigest()
     except OSError:
         return None
 
