@@ -36,6 +36,7 @@ LEVELS = [
     "fit",
     "answers",
     "report",
+    "api",
     "sweep",
     "serve",
     "cli",
@@ -113,7 +114,9 @@ def reached_from(module: str) -> set[str]:
     reached: set[str] = set()
     waiting = [module]
     while waiting:
-        direct = imports_of(MODULES[waiting.pop()]) & MODULES.keys()
+        direct = imports_of(MODULES[waiting.pop()]) & MODULES.keys() - {
+            "harness"
+        }  # see test_the_public_door_is_for_those_outside
         waiting += direct - reached
         reached |= direct
     return reached
@@ -153,6 +156,18 @@ def test_there_is_something_to_look_at() -> None:
 
 def test_every_package_has_a_level() -> None:
     assert {package_of(module) for module in MODULES if module != "harness"} == LEVEL.keys()
+
+
+def test_the_public_door_is_for_those_outside() -> None:
+    """`harness` offers questions to programs; whoever is inside takes no more of it than the version."""
+    taken = {
+        alias.name
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "harness"
+        for alias in node.names
+    }
+    assert taken == {"__version__"}
 
 
 def test_imports_go_down() -> None:

@@ -1,0 +1,37 @@
+"""The question that this machine answers: a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from harness.answers import measured
+from harness.api.asked import AnyRecipe, asked_recipe
+from harness.run_folder import RunFolder
+from harness.step_profile import StepProfile
+from harness.system import quiet_libraries
+
+
+def run(
+    recipe: AnyRecipe,
+    *,
+    device: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    snapshot: bool = True,
+    **overrides: Any,
+) -> StepProfile:
+    """Train the recipe's steps on this machine, and return where the bytes and the milliseconds went.
+
+    `recipe` and `overrides` as in harness.napkin. `device`: "cuda", "cuda:1" or "cpu"; None takes the first
+    GPU, else the CPU. `out`: the folder for profile.json, recipe.yaml, log.jsonl and snapshot.pickle; None
+    takes profiles/runs/<recipe>-<time>. `snapshot`: whether to record the memory history.
+
+    Returns the profile. A run that is interrupted, runs out of memory or is stopped by a nan loss returns
+    one too, with `complete` false and `oom` or `not_finite` filled. Raises InputError for wrong arguments, a
+    folder that is taken, a device that is not there, and a recipe that cannot run here.
+    """
+    name, asked = asked_recipe(recipe, overrides)
+    folder = RunFolder(None if out is None else Path(out), name, asked)
+    quiet_libraries()
+    return measured(asked, folder, device, snapshot=snapshot)
