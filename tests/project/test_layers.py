@@ -36,6 +36,7 @@ LEVELS = [
     "fit",
     "answers",
     "report",
+    "track",
     "api",
     "sweep",
     "serve",
@@ -75,7 +76,7 @@ HOMES = {
     },
     "liger_kernel": {"training/toggles/fused_loss.py", "simulate/cuda/libraries.py"},
     "datasets": {"data/documents.py"},  # data sets of the Hub
-    "accelerate": set(),  # transformers needs it to load quantized checkpoints
+    "accelerate": {"track/trackers.py"},  # besides, transformers needs it to load quantized checkpoints
     "torchao": set(),
 }
 """The only files that import a package, always where it is used: without it, all else works."""
