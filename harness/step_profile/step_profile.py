@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import InputError
-from harness.system import is_object, parse_json, read_whole
+from harness.system import Rows, is_object, notebook_html, parse_json, read_whole
+from harness.units import in_gib, in_ms
 
 SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 2**24
@@ -277,6 +278,35 @@ class StepProfile(_Fields):
     leak: LeakReport | None = None
     warnings: list[str] = Field(default_factory=list[str], max_length=1000)
     """What went otherwise than the recipe says, or should be known before the numbers are used."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the peak, what is in it, and the phases."""
+        memory, step, about = self.memory, self.step, self.provenance.get("recipe_name")
+        name = about if isinstance(about, str) else str(self.recipe.get("model", "a step"))
+        facts = {
+            "peak allocated": in_gib(memory.peak_allocated_bytes),
+            "peak reserved": in_gib(memory.peak_reserved_bytes),
+            "whole process": in_gib(memory.process_bytes),
+            "memory of the device": in_gib(self.hardware.memory_bytes),
+            "time of a step": in_ms(step.time_s.median),
+            "tokens per second": "-" if step.tokens_per_s is None else f"{step.tokens_per_s:,.0f}",
+        }
+        at_peak = [(category, getattr(memory.at_peak, f"{category}_bytes")) for category in CATEGORIES]
+        tables: list[Rows] = [
+            [(self.source, ""), *(row for row in facts.items() if row[1] != "-")],
+            [("at the peak", "bytes"), *((category, in_gib(size)) for category, size in at_peak if size)],
+            [
+                ("phase", "peak allocated", "time"),
+                *(
+                    (phase, in_gib(stats.peak_allocated_bytes), in_ms(stats.time_s.median))
+                    for phase, stats in self.phases.items()
+                ),
+            ],
+        ]
+        notes = [] if self.oom is None else [f"The memory ran out in {self.oom.phase}."]
+        if not self.complete and self.oom is None:
+            notes.append("The run did not come to its end: these are the steps before that.")
+        return notebook_html(f"{name} on {self.hardware.name}", tables, notes + self.warnings)
 
     def to_json(self) -> str:
         """The profile as an indented JSON document."""

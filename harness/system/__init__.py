@@ -5,6 +5,7 @@ from harness.system.folder_lock import FolderLock, is_held, refuse_held
 from harness.system.garbage import collected_by_hand, end_process, older_objects_kept
 from harness.system.interruption import CTRL_C_STATUS, held_back, interrupted_status, interruptible
 from harness.system.locations import PACKAGE, profiles_folder, recipes_folder
+from harness.system.notebook import Rows, notebook_html
 from harness.system.streams import complain, quiet_libraries, stdout_kept_for_json, warn_of_trusted_code
 from harness.system.strict_json import TooManyValues, is_object, parse_json, unrepeated
 from harness.system.strict_yaml import parse_yaml, read_mapping, to_yaml
@@ -16,6 +17,7 @@ __all__ = [
     "PACKAGES",
     "SETTINGS",
     "FolderLock",
+    "Rows",
     "TooManyValues",
     "collected_by_hand",
     "complain",
@@ -26,6 +28,7 @@ __all__ = [
     "interruptible",
     "is_held",
     "is_object",
+    "notebook_html",
     "older_objects_kept",
     "parse_json",
     "parse_yaml",

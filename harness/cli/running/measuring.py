@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness.recipe import Recipe
@@ -16,20 +17,27 @@ LONG_S = 60
 
 
 def measured_with_progress(
-    recipe: Recipe, folder: RunFolder, device: str | None = None, *, snapshot: bool = True
+    recipe: Recipe,
+    folder: RunFolder,
+    device: str | None = None,
+    *,
+    snapshot: bool = True,
+    trackers: Sequence[str] = (),
 ) -> StepProfile:
     """See answers/one_answer.py: `measured`. On a CPU it first says how long it will take, if long."""
     from harness.answers import forecast_on_cpu, measured
     from harness.cli.terminal.progress import RunProgress
     from harness.cli.terminal.terminal import Terminal, say
     from harness.measure import chosen_device, total_steps
+    from harness.track import track_run
 
     log = Terminal(stderr=True)
     forecast = forecast_on_cpu(recipe) if chosen_device(device).type == "cpu" else None
     if forecast is not None and forecast.run_s >= LONG_S:
         for line in in_words(forecast):
             say(log, line)
-    with RunProgress(log, total_steps(recipe), forecast and forecast.step_s) as progress:
+    following = track_run(trackers, folder, recipe, lambda words: say(log, words, whole=True))
+    with following, RunProgress(log, total_steps(recipe), forecast and forecast.step_s) as progress:
         return measured(recipe, folder, device, progress, snapshot=snapshot)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import Overrides, RecipeName
+from harness.cli.arguments import Overrides, RecipeName, Track
 from harness.cli.exit_status import INTERRUPTED, NOT_FINITE, OUT_OF_MEMORY
 from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
@@ -78,6 +78,7 @@ def run(
         ),
     ] = None,
     gpus: Annotated[int, typer.Option(help="With --gpu: how many there are, for --device cuda:1.")] = 1,
+    track: Track = None,
 ) -> None:
     """Run a recipe on this machine and record where the bytes and milliseconds went."""
     if gpu is not None:
@@ -87,12 +88,14 @@ def run(
     from harness.cli.terminal.terminal import Terminal, say
     from harness.recipe import load_recipe
     from harness.run_folder import RunFolder
+    from harness.track import tracker_names
 
+    trackers = tracker_names(track or [])
     name, loaded = load_recipe(recipe, overrides or [])
     folder = RunFolder(out, name, loaded, resume)
     with stdout_kept_for_json(as_json):
         quiet_libraries()
-        profile = measured_with_progress(loaded, folder, device, snapshot=snapshot)
+        profile = measured_with_progress(loaded, folder, device, snapshot=snapshot, trackers=trackers)
         people = Terminal(stderr=as_json)
         say(people, f"{name}: {loaded.model} on {profile.hardware.name}")
         print_profile(people, profile)
