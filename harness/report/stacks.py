@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.snapshot import NO_STACK, Frame, place_of, stack_line
+from harness.snapshot import NO_STACK, Frame, own_frame, place_of, stack_line
 
 ROOT = 0
 MOST_LINES = 200
@@ -14,7 +14,7 @@ MOST_LINES = 200
 _AUTOGRAD_NODE = re.compile(r" torch::autograd::(?:generated::)?(\w+)::apply\(")
 
 _PLUMBING = re.compile(
-    r"harness/(?:__main__\.py|(?:cli|answers|measure|simulate|observe|system|sweep)/|training/loop\.py)"
+    r"harness/(?:__main__\.py|(?:cli|answers|measure|simulate|observe|system|sweep|virtual_gpu)/|training/loop\.py)"
     r"|(?:typer/|click/|runpy\.py|<frozen runpy>|<string>)|(?:\S*/)?bin/harness:"
 )
 """Frames of whoever runs the step, who allocate nothing of it: the commands, the loop, the measuring."""
@@ -90,3 +90,9 @@ def place(frames: Sequence[Frame]) -> str:
     if found != NO_STACK:
         return found
     return next(filter(None, map(readable, map(stack_line, frames))), NO_STACK)
+
+
+def own_place(frames: Sequence[Frame]) -> str | None:
+    """The innermost line that is no library's, as `place` writes it; None where every frame is one's."""
+    frame = own_frame(frames)
+    return None if frame is None else place_of([frame])

@@ -9,9 +9,13 @@ from harness.snapshot.build import (
     snapshot_of_storages,
     write_snapshot,
 )
+from harness.snapshot.devices import Device, chosen_device, devices_in, segments_of, trace_of
 from harness.snapshot.diff.segments import Reserved, SegmentDiff, diff_segments
 from harness.snapshot.diff.traces import Divergence, Event, Group, TraceDiff, diff_traces
+from harness.snapshot.from_stacks import label_from_phases, own_frame, phases_of_trace
+from harness.snapshot.out_of_memory import OutOfMemory, oom_in_words, out_of_memory, remedy
 from harness.snapshot.safe_read import read_snapshot
+from harness.snapshot.segments import Piece, Segment, free_stretches, pieces_in_use, segments_at
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan, Frame
 from harness.snapshot.stacks import NO_STACK, place_of, stack_line
 from harness.snapshot.trace import (
@@ -19,6 +23,7 @@ from harness.snapshot.trace import (
     Label,
     busiest_device,
     phase_metadata,
+    phase_of,
     spans_from_trace,
     step_ends,
 )
@@ -28,12 +33,16 @@ __all__ = [
     "MIN_BLOCK_BYTES",
     "NO_STACK",
     "AllocationSpan",
+    "Device",
     "Divergence",
     "Event",
     "Frame",
     "Group",
     "Label",
+    "OutOfMemory",
+    "Piece",
     "Reserved",
+    "Segment",
     "SegmentDiff",
     "TraceDiff",
     "TraceEvent",
@@ -42,18 +51,32 @@ __all__ = [
     "busiest_device",
     "bytes_by_module",
     "categorize",
+    "chosen_device",
+    "devices_in",
     "diff_segments",
     "diff_traces",
     "find_peak",
+    "free_stretches",
+    "label_from_phases",
     "label_snapshot",
+    "oom_in_words",
+    "out_of_memory",
+    "own_frame",
     "phase_metadata",
+    "phase_of",
+    "phases_of_trace",
+    "pieces_in_use",
     "place_of",
     "read_snapshot",
+    "remedy",
+    "segments_at",
+    "segments_of",
     "snapshot_of_storages",
     "snapshot_to_json",
     "spans_from_trace",
     "stack_line",
     "step_ends",
     "top_allocations",
+    "trace_of",
     "write_snapshot",
 ]

@@ -11,6 +11,9 @@ from harness.snapshot.spans import Frame
 _INSTALL_FOLDER = re.compile(r"^.*/(?:(?:site-packages|dist-packages|python3\.\d+)/|(?=harness/))")
 
 
+_TORCH = re.compile(r"/torch/|/harness/virtual_gpu/")  # the virtual GPU's code stands in PyTorch's place
+
+
 def stack_line(frame: Frame) -> str:
     """`file:line function`, the file without the folders above its package."""
     return f"{_INSTALL_FOLDER.sub('', frame['filename'])}:{frame['line']} {frame['name']}"
@@ -23,7 +26,7 @@ NO_STACK = "(no Python stack)"
 def place_of(frames: Sequence[Frame]) -> str:
     """`file:line function` of the innermost Python frame outside torch, or of the innermost one."""
     python = python_frames(frames)
-    outside = (frame for frame in python if "/torch/" not in frame["filename"])
+    outside = (frame for frame in python if not _TORCH.search(frame["filename"]))
     frame = next(outside, python[0] if python else None)
     return NO_STACK if frame is None else line_of(frame)
 

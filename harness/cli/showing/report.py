@@ -29,6 +29,8 @@ Examples:
   harness report measured.json simulated.json --markdown
 
   harness report snapshot.pickle --png slides
+
+  harness report snapshot.pickle --device 1
 """
 
 
@@ -59,6 +61,14 @@ def report(
         Path | None,
         typer.Option(help="Write the charts as PNG pictures into this folder.", show_default=False),
     ] = None,
+    device: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a snapshot of several devices, the one to show. Default: one that ran out of memory, "
+            "or did the most.",
+            show_default=False,
+        ),
+    ] = None,
     simulate: Annotated[
         bool,
         typer.Option(
@@ -75,7 +85,7 @@ def report(
         raise InputError(f"{' and '.join(wanted)} are given together. Choose one.")
     if png is not None and out is not None:
         raise InputError("--png DIR names the folder of the pictures already: leave --out away.")
-    runs = _together([read_run(path) for path in paths], paths)
+    runs = _together([read_run(path, device) for path in paths], paths)
     for run in runs:
         _add_answers(run, simulate=simulate)
     people = Terminal(stderr=True)
