@@ -91,7 +91,8 @@ _BACKWARD = re.compile(
     r"torch/autograd/(?:__init__|graph)\.py |torch/(?:_tensor|utils/checkpoint)\.py backward$"
     r"|torch/_functorch/\S+ backward$| torch::autograd::Engine::"
 )
-_OF_A_FUNCTION = re.compile(r"torch/autograd/function\.py apply$")
+_STARTS = ("<module>", "_bootstrap")
+"""Where Python's own threads begin. What begins elsewhere was called by autograd's engine, from its thread."""
 _LIBRARY = re.compile(r"/(?:site-packages|dist-packages|python3\.\d+|harness/virtual_gpu)/|^<frozen ")
 _UP_TO_PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
 
@@ -117,7 +118,7 @@ def phase_of_stack(frames: Sequence[Frame]) -> str | None:
     found = next((name for line in python for name, says in _SAYS if says.search(line)), None)
     around = next((name for line in python for name, says in _AROUND_FORWARD if says.search(line)), None)
     if found in (None, "forward"):
-        in_engine = bool(python) and _OF_A_FUNCTION.search(python[-1]) is not None  # a Function's backward
+        in_engine = bool(python) and not any(frame["name"] in _STARTS for frame in frames)
         if in_engine or any(map(_BACKWARD.search, lines)):
             return "backward"
         found = around or found
