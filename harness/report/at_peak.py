@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from harness.report.history import History
-from harness.report.stacks import ROOT, own_place, place, readable
+from harness.report.stacks import ROOT
 from harness.report.table import Cell, Table
-from harness.snapshot import BEFORE_RECORDING, NO_STACK, AllocationSpan
+from harness.snapshot import BEFORE_RECORDING, NO_STACK, AllocationSpan, own_place, place, readable
 from harness.step_profile import StepProfile
 
 SMALLEST_SHARE = 1 / 2000

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.report.stacks import own_place, place
-from harness.snapshot import NO_STACK, AllocationSpan, categorize, find_peak
+from harness.snapshot import NO_STACK, AllocationSpan, Recording, find_peak, own_place, place
 from harness.step_profile import CATEGORIES
 
 BEFORE = "before the recording"
@@ -17,44 +15,16 @@ BEFORE = "before the recording"
 OTHER_CODE = "other code"
 PLACES = 6
 """A recording without phases is coloured by the code that allocates most: so many places."""
-_OF_PROFILER = {
-    "parameter": "parameters",
-    "gradient": "gradients",
-    "activation": "activations",
-    "temporary": "temporaries",
-    "input": "inputs",
-    "optimizer_state": "optimizer_state",
-    "autograd_detail": "other",
-    "unknown": "other",
-}
-"""torch.profiler's Category (torch/profiler/_memory_profiler.py), as _memory_viz.profile_plot writes it."""
 
 
-def groups_of(
-    trace: Sequence[Mapping[str, Any]], spans: Sequence[AllocationSpan]
-) -> tuple[tuple[str, ...], NDArray[np.uint8], bool]:
+def groups_of(recording: Recording) -> tuple[tuple[str, ...], NDArray[np.uint8], bool]:
     """The groups, the group of every span, and whether they are categories."""
-    labelled = [_label(trace, span) for span in spans]
-    if any(labelled):
-        names = [
-            label or (BEFORE if span.born < 0 else "other")
-            for label, span in zip(labelled, spans, strict=True)
-        ]
-    elif any(span.birth_phase or span.category for span in spans):
-        found = zip(categorize(spans), spans, strict=True)
-        unknown = BEFORE if trace else "other"
-        names = [span.category or (unknown if span.born < 0 else category) for category, span in found]
-    else:
-        return _by_place(spans)
+    if recording.categories is None:
+        return _by_place(recording.spans)
     groups = (*CATEGORIES, BEFORE)
     code = {name: i for i, name in enumerate(groups)}
-    return groups, np.array([code[name] for name in names], np.uint8), True
-
-
-def _label(trace: Sequence[Mapping[str, Any]], span: AllocationSpan) -> str | None:
-    index = span.died if span.born < 0 else span.born
-    category = None if index is None else trace[index].get("category")
-    return category if category in CATEGORIES else _OF_PROFILER.get(category or "")
+    unknown = BEFORE if recording.trace else "other"
+    return groups, np.array([code[name or unknown] for name in recording.categories], np.uint8), True
 
 
 def _by_place(spans: Sequence[AllocationSpan]) -> tuple[tuple[str, ...], NDArray[np.uint8], bool]:

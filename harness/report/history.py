@@ -18,26 +18,18 @@ from harness.report.groups import groups_of
 from harness.report.stacks import CallTree
 from harness.snapshot import (
     BEFORE_RECORDING,
-    MIN_BLOCK_BYTES,
     AllocationSpan,
     OutOfMemory,
+    Recording,
     Segment,
-    chosen_device,
     devices_in,
-    label_from_phases,
-    out_of_memory,
-    phase_of,
-    phases_of_trace,
+    recording_of,
     segments_at,
-    segments_of,
-    spans_from_trace,
-    trace_of,
 )
 from harness.step_profile import CATEGORIES, MemoryBreakdown
 
 SINCE_1970_US = 10**15
 """Of September 2001: a real clock says more, a count of events less."""
-_RECORDED = ("alloc", "free_requested")
 _SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
@@ -149,18 +141,10 @@ def history_of(
     category in a snapshot, and is what the profile's categories have beyond the recorded ones.
     `device`: which one; otherwise `chosen_device` chooses. Raises InputError for one that is not there.
     """
-    device = chosen_device(snapshot, device)
-    trace, segments = trace_of(snapshot, device), segments_of(snapshot, device)
-    if not segments and not any(entry["action"] in _RECORDED for entry in trace):
+    recording = recording_of(snapshot, device)
+    trace, segments, spans = recording.trace, recording.segments, recording.spans
+    if not segments and not spans:
         return None
-    stated = any(phase_of(entry.get("user_metadata", "")) for entry in trace)
-    read = None if stated else phases_of_trace(trace)
-    round_to = MIN_BLOCK_BYTES if _in_blocks(trace, segments) else 1
-    spans = spans_from_trace(trace, segments=segments, round_to_bytes=round_to, phases=read)
-    if not stated:
-        label_from_phases(
-            spans, read or [None] * len(trace), [i for i, e in enumerate(trace) if e["action"] == "oom"]
-        )
     born = np.array([span.born for span in spans], np.int64)
     died = np.array([-1 if span.died is None else span.died for span in spans], np.int64)
     sizes = np.array([span.size_bytes for span in spans], np.int64)
@@ -170,7 +154,7 @@ def history_of(
     changes = np.concatenate([sizes[births], -sizes[deaths]])
     order = np.lexsort((changes > 0, at))  # an address given again without a free: the old one goes first
     of_span, at, changes = of_span[order], at[order], changes[order]
-    groups, codes, by_category = groups_of(trace, spans)
+    groups, codes, by_category = groups_of(recording)
     tree = CallTree()
     stacks = np.array([tree.node_of(span.frames) for span in spans], np.uint32)
     which = zip(of_span.tolist(), (changes > 0).tolist(), strict=True)
@@ -178,7 +162,7 @@ def history_of(
     baseline = np.bincount(codes[there_before], sizes[there_before], len(groups)).astype(np.int64)
     birth_event, death_event = _event_by_span(of_span, changes, len(spans))
     history = History(
-        device=device,
+        device=recording.device,
         spans=spans,
         group_of_span=codes,
         groups=groups,
@@ -196,8 +180,8 @@ def history_of(
         segments_then=[],
         reserved_bytes=_reserved(trace, segments, at),
         reserved_at_end_bytes=sum(segment["total_size"] for segment in segments),
-        oom=out_of_memory(trace, spans, segments, snapshot.get("allocator_settings") or {}),
-        notes=_notes(snapshot, device, by_category, by_category and not stated),
+        oom=recording.oom,
+        notes=_notes(snapshot, recording),
     )
     event, _ = history.moment()
     moment = int(at[event]) if event >= 0 else BEFORE_RECORDING if len(at) else len(trace)
@@ -226,13 +210,6 @@ def _times(trace: Sequence[Mapping[str, Any]], at: NDArray[np.int64]) -> NDArray
     if times.min() < SINCE_1970_US or (np.diff(times) < 0).any():
         return None
     return times[at] - times[at[0]]
-
-
-def _in_blocks(trace: Sequence[Mapping[str, Any]], segments: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the addresses are those of an allocator's blocks; storages lie anywhere."""
-    addresses = [segment["address"] for segment in segments]
-    addresses += [entry["addr"] for entry in trace if entry["action"] == "alloc"]
-    return not any(address % MIN_BLOCK_BYTES for address in addresses)
 
 
 def _phase_runs(phases: Sequence[str | None]) -> list[PhaseRun]:
@@ -269,20 +246,19 @@ def _reserved(
     return at_end - changes.sum() + np.cumsum(changes)[:-1]
 
 
-def _notes(snapshot: Mapping[str, Any], device: int, by_category: bool, read: bool) -> list[str]:
+def _notes(snapshot: Mapping[str, Any], recording: Recording) -> list[str]:
     notes = []
     devices = devices_in(snapshot)
     if len(devices) > 1:
-        notes.append(
-            f"The snapshot has these devices: {', '.join(map(str, devices))}. This is device {device}; "
-            "--device N shows another."
-        )
-    if read:
+        there = ", ".join(map(str, devices))
+        this = f"This is device {recording.device}; --device N shows another."
+        notes.append(f"The snapshot has these devices: {there}. {this}")
+    if recording.from_stacks:
         notes.append(
             "Phases and categories are read from the stacks (a module's call, backward, an optimizer, a data "
             "loader): the recording states none."
         )
-    elif not by_category:
+    elif recording.categories is None:
         notes.append(
             "The recording names no phases, so nobody can say what is an activation or a gradient: bytes are "
             "grouped by the code that allocated them."

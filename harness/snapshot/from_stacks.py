@@ -92,20 +92,8 @@ _BACKWARD = re.compile(
     r"|torch/_functorch/\S+ backward$| torch::autograd::Engine::"
 )
 _STARTS = ("<module>", "_bootstrap")
-"""Where Python's own threads begin. What begins elsewhere was called by autograd's engine, from its thread."""
-_LIBRARY = re.compile(r"/(?:site-packages|dist-packages|python3\.\d+|harness/virtual_gpu)/|^<frozen ")
+"""Where Python's own threads begin. What begins elsewhere was called by autograd's engine, in its thread."""
 _UP_TO_PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
-
-
-def is_library(frame: Frame) -> bool:
-    """Whether a Python frame is an installed package's, the standard library's or the virtual GPU's."""
-    return _LIBRARY.search(frame["filename"]) is not None
-
-
-def own_frame(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost Python frame that is no library's; None where there is none."""
-    own = (frame for frame in frames if frame["filename"].endswith(".py") and not is_library(frame))
-    return next(own, None)
 
 
 def phase_of_stack(frames: Sequence[Frame]) -> str | None:
