@@ -14,7 +14,7 @@ from harness.snapshot.diff.held import Amount, Change, HeldDiff, Holder, diff_he
 from harness.snapshot.diff.segments import Reserved, SegmentDiff, diff_segments
 from harness.snapshot.diff.traces import Divergence, Event, Group, TraceDiff, diff_traces
 from harness.snapshot.from_stacks import phases_of_trace
-from harness.snapshot.leaks import Growth, Leaks, find_leaks
+from harness.snapshot.leaks import FEWEST_ENDS, Growth, Leaks, find_leaks
 from harness.snapshot.out_of_memory import OutOfMemory, oom_in_words, out_of_memory, remedy
 from harness.snapshot.recording import Recording, recording_of
 from harness.snapshot.safe_read import read_snapshot
@@ -33,6 +33,7 @@ from harness.snapshot.trace import (
 
 __all__ = [
     "BEFORE_RECORDING",
+    "FEWEST_ENDS",
     "MIN_BLOCK_BYTES",
     "NO_STACK",
     "AllocationSpan",

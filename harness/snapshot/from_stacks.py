@@ -165,9 +165,7 @@ def label_from_phases(
     """
     ends = _ends_of_runs(phases)
     first_forward = phases.index("forward") if "forward" in phases else len(phases)
-    next_step = [len(phases)] * (len(phases) + 1)
-    for i in range(len(phases) - 1, -1, -1):
-        next_step[i] = i if phases[i] == "optimizer_step" else next_step[i + 1]
+    next_step, next_backward = (_next(phases, phase) for phase in ("optimizer_step", "backward"))
     of_stack = {"setup": "parameters", "optimizer_step": "optimizer_state", "data": "inputs"}
     for span in spans:
         if span.category is not None:
@@ -178,16 +176,29 @@ def label_from_phases(
         crossed = bisect_left(ran_out, span.born)
         in_use = crossed < len(ran_out) and span.live_at(ran_out[crossed])
         death = len(phases) if span.died is None or in_use else span.died
+        after = ends[next_step[span.born]] if next_step[span.born] < len(phases) else len(phases)
         if span.birth_phase == "setup" and span.born < first_forward <= death:
             span.category = "parameters"
         elif span.birth_phase == "backward" and next_step[span.born] <= death:
             span.category = "gradients"
         elif span.birth_phase == "optimizer_step" and ends[span.born] <= death:
             span.category = "optimizer_state"
+        elif span.birth_phase == "forward" and next_backward[after] < death:
+            span.category = (
+                "other"  # kept beyond its step and the next backward: a library's workspace, a list
+            )
         elif span.birth_phase == "forward" and in_use:
             span.category = "activations"
         elif span.birth_phase in (OWN_CODE, CHECKPOINT):
             span.category = "other"
+
+
+def _next(phases: Sequence[str | None], wanted: str) -> list[int]:
+    """For every entry, and for the end, the next one of a phase; the end where there is none."""
+    found = [len(phases)] * (len(phases) + 1)
+    for i in range(len(phases) - 1, -1, -1):
+        found[i] = i if phases[i] == wanted else found[i + 1]
+    return found
 
 
 def _ends_of_runs(phases: Sequence[str | None]) -> list[int]:

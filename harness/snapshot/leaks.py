@@ -81,8 +81,8 @@ class Leaks:
 def find_leaks(recording: Recording, annotations: Any = ()) -> Leaks:
     """What holds more at each of several steps' ends. `annotations`: the snapshot's external_annotations.
 
-    Grown is what never shrinks from one end to the next and grows at two ends or more: something kept a step
-    (a list of losses that keep their graphs), whatever its size. Optimizer state, made in the first step, is not.
+    Grown is what never shrinks from one end to the next and grows at two ends or more: what a list keeps of
+    every step, whatever its size. Optimizer state, made in the first step, is not.
     """
     ends, found = _steps(recording, annotations if isinstance(annotations, list) else ())
     if len(ends) < FEWEST_ENDS:
@@ -122,8 +122,10 @@ def _steps(recording: Recording, annotations: Sequence[Any]) -> tuple[list[int],
     if len(ends) > 1:
         where = "the stacks" if recording.from_stacks else "the stated phases"
         return ends, f"the optimizer's steps in {where}"
+    if ends:
+        return ends, "the optimizer's steps in the stacks"
     return ends, (
-        "no step repeats in it: neither metadata nor annotations nor an optimizer in the stacks name any. "
+        "neither metadata nor annotations nor an optimizer in the stacks name any. "
         'Record at least three steps with torch.cuda.memory._record_memory_history(stacks="python")'
     )
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from harness.cli.terminal.terminal import plain_table, print_table, say
 from harness.report import Section, Table
-from harness.snapshot import Change, Growth, HeldDiff, Leaks
+from harness.snapshot import FEWEST_ENDS, Change, Growth, HeldDiff, Leaks
 from harness.units import in_gib
 
 MOST_ROWS = 12
@@ -53,26 +53,26 @@ def print_held_diff(console: Console, diff: HeldDiff, names: tuple[str, str]) ->
         of_kind = diff.of_kind(kind)
         if of_kind:
             total = sum(change.bytes for change in of_kind)
-            say(console, f"{kind}: {len(of_kind)} stacks, {_signed(total)}")
+            say(console, f"{kind}: {_number(len(of_kind), 'stack')}, {_signed(total)}")
             _print_changes(console, of_kind[:MOST_ROWS])
 
 
 def print_leaks(console: Console, leaks: Leaks) -> None:
     """How the steps were found, what is allocated when they end, and what grew."""
-    if not leaks.can_tell:
-        found = f"{len(leaks.ends)} steps were found" if leaks.ends else "No steps were found"
-        say(console, f"{found}, and growth takes three to see: {leaks.steps_from}.")
+    if not leaks.ends:
+        say(console, f"No steps were found: {leaks.steps_from}.")
         return
-    first, last = leaks.allocated_bytes[0], leaks.allocated_bytes[-1]
-    say(console, f"{len(leaks.ends)} steps, found by {leaks.steps_from}.")
-    say(
-        console, f"Allocated when they ended: {in_gib(first)} after the first, {in_gib(last)} after the last."
-    )
+    say(console, f"{_number(len(leaks.ends), 'step')}, found by {leaks.steps_from}.")
+    if not leaks.can_tell:
+        say(console, f"To see what grows takes {FEWEST_ENDS} steps: record more.")
+        return
+    first, last = in_gib(leaks.allocated_bytes[0]), in_gib(leaks.allocated_bytes[-1])
+    say(console, f"Allocated when they ended: {first} after the first, {last} after the last.")
     if not leaks.growths:
         say(console, "Nothing grew from step to step.")
         return
-    each = leaks.grown_bytes // (len(leaks.ends) - 1)
-    say(console, f"{len(leaks.growths)} stacks hold more and more: {in_gib(each)} a step together.")
+    each = in_gib(leaks.grown_bytes // (len(leaks.ends) - 1))
+    say(console, f"{_number(len(leaks.growths), 'stack')} grew, by {each} a step in all:")
     for growth in leaks.growths[:MOST_ROWS]:
         _print_growth(console, growth, len(leaks.ends) - 1)
 
@@ -82,7 +82,7 @@ def _print_growth(console: Console, growth: Growth, steps: int) -> None:
     each = in_gib(growth.total_bytes // steps)
     say(
         console,
-        f"  {each} a step of {category} at {place}: {growth.count:,} allocations are there at the end",
+        f"  {each} a step of {category} at {place}: {growth.count:,} allocations at the end",
     )
     _print_stack(console, stack)
 
@@ -132,3 +132,7 @@ def _print_rows(
 
 def _signed(size_bytes: int) -> str:
     return f"{'+' if size_bytes > 0 else ''}{in_gib(size_bytes)}"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
