@@ -142,6 +142,8 @@ class StorageTracker(TorchDispatchMode):
 
     def _see(self, out: Any, func: Any) -> None:
         if isinstance(out, Tensor):
+            if type(out) is not Tensor and _is_wrapper(type(out)):
+                return  # what it wraps was seen (AsyncCollectiveTensor, of a collective's result)
             storage = out.untyped_storage()
             if storage._cdata not in self._keys and self.follows(storage):
                 self._born(storage, func)
