@@ -6,8 +6,9 @@ its collectives return at once. What FSDP2 asks of a device it finds in the modu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import distributed
@@ -27,11 +28,38 @@ def one_rank(rank: int, world_size: int, streams: Streams) -> Iterator[None]:
         raise InputError("a rank of a run cannot simulate another. Simulate before it, or in a process of its own.")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    group = "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._validate_no_meta_params"
-    why = "refuses weights that are only shapes"
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
-        with replaced(torch, "meta", streams), all_replaced([Replacement(group, lambda _: None, why)]):
+        with replaced(torch, "meta", streams), all_replaced(_replacements()):
             yield
     finally:
         distributed.destroy_process_group()
+
+
+def _replacements() -> Iterator[Replacement]:
+    group = "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"
+    yield Replacement(f"{group}._validate_no_meta_params", _nothing, "refuses weights that are only shapes")
+    verify = "torch.nn.parallel.distributed._verify_param_shape_across_processes"
+    yield Replacement(verify, _nothing, "reads back what other ranks have sent")
+    reducer = "torch.distributed.Reducer"
+    yield Replacement(reducer, _with_sums(distributed.Reducer), "needs results, and `fake` sums have none")
+
+
+def _with_sums(reducer: Callable[..., Any]) -> Callable[..., Any]:
+    """DDP's Reducer with a hook that has summed a bucket of gradients as soon as it is asked to."""
+
+    def summed(_: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        there = reducer(*args, **kwargs)
+        distributed._register_comm_hook(there, None, summed)
+        return there
+
+    return made
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Nobody looks at what is done."""
