@@ -53,6 +53,8 @@ class StorageTracker(TorchDispatchMode):
         self._keys: dict[int, int] = {}
         self._refs: dict[int, Any] = {}
         self._next_key = 0
+        self._unpacked: Any = None
+        """The operator that a wrapper (DTensor) was called with, until its inner one comes."""
         self._stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}
 
     @classmethod
@@ -73,8 +75,11 @@ class StorageTracker(TorchDispatchMode):
             return func(*args, **(kwargs or {}))  # DTensor asks what shapes an operator gives: nothing is made
         for tensor_type in types:
             if tensor_type is not Tensor and _is_wrapper(tensor_type):
+                self._unpacked = func
                 return NotImplemented  # it unpacks itself; its inner operators come back here
-        if func in _IN_PLACE and _in_engine(sys._getframe(1)):
+        # with a mode or without, autograd does to a wrapper nothing in place
+        of_wrapper, self._unpacked = self._unpacked, None
+        if func in _IN_PLACE and func is not of_wrapper and _in_engine(sys._getframe(1)):
             func, args = _as_without_a_mode(func, args)
         if func in _INDEXING:
             self._see(args[1], "lift_fresh")
