@@ -76,3 +76,12 @@ def ranks_of(recipe: Recipe, device: torch.device) -> Ranks:
     mesh = init_device_mesh(kind, sizes, mesh_dim_names=DIMENSIONS)
     row, place, _ = mesh.get_coordinate() or (0, 0, 0)
     return Ranks(mesh, row * recipe.dp_shard + place, recipe.data_parallel_ranks)
+
+
+def lost_rank(error: BaseException) -> str | None:
+    """What `error` says about another rank that is gone or does not answer; None if it is about none."""
+    text = str(error)
+    if "Timed out waiting" in text or ("timeout" in text.lower() and "collective" in text.lower()):
+        return "another rank did not come to a sum in time"
+    told = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "Broken pipe")
+    return "another rank is gone" if any(part in text for part in told) else None

@@ -30,7 +30,7 @@ LEVELS = [
     "architecture hardware snapshot",
     "data virtual_gpu parallel",
     "training napkin",
-    "observe run_folder",
+    "observe run_folder launch",
     "checkpoint",
     "simulate measure",
     "fit",
