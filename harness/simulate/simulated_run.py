@@ -21,6 +21,7 @@ from harness.observe import PhasePeaks, gradients_seen, labelled_tensors, owned_
 from harness.recipe import Recipe
 from harness.simulate.clock import SimulatedTime
 from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
+from harness.simulate.cuda.communication import Communication
 from harness.simulate.cuda.libraries import import_bitsandbytes_fast
 from harness.simulate.cuda.one_rank import one_rank
 from harness.simulate.cuda.streams import Streams
@@ -116,7 +117,8 @@ class SimulatedRun:
         self.time = SimulatedTime(hardware)
         self.paths = ModulePaths()
         self.rules = CudaRules(recipe, hardware, self.memory.allocator.empty_cache)
-        self.device = SimulatedDevice(self.memory, self.rules, self.time, self.paths)
+        self.communication = Communication(self.time)
+        self.device = SimulatedDevice(self.memory, self.rules, self.time, self.paths, self.communication)
         self.kinds: list[Kind] = []
         self.peaks = PhasePeaks()
         self.phases = self.peaks.phases
@@ -150,11 +152,13 @@ class SimulatedRun:
     def _among_ranks(self) -> AbstractContextManager[None]:
         if not self.recipe.distributed:
             return nullcontext()
-        return one_rank(self.rank, self.recipe.world_size, Streams(self.memory, self.time))
+        streams = Streams(self.memory, self.time)
+        return one_rank(self.rank, self.recipe.world_size, streams, self.communication)
 
     def begin_step(self, index: int, kind: Kind) -> None:
         self.kinds.append(kind)
         self.time.begin_step()
+        self.communication.begin_step()
         if kind == "recorded":
             gc.collect()  # or what earlier steps left in reference cycles dies at some moment of this one
             self._label_what_stays()

@@ -6,7 +6,7 @@ its collectives return at once. What FSDP2 asks of a device it finds in the modu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,13 +14,16 @@ import torch
 from torch import distributed
 
 from harness.errors import InputError
+from harness.simulate.cuda.communication import Communication
 from harness.simulate.cuda.streams import Streams
 from harness.simulate.replacement import Replacement, all_replaced, replaced
 
 
 @contextmanager
-def one_rank(rank: int, world_size: int, streams: Streams) -> Iterator[None]:
-    """Inside, this process is `rank` of `world_size`, and the GPU's streams are `streams`.
+def one_rank(
+    rank: int, world_size: int, streams: Streams, communication: Communication
+) -> Iterator[None]:
+    """Inside, this process is `rank` of `world_size`; `streams` are its GPU's, and `communication` its share.
 
     Raises InputError where there is a process group already: a rank of a real run.
     """
@@ -30,35 +33,19 @@ def one_rank(rank: int, world_size: int, streams: Streams) -> Iterator[None]:
 
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
-        with replaced(torch, "meta", streams), all_replaced(_replacements()):
+        with replaced(torch, "meta", streams), all_replaced(_replacements(communication)):
             yield
     finally:
         distributed.destroy_process_group()
 
 
-def _replacements() -> Iterator[Replacement]:
+def _replacements(communication: Communication) -> Iterator[Replacement]:
     group = "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"
     yield Replacement(f"{group}._validate_no_meta_params", _nothing, "refuses weights that are only shapes")
     verify = "torch.nn.parallel.distributed._verify_param_shape_across_processes"
     yield Replacement(verify, _nothing, "reads back what other ranks have sent")
-    reducer = "torch.distributed.Reducer"
-    yield Replacement(reducer, _with_sums(distributed.Reducer), "needs results, and `fake` sums have none")
-
-
-def _with_sums(reducer: Callable[..., Any]) -> Callable[..., Any]:
-    """DDP's Reducer with a hook that has summed a bucket of gradients as soon as it is asked to."""
-
-    def summed(_: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
-    def made(*args: Any, **kwargs: Any) -> Any:
-        there = reducer(*args, **kwargs)
-        distributed._register_comm_hook(there, None, summed)
-        return there
-
-    return made
+    reducer = communication.with_sums(distributed.Reducer)
+    yield Replacement("torch.distributed.Reducer", reducer, "needs results, and `fake` sums have none")
 
 
 def _nothing(*_: Any, **__: Any) -> None:
