@@ -107,10 +107,10 @@ def _of_profiles(paths: Sequence[str], hardware: Hardware | None) -> list[Case]:
         path = Path(text)
         profile = StepProfile.read(path)
         device = hardware or table_device(profile) or find_hardware(DEFAULT_HARDWARE)
-        matters = {name: value for name, value in profile.recipe.items() if name not in EFFECTS}
-        key = device.name, repr(sorted(matters.items()))
+        recipe = check_recipe(profile.recipe, f"{path}: recipe")  # an older one lacks newer fields
+        key = device.name, repr(recipe.model_dump(exclude=set(EFFECTS)))
         if key not in cases:
-            cases[key] = Case(_name(path), check_recipe(profile.recipe, f"{path}: recipe"), device)
+            cases[key] = Case(_name(path), recipe, device)
         cases[key].profiles.append(profile)
     return list(cases.values())
 
