@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -113,6 +113,7 @@ def measured(
     progress: Progress | None = None,
     *,
     snapshot: bool = True,
+    alive: Callable[[str], None] | None = None,
 ) -> StepProfile:
     """The profile of a run on `device` of this machine (default: the first GPU, else the CPU) into `folder`.
 
@@ -131,6 +132,7 @@ def measured(
         snapshot=snapshot,
         advise=advise,
         warnings=[unchecked] if unchecked else [],
+        alive=alive,
     )
 
 

@@ -24,7 +24,8 @@ def example_lengths(
     """Tokens of every example of `data`, in order: what each would be in a row of its own.
 
     `tokenizer`: a folder or Hugging Face id; None: the one in the recipe's model folder, or bytes for a model
-    of bytes (`vocab_size` tokens; None: it is not known). Raises InputError where there is none, and for data that is one text or cannot be read.
+    of bytes, which has few words (`vocab_size`; None: nobody knows). Raises InputError where there is none,
+    and for data that is one text or cannot be read.
     """
     named = recipe.model_copy(update={"data": data, "packing": False})
     if data.lower().endswith(".txt"):
@@ -45,7 +46,7 @@ def example_lengths(
         )
     else:
         asked = named.model_copy(update={"weights": "pretrained", "model": source})
-        words = build_tokenizer(asked, vocab_size=vocab_size, tokenizer_source=source)
+        words = build_tokenizer(asked, vocab_size=vocab_size or 0, tokenizer_source=source)
     examples = read_examples(data, paragraphs=False)
     lengths: list[int] = []
     while some := list(itertools.islice(examples, TEXTS_AT_ONCE)):

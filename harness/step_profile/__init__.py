@@ -1,5 +1,12 @@
 """What every answer returns: the profile of one step, as JSON and in words."""
 
+from harness.step_profile.between_steps import (
+    PHASES_BETWEEN_STEPS,
+    CheckpointStats,
+    EvaluationStats,
+    EvaluationWay,
+)
+from harness.step_profile.fields import Count, Quantity
 from harness.step_profile.in_words import (
     MEMORY_KINDS,
     between_steps_in_words,
@@ -13,13 +20,8 @@ from harness.step_profile.step_profile import (
     MAX_VALUES,
     MOST_WEIGHTS,
     PHASES,
-    PHASES_BETWEEN_STEPS,
     Allocation,
-    CheckpointStats,
-    Count,
     Details,
-    EvaluationStats,
-    EvaluationWay,
     HardwareSummary,
     LeakReport,
     MemoryBreakdown,
@@ -27,10 +29,12 @@ from harness.step_profile.step_profile import (
     NotFiniteReport,
     OutOfMemoryReport,
     PhaseStats,
-    Quantity,
+    RanksReport,
+    RankStats,
     StepProfile,
     StepStats,
     TimeStats,
+    utilization,
 )
 
 __all__ = [
@@ -55,11 +59,14 @@ __all__ = [
     "OutOfMemoryReport",
     "PhaseStats",
     "Quantity",
+    "RankStats",
+    "RanksReport",
     "StepProfile",
     "StepStats",
     "TimeStats",
     "between_steps_in_words",
     "explain_oom",
     "leak_in_words",
+    "utilization",
     "verdict",
 ]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.step_profile.between_steps import PHASES_BETWEEN_STEPS, EvaluationStats, EvaluationWay
 from harness.step_profile.step_profile import (
-    PHASES_BETWEEN_STEPS,
-    EvaluationStats,
-    EvaluationWay,
     LeakReport,
     StepProfile,
 )

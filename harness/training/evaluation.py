@@ -90,7 +90,7 @@ def _evaluated(
 ) -> Evaluated:
     all_losses, all_logits, all_labels = _Kept(), _Kept(), _Kept()
     dtype = None
-    for number, batch in enumerate(_batches(recipe, evaluation, device), start=1):
+    for number, batch in enumerate(_batches(recipe, training, evaluation, device), start=1):
         loss, logits, labels = _predicted(recipe, training, batch, evaluation)
         loss = loss.repeat(evaluation.batch_size)
         all_losses.add(loss)
@@ -106,13 +106,17 @@ def _evaluated(
     return Evaluated(all_losses.on_host(), all_logits.on_host(), all_labels.on_host(), dtype)
 
 
-def _batches(recipe: Recipe, evaluation: Evaluation, device: torch.device) -> Iterator[Batch]:
+def _batches(
+    recipe: Recipe, training: Training, evaluation: Evaluation, device: torch.device
+) -> Iterator[Batch]:
     """On the device, as accelerate's loader gives them: a batch lives until the next one comes, here and
     where it is used."""
     sized = recipe.model_copy(
         update={"micro_batch_size": evaluation.batch_size, "gradient_accumulation_steps": 1}
     )
-    steps: Iterable[Any] = batches_of(sized, load_config(recipe), shapes_only=device.type == "meta")
+    steps: Iterable[Any] = batches_of(
+        sized, load_config(recipe), training.ranks, shapes_only=device.type == "meta"
+    )
     for _, step in zip(range(evaluation.batches), steps, strict=False):
         (batch,) = step.batches
         batch = moved(batch, device)

@@ -34,7 +34,7 @@ def test_logits_and_losses_are_trainers(precision: str, tmp_path: Path) -> None:
     done, _, model = evaluated(recipe, EVALUATION)
     rows = [
         {name: value[row] for name, value in batch.items()}
-        for batch in _batches(recipe, EVALUATION, CPU)
+        for batch in _batches(recipe, built(recipe)[0], EVALUATION, CPU)
         for row in range(2)
     ]
     arguments = TrainingArguments(
