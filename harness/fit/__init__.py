@@ -7,11 +7,13 @@ from harness.fit.device_choice import compare_hardware, render_choice, render_ta
 from harness.fit.exact import fit_exact
 from harness.fit.host_memory import check_host_memory
 from harness.fit.search import fit
-from harness.fit.sharding import bucket_note, shard
+from harness.fit.sharding import Refused, Sharded, bucket_note, shard, strategies
 from harness.fit.text import exact_lines, fit_document, fit_lines
 
 __all__ = [
     "ConfirmedFit",
+    "Refused",
+    "Sharded",
     "advise",
     "bucket_note",
     "by_arithmetic",
@@ -26,5 +28,6 @@ __all__ = [
     "render_choice",
     "render_table",
     "shard",
+    "strategies",
     "suggestions",
 ]

@@ -66,8 +66,8 @@ def optimizer_memory(recipe: Recipe, trained: Sequence[Weight]) -> OptimizerMemo
     paged = sum(w.count * paged_bytes(recipe, w) for w in trained)
     if recipe.optimizer.endswith("_8bit") and any(_is_8bit(recipe, w) for w in trained):
         state += TABLE_BYTES * STATES[recipe.optimizer]
-    on_host, bitsandbytes = recipe.optimizer_on_host, recipe.by_bitsandbytes
-    copies = recipe.master_weights or (on_host and not recipe.parameters_on_host)
+    on_host, bitsandbytes = recipe.optimizer_on_host or recipe.cpu_offload, recipe.by_bitsandbytes
+    copies = recipe.master_weights or (recipe.optimizer_on_host and not recipe.parameters_on_host)
     source = "arXiv 2110.02861; bitsandbytes/optim/optimizer.py" if bitsandbytes else "torch/optim"
     return OptimizerMemory(
         title=recipe.optimizer,
