@@ -218,6 +218,12 @@ RULES: tuple[Rule, ...] = (
         "set optimizer: adamw, or parallel: none",
     ),
     Rule(
+        ("parallel", "optimizer"),
+        lambda r: r.optimizer == "adafactor" and (r.fsdp or r.tensor_parallel),
+        "PyTorch cannot form Adafactor's means of rows and columns over a divided weight; "
+        "set optimizer: adamw, or parallel: ddp",
+    ),
+    Rule(
         ("parallel", "quantization"),
         lambda r: r.quantized and r.tensor_parallel,
         "bitsandbytes packs a weight's rows and columns together, and no layer can be divided by them; "

@@ -126,6 +126,8 @@ class PhaseStats(_Fields):
     allocated_at_end_bytes: Count | None = None
     flops: Count | None = None
     bytes_moved: Count | None = None
+    communication_s: Quantity | None = None
+    """Of one step on several ranks: in which this one did nothing but communicate, or wait for others."""
 
 
 class StepStats(_Fields):
@@ -133,6 +135,7 @@ class StepStats(_Fields):
 
     time_s: TimeStats = Field(default_factory=TimeStats)
     tokens_per_s: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] | None = None
+    """Of all ranks together."""
     model_flops: Count | None = None
     """FLOPs of forward and backward, without recomputation (what MFU counts)."""
     mfu: Quantity | None = None
@@ -240,6 +243,40 @@ class HardwareSummary(_Fields):
     """Bytes per second."""
 
 
+MOST_RANKS = 10_000
+
+
+class RankStats(_Fields):
+    """What one rank saw of a step that several run together."""
+
+    rank: Count
+    host: str | None = None
+    """Name of its machine."""
+    device: str | None = None
+    complete: Annotated[bool, Field(strict=True)] = True
+    peak_phase: str | None = None
+    peak_allocated_bytes: Count | None = None
+    peak_reserved_bytes: Count | None = None
+    step_s: Quantity | None = None
+    """Median."""
+    phases_s: dict[str, Quantity] = Field(default_factory=dict, max_length=100)
+    """Medians, by phase."""
+    communication_s: dict[str, Quantity] = Field(default_factory=dict, max_length=100)
+    """Of one step, by phase: in which the rank did nothing but communicate, or wait for those who would."""
+
+
+class RanksReport(_Fields):
+    """The ranks that ran a step together. The profile that holds it is the one of `peak_rank`."""
+
+    world_size: Count
+    peak_rank: Count
+    """The rank whose memory peaks highest."""
+    ranks: list[RankStats] = Field(default_factory=list, max_length=MOST_RANKS)
+    """Of those that left a profile."""
+    ended_by: str | None = None
+    """Which rank ended all others, and why; null: none did."""
+
+
 class StepProfile(_Fields):
     """One answer about one recipe."""
 
@@ -261,6 +298,8 @@ class StepProfile(_Fields):
     oom: OutOfMemoryReport | None = None
     not_finite: NotFiniteReport | None = None
     leak: LeakReport | None = None
+    ranks: RanksReport | None = None
+    """Of a step on several ranks: what all of them saw. null: one process, or one rank's own profile."""
     warnings: list[str] = Field(default_factory=list, max_length=1000)
     """What went otherwise than the recipe says, or should be known before the numbers are used."""
 

@@ -18,6 +18,7 @@ CTRL_C_STATUS = 128 + signal.SIGINT
 _ENDING = [signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
 _received: list[int] = []
 _AGAIN_S = 0.02
+_held = threading.Event()
 
 
 @contextmanager
@@ -68,13 +69,20 @@ def held_back() -> Iterator[None]:
         before = {n: handler for n, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
     for number in before:
         signal.signal(number, wait)
+    _held.set()
     try:
         yield
     finally:
+        _held.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
     if waiting:
         signal.raise_signal(waiting[0])
+
+
+def is_writing() -> bool:
+    """Whether the main thread is where signals wait (`held_back`): what it writes would be half."""
+    return _held.is_set()
 
 
 def interrupted_status() -> int:
