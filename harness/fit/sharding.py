@@ -120,7 +120,8 @@ def strategies(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sh
     given = recipe.model_dump()
     alone = estimate(check_recipe(given | ALONE, "shard"), memory.sizes.hardware, memory.sizes.built.shape)
     of_fsdp = given if recipe.fsdp else given | ALONE
-    of_ddp = given if recipe.parallel == "ddp" else given | ALONE
+    ddp = recipe.distributed and not (recipe.fsdp or recipe.tensor_parallel)
+    of_ddp = given if ddp else given | ALONE
     ranks = {
         "DDP": of_ddp | {"parallel": "ddp", "dp_replicate": gpus},
         "FSDP2": of_fsdp | {"parallel": "fsdp", "dp_replicate": 1, "dp_shard": gpus, "tp": 1},

@@ -33,7 +33,7 @@ def estimate(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None
     """
     if recipe.tensor_parallel:
         raise InputError(
-            f"parallel: {recipe.parallel}: arithmetic has no terms for divided layers; `harness simulate` "
+            "parallel: tp: arithmetic has no terms for divided layers; `harness simulate` "
             "runs them. Set parallel: fsdp to divide the weights alone."
         )
     hardware.peak_flops(recipe.compute_dtype)  # refuses a dtype the device has no units for
@@ -152,7 +152,7 @@ def end_of(memory: Memory, phase: str) -> int | None:
     settled = last.inputs + last.other + sizes.device_state + sizes.device_parameters()
     recipe = sizes.recipe
     settled += sizes.bucket_bytes
-    leave = sizes.optimizer.in_backward or recipe.parameters_on_host or recipe.cpu_offload
+    leave = sizes.optimizer.in_backward or recipe.parameters_on_host or sizes.parts_on_host
     gradients = 0 if leave else sizes.gradient_bytes
     if phase == "forward":
         kept = sizes.kept_by_ctx if recipe.activations_on_host else sizes.kept_in_forward

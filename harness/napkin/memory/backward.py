@@ -148,7 +148,7 @@ def _reached(sizes: Sizes, stage: Stage, op: Op | None) -> bool:
     """Whether backward has reached the weights of `stage`: those of the loss with the head, but for the unit
     that is the whole model's."""
     ops, head = stage.tape.ops, sizes.stages.head.head
-    own = sizes.units is not None and not sizes.units.head_apart
+    own = sizes.units is not None and not sizes.recipe.head_apart
     if own or stage is not sizes.stages.loss or not head:
         return True
     return op is not None and ops.index(op) <= ops.index(head[-1])

@@ -56,7 +56,7 @@ def _step(sizes: Sizes) -> Moment:
     if optimizer.in_backward:
         return moment_of(sizes, "optimizer_step", "done in backward")
     if optimizer.on_host:
-        held = 0 if sizes.recipe.parameters_on_host or sizes.recipe.cpu_offload else gradients
+        held = 0 if sizes.recipe.parameters_on_host or sizes.parts_on_host else gradients
         return moment_of(sizes, "optimizer_step", "gradients leave for the host", gradients=held)
     if optimizer.gradient_dtype:
         gradients = sum(w.count * w.elements for w in sizes.trained) * SIZES[optimizer.gradient_dtype]

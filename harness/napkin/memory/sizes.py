@@ -31,13 +31,19 @@ class Sizes:
         ranks = self.recipe.dp_shard
         self.outer, self.in_blocks = ([part_of(w, ranks) for w in kinds] for kinds in (outer, in_blocks))
         self.trained = [w for w in [*self.outer, *self.in_blocks] if w.trained]
-        self.units = (
-            Units(self.recipe, outer, in_blocks, tied=built.shape.tied, micro_batches=self.micro_batches)
-            if self.recipe.fsdp
-            else None
-        )
+        self.units: Units | None = None
+        if self.recipe.fsdp:
+            how = {"micro_batches": self.micro_batches, "on_host": self.parts_on_host}
+            self.units = Units(self.recipe, outer, in_blocks, tied=built.shape.tied, **how)
         self.stages: Stages = build_stages(as_computed(built), float(hardware.datasheet.compute_capability))
-        self.optimizer: OptimizerMemory = optimizer_memory(built.recipe, self.trained)
+        self.optimizer: OptimizerMemory = optimizer_memory(
+            built.recipe, self.trained, parts_on_host=self.parts_on_host
+        )
+
+    @property
+    def parts_on_host(self) -> bool:
+        """Whether FSDP2 keeps a rank's parts of weights, gradients and state in host memory."""
+        return self.recipe.cpu_offload
 
     @cached_property
     def parameter_bytes(self) -> int:
@@ -81,7 +87,7 @@ class Sizes:
         """Parameters on the device: all; with them offloaded, those in use: all that is outside the blocks,
         or of that the head, and a block; and the block that is expected next
         (harness/training/toggles/offload_parameters.py)."""
-        if self.recipe.cpu_offload:  # the scales of 4-bit weights are no parameters
+        if self.parts_on_host:  # the scales of 4-bit weights are no parameters
             packed = [w for w in self.in_blocks if w.quantized]
             parts = sum(w.count * packed_part(w, self.recipe.dp_shard) for w in packed)
             return buffer_bytes(self.built) + sum(w.total_bytes for w in packed) - parts
@@ -110,7 +116,7 @@ class Sizes:
         """What is offloaded to host memory, each part at its largest; without unified (paged) memory."""
         optimizer, parts = self.optimizer, {}
         if optimizer.on_host:
-            if self.recipe.parameters_on_host:
+            if self.recipe.parameters_on_host or self.parts_on_host:
                 parts["parameters"] = self.parameter_bytes
             parts["gradients"] = sum(
                 w.count * w.elements * SIZES[optimizer.gradient_dtype or w.dtype] for w in self.trained
@@ -159,13 +165,13 @@ class Sizes:
         """Gradients of earlier micro batches: a rank's part, or whole where they are not reduced yet."""
         if self.units and self.units.accumulated:
             return self.units.accumulated
-        on_host = self.recipe.parameters_on_host or self.recipe.cpu_offload
+        on_host = self.recipe.parameters_on_host or self.parts_on_host
         return self.gradient_bytes if self.micro_batches > 1 and not on_host else 0
 
     @cached_property
     def buckets(self) -> list[int]:
         """DDP's buckets of gradients, in bytes; none without DDP."""
-        if self.recipe.parallel != "ddp":
+        if self.units or not self.recipe.distributed:
             return []
         return ddp_buckets(in_forward_order(self.outer, self.in_blocks))
 

@@ -31,7 +31,7 @@ def ring(ranks: int) -> float:
 def traffic(sizes: Sizes) -> dict[str, Traffic]:
     """By phase, forward and backward; empty on one GPU."""
     recipe, micro = sizes.recipe, sizes.micro_batches
-    synced = micro if recipe.sync_each_micro_batch else 1
+    synced = recipe.syncs_per_step
     if sizes.units:
         return _of_units(sizes.units, micro, synced)
     if sizes.buckets:

@@ -52,16 +52,16 @@ class Units:
         *,
         tied: bool,
         micro_batches: int,
+        on_host: bool,
     ) -> None:
-        self.micro_batches = micro_batches
+        """`on_host`: a rank's parts live in host memory."""
+        self.micro_batches, self.on_host = micro_batches, on_host
         self.recipe, self.layers = recipe, max((w.count for w in in_blocks), default=1)
         self.block = self._unit(in_blocks, each=True)
-        apart = recipe.wrap != "block" and not tied
-        self.head_apart = recipe.wrap != "block"
-        """The head is in a unit of its own, which backward meets with it; the model's own meets the loss."""
+        apart = recipe.head_apart and not tied
         # accelerate (fsdp2_prepare_model) and transformers (distributed/fsdp.py): the embeddings are a unit,
         # and the last norm with the head another, which is kept; tied, all three are one, kept throughout
-        last = "lm_head" if not tied else "embed_tokens" if recipe.wrap == "accelerate" else ""
+        last = "lm_head" if not tied else "embed_tokens" if recipe.head_apart else ""
         self.embeddings = self._unit([w for w in outer if apart and "embed" in w.name], last="embed_tokens")
         self.tail = self._unit([w for w in outer if apart and "embed" not in w.name], last=last)
         self.own = self._unit([w for w in outer if not apart], last=last)
@@ -85,7 +85,7 @@ class Units:
             part, other = part_of(weight, ranks).size_bytes, elements // ranks * SIZES[reduced_in]
             sums["part"] += count * part
             sums["output"] += count * (part + (other if reduced_in != weight.dtype else 0))
-            if not recipe.sync_each_micro_batch and self.micro_batches > 1:
+            if recipe.syncs_per_step < self.micro_batches:
                 whole = weight.elements * SIZES[reduced_in]
                 sums["accumulated"] += count * whole
             if weight.name == last:
@@ -175,7 +175,7 @@ class Units:
     def left_by(self, unit: Unit) -> int:
         """Bytes of gradients that a unit's reduction leaves, less whole ones that it takes away."""
         first = self.micro_batches == 1 or bool(unit.accumulated)
-        stays = first and not self.recipe.cpu_offload
+        stays = first and not self.on_host
         # hybrid: what is summed across groups lives until backward ends (FSDPParamGroup._all_reduce_state)
         summed = unit.output - unit.part if self.recipe.dp_replicate > 1 else 0
         return (unit.part if stays else 0) + summed - unit.accumulated
