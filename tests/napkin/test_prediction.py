@@ -83,7 +83,13 @@ PRICED = {
     "max_grad_norm": ({}, 1.0),
     "weight_decay": ({}, 0.1),
 }
-ELSEWHERE = {"model": "its shape is given apart: test_monotone_in_layers"}
+OF_RANKS = ("parallel", "dp_replicate", "dp_shard", "tp", "reshard_after_forward", "reduce_dtype")
+ELSEWHERE = {
+    "model": "its shape is given apart: test_monotone_in_layers",
+    **dict.fromkeys(
+        (*OF_RANKS, "sync_each_micro_batch", "wrap", "cpu_offload"), "of several ranks: fit/sharding.py"
+    ),
+}
 OTHER_VALUES = {
     "weights": "pretrained",
     "trust_remote_code": True,
