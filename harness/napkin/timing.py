@@ -9,7 +9,7 @@ from functools import cached_property
 from harness.hardware import Bound, Time, Work, time_of, transfer_s
 from harness.napkin.memory.optimizer import step_work
 from harness.napkin.memory.sizes import Sizes
-from harness.napkin.ranks.traffic import traffic
+from harness.napkin.ranks.traffic import link_rate, traffic
 from harness.napkin.tape.stages import Stage
 
 
@@ -72,7 +72,7 @@ class Timing:
             "backward": self._backward(),
             "optimizer_step": self._step(),
         }
-        link = self.hardware.datasheet.gpu_link.value
+        link = link_rate(self.sizes)
         for name, sent in traffic(self.sizes).items():
             share = sent.times / self.sizes.micro_batches
             times = {"sent_s": sent.sent / link, "shown_s": sent.exposed / link, "sending_share": share}

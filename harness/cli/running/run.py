@@ -147,8 +147,9 @@ def _on_ranks(recipe: Recipe, gpu: str | None, gpus: int | None) -> tuple[Recipe
     place = place_in_ranks()
     if place is not None:
         return on_ranks(recipe, place.world_size, f"WORLD_SIZE is {place.world_size}"), place
-    several = gpus is not None and (recipe.distributed or gpu is None)  # else: GPUs to choose from
-    return (on_ranks(recipe, gpus, f"--gpus {gpus}") if several else recipe), None
+    if gpus is None or (gpu is not None and not recipe.distributed):  # virtual GPUs to choose one of
+        return recipe, None
+    return on_ranks(recipe, gpus, f"--gpus {gpus}"), None
 
 
 def _go_to_virtual_gpu(gpu: str, gpus: int) -> None:

@@ -10,6 +10,7 @@ from harness.napkin.derivation.activations import derive_terms
 from harness.napkin.derivation.model_states import Term
 from harness.napkin.memory.moments import Memory, Moment, required_bytes
 from harness.napkin.ranks.parts import described_mesh
+from harness.napkin.ranks.traffic import link_rate
 from harness.napkin.tape.attention import described
 from harness.napkin.tape.dims import DIMS
 from harness.napkin.timing import Timing
@@ -145,6 +146,6 @@ def _timing(memory: Memory) -> Iterator[str]:
     yield f"  arithmetic intensity {intensity:.0f} FLOP/byte, machine balance {balance:.0f} ({dtype})"
     waited = sum(phase.exposed_s for phase in timing.phases.values())
     if sizes.recipe.distributed:
-        link = hardware.datasheet.gpu_link.value / 1e9
+        link = link_rate(sizes) / 1e9
         yield f"  of the step, {waited * 1e3:,.1f} ms wait for other ranks, at {link:.3g} GB/s"
     yield f"  rates: {hardware.calibration.source}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.hardware import collective_s
 from harness.napkin.memory.sizes import Sizes
 from harness.napkin.ranks.units import Unit, Units
 
@@ -26,6 +27,14 @@ class Traffic:
 def ring(ranks: int) -> float:
     """Share of a buffer that each of `ranks` sends in a ring all-gather or reduce-scatter."""
     return (ranks - 1) / ranks
+
+
+def link_rate(sizes: Sizes) -> float:
+    """Bytes per second from a rank to the next among those that it gathers from, or sums with."""
+    recipe, whole = sizes.recipe, 10**9
+    ranks = recipe.dp_shard if recipe.fsdp else recipe.dp_replicate
+    seconds = collective_s("all_gather", whole, range(ranks), sizes.hardware)
+    return ring(ranks) * whole / seconds if seconds else sizes.hardware.datasheet.gpu_link.value
 
 
 def traffic(sizes: Sizes) -> dict[str, Traffic]:
