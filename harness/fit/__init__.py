@@ -1,6 +1,7 @@
 """What would fit: searched by arithmetic or by simulation, and what to change when nothing does."""
 
 from harness.fit.advice import advise
+from harness.fit.card_count import among, compare_counts, read_counts, render_counts
 from harness.fit.changes import by_arithmetic, suggestions
 from harness.fit.confirmed import ConfirmedFit, fit_confirmed
 from harness.fit.device_choice import compare_hardware, render_choice, render_table
@@ -15,9 +16,11 @@ __all__ = [
     "Refused",
     "Sharded",
     "advise",
+    "among",
     "bucket_note",
     "by_arithmetic",
     "check_host_memory",
+    "compare_counts",
     "compare_hardware",
     "exact_lines",
     "fit",
@@ -25,7 +28,9 @@ __all__ = [
     "fit_document",
     "fit_exact",
     "fit_lines",
+    "read_counts",
     "render_choice",
+    "render_counts",
     "render_table",
     "shard",
     "strategies",

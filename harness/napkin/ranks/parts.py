@@ -59,7 +59,7 @@ def _dimensions(weight: Weight) -> tuple[int, int]:
 
 
 def described_mesh(recipe: Recipe) -> str:
-    """`8 ranks, fsdp: dp_shard 8`."""
+    """`8 ranks: dp_shard 8`."""
     sizes = {name: getattr(recipe, name) for name in ("dp_replicate", "dp_shard", "tp")}
-    mesh = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one rank"
-    return f"{recipe.world_size} ranks, {recipe.parallel}: {mesh}"
+    mesh = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one"
+    return f"{recipe.world_size} ranks: {mesh}"
