@@ -72,7 +72,9 @@ class StorageTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _get_dispatch_mode(_FAKE) is not None:
-            return func(*args, **(kwargs or {}))  # DTensor asks what shapes an operator gives: nothing is made
+            return func(
+                *args, **(kwargs or {})
+            )  # DTensor asks what shapes an operator gives: nothing is made
         for tensor_type in types:
             if tensor_type.__name__ == "FakeTensor":  # DTensor asks how an operator divides: nothing is made
                 return func(*args, **(kwargs or {}))
@@ -132,7 +134,7 @@ class StorageTracker(TorchDispatchMode):
 
     @property
     def _resizing(self) -> Any:
-        """UntypedStorage.resize_, which is no operator. By it FSDP gives back the memory of a gathered weight,
+        """UntypedStorage.resize_, which is no operator. FSDP gives back a gathered weight's memory by it,
         and takes new memory for it the next time: a storage that stays, of allocations that come and go.
         """
 
