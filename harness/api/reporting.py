@@ -83,12 +83,18 @@ def report(*about: Reported, out: str | os.PathLike[str] | None = None, simulate
     return made if out is None else made.write(out)
 
 
-def read_runs(about: Sequence[Reported], *, simulate: bool = False) -> list[ReportRun]:
-    """The runs that a report is about, each with the answers beside it. Raises InputError."""
+def read_runs(
+    about: Sequence[Reported], *, device: int | None = None, simulate: bool = False
+) -> list[ReportRun]:
+    """The runs that a report is about, each with the answers beside it; of a snapshot that `device`.
+
+    Raises InputError.
+    """
     from harness.report import ReportRun, read_run
 
     given = [
-        ReportRun(_name(one), one) if isinstance(one, StepProfile) else read_run(Path(one)) for one in about
+        ReportRun(_name(one), one) if isinstance(one, StepProfile) else read_run(Path(one), device)
+        for one in about
     ]
     places = [_name(one) if isinstance(one, StepProfile) else str(one) for one in about]
     runs = _together(given, places)

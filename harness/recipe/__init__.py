@@ -11,6 +11,7 @@ from harness.recipe.file import (
     nearest_model,
     recipe_yaml,
 )
+from harness.recipe.mesh import on_ranks
 from harness.recipe.recipe import Recipe
 from harness.recipe.rules import shown
 
@@ -26,6 +27,7 @@ __all__ = [
     "list_recipes",
     "load_recipe",
     "nearest_model",
+    "on_ranks",
     "recipe_schema",
     "recipe_yaml",
     "shortened",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import cache
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -18,7 +18,7 @@ MOST_SENTENCES = 5
 COMMAND_LINE = "command line"
 CALL = "call"
 """Where overrides are given: what a message names."""
-NOT_HERE = {
+NOT_HERE: dict[str, dict[str, str]] = {
     "quantization": {
         **dict.fromkeys(("nvfp4", "mxfp4", "fp8", "mxfp8"), "a format of floats with shared scales"),
         **dict.fromkeys(("gptq", "awq", "hqq", "aqlm", "eetq", "gguf"), "another library's format"),
@@ -58,7 +58,7 @@ def check_recipe(
     try:
         return Recipe.model_validate(dict(fields))
     except ValidationError as error:
-        first_error_of = {}
+        first_error_of: dict[object, Any] = {}
         for problem in error.errors(include_url=False):
             first_error_of.setdefault(problem["loc"][0] if problem["loc"] else None, problem)
         if None in first_error_of:
@@ -103,7 +103,8 @@ def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
     text = shortened(shown(value))
     reason = f" ({problem['ctx']['error']})" if problem["type"] == "value_error" else ""
     choices = _choices(name)
-    wrong = [item for item in (value if isinstance(value, list) else [value]) if item not in choices]
+    given = cast("list[Any]", value) if isinstance(value, list) else [value]
+    wrong = [item for item in given if item not in choices]
     suggestion = _suggested(name, str(wrong[0]), choices) if wrong and choices else ""
     return f"{name}: {text} is not possible{reason}; give {accepted_values(name)}.{suggestion}"
 

@@ -44,7 +44,7 @@ def changed_recipe(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
 
 def list_recipes() -> list[tuple[str, str]]:
     """(name, first comment line) of every recipe in the recipes folder, by name."""
-    recipes = []
+    recipes: list[tuple[str, str]] = []
     for path in sorted(recipes_folder().glob("*.yaml")):
         with path.open(encoding="utf-8") as file:
             first_line = file.readline()

@@ -15,7 +15,7 @@ def tracked_cells(plan: Plan, rows: Iterable[Row], folder: Path, files: Sequence
 
     A cell that was there already was told when it was asked. The tracker's name is left to whoever tells.
     """
-    jobs = []
+    jobs: list[Job] = []
     for row in rows:
         recipe, profile = row.cell.recipe, row.outcome.profile
         if row.kept or recipe is None or profile is None:

@@ -28,9 +28,9 @@ LEVELS = [
     "system",
     "recipe step_profile allocator",
     "architecture hardware snapshot",
-    "data virtual_gpu",
+    "data virtual_gpu parallel",
     "training napkin",
-    "observe run_folder",
+    "observe run_folder launch",
     "checkpoint",
     "simulate measure",
     "fit",
@@ -48,7 +48,7 @@ LEVEL = {name: n for n, names in enumerate(LEVELS) for name in names.split()}
 
 ANSWERS = ("napkin", "simulate", "measure")
 
-WITH_TORCH = ("training", "observe", "checkpoint", "simulate", "measure")
+WITH_TORCH = ("parallel", "training", "observe", "checkpoint", "simulate", "measure")
 """Packages whose facade loads torch. All others start in milliseconds, and work where torch is not there."""
 
 MOST_FILES = 20

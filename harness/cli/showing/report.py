@@ -23,6 +23,8 @@ Examples:
   harness report measured.json simulated.json --markdown
 
   harness report snapshot.pickle --png slides
+
+  harness report snapshot.pickle --device 1
 """
 
 
@@ -53,6 +55,14 @@ def report(
         Path | None,
         typer.Option(help="Write the charts as PNG pictures into this folder.", show_default=False),
     ] = None,
+    device: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a snapshot of several devices, the one to show. Default: one that ran out of memory, "
+            "or did the most.",
+            show_default=False,
+        ),
+    ] = None,
     simulate: Annotated[
         bool,
         typer.Option(
@@ -70,7 +80,7 @@ def report(
         raise InputError(f"{' and '.join(wanted)} are given together. Choose one.")
     if png is not None and out is not None:
         raise InputError("--png DIR names the folder of the pictures already: leave --out away.")
-    runs = read_runs(paths, simulate=simulate)
+    runs = read_runs(paths, device=device, simulate=simulate)
     people = Terminal(stderr=True)
     if png is not None:
         from harness.report import write_figures
