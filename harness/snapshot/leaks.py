@@ -87,16 +87,17 @@ def find_leaks(recording: Recording, annotations: Any = ()) -> Leaks:
     ends, found = _steps(recording, annotations if isinstance(annotations, list) else ())
     if len(ends) < FEWEST_ENDS:
         return Leaks(found, ends, [], [])
-    by_holder: dict[Holder, list[AllocationSpan]] = {}
+    by_stack: dict[tuple[str, ...], list[tuple[AllocationSpan, Holder]]] = {}
     for span, holder in zip(recording.spans, holders_of(recording), strict=True):
-        by_holder.setdefault(holder, []).append(span)
+        by_stack.setdefault(holder.stack, []).append((span, holder))
     growths, allocated = [], [0] * len(ends)
-    for holder, spans in by_holder.items():
-        sizes = _at_ends(spans, ends)
+    for held in by_stack.values():
+        sizes = _at_ends([span for span, _ in held], ends)
         allocated = [one + other for one, other in zip(allocated, sizes, strict=True)]
         steps = [later - earlier for earlier, later in pairwise(sizes)]
         if min(steps) >= 0 and sum(step > 0 for step in steps) >= 2:
-            growths.append(Growth(holder, sizes, sum(span.live_at(ends[-1]) for span in spans)))
+            at_end = [holder for span, holder in held if span.live_at(ends[-1])]
+            growths.append(Growth(Counter(at_end).most_common(1)[0][0], sizes, len(at_end)))
     growths.sort(key=lambda growth: (-growth.total_bytes, growth.holder))
     return Leaks(found, ends, allocated, growths)
 
