@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,6 +63,7 @@ def measured(
     progress: Progress | None = None,
     *,
     snapshot: bool = True,
+    alive: Callable[[str], None] | None = None,
 ) -> StepProfile:
     """The profile of a run on `device` of this machine (default: the first GPU, else the CPU) into `folder`.
 
@@ -81,6 +82,7 @@ def measured(
         snapshot=snapshot,
         advise=advise,
         warnings=[unchecked] if unchecked else [],
+        alive=alive,
     )
 
 

@@ -18,9 +18,12 @@ from harness.step_profile.step_profile import (
     OutOfMemoryReport,
     PhaseStats,
     Quantity,
+    RanksReport,
+    RankStats,
     StepProfile,
     StepStats,
     TimeStats,
+    utilization,
 )
 
 __all__ = [
@@ -41,10 +44,13 @@ __all__ = [
     "OutOfMemoryReport",
     "PhaseStats",
     "Quantity",
+    "RankStats",
+    "RanksReport",
     "StepProfile",
     "StepStats",
     "TimeStats",
     "explain_oom",
     "leak_in_words",
+    "utilization",
     "verdict",
 ]
