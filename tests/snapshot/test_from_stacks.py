@@ -174,6 +174,17 @@ def test_stated_phases_win() -> None:
     assert set(recording.phases) == {"setup"}
 
 
+def test_a_file_s_long_names_take_no_longer() -> None:
+    """Counted: what is searched of a name has a bound, whatever the file holds."""
+    hostile = frames((("peft/" * 2**17 + "x.py", "x" * 2**20), MAIN))
+    assert phase_of_stack(hostile) == OWN_CODE
+    seen: dict[int, Any] = {}
+    shared = frames(FORWARD)
+    for _ in range(3):
+        phase_of_stack([*shared], seen)
+    assert len(seen) == len(shared)  # each frame is read once
+
+
 def test_own_lines_are_no_library_s() -> None:
     assert own_place(frames(FORWARD)) == "me/net.py:7 forward"
     assert own_place(frames(FORWARD[:2])) is None

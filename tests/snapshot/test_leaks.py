@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.snapshot.leaks import find_leaks
+from harness.snapshot.leaks import MOST_ENDS, find_leaks
 from harness.snapshot.recording import recording_of
 from tests.snapshot.test_from_stacks import BACKWARD, FORWARD, LOAD, STEP, entry
 
@@ -95,3 +95,11 @@ def test_a_recording_without_steps_says_so() -> None:
     found = leaks([entry("alloc", 512 * i, LOAD) for i in range(9)])
     assert found.ends == []
     assert "neither metadata nor annotations nor an optimizer" in found.steps_from
+
+
+def test_of_many_steps_some_are_looked_at() -> None:
+    found = leaks(steps(3 * MOST_ENDS, keeps=True))
+    assert len(found.ends) == 3 * MOST_ENDS
+    (growth,) = found.growths
+    assert len(growth.at_ends_bytes) == len(found.allocated_bytes) == MOST_ENDS
+    assert growth.total_bytes == 1024 * (3 * MOST_ENDS - 1)

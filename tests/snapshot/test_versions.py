@@ -10,8 +10,8 @@ CUDACachingAllocator.h at the releases; recorded on the virtual GPU where PyTorc
 - 2.9 and later: compile_context and user_metadata in trace entries, then pool_id.
 - frames are left out of a trace entry that was recorded without a context.
 
-A block whose free waits for another stream is "active_pending_free" in the file, "active_awaiting_free" in the
-documentation of torch.cuda.memory._snapshot().
+A block whose free waits for another stream is "active_pending_free" in the file, "active_awaiting_free" in
+the documentation of torch.cuda.memory._snapshot().
 """
 
 from __future__ import annotations
