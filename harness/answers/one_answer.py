@@ -51,9 +51,10 @@ def predicted(
 
 
 def simulated(
-    recipe: Recipe, hardware: Hardware, settings: Settings, after: AfterStep | None = None
+    recipe: Recipe, hardware: Hardware, settings: Settings, rank: int = 0, after: AfterStep | None = None
 ) -> tuple[StepProfile, SimulatedMemory]:
-    """The simulated profile with advice where the memory runs out, and the memory with its history.
+    """The simulated profile with advice where the memory runs out, and the memory with its history: of `rank`
+    where the recipe divides a step among several.
 
     `after`: what to simulate behind the training steps. An evaluation that takes more than a step is
     simulated in other ways too.
@@ -61,7 +62,7 @@ def simulated(
     from harness.fit import advise
     from harness.simulate import simulate
 
-    profile, memory = simulate(recipe, hardware, settings, after=after, advise=advise)
+    profile, memory = simulate(recipe, hardware, settings, rank=rank, after=after, advise=advise)
     if after is not None and after.evaluation is not None and profile.evaluation is not None:
         _add_other_ways(profile, profile.evaluation, after.evaluation, recipe, hardware, settings)
     return profile, memory
