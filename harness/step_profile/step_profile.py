@@ -130,8 +130,6 @@ class PhaseStats(_Fields):
     allocated_at_end_bytes: Count | None = None
     flops: Count | None = None
     bytes_moved: Count | None = None
-    communication_s: Quantity | None = None
-    """Of one step on several ranks: in which this one did nothing but communicate, or wait for others."""
 
 
 class StepStats(_Fields):
@@ -276,8 +274,6 @@ class RankStats(_Fields):
     """Median."""
     phases_s: dict[str, Quantity] = Field(default_factory=dict, max_length=100)
     """Medians, by phase."""
-    communication_s: dict[str, Quantity] = Field(default_factory=dict, max_length=100)
-    """Of one step, by phase: in which the rank did nothing but communicate, or wait for those who would."""
 
 
 class RanksReport(_Fields):
