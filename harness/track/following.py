@@ -143,6 +143,8 @@ def tell_at_once(job: Job, say: Say) -> bool:
 
 def in_words(error: BaseException) -> str:
     """The first line of what a library says, as a sentence."""
+    while isinstance(error.__context__, ModuleNotFoundError):  # the package that is looked for first
+        error = error.__context__
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"it needs the package {error.name}, which is not installed. Run: pip install {error.name}."
     if isinstance(error, InputError):

@@ -18,7 +18,7 @@ from harness.recipe import load_recipe
 from harness.step_profile.step_profile import StepProfile
 from harness.sweep import plan_sweep, run_cells, tracked_cells
 from harness.track import tracker_names
-from harness.track.following import Follower, Log
+from harness.track.following import Follower, Log, in_words
 from harness.track.jobs import Job, profile_values, recipe_config, step_values
 from harness.virtual_gpu import outside
 from tests.support.places import ROOT
@@ -273,6 +273,17 @@ def test_a_tracker_that_takes_no_more_is_given_up(monkeypatch: pytest.MonkeyPatc
         "mlflow: the files could not be kept: OSError: no space either.",
         "mlflow: it did not take 4 steps: OSError: no space. log.jsonl has every step.",
     ]
+
+
+def test_the_package_that_is_missing_is_the_one_that_is_looked_for_first():
+    try:
+        try:
+            raise ModuleNotFoundError("there is none", name="tensorboard")
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError("nor the older one", name="tensorboardX")  # noqa: B904
+    except ModuleNotFoundError as error:
+        said = in_words(error)
+    assert said == "it needs the package tensorboard, which is not installed. Run: pip install tensorboard."
 
 
 def test_what_is_told():
