@@ -130,6 +130,9 @@ class PhaseStats(_Fields):
     allocated_at_end_bytes: Count | None = None
     flops: Count | None = None
     bytes_moved: Count | None = None
+    communication_s: Quantity | None = None
+    """Of one step on several ranks: in which this one did nothing but communicate, or wait for what did. Only
+    a simulation can tell."""
 
 
 class StepStats(_Fields):

@@ -1,6 +1,6 @@
 """A rank's peak by arithmetic, against hand-written FSDP2 and DDP loops on PyTorch's own allocator.
 
-The recordings are of benchmarks/virtual_gpu/ranks.py, which says how they are made.
+The recordings are of benchmarks/virtual_gpu/rank_loops.py, which says how they are made.
 """
 
 from __future__ import annotations
