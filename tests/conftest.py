@@ -37,6 +37,7 @@ SLOW = (
     "tests/fit/test_exact.py",
     "tests/fit/test_search.py",
     "tests/gpu",
+    "tests/mcp",  # a server
     "tests/measure",  # whole runs
     "tests/models",
     "tests/napkin/test_activations.py",  # compares with torch, tensor by tensor

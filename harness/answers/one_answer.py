@@ -48,12 +48,15 @@ def predicted(
     return simulate(recipe, hardware, allocator_settings(environment), explain_oom=False)[0]
 
 
-def simulated(recipe: Recipe, hardware: Hardware, settings: Settings) -> tuple[StepProfile, SimulatedMemory]:
-    """The simulated profile with advice where the memory runs out, and the memory with its history."""
+def simulated(
+    recipe: Recipe, hardware: Hardware, settings: Settings, rank: int = 0
+) -> tuple[StepProfile, SimulatedMemory]:
+    """The simulated profile with advice where the memory runs out, and the memory with its history: of `rank`
+    where the recipe divides a step among several."""
     from harness.fit import advise
     from harness.simulate import simulate
 
-    return simulate(recipe, hardware, settings, advise=advise)
+    return simulate(recipe, hardware, settings, rank=rank, advise=advise)
 
 
 def measured(

@@ -244,7 +244,7 @@ class CudaObserver:
             storage.data_ptr(): storage.nbytes()
             for _, tensor in kept
             if tensor.device.type == "cpu" and tensor.dim() > 0 and not tensor.is_pinned()
-            for storage in [tensor.untyped_storage()]
+            for storage in [storage_of(tensor)]
         }
         found = pinned + sum(others.values())
         return found if found >= _PAGE_BYTES else None

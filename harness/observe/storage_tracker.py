@@ -13,7 +13,6 @@ from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import _engine_run_backward
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -77,8 +76,6 @@ class StorageTracker(TorchDispatchMode):
                 *args, **(kwargs or {})
             )  # DTensor asks what shapes an operator gives: nothing is made
         for tensor_type in types:
-            if tensor_type is FakeTensor:  # DTensor asks how an operator divides: nothing is made
-                return func(*args, **(kwargs or {}))
             if tensor_type is not Tensor and _is_wrapper(tensor_type):
                 self._unpacked = func
                 return NotImplemented  # it unpacks itself; its inner operators come back here

@@ -19,7 +19,7 @@ Summing = Callable[[bool], AbstractContextManager[Any]]
 
 
 def divide(recipe: Recipe, model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
-    """`model`, on `device`, divided among `ranks`: in place, or within DDP, which is what a step calls then.
+    """Divide `model`, on `device`, among `ranks`, in place. Returns what a step calls: DDP around it, or it.
 
     Raises InputError for a model that cannot be divided so.
     """
@@ -37,11 +37,6 @@ def divide(recipe: Recipe, model: nn.Module, ranks: Ranks, device: torch.device)
     if recipe.parallel == "ddp":
         return DistributedDataParallel(model, process_group=mesh.get_group("dp_replicate"))
     return model
-
-
-def own_model(model: nn.Module) -> Any:
-    """The model as the recipe built it, whose names and attributes are its own: DDP puts one around it."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def summed_at_the_end(recipe: Recipe, model: nn.Module) -> Summing:

@@ -54,7 +54,7 @@ def divide_layers(recipe: Recipe, model: Any, mesh: DeviceMesh) -> None:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     plan = _plan(recipe, base)
     embedding, head = base.get_input_embeddings(), base.get_output_embeddings()
-    tied = head is not None and embedding.weight is head.weight
+    tied: bool = head is not None and embedding.weight is head.weight
     styles: dict[str, ParallelStyle] = {}
     for name, module in base.named_modules():
         style = plan.get(re.sub(r"\d+", "*", name))
@@ -65,7 +65,7 @@ def divide_layers(recipe: Recipe, model: Any, mesh: DeviceMesh) -> None:
     for style in styles.values():
         style.src_data_rank = None  # every rank has the same values already
     parallelize_module(base, mesh, styles)
-    if tied:
+    if head is not None and tied:
         head.weight = embedding.weight
 
 

@@ -46,7 +46,7 @@ class Ranks:
         """The loss of the whole step, from the losses that `shared` made of each rank's rows."""
         if self.mesh is None:
             return float(loss)
-        total = loss.detach().double().cpu()
+        total = torch.tensor(float(loss), dtype=torch.float64)
         dist.all_reduce(total)
         return float(total) / dist.get_world_size()
 

@@ -108,6 +108,8 @@ def _as_transformers(model: Any) -> Iterator[tuple[Unit, bool]]:
     kept = [modules[name] for name, style in styles.items() if style == "keep_full_weight"]
     norm_and_head = len(kept) == 2 and any(module in (embedding, head) for module in kept)
     if norm_and_head and any(name_of[module].endswith("norm") for module in kept):
-        yield [*kept, *([head] if tied else [])], True  # transformers ties the head again later
+        if head is not None and tied:  # transformers ties it again when all is divided
+            kept.append(head)
+        yield kept, True
     else:
         yield from ((module, True) for module in kept)

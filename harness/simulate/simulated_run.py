@@ -209,6 +209,8 @@ class SimulatedRun:
             stats.time_s.median = (stats.time_s.median or 0.0) + seconds
             stats.flops = self.time.flops.get(name, 0)
             stats.bytes_moved = self.time.bytes_moved.get(name, 0)
+            if self.recipe.distributed:
+                stats.communication_s = self.time.communication_s.get(name, 0.0)
 
     def _oom(self, error: AllocatorOutOfMemory) -> OutOfMemoryReport:
         """What is live now, and what would help. The traceback still holds the step's tensors."""
@@ -244,6 +246,7 @@ class SimulatedRun:
                 "calibration": self.hardware.calibration.source,
                 "allocator": str(self.memory.settings),
                 "attention_kernels": sorted(self.rules.attention_kernels),
+                **({"rank": self.rank} if self.recipe.distributed else {}),
             },
             complete=oom is None,
             warnings=self._warnings(),
@@ -302,7 +305,7 @@ class SimulatedRun:
         peak = self.hardware.peak_flops(self.recipe.compute_dtype)
         return StepStats(
             time_s=TimeStats(median=seconds),
-            tokens_per_s=self.recipe.tokens_per_step / seconds,
+            tokens_per_s=self.recipe.global_tokens_per_step / seconds,
             model_flops=model_flops,
             mfu=utilization(model_flops, seconds, peak),
             hfu=utilization(all_flops, seconds, peak),

@@ -131,7 +131,8 @@ class PhaseStats(_Fields):
     flops: Count | None = None
     bytes_moved: Count | None = None
     communication_s: Quantity | None = None
-    """Of one step on several ranks: in which this one did nothing but communicate, or wait for others."""
+    """Of one step on several ranks: in which this one did nothing but communicate, or wait for what did. Only
+    a simulation can tell."""
 
 
 class StepStats(_Fields):
@@ -276,8 +277,6 @@ class RankStats(_Fields):
     """Median."""
     phases_s: dict[str, Quantity] = Field(default_factory=dict, max_length=100)
     """Medians, by phase."""
-    communication_s: dict[str, Quantity] = Field(default_factory=dict, max_length=100)
-    """Of one step, by phase: in which the rank did nothing but communicate, or wait for those who would."""
 
 
 class RanksReport(_Fields):

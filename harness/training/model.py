@@ -54,7 +54,8 @@ def build_training(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -
 
     Raises InputError for a config that does not build or a toggle that cannot work on `device`.
     """
-    model = divide(recipe, build_model(recipe, device), ranks, device)
+    model = build_model(recipe, device)
+    called = divide(recipe, model, ranks, device)
     return Training(
         model=model,
         optimizer=build_optimizer(recipe, model),
@@ -62,8 +63,9 @@ def build_training(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -
         autocast=autocast(recipe, device),
         saved_tensors=saved_tensors(recipe, model, device),
         stepping=on_host if recipe.parameters_on_host else nullcontext,
-        summing=summed_at_the_end(recipe, model),
+        summing=summed_at_the_end(recipe, called),
         ranks=ranks,
+        called=called,
         max_grad_norm=recipe.max_grad_norm,
     )
 

@@ -30,6 +30,7 @@ class Training:
     """All that a step needs, built once from a recipe by `build_training` (training/model.py)."""
 
     model: nn.Module
+    """As the recipe built it, under its own names."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None = None
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -41,6 +42,8 @@ class Training:
     summing: Callable[[bool], AbstractContextManager[Any]] = lambda last: nullcontext()
     """Context of a micro batch, told whether it is the last: when gradients are summed over ranks."""
     ranks: Ranks = ALONE
+    called: nn.Module | None = None
+    """What the step calls in the model's place: DDP around it."""
 
 
 def train_step(training: Training, batches: Sequence[Batch], num_tokens: Any, observer: Observer) -> Tensor:
@@ -50,7 +53,7 @@ def train_step(training: Training, batches: Sequence[Batch], num_tokens: Any, ob
     sum over tokens divided by it, so k micro batches and one k times larger give the same gradients.
     On several ranks it is theirs together divided by their number, for gradients are averaged over them.
     """
-    model, optimizer, scaler = training.model, training.optimizer, training.scaler
+    model, optimizer, scaler = training.called or training.model, training.optimizer, training.scaler
     losses = []
     for n, batch in enumerate(batches, 1):
         with training.summing(n == len(batches)):

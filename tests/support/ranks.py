@@ -20,9 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.parallel.engines import own_model
 from harness.recipe.recipe import Recipe
-from harness.training.loop import run_steps, set_up
+from harness.training.loop import Kind, run_steps, set_up
 from tests.support.places import ROOT
 from tests.support.tiny import CPU, NullObserver
 
@@ -44,10 +43,11 @@ class Result(NamedTuple):
 def trained(recipe: Recipe, steps: int) -> Result:
     """`recipe` trained in this process, which may be one of several ranks."""
     training, batches = set_up(recipe, CPU, NullObserver())
-    named = dict(own_model(training.model).named_parameters())
+    named = dict(training.model.named_parameters())
     digests = {name: _digest(weight) for name, weight in named.items()}
     held = sum(getattr(weight, "_local_tensor", weight).numel() for weight in named.values())
-    done = run_steps(training, batches, CPU, ["timed"] * steps, NullObserver())
+    step_kinds: list[Kind] = ["timed"] * steps
+    done = run_steps(training, batches, CPU, step_kinds, NullObserver())
     return Result([training.ranks.averaged(step.loss) for step in done], digests, held)
 
 

@@ -73,15 +73,13 @@ def run_as_rank(
     name: str, recipe: Recipe, asked: Asked, place: PlaceInRanks
 ) -> tuple[StepProfile | None, Path]:
     """Be one rank. Returns the run's profile on rank 0 where nobody else puts it together, and the folder."""
-    import torch
-
     from harness.cli.running.measuring import measured_with_progress
     from harness.launch import SignsOfLife, joined
-    from harness.measure import chosen_device
+    from harness.measure import chosen_device, num_gpus
     from harness.run_folder import RankFolder
 
     quiet_libraries()
-    kind = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind = asked.device or ("cuda" if num_gpus() else "cpu")
     device = kind if kind == "cpu" or ":" in kind else f"{kind}:{place.local_rank}"
     with joined(place, chosen_device(device), asked.patience_s):
         folder = RankFolder(_agreed(name, recipe, asked, place), name, recipe, asked.resume, place.rank)
