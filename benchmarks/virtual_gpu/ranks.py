@@ -3,9 +3,9 @@ with checkpointing and without, gradients summed after each micro batch or once 
 
     python -m benchmarks.virtual_gpu.ranks [CELL ...] [--out FILE] [--traces DIR]
 
-Takes PyTorch's CUDA build and no GPU. Each cell is a small but real model (layers of Llama-3.2-1B), whose rank 0
-runs alone on a virtual GPU, every action of its allocator recorded; its recipe is simulated with the same
-libraries. `--traces` keeps the recordings: those in tests/data/stand_in/h200 are some of them.
+Takes PyTorch's CUDA build and no GPU. Each cell is a small but real model (layers of Llama-3.2-1B), whose
+rank 0 runs alone on a virtual GPU, every action of its allocator recorded; its recipe is simulated with the
+same libraries. `--traces` keeps the recordings: those in tests/data/stand_in/h200 are some of them.
 """
 
 from __future__ import annotations
@@ -66,14 +66,16 @@ def cells() -> dict[str, Spec]:
         if engine != "tp" or (trained != "qlora" and not summed):  # such recipes are refused
             fields = ENGINES[engine] | TRAINED[trained] | KEPT[kept] | SUMMED[summed]
             found[f"{engine}-{trained}{kept}{summed}"] = fields
-    return {name: Spec(f"ranks-{name}", None, SIZES | fields, layers=LAYERS) for name, fields in found.items()}
+    return {
+        name: Spec(f"ranks-{name}", None, SIZES | fields, layers=LAYERS) for name, fields in found.items()
+    }
 
 
 def record_here(name: str, path: Path) -> None:
     """On the virtual GPU, as rank 0 alone: three steps of a cell, recorded to `path`."""
     from types import SimpleNamespace
 
-    import torch.testing._internal.distributed.fake_pg  # noqa: F401  (the group "fake", for the host's sums)
+    import torch.testing._internal.distributed.fake_pg
     from torch import distributed
 
     from benchmarks.gpu_programme.traces import record

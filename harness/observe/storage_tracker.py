@@ -72,7 +72,9 @@ class StorageTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _get_dispatch_mode(_FAKE) is not None:
-            return func(*args, **(kwargs or {}))  # DTensor asks what shapes an operator gives: nothing is made
+            return func(
+                *args, **(kwargs or {})
+            )  # DTensor asks what shapes an operator gives: nothing is made
         for tensor_type in types:
             if tensor_type is not Tensor and _is_wrapper(tensor_type):
                 self._unpacked = func
@@ -130,8 +132,9 @@ class StorageTracker(TorchDispatchMode):
 
     @property
     def _resizing(self) -> Any:
-        """UntypedStorage.resize_, which is no operator. By it FSDP gives back the memory of a gathered weight,
-        and takes new memory for it the next time: a storage that stays, of allocations that come and go.
+        """UntypedStorage.resize_, which is no operator. By it FSDP gives back the memory of a gathered
+        weight, and takes new memory for it the next time: a storage that stays, of allocations that come and
+        go.
         """
 
         def resize_(storage: torch.UntypedStorage, size_bytes: int) -> Any:

@@ -91,9 +91,7 @@ class SimulatedMemory(Recording):
         super().restart()
         self._segment_events.clear()
         self._requested.clear()
-        self._requested_before = {
-            b.address: (b.requested_size, b.pool.stream) for b in self._blocks.values()
-        }
+        self._requested_before = {b.address: (b.requested_size, b.pool.stream) for b in self._blocks.values()}
         self._log = RequestLog(self._blocks)
 
     @property

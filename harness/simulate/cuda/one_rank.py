@@ -20,15 +20,15 @@ from harness.simulate.replacement import Replacement, all_replaced, replaced
 
 
 @contextmanager
-def one_rank(
-    rank: int, world_size: int, streams: Streams, communication: Communication
-) -> Iterator[None]:
+def one_rank(rank: int, world_size: int, streams: Streams, communication: Communication) -> Iterator[None]:
     """Inside, this process is `rank` of `world_size`; `streams` are its GPU's, and `communication` its share.
 
     Raises InputError where there is a process group already: a rank of a real run.
     """
     if distributed.is_initialized():
-        raise InputError("a rank of a run cannot simulate another. Simulate before it, or in a process of its own.")
+        raise InputError(
+            "a rank of a run cannot simulate another. Simulate before it, or in a process of its own."
+        )
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)

@@ -67,12 +67,12 @@ class Streams:
         self._current = self._default = Stream(self, DEFAULT_STREAM)
         self._made = DEFAULT_STREAM
 
-    def Stream(self, device: Any = None, priority: int = 0) -> Stream:  # noqa: N802
+    def Stream(self, device: Any = None, priority: int = 0) -> Stream:
         """A new stream, with a pool of memory of its own."""
         self._made += 1
         return Stream(self, self._made)
 
-    def Event(self, enable_timing: bool = False) -> Event:  # noqa: N802
+    def Event(self, enable_timing: bool = False) -> Event:
         """A new event."""
         return Event(self)
 
