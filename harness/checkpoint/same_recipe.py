@@ -17,7 +17,7 @@ from harness.system import PACKAGES, installed_version
 MAY_CHANGE = fields_that_change("run")
 """Recipe fields that change nothing about a step's values. All others must be as they were."""
 OF_THE_MESH = ("dp_replicate", "dp_shard", "tp", "micro_batch_size", "gradient_accumulation_steps")
-"""On several ranks these may change too: how many there are, and how the rows of a step are spread on them."""
+"""On several ranks these may change too: how many there are, and how a step's rows are spread on them."""
 
 
 class SavedState(BaseModel):

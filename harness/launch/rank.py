@@ -72,7 +72,8 @@ def joined(place: PlaceInRanks, device: torch.device, patience_s: float = PATIEN
     try:
         dist.init_process_group(
             "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl",
-            timeout=timedelta(seconds=patience_s),
+            # a watcher sees which rank it is; the ranks that wait for it would only see that one is missing
+            timeout=timedelta(seconds=patience_s * (3 if place.watched else 1)),
         )
     except (RuntimeError, ValueError, OSError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import InputError
-from harness.system import complain, interrupted_status, quiet_libraries, write_whole
+from harness.system import complain, quiet_libraries, write_whole
 
 if TYPE_CHECKING:
     from harness.launch import PlaceInRanks
@@ -51,12 +51,8 @@ def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | Non
     _refuse_missing_gpus(recipe, asked.device)
     folder = RunFolder(asked.out, name, recipe, asked.resume).path
     shutil.rmtree(folder / "ranks", ignore_errors=True)  # of the run that is resumed
-    try:
-        ending = start_ranks(asked.command(folder), recipe.world_size, asked.patience_s)
-        reason, status = ending.reason, ending.status
-    except KeyboardInterrupt:
-        status = interrupted_status()
-        reason = "interrupted"
+    ending = start_ranks(asked.command(folder), recipe.world_size, asked.patience_s)
+    reason, status = ending.reason, ending.status
     profiles = profiles_of_ranks(folder)
     if not profiles:
         return None, folder, complain(reason or "no rank left a profile", status or 1)
