@@ -58,6 +58,7 @@ SLOW = (
     "tests/sweep",  # cells in processes
     "tests/training/test_trainer_parity.py",
     "tests/training/toggles",  # trains with and without each
+    "tests/track",  # trackers in processes
     "tests/trust",  # killing, filling the disk, hostile files
     "tests/test_trust_checkpoints.py",
 )

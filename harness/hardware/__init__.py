@@ -12,6 +12,7 @@ from harness.hardware.hardware import (
     table_device,
     with_memory,
 )
+from harness.hardware.links import Collective, collective_s
 from harness.hardware.nvml import Nvml, device_names
 from harness.hardware.roofline import (
     Bound,
@@ -30,6 +31,7 @@ __all__ = [
     "PLENTY_BYTES",
     "TABLE_NAMES",
     "Bound",
+    "Collective",
     "Hardware",
     "Nvml",
     "Time",
@@ -37,6 +39,7 @@ __all__ = [
     "achievable_flops",
     "all_hardware",
     "arithmetic_intensity",
+    "collective_s",
     "device_names",
     "find_hardware",
     "hardware_names",

@@ -72,8 +72,7 @@ def ranks_of(recipe: Recipe, device: torch.device) -> Ranks:
             f"{dist.get_world_size()} processes have joined. Set sizes that multiply to that."
         )
     sizes = (recipe.dp_replicate, recipe.dp_shard, recipe.tp)
-    kind = "cpu" if device.type == "meta" else device.type  # shape-only tensors have no communication
-    mesh = init_device_mesh(kind, sizes, mesh_dim_names=DIMENSIONS)
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
     row, place, _ = mesh.get_coordinate() or (0, 0, 0)
     return Ranks(mesh, row * recipe.dp_shard + place, recipe.data_parallel_ranks)
 
