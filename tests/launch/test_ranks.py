@@ -77,6 +77,13 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in lines]
 
 
+def test_one_process_is_not_started_several_times(folder: Path) -> None:
+    with started(["harness", "run", "mine.yaml", "--gpus", "2"], folder) as run:
+        found = printed(run)
+    assert run.returncode == 2, found
+    assert "parallel: none is a step of one process. Set parallel=fsdp" in found
+
+
 def test_a_run_leaves_one_folder_and_goes_on_with_other_ranks(folder: Path) -> None:
     with started([*RUN, "steps=4", "checkpoint_every=3", "--gpus", "2", "--json"], folder) as run:
         out, _ = run.communicate(timeout=LONGEST_S)
@@ -160,9 +167,12 @@ def test_ctrl_c_leaves_a_profile_of_what_is_known(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "said"),
     [
-        (["parallel=none", "--gpus", "2"], {}, "parallel: none is a step of one process"),
         (["dp_shard=3", "--gpus", "2"], {}, "dp_shard 3 x tp 1 = 3, and there are 2 processes"),
-        (["--gpus", "2", "cpu_offload=true"], {}, "rank 0: cpu_offload: there is no GPU here"),
+        (
+            ["--gpus", "2", "cpu_offload=true"],
+            {},
+            ": cpu_offload: there is no GPU here to take the weights off",
+        ),
         (["--gpus", "2", "--device", "cpu:1"], {}, "every rank takes a GPU of its own"),
         ([], {"RANK": "0", "WORLD_SIZE": "x"}, "are no numbers"),
         ([], {"RANK": "2", "WORLD_SIZE": "2"}, "ranks count from 0"),
