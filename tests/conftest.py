@@ -37,6 +37,7 @@ SLOW = (
     "tests/fit/test_exact.py",
     "tests/fit/test_search.py",
     "tests/gpu",
+    "tests/launch",  # ranks, processes of their own
     "tests/measure",  # whole runs
     "tests/models",
     "tests/napkin/test_activations.py",  # compares with torch, tensor by tensor
@@ -45,6 +46,7 @@ SLOW = (
     "tests/napkin/test_compiled.py",
     "tests/napkin/test_random.py",
     "tests/napkin/test_prediction.py",  # every recipe, many times
+    "tests/parallel",
     "tests/project/test_packaging.py",  # builds a wheel
     "tests/recipe/test_file.py",
     "tests/report/test_report.py",
@@ -56,6 +58,7 @@ SLOW = (
     "tests/sweep",  # cells in processes
     "tests/training/test_trainer_parity.py",
     "tests/training/toggles",  # trains with and without each
+    "tests/track",  # trackers in processes
     "tests/trust",  # killing, filling the disk, hostile files
     "tests/test_trust_checkpoints.py",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ class Case:
     name: str
     recipe: Recipe
     hardware: Hardware
-    profiles: list[StepProfile] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    profiles: list[StepProfile] = field(default_factory=list[StepProfile])
+    notes: list[str] = field(default_factory=list[str])
 
     def has(self, source: str) -> bool:
         """Whether there is a profile of this source."""
@@ -81,7 +81,7 @@ def complete(case: Case, sources: Sequence[Prediction] = ("napkin", "simulated")
     """Predict what is missing of the case. An answer that cannot be given is noted, with its reason."""
     there = next((profile for profile in case.profiles if profile.source in ("measured", "emulated")), None)
     # what ran did so under its own allocator settings
-    environment = os.environ if there is None else there.provenance.get("settings") or {}
+    environment: Mapping[str, str] = os.environ if there is None else there.provenance.get("settings") or {}
     for source in sources:
         if not case.has(source):
             try:

@@ -111,6 +111,10 @@ class CudaObserver:
     def peak_bytes(self) -> int | None:
         return max(self._step_peak_bytes, torch.cuda.max_memory_allocated(self.device))
 
+    def peak_reserved_bytes(self) -> int | None:
+        by_phase = (stats.peak_reserved_bytes or 0 for stats in self._peaks.phases.values())
+        return max(torch.cuda.max_memory_reserved(self.device), *by_phase, 0)
+
     def phase_memory(self) -> dict[str, PhaseStats]:
         """From statistics that are reset as each phase begins."""
         return self._peaks.phases

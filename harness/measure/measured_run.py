@@ -288,6 +288,9 @@ class MeasuredRun:
         if training.scaler is not None:
             line["loss_scale"] = self.loss_scale = training.scaler.get_scale()
         line["peak_allocated_bytes"] = peak_bytes = self.observer.peak_bytes()
+        line["peak_reserved_bytes"] = self.observer.peak_reserved_bytes()
+        if tokens_per_s is not None:
+            line["tokens_per_s"] = tokens_per_s
         self.folder.log({**line, **{f"{name}_s": seconds for name, seconds in times_s.items()}})
         shown = None if self.emulated else loss
         self.progress.step(step.index, len(self.total), step.kind, shown, tokens_per_s, peak_bytes)

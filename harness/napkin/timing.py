@@ -10,6 +10,7 @@ from harness.hardware import Bound, Time, Work, time_of, transfer_s
 from harness.napkin.memory.optimizer import step_work
 from harness.napkin.memory.sizes import Sizes
 from harness.napkin.tape.stages import Stage
+from harness.step_profile import utilization
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class Timing:
 
     def utilization(self, flops: int) -> float:
         """`flops` over what the device could do in the time of the step."""
-        return flops / (self.seconds * self.hardware.peak_flops(self.recipe.compute_dtype))
+        peak = self.hardware.peak_flops(self.recipe.compute_dtype)
+        return utilization(flops, self.seconds, peak) or 0.0
 
     def _phase(self, name: str, works: list[Work], transfer: int, recomputed: int = 0) -> PhaseTime:
         works = [self._launched(work) for work in works]

@@ -132,9 +132,8 @@ class StorageTracker(TorchDispatchMode):
 
     @property
     def _resizing(self) -> Any:
-        """UntypedStorage.resize_, which is no operator. By it FSDP gives back the memory of a gathered
-        weight, and takes new memory for it the next time: a storage that stays, of allocations that come and
-        go.
+        """UntypedStorage.resize_, which is no operator. FSDP gives back a gathered weight's memory by it,
+        and takes new memory for it the next time: a storage that stays, of allocations that come and go.
         """
 
         def resize_(storage: torch.UntypedStorage, size_bytes: int) -> Any:

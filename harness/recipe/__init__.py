@@ -3,6 +3,7 @@
 from harness.recipe.check import ImpossiblePair, check_recipe, recipe_schema, shortened
 from harness.recipe.effects import EFFECTS, fields_that_change
 from harness.recipe.file import (
+    changed_recipe,
     find_model_config,
     list_models,
     list_recipes,
@@ -18,6 +19,7 @@ __all__ = [
     "EFFECTS",
     "ImpossiblePair",
     "Recipe",
+    "changed_recipe",
     "check_recipe",
     "fields_that_change",
     "find_model_config",

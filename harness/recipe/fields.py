@@ -164,8 +164,8 @@ class Fields(BaseModel):
 
     @field_validator("offload", "lora_targets")
     @classmethod
-    def _no_repeats(cls, value: Any) -> Any:
-        if isinstance(value, tuple) and len(set(value)) != len(value):
+    def _no_repeats(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        if not isinstance(value, str) and len(set(value)) != len(value):
             raise ValueError("the same name is listed twice")
         return value
 

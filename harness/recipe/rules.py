@@ -7,12 +7,14 @@ rule is reported; every message names both fields and what to change.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, cast
 
 from harness.recipe.fields import Fields
 
 
-class Rule(NamedTuple):
+@dataclass(frozen=True)
+class Rule:
     fields: tuple[str, str]
     broken: Callable[[Fields], bool]
     message: str
@@ -275,5 +277,5 @@ def shown(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(str, value)) + "]"
+        return "[" + ", ".join(map(str, cast("list[Any]", value))) + "]"
     return "null" if value is None else str(value)

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from harness.hardware import Hardware, Work, achievable_flops, transfer_s
@@ -16,8 +15,9 @@ from harness.observe import operator_flops
 from harness.simulate.kernels.operators import operator_of
 from harness.simulate.kernels.script import Step, Take
 from harness.simulate.operator_bytes import operator_bytes
+from harness.training import DTYPES
 
-_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Cost(NamedTuple):
@@ -169,7 +169,7 @@ class SimulatedTime:
     def _rate(self, func: Any, args: Any) -> float:
         attention = "attention" in func._overloadpacket.__name__
         # of other dtypes (int8) the table has no rate: that of 16 bit, and fp16 is what every device has
-        dtype = _DTYPES.get(next(a.dtype for a in args if isinstance(a, Tensor)), "fp16")
+        dtype = _NAMES.get(next(a.dtype for a in args if isinstance(a, Tensor)), "fp16")
         return achievable_flops(Work(kind="attention" if attention else "matmul", dtype=dtype), self.hardware)
 
 

@@ -39,6 +39,7 @@ from harness.step_profile import (
     StepProfile,
     StepStats,
     TimeStats,
+    utilization,
 )
 from harness.system import collected_by_hand, older_objects_kept, provenance
 from harness.training import (
@@ -301,12 +302,12 @@ class SimulatedRun:
         seconds = sum(stats.time_s.median or 0.0 for stats in self.phases.values())
         all_flops = sum(self.time.flops.values())
         model_flops = all_flops - self.time.recomputed_flops
-        ceiling = self.hardware.peak_flops(self.recipe.compute_dtype) * seconds
+        peak = self.hardware.peak_flops(self.recipe.compute_dtype)
         return StepStats(
             time_s=TimeStats(median=seconds),
             tokens_per_s=self.recipe.global_tokens_per_step / seconds,
             model_flops=model_flops,
-            mfu=model_flops / ceiling,
-            hfu=all_flops / ceiling,
+            mfu=utilization(model_flops, seconds, peak),
+            hfu=utilization(all_flops, seconds, peak),
             bound=self.time.bound(),
         )

@@ -23,6 +23,7 @@ from harness.step_profile.step_profile import (
     StepProfile,
     StepStats,
     TimeStats,
+    utilization,
 )
 
 __all__ = [
@@ -50,5 +51,6 @@ __all__ = [
     "TimeStats",
     "explain_oom",
     "leak_in_words",
+    "utilization",
     "verdict",
 ]

@@ -7,12 +7,13 @@ GiB = 2**30 bytes. "allocated", "reserved" and "active" mean what torch.cuda.mem
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import InputError
-from harness.system import parse_json, read_whole
+from harness.system import Rows, is_object, notebook_html, parse_json, read_whole
+from harness.units import in_gib, in_ms
 
 SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 2**24
@@ -42,15 +43,18 @@ Quantity = Annotated[float, Field(ge=0, strict=True)]
 
 
 def _few(details: dict[str, Any]) -> dict[str, Any]:
-    left, waiting = MAX_DETAILS, [(details, 1)]
+    left = MAX_DETAILS
+    waiting: list[tuple[object, int]] = [(details, 1)]
     while waiting:
         value, depth = waiting.pop()
-        if isinstance(value, dict | list):
-            left -= len(value)
-            if left < 0 or depth > MAX_DEPTH:
-                raise ValueError(f"more than {MAX_DETAILS:,} values, or nested deeper than {MAX_DEPTH}")
-            inside = value.values() if isinstance(value, dict) else value
-            waiting += [(inner, depth + 1) for inner in inside]
+        if not isinstance(value, dict | list):
+            continue
+        held = cast("dict[str, object] | list[object]", value)
+        inside = list(held.values()) if isinstance(held, dict) else held
+        left -= len(inside)
+        if left < 0 or depth > MAX_DEPTH:
+            raise ValueError(f"more than {MAX_DETAILS:,} values, or nested deeper than {MAX_DEPTH}")
+        waiting += [(inner, depth + 1) for inner in inside]
     return details
 
 
@@ -151,6 +155,15 @@ class StepStats(_Fields):
     """Resident memory of the process at its largest."""
 
 
+def utilization(flops: int | None, seconds: float | None, peak_flops_per_s: float | None) -> float | None:
+    """`flops` as a share of what the device could do in `seconds`: MFU of the model's FLOPs, HFU of all.
+
+    None where one of them is not known.
+    """
+    ceiling = (seconds or 0) * (peak_flops_per_s or 0)
+    return flops / ceiling if flops and ceiling else None
+
+
 class Allocation(_Fields):
     """One live allocation at the peak, or at an out-of-memory."""
 
@@ -158,7 +171,7 @@ class Allocation(_Fields):
     category: str
     phase: str | None = None
     module: str | None = None
-    stack: list[str] = Field(default_factory=list, max_length=1000)
+    stack: list[str] = Field(default_factory=list[str], max_length=1000)
 
 
 class OutOfMemoryReport(_Fields):
@@ -168,8 +181,8 @@ class OutOfMemoryReport(_Fields):
     requested_bytes: Count | None = None
     free_bytes: Count | None = None
     reserved_unallocated_bytes: Count | None = None
-    top: list[Allocation] = Field(default_factory=list, max_length=1000)
-    advice: list[str] = Field(default_factory=list, max_length=1000)
+    top: list[Allocation] = Field(default_factory=list[Allocation], max_length=1000)
+    advice: list[str] = Field(default_factory=list[str], max_length=1000)
 
 
 MOST_WEIGHTS = 10
@@ -190,7 +203,7 @@ class NotFiniteReport(_Fields):
     """The last good checkpoint, from before it."""
     origin: Literal["setup", "forward", "backward", "optimizer_step"] | None = None
     """The phase that made it, which may be of an earlier step. null: nothing is left that would tell."""
-    weights: list[str] = Field(default_factory=list, max_length=1000)
+    weights: list[str] = Field(default_factory=list[str], max_length=1000)
     """The weights that were not finite when they were looked at, at most MOST_WEIGHTS of them, where they
     tell the origin."""
 
@@ -211,6 +224,8 @@ class NotFiniteReport(_Fields):
                 return f"A gradient of {weight} was not finite: the optimizer's state of it is not either."
             case "optimizer_step":
                 return f"The optimizer made it, out of finite gradients, in {weight}."
+            case None:
+                pass
         if self.weights:
             return f"Whether a gradient made it or the update, no moments are kept that tell ({weight})."
         return (
@@ -225,7 +240,7 @@ class LeakReport(_Fields):
     bytes_per_step: Count
     num_steps: Count
     """Over how many steps, one after the other."""
-    by_category: dict[str, Count] = Field(default_factory=dict, max_length=100)
+    by_category: dict[str, Count] = Field(default_factory=dict[str, Count], max_length=100)
     """What of it grew within the last recorded step, bytes; empty without a memory history."""
     largest: Allocation | None = None
     """The largest allocation that the last recorded step made and left behind."""
@@ -270,7 +285,7 @@ class RanksReport(_Fields):
     world_size: Count
     peak_rank: Count
     """The rank whose memory peaks highest."""
-    ranks: list[RankStats] = Field(default_factory=list, max_length=MOST_RANKS)
+    ranks: list[RankStats] = Field(default_factory=list[RankStats], max_length=MOST_RANKS)
     """Of those that left a profile."""
     ended_by: str | None = None
     """Which rank ended all others, and why; null: none did."""
@@ -290,17 +305,46 @@ class StepProfile(_Fields):
     complete: Annotated[bool, Field(strict=True)] = True
     """False for a run that was interrupted, ran out of memory or was stopped by a nan loss."""
     memory: MemoryStats
-    phases: dict[str, PhaseStats] = Field(default_factory=dict, max_length=100)
+    phases: dict[str, PhaseStats] = Field(default_factory=dict[str, PhaseStats], max_length=100)
     step: StepStats = Field(default_factory=StepStats)
-    top: list[Allocation] = Field(default_factory=list, max_length=1000)
+    top: list[Allocation] = Field(default_factory=list[Allocation], max_length=1000)
     """The largest allocations live at the peak."""
     oom: OutOfMemoryReport | None = None
     not_finite: NotFiniteReport | None = None
     leak: LeakReport | None = None
     ranks: RanksReport | None = None
     """Of a step on several ranks: what all of them saw. null: one process, or one rank's own profile."""
-    warnings: list[str] = Field(default_factory=list, max_length=1000)
+    warnings: list[str] = Field(default_factory=list[str], max_length=1000)
     """What went otherwise than the recipe says, or should be known before the numbers are used."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the peak, what is in it, and the phases."""
+        memory, step, about = self.memory, self.step, self.provenance.get("recipe_name")
+        name = about if isinstance(about, str) else str(self.recipe.get("model", "a step"))
+        facts = {
+            "peak allocated": in_gib(memory.peak_allocated_bytes),
+            "peak reserved": in_gib(memory.peak_reserved_bytes),
+            "whole process": in_gib(memory.process_bytes),
+            "memory of the device": in_gib(self.hardware.memory_bytes),
+            "time of a step": in_ms(step.time_s.median),
+            "tokens per second": "-" if step.tokens_per_s is None else f"{step.tokens_per_s:,.0f}",
+        }
+        at_peak = [(category, getattr(memory.at_peak, f"{category}_bytes")) for category in CATEGORIES]
+        tables: list[Rows] = [
+            [(self.source, ""), *(row for row in facts.items() if row[1] != "-")],
+            [("at the peak", "bytes"), *((category, in_gib(size)) for category, size in at_peak if size)],
+            [
+                ("phase", "peak allocated", "time"),
+                *(
+                    (phase, in_gib(stats.peak_allocated_bytes), in_ms(stats.time_s.median))
+                    for phase, stats in self.phases.items()
+                ),
+            ],
+        ]
+        notes = [] if self.oom is None else [f"The memory ran out in {self.oom.phase}."]
+        if not self.complete and self.oom is None:
+            notes.append("The run did not come to its end: these are the steps before that.")
+        return notebook_html(f"{name} on {self.hardware.name}", tables, notes + self.warnings)
 
     def to_json(self) -> str:
         """The profile as an indented JSON document."""
@@ -315,7 +359,7 @@ class StepProfile(_Fields):
             raise InputError(
                 f"{origin} is not JSON: {error}. Give a profile.json written by harness."
             ) from None
-        found = document.get("schema_version") if isinstance(document, dict) else None
+        found = document.get("schema_version") if is_object(document) else None
         if type(found) is not int or found != SCHEMA_VERSION:
             raise InputError(
                 f"{origin} has schema_version {found!r:.40}; this version reads {SCHEMA_VERSION}. "

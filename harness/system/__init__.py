@@ -11,8 +11,9 @@ from harness.system.interruption import (
     is_writing,
 )
 from harness.system.locations import PACKAGE, profiles_folder, recipes_folder
+from harness.system.notebook import Rows, notebook_html
 from harness.system.streams import complain, quiet_libraries, stdout_kept_for_json, warn_of_trusted_code
-from harness.system.strict_json import TooManyValues, parse_json, unrepeated
+from harness.system.strict_json import TooManyValues, is_object, parse_json, unrepeated
 from harness.system.strict_yaml import parse_yaml, read_mapping, to_yaml
 from harness.system.versions import PACKAGES, SETTINGS, installed_version, provenance
 
@@ -22,6 +23,7 @@ __all__ = [
     "PACKAGES",
     "SETTINGS",
     "FolderLock",
+    "Rows",
     "TooManyValues",
     "collected_by_hand",
     "complain",
@@ -31,7 +33,9 @@ __all__ = [
     "interrupted_status",
     "interruptible",
     "is_held",
+    "is_object",
     "is_writing",
+    "notebook_html",
     "older_objects_kept",
     "parse_json",
     "parse_yaml",

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -22,7 +22,7 @@ _held = threading.Event()
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> Generator[None]:
     """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt, unless somebody set them otherwise (nohup).
 
     Python drops what is raised in a weak reference's callback or in __del__, and a run has thousands of those
@@ -56,7 +56,7 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def held_back() -> Generator[None]:
     """Inside, Ctrl-C, SIGTERM and SIGHUP wait; at the end the first of them is raised."""
     waiting: list[int] = []
 

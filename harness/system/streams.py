@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,7 @@ def complain(message: str, status: int) -> int:
 
 
 @contextmanager
-def stdout_kept_for_json(kept: bool) -> Iterator[None]:
+def stdout_kept_for_json(kept: bool) -> Generator[None]:
     """Send to stderr whatever libraries, or their C code, print to stdout."""
     if not kept:
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from harness.recipe import Recipe
@@ -22,6 +22,7 @@ def measured_with_progress(
     device: str | None = None,
     *,
     snapshot: bool = True,
+    trackers: Sequence[str] = (),
     quiet: bool = False,
     alive: Callable[[str], None] | None = None,
 ) -> StepProfile:
@@ -33,6 +34,7 @@ def measured_with_progress(
     from harness.cli.terminal.progress import RunProgress
     from harness.cli.terminal.terminal import Terminal, say
     from harness.measure import chosen_device, total_steps
+    from harness.track import track_run
 
     if quiet:
         return measured(recipe, folder, device, snapshot=snapshot, alive=alive)
@@ -41,7 +43,8 @@ def measured_with_progress(
     if forecast is not None and forecast.run_s >= LONG_S:
         for line in in_words(forecast):
             say(log, line)
-    with RunProgress(log, total_steps(recipe), forecast and forecast.step_s) as progress:
+    following = track_run(trackers, folder, recipe, lambda words: say(log, words, whole=True))
+    with following, RunProgress(log, total_steps(recipe), forecast and forecast.step_s) as progress:
         return measured(recipe, folder, device, progress, snapshot=snapshot, alive=alive)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import Overrides, RecipeName
+from harness.cli.arguments import Overrides, RecipeName, Track
 from harness.cli.exit_status import INTERRUPTED, NOT_FINITE, OUT_OF_MEMORY
 from harness.cli.running.ranks import Asked, run_as_rank, run_here
 from harness.system import complain, quiet_libraries, stdout_kept_for_json
@@ -101,6 +101,7 @@ def run(
             min=1, help="Seconds that a rank may be silent, or wait for the others, before all are ended."
         ),
     ] = 600,
+    track: Track = None,
 ) -> None:
     """Run a recipe on this machine and record where the bytes and milliseconds went."""
     from harness.recipe import load_recipe
@@ -115,7 +116,9 @@ def run(
     from harness.cli.terminal.profile_tables import print_profile
     from harness.cli.terminal.terminal import Terminal, say
     from harness.run_folder import RunFolder
+    from harness.track import tracker_names
 
+    trackers = tracker_names(track or [])
     with stdout_kept_for_json(as_json):
         quiet_libraries()
         status = None
@@ -129,7 +132,8 @@ def run(
                 raise typer.Exit(_status(profile, loaded) if profile and status is None else status or 0)
         else:
             folder = RunFolder(out, name, loaded, resume)
-            profile, path = measured_with_progress(loaded, folder, device, snapshot=snapshot), folder.path
+            profile = measured_with_progress(loaded, folder, device, snapshot=snapshot, trackers=trackers)
+            path = folder.path
         people = Terminal(stderr=as_json)
         say(people, f"{name}: {loaded.model} on {profile.hardware.name}")
         print_profile(people, profile)
@@ -147,9 +151,9 @@ def _on_ranks(recipe: Recipe, gpu: str | None, gpus: int | None) -> tuple[Recipe
     place = place_in_ranks()
     if place is not None:
         return on_ranks(recipe, place.world_size, f"WORLD_SIZE is {place.world_size}"), place
-    if gpus is None or (gpu is not None and not recipe.distributed):  # virtual GPUs to choose one of
-        return recipe, None
-    return on_ranks(recipe, gpus, f"--gpus {gpus}"), None
+    if gpus is not None and (recipe.distributed or gpu is None):  # else: GPUs to choose from
+        recipe = on_ranks(recipe, gpus, f"--gpus {gpus}")
+    return recipe, None
 
 
 def _go_to_virtual_gpu(gpu: str, gpus: int) -> None:

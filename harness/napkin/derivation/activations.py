@@ -62,7 +62,7 @@ def _kept_terms(section: str, stage: Stage) -> list[Term]:
             tiny += t.size_bytes
         else:
             groups.setdefault((t.name, _formula(stage.tape, t)), []).append(t)
-    terms = []
+    terms: list[Term] = []
     for (name, formula), alike in groups.items():
         times = f"{len(alike)} × [{formula}]" if len(alike) > 1 else formula
         keepers = [op.name for op in stage.tape.ops if any(kept.storage is alike[0] for kept in op.saved)]

@@ -169,7 +169,7 @@ def _during(peak: StagePeak) -> str:
 def _loss_locals(sizes: Sizes) -> int:
     """What the loss holds at its end, and backward does not need."""
     stages = sizes.stages
-    kept = set() if sizes.recipe.activations_on_host else {id(t) for t in stages.loss.kept_tensors}
+    kept: set[int] = set() if sizes.recipe.activations_on_host else {id(t) for t in stages.loss.kept_tensors}
     # a compiled model never makes what it fuses
     return sum(t.size_bytes for t in stages.head.held if id(t.storage) not in kept and not t.sources)
 

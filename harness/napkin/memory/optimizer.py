@@ -161,7 +161,7 @@ def _passes(recipe: Recipe) -> dict[str, int]:
 
 def step_work(recipe: Recipe, trained: Sequence[Weight]) -> list[Work]:
     """What one optimizer step moves, as elementwise kernels."""
-    works = []
+    works: list[Work] = []
     passes = _passes(recipe)
     for weight in trained:
         n, p = weight.elements * weight.count, SIZES[stepped_dtype(recipe, weight)]

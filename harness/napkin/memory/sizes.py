@@ -94,7 +94,8 @@ class Sizes:
     @property
     def host_parts(self) -> dict[str, int]:
         """What is offloaded to host memory, each part at its largest; without unified (paged) memory."""
-        optimizer, parts = self.optimizer, {}
+        optimizer = self.optimizer
+        parts: dict[str, int] = {}
         if optimizer.on_host:
             if self.recipe.parameters_on_host:
                 parts["parameters"] = self.parameter_bytes
