@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,12 @@ def row(name: str, path: Path) -> dict[str, Any]:
     return found
 
 
+def _known(path: Path, without: Iterable[str]) -> list[dict[str, Any]]:
+    """The rows of a table that is there, but for the cells that are asked anew."""
+    rows = json.loads(path.read_bytes())["rows"] if path.exists() else []
+    return [found for found in rows if found["cell"] not in {*without}]
+
+
 def main() -> int:
     """Exit status: 1 if a cell has not both answers."""
     parser = argparse.ArgumentParser(
@@ -122,7 +129,7 @@ def main() -> int:
         record_here(options.cell[0], options.record)
         return 0
     quiet_libraries()
-    rows: list[dict[str, Any]] = []
+    rows = [] if options.out is None else _known(options.out, without=options.cell or cells())
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.traces or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)

@@ -172,7 +172,9 @@ def history_of(
         group=codes[of_span],
         stack=stacks[of_span],
         partner=np.where(changes > 0, death_event[of_span], birth_event[of_span]),
-        before=Before(*(column[there_before] for column in (sizes, codes, stacks, death_event))),
+        before=Before(
+            sizes[there_before], codes[there_before], stacks[there_before], death_event[there_before]
+        ),
         time_us=_times(trace, at),
         trace_index=at,
         tree=tree,
