@@ -54,7 +54,7 @@ def _initialized(func: Any, args: Any, kwargs: Any) -> Tensor:
 ELEMENTWISE = "elementwise: one kernel, which converts dtypes itself"
 declare(
     """
-    abs add add_ addcdiv_ bitwise_and bitwise_not clamp clamp_ cos div div_ eq floor_divide ge gelu
+    __or__ abs add add_ addcdiv_ bitwise_and bitwise_not clamp clamp_ cos div div_ eq floor_divide ge gelu
     gelu_backward gt le lerp_ logical_and_ lt masked_fill masked_fill_ mul mul_ native_dropout_backward ne neg
     pow_ reciprocal rsqrt rsqrt_ rsub sigmoid sigmoid_backward silu silu_backward sin sqrt sub sub_ tanh
     tanh_backward
