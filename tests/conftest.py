@@ -38,6 +38,7 @@ SLOW = (
     "tests/fit/test_search.py",
     "tests/gpu",
     "tests/launch",  # ranks, processes of their own
+    "tests/mcp",  # a server
     "tests/measure",  # whole runs
     "tests/models",
     "tests/napkin/test_activations.py",  # compares with torch, tensor by tensor

@@ -24,10 +24,11 @@ from harness.hardware.roofline import (
     time_of,
     transfer_s,
 )
-from harness.hardware.table import TABLE_NAMES
+from harness.hardware.table import NCCL_COMMUNICATOR, TABLE_NAMES
 
 __all__ = [
     "DEFAULT_HARDWARE",
+    "NCCL_COMMUNICATOR",
     "PLENTY_BYTES",
     "TABLE_NAMES",
     "Bound",

@@ -76,8 +76,6 @@ class StorageTracker(TorchDispatchMode):
                 *args, **(kwargs or {})
             )  # DTensor asks what shapes an operator gives: nothing is made
         for tensor_type in types:
-            if tensor_type.__name__ == "FakeTensor":  # DTensor asks how an operator divides: nothing is made
-                return func(*args, **(kwargs or {}))
             if tensor_type is not Tensor and _is_wrapper(tensor_type):
                 self._unpacked = func
                 return NotImplemented  # it unpacks itself; its inner operators come back here

@@ -260,6 +260,16 @@ class Fields(BaseModel):
         return self.parallel != "none"
 
     @property
+    def head_apart(self) -> bool:
+        """Whether FSDP gathers the head as a unit of its own."""
+        return self.wrap != "block"
+
+    @property
+    def syncs_per_step(self) -> int:
+        """How often one optimizer step sums gradients over ranks."""
+        return self.gradient_accumulation_steps if self.sync_each_micro_batch else 1
+
+    @property
     def world_size(self) -> int:
         """Ranks, one process and one GPU each."""
         return self.dp_replicate * self.dp_shard * self.tp

@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan, Frame
 
@@ -93,23 +93,50 @@ _BACKWARD = re.compile(
 )
 _STARTS = ("<module>", "_bootstrap")
 """Where Python's own threads begin. What begins elsewhere was called by autograd's engine, in its thread."""
+LONGEST_NAME = 300
+"""Characters of a file's or a function's name that are looked at."""
 _UP_TO_PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
 
 
-def phase_of_stack(frames: Sequence[Frame]) -> str | None:
+class _Says(NamedTuple):
+    """What one frame shows."""
+
+    python: bool
+    phase: str | None
+    around: str | None
+    backward: bool
+    starts: bool
+
+
+def _read(frame: Frame) -> _Says:
+    # The ends of names are enough, and keep a file's long ones from taking long.
+    filename, name = frame["filename"][-LONGEST_NAME:], frame["name"][:LONGEST_NAME]
+    line = f"{_UP_TO_PACKAGES.sub('', filename)} {name}"
+    python = ".py " in line
+    return _Says(
+        python,
+        next((phase for phase, says in _SAYS if python and says.search(line)), None),
+        next((phase for phase, says in _AROUND_FORWARD if python and says.search(line)), None),
+        _BACKWARD.search(line) is not None,
+        frame["name"] in _STARTS,
+    )
+
+
+def phase_of_stack(frames: Sequence[Frame], known: dict[int, _Says] | None = None) -> str | None:
     """The phase a stack (innermost first) shows; OWN_CODE if Python asked outside of all; None for no Python.
 
     With C++ frames, autograd's engine shows in them; without, its thread has no stack: `phases_of_trace`.
+    `known`: frames that were read before, by their identity, for millions of stacks share some thousands.
     """
-    lines = [f"{_UP_TO_PACKAGES.sub('', frame['filename'])} {frame['name']}" for frame in frames]
-    python = [line for line in lines if ".py " in line]
-    found = next((name for line in python for name, says in _SAYS if says.search(line)), None)
-    around = next((name for line in python for name, says in _AROUND_FORWARD if says.search(line)), None)
+    known = {} if known is None else known
+    says = [known.get(id(frame)) or known.setdefault(id(frame), _read(frame)) for frame in frames]
+    python = any(one.python for one in says)
+    found = next((one.phase for one in says if one.phase), None)
     if found in (None, "forward"):
-        in_engine = bool(python) and not any(frame["name"] in _STARTS for frame in frames)
-        if in_engine or any(map(_BACKWARD.search, lines)):
+        in_engine = python and not any(one.starts for one in says)
+        if in_engine or any(one.backward for one in says):
             return "backward"
-        found = around or found
+        found = next((one.around for one in says if one.around), found)
     return found or (OWN_CODE if python else None)
 
 
@@ -120,12 +147,13 @@ def phases_of_trace(trace: Sequence[Mapping[str, Any]]) -> list[str | None] | No
     is backward's. Own code between forward and backward is the loss; elsewhere nobody can say what it is.
     """
     known: dict[int, str | None] = {}
+    known_frames: dict[int, _Says] = {}
     read: list[str | None] = []
     called: str | None = None
     for entry in trace:
         frames = entry.get("frames", ())
         if id(frames) not in known:  # the trace keeps every stack alive
-            known[id(frames)] = phase_of_stack(frames)
+            known[id(frames)] = phase_of_stack(frames, known_frames)
         phase = known[id(frames)]
         if phase is None and called in ("backward", "forward", OWN_CODE) and not _is_global(entry):
             phase = "backward"

@@ -15,6 +15,8 @@ from harness.snapshot.recording import Recording
 from harness.snapshot.spans import AllocationSpan
 from harness.snapshot.trace import step_ends
 
+MOST_ENDS = 200
+"""Looked at: of more steps, so many, evenly. A file may hold a million steps and as many stacks."""
 FEWEST_ENDS = 3
 """Steps that must end: what two differ by may be the first step's optimizer state, or chance."""
 _OF_A_STEP = re.compile(r"(?:## )?(Optimizer\.step#|ProfilerStep#)")
@@ -27,7 +29,7 @@ class Growth:
 
     holder: Holder
     at_ends_bytes: list[int]
-    """When each step had ended."""
+    """When each step had ended; of more than MOST_ENDS, some of them."""
     count: int
     """Allocations of it live when the last one had."""
 
@@ -46,7 +48,7 @@ class Leaks:
     ends: list[int]
     """Entries of the trace: the last of each step."""
     allocated_bytes: list[int]
-    """When each step had ended."""
+    """When each step had ended; of more than MOST_ENDS, some of them."""
     growths: list[Growth]
     """The most bytes first."""
 
@@ -87,18 +89,29 @@ def find_leaks(recording: Recording, annotations: Any = ()) -> Leaks:
     ends, found = _steps(recording, annotations if isinstance(annotations, list) else ())
     if len(ends) < FEWEST_ENDS:
         return Leaks(found, ends, [], [])
-    by_holder: dict[Holder, list[AllocationSpan]] = {}
+    by_stack: dict[tuple[str, ...], list[tuple[AllocationSpan, Holder]]] = {}
     for span, holder in zip(recording.spans, holders_of(recording), strict=True):
-        by_holder.setdefault(holder, []).append(span)
-    growths, allocated = [], [0] * len(ends)
-    for holder, spans in by_holder.items():
-        sizes = _at_ends(spans, ends)
-        allocated = [one + other for one, other in zip(allocated, sizes, strict=True)]
+        by_stack.setdefault(holder.stack, []).append((span, holder))
+    looked_at = _evenly(ends)
+    allocated = _at_ends(recording.spans, looked_at)
+    growths = []
+    for held in by_stack.values():
+        if sum(span.live_at(ends[-1]) - span.live_at(ends[0]) for span, _ in held) <= 0:
+            continue
+        sizes = _at_ends([span for span, _ in held], looked_at)
         steps = [later - earlier for earlier, later in pairwise(sizes)]
         if min(steps) >= 0 and sum(step > 0 for step in steps) >= 2:
-            growths.append(Growth(holder, sizes, sum(span.live_at(ends[-1]) for span in spans)))
+            at_end = [holder for span, holder in held if span.live_at(ends[-1])]
+            growths.append(Growth(Counter(at_end).most_common(1)[0][0], sizes, len(at_end)))
     growths.sort(key=lambda growth: (-growth.total_bytes, growth.holder))
     return Leaks(found, ends, allocated, growths)
+
+
+def _evenly(ends: Sequence[int]) -> list[int]:
+    """At most MOST_ENDS of them, the first and the last among them."""
+    if len(ends) <= MOST_ENDS:
+        return list(ends)
+    return [ends[i * (len(ends) - 1) // (MOST_ENDS - 1)] for i in range(MOST_ENDS)]
 
 
 def _at_ends(spans: Sequence[AllocationSpan], ends: Sequence[int]) -> list[int]:

@@ -39,7 +39,7 @@ LEVELS = [
     "track",
     "api",
     "sweep",
-    "serve",
+    "serve mcp",
     "cli",
     "__main__",
 ]
@@ -77,6 +77,7 @@ HOMES = {
     "liger_kernel": {"training/toggles/fused_loss.py", "simulate/cuda/libraries.py"},
     "datasets": {"data/documents.py"},  # data sets of the Hub
     "accelerate": {"track/trackers.py"},  # besides, transformers needs it to load quantized checkpoints
+    "mcp": {"mcp/server.py"},
     "torchao": set(),
 }
 """The only files that import a package, always where it is used: without it, all else works."""

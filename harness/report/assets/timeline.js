@@ -213,7 +213,9 @@ async function drawTimeline(id, run) {
     const of = group === null ? "" : ` of ${history.groups[group]}`;
     const made = document.createDocumentFragment();
     const heading = document.createElement("p");
-    heading.textContent = count ? `${harness.whole(count)} allocations${of} are there at this moment${count > largest.length ? `; the largest ${largest.length}` : ""}:` : `Nothing${of} is there at this moment.`;
+    const many = count === 1 ? `1 allocation${of} is` : `${harness.whole(count)} allocations${of} are`;
+    const some = count > largest.length ? `; the largest ${largest.length}` : "";
+    heading.textContent = count ? `${many} there at this moment${some}:` : `Nothing${of} is there at this moment.`;
     made.append(heading);
     for (const one of largest) {
       const stack = histories.stackOf(history, one.stack);

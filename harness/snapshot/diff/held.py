@@ -111,14 +111,20 @@ class HeldDiff:
 def holders_of(recording: Recording) -> list[Holder]:
     """Who holds each of the recording's spans, in their order."""
     categories = recording.categories or [None] * len(recording.spans)
+    line_of: dict[int, str] = {}  # of a frame: millions of stacks share some thousands
+    places: dict[tuple[str, ...], str] = {}
     known: dict[tuple[str | None, int], Holder] = {}
     holders = []
     for span, category in zip(recording.spans, categories, strict=True):
         key = category, id(span.frames)
         if key not in known:
-            lines = tuple(map(stack_line, span.frames))
-            where = (own_place(span.frames) or place(span.frames)) if lines else NO_STACK
-            known[key] = Holder(category or UNKNOWN, lines, where)
+            for frame in span.frames:
+                if id(frame) not in line_of:
+                    line_of[id(frame)] = stack_line(frame)
+            lines = tuple(line_of[id(frame)] for frame in span.frames)
+            if lines not in places:
+                places[lines] = (own_place(span.frames) or place(span.frames)) if lines else NO_STACK
+            known[key] = Holder(category or UNKNOWN, lines, places[lines])
         holders.append(known[key])
     return holders
 
