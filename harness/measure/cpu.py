@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from harness.measure.observer import History
-from harness.observe import PhasePeaks, Recording, StorageTracker, gradients_seen, labelled_tensors
+from harness.observe import Owner, PhasePeaks, Recording, StorageTracker, gradients_seen, labelled_tensors
 from harness.snapshot import snapshot_of_storages
 from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
-from harness.training import Kind, Training
+from harness.training import Kind
 
 
 class CpuObserver:
@@ -37,13 +37,18 @@ class CpuObserver:
         self._kinds: list[Kind] = []
         self._recording = Recording()
         self._tracker = _RealTensors(self._recording, frames=True)
-        self._training: Training | None = None
+        self._training: Owner | None = None
         self._peaks = PhasePeaks()
         self._started = 0.0
         self._ends: list[int] = []
 
-    def trained(self, training: Training) -> None:
+    def trained(self, training: Owner) -> None:
         self._training = training
+
+    def label(self, category: str, tensor: Tensor) -> None:
+        """One that nobody saw being made (in a worker process) is followed from now on."""
+        if self._follows():
+            self._recording.label(self._tracker.adopt(tensor), category)
 
     def begin_step(self, index: int, kind: Kind) -> None:
         if kind == "recorded" and "recorded" not in self._kinds:
@@ -53,7 +58,7 @@ class CpuObserver:
         self.times_s.append(defaultdict(float))
         self._started = time.perf_counter()
 
-    def end_step(self) -> None:
+    def end_step(self, running: int = 0) -> None:
         """On the CPU nothing is queued."""
         self.times_s[-1]["step"] = time.perf_counter() - self._started
         if self._kinds[-1] == "recorded":
@@ -90,6 +95,10 @@ class CpuObserver:
 
     def phase_memory(self) -> dict[str, PhaseStats]:
         return self._peaks.phases
+
+    def apart_memory(self) -> dict[str, PhaseStats]:
+        """Nobody follows tensors there."""
+        return self._peaks.apart
 
     def memory(self) -> MemoryStats:
         return MemoryStats(

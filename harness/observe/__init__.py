@@ -1,7 +1,14 @@
 """Instruments that two answers share while a step runs: storages, labels, recordings, FLOPs."""
 
 from harness.observe.flops import FlopCount, operator_flops
-from harness.observe.labels import gradients_seen, labelled_tensors, model_tensors, owned_tensors, storage_of
+from harness.observe.labels import (
+    Owner,
+    gradients_seen,
+    labelled_tensors,
+    model_tensors,
+    owned_tensors,
+    storage_of,
+)
 from harness.observe.phase_peaks import PhasePeaks
 from harness.observe.recording import Recording
 from harness.observe.storage_tracker import Frame, StorageTracker
@@ -9,6 +16,7 @@ from harness.observe.storage_tracker import Frame, StorageTracker
 __all__ = [
     "FlopCount",
     "Frame",
+    "Owner",
     "PhasePeaks",
     "Recording",
     "StorageTracker",

@@ -2,10 +2,12 @@
 
 from harness.step_profile.in_words import MEMORY_KINDS, explain_oom, leak_in_words, verdict
 from harness.step_profile.step_profile import (
+    APART,
     CATEGORIES,
     MAX_FILE_BYTES,
     MAX_VALUES,
     MOST_WEIGHTS,
+    OTHER_PHASES,
     PHASES,
     Allocation,
     Count,
@@ -24,11 +26,13 @@ from harness.step_profile.step_profile import (
 )
 
 __all__ = [
+    "APART",
     "CATEGORIES",
     "MAX_FILE_BYTES",
     "MAX_VALUES",
     "MEMORY_KINDS",
     "MOST_WEIGHTS",
+    "OTHER_PHASES",
     "PHASES",
     "Allocation",
     "Count",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.errors import InputError
 from harness.system import parse_json, read_whole
@@ -24,6 +24,10 @@ MAX_DEPTH = 50
 MOST_MODULES = 1000
 """That a profile names; a simulation names the 200 largest."""
 PHASES = ("data", "forward", "backward", "optimizer_step")
+APART = ("evaluation", "generation", "saving")
+"""Phases of somebody's loop that most steps do not have: each has its own peak, in whatever step it is."""
+OTHER_PHASES = ("between", *APART)
+"""Of somebody's loop. between: after the optimizer's step, before the next batch or forward."""
 CATEGORIES = (
     "parameters",
     "gradients",
@@ -241,13 +245,15 @@ class HardwareSummary(_Fields):
 
 
 class StepProfile(_Fields):
-    """One answer about one recipe."""
+    """One answer about one recipe, or what was seen of a command."""
 
     schema_version: int = SCHEMA_VERSION
     source: Literal["napkin", "simulated", "emulated", "measured"]
     """emulated: run as measured, on a virtual GPU. It knows no times and no losses."""
-    recipe: Details
-    """The full, resolved recipe."""
+    recipe: Details | None = None
+    """The full, resolved recipe. null for a loop that is not ours: then there is a `command`."""
+    command: Annotated[list[str], Field(max_length=MAX_DETAILS)] | None = None
+    """What was run and watched, a word each."""
     hardware: HardwareSummary
     provenance: Details = Field(default_factory=dict)
     """Commit, versions, driver, allocator settings, time, and what really ran (attention kernel, ...)."""
@@ -263,6 +269,23 @@ class StepProfile(_Fields):
     leak: LeakReport | None = None
     warnings: list[str] = Field(default_factory=list, max_length=1000)
     """What went otherwise than the recipe says, or should be known before the numbers are used."""
+
+    @model_validator(mode="after")
+    def _is_about_something(self) -> StepProfile:
+        if self.recipe is None and self.command is None:
+            raise ValueError("it has neither a recipe nor a command")
+        return self
+
+    @property
+    def subject(self) -> str:
+        """What the profile is about, in a few words: the recipe's model, or the command."""
+        if self.recipe is not None:
+            return str(self.recipe.get("model", "-"))
+        return " ".join(self.command or ())
+
+    def phase_names(self) -> list[str]:
+        """The phases that are known, in the order of a step; those that only some loops have come last."""
+        return [name for name in (*PHASES, *OTHER_PHASES) if name in self.phases]
 
     def to_json(self) -> str:
         """The profile as an indented JSON document."""

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli.terminal.terminal import plain_table, print_table, say
-from harness.step_profile import CATEGORIES, MEMORY_KINDS, PHASES, StepProfile, TimeStats
+from harness.step_profile import CATEGORIES, MEMORY_KINDS, StepProfile, TimeStats
 from harness.units import in_gib, ms
 
 
@@ -37,8 +37,8 @@ def _phase_table(profile: StepProfile, *, tight: bool) -> Table:
             in_gib(stats.peak_reserved_bytes),
             in_gib(stats.allocated_at_end_bytes),
         )
-        for name in PHASES
-        if (stats := profile.phases.get(name)) is not None
+        for name in profile.phase_names()
+        for stats in [profile.phases[name]]
     ]
     headings = ("phase", "time, ms", "p10 - p90", "share", "peak", "reserved", "at end")
     known = [i for i in range(len(headings)) if any(row[i] != "-" for row in rows)]
