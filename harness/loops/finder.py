@@ -234,7 +234,7 @@ class LoopFinder:
     # What is wrapped (loops/wraps.py).
 
     @contextmanager
-    def backward(self, roots: Any) -> Iterator[None]:
+    def backward_runs(self, roots: Any) -> Iterator[None]:
         """Around torch.autograd.backward; of calls within another, nothing is said."""
         if threading.get_ident() != self._thread:
             yield

@@ -195,8 +195,8 @@ class LoopRecorder:
                 complete = False
                 wanted = f"{self.window.first}-{self.window.last}"
                 self._warnings.append(
-                    f"the loop ended after {done} steps, and steps {wanted} were to be recorded. Give others, "
-                    f"e.g. --steps {max(1, done)}."
+                    f"the loop ended after {done} steps, and steps {wanted} were to be recorded. Give "
+                    f"others, e.g. --steps {max(1, done)}."
                 )
             self._look_back()
             profile = self._write(complete=complete, last=True)

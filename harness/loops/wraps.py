@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 class Told(Protocol):
     """Who is told (loops/finder.py)."""
 
-    def backward(self, roots: Any) -> AbstractContextManager[None]: ...
+    def backward_runs(self, roots: Any) -> AbstractContextManager[None]: ...
     def scaled(self, scaler: torch.amp.GradScaler, loss: Any) -> None: ...
     def scaler_steps(self, optimizer: Any) -> AbstractContextManager[None]: ...
     def takes_a_batch(self) -> AbstractContextManager[None]: ...
@@ -40,7 +40,7 @@ class Wraps:
 
         def backward(original: Callable[..., Any]) -> Callable[..., Any]:
             def wrapped(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-                with told.backward(tensors):
+                with told.backward_runs(tensors):
                     return original(tensors, *args, **kwargs)
 
             return wrapped

@@ -14,7 +14,7 @@ from harness.checkpoint import NotFiniteWeights, Saved, read, restore, save
 from harness.data import DataSummary
 from harness.errors import InputError, is_out_of_memory
 from harness.measure.leak import find_leak
-from harness.measure.look_back import look_back
+from harness.measure.looking_back import look_back
 from harness.measure.not_finite import Origin, origin_of_loss, origin_of_weights
 from harness.measure.observer import Advise, DeviceObserver, Progress
 from harness.measure.step_times import log_line, peak_rss_bytes, phase_stats, step_stats

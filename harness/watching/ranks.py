@@ -11,6 +11,9 @@ from statistics import median
 from harness.step_profile import StepProfile
 from harness.units import in_gib, ms
 
+WORTH_SAYING = 1.1
+"""A rank that takes this many times the median of all is named in words."""
+
 
 @dataclass(frozen=True)
 class RankSummary:
@@ -42,10 +45,12 @@ class RankSummary:
             )
         for phase, rank in self.stragglers.items():
             times = self.phases[phase]
-            said.append(
-                f"{phase}: rank {rank} takes longest, {ms(times[rank])} ms; the median of all is "
-                f"{ms(median(times.values()))} ms."
-            )
+            middle = median(times.values())
+            if times[rank] > WORTH_SAYING * middle:
+                said.append(
+                    f"{phase}: rank {rank} takes longest, {ms(times[rank])} ms; the median of all is "
+                    f"{ms(middle)} ms."
+                )
         return said
 
 

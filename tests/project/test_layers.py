@@ -62,7 +62,9 @@ HOMES = {
         "training/refusals.py",
         "training/toggles/attention.py",  # whether flash attention is installed
         "training/toggles/quantization.py",  # replaces layers as transformers' own loader does
+        "loops/trainer_callback.py",  # a TrainerCallback
     },
+    "lightning": {"loops/lightning_callback.py"},
     "peft": {
         "training/toggles/adapter.py",
         "training/toggles/quantization.py",
