@@ -54,6 +54,8 @@ def _safely(told: _Told) -> _Told:
 
     @functools.wraps(told)
     def tell(self: LoopFinder, *args: Any, **kwargs: Any) -> None:
+        if torch.compiler.is_compiling():  # first: what is traced with us in it would be without us
+            return
         if self.recorder.over or threading.get_ident() != self._thread:
             return
         try:
@@ -82,13 +84,18 @@ class LoopFinder:
         self._order: list[int] = []
         """The optimizers in the order they were seen first, by id."""
         self._without_last = 0
-        self._backwards = self._backwards_before = 0
-        """Of this step, and of the one before."""
+        self._backwards = 0
+        """Of this step."""
+        self._steps_after: set[int] = set()
+        self._steps_after_before: set[int] = set()
+        """After which of its backwards an optimizer stepped, in this step and in the one before."""
         self._depth = 0
         self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Called since the last backward."""
         self._trained: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         """Models that backward followed: whether they were in training mode."""
+        self._searched = False
+        """Whether modules that are compiled in place were looked for: no hook finds them."""
         self._unscaled: Tensor | None = None
         self._running: RemovableHandle | None = None
         self._outside: RemovableHandle | None = None
@@ -134,12 +141,15 @@ class LoopFinder:
 
     @_safely
     def _module_begins(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or isinstance(module, torch.jit.ScriptModule):
+        if isinstance(module, torch.jit.ScriptModule):
             return
+        self._call_begins(module)
+        self._running = module.register_forward_hook(self._module_ends, with_kwargs=True, always_call=True)
+
+    def _call_begins(self, module: nn.Module) -> None:
         self._look_outside(False)
         if isinstance(module, nn.DataParallel):
             raise InputError(NO_DATA_PARALLEL)
-        self._running = module.register_forward_hook(self._module_ends, with_kwargs=True, always_call=True)
         self.seen["forward"] += 1
         self.recorder.kept.add_model(module)
         kind = self._kind_of(module)
@@ -160,6 +170,22 @@ class LoopFinder:
         if self.recorder.phase == "forward":
             self.recorder.inputs(args, kwargs)
         self._look_outside(True)
+
+    @contextmanager
+    def compiled_call(self, module: nn.Module, args: Any, kwargs: Any) -> Iterator[None]:
+        """Around a call of a module that was compiled in place, whose hooks are compiled with it."""
+        if self._outside is None or self.recorder.over or threading.get_ident() != self._thread:
+            yield  # within another module
+            return
+        self._compiled_begins(module)
+        try:
+            yield
+        finally:
+            self._module_ends(module, args, kwargs, None)
+
+    @_safely
+    def _compiled_begins(self, module: nn.Module) -> None:
+        self._call_begins(module)
 
     def _kind_of(self, module: nn.Module) -> str | None:
         """The phase that a call of this module belongs to; None for the one that runs."""
@@ -197,7 +223,8 @@ class LoopFinder:
     def step_begins(self) -> None:
         """The first step, or another one."""
         self._stepped.clear()
-        self._backwards_before, self._backwards = self._backwards, 0
+        self._steps_after_before, self._steps_after = self._steps_after, set()
+        self._backwards = 0
         self.recorder.begin_step()
 
     def _enter(self, phase: str) -> None:
@@ -209,6 +236,7 @@ class LoopFinder:
         self.recorder.kept.add_optimizer(optimizer)
         if self._depth:  # stepped in backward
             return
+        self._steps_after.add(self._backwards)
         if self.counts_steps and not self._begun:
             self._in_step()
         self._enter("optimizer_step")
@@ -260,6 +288,9 @@ class LoopFinder:
         if self._begun and self._is_over():  # no module was called since
             self._in_step()
         self._backwards += 1
+        if not self._called and not self._searched:
+            self._searched = True
+            self._wraps.modules_compiled_in_place()
         if self._begun or not self.counts_steps:
             self._enter("backward")
             unscaled, self._unscaled = self._unscaled, None
@@ -277,8 +308,8 @@ class LoopFinder:
             self._trained[model] = model.training
         self._called.clear()
         self._look_outside(True)
-        more = self._backwards < self._backwards_before
-        self._enter("data" if more else "optimizer_step")
+        before = self._steps_after_before
+        self._enter("optimizer_step" if not before or self._backwards in before else "data")
 
     @_safely
     def scaled(self, scaler: torch.amp.GradScaler, loss: Any) -> None:

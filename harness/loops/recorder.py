@@ -104,11 +104,10 @@ class LoopRecorder:
         """The phase from now on, until another one, or `leave`."""
         if phase == self.phase and self._open is not None:
             return
-        if self._observer is None or not self._may_change():
+        if self._observer is None:
             return
         self._leave()
         self.phase = phase
-        self._follows = self._kind == "recorded" and self._hardware.kind == "cpu"
         self._open = self._observer.phase(phase)
         self._open.__enter__()
 
@@ -220,17 +219,8 @@ class LoopRecorder:
             return "recorded"
         return "warmup" if step == 1 else "timed"
 
-    def _may_change(self) -> bool:
-        """Whether no dispatch mode of the program has begun within the phase and still runs: ours must end
-        first, and only the innermost one can."""
-        if self._open is None or not self._follows:
-            return True
-        from torch.utils._python_dispatch import _get_current_dispatch_mode
-
-        return "harness" in type(_get_current_dispatch_mode()).__module__
-
     def _leave(self) -> None:
-        if self._open is not None and self._may_change():
+        if self._open is not None:
             ended, self._open = self._open, None
             ended.__exit__(None, None, None)
 

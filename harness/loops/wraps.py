@@ -1,9 +1,10 @@
-"""Where there is no public hook, the one place that wraps: six functions of torch and one of safetensors.
+"""Where there is no public hook, the one place that wraps: functions of torch and one of safetensors.
 
 - torch.autograd.backward, which Tensor.backward calls too: no hook tells where backward begins without the
   loss at hand, and a module's backward hooks change the graph.
 - torch.amp.GradScaler.scale and .step: the loss before it is scaled, and a step that the scaler leaves out.
 - the iterator of torch.utils.data.DataLoader, its __next__: taking a batch.
+- a module that was compiled in place (model.compile()): its hooks would be compiled with it.
 - torch.save and safetensors.torch.save_file (which save_pretrained calls): saving.
 
 Each calls what it wraps with the same arguments and returns the same; all are put back when the watching
@@ -12,13 +13,15 @@ ends. Who bound safetensors' function to a name of its own before is given the w
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
@@ -30,12 +33,14 @@ class Told(Protocol):
     def scaler_steps(self, optimizer: Any) -> AbstractContextManager[None]: ...
     def takes_a_batch(self) -> AbstractContextManager[None]: ...
     def saves(self) -> AbstractContextManager[None]: ...
+    def compiled_call(self, module: nn.Module, args: Any, kwargs: Any) -> AbstractContextManager[None]: ...
 
 
 class Wraps:
     """Everything that is wrapped, until `undo`."""
 
     def __init__(self, told: Told) -> None:
+        self._told = told
         self._undo: list[tuple[Any, str, Any]] = []
 
         def backward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,6 +86,21 @@ class Wraps:
         self._wrap(torch, "save", saving)
         if "safetensors.torch" in sys.modules:
             self._wrap(sys.modules["safetensors.torch"], "save_file", saving)
+
+    def modules_compiled_in_place(self) -> None:
+        """Wrap the calls of those that there are now."""
+
+        def calling(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                with self._told.compiled_call(module, args, kwargs):
+                    return original(*args, **kwargs)
+
+            return wrapped
+
+        # not isinstance: it would ask every object of every library for its __class__
+        for module in [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]:
+            if vars(module).get("_compiled_call_impl") is not None:
+                self._wrap(module, "_compiled_call_impl", partial(calling, module))
 
     def undo(self) -> None:
         """Put back what was there, wherever nobody has wrapped it since."""

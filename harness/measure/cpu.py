@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from harness.measure.observer import History
 from harness.observe import Owner, PhasePeaks, Recording, StorageTracker, gradients_seen, labelled_tensors
@@ -151,6 +152,23 @@ class CpuObserver:
 
 
 class _RealTensors(StorageTracker):
+    """Beneath all other dispatch modes, wherever it begins and ends: a mode of the program's may begin before
+    it and end while it is active, and a mode's end takes away the innermost one, whichever that is.
+    """
+
+    def __enter__(self) -> _RealTensors:
+        above = [_pop_mode() for _ in _get_current_dispatch_mode_stack()]
+        for mode in [self, *reversed(above)]:
+            _push_mode(mode)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        above = []
+        while (mode := _pop_mode()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
     def follows(self, storage: torch.UntypedStorage) -> bool:
         """Shape-only tensors, which libraries make while they build a model, take no memory."""
         return storage.device.type != "meta"

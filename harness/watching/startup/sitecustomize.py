@@ -33,6 +33,7 @@ class _AfterTorch:
 
 def _wait_for_a_loop():
     """Until the first call of a module, or the first step of an optimizer."""
+    from torch.compiler import is_compiling
     from torch.nn.modules.module import register_module_forward_pre_hook
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -40,6 +41,8 @@ def _wait_for_a_loop():
     process = os.getpid()
 
     def begins(*_):
+        if is_compiling():
+            return
         for hook in hooks:
             hook.remove()
         if os.getpid() == process:
