@@ -116,6 +116,13 @@ class LoopFinder:
         self._hooks, self._outside, self._running = [], None, None
         self._wraps.undo()
 
+    def begins_with(self, caller: object) -> None:
+        """What was being called as the watching began."""
+        if isinstance(caller, nn.Module):
+            self._module_begins(caller, ())
+        elif isinstance(caller, Optimizer):
+            self._optimizer_begins(caller)
+
     @property
     def unfinished(self) -> bool:
         """Whether a step has begun that no optimizer has ended."""

@@ -24,16 +24,23 @@ def watched_already() -> bool:
     return any(not finder.recorder.over for finder in _active)
 
 
-def watch_process(out: Path, command: list[str], first: int, last: int) -> None:
-    """Watch this process from now on until it ends, for `harness watch`."""
+def watch_process(out: Path, command: list[str], steps: tuple[int, int], caller: object) -> None:
+    """Watch this process from now on until it ends, for `harness watch`. `caller`: the module that is being
+    called just now, or the optimizer that is stepping: no hook that is put in now hears of that.
+    """
     if watched_already():
         return
     try:
-        folder = RunFolder(folder_of_rank(out), "watch", command)
+        path = folder_of_rank(out)
+        if any(os.path.lexists(path / name) for name in FILES):  # by another process of the command
+            path = path / f"process-{os.getpid()}"
+        folder = RunFolder(path, "watch", command)
     except HarnessError as error:
         complain(f"this process is not watched: {error}", 1)
         return
-    until_the_end(LoopFinder(LoopRecorder(folder, command, Window(first, last))))
+    finder = LoopFinder(LoopRecorder(folder, command, Window(*steps)))
+    until_the_end(finder)
+    finder.begins_with(caller)
 
 
 def until_the_end(finder: LoopFinder) -> Callable[[], None]:
@@ -76,12 +83,9 @@ def until_the_end(finder: LoopFinder) -> Callable[[], None]:
 
 
 def folder_of_rank(out: Path) -> Path:
-    """`out`; of one process of several a folder in it: of its rank, or its number where `out` is taken."""
+    """`out`; of one rank of several a folder in it."""
     rank, world = _rank_and_world()
-    if world > 1:
-        return out / f"rank-{rank}"
-    taken = any(os.path.lexists(out / name) for name in FILES)
-    return out / f"process-{os.getpid()}" if taken else out
+    return out / f"rank-{rank}" if world > 1 else out
 
 
 def _rank_and_world() -> tuple[int, int]:

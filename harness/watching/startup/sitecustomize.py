@@ -40,18 +40,18 @@ def _wait_for_a_loop():
     hooks = []
     process = os.getpid()
 
-    def begins(*_):
+    def begins(caller, *_):
         if is_compiling():
             return
         for hook in hooks:
             hook.remove()
         if os.getpid() == process:
-            _watch()
+            _watch(caller)
 
     hooks += [register_module_forward_pre_hook(begins), register_optimizer_step_pre_hook(begins)]
 
 
-def _watch():
+def _watch(caller):
     import json
     from pathlib import Path
 
@@ -68,7 +68,8 @@ def _watch():
         return
     finally:
         sys.path.remove(options["harness"])
-    watch_process(Path(options["out"]), options["command"], options["first"], options["last"])
+    steps = options["first"], options["last"]
+    watch_process(Path(options["out"]), options["command"], steps, caller)
 
 
 def _hand_on():
