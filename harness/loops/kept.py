@@ -6,7 +6,8 @@ Held weakly: what the program lets go is gone.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections import UserDict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -85,7 +86,5 @@ def tensors_in(*values: Any) -> Iterator[Tensor]:
                 yield value
             elif isinstance(value, list | tuple):
                 waiting.append(value)
-            elif hasattr(value, "values") and callable(
-                value.values
-            ):  # a dict, or transformers' BatchEncoding
+            elif isinstance(value, Mapping | UserDict):  # a BatchEncoding is a UserDict
                 waiting.append(value.values())

@@ -94,7 +94,7 @@ class LoopRecorder:
             self._look_back()
             self._write(complete=False)
         self.steps += 1
-        self._kind = self._kind_of(self.steps)
+        self._kind: Kind = self._kind_of(self.steps)
         self._observer.begin_step(self.steps - 1, self._kind)
         if self._kind == "recorded":
             for gradient in self.kept.gradients():  # of steps before, not yet set to none
@@ -130,7 +130,7 @@ class LoopRecorder:
         times_s = self._observer.times_s[-1] if timed and not self._emulated else {}
         self._waiting.append((self.steps - 1, self._kind, tokens, times_s, self._losses.of_step()))
         self._log(everything=not timed)
-        if self.steps <= self.window.last:
+        if self._kind == "recorded" or self.steps == 1:
             self._write(complete=False)  # who is killed from now on leaves this much
 
     def inputs(self, *values: Any) -> None:

@@ -133,7 +133,7 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("taken/profile.json").touch()
     with pytest.raises(InputError, match="already holds a profile.json"):
         harness.watch(out="taken")
-    with harness.watch(out="never") as watch, pytest.raises(InputError, match="phase .forwrad."):
+    with harness.watch(out="never") as watch, pytest.raises(InputError, match=r"phase .forwrad."):
         watch.phase("forwrad").__enter__()
     assert "watch.step() was not called" in capsys.readouterr().err
     assert not Path("never").exists()
