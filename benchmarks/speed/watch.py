@@ -2,9 +2,9 @@
 
 The loop is benchmarks/speed/overhead.py's bare one, and so is the way to compare: both take turns in one
 process. Hooks are put in before each step, and taken away again before a bare one, untimed. Within a
-watched step everything is timed that watching adds: the hooks, the times of its phases, its loss read, its line
-in the log. Steps outside the recorded ones have no other kind: their phases are always timed. On a CPU the clock is
-the processor time of the process, which what else runs there changes little. Bar: 1.01 or less.
+watched step everything is timed that watching adds: the hooks, the times of its phases, its loss read, and
+its line in the log. Steps outside the recorded ones have no other kind: their phases are always timed. On a
+CPU the clock is the processor time of the process, which what else runs there changes little. Bar: 1.01.
 
     python -m benchmarks.speed.watch [RECIPE] [key=value ...] [--rounds N] [--out FILE]
 """

@@ -3,6 +3,7 @@
     python -m benchmarks.virtual_gpu.recipes [RECIPE ...] [--gpu NAME ...] [--out FILE]
 
 Takes PyTorch's CUDA build and no GPU: each recipe runs its steps on a virtual GPU, whole models at full size.
+What FILE has already, of the same versions, is not made again: a run that was cut short goes on.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from harness.answers import emulated, predicted
 from harness.errors import InputError
@@ -24,15 +25,19 @@ from harness.system import write_whole
 
 RECIPES = (
     "llama-3.2-1b-bf16",
-    "llama-3.2-1b-packing",
     "llama-3.1-8b-lora",
     "llama-3.1-8b-qlora",
-    "qwen2.5-7b-lora",
+    "llama-3.2-1b-packing",
     "gpt2-medium-lora",
+    "llama-3.2-1b-fp16-mixed",
+    "qwen2.5-7b-lora",
+    "llama-3.1-8b-full-bf16-in-backward",
+    "gemma-2-2b-lora",
 )
-GPUS = ("h100", "rtx-4090")
-STEPS = ("steps=3", "warmup_steps=1")
+GPUS = ("h200", "h100", "a100-40gb", "rtx-4090")
+STEPS = ("steps=2", "warmup_steps=1")
 """The allocator is at rest after the first: what a later step adds to the peak is the same in each."""
+LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 
 
 def peaks(profile: StepProfile) -> dict[str, Any]:
@@ -71,15 +76,23 @@ def main() -> int:
     parser.add_argument("--gpu", action="append")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rows = []
-    for gpu in options.gpu or GPUS:
-        for name in options.recipe:
-            rows.append(row(name, gpu))
-            print(rows[-1], flush=True)
-            if options.out is not None:  # whatever is there by now: the whole takes minutes
-                found = {"torch": torch.__version__, "changed": list(STEPS), "rows": rows}
+    found: dict[str, Any] = {
+        "versions": {name: version(name) for name in LIBRARIES},
+        "changed": list(STEPS),
+        "rows": [],
+    }
+    if options.out is not None and options.out.exists():
+        before = json.loads(options.out.read_bytes())
+        if all(before[key] == found[key] for key in ("versions", "changed")):
+            found["rows"] = before["rows"]
+    there = {(each["recipe"], each["gpu"]) for each in found["rows"]}
+    for name, gpu in product(options.recipe, options.gpu or GPUS):
+        if (name, gpu) not in there:
+            found["rows"].append(row(name, gpu))
+            print(found["rows"][-1], flush=True)
+            if options.out is not None:  # whatever is there by now
                 write_whole(options.out, json.dumps(found, indent=1) + "\n")
-    return int(any("impossible" in each for each in rows))
+    return int(any("impossible" in each for each in found["rows"]))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,12 +48,15 @@ def predicted(
     return simulate(recipe, hardware, allocator_settings(environment), explain_oom=False)[0]
 
 
-def simulated(recipe: Recipe, hardware: Hardware, settings: Settings) -> tuple[StepProfile, SimulatedMemory]:
-    """The simulated profile with advice where the memory runs out, and the memory with its history."""
+def simulated(
+    recipe: Recipe, hardware: Hardware, settings: Settings, rank: int = 0
+) -> tuple[StepProfile, SimulatedMemory]:
+    """The simulated profile with advice where the memory runs out, and the memory with its history: of `rank`
+    where the recipe divides a step among several."""
     from harness.fit import advise
     from harness.simulate import simulate
 
-    return simulate(recipe, hardware, settings, advise=advise)
+    return simulate(recipe, hardware, settings, rank=rank, advise=advise)
 
 
 def measured(
@@ -63,6 +66,7 @@ def measured(
     progress: Progress | None = None,
     *,
     snapshot: bool = True,
+    alive: Callable[[str], None] | None = None,
 ) -> StepProfile:
     """The profile of a run on `device` of this machine (default: the first GPU, else the CPU) into `folder`.
 
@@ -81,6 +85,7 @@ def measured(
         snapshot=snapshot,
         advise=advise,
         warnings=[unchecked] if unchecked else [],
+        alive=alive,
     )
 
 

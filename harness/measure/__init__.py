@@ -4,7 +4,7 @@ from harness.measure.cpu_speed import matmul_flops_per_s
 from harness.measure.doctor import examine
 from harness.measure.joining import joining_observer
 from harness.measure.looking_back import LookBack, look_back
-from harness.measure.measured_run import RECORDED_STEPS, chosen_device, measure, total_steps
+from harness.measure.measured_run import RECORDED_STEPS, chosen_device, measure, num_gpus, total_steps
 from harness.measure.observer import DeviceObserver, Progress
 from harness.measure.step_times import log_line, peak_rss_bytes, phase_stats, step_stats
 
@@ -20,6 +20,7 @@ __all__ = [
     "look_back",
     "matmul_flops_per_s",
     "measure",
+    "num_gpus",
     "peak_rss_bytes",
     "phase_stats",
     "step_stats",

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from harness.observe import FlopCount
-from harness.step_profile import OTHER_PHASES, PHASES, HardwareSummary, PhaseStats, StepStats, TimeStats
+from harness.step_profile import (
+    OTHER_PHASES,
+    PHASES,
+    HardwareSummary,
+    PhaseStats,
+    StepStats,
+    TimeStats,
+    utilization,
+)
 from harness.training import Kind
 
 Times = Sequence[Mapping[str, float]]
@@ -39,17 +47,16 @@ def phase_stats(
 def step_stats(
     tokens: int | None, hardware: HardwareSummary, times_s: Times, flop_count: FlopCount | None
 ) -> StepStats:
-    """Time, `tokens` of a step per second, and FLOPs as a share of what `hardware` could do in that time."""
+    """Time, `tokens` (of a step of all ranks) per second, and FLOPs as a share of what `hardware` can do."""
     time_s = _spread(times_s, "step")
     all_flops = None if flop_count is None else sum(flop_count.flops.values())
     model_flops = all_flops and flop_count and all_flops - flop_count.recomputed_flops
-    ceiling = (hardware.peak_flops or 0) * (time_s.median or 0)
     return StepStats(
         time_s=time_s,
         tokens_per_s=tokens / time_s.median if tokens and time_s.median else None,
         model_flops=model_flops,
-        mfu=model_flops / ceiling if model_flops and ceiling else None,
-        hfu=all_flops / ceiling if all_flops and ceiling else None,
+        mfu=utilization(model_flops, time_s.median, hardware.peak_flops),
+        hfu=utilization(all_flops, time_s.median, hardware.peak_flops),
     )
 
 

@@ -7,11 +7,10 @@ from harness.observe.labels import (
     labelled_tensors,
     model_tensors,
     owned_tensors,
-    storage_of,
 )
 from harness.observe.phase_peaks import PhasePeaks
 from harness.observe.recording import Recording
-from harness.observe.storage_tracker import Frame, StorageTracker
+from harness.observe.storage_tracker import Frame, StorageTracker, storage_of
 
 __all__ = [
     "FlopCount",

@@ -110,9 +110,3 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
             yield from _tensors_in(item)
     elif type(value).__name__ == "QuantState":
         yield from _tensors_in([value.absmax, value.code, value.offset, value.state2])
-
-
-def storage_of(tensor: Tensor) -> torch.UntypedStorage:
-    """The storage of `tensor`, or of the local part of a DTensor."""
-    local = getattr(tensor, "_local_tensor", None)
-    return (tensor if local is None else local).untyped_storage()

@@ -47,7 +47,7 @@ class RunFolder:
         self.recipe_name = name
         self._about = about
         self._resume = resume
-        self.checkpoint = None if resume is None else _last_checkpoint(resume)
+        self.checkpoint = None if resume is None else last_checkpoint(resume)
         nearest = next(p for p in [self.path, *self.path.absolute().parents] if os.path.lexists(p))
         if not os.path.isdir(nearest):
             raise InputError(f"--out {self.path}: {nearest} is a file. Give a folder.")
@@ -189,7 +189,8 @@ def read_command(folder: Path) -> list[str]:
     return words
 
 
-def _last_checkpoint(run: Path) -> Path:
+def last_checkpoint(run: Path) -> Path:
+    """The last in a run folder. Raises InputError if there is none."""
     found = checkpoints(run / "checkpoints")
     if not found:
         what = "holds no checkpoint" if os.path.isdir(run) else "is no folder"

@@ -20,9 +20,12 @@ from harness.step_profile.step_profile import (
     OutOfMemoryReport,
     PhaseStats,
     Quantity,
+    RanksReport,
+    RankStats,
     StepProfile,
     StepStats,
     TimeStats,
+    utilization,
 )
 
 __all__ = [
@@ -45,10 +48,13 @@ __all__ = [
     "OutOfMemoryReport",
     "PhaseStats",
     "Quantity",
+    "RankStats",
+    "RanksReport",
     "StepProfile",
     "StepStats",
     "TimeStats",
     "explain_oom",
     "leak_in_words",
+    "utilization",
     "verdict",
 ]

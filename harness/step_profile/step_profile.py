@@ -7,12 +7,13 @@ GiB = 2**30 bytes. "allocated", "reserved" and "active" mean what torch.cuda.mem
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.errors import InputError
-from harness.system import parse_json, read_whole
+from harness.system import Rows, is_object, notebook_html, parse_json, read_whole
+from harness.units import in_gib, in_ms
 
 SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 2**24
@@ -46,15 +47,18 @@ Quantity = Annotated[float, Field(ge=0, strict=True)]
 
 
 def _few(details: dict[str, Any]) -> dict[str, Any]:
-    left, waiting = MAX_DETAILS, [(details, 1)]
+    left = MAX_DETAILS
+    waiting: list[tuple[object, int]] = [(details, 1)]
     while waiting:
         value, depth = waiting.pop()
-        if isinstance(value, dict | list):
-            left -= len(value)
-            if left < 0 or depth > MAX_DEPTH:
-                raise ValueError(f"more than {MAX_DETAILS:,} values, or nested deeper than {MAX_DEPTH}")
-            inside = value.values() if isinstance(value, dict) else value
-            waiting += [(inner, depth + 1) for inner in inside]
+        if not isinstance(value, dict | list):
+            continue
+        held = cast("dict[str, object] | list[object]", value)
+        inside = list(held.values()) if isinstance(held, dict) else held
+        left -= len(inside)
+        if left < 0 or depth > MAX_DEPTH:
+            raise ValueError(f"more than {MAX_DETAILS:,} values, or nested deeper than {MAX_DEPTH}")
+        waiting += [(inner, depth + 1) for inner in inside]
     return details
 
 
@@ -130,6 +134,9 @@ class PhaseStats(_Fields):
     allocated_at_end_bytes: Count | None = None
     flops: Count | None = None
     bytes_moved: Count | None = None
+    communication_s: Quantity | None = None
+    """Of one step on several ranks: in which this one did nothing but communicate, or wait for what did. Only
+    a simulation can tell."""
 
 
 class StepStats(_Fields):
@@ -137,6 +144,7 @@ class StepStats(_Fields):
 
     time_s: TimeStats = Field(default_factory=TimeStats)
     tokens_per_s: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] | None = None
+    """Of all ranks together."""
     model_flops: Count | None = None
     """FLOPs of forward and backward, without recomputation (what MFU counts)."""
     mfu: Quantity | None = None
@@ -151,6 +159,15 @@ class StepStats(_Fields):
     """Resident memory of the process at its largest."""
 
 
+def utilization(flops: int | None, seconds: float | None, peak_flops_per_s: float | None) -> float | None:
+    """`flops` as a share of what the device could do in `seconds`: MFU of the model's FLOPs, HFU of all.
+
+    None where one of them is not known.
+    """
+    ceiling = (seconds or 0) * (peak_flops_per_s or 0)
+    return flops / ceiling if flops and ceiling else None
+
+
 class Allocation(_Fields):
     """One live allocation at the peak, or at an out-of-memory."""
 
@@ -158,7 +175,7 @@ class Allocation(_Fields):
     category: str
     phase: str | None = None
     module: str | None = None
-    stack: list[str] = Field(default_factory=list, max_length=1000)
+    stack: list[str] = Field(default_factory=list[str], max_length=1000)
 
 
 class OutOfMemoryReport(_Fields):
@@ -168,8 +185,8 @@ class OutOfMemoryReport(_Fields):
     requested_bytes: Count | None = None
     free_bytes: Count | None = None
     reserved_unallocated_bytes: Count | None = None
-    top: list[Allocation] = Field(default_factory=list, max_length=1000)
-    advice: list[str] = Field(default_factory=list, max_length=1000)
+    top: list[Allocation] = Field(default_factory=list[Allocation], max_length=1000)
+    advice: list[str] = Field(default_factory=list[str], max_length=1000)
 
 
 MOST_WEIGHTS = 10
@@ -190,7 +207,7 @@ class NotFiniteReport(_Fields):
     """The last good checkpoint, from before it."""
     origin: Literal["setup", "forward", "backward", "optimizer_step"] | None = None
     """The phase that made it, which may be of an earlier step. null: nothing is left that would tell."""
-    weights: list[str] = Field(default_factory=list, max_length=1000)
+    weights: list[str] = Field(default_factory=list[str], max_length=1000)
     """The weights that were not finite when they were looked at, at most MOST_WEIGHTS of them, where they
     tell the origin."""
 
@@ -211,6 +228,8 @@ class NotFiniteReport(_Fields):
                 return f"A gradient of {weight} was not finite: the optimizer's state of it is not either."
             case "optimizer_step":
                 return f"The optimizer made it, out of finite gradients, in {weight}."
+            case None:
+                pass
         if self.weights:
             return f"Whether a gradient made it or the update, no moments are kept that tell ({weight})."
         return (
@@ -225,7 +244,7 @@ class LeakReport(_Fields):
     bytes_per_step: Count
     num_steps: Count
     """Over how many steps, one after the other."""
-    by_category: dict[str, Count] = Field(default_factory=dict, max_length=100)
+    by_category: dict[str, Count] = Field(default_factory=dict[str, Count], max_length=100)
     """What of it grew within the last recorded step, bytes; empty without a memory history."""
     largest: Allocation | None = None
     """The largest allocation that the last recorded step made and left behind."""
@@ -244,6 +263,38 @@ class HardwareSummary(_Fields):
     """Bytes per second."""
 
 
+MOST_RANKS = 10_000
+
+
+class RankStats(_Fields):
+    """What one rank saw of a step that several run together."""
+
+    rank: Count
+    host: str | None = None
+    """Name of its machine."""
+    device: str | None = None
+    complete: Annotated[bool, Field(strict=True)] = True
+    peak_phase: str | None = None
+    peak_allocated_bytes: Count | None = None
+    peak_reserved_bytes: Count | None = None
+    step_s: Quantity | None = None
+    """Median."""
+    phases_s: dict[str, Quantity] = Field(default_factory=dict, max_length=100)
+    """Medians, by phase."""
+
+
+class RanksReport(_Fields):
+    """The ranks that ran a step together. The profile that holds it is the one of `peak_rank`."""
+
+    world_size: Count
+    peak_rank: Count
+    """The rank whose memory peaks highest."""
+    ranks: list[RankStats] = Field(default_factory=list[RankStats], max_length=MOST_RANKS)
+    """Of those that left a profile."""
+    ended_by: str | None = None
+    """Which rank ended all others, and why; null: none did."""
+
+
 class StepProfile(_Fields):
     """One answer about one recipe, or what was seen of a command."""
 
@@ -260,14 +311,16 @@ class StepProfile(_Fields):
     complete: Annotated[bool, Field(strict=True)] = True
     """False for a run that was interrupted, ran out of memory or was stopped by a nan loss."""
     memory: MemoryStats
-    phases: dict[str, PhaseStats] = Field(default_factory=dict, max_length=100)
+    phases: dict[str, PhaseStats] = Field(default_factory=dict[str, PhaseStats], max_length=100)
     step: StepStats = Field(default_factory=StepStats)
-    top: list[Allocation] = Field(default_factory=list, max_length=1000)
+    top: list[Allocation] = Field(default_factory=list[Allocation], max_length=1000)
     """The largest allocations live at the peak."""
     oom: OutOfMemoryReport | None = None
     not_finite: NotFiniteReport | None = None
     leak: LeakReport | None = None
-    warnings: list[str] = Field(default_factory=list, max_length=1000)
+    ranks: RanksReport | None = None
+    """Of a step on several ranks: what all of them saw. null: one process, or one rank's own profile."""
+    warnings: list[str] = Field(default_factory=list[str], max_length=1000)
     """What went otherwise than the recipe says, or should be known before the numbers are used."""
 
     @model_validator(mode="after")
@@ -287,6 +340,35 @@ class StepProfile(_Fields):
         """The phases that are known, in the order of a step; those that only some loops have come last."""
         return [name for name in (*PHASES, *OTHER_PHASES) if name in self.phases]
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the peak, what is in it, and the phases."""
+        memory, step, about = self.memory, self.step, self.provenance.get("recipe_name")
+        name = about if isinstance(about, str) else self.subject
+        facts = {
+            "peak allocated": in_gib(memory.peak_allocated_bytes),
+            "peak reserved": in_gib(memory.peak_reserved_bytes),
+            "whole process": in_gib(memory.process_bytes),
+            "memory of the device": in_gib(self.hardware.memory_bytes),
+            "time of a step": in_ms(step.time_s.median),
+            "tokens per second": "-" if step.tokens_per_s is None else f"{step.tokens_per_s:,.0f}",
+        }
+        at_peak = [(category, getattr(memory.at_peak, f"{category}_bytes")) for category in CATEGORIES]
+        tables: list[Rows] = [
+            [(self.source, ""), *(row for row in facts.items() if row[1] != "-")],
+            [("at the peak", "bytes"), *((category, in_gib(size)) for category, size in at_peak if size)],
+            [
+                ("phase", "peak allocated", "time"),
+                *(
+                    (phase, in_gib(stats.peak_allocated_bytes), in_ms(stats.time_s.median))
+                    for phase, stats in self.phases.items()
+                ),
+            ],
+        ]
+        notes = [] if self.oom is None else [f"The memory ran out in {self.oom.phase}."]
+        if not self.complete and self.oom is None:
+            notes.append("The run did not come to its end: these are the steps before that.")
+        return notebook_html(f"{name} on {self.hardware.name}", tables, notes + self.warnings)
+
     def to_json(self) -> str:
         """The profile as an indented JSON document."""
         return self.model_dump_json(indent=1)
@@ -300,7 +382,7 @@ class StepProfile(_Fields):
             raise InputError(
                 f"{origin} is not JSON: {error}. Give a profile.json written by harness."
             ) from None
-        found = document.get("schema_version") if isinstance(document, dict) else None
+        found = document.get("schema_version") if is_object(document) else None
         if type(found) is not int or found != SCHEMA_VERSION:
             raise InputError(
                 f"{origin} has schema_version {found!r:.40}; this version reads {SCHEMA_VERSION}. "

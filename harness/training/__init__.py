@@ -7,9 +7,11 @@ from harness.training.step import Training
 from harness.training.toggles.attention import attention_kernel
 from harness.training.toggles.host_memory import is_dense, is_on_host, on_host
 from harness.training.toggles.optimizer_state import restore_state
+from harness.training.toggles.precision import DTYPES
 from harness.training.warnings import surprises_of_model
 
 __all__ = [
+    "DTYPES",
     "Batches",
     "Kind",
     "LoopObserver",

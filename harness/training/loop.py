@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from harness.parallel import Ranks, ranks_of
 from harness.recipe import Recipe
 from harness.training.batches import Batch, Batches, build_batches
 from harness.training.model import build_training
@@ -33,7 +34,9 @@ class Step:
     index: int
     kind: Kind
     loss: Tensor
+    """On several ranks: this one's, which `Ranks.averaged` makes the step's."""
     num_tokens: int
+    """Predicted tokens of this rank's rows."""
 
 
 def set_up(recipe: Recipe, device: torch.device, observer: LoopObserver) -> tuple[Training, Batches]:
@@ -41,8 +44,9 @@ def set_up(recipe: Recipe, device: torch.device, observer: LoopObserver) -> tupl
     from harness.training.model_config import load_config
 
     with observer.phase("setup"):
-        batches = _batches(recipe, load_config(recipe), shapes_only=device.type == "meta")
-        return build_training(recipe, device), batches
+        ranks = ranks_of(recipe, device)
+        batches = _batches(recipe, load_config(recipe), ranks, shapes_only=device.type == "meta")
+        return build_training(recipe, device, ranks), batches
 
 
 def run_steps(
@@ -62,7 +66,8 @@ def run_steps(
         with observer.phase("data"):
             on_host, num_tokens = next(batches)
             micro_batches = [_moved(batch, device) for batch in on_host]
-        loss = train_step(training, micro_batches, num_tokens, observer)
+            shared_tokens = training.ranks.shared(num_tokens)
+        loss = train_step(training, micro_batches, shared_tokens, observer)
         del micro_batches  # the next step's inputs are made before this frame goes away
         yield Step(index, kind, loss, num_tokens)
 
@@ -92,7 +97,7 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
     }
 
 
-def _batches(recipe: Recipe, config: Any, *, shapes_only: bool) -> Batches:
+def _batches(recipe: Recipe, config: Any, ranks: Ranks, *, shapes_only: bool) -> Batches:
     text = config.get_text_config()
     return build_batches(
         recipe,
@@ -101,4 +106,5 @@ def _batches(recipe: Recipe, config: Any, *, shapes_only: bool) -> Batches:
         dense_mask=not recipe.flash_package,
         sliding_window=getattr(text, "sliding_window", None),
         shapes_only=shapes_only,
+        ranks=ranks,
     )

@@ -131,7 +131,7 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         harness.watch(nn.DataParallel(nn.Linear(2, 2)))
     Path("taken").mkdir()
     Path("taken/profile.json").touch()
-    with pytest.raises(InputError, match="already holds a profile.json"):
+    with pytest.raises(InputError, match=r"already holds a profile\.json"):
         harness.watch(out="taken")
     with harness.watch(out="never") as watch, pytest.raises(InputError, match=r"phase .forwrad."):
         watch.phase("forwrad").__enter__()

@@ -164,6 +164,6 @@ def test_a_recipe(tmp_path: Path) -> None:
     assert all(time == {"median": None, "p10": None, "p90": None, "n": 0} for time in times)
     unknown = ("tokens_per_s", "mfu", "loss", "gpu_utilization")
     assert [profile["step"][name] for name in unknown] == [None] * 4
-    assert profile["memory"]["peak_reserved_bytes"] > profile["memory"]["peak_allocated_bytes"] > 100 << 20
+    assert profile["memory"]["peak_reserved_bytes"] > profile["memory"]["peak_allocated_bytes"] > 80 << 20
     assert profile["phases"]["backward"]["flops"] >= 2 * profile["phases"]["forward"]["flops"] > 10**9
     assert (tmp_path / "run" / "snapshot.pickle").stat().st_size > 10_000

@@ -59,6 +59,52 @@ def test_a_loop_over_fsdp2_on_two(emulate) -> None:
     assert all(f"of 2: tokens {4 * (118 + 108)}, peak" in line and "rank 1, from 0" in line for line in said)
 
 
+PARALLEL = ("ddp", "fsdp1", "tensor", "context")
+
+
+@pytest.mark.parametrize(
+    "kind", ["pipeline", *(pytest.param(kind, marks=pytest.mark.slow) for kind in PARALLEL)]
+)
+def test_a_model_on_two(emulate, kind: str) -> None:
+    """A pipeline's stages tell each other their shapes, as objects."""
+    done = emulate(*TORCHRUN, str(PROGRAMS / "parallel.py"), kind, options=("--gpus", "2"))
+    for rank in range(2):
+        assert re.search(rf"rank {rank} of 2: {kind}, peak [1-9]", done.stdout)
+
+
+def test_integers_between_two(emulate) -> None:
+    done = emulate(*TORCHRUN, str(PROGRAMS / "messages.py"), options=("--gpus", "2"))
+    assert done.stdout.count("all as it must be") == 2
+
+
+def test_symmetric_memory_is_refused_in_words(emulate) -> None:
+    code = """
+import torch.distributed._symmetric_memory as symmetric
+symmetric.empty(1024, device="cuda")
+"""
+    assert "RuntimeError: a virtual GPU has no symmetric memory" in emulate(code=code, status=1).stderr
+
+
+@pytest.mark.parametrize("values", ["--values", "--no-values"])
+@pytest.mark.parametrize("backend", ["nccl", "gloo", "cpu:gloo,cuda:nccl"])
+def test_the_others_are_answered_for(emulate, backend: str, values: str) -> None:
+    code = f"""
+import os, torch, torch.distributed as dist
+dist.init_process_group("{backend}")
+device = "cpu" if "{backend}" == "gloo" else "cuda:" + os.environ["LOCAL_RANK"]
+count, names = torch.tensor([3], device=device), [None] * dist.get_world_size()
+dist.all_reduce(count)
+dist.all_gather_object(names, dist.get_rank())
+dist.barrier()
+print(dist.get_rank(), dist.get_world_size(), names, count.item())
+"""
+    options = ("--gpus", "2", "--world-size", "4", "--rank", "1", values)
+    said = emulate(code=code, options=options).stdout.strip()
+    assert said.startswith("1 4 [1, 1, 1, 1] ")
+    if values == "--values":
+        assert said.endswith(" 12")
+
+
 def test_one_rank_of_many_alone(emulate) -> None:
     done = emulate(
         *(sys.executable, str(PROGRAMS / "fsdp2.py")),

@@ -44,26 +44,39 @@ FUNCTIONS = {
     "logic": "(ids > 2) & ~(mask.bool()) | (ids == 9)",
     "index put": "ids.clone().index_put_((mask == 0,), torch.tensor(6, device=ids.device))",
     "searched": "torch.searchsorted(torch.tensor([0, 3, 6], device=ids.device), position)",
+    "floats in place": "(mask.float() * 4).sqrt_().sub_(1)",
+    "integers in place": "mask.clone().bitwise_left_shift_(position[:6])",
     "any and all": "((ids > 0).any(-1), (ids > 0).all(-1))",
 }
 MANY = """
+import contextlib
+from torch.utils._python_dispatch import TorchDispatchMode
+
 def plain(value):
     if isinstance(value, (tuple, list)):
         return [plain(each) for each in value]
     return value.cpu().tolist(), str(value.dtype)
 
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        return function(*arguments, **(options or {}))
+
 for name, text in FUNCTIONS.items():
     function = eval("lambda ids, mask, position: " + text)
     expected = plain(function(ids, mask, position))
-    found = plain(function(ids.cuda(), mask.cuda(), position.cuda()))
-    assert found == expected, (name, found, expected)
+    for mode in (contextlib.nullcontext(), Mode()):
+        with mode:
+            found = plain(function(ids.cuda(), mask.cuda(), position.cuda()))
+        assert found == expected, (name, mode, found, expected)
 print(len(FUNCTIONS))
 """
 
 
 def test_integers_are_true(emulate) -> None:
+    """Within a dispatch mode too, as those that count FLOPs."""
     done = emulate(code=f"{DATA}\nFUNCTIONS = {FUNCTIONS!r}\n{MANY}")
     assert done.stdout.split() == [str(len(FUNCTIONS))]
+    assert "virtual GPU:" not in done.stderr
 
 
 def test_floats_of_kernels_are_zeros_and_that_is_said_once(emulate) -> None:
@@ -89,6 +102,20 @@ def test_what_the_cpu_refuses_is_said_once(emulate) -> None:
     assert done.stdout.splitlines() == ["torch.Size([1])"] * 2
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("virtual GPU:")]
     assert "the CPU refuses index of the values here (index 5 is out of bounds" in said
+
+
+@pytest.mark.parametrize("operator", ["index_fill_(0, beyond, 7)", "float().normal_()"])
+def test_nobody_knows_what_an_operator_wrote_that_is_not_computed(emulate, operator: str) -> None:
+    """What was there before is not true any more: it reads as 0, and that is said."""
+    code = f"""
+    import torch
+    ours, beyond = torch.arange(1, 4).cuda(), torch.tensor([5]).cuda()
+    written = ours.{operator}
+    print(written[0].item())
+    """
+    done = emulate(code=textwrap.dedent(code))
+    assert "reads a value that no kernel computed" in done.stderr
+    assert float(done.stdout) == 0
 
 
 @pytest.mark.parametrize(

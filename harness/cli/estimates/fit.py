@@ -27,6 +27,8 @@ Examples:
   harness fit llama-3.1-8b-lora seq_len=8192 --hardware rtx-4090 --quick
 
   harness fit llama-3.1-8b-lora --hardware rtx-4090 --exact --field seq_len
+
+  harness fit llama-3.1-8b-full-bf16 --hardware a100-40gb --gpus 4 --quick
 """
 
 
@@ -36,6 +38,10 @@ def fit(
     memory: MemorySize = None,
     device: Annotated[
         str | None, typer.Option("--hardware", help="A device of the table; the same as hardware=NAME.")
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(help="On so many of them, divided as the recipe says, or by FSDP2.", show_default=False),
     ] = None,
     margin: Annotated[
         float,
@@ -57,6 +63,11 @@ def fit(
     given = [f"hardware={device}"] if device is not None else []
     name, loaded, chosen = asked_for(recipe, [*(overrides or []), *given], memory)
     where = chosen.datasheet.title if memory is None else memory
+    if gpus is not None:
+        from harness.fit import among, read_counts
+
+        loaded = among(loaded, *read_counts(str(gpus)))
+        where = f"{gpus} × {where}"
     if exact and quick:
         raise InputError("--exact simulates and --quick does not. Give one of them.")
     if exact:

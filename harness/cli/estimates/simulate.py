@@ -31,6 +31,8 @@ Examples:
   harness simulate mine --allocator expandable_segments:True --json > mine.json
 
   harness simulate mine hardware=h200 --trace-diff recorded/snapshot.pickle
+
+  harness simulate llama-3.1-8b-full-bf16 parallel=fsdp dp_shard=8 --rank 0
 """
 
 
@@ -60,6 +62,14 @@ def simulate(
         ),
     ] = None,
     memory: MemorySize = None,
+    rank: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Which rank of the recipe's mesh (parallel, dp_replicate, dp_shard, tp): it alone is simulated. "
+            "What does not divide evenly fills the first ranks: none needs more than rank 0.",
+        ),
+    ] = 0,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="With the stacks of the largest allocations.")
     ] = False,
@@ -79,9 +89,10 @@ def simulate(
     recorded = read_snapshot(trace_diff) if trace_diff is not None else None
     with stdout_kept_for_json(as_json):
         quiet_libraries()
-        what = f"a step of {name} on {hardware.datasheet.title}, without data"
+        of_rank = f", rank {rank} of {loaded.world_size}" if loaded.distributed else ""
+        what = f"a step of {name} on {hardware.datasheet.title}{of_rank}, without data"
         with Waiting(Terminal(stderr=True), what):
-            profile, remembered = simulated(loaded, hardware, settings)
+            profile, remembered = simulated(loaded, hardware, settings, rank)
         profile.provenance["recipe_name"] = name
         people = Terminal(stderr=as_json)
         document = _show(people, name, profile, remembered, recorded, verbose=verbose)

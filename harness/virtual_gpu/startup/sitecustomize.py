@@ -52,5 +52,5 @@ if os.environ.get("VIRTUAL_GPU"):
     sys.meta_path.insert(0, _After("torch", "begin"))
     if os.environ.get("VIRTUAL_GPU_VALUES") == "1":
         sys.meta_path.insert(0, _After("torch._dynamo.output_graph", "begin_to_compile"))
-        sys.meta_path.insert(0, _After("torch.distributed.distributed_c10d", "begin_distributed"))
+    sys.meta_path.insert(0, _After("torch.distributed.distributed_c10d", "begin_distributed"))
 _hand_on()

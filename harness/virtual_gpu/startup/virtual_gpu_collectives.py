@@ -1,4 +1,4 @@
-"""Collectives whose values are looked at: integers, as token counts and pickled objects are.
+"""Communication whose values are looked at: integers, as token counts and pickled objects are.
 
 NCCL's stand-in moves nothing. Small tensors of integers are exchanged here, through the store that the
 processes have in common; or, where one rank runs alone, as if every other had what this one has. Floats stay
@@ -6,13 +6,14 @@ what they are.
 """
 
 import os
-from importlib import import_module
+import pickle
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-from virtual_gpu_held import can_hold, hold, is_plain, values_of
-from virtual_gpu_values import BELOW, KEYS, switched
+from virtual_gpu_held import await_values, can_hold, hold, is_plain, values_of
+from virtual_gpu_values import BELOW, KEYS, has_a_mode, switched
 
 MOST_BYTES = 1 << 24
 """Of one tensor; what is larger moves nothing."""
@@ -25,28 +26,28 @@ _reduction = dist.ReduceOp.SUM
 
 def install():
     """Stand in front of the collectives. To be called once, after torch.distributed is imported."""
-    library = torch.library.Library("c10d", "IMPL")
-    _kept.append(library)
+    library, functional = (torch.library.Library(name, "IMPL") for name in ("c10d", "_c10d_functional"))
+    _kept.extend((library, functional))
     for name, exchange in _EXCHANGES.items():
         operator = getattr(torch.ops.c10d, name).default
         library.impl(name, _kernel(operator, exchange), KEYS[False], with_keyset=True)
+    for name in ("all_reduce", "all_reduce_", "reduce_scatter_tensor"):
+        operator = getattr(torch.ops._c10d_functional, name).default
+        functional.impl(name, _noting_name(operator), KEYS[False], with_keyset=True)
     for name in ("AllreduceOptions", "ReduceOptions", "ReduceScatterOptions"):
         setattr(c10d, name, _noting_reduction(getattr(c10d, name)))
-    if ALONE:
-        import_module("torch.distributed.rendezvous")._rendezvous_handlers["env"] = _answer_for_all
-        for module in (c10d, dist):
-            module.broadcast_object_list = _keep_ours
 
 
 def _kernel(operator, exchange):
     place = next(n for n, a in enumerate(operator._schema.arguments) if a.name == "process_group")
     redispatch, below = operator._handle.redispatch_boxed, BELOW[False]
+    most = None if exchange in (_all_to_all, _all_to_all_base) else MOST_BYTES  # their sizes differ by rank
 
     def kernel(keys, *arguments):
         global _reduction
         made = redispatch(keys & below, *arguments)
         tensors = _all_tensors(arguments)
-        if tensors and all(map(_is_looked_at, tensors)):
+        if tensors and not has_a_mode(keys) and all(_is_exchanged(tensor, most) for tensor in tensors):
             group = dist.ProcessGroup.unbox(arguments[place])
             with torch.no_grad():
                 switched(exchange, False)(group, *arguments)
@@ -69,14 +70,26 @@ def _noting_reduction(options):
     return Options
 
 
-def _is_looked_at(tensor):
+def _noting_name(operator):
+    """Functional collectives name their reduction, and make the options in C++."""
+    redispatch, below = operator._handle.redispatch_boxed, BELOW[False]
+
+    def kernel(keys, tensor, reduction, *arguments):
+        global _reduction
+        if not has_a_mode(keys):
+            _reduction = getattr(dist.ReduceOp, reduction.upper(), dist.ReduceOp.SUM)
+        return redispatch(keys & below, tensor, reduction, *arguments)
+
+    return kernel
+
+
+def _is_exchanged(tensor, most_bytes):
+    """The same on every rank: nothing else may have a say."""
+    if ALONE and tensor.is_cpu:
+        return True  # gloo's
     integers = not (tensor.is_floating_point() or tensor.is_complex())
-    return (
-        integers
-        and is_plain(tensor)
-        and tensor.numel() * tensor.element_size() <= MOST_BYTES
-        and can_hold(tensor)
-    )
+    size = tensor.numel() * tensor.element_size()
+    return integers and is_plain(tensor) and (most_bytes is None or size <= most_bytes)
 
 
 def _all_tensors(values):
@@ -89,46 +102,34 @@ def _all_tensors(values):
     return found
 
 
-def _from_all(group, tensors):
-    """For every rank of the group, its `tensors` (those here: ours) as tensors of the host."""
-    ours = [torch.empty(t.shape, dtype=t.dtype).copy_(values_of(t)) for t in tensors]
+def _from_all(group, ours):
+    """What every rank of the group gives, each `ours`, in order of the ranks."""
     size, rank = group.size(), group.rank()
     if ALONE or size == 1:
         return [ours] * size
     number = _numbers[group.group_name] = _numbers.get(group.group_name, 0) + 1
     store, key = c10d._get_default_store(), f"virtual_gpu/{group.group_name}"
-    store.set(f"{key}/{number}/{rank}", b"".join(map(_bytes, ours)))
+    store.set(f"{key}/{number}/{rank}", pickle.dumps(ours))
     found = []
     for other in range(size):
-        found.append(ours if other == rank else _tensors(store.get(f"{key}/{number}/{other}"), ours))
+        found.append(ours if other == rank else pickle.loads(store.get(f"{key}/{number}/{other}")))
     if number > 1:  # everyone has read it: who is here has been there
         store.delete_key(f"{key}/{number - 1}/{rank}")
     return found
 
 
-def _bytes(tensor):
-    return tensor.view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+def _values(tensor):
+    """A copy of its own; numpy pickles no more than the values."""
+    host = tensor if tensor.is_cpu else values_of(tensor)
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(host)
 
 
-def _tensors(data, like):
-    made, start = [], 0
-    data = bytearray(data)
-    for tensor in like:
-        size = tensor.numel() * tensor.element_size()
-        if tensor.numel():
-            made.append(
-                torch.frombuffer(data, dtype=tensor.dtype, count=tensor.numel(), offset=start).view(
-                    tensor.shape
-                )
-            )
-        else:
-            made.append(tensor)
-        start += size
-    return made
+def _tensors_from_all(group, tensors):
+    return _from_all(group, [_values(tensor) for tensor in tensors])
 
 
 def _write(tensor, value):
-    view = hold(tensor)
+    view = tensor if tensor.is_cpu else hold(tensor) if can_hold(tensor) else None
     if view is not None:
         view.copy_(value.view(view.shape))
 
@@ -144,127 +145,116 @@ def _reduced(values):
     if kind == kinds.PRODUCT:
         return stacked.prod(0)
     total = stacked.sum(0).to(stacked.dtype)
-    return total // len(values) if kind == kinds.AVG else total
+    return torch.div(total, len(values)).to(total.dtype) if kind == kinds.AVG else total
 
 
 def _all_reduce(group, tensors, *_):
-    every = _from_all(group, tensors)
+    every = _tensors_from_all(group, tensors)
     for n, tensor in enumerate(tensors):
         _write(tensor, _reduced([theirs[n] for theirs in every]))
 
 
 def _broadcast(group, tensors, process_group, root, *_):
-    for tensor, value in zip(tensors, _from_all(group, tensors)[root], strict=True):
+    for tensor, value in zip(tensors, _tensors_from_all(group, tensors)[root], strict=True):
         _write(tensor, value)
 
 
 def _all_gather(group, outputs, inputs, *_):
-    for rank, theirs in enumerate(_from_all(group, inputs)):
+    for rank, theirs in enumerate(_tensors_from_all(group, inputs)):
         for gathered, value in zip(outputs, theirs, strict=True):
             _write(gathered[rank], value)
 
 
 def _all_gather_base(group, output, source, *_):
-    _write(output, torch.cat([theirs.flatten() for (theirs,) in _from_all(group, [source])]))
+    _write(output, torch.cat([theirs.flatten() for (theirs,) in _tensors_from_all(group, [source])]))
 
 
 def _gather(group, outputs, inputs, process_group, root, *_):
-    every = _from_all(group, inputs)
+    every = _tensors_from_all(group, inputs)
     if group.rank() == root:
         for rank, (theirs,) in enumerate(every):
             _write(outputs[0][rank], theirs)
 
 
+def _scatter(group, outputs, inputs, process_group, root, *_):
+    parts = [_values(part) for part in inputs[0]] if inputs else []
+    theirs = _from_all(group, parts)[root]
+    if theirs:
+        _write(outputs[0], theirs[group.rank()])
+
+
+def _reduce_scatter(group, outputs, inputs, *_):
+    parts = [theirs[group.rank()] for theirs in _tensors_from_all(group, inputs[0])]
+    _write(outputs[0], _reduced(parts))
+
+
 def _reduce_scatter_base(group, output, source, *_):
-    _write(
-        output,
-        _reduced([theirs for (theirs,) in _from_all(group, [source])]).chunk(group.size())[group.rank()],
-    )
+    every = [theirs.chunk(group.size())[group.rank()] for (theirs,) in _tensors_from_all(group, [source])]
+    _write(output, _reduced(every))
+
+
+def _all_to_all(group, outputs, inputs, *_):
+    for output, theirs in zip(outputs, _tensors_from_all(group, inputs), strict=True):
+        part = theirs[group.rank()]
+        if part.numel() == output.numel():  # always, but for one that runs alone
+            _write(output, part)
 
 
 def _all_to_all_base(group, output, source, process_group, output_sizes, input_sizes, *_):
-    size, rank = group.size(), group.rank()
-    if input_sizes or output_sizes:  # their sizes differ from ours: what comes is not known, but how much
+    parts = _split(source, input_sizes, group.size())
+    _all_to_all(group, _split(output, output_sizes, group.size()), parts)
+
+
+def _split(tensor, sizes, count):
+    return list(tensor.split(sizes)) if sizes else list(tensor.chunk(count))
+
+
+def _send(group, tensors, process_group, to, tag, *_):
+    if ALONE:
         return
-    parts = [theirs.chunk(size)[rank] for (theirs,) in _from_all(group, [source])]
-    _write(output, torch.cat(parts))
+    key = _letter(group, group.rank(), to, tag)
+    for n, tensor in enumerate(tensors):
+        c10d._get_default_store().set(f"{key}/{n}", pickle.dumps(_values(tensor)))
+
+
+def _receive(group, tensors, process_group, source, tag, *_):
+    """What is received is asked for where it is first looked at: it may be sent later."""
+    if ALONE:
+        return
+    key = _letter(group, source, group.rank(), tag)
+    for n, tensor in enumerate(tensors):
+        view = hold(tensor) if can_hold(tensor) else None
+        if view is not None:
+            await_values(tensor, partial(_arrive, view, f"{key}/{n}"))
+
+
+def _arrive(view, key):
+    store = c10d._get_default_store()
+    with torch.no_grad():
+        switched(view.copy_, False)(pickle.loads(store.get(key)).view(view.shape))
+    store.delete_key(key)
+
+
+def _letter(group, source, to, tag):
+    """The key of the next message on this way."""
+    way = f"virtual_gpu/{group.group_name}/{source}-{to}/{tag}"
+    number = _numbers[way] = _numbers.get(way, 0) + 1
+    return f"{way}/{number}"
 
 
 _EXCHANGES = {
     "allreduce_": _all_reduce,
+    "allreduce_coalesced_": _all_reduce,
     "reduce_": _all_reduce,
     "broadcast_": _broadcast,
     "allgather_": _all_gather,
     "_allgather_base_": _all_gather_base,
     "gather_": _gather,
+    "scatter_": _scatter,
+    "reduce_scatter_": _reduce_scatter,
     "_reduce_scatter_base_": _reduce_scatter_base,
+    "alltoall_": _all_to_all,
     "alltoall_base_": _all_to_all_base,
+    "send": _send,
+    "recv_": _receive,
 }
-
-
-class _Alone(dist.Store):
-    """The store of a rank that runs alone: what the others would write is there as soon as it is asked
-    for."""
-
-    def __init__(self):
-        super().__init__()
-        self._found = {}
-
-    def set(self, key, value):
-        self._found[key] = value.encode() if isinstance(value, str) else bytes(value)
-
-    def get(self, key):
-        return self._found.get(key, bytes(128))
-
-    def add(self, key, amount):
-        total = int(self._found.get(key, b"0")) + amount
-        self._found[key] = str(total).encode()
-        return total
-
-    def compare_set(self, key, expected, desired):
-        if self._found.get(key, b"") == expected:
-            self._found[key] = desired
-        return self._found.get(key, expected)
-
-    def check(self, keys):
-        return all(key in self._found for key in keys)
-
-    def wait(self, keys, timeout=None):
-        return None
-
-    def delete_key(self, key):
-        return self._found.pop(key, None) is not None
-
-    def append(self, key, value):
-        self._found[key] = self._found.get(key, b"") + bytes(value)
-
-    def multi_get(self, keys):
-        return [self.get(key) for key in keys]
-
-    def multi_set(self, keys, values):
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
-    def has_extended_api(self):
-        return True
-
-    def clone(self):
-        return self
-
-    def num_keys(self):
-        return len(self._found)
-
-    def set_timeout(self, timeout):
-        return None
-
-
-def _keep_ours(object_list, *arguments, **options):
-    """What another rank would say of objects, their size to begin with, nobody knows: they stay as they are
-    here."""
-
-
-def _answer_for_all(url, timeout=None, **_):
-    store = _Alone()
-    _kept.append(store)  # C++ alone would not keep what Python says of it
-    yield store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    raise RuntimeError("a rank that runs alone cannot form the group anew")

@@ -27,6 +27,8 @@ _C.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _held = {}
 """By the address of the storage's StorageImpl, which lives on while it is referred to weakly: (pointer,
 bytes)."""
+_awaited = {}
+"""By the same address: what other ranks send, as functions that wait for it and write it."""
 _bytes = 0
 _marks = 0
 
@@ -45,8 +47,16 @@ def is_plain(tensor):
 def is_held(tensor):
     """Whether the values of a plain tensor are known."""
     # not tensor.untyped_storage(): a storage that Python has seen is referred to once more, and autograd asks
-    found = _held.get(torch._C._storage_address(tensor))
+    address = torch._C._storage_address(tensor)
+    for arrive in _awaited.pop(address, ()):
+        arrive()
+    found = _held.get(address)
     return found is not None and found[0] == tensor.untyped_storage().data_ptr()
+
+
+def await_values(tensor, arrive):
+    """`arrive` writes the values of a tensor that is held, once they are looked at."""
+    _awaited.setdefault(torch._C._storage_address(tensor), []).append(arrive)
 
 
 def can_hold(tensor):
@@ -89,6 +99,17 @@ def hold(tensor):
     return view
 
 
+def forget(tensor):
+    """Nobody knows its values any more."""
+    global _bytes
+    address = torch._C._storage_address(tensor)
+    _awaited.pop(address, None)
+    found = _held.pop(address, None)
+    if found is not None:
+        _bytes -= found[1]
+        torch.UntypedStorage._free_weak_ref(address)
+
+
 def values_of(tensor):
     """Its values on the host; of a tensor that is not held, zeros that take no memory."""
     if is_plain(tensor) and is_held(tensor):
@@ -118,6 +139,7 @@ def _sweep():
     gone = [address for address in _held if torch.UntypedStorage._expired(address)]
     ranges = [_held.pop(address) for address in gone]
     for address in gone:
+        _awaited.pop(address, None)
         torch.UntypedStorage._free_weak_ref(address)
     _bytes = sum(size for _, size in _held.values())
     here = sorted(_held.values())

@@ -4,25 +4,19 @@ import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_VALUES = os.environ.get("VIRTUAL_GPU_VALUES") == "1"
+_has_begun = False
 
 
 def begin(torch):
-    sys.path.insert(0, _HERE)
-    try:
-        if os.environ.get("VIRTUAL_GPU_OUT"):
-            import virtual_gpu_out
-
-            virtual_gpu_out.install()
-        if os.environ.get("VIRTUAL_GPU_VALUES") == "1":
-            import virtual_gpu_values
-
-            virtual_gpu_values.install()
-            if "torch.distributed.distributed_c10d" in sys.modules:
-                import virtual_gpu_collectives
-
-                virtual_gpu_collectives.install()
-    finally:
-        sys.path.remove(_HERE)
+    global _has_begun
+    if os.environ.get("VIRTUAL_GPU_OUT"):
+        _install("virtual_gpu_out")
+    if _VALUES:
+        _install("virtual_gpu_values")
+    _has_begun = True
+    if "torch.distributed.distributed_c10d" in sys.modules:
+        begin_distributed(None)
 
 
 def begin_to_compile(output_graph):
@@ -32,11 +26,28 @@ def begin_to_compile(output_graph):
 
 
 def begin_distributed(distributed_c10d):
-    if "virtual_gpu_values" not in sys.modules:  # torch is still being imported: `begin` comes
+    if not _has_begun:  # torch is still being imported: `begin` comes
         return
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    for name in ("empty_strided_p2p", "rendezvous"):
+        setattr(_SymmetricMemory, name, staticmethod(_refuse_symmetric_memory))
+    if os.environ.get("VIRTUAL_GPU_ALONE") == "1":
+        _install("virtual_gpu_alone")
+    if _VALUES:
+        _install("virtual_gpu_collectives")
+
+
+def _refuse_symmetric_memory(*_, **__):
+    raise RuntimeError(
+        "a virtual GPU has no symmetric memory: it lies on several GPUs at once, for kernels, and none runs "
+        "here. Run the program without it (asynchronous tensor parallelism uses it, for one)."
+    )
+
+
+def _install(name):
     sys.path.insert(0, _HERE)
     try:
-        import virtual_gpu_collectives
+        __import__(name).install()
     finally:
         sys.path.remove(_HERE)
-    virtual_gpu_collectives.install()

@@ -19,43 +19,20 @@ from functools import partial
 
 import torch
 import torch.utils.checkpoint
-from virtual_gpu_held import answer, can_hold, hold, is_held, is_plain, values_of
+from torch._ops import OpOverload
+from virtual_gpu_held import answer, can_hold, forget, hold, is_held, is_plain, values_of
+from virtual_gpu_operators import (
+    ALWAYS_IN_FORCE,
+    CHOOSE,
+    COUNTED,
+    FORGET,
+    LEFT_OUT,
+    MAKE_INTEGERS,
+    OPERATORS,
+    OVERWRITE,
+    WITH_CHANCE,
+)
 
-
-def _words(text):
-    return text.split()
-
-
-OPERATORS = _words("""
-    copy_ _local_scalar_dense fill_ zero_ arange range linspace eye tril_indices triu_indices randperm random_
-    add add_ sub sub_ rsub mul mul_ div div_ floor_divide floor_divide_ remainder remainder_ fmod fmod_ neg
-    neg_ abs abs_ sign sign_ clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ maximum minimum reciprocal
-    pow pow_ round floor ceil trunc bitwise_and bitwise_and_ bitwise_or bitwise_or_ bitwise_xor bitwise_xor_
-    bitwise_not bitwise_not_ bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ __ilshift__
-    __irshift__ eq eq_ ne ne_ lt lt_ le le_ gt gt_ ge ge_ logical_and logical_or logical_xor logical_not isnan
-    isposinf isneginf isin where masked_fill_ masked_scatter_ masked_select sum prod any all max min amax amin
-    aminmax argmax argmin count_nonzero cumsum cumsum_ cumprod _cummax_helper _cummin_helper sort topk
-    kthvalue mode median bincount histc searchsorted bucketize nonzero _unique _unique2 unique_dim
-    unique_consecutive unique_dim_consecutive repeat_interleave cat index index_select gather scatter scatter_
-    scatter_add scatter_add_ scatter_reduce scatter_reduce_ _index_put_impl_ index_add index_add_ index_copy
-    index_copy_ index_fill_ take put_ flip roll tril tril_ triu triu_
-""")
-MAKE_INTEGERS = _words("""
-    eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isposinf isneginf isin any all
-    argmax argmin count_nonzero sort topk kthvalue max min mode median _cummax_helper _cummin_helper
-    searchsorted bucketize nonzero _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive
-""")
-"""Of floats too."""
-COUNTED = ("nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive")
-"""Their kernels copy to the host how many there are, and allocate accordingly."""
-ALWAYS_IN_FORCE = (*COUNTED, "_local_scalar_dense", "repeat_interleave", "bincount")
-CHOOSE = ("topk", "argmax")
-"""Of scores that no kernel computed, as a router's, any choice is as good: by default, a balanced one."""
-WITH_CHANCE = ("random_", "randperm")
-OVERWRITE = ("fill_", "zero_")
-"""What they write into has no say in the result."""
-LEFT_OUT = ("aten::pow.Tensor_Tensor", "aten::pow.Tensor_Tensor_out", "aten::pow_.Tensor")
-"""Torch wraps their numbers as tensors of the device, which it cannot give to Python."""
 MOST_WORK = 1 << 24
 """Elements of an argument that has no values, beyond which nothing is computed from it."""
 
@@ -67,7 +44,7 @@ _libraries = []
 
 KEYS = {False: "TESTING_ONLY_GenericMode", True: "TESTING_ONLY_GenericWrapper"}
 """By whether what stands there is always in force."""
-_key = torch._C._dispatch_key_parse(KEYS[False])
+_key, _other_key = (torch._C._dispatch_key_parse(KEYS[always]) for always in (False, True))
 BELOW = {
     always: torch._C._dispatch_keyset_full_after(torch._C._dispatch_key_parse(KEYS[always]))
     for always in KEYS
@@ -83,7 +60,7 @@ def install():
     with_kernel = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
     for name in [*with_kernel, "aten::copy_"]:
         base, _, overload = name.removeprefix("aten::").partition(".")
-        if name.startswith("aten::") and base in OPERATORS and name not in LEFT_OUT:
+        if name.startswith("aten::") and base in (*OPERATORS, *FORGET) and name not in LEFT_OUT:
             operator = getattr(getattr(torch.ops.aten, base), overload or "default")
             always = base in ALWAYS_IN_FORCE
             library.impl(
@@ -92,6 +69,7 @@ def install():
                 KEYS[always],
                 with_keyset=True,
             )
+    OpOverload.__call__ = _in_force(OpOverload.__call__)
     torch.autograd.Variable._execution_engine = _Engine(torch.autograd.Variable._execution_engine)
     frame = torch.utils.checkpoint._CheckpointFrame
     frame.__init__ = _with_values_again(frame.__init__)
@@ -105,6 +83,24 @@ def compile_without(output_graph):
     """torch.compile's backends trace what they compile: nothing may stand in front of it then."""
     graph = output_graph.OutputGraph
     graph.call_user_compiler = switched(graph.call_user_compiler, False)
+
+
+def _in_force(call):
+    """A dispatch mode, or a tensor that stands for others, calls operators from where the dispatcher leaves
+    out all that stands above it: what stands here is put back."""
+
+    def from_within(operator, /, *arguments, **options):
+        if not is_excluded(_key):
+            return call(operator, *arguments, **options)
+        exclude(_key, False), exclude(_other_key, False)
+        try:
+            return call(operator, *arguments, **options)
+        finally:
+            exclude(_key, True), exclude(_other_key, True)
+
+    is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+    exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+    return from_within
 
 
 class _Engine:
@@ -139,8 +135,10 @@ def _with_values_again(init):
 
 def _kernel(base, operator, below):
     redispatch = operator._handle.redispatch_boxed
+    if base in FORGET:
+        return lambda keys, *arguments, **options: _forgotten(redispatch(keys & below, *arguments, **options))
     if base == "_local_scalar_dense":
-        return lambda keys, tensor: _read_one(tensor, redispatch(keys & below, tensor))
+        return lambda keys, tensor: _read_one(keys, tensor, redispatch(keys & below, tensor))
     if base == "copy_":
         return lambda keys, to, source, *how: _copied(redispatch, keys & below, to, source, *how)
     is_new = not any(argument.alias_info for argument in operator._schema.arguments)
@@ -159,6 +157,8 @@ def _kernel(base, operator, below):
         else:
             run, on_host = redispatch, operator
         keys = keys & below
+        if has_a_mode(keys):  # which calls the operator again, from within
+            return run(keys, *arguments, **options)
         for tensor in tensors:
             if is_plain(tensor) and (always or not tensor.is_floating_point() or is_held(tensor)):
                 break
@@ -169,15 +169,17 @@ def _kernel(base, operator, below):
         made = run(keys, *arguments, **options)
         if chance:
             options = {**options, "generator": _generator}
-        _compute(base, _follow, base, on_host, is_new, arguments, options, tensors, made)
+        follow = partial(_follow, base, on_host, is_new, arguments, options, tensors, made)
+        _compute(base, follow, writes=() if is_new else _tensors_in((made,)))
         return made
 
     return kernel
 
 
-def _compute(name, function, *arguments):
+def _compute(name, function, *arguments, writes=()):
     """`function`, for the operator `name`, on the CPU, where operators are themselves again. None if the CPU
-    refuses what a kernel might not have noticed; the first time, that is said."""
+    refuses what a kernel might not have noticed; the first time, that is said. Then nobody knows what
+    `writes` have."""
     try:
         with torch.no_grad():
             return switched(function, False)(*arguments)
@@ -188,14 +190,22 @@ def _compute(name, function, *arguments):
             f"the CPU refuses {name} of the values here ({reason}): what it would have written is not known. "
             "A kernel would have failed, or written something.",
         )
+        _forgotten(writes)
         return None
+
+
+def _forgotten(tensors):
+    for tensor in _tensors_in((tensors,)):
+        if is_plain(tensor):
+            forget(tensor)
+    return tensors
 
 
 def _with_numbers(packet, places, redispatch, keys, *arguments, **options):
     """A Python number that stands for a tensor comes here as a number, and no kernel takes it so. The
     operator's other form does, which makes it a tensor again."""
     try:
-        return switched(packet, False)(*arguments, **options)
+        return _past(packet, *arguments, **options)
     except (RuntimeError, TypeError):
         made = list(arguments)
         other = next(argument for argument in arguments if isinstance(argument, torch.Tensor))
@@ -203,6 +213,17 @@ def _with_numbers(packet, places, redispatch, keys, *arguments, **options):
             if place < len(made) and type(made[place]) in (int, float, bool):
                 made[place] = torch.tensor(made[place], dtype=torch.result_type(other, made[place]))
         return redispatch(keys, *made, **options)
+
+
+def _past(function, *arguments, **options):
+    """`function` without what stands here, but for what a dispatch mode calls from within."""
+    exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+    before = torch._C._dispatch_tls_is_dispatch_key_excluded(_key)
+    exclude(_key, True), exclude(_other_key, True)
+    try:
+        return function(*arguments, **options)
+    finally:
+        exclude(_key, before), exclude(_other_key, before)
 
 
 def _follow(base, operator, is_new, arguments, options, tensors, made):
@@ -263,7 +284,7 @@ def _count(operator, redispatch, keys, arguments, options):
     along = arguments[1] if operator.__name__.startswith("unique_dim") else 0
     answer(values[0].size(along))
     try:
-        made = redispatch(keys, *arguments, **options)
+        made = _past(redispatch, keys, *arguments, **options)  # which reads what it is told
     finally:
         answer(None)
     for result, value in zip(_tensors_in((made,)), values, strict=True):
@@ -288,6 +309,8 @@ def _copied(redispatch, keys, to, source, *how):
     if not isinstance(source, torch.Tensor):
         source = torch.tensor(source, dtype=to.dtype)
     made = redispatch(keys, to, source, *how)
+    if has_a_mode(keys):
+        return made
     if is_plain(source):
         known = is_held(source)
         if to.is_cpu:
@@ -296,14 +319,14 @@ def _copied(redispatch, keys, to, source, *how):
             elif to.numel() == 1:
                 _tell()
         elif is_plain(to) and ((known and can_hold(to)) or is_held(to)):
-            _compute("copy_", _write, to, values_of(source))
+            _compute("copy_", _write, to, values_of(source), writes=(to,))
     elif is_plain(to) and source.is_cpu and can_hold(to):
         _compute("copy_", _write, to, source)
     return made
 
 
-def _read_one(tensor, read):
-    if not is_plain(tensor):
+def _read_one(keys, tensor, read):
+    if has_a_mode(keys) or not is_plain(tensor):
         return read
     if is_held(tensor):
         return switched(values_of(tensor).item, False)()
@@ -339,6 +362,11 @@ def _on_host(argument):
     if isinstance(argument, (list, tuple)):
         return [_on_host(each) for each in argument]
     return argument
+
+
+def has_a_mode(keys):
+    """Whether a dispatch mode, or a tensor that stands for others, is still to be called."""
+    return keys.has(torch._C.DispatchKey.Python)
 
 
 def _tensors_in(values):
