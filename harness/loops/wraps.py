@@ -99,7 +99,7 @@ class Wraps:
 
         # not isinstance: it would ask every object of every library for its __class__
         for module in [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]:
-            if vars(module).get("_compiled_call_impl") is not None:
+            if getattr(module, "_compiled_call_impl", None) is not None:
                 self._wrap(module, "_compiled_call_impl", partial(calling, module))
 
     def undo(self) -> None:

@@ -25,10 +25,8 @@ MAX_DEPTH = 50
 MOST_MODULES = 1000
 """That a profile names; a simulation names the 200 largest."""
 PHASES = ("data", "forward", "backward", "optimizer_step")
-APART = ("evaluation", "generation", "saving")
-"""Phases of somebody's loop that most steps do not have: each has its own peak, in whatever step it is."""
-OTHER_PHASES = ("between", *APART)
-"""Of somebody's loop. between: after the optimizer's step, before the next batch or forward."""
+APART = ("evaluation", "generation", "saving")  # with peaks of their own
+OTHER_PHASES = ("between", *APART)  # of loops that are not ours: loops/finder.py
 CATEGORIES = (
     "parameters",
     "gradients",
@@ -302,9 +300,8 @@ class StepProfile(_Fields):
     source: Literal["napkin", "simulated", "emulated", "measured"]
     """emulated: run as measured, on a virtual GPU. It knows no times and no losses."""
     recipe: Details | None = None
-    """The full, resolved recipe. null for a loop that is not ours: then there is a `command`."""
+    """The full, resolved recipe. null for a loop that is not ours, which has a command, a word each."""
     command: Annotated[list[str], Field(max_length=MAX_DETAILS)] | None = None
-    """What was run and watched, a word each."""
     hardware: HardwareSummary
     provenance: Details = Field(default_factory=dict)
     """Commit, versions, driver, allocator settings, time, and what really ran (attention kernel, ...)."""
@@ -331,13 +328,11 @@ class StepProfile(_Fields):
 
     @property
     def subject(self) -> str:
-        """What the profile is about, in a few words: the recipe's model, or the command."""
-        if self.recipe is not None:
-            return str(self.recipe.get("model", "-"))
-        return " ".join(self.command or ())
+        """What the profile is about: the recipe's model, or the command."""
+        return " ".join(self.command or ()) if self.recipe is None else str(self.recipe.get("model", "-"))
 
     def phase_names(self) -> list[str]:
-        """The phases that are known, in the order of a step; those that only some loops have come last."""
+        """The phases that are known, in the order of a step, those of other loops last."""
         return [name for name in (*PHASES, *OTHER_PHASES) if name in self.phases]
 
     def _repr_html_(self) -> str:
