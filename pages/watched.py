@@ -54,8 +54,8 @@ def with_table(page: str) -> str:
     said = (
         "A watched step outside the recorded ones, its phases timed and its line written, takes "
         f"{cost['ratio']:.3f} times an unwatched one (95 % {cost['ratio_low']:.3f} to "
-        f"{cost['ratio_high']:.3f}, {cost['rounds']} pairs of {cost['bare_median_s'] * 1e3:.0f} ms on a CPU): "
-        "`python -m benchmarks.speed.watch`.\n"
+        f"{cost['ratio_high']:.3f}, {cost['rounds']} pairs of {cost['bare_median_s'] * 1e3:.0f} ms, on a CPU"
+        "): `python -m benchmarks.speed.watch`.\n"
     )
     return PLACE.sub(lambda found: f"{found[1]}{table}\n{said}{found[2]}", page)
 
