@@ -57,13 +57,14 @@ check: $(READY)
 
 bench: $(READY)
 	$(PY) -m benchmarks.speed.overhead
+	$(PY) -m benchmarks.speed.watch
 	$(PY) -m benchmarks.speed.allocator
 	$(PY) -m benchmarks.speed.report
 	$(PY) -m benchmarks.speed.startup
 	$(PY) -m benchmarks.speed.simulate
 
 # Each is a module that writes its part from committed results, and with --check fails if it is not so.
-PAGES = pictures readme profiles toggle_reads map trust
+PAGES = pictures readme profiles toggle_reads map trust watched
 
 pages: $(READY)
 	@for page in $(PAGES); do echo "pages.$$page"; $(PY) -m pages.$$page $(CHECK) || exit 1; done

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         simulate,
     )
     from harness.errors import HarnessError, InputError, MissingDependency
+    from harness.loops import HarnessCallback, HarnessLightningCallback, watch
     from harness.recipe import Recipe
     from harness.step_profile import StepProfile
 
@@ -39,7 +40,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FitAnswer",
+    "HarnessCallback",
     "HarnessError",
+    "HarnessLightningCallback",
     "InputError",
     "MissingDependency",
     "Recipe",
@@ -54,11 +57,14 @@ __all__ = [
     "report",
     "run",
     "simulate",
+    "watch",
 ]
 
 _LAZY = {
     "FitAnswer": ("harness.api", "FitAnswer"),
+    "HarnessCallback": ("harness.loops", "HarnessCallback"),
     "HarnessError": ("harness.errors", "HarnessError"),
+    "HarnessLightningCallback": ("harness.loops", "HarnessLightningCallback"),
     "InputError": ("harness.errors", "InputError"),
     "MissingDependency": ("harness.errors", "MissingDependency"),
     "Recipe": ("harness.recipe", "Recipe"),
@@ -72,6 +78,7 @@ _LAZY = {
     "report": ("harness.api", "report"),
     "run": ("harness.api", "run"),
     "simulate": ("harness.api", "simulate"),
+    "watch": ("harness.loops", "watch"),
 }
 """Where each name is found when it is first used: module and attribute."""
 

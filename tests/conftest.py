@@ -38,6 +38,7 @@ SLOW = (
     "tests/fit/test_search.py",
     "tests/gpu",
     "tests/launch",  # ranks, processes of their own
+    "tests/loops/test_adapters.py",  # whole trainers
     "tests/mcp",  # a server
     "tests/measure",  # whole runs
     "tests/models",
@@ -60,6 +61,7 @@ SLOW = (
     "tests/training/test_trainer_parity.py",
     "tests/training/toggles",  # trains with and without each
     "tests/track",  # trackers in processes
+    "tests/watching",  # programs
     "tests/trust",  # killing, filling the disk, hostile files
     "tests/test_trust_checkpoints.py",
 )

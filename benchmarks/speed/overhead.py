@@ -48,9 +48,10 @@ def compare(
     rounds: int,
     ours: Loop | None = None,
     before: Callable[[str], None] = lambda name: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
     """Time `rounds` (even) pairs of steps of `ours` (default: harness_loop) and the bare loop, and compare
-    them. `before` is called with "harness" or "bare" before each step, untimed.
+    them. `before` is called with "harness" or "bare" before each step, untimed. `clock` gives seconds.
     """
     loops = {"harness": (ours or harness_loop)(recipe, device, rounds), "bare": bare_loop(recipe, device)}
     seconds: dict[str, list[float]] = {name: [] for name in loops}
@@ -58,10 +59,10 @@ def compare(
     for turn in range(WARMUP_ROUNDS + rounds):
         for name in list(loops) if turn % 2 else reversed(loops):
             before(name)
-            began = time.perf_counter()
+            began = clock()
             next(loops[name])
             if turn >= WARMUP_ROUNDS:
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(clock() - began)
     return paired(seconds["harness"], seconds["bare"])
 
 

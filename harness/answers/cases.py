@@ -106,6 +106,11 @@ def _of_profiles(paths: Sequence[str], hardware: Hardware | None) -> list[Case]:
     for text in paths:
         path = Path(text)
         profile = StepProfile.read(path)
+        if profile.recipe is None:
+            raise InputError(
+                f"{path} is about a command ({profile.subject}), and only a recipe has other answers to "
+                "compare with. Show it by `harness report`."
+            )
         device = hardware or table_device(profile) or find_hardware(DEFAULT_HARDWARE)
         recipe = check_recipe(profile.recipe, f"{path}: recipe")  # an older one lacks newer fields
         key = device.name, repr(recipe.model_dump(exclude=set(EFFECTS)))
@@ -126,7 +131,7 @@ def _find_ran(case: Case, source: str) -> None:
     if not path.exists():
         return
     profile = StepProfile.read(path)
-    differing = different_fields(profile.recipe, case.recipe.model_dump(mode="json"))
+    differing = different_fields(profile.recipe or {}, case.recipe.model_dump(mode="json"))
     if differing:
         case.notes.append(f"not compared with {path}, which is of another recipe: {described(differing)}")
     else:

@@ -119,7 +119,7 @@ def compare(profiles: Sequence[StepProfile], name: str = "recipe") -> Comparison
         by_source[profile.source] = profile
     first, *others = profiles
     for other in others:
-        fields = different_fields(first.recipe, other.recipe)
+        fields = different_fields(first.recipe or {}, other.recipe or {})
         if fields:
             raise InputError(
                 f"{name}: the {first.source} and the {other.source} profile are of different recipes: "

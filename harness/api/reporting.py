@@ -123,6 +123,8 @@ def _together(runs: Sequence[ReportRun], places: Sequence[str]) -> list[ReportRu
                 and run.history is None
                 and other.profile is not None
                 and profile.source not in [other.profile.source, *(answer.source for answer in other.answers)]
+                and profile.recipe is not None
+                and other.profile.recipe is not None
                 and not different_fields(profile.recipe, other.profile.recipe)
             ),
             None,
@@ -146,6 +148,9 @@ def _add_answers(run: ReportRun, *, simulate: bool) -> None:
     from harness.system import quiet_libraries
 
     if run.profile is None:
+        return
+    if run.profile.recipe is None:
+        run.notes.append("It is a command's: only a recipe has predictions to put beside it.")
         return
     try:
         recipe = check_recipe(run.profile.recipe, f"{run.name}: recipe")

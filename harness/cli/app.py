@@ -11,7 +11,7 @@ import typer
 
 from harness.cli.estimates import fit, hardware, napkin, recipes, shard, simulate
 from harness.cli.exit_status import INTERRUPTED
-from harness.cli.running import doctor, emulate, run, sweep, validate
+from harness.cli.running import doctor, emulate, run, sweep, validate, watch
 from harness.cli.showing import mcp, report, serve, snapshot
 from harness.errors import HarnessError, MissingDependency
 from harness.system import complain, end_process, interrupted_status, interruptible
@@ -63,6 +63,7 @@ app.command(epilog=validate.EXAMPLES)(validate.validate)
 app.add_typer(snapshot.app, name="snapshot")
 app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command()(serve.serve)
+app.command(epilog=watch.EXAMPLES, context_settings={"ignore_unknown_options": True})(watch.watch)
 app.command(epilog=mcp.EXAMPLES)(mcp.mcp)
 
 

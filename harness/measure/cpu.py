@@ -20,12 +20,13 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from harness.measure.observer import History
-from harness.observe import PhasePeaks, Recording, StorageTracker, gradients_seen, labelled_tensors
+from harness.observe import Owner, PhasePeaks, Recording, StorageTracker, gradients_seen, labelled_tensors
 from harness.snapshot import snapshot_of_storages
 from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
-from harness.training import Kind, Training
+from harness.training import Kind
 
 
 class CpuObserver:
@@ -37,13 +38,18 @@ class CpuObserver:
         self._kinds: list[Kind] = []
         self._recording = Recording()
         self._tracker = _RealTensors(self._recording, frames=True)
-        self._training: Training | None = None
+        self._training: Owner | None = None
         self._peaks = PhasePeaks()
         self._started = 0.0
         self._ends: list[int] = []
 
-    def trained(self, training: Training) -> None:
+    def trained(self, training: Owner) -> None:
         self._training = training
+
+    def label(self, category: str, tensor: Tensor) -> None:
+        """One that nobody saw being made (in a worker process) is followed from now on."""
+        if self._follows():
+            self._recording.label(self._tracker.adopt(tensor), category)
 
     def begin_step(self, index: int, kind: Kind) -> None:
         if kind == "recorded" and "recorded" not in self._kinds:
@@ -53,7 +59,7 @@ class CpuObserver:
         self.times_s.append(defaultdict(float))
         self._started = time.perf_counter()
 
-    def end_step(self) -> None:
+    def end_step(self, running: int = 0) -> None:
         """On the CPU nothing is queued."""
         self.times_s[-1]["step"] = time.perf_counter() - self._started
         if self._kinds[-1] == "recorded":
@@ -93,6 +99,10 @@ class CpuObserver:
 
     def phase_memory(self) -> dict[str, PhaseStats]:
         return self._peaks.phases
+
+    def apart_memory(self) -> dict[str, PhaseStats]:
+        """Nobody follows tensors there."""
+        return self._peaks.apart
 
     def memory(self) -> MemoryStats:
         return MemoryStats(
@@ -145,6 +155,23 @@ class CpuObserver:
 
 
 class _RealTensors(StorageTracker):
+    """Beneath all other dispatch modes, wherever it begins and ends: a mode of the program's may begin before
+    it and end while it is active, and a mode's end takes away the innermost one, whichever that is.
+    """
+
+    def __enter__(self) -> _RealTensors:
+        above = [_pop_mode() for _ in _get_current_dispatch_mode_stack()]
+        for mode in [self, *reversed(above)]:
+            _push_mode(mode)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        above = []
+        while (mode := _pop_mode()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
     def follows(self, storage: torch.UntypedStorage) -> bool:
         """Shape-only tensors, which libraries make while they build a model, take no memory."""
         return storage.device.type != "meta"

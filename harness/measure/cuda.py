@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from harness.hardware import TABLE_NAMES, Nvml, find_hardware
 from harness.measure.observer import History
-from harness.observe import PhasePeaks, gradients_seen, labelled_tensors, storage_of
+from harness.observe import Owner, PhasePeaks, gradients_seen, labelled_tensors, storage_of
 from harness.snapshot import (
     Label,
     label_snapshot,
@@ -29,11 +29,20 @@ from harness.snapshot import (
     spans_from_trace,
     step_ends,
 )
-from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
-from harness.training import Kind, Training
+from harness.step_profile import (
+    PHASES_BETWEEN_STEPS,
+    HardwareSummary,
+    MemoryStats,
+    OutOfMemoryReport,
+    PhaseStats,
+)
+from harness.training import Kind
 
 MAX_ENTRIES = 2_000_000
 """Bound of the recorded history; a step of a 70B model has about 100,000 entries."""
+
+_Events = list[tuple[str, torch.cuda.Event, torch.cuda.Event]]
+"""Name of a phase, begin and end, in their order."""
 
 _PAGE_BYTES = 4096
 """Less pinned memory than this is where single values are read back."""
@@ -42,7 +51,10 @@ _PAGE_BYTES = 4096
 class CudaObserver:
     """Events around every phase; statistics and history outside the timed steps."""
 
-    def __init__(self, device: torch.device, *, with_history: bool) -> None:
+    def __init__(self, device: torch.device, *, with_history: bool, joins: bool = False) -> None:
+        """`joins`: the program has run for a while. The peak of its setup is the counter's so far, and no
+        history is recorded before the recorded steps.
+        """
         self.device = torch.device("cuda", device.index or 0)
         self.times_s: list[dict[str, float]] = []
         self._index = device.index or 0
@@ -50,20 +62,29 @@ class CudaObserver:
         self._nvml = Nvml(str(torch.cuda.get_device_properties(self.device).uuid))
         self._utilization: float | None = None
         self._with_history = with_history
-        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-        self._gradients: list[Label] = []
-        self._training: Training | None = None
+        self._events: _Events = []
+        self._ended: deque[tuple[dict[str, float], _Events]] = deque()
+        self._labels: list[Label] = []
+        self._training: Owner | None = None
         self._at_shortage: tuple[int, int] | None = None
         self._watch_for_shortage()
         self._peaks = PhasePeaks()
         self._step_peak_bytes = 0
         self._reserved_at_peak: tuple[int, int] = (0, 0)
         self._end_bytes: list[int] = []
-        torch.cuda.set_device(self.device)
-        self._record_history(True)
+        if joins:
+            self._peaks.setup_bytes = torch.cuda.max_memory_allocated(self.device)
+        else:
+            torch.cuda.set_device(self.device)
+            self._record_history(True)
 
-    def trained(self, training: Training) -> None:
+    def trained(self, training: Owner) -> None:
         self._training = training
+
+    def label(self, category: str, tensor: Tensor) -> None:
+        """Its address is used again later, so the moment belongs to the label."""
+        if self._kinds and self._kinds[-1] == "recorded":
+            self._labels.extend(_label(category, tensor, time.time_ns() // 1000))
 
     def begin_step(self, index: int, kind: Kind) -> None:
         before = self._kinds[-1] if self._kinds else "warmup"
@@ -71,6 +92,7 @@ class CudaObserver:
             if before == "timed":
                 self._utilization = self._nvml.utilization()
             self._record_history(kind == "recorded")
+            self._labels.clear()  # of addresses that mean something else by now
             if kind == "timed":
                 self._nvml.start()
         self._kinds.append(kind)
@@ -80,10 +102,14 @@ class CudaObserver:
     def phase(self, name: str) -> Iterator[None]:
         if self._kinds and self._kinds[-1] == "timed":
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            if name in PHASES_BETWEEN_STEPS:
+                torch.cuda.reset_peak_memory_stats(self.device)
             start.record()
             yield
             end.record()
             self._events.append((name, start, end))
+            if name in PHASES_BETWEEN_STEPS:
+                self._note_peak(name)
             return
         torch.cuda.reset_peak_memory_stats(self.device)
         torch.cuda.memory._set_memory_metadata(phase_metadata(name, len(self._kinds) - 1))
@@ -94,14 +120,23 @@ class CudaObserver:
             torch.cuda.memory._set_memory_metadata("")
             self._note_peak(name)
 
-    def end_step(self) -> None:
-        """The one synchronization of a step."""
-        torch.cuda.synchronize(self.device)
-        for name, start, end in self._events:
-            self.times_s[-1][name] += start.elapsed_time(end) / 1e3
-        if self._events:
-            self.times_s[-1]["step"] = self._events[0][1].elapsed_time(self._events[-1][2]) / 1e3
-        self._events.clear()
+    def end_step(self, running: int = 0) -> None:
+        """The one synchronization of a step; with `running`, of those before."""
+        self._ended.append((self.times_s[-1], self._events))
+        self._events = []
+        if not running:
+            torch.cuda.synchronize(self.device)
+        while self._ended:
+            times_s, events = self._ended[0]
+            if running and events and not events[-1][2].query():
+                if len(self._ended) <= running:
+                    break
+                events[-1][2].synchronize()
+            for name, start, end in events:
+                times_s[name] += start.elapsed_time(end) / 1e3
+            if events:
+                times_s["step"] = events[0][1].elapsed_time(events[-1][2]) / 1e3
+            self._ended.popleft()
         if self._kinds[-1] == "timed":  # the allocator's own count, kept on the host
             self._end_bytes.append(torch.cuda.memory_stats(self.device)["allocated_bytes.all.current"])
 
@@ -118,6 +153,10 @@ class CudaObserver:
     def phase_memory(self) -> dict[str, PhaseStats]:
         """From statistics that are reset as each phase begins."""
         return self._peaks.phases
+
+    def apart_memory(self) -> dict[str, PhaseStats]:
+        """The same."""
+        return self._peaks.apart
 
     def memory(self) -> MemoryStats:
         """The allocator's and the driver's numbers."""
@@ -144,7 +183,7 @@ class CudaObserver:
             return History([], {}, [])
         snapshot: Any = torch.cuda.memory._snapshot()
         segments = [segment for segment in snapshot["segments"] if segment["device"] == self._index]
-        labels = [*self._gradients, *self._what_stays()]
+        labels = [*self._labels, *self._what_stays()]
         spans = spans_from_trace(snapshot["device_traces"][self._index], labels, segments)
         if self._training is None:  # out of memory in setup, which builds nothing but the model
             for span in spans:
@@ -224,8 +263,7 @@ class CudaObserver:
             self._reserved_at_peak = max(self._reserved_at_peak, (reserved, peak))
 
     def _label_gradient(self, gradient: Tensor) -> None:
-        # Its address is used again later, so the moment belongs to the label.
-        self._gradients.extend(_label("gradients", gradient, time.time_ns() // 1000))
+        self._labels.extend(_label("gradients", gradient, time.time_ns() // 1000))
 
     def _what_stays(self) -> list[Label]:
         if self._training is None:

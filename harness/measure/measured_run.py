@@ -15,14 +15,14 @@ from harness.checkpoint import NotFiniteWeights, Saved, read, restore, save
 from harness.data import DataSummary
 from harness.errors import InputError, is_out_of_memory
 from harness.measure.leak import find_leak
+from harness.measure.looking_back import look_back
 from harness.measure.not_finite import Origin, origin_of_loss, origin_of_weights
 from harness.measure.observer import Advise, DeviceObserver, Progress
-from harness.measure.step_times import peak_rss_bytes, phase_stats, step_stats
+from harness.measure.step_times import log_line, peak_rss_bytes, phase_stats, step_stats
 from harness.observe import FlopCount
 from harness.parallel import lost_rank
 from harness.recipe import Recipe
 from harness.run_folder import RunFolder, steps_done_of
-from harness.snapshot import breakdown_at, find_peak, top_allocations
 from harness.step_profile import (
     MOST_WEIGHTS,
     Allocation,
@@ -227,24 +227,11 @@ class MeasuredRun:
 
     def look_back(self) -> MemoryStats:
         """Ask the observer what the memory was, before later steps and deaths change the answer."""
-        memory = self.memory = self.observer.memory()
-        phases = self.observer.phase_memory()
-        if phases:
-            memory.peak_phase = max(phases, key=lambda name: phases[name].peak_allocated_bytes or 0)
-            memory.peak_allocated_bytes = phases[memory.peak_phase].peak_allocated_bytes
-        spans, self.snapshot, step_ends = self.observer.history()
-        self.leak = find_leak(self.observer.step_end_bytes(), spans, step_ends)
-        if not spans or not (phases or self.oom):
-            return memory  # interrupted before a step was recorded: the peak of a step is not known
-        peak = find_peak(spans)
-        memory.at_peak = breakdown_at(spans, peak.index)
-        self.top = top_allocations(spans, peak.index)
-        if memory.peak_allocated_bytes is None:
-            memory.peak_allocated_bytes, memory.peak_phase = peak.allocated_bytes, peak.phase
-        if memory.kind == "cuda_allocator" and memory.at_peak.other_bytes is not None:
-            # The trace has requested sizes; what the allocator did not split off is known only in total.
-            memory.at_peak.other_bytes += max(0, memory.peak_allocated_bytes - peak.allocated_bytes)
-        return memory
+        found = look_back(self.observer, ran_out=self.oom is not None)
+        self.memory, self.top, self.snapshot = found.memory, found.top, found.history.snapshot
+        ends = self.observer.step_end_bytes()
+        self.leak = find_leak(ends, found.history.spans, found.history.step_ends)
+        return self.memory
 
     def profile(self) -> StepProfile:
         memory = self.memory or self.look_back()
@@ -255,7 +242,7 @@ class MeasuredRun:
         ran = list(zip(self.kinds[:done], self.observer.times_s, strict=False))
         times_s = [] if self.emulated else [times for kind, times in ran if kind == "timed"]
         flop_count = self.flop_count if self.complete else None
-        step = step_stats(self.recipe, hardware, times_s, flop_count)
+        step = step_stats(self.recipe.global_tokens_per_step, hardware, times_s, flop_count)
         step.host_rss_bytes = peak_rss_bytes()
         if not self.emulated:
             step.loss, step.gpu_utilization = self.losses, self.observer.utilization()
@@ -280,10 +267,9 @@ class MeasuredRun:
         self.losses.append(loss if math.isfinite(loss) else None)
         times_s = dict(self.observer.times_s[-1]) if step.kind == "timed" and not self.emulated else {}
         tokens_per_s = self.recipe.global_tokens_per_step / times_s["step"] if times_s else None
-        line: dict[str, Any] = {"step": step.index, "kind": step.kind, "num_tokens": step.num_tokens}
-        line["loss"] = None if self.emulated else self.losses[-1]
+        line = log_line(step.index, step.kind, step.num_tokens, None if self.emulated else loss, times_s)
         if not math.isfinite(loss):
-            line["not_finite"] = str(loss)  # JSON has no nan
+            line["not_finite"] = str(loss)
             self._went_wrong(step, "forward", str(loss), partial(self._origin_of_loss, step, training))
         if training.scaler is not None:
             line["loss_scale"] = self.loss_scale = training.scaler.get_scale()
@@ -291,7 +277,7 @@ class MeasuredRun:
         line["peak_reserved_bytes"] = self.observer.peak_reserved_bytes()
         if tokens_per_s is not None:
             line["tokens_per_s"] = tokens_per_s
-        self.folder.log({**line, **{f"{name}_s": seconds for name, seconds in times_s.items()}})
+        self.folder.log(line)
         shown = None if self.emulated else loss
         self.progress.step(step.index, len(self.total), step.kind, shown, tokens_per_s, peak_bytes)
 

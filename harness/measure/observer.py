@@ -6,10 +6,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
+from torch import Tensor
+
+from harness.observe import Owner
 from harness.recipe import Recipe
 from harness.snapshot import AllocationSpan
 from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
-from harness.training import Kind, LoopObserver, Training
+from harness.training import Kind, LoopObserver
 
 Advise = Callable[[Recipe, HardwareSummary, OutOfMemoryReport], list[str]]
 """What to change when the memory of a device ran out, a line each, the cheapest first (fit/advice.py)."""
@@ -45,11 +48,17 @@ class DeviceObserver(LoopObserver, Protocol):
     times_s: list[dict[str, float]]
     """A dict for every step begun: seconds by phase, and of the whole "step"; empty if it was not timed."""
 
-    def trained(self, training: Training) -> None:
+    def trained(self, training: Owner) -> None:
         """Setup is done, and this is what it built."""
 
-    def end_step(self) -> None:
-        """The step's work is queued: wait for it and note its times."""
+    def label(self, category: str, tensor: Tensor) -> None:
+        """`tensor` is `category`, if it was not said to be anything before."""
+
+    def end_step(self, running: int = 0) -> None:
+        """The step's work is queued: note the times of the steps that are done.
+
+        Waits until at most `running` of them are not; their times are noted at a later end.
+        """
 
     def step_end_bytes(self) -> list[int]:
         """Allocated bytes when each timed step had ended; empty where nobody counts them."""
@@ -63,6 +72,10 @@ class DeviceObserver(LoopObserver, Protocol):
 
     def phase_memory(self) -> dict[str, PhaseStats]:
         """Peaks and final bytes of the recorded steps' phases; no times."""
+        ...
+
+    def apart_memory(self) -> dict[str, PhaseStats]:
+        """The same of evaluation, generation and saving in steps that were not recorded."""
         ...
 
     def memory(self) -> MemoryStats:

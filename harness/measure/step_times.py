@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from harness.observe import FlopCount
-from harness.recipe import Recipe
-from harness.step_profile import PHASES, HardwareSummary, PhaseStats, StepStats, TimeStats, utilization
+from harness.step_profile import (
+    OTHER_PHASES,
+    PHASES,
+    HardwareSummary,
+    PhaseStats,
+    StepStats,
+    TimeStats,
+    utilization,
+)
+from harness.training import Kind
 
 Times = Sequence[Mapping[str, float]]
 """Of every finished timed step: seconds by phase, and of the whole "step"."""
@@ -19,7 +29,10 @@ Times = Sequence[Mapping[str, float]]
 def phase_stats(
     memory: Mapping[str, PhaseStats], times_s: Times, flop_count: FlopCount | None
 ) -> dict[str, PhaseStats]:
-    """Every phase: its memory as given, its times, its FLOPs where they were counted."""
+    """Every phase of a step, and others that there were: the memory as given, the times, the FLOPs where they
+    were counted.
+    """
+    seen = {*memory, *(name for times in times_s for name in times)}
     return {
         name: memory.get(name, PhaseStats()).model_copy(
             update={
@@ -27,24 +40,34 @@ def phase_stats(
                 "flops": None if flop_count is None else flop_count.flops.get(name, 0),
             }
         )
-        for name in PHASES
+        for name in (*PHASES, *(other for other in OTHER_PHASES if other in seen))
     }
 
 
 def step_stats(
-    recipe: Recipe, hardware: HardwareSummary, times_s: Times, flop_count: FlopCount | None
+    tokens: int | None, hardware: HardwareSummary, times_s: Times, flop_count: FlopCount | None
 ) -> StepStats:
-    """Time, tokens per second of all ranks, and FLOPs as a share of what `hardware` could do in that time."""
+    """Time, `tokens` (of a step of all ranks) per second, and FLOPs as a share of what `hardware` can do."""
     time_s = _spread(times_s, "step")
     all_flops = None if flop_count is None else sum(flop_count.flops.values())
     model_flops = all_flops and flop_count and all_flops - flop_count.recomputed_flops
     return StepStats(
         time_s=time_s,
-        tokens_per_s=recipe.global_tokens_per_step / time_s.median if time_s.median else None,
+        tokens_per_s=tokens / time_s.median if tokens and time_s.median else None,
         model_flops=model_flops,
         mfu=utilization(model_flops, time_s.median, hardware.peak_flops),
         hfu=utilization(all_flops, time_s.median, hardware.peak_flops),
     )
+
+
+def log_line(
+    index: int, kind: Kind, tokens: int | None, loss: float | None, times_s: Mapping[str, float]
+) -> dict[str, Any]:
+    """A step as log.jsonl has it; `times_s` as in Times. A loss that is not finite is null, and named."""
+    line: dict[str, Any] = {"step": index, "kind": kind, "num_tokens": tokens, "loss": loss}
+    if loss is not None and not math.isfinite(loss):
+        line |= {"loss": None, "not_finite": str(loss)}  # JSON has no nan
+    return line | {f"{name}_s": seconds for name, seconds in times_s.items()}
 
 
 def peak_rss_bytes() -> int:

@@ -2,6 +2,7 @@
 
 from harness.observe.flops import FlopCount, operator_flops
 from harness.observe.labels import (
+    Owner,
     gradients_seen,
     labelled_tensors,
     model_tensors,
@@ -15,6 +16,7 @@ from harness.observe.storage_tracker import Frame, StorageTracker, storage_of
 __all__ = [
     "FlopCount",
     "Frame",
+    "Owner",
     "PhasePeaks",
     "Recording",
     "StorageTracker",

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from harness.training import Training
+
+class Owner(Protocol):
+    """Whose tensors they are: a Training, or what was found of a loop that is not ours (loops/kept.py)."""
+
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def optimizer(self) -> Any:
+        """Of torch.optim.Optimizer: `param_groups` and `state`."""
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None: ...
 
 
-def labelled_tensors(training: Training) -> Iterator[tuple[str, Tensor]]:
+def labelled_tensors(training: Owner) -> Iterator[tuple[str, Tensor]]:
     """(category, tensor) of everything that outlives a step: parameters and optimizer_state.
 
     Parameters include buffers and the quantization state that bitsandbytes keeps beside a weight.
@@ -31,7 +42,7 @@ def labelled_tensors(training: Training) -> Iterator[tuple[str, Tensor]]:
         yield from (("optimizer_state", t) for t in scalars if t is not None)
 
 
-def owned_tensors(training: Training) -> Iterator[tuple[str, Tensor]]:
+def owned_tensors(training: Owner) -> Iterator[tuple[str, Tensor]]:
     """(module path, tensor) of the model's tensors and of the optimizer state kept for each weight."""
     state = dict(training.optimizer.state)
     for path, module in training.model.named_modules():
@@ -60,7 +71,7 @@ def _module_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 @contextmanager
-def gradients_seen(training: Training | None, phase: str, seen: Callable[[Tensor], None]) -> Iterator[None]:
+def gradients_seen(training: Owner | None, phase: str, seen: Callable[[Tensor], None]) -> Iterator[None]:
     """Inside, in backward, `seen(gradient)` is called whenever a trained weight's gradient is complete.
 
     One that is stepped in backward is seen just before: the older hook that does so frees the gradient.

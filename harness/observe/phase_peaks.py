@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.step_profile import PhaseStats
+from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats
 from harness.training import Kind
 
 
@@ -16,6 +16,8 @@ class PhasePeaks:
         self.first_step_bytes: int | None = None
         self.phases: dict[str, PhaseStats] = {}
         """Of the recorded steps, by name."""
+        self.apart: dict[str, PhaseStats] = {}
+        """Of evaluation, generation and saving in steps that were not recorded."""
 
     def note(
         self, name: str, kinds: Sequence[Kind], peak: int, end: int, reserved: int | None = None
@@ -28,11 +30,12 @@ class PhasePeaks:
         if not kinds:
             self.setup_bytes = peak
             return None
-        if len(kinds) == 1:
+        if len(kinds) == 1 and name not in PHASES_BETWEEN_STEPS:
             self.first_step_bytes = max(self.first_step_bytes or 0, peak)
-        if kinds[-1] != "recorded":
+        if kinds[-1] != "recorded" and name not in PHASES_BETWEEN_STEPS:
             return None
-        stats = self.phases.setdefault(name, PhaseStats())
+        kept = self.phases if kinds[-1] == "recorded" else self.apart
+        stats = kept.setdefault(name, PhaseStats())
         stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, peak)
         stats.allocated_at_end_bytes = end
         if reserved is not None:

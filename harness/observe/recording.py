@@ -111,7 +111,7 @@ class Recording:
             span.module = module
 
 
-_PLUMBING = re.compile(r"/torch/(_dynamo/eval_frame|_compile|_ops)\.py$|/harness/simulate/")
+_PLUMBING = re.compile(r"/torch/(_dynamo/eval_frame|_compile|_ops)\.py$|/harness/(simulate|loops)/")
 """Between an operator and a dispatch mode, or in CUDA's place: there only because somebody looks."""
 
 

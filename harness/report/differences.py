@@ -18,7 +18,7 @@ def difference_tables(runs: Sequence[ReportRun]) -> list[Table]:
     if len(profiled) < 2:
         return []
     names = [name for name, _ in profiled]
-    recipes = [profile.recipe for _, profile in profiled]
+    recipes = [profile.recipe or {"command": profile.subject} for _, profile in profiled]
     fields = list(dict.fromkeys(field for recipe in recipes for field in recipe))
     rows = [
         (Cell(field), *(Cell(_text(recipe.get(field))) for recipe in recipes))

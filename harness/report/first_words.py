@@ -82,7 +82,7 @@ def _largest(profile: StepProfile) -> list[str]:
 
 def _logits(profile: StepProfile, shape: ModelShape) -> list[str]:
     """Tensors of a number for every token and word, known by their size: logits, copies, gradients."""
-    recipe, peak = profile.recipe, profile.memory.peak_allocated_bytes
+    recipe, peak = profile.recipe or {}, profile.memory.peak_allocated_bytes
     rows, tokens = recipe.get("micro_batch_size"), recipe.get("seq_len")
     if not isinstance(rows, int) or not isinstance(tokens, int) or not peak:
         return []

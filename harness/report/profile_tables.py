@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from harness.report.table import Cell, Table, Unit
-from harness.step_profile import CATEGORIES, MEMORY_KINDS, PHASES, PHASES_BETWEEN_STEPS, StepProfile
+from harness.step_profile import CATEGORIES, MEMORY_KINDS, PHASES, StepProfile
 
 
 def profile_tables(profile: StepProfile) -> dict[str, Table]:
@@ -16,7 +16,7 @@ def profile_tables(profile: StepProfile) -> dict[str, Table]:
         "phases": phase_table(profile),
         "memory": memory_table(profile),
         "modules": module_table(profile),
-        "recipe": Table("Recipe, every field", ("field", "value"), _pairs(profile.recipe)),
+        "recipe": Table("Recipe, every field", ("field", "value"), _pairs(profile.recipe or {})),
         "provenance": Table("Provenance", ("what", "value"), _pairs(_flat(profile.provenance))),
     }
     return {name: table for name, table in tables.items() if table.rows}
@@ -64,10 +64,8 @@ def phase_table(profile: StepProfile) -> Table:
     )
     total = sum(profile.phases[name].time_s.median or 0 for name in PHASES if name in profile.phases)
     rows = []
-    for name in PHASES + PHASES_BETWEEN_STEPS:
-        stats = profile.phases.get(name)
-        if stats is None:
-            continue
+    for name in profile.phase_names():
+        stats = profile.phases[name]
         time = stats.time_s
         share = time.median / total if time.median is not None and total and name in PHASES else None
         seconds = (Cell(value, "s") for value in (time.median, time.p10, time.p90))

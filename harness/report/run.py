@@ -40,6 +40,8 @@ class ReportRun:
     @property
     def title(self) -> str:
         """The recipe's name, where the profile has it; else the run's."""
+        if self.profile is not None and self.profile.recipe is None:
+            return self.profile.subject[:LONGEST_NAME]
         name = self.profile.provenance.get("recipe_name") if self.profile is not None else None
         return name if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME else self.name
 

@@ -1,24 +1,37 @@
-"""The folder of a run: recipe.yaml, log.jsonl, snapshot.pickle, profile.json, checkpoints/."""
+"""The folder of a run: recipe.yaml, log.jsonl, snapshot.pickle, profile.json, checkpoints/.
+
+Of a loop that is not ours the command stands in place of the recipe: command.json.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from harness.errors import InputError
 from harness.recipe import Recipe, recipe_yaml
 from harness.run_folder.checkpoint_files import checkpoints
 from harness.step_profile import StepProfile
-from harness.system import FolderLock, read_whole, recipes_folder, refuse_held, write_whole
+from harness.system import (
+    FolderLock,
+    is_object,
+    parse_json,
+    read_whole,
+    recipes_folder,
+    refuse_held,
+    write_whole,
+)
 
 RUNS = Path("profiles/runs")
 MAX_LOG_BYTES = 2**28
-FILES = ("recipe.yaml", "log.jsonl", "snapshot.pickle", "profile.json")
+FILES = ("recipe.yaml", "command.json", "log.jsonl", "snapshot.pickle", "profile.json")
+MAX_COMMAND_BYTES = 2**20
 
 
 class RunFolder:
@@ -28,17 +41,19 @@ class RunFolder:
     the first write until then, no other run can write there.
     """
 
-    def __init__(self, path: Path | None, name: str, recipe: Recipe, resume: Path | None = None) -> None:
-        """`path` as the user gave it, or None for profiles/runs/<name>-<time>.
+    def __init__(
+        self, path: Path | None, name: str, about: Recipe | list[str], resume: Path | None = None
+    ) -> None:
+        """`about`: a recipe, or the words of a command. `path` as the user gave it, or None for
+        profiles/runs/<name>-<time>.
 
         With `resume`, the folder of an earlier run, its last checkpoint is `checkpoint`, and the run goes on
         in that folder, or in `path` if that is given. Raises InputError if the folder is taken or cannot be
         written, and if there is nothing to resume.
         """
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        self.path = path or resume or _free(RUNS / f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}-{stamp}")
+        self.path = path or resume or new_path(name)
         self.recipe_name = name
-        self._recipe = recipe
+        self._about = about
         self._resume = resume
         self.checkpoint = None if resume is None else last_checkpoint(resume)
         nearest = next(p for p in [self.path, *self.path.absolute().parents] if os.path.lexists(p))
@@ -60,7 +75,7 @@ class RunFolder:
         """
         assert self._resume is not None
         self._create()
-        write_whole(self.path / "recipe.yaml", self._yaml())  # the number of steps may be another one
+        self._say_what()  # the number of steps may be another one
         log = self._resume / "log.jsonl"
         kept = [line for line in _lines(log) if _step_of(line, log) < steps_done]
         write_whole(self.path / "log.jsonl", "".join(kept))
@@ -87,12 +102,14 @@ class RunFolder:
         self._create()
         write_snapshot(self.path / "snapshot.pickle", snapshot)
 
-    def write_profile(self, profile: StepProfile) -> None:
-        """Write profile.json, with the recipe's name."""
-        profile.provenance.setdefault("recipe_name", self.recipe_name)
+    def write_profile(self, profile: StepProfile, *, last: bool = True) -> None:
+        """Write profile.json, with the recipe's name. One that is not the `last` keeps the folder held."""
+        if profile.recipe is not None:
+            profile.provenance.setdefault("recipe_name", self.recipe_name)
         lock = self._create()
         write_whole(self.path / "profile.json", profile.to_json() + "\n")
-        lock.release()
+        if last:
+            lock.release()
 
     def _create(self) -> FolderLock:
         if self._lock is not None:
@@ -104,9 +121,18 @@ class RunFolder:
         lock = FolderLock(self.path, f"--out {self.path}")
         self._refuse_taken()  # by a run that began later and has ended since
         self._lock = lock
-        if not (self.path / "recipe.yaml").exists():
-            write_whole(self.path / "recipe.yaml", self._yaml())
+        if not (self.path / self._says_what).exists():
+            self._say_what()
         return lock
+
+    @property
+    def _says_what(self) -> str:
+        return "command.json" if isinstance(self._about, list) else "recipe.yaml"
+
+    def _say_what(self) -> None:
+        about = self._about
+        text = json.dumps({"command": about}) + "\n" if isinstance(about, list) else self._yaml(about)
+        write_whole(self.path / self._says_what, text)
 
     def _refuse_taken(self) -> None:
         """Raise InputError if the folder holds files of another run."""
@@ -116,22 +142,64 @@ class RunFolder:
                 f"--out {self.path}: it already holds a {taken[-1]}. Give another folder, or remove it."
             )
 
-    def _yaml(self) -> str:
+    def _yaml(self, recipe: Recipe) -> str:
         """The recipe, with the files of a checkout named as seen from a folder within it: any checkout has
         them there. Others keep their whole path.
         """
         try:
             checkout = recipes_folder().parent.resolve()
         except InputError:  # installed, and run elsewhere
-            return recipe_yaml(self._recipe)
+            return recipe_yaml(recipe)
         here = self.path.resolve()
-        values = {name: Path(getattr(self._recipe, name)) for name in ("model", "data")}
+        values = {name: Path(getattr(recipe, name)) for name in ("model", "data")}
         seen = {
             name: os.path.relpath(value, here)
             for name, value in values.items()
             if value.is_absolute() and value.is_relative_to(checkout) and here.is_relative_to(checkout)
         }
-        return recipe_yaml(self._recipe.model_copy(update=seen))
+        return recipe_yaml(recipe.model_copy(update=seen))
+
+
+def new_path(name: str) -> Path:
+    """A folder that is not there yet for a run called `name`: profiles/runs/<name>-<time>."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return _free(RUNS / f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}-{stamp}")
+
+
+_SECRET = re.compile(r"(?i)^--?[\w-]*(token|key|password|passwd|secret)[\w-]*(=|$)")
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """The words of a command as they may be written down: what follows --hub-token and the like is "..."."""
+    shown: list[str] = []
+    hides = False
+    for word in command:
+        match = _SECRET.match(word)
+        shown.append("..." if hides and not word.startswith("-") else word)
+        hides = match is not None and not match[2]
+        if match is not None and match[2]:
+            shown[-1] = f"{word.split('=')[0]}=..."
+    return shown
+
+
+def read_command(folder: Path) -> list[str]:
+    """The words of the command whose run folder this is. Raises InputError."""
+    path = folder / "command.json"
+    try:
+        found = parse_json(read_whole(path, MAX_COMMAND_BYTES), MAX_COMMAND_BYTES)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}.") from None
+    words = (
+        cast("list[object]", found["command"])
+        if is_object(found) and isinstance(found.get("command"), list)
+        else []
+    )
+    command = [word for word in words if isinstance(word, str)]
+    if not words or len(command) != len(words):
+        raise InputError(f'{path} does not hold {{"command": [word, ...]}}, as `harness watch` writes it.')
+    return command
 
 
 def last_checkpoint(run: Path) -> Path:

@@ -24,8 +24,9 @@ MOST_ENTRIES = 20_000
 MOST_FOLDERS = 100_000
 """Looked into: a folder that somebody names may be the whole disk."""
 RUN_FILES = ("profile.json", "snapshot.pickle", "snapshot.json")
-LOG_FILES = ("log.jsonl", "recipe.yaml")
-"""Of a run that has not come to its profile."""
+LOG_FILES = ("log.jsonl", "recipe.yaml", "command.json")
+"""Of a run that has not come to its profile: its log, and what it is about."""
+LONGEST_SUBJECT = 200
 SWEEP_FILE = "sweep.json"
 Kind = Literal["run", "running", "stopped", "profile", "snapshot", "sweep"]
 Signature = tuple[tuple[str, int, int], ...]
@@ -157,11 +158,12 @@ class Index:
         if SWEEP_FILE in regular:
             candidates.append(("sweep", here, [SWEEP_FILE]))
         run = [name for name in RUN_FILES if name in regular]
-        if here != self.folder and not linked and (run or set(LOG_FILES) <= set(regular)):
+        logged = [name for name in LOG_FILES if name in regular]
+        if here != self.folder and not linked and (run or ("log.jsonl" in logged and len(logged) > 1)):
             kind = "run" if "profile.json" in run else "running" if is_held(here) else "stopped"
             if run and kind == "stopped":
                 kind = "run"
-            candidates.append((kind, here, run if kind == "run" else [*run, *LOG_FILES]))
+            candidates.append((kind, here, run if kind == "run" else [*run, *logged]))
         else:
             for name in regular:
                 if name.endswith(".json") and name != SWEEP_FILE:
@@ -213,7 +215,7 @@ def _described(name: str, kind: str, path: Path, signature: Signature) -> Entry 
         path,
         signature,
         answer=profile.source if profile.oom is None else f"{profile.source}, out of memory",
-        model=str(profile.recipe.get("model", "-")),
+        model=profile.subject[:LONGEST_SUBJECT],
         device=profile.hardware.name,
         peak_bytes=memory.peak_allocated_bytes,
         step_s=step.time_s.median,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
+from harness.run_folder import read_command
 from harness.system import is_object, parse_json, read_mapping
 
 TAIL_BYTES = 2**19
@@ -80,16 +81,24 @@ class Log:
 
 def read_log(folder: Path) -> Log:
     """The log of the run in `folder`. Raises InputError if it or the recipe cannot be read."""
-    recipe = read_mapping(folder / "recipe.yaml", "recipe")
-    counts = [recipe.get(name) for name in ("warmup_steps", "steps")]
-    whole = [count for count in counts if type(count) is int]
-    wanted = sum(whole) if len(whole) == len(counts) else None
+    about, wanted = _about(folder)
     try:
         lines = _tail(folder / "log.jsonl").splitlines()
     except OSError as error:
         raise InputError(f"cannot read {folder / 'log.jsonl'}: {error.strerror}.") from None
     steps = [step for line in lines if (step := _step(line)) is not None]
-    return Log(str(recipe.get("model", "-")), wanted, steps)
+    return Log(about, wanted, steps)
+
+
+def _about(folder: Path) -> tuple[str, int | None]:
+    """What runs, and how many steps it will take if that is known: a recipe says so, a command does not."""
+    if not os.path.lexists(folder / "recipe.yaml"):
+        return " ".join(read_command(folder)), None
+    recipe = read_mapping(folder / "recipe.yaml", "recipe")
+    counts = [recipe.get(name) for name in ("warmup_steps", "steps")]
+    whole = [count for count in counts if type(count) is int]
+    wanted = sum(whole) if len(whole) == len(counts) else None
+    return str(recipe.get("model", "-")), wanted
 
 
 def _tail(path: Path) -> bytes:

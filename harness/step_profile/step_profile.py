@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from harness.errors import InputError
-from harness.step_profile.between_steps import CheckpointStats, EvaluationStats
+from harness.step_profile.between_steps import PHASES_BETWEEN_STEPS, CheckpointStats, EvaluationStats
 from harness.step_profile.fields import Count, Fields, Quantity
 from harness.system import Rows, is_object, notebook_html, parse_json, read_whole
 from harness.units import in_gib, in_ms
@@ -27,6 +27,7 @@ MAX_DEPTH = 50
 MOST_MODULES = 1000
 """That a profile names; a simulation names the 200 largest."""
 PHASES = ("data", "forward", "backward", "optimizer_step")
+OTHER_PHASES = ("between", *PHASES_BETWEEN_STEPS)  # of loops that are not ours: loops/finder.py
 CATEGORIES = (
     "parameters",
     "gradients",
@@ -284,13 +285,14 @@ class RanksReport(Fields):
 
 
 class StepProfile(Fields):
-    """One answer about one recipe."""
+    """One answer about one recipe, or what was seen of a command."""
 
     schema_version: int = SCHEMA_VERSION
     source: Literal["napkin", "simulated", "emulated", "measured"]
     """emulated: run as measured, on a virtual GPU. It knows no times and no losses."""
-    recipe: Details
-    """The full, resolved recipe."""
+    recipe: Details | None = None
+    """The full, resolved recipe. null for a loop that is not ours, which has a command, a word each."""
+    command: Annotated[list[str], Field(max_length=MAX_DETAILS)] | None = None
     hardware: HardwareSummary
     provenance: Details = Field(default_factory=dict)
     """Commit, versions, driver, allocator settings, time, and what really ran (attention kernel, ...)."""
@@ -311,10 +313,25 @@ class StepProfile(Fields):
     warnings: list[str] = Field(default_factory=list[str], max_length=1000)
     """What went otherwise than the recipe says, or should be known before the numbers are used."""
 
+    @model_validator(mode="after")
+    def _is_about_something(self) -> StepProfile:
+        if self.recipe is None and self.command is None:
+            raise ValueError("it has neither a recipe nor a command")
+        return self
+
+    @property
+    def subject(self) -> str:
+        """What the profile is about: the recipe's model, or the command."""
+        return " ".join(self.command or ()) if self.recipe is None else str(self.recipe.get("model", "-"))
+
+    def phase_names(self) -> list[str]:
+        """The phases that are known, in the order of a step, those of other loops last."""
+        return [name for name in (*PHASES, *OTHER_PHASES) if name in self.phases]
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the peak, what is in it, and the phases."""
         memory, step, about = self.memory, self.step, self.provenance.get("recipe_name")
-        name = about if isinstance(about, str) else str(self.recipe.get("model", "a step"))
+        name = about if isinstance(about, str) else self.subject
         facts = {
             "peak allocated": in_gib(memory.peak_allocated_bytes),
             "peak reserved": in_gib(memory.peak_reserved_bytes),

@@ -8,10 +8,9 @@ import pytest
 
 from harness.measure.step_times import phase_stats, step_stats
 from harness.observe.flops import FlopCount
-from harness.recipe.recipe import Recipe
 from harness.step_profile.step_profile import HardwareSummary, PhaseStats
 
-RECIPE = Recipe(model="any", micro_batch_size=2, gradient_accumulation_steps=3, seq_len=100)
+TOKENS = 2 * 3 * 100
 DEVICE = HardwareSummary(name="a device", kind="cuda", peak_flops=1000.0)
 TIMES = [{"step": float(n), "forward": n / 10} for n in range(21)]  # 0, 1, ... 20 seconds
 COUNTED = FlopCount()
@@ -20,31 +19,31 @@ COUNTED.recomputed_flops = 240  # of the 900
 
 
 def test_percentiles_are_the_10th_and_the_90th():
-    time_s = step_stats(RECIPE, DEVICE, TIMES, None).time_s
+    time_s = step_stats(TOKENS, DEVICE, TIMES, None).time_s
     assert (time_s.p10, time_s.median, time_s.p90, time_s.n) == (2.0, 10.0, 18.0, 21)
     # Python's own, inclusive as numpy's linear interpolation
     deciles = statistics.quantiles([times["step"] for times in TIMES], n=10, method="inclusive")
     assert (time_s.p10, time_s.p90) == (deciles[0], deciles[-1])
-    uneven = step_stats(RECIPE, DEVICE, [{"step": s} for s in (9.0, 1.0, 2.0, 4.0)], None).time_s
+    uneven = step_stats(TOKENS, DEVICE, [{"step": s} for s in (9.0, 1.0, 2.0, 4.0)], None).time_s
     assert uneven.p10 == pytest.approx(1.3)  # 0.3 of the way from the first to the second
     assert uneven.p90 == pytest.approx(7.5)  # 0.7 of the way from the third to the fourth
 
 
 def test_mfu_counts_what_the_model_needs_and_hfu_what_the_device_did():
-    stats = step_stats(RECIPE, DEVICE, TIMES, COUNTED)
+    stats = step_stats(TOKENS, DEVICE, TIMES, COUNTED)
     assert stats.model_flops == 300 + 900 - 240
     assert stats.mfu == pytest.approx(960 / (1000.0 * 10))
     assert stats.hfu == pytest.approx(1200 / (1000.0 * 10))
 
 
 def test_tokens_per_second_are_those_of_the_whole_step_at_its_median():
-    assert step_stats(RECIPE, DEVICE, TIMES, None).tokens_per_s == 2 * 3 * 100 / 10
+    assert step_stats(TOKENS, DEVICE, TIMES, None).tokens_per_s == TOKENS / 10
 
 
 def test_what_is_not_known_is_none():
-    nothing = step_stats(RECIPE, DEVICE, [], None)
+    nothing = step_stats(TOKENS, DEVICE, [], None)
     assert (nothing.time_s.median, nothing.tokens_per_s, nothing.mfu, nothing.hfu) == (None, None, None, None)
-    unlisted = step_stats(RECIPE, HardwareSummary(name="other", kind="cuda"), TIMES, COUNTED)
+    unlisted = step_stats(TOKENS, HardwareSummary(name="other", kind="cuda"), TIMES, COUNTED)
     assert (unlisted.model_flops, unlisted.mfu, unlisted.hfu) == (960, None, None)
 
 

@@ -33,6 +33,8 @@ LEVELS = [
     "observe run_folder launch",
     "checkpoint",
     "simulate measure",
+    "loops",
+    "watching",
     "fit",
     "answers",
     "report",
@@ -48,7 +50,7 @@ LEVEL = {name: n for n, names in enumerate(LEVELS) for name in names.split()}
 
 ANSWERS = ("napkin", "simulate", "measure")
 
-WITH_TORCH = ("parallel", "training", "observe", "checkpoint", "simulate", "measure")
+WITH_TORCH = ("parallel", "training", "observe", "checkpoint", "simulate", "measure", "loops")
 """Packages whose facade loads torch. All others start in milliseconds, and work where torch is not there."""
 
 MOST_FILES = 20
@@ -62,7 +64,9 @@ HOMES = {
         "training/refusals.py",
         "training/toggles/attention.py",  # whether flash attention is installed
         "training/toggles/quantization.py",  # replaces layers as transformers' own loader does
+        "loops/trainer_callback.py",  # a TrainerCallback
     },
+    "lightning": {"loops/lightning_callback.py"},
     "peft": {
         "training/toggles/adapter.py",
         "training/toggles/quantization.py",
@@ -85,6 +89,7 @@ HOMES = {
 USES_CUDA = {
     "measure/measured_run.py",  # which device there is
     "measure/cuda.py",  # events, allocator statistics, snapshots
+    "measure/joining.py",  # which device a loop that is not ours uses
     "measure/doctor.py",  # what this machine can do, by trying it
     "virtual_gpu/startup/virtual_gpu_out.py",  # the allocator's statistics of somebody's program
 }

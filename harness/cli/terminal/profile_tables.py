@@ -6,15 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli.terminal.terminal import plain_table, print_table, say
-from harness.step_profile import (
-    CATEGORIES,
-    MEMORY_KINDS,
-    PHASES,
-    PHASES_BETWEEN_STEPS,
-    RanksReport,
-    StepProfile,
-    TimeStats,
-)
+from harness.step_profile import CATEGORIES, MEMORY_KINDS, PHASES, RanksReport, StepProfile, TimeStats
 from harness.units import in_gib, ms
 
 
@@ -49,18 +41,17 @@ def _phase_table(profile: StepProfile, *, tight: bool) -> Table:
             in_gib(stats.peak_reserved_bytes),
             in_gib(stats.allocated_at_end_bytes),
         )
-        for name in PHASES + PHASES_BETWEEN_STEPS
-        if (stats := profile.phases.get(name)) is not None
+        for name in profile.phase_names()
+        for stats in [profile.phases[name]]
     }
     headings = ("phase", "time, ms", "p10 - p90", "share", "peak", "reserved", "at end")
     known = [i for i in range(len(headings)) if any(row[i] != "-" for row in rows.values())]
     peaks = (in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes))
     rows["step"] = ("step", _median(step), _range(step), "", *peaks, "")
-    order = (*PHASES, "step", *PHASES_BETWEEN_STEPS)
     table = plain_table(0 if tight else 1)
     for i in known:
         table.add_column(headings[i], justify="right" if i else "left", no_wrap=True)
-    for name in order:
+    for name in (*PHASES, "step", *(name for name in profile.phase_names() if name not in PHASES)):
         if name in rows:
             table.add_row(*(rows[name][i] for i in known), style="bold" if name == "step" else "")
     return table

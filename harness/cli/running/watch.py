@@ -1,0 +1,111 @@
+"""`harness watch`: any training command, recorded as `harness run` records a recipe."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXAMPLES = """
+Examples:
+
+  harness watch -- python train.py --batch-size 4
+
+  harness watch --gpu rtx-4090 -- python train.py
+
+  harness watch --steps 10-12 --out here -- torchrun --nproc-per-node 2 train.py
+
+The exit status is the command's; 128 + the signal that ended it; 2 for bad input.
+"""
+
+
+def watch(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="The program and its arguments, unchanged.")
+    ],
+    steps: Annotated[
+        str, typer.Option(help="The steps whose memory is recorded, counted from 1: 3-5, or one number.")
+    ] = "3-5",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The run folder, with a folder a rank under torchrun. "
+            "Default: profiles/runs/<program>-<time>.",
+            show_default=False,
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="Run on a virtual GPU, a device of the table, where no GPU is.", show_default=False
+        ),
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="With --gpu: how many the program sees.")] = 1,
+) -> None:
+    """Run any training command and record where its bytes and milliseconds go."""
+    from harness.cli.terminal.terminal import Terminal, say
+    from harness.run_folder import new_path
+    from harness.system import complain
+    from harness.virtual_gpu import Options
+    from harness.watching import parse_steps, run_watched
+
+    folder = out or new_path(_name(command))
+    status = run_watched(command, parse_steps(steps), folder, None if gpu is None else Options(gpu, gpus))
+    people = Terminal(stderr=True)
+    if _show(people, folder, status):
+        say(people, f"run folder: {folder}", whole=True)
+    else:
+        complain(
+            "nothing was recorded. Looked for steps in every Python process of the command: calls of "
+            "torch.nn.Module with gradients, Tensor.backward or torch.autograd.backward, and "
+            "torch.optim.Optimizer.step, which ends a step. Other optimizers: harness.watch in the program.",
+            1,
+        )
+        with suppress(OSError):
+            folder.rmdir()  # if it is empty
+    raise typer.Exit(status)
+
+
+def _show(people: Console, folder: Path, status: int) -> bool:
+    """The ranks side by side, and the tables of the one that peaks; or of every process. Returns whether any
+    left a profile.
+    """
+    from harness.cli.terminal.profile_tables import print_profile
+    from harness.cli.terminal.terminal import say
+    from harness.step_profile import StepProfile
+    from harness.system import complain, write_whole
+    from harness.watching import rank_folders, summary_of_ranks
+
+    shown = [folder, *sorted(folder.glob("process-*"))]
+    ranks = rank_folders(folder)
+    if ranks:
+        summary = summary_of_ranks(ranks)
+        write_whole(folder / "ranks.json", summary.to_json())
+        for line in summary.in_words():
+            say(people, line)
+        shown = ranks[:1] if summary.peak_rank is None else [folder / f"rank-{summary.peak_rank}"]
+    profiles = [path / "profile.json" for path in shown if (path / "profile.json").is_file()]
+    for path in profiles:
+        profile = StepProfile.read(path)
+        say(people, f"{profile.subject} on {profile.hardware.name}")
+        print_profile(people, profile)
+        if status > 128 and not profile.complete:
+            ended = f"the command was ended by signal {status - 128} in step {_next_step(path.parent)}"
+            complain(f"{ended}; the profile so far is marked incomplete", 1)
+    return bool(profiles)
+
+
+def _next_step(folder: Path) -> int:
+    with (folder / "log.jsonl").open("rb") as log:
+        return sum(1 for _ in log) + 1
+
+
+def _name(command: list[str]) -> str:
+    """What the run is called: the script, or the program."""
+    script = next((word for word in command if word.endswith(".py")), command[0] if command else "watch")
+    return Path(script).stem

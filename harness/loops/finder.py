@@ -1,0 +1,384 @@
+"""Finds the steps and phases of any loop, by public hooks and by what loops/wraps.py wraps.
+
+- forward begins at the first call of a module from outside all modules, and lasts until backward;
+- backward is torch.autograd.backward, the outermost call;
+- optimizer_step is from the last backward of a step to the end of the optimizer's step;
+- between is what follows, until a batch is taken from a DataLoader (data) or the next forward begins;
+- evaluation is a trained model that is called in eval mode, with the taking of its batches; generation is one
+  called without gradients by a function named generate; saving is torch.save and safetensors' save_file.
+- A step ends with a step of the optimizer that was seen last: of two that take turns, after the second.
+
+The global module hook is there only while no module runs: what a model calls runs as it would unwatched.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from harness.errors import InputError
+from harness.loops.kept import trains
+from harness.loops.recorder import LoopRecorder
+from harness.loops.wraps import Wraps
+
+MOST_STEPS_OF_OTHERS = 100
+"""Steps of other optimizers after which one that no longer steps ends no step any more."""
+DEEPEST_GENERATE = 40
+"""Frames above a model's call among which its `generate` is looked for."""
+LOOKED_FOR = (
+    "calls of torch.nn.Module with gradients (forward), torch.autograd.backward or Tensor.backward, and "
+    "torch.optim.Optimizer.step, which ends a step"
+)
+NO_DATA_PARALLEL = (
+    "torch.nn.DataParallel runs copies of the model in threads, which nobody can follow. Use one process a "
+    "GPU instead: torchrun with DistributedDataParallel, which is watched a rank each."
+)
+_Told = TypeVar("_Told", bound=Callable[..., Any])
+
+
+def _safely(told: _Told) -> _Told:
+    """A failure of the watching ends the watching, not the program."""
+
+    @functools.wraps(told)
+    def tell(self: LoopFinder, *args: Any, **kwargs: Any) -> None:
+        if torch.compiler.is_compiling():  # first: what is traced with us in it would be without us
+            return
+        if self.recorder.over or threading.get_ident() != self._thread:
+            return
+        try:
+            told(self, *args, **kwargs)
+        except Exception as error:
+            self.stop()
+            self.recorder.give_up(error)
+
+    return tell  # type: ignore[return-value]
+
+
+class LoopFinder:
+    """Tells a recorder what happens in this thread, from now on until `stop`."""
+
+    def __init__(self, recorder: LoopRecorder, *, counts_steps: bool = True) -> None:
+        """Without `counts_steps` somebody else says where steps begin and end."""
+        self.recorder = recorder
+        self.counts_steps = counts_steps
+        self.seen = {"forward": 0, "backward": 0, "optimizer step": 0}
+        """How often each was seen."""
+        self.held = False
+        """While the user names a phase, none is found."""
+        self._thread = threading.get_ident()
+        self._begun = False
+        self._stepped: set[int] = set()
+        self._order: list[int] = []
+        """The optimizers in the order they were seen first, by id."""
+        self._without_last = 0
+        self._backwards = 0
+        """Of this step."""
+        self._steps_after: set[int] = set()
+        self._steps_after_before: set[int] = set()
+        """After which of its backwards an optimizer stepped, in this step and in the one before."""
+        self._depth = 0
+        self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """Called since the last backward."""
+        self._trained: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+        """Models that backward followed: whether they were in training mode."""
+        self._searched = False
+        """Whether modules that are compiled in place were looked for: no hook finds them."""
+        self._unscaled: Tensor | None = None
+        self._running: RemovableHandle | None = None
+        self._outside: RemovableHandle | None = None
+        # torch says that a compiled module's hooks fire once more, which is meant
+        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are global hooks")
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._optimizer_begins),
+            register_optimizer_step_post_hook(self._optimizer_ends),
+        ]
+        self._wraps = Wraps(self)
+        self._look_outside(True)
+
+    def stop(self) -> None:
+        """Take every hook away."""
+        for hook in [*self._hooks, self._outside, self._running]:
+            if hook is not None:
+                hook.remove()
+        self._hooks, self._outside, self._running = [], None, None
+        self._wraps.undo()
+
+    def begins_with(self, caller: object) -> None:
+        """What was being called as the watching began."""
+        if isinstance(caller, nn.Module):
+            self._module_begins(caller, ())
+        elif isinstance(caller, Optimizer):
+            self._optimizer_begins(caller)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a step has begun that no optimizer has ended."""
+        return not self._is_over()
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether any step has ended."""
+        return bool(self._order)
+
+    def found(self) -> str:
+        """What was seen, in words."""
+        return ", ".join(f"{count} x {name}" for name, count in self.seen.items())
+
+    # Modules.
+
+    def _look_outside(self, on: bool) -> None:
+        if on and self._outside is None and self._hooks:
+            self._outside = register_module_forward_pre_hook(self._module_begins)
+        elif not on and self._outside is not None:
+            self._outside.remove()
+            self._outside = None
+
+    @_safely
+    def _module_begins(self, module: nn.Module, args: Any) -> None:
+        if isinstance(module, torch.jit.ScriptModule):
+            return
+        self._call_begins(module)
+        self._running = module.register_forward_hook(self._module_ends, with_kwargs=True, always_call=True)
+
+    def _call_begins(self, module: nn.Module) -> None:
+        self._look_outside(False)
+        if isinstance(module, nn.DataParallel):
+            raise InputError(NO_DATA_PARALLEL)
+        self.seen["forward"] += 1
+        self.recorder.kept.add_model(module)
+        kind = self._kind_of(module)
+        if kind is None:
+            return
+        if kind == "forward":
+            self._called.add(module)
+            self._in_step()
+        elif (kind == "generation" and self.recorder.phase != "evaluation") or not self._begun:
+            self._in_step()
+        self._enter(kind)
+
+    @_safely
+    def _module_ends(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._running is not None:
+            self._running.remove()
+            self._running = None
+        if self.recorder.phase == "forward":
+            self.recorder.inputs(args, kwargs)
+        self._look_outside(True)
+
+    @contextmanager
+    def compiled_call(self, module: nn.Module, args: Any, kwargs: Any) -> Iterator[None]:
+        """Around a call of a module that was compiled in place, whose hooks are compiled with it."""
+        if self._outside is None or self.recorder.over or threading.get_ident() != self._thread:
+            yield  # within another module
+            return
+        self._compiled_begins(module)
+        try:
+            yield
+        finally:
+            self._module_ends(module, args, kwargs, None)
+
+    @_safely
+    def _compiled_begins(self, module: nn.Module) -> None:
+        self._call_begins(module)
+
+    def _kind_of(self, module: nn.Module) -> str | None:
+        """The phase that a call of this module belongs to; None for the one that runs."""
+        phase = self.recorder.phase
+        with_grad = torch.is_grad_enabled()
+        if not with_grad and _in_generate():
+            return "generation"
+        was = next((mode for model, mode in self._trained.items() if _same(model, module)), None)
+        another = was is None and not with_grad and (self._trained or phase == "forward")
+        if another or not trains(module):  # a loss function, a frozen encoder, a reference model
+            return None if phase in ("forward", "evaluation", "generation") else "forward"
+        if module.training:
+            return "forward"
+        return "evaluation" if was or not with_grad else "forward"
+
+    def _is_evaluating(self) -> bool:
+        return any(mode and not model.training for model, mode in self._trained.items())
+
+    # Steps.
+
+    def _is_over(self) -> bool:
+        return bool(self._order) and self._order[-1] in self._stepped
+
+    def _in_step(self) -> None:
+        """Something of a step happens: of the next one, if the optimizer has stepped."""
+        if not self.counts_steps:
+            return
+        if self._begun and not self._is_over():
+            return
+        if self._begun:
+            self.recorder.end_step()
+        self._begun = True
+        self.step_begins()
+
+    def step_begins(self) -> None:
+        """The first step, or another one."""
+        self._stepped.clear()
+        self._steps_after_before, self._steps_after = self._steps_after, set()
+        self._backwards = 0
+        self.recorder.begin_step()
+
+    def _enter(self, phase: str) -> None:
+        if not self.held and self._hooks:
+            self.recorder.enter(phase)
+
+    @_safely
+    def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
+        self.recorder.kept.add_optimizer(optimizer)
+        if self._depth:  # stepped in backward
+            return
+        self._steps_after.add(self._backwards)
+        if self.counts_steps and not self._begun:
+            self._in_step()
+        self._enter("optimizer_step")
+
+    @_safely
+    def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
+        self.seen["optimizer step"] += 1
+        self._has_stepped(optimizer)
+
+    def _has_stepped(self, optimizer: Optimizer) -> None:
+        number = id(optimizer)
+        if number not in self._order:
+            self._order.append(number)
+            self._without_last = 0
+        self._stepped.add(number)
+        self._without_last = 0 if number == self._order[-1] else self._without_last + 1
+        if self._without_last > MOST_STEPS_OF_OTHERS:
+            self._order.remove(self._order[-1])
+            self._without_last = 0
+        if not self._depth:
+            self._enter("between")
+
+    # What is wrapped (loops/wraps.py).
+
+    @contextmanager
+    def backward_runs(self, roots: Any) -> Iterator[None]:
+        """Around torch.autograd.backward; of calls within another, nothing is said."""
+        if threading.get_ident() != self._thread:
+            yield
+            return
+        self._depth += 1
+        if self._depth == 1:
+            self._backward_begins(roots)
+        try:
+            yield
+        except BaseException:
+            self._depth -= 1  # the phase stays: the memory may have run out in it
+            if not self._depth:
+                self._look_outside(True)
+            raise
+        self._depth -= 1
+        if not self._depth:
+            self._backward_ends()
+
+    @_safely
+    def _backward_begins(self, roots: Any) -> None:
+        self._look_outside(False)
+        self.seen["backward"] += 1
+        if self._begun and self._is_over():  # no module was called since
+            self._in_step()
+        self._backwards += 1
+        if not self._called and not self._searched:
+            self._searched = True
+            self._wraps.modules_compiled_in_place()
+        if self._begun or not self.counts_steps:
+            self._enter("backward")
+            unscaled, self._unscaled = self._unscaled, None
+            for root in (
+                [unscaled] if unscaled is not None else [roots] if isinstance(roots, Tensor) else roots
+            ):
+                if isinstance(root, Tensor):
+                    self.recorder.loss(root)
+
+    @_safely
+    def _backward_ends(self) -> None:
+        if self._backwards == 1:
+            self._trained.clear()  # those of this step, and no others
+        for model in self._called:
+            self._trained[model] = model.training
+        self._called.clear()
+        self._look_outside(True)
+        before = self._steps_after_before
+        self._enter("optimizer_step" if not before or self._backwards in before else "data")
+
+    @_safely
+    def scaled(self, scaler: torch.amp.GradScaler, loss: Any) -> None:
+        """A GradScaler has scaled what backward will begin at."""
+        self.recorder.kept.scaler = scaler
+        self._unscaled = loss.detach() if isinstance(loss, Tensor) else None
+
+    @contextmanager
+    def scaler_steps(self, optimizer: Any) -> Iterator[None]:
+        """Around GradScaler.step, which may leave the optimizer's step out."""
+        self._optimizer_begins(optimizer)
+        yield
+        self._scaler_stepped(optimizer)
+
+    @_safely
+    def _scaler_stepped(self, optimizer: Any) -> None:
+        self._has_stepped(optimizer)
+
+    @contextmanager
+    def takes_a_batch(self) -> Iterator[None]:
+        """Around a DataLoader's next batch."""
+        self._batch_begins()
+        yield
+
+    @_safely
+    def _batch_begins(self) -> None:
+        if self._running is not None or self._depth:
+            return
+        if self._is_evaluating():
+            self._enter("evaluation")
+        elif self._begun or not self.counts_steps:
+            self._in_step()
+            self._enter("data")
+
+    @contextmanager
+    def saves(self) -> Iterator[None]:
+        """Around the writing of a file of tensors."""
+        if threading.get_ident() != self._thread or self.recorder.over or self.held:
+            yield
+            return
+        before = self.recorder.phase
+        self._enter("saving")
+        yield
+        if self.recorder.phase == "saving" and before != "saving":
+            self._enter(before)
+
+
+def _same(model: nn.Module, other: nn.Module) -> bool:
+    """Whether one is the other, or wraps it (DistributedDataParallel, a compiled one)."""
+    return (
+        model is other
+        or any(child is other for child in model.children())
+        or (any(child is model for child in other.children()))
+    )
+
+
+def _in_generate() -> bool:
+    frame: Any = sys._getframe(2)
+    for _ in range(DEEPEST_GENERATE):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "generate":
+            return True
+        frame = frame.f_back
+    return False

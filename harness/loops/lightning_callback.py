@@ -1,0 +1,48 @@
+"""A callback for Lightning's Trainer."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from harness.loops.finder import LoopFinder
+from harness.loops.of_script import recorder_of_script
+from harness.loops.process import until_the_end, watched_already
+
+
+@functools.cache
+def _callback_class() -> type:
+    from lightning.pytorch import Callback
+
+    class WatchingCallback(Callback):
+        """Watches a fit from the beginning of its training to the end."""
+
+        def __init__(self, steps: tuple[int, int], out: str | Path | None) -> None:
+            self._steps, self._out = steps, out
+            self._finder: LoopFinder | None = None
+            self._end: Any = None
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            if not watched_already():
+                self._finder = LoopFinder(recorder_of_script(self._steps, self._out))
+                self._end = until_the_end(self._finder)
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            if self._finder is not None:
+                self._finder.recorder.failed(exception)
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            if self._end is not None:
+                self._end()
+
+    return WatchingCallback
+
+
+def HarnessLightningCallback(steps: tuple[int, int] = (3, 5), out: str | Path | None = None) -> Any:
+    """A lightning.pytorch.Callback that records `steps` (first and last, counted from 1) into `out`.
+
+    `Trainer(..., callbacks=[harness.HarnessLightningCallback()])`. None for `out`:
+    profiles/runs/<script>-<time>. Under `harness watch` it does nothing: the process is watched already.
+    """
+    return _callback_class()(steps, out)

@@ -1,0 +1,324 @@
+"""The one recorder of loops that are not ours: steps and phases in, a run folder out.
+
+Whoever finds the steps (hooks, the user, a trainer's callback) tells it where they and their phases begin and
+end. What it knows it asks of the observer that `harness run` has (harness/measure). A failure of its own,
+such as a full disk, is said once on stderr and ends the watching, never the program.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.errors import HarnessError, is_out_of_memory
+from harness.loops.kept import Kept, tensors_in
+from harness.loops.losses import Losses
+from harness.measure import (
+    DeviceObserver,
+    LookBack,
+    joining_observer,
+    log_line,
+    look_back,
+    peak_rss_bytes,
+    phase_stats,
+    step_stats,
+)
+from harness.run_folder import RunFolder
+from harness.step_profile import NotFiniteReport, OutOfMemoryReport, StepProfile, explain_oom
+from harness.system import complain, held_back, provenance
+from harness.training import Kind
+from harness.units import in_gib
+from harness.virtual_gpu import emulated_device
+
+MOST_TIMES = 1000
+"""Timed steps whose times are kept for the profile: the last ones. All are in the log."""
+MOST_LOSSES = 100_000
+"""Kept for the profile: of a longer run they are in the log only."""
+RUNNING = 2
+"""Steps that a GPU may be behind: times and losses are read that much later, and nobody waits."""
+NO_PART_OF_A_STEP = ("evaluation", "saving")
+
+
+class Window(NamedTuple):
+    """The steps to record, counted from 1, the last one included."""
+
+    first: int = 3
+    last: int = 5
+
+
+class LoopRecorder:
+    """Steps and phases of one process."""
+
+    def __init__(self, folder: RunFolder, command: Sequence[str], window: Window = Window()) -> None:  # noqa: B008
+        self.folder, self.command, self.window = folder, list(command), window
+        self.kept = Kept()
+        self.phase = "setup"
+        """The one that runs, or that ran last."""
+        self.steps = 0
+        """Begun."""
+        self.over = False
+        """Finished, or given up."""
+        self._observer: DeviceObserver | None = None
+        self._open: AbstractContextManager[None] | None = None
+        self._losses = Losses()
+        self._tokens = 0
+        self._waiting: deque[tuple[int, Kind, int | None, dict[str, float], Any]] = deque()
+        self._times_s: deque[dict[str, float]] = deque(maxlen=MOST_TIMES)
+        self._tokens_of_steps: deque[int | None] = deque(maxlen=MOST_TIMES)
+        self._values: list[float | None] = []
+        self._looked: LookBack | None = None
+        self._oom: OutOfMemoryReport | None = None
+        self._not_finite: NotFiniteReport | None = None
+        self._warnings: list[str] = []
+        self._facts: dict[str, Any] = {}
+
+    # What happens in the loop.
+
+    def begin_step(self) -> None:
+        """A step begins, the first one or one after another; the phase is still to be said."""
+        self._leave()
+        if self._observer is None:
+            self._observer = joining_observer(self.kept.model.parameters())
+            self._observer.trained(self.kept)
+            self._hardware = self._observer.hardware("bf16")
+            self._emulated = self._hardware.kind == "cuda" and emulated_device() is not None
+            self._facts = {**provenance(), **self._observer.facts()}
+        elif self.steps == self.window.last:
+            self._look_back()
+            self._write(complete=False)
+        self.steps += 1
+        self._kind: Kind = self._kind_of(self.steps)
+        self._observer.begin_step(self.steps - 1, self._kind)
+        if self._kind == "recorded":
+            for gradient in self.kept.gradients():  # of steps before, not yet set to none
+                self._observer.label("gradients", gradient)
+
+    def enter(self, phase: str) -> None:
+        """The phase from now on, until another one, or `leave`."""
+        if phase == self.phase and self._open is not None:
+            return
+        if self._observer is None:
+            return
+        self._leave()
+        self.phase = phase
+        self._open = self._observer.phase(phase)
+        self._open.__enter__()
+
+    @contextmanager
+    def inside(self, phase: str) -> Iterator[None]:
+        """A phase within another one, which goes on afterwards."""
+        before = self.phase if self._open is not None else None
+        self.enter(phase)
+        yield
+        if before is not None:
+            self.enter(before)
+
+    def end_step(self) -> None:
+        """The optimizer has stepped, and what belongs to it is done."""
+        assert self._observer is not None
+        self._leave()
+        timed = self._kind == "timed"
+        self._observer.end_step(RUNNING if timed else 0)
+        tokens, self._tokens = self._tokens or None, 0
+        times_s = self._observer.times_s[-1] if timed and not self._emulated else {}
+        self._waiting.append((self.steps - 1, self._kind, tokens, times_s, self._losses.of_step()))
+        self._log(everything=not timed)
+        if self._kind == "recorded" or self.steps == 1:
+            self._write(complete=False)  # who is killed from now on leaves this much
+
+    def inputs(self, *values: Any) -> None:
+        """What a model was called with."""
+        if self._observer is None:
+            return
+        found = list(tensors_in(*values))
+        if self._kind == "recorded":
+            for tensor in found:
+                if not tensor.requires_grad:
+                    self._observer.label("inputs", tensor)
+        ids = next((t for t in found if t.dim() == 2 and t.dtype in (torch.int64, torch.int32)), None)
+        self._tokens += 0 if ids is None else ids.numel()
+
+    def loss(self, value: Tensor) -> None:
+        """What backward begins at, unscaled."""
+        if self._observer is not None and not self._emulated:
+            self._losses.add(value)
+
+    # How it ends.
+
+    def failed(self, error: BaseException) -> None:
+        """The program dies of `error`; its traceback still holds the step's tensors."""
+        if self._observer is None or self.over:
+            return
+        try:
+            self._failed(error)
+        except HarnessError as our_own:
+            self.give_up(our_own)
+
+    def _failed(self, error: BaseException) -> None:
+        assert self._observer is not None
+        if is_out_of_memory(error):
+            with held_back():
+                self._oom = self._observer.shortage(self.phase, error)
+                self._oom.top = look_back(self._observer, ran_out=True).top
+                self._look_back()
+        else:
+            self._warnings.append(
+                f"the program ended in {self.phase} of step {self.steps}: {type(error).__name__}"
+            )
+        self.finish(complete=False)
+
+    def finish(self, *, complete: bool = True, unfinished: bool = False) -> None:
+        """Write the profile, for the last time. `unfinished`: the last step that began is no whole one."""
+        if self.over or self._observer is None:
+            return
+        try:
+            self._finish(complete=complete, unfinished=unfinished)
+        except HarnessError as our_own:
+            self.give_up(our_own)
+
+    def _finish(self, *, complete: bool, unfinished: bool) -> None:
+        with held_back():
+            if complete and not unfinished:
+                self.end_step()
+            self._leave()
+            self._log(everything=True)
+            done = self.steps - (unfinished or not complete)
+            if done < self.window.last:
+                complete = False
+                wanted = f"{self.window.first}-{self.window.last}"
+                self._warnings.append(
+                    f"the loop ended after {done} steps, and steps {wanted} were to be recorded. Give "
+                    f"others, e.g. --steps {max(1, done)}."
+                )
+            self._look_back()
+            profile = self._write(complete=complete, last=True)
+        self.over = True
+        if profile.oom is not None:
+            complain(f"{explain_oom(profile)} Run folder: {self.folder.path}", 1)
+
+    def give_up(self, error: BaseException) -> None:
+        """Watching cannot go on, for a reason of its own; the program can."""
+        if self.over:
+            return
+        self.over = True
+        self._leave()
+        message = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
+        complain(f"watching ends here, the program goes on: {message}", 1)
+
+    # What becomes of it.
+
+    def _kind_of(self, step: int) -> Kind:
+        if self.window.first <= step <= self.window.last:
+            return "recorded"
+        return "warmup" if step == 1 else "timed"
+
+    def _leave(self) -> None:
+        if self._open is not None:
+            ended, self._open = self._open, None
+            ended.__exit__(None, None, None)
+
+    def _look_back(self) -> None:
+        if self._looked is not None:
+            return
+        assert self._observer is not None
+        self._leave()
+        self._looked = look_back(self._observer, ran_out=self._oom is not None)
+        snapshot = self._looked.history.snapshot
+        self._looked.history = self._looked.history._replace(spans=[], snapshot={})
+        if snapshot and self._looked.memory.peak_allocated_bytes is not None:
+            self.folder.write_snapshot(snapshot)
+
+    def _log(self, *, everything: bool) -> None:
+        """Write a line for each step whose numbers are there; for `everything`, they are."""
+        assert self._observer is not None
+        while self._waiting:
+            index, kind, tokens, times_s, losses = self._waiting[0]
+            if kind == "timed" and not self._emulated and "step" not in times_s:
+                if not everything:
+                    return
+                self._observer.end_step()
+            self._waiting.popleft()
+            loss = self._losses.value(losses)
+            known = {name: seconds for name, seconds in times_s.items() if name != "step"}
+            if known:
+                known["step"] = sum(s for name, s in known.items() if name not in NO_PART_OF_A_STEP)
+                self._times_s.append(known)
+                self._tokens_of_steps.append(tokens)
+            times_s.clear()
+            self._note_loss(index, loss)
+            line = log_line(index, kind, tokens, loss, known)
+            self.folder.log({**line, "peak_allocated_bytes": self._observer.peak_bytes()})
+
+    def _note_loss(self, index: int, loss: float | None) -> None:
+        if len(self._values) <= MOST_LOSSES:
+            self._values.append(loss if loss is not None and math.isfinite(loss) else None)
+        if loss is None or math.isfinite(loss):
+            return
+        if self._not_finite is None:
+            self._not_finite = NotFiniteReport(step=index, phase="forward", value=str(loss))
+        else:
+            self._not_finite.num_steps += 1
+
+    def _write(self, *, complete: bool, last: bool = False) -> StepProfile:
+        profile = self._profile(complete)
+        self.folder.write_profile(profile, last=last)
+        return profile
+
+    def _profile(self, complete: bool) -> StepProfile:
+        assert self._observer is not None
+        memory = self._observer.memory() if self._looked is None else self._looked.memory
+        if self._looked is None:
+            memory.peak_allocated_bytes = self._observer.peak_bytes()
+        phases = phase_stats(self._observer.phase_memory(), list(self._times_s), None)
+        warnings = list(self._warnings)
+        for name, apart in self._observer.apart_memory().items():
+            phases[name] = phases[name].model_copy(
+                update={
+                    "peak_allocated_bytes": max(
+                        apart.peak_allocated_bytes or 0, phases[name].peak_allocated_bytes or 0
+                    )
+                }
+            )
+            if memory.peak_allocated_bytes is not None and (
+                (apart.peak_allocated_bytes or 0) > memory.peak_allocated_bytes
+            ):
+                warnings.append(
+                    f"{name} in a step that was not recorded peaked at {in_gib(apart.peak_allocated_bytes)}, "
+                    "above the recorded steps: record it with --steps to see what it holds"
+                )
+        tokens = [count for count in self._tokens_of_steps if count is not None]
+        typical = sorted(tokens)[len(tokens) // 2] if tokens else None
+        step = step_stats(typical, self._hardware, list(self._times_s), None)
+        step.host_rss_bytes = peak_rss_bytes()
+        if not self._emulated and any(value is not None for value in self._values):
+            step.loss = self._values if len(self._values) <= MOST_LOSSES else None
+            step.gpu_utilization = self._observer.utilization()
+        return StepProfile(
+            source="emulated" if self._emulated else "measured",
+            command=self.command,
+            hardware=self._hardware,
+            provenance={**self._facts, **self._about()},
+            complete=complete,
+            memory=memory,
+            phases={name: stats for name, stats in phases.items() if stats != type(stats)()},
+            step=step,
+            top=[] if self._looked is None else self._looked.top,
+            oom=self._oom,
+            not_finite=self._not_finite,
+            warnings=warnings,
+        )
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "python_command": sys.orig_argv[:1],
+            "recorded_steps": f"{self.window.first}-{self.window.last}",
+            "models": [type(model).__name__ for model in self.kept.models()],
+            "optimizers": [type(optimizer).__name__ for optimizer in self.kept.optimizers()],
+        }

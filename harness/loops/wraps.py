@@ -1,0 +1,125 @@
+"""Where there is no public hook, the one place that wraps: functions of torch and one of safetensors.
+
+- torch.autograd.backward, which Tensor.backward calls too: no hook tells where backward begins without the
+  loss at hand, and a module's backward hooks change the graph.
+- torch.amp.GradScaler.scale and .step: the loss before it is scaled, and a step that the scaler leaves out.
+- the iterator of torch.utils.data.DataLoader, its __next__: taking a batch.
+- a module that was compiled in place (model.compile()): its hooks would be compiled with it.
+- torch.save and safetensors.torch.save_file (which save_pretrained calls): saving.
+
+Each calls what it wraps with the same arguments and returns the same; all are put back when the watching
+ends. Who bound safetensors' function to a name of its own before is given the wrapped one too.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial, wraps
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+
+class Told(Protocol):
+    """Who is told (loops/finder.py)."""
+
+    def backward_runs(self, roots: Any) -> AbstractContextManager[None]: ...
+    def scaled(self, scaler: torch.amp.GradScaler, loss: Any) -> None: ...
+    def scaler_steps(self, optimizer: Any) -> AbstractContextManager[None]: ...
+    def takes_a_batch(self) -> AbstractContextManager[None]: ...
+    def saves(self) -> AbstractContextManager[None]: ...
+    def compiled_call(self, module: nn.Module, args: Any, kwargs: Any) -> AbstractContextManager[None]: ...
+
+
+class Wraps:
+    """Everything that is wrapped, until `undo`."""
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+        self._undo: list[tuple[Any, str, Any]] = []
+
+        def backward(original: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+                with told.backward_runs(tensors):
+                    return original(tensors, *args, **kwargs)
+
+            return wrapped
+
+        def scale(original: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(scaler: Any, outputs: Any) -> Any:
+                scaled = original(scaler, outputs)
+                told.scaled(scaler, outputs)
+                return scaled
+
+            return wrapped
+
+        def scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+                with told.scaler_steps(optimizer):
+                    return original(scaler, optimizer, *args, **kwargs)
+
+            return wrapped
+
+        def taking(original: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(iterator: Any) -> Any:
+                with told.takes_a_batch():
+                    return original(iterator)
+
+            return wrapped
+
+        def saving(original: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                with told.saves():
+                    return original(*args, **kwargs)
+
+            return wrapped
+
+        self._wrap(torch.autograd, "backward", backward)
+        self._wrap(torch.amp.GradScaler, "scale", scale)
+        self._wrap(torch.amp.GradScaler, "step", scaler_step)
+        self._wrap(_BaseDataLoaderIter, "__next__", taking)
+        self._wrap(torch, "save", saving)
+        if "safetensors.torch" in sys.modules:
+            self._wrap(sys.modules["safetensors.torch"], "save_file", saving)
+
+    def modules_compiled_in_place(self) -> None:
+        """Wrap the calls of those that there are now."""
+
+        def calling(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                with self._told.compiled_call(module, args, kwargs):
+                    return original(*args, **kwargs)
+
+            return wrapped
+
+        # not isinstance: it would ask every object of every library for its __class__
+        for module in [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]:
+            if getattr(module, "_compiled_call_impl", None) is not None:
+                self._wrap(module, "_compiled_call_impl", partial(calling, module))
+
+    def undo(self) -> None:
+        """Put back what was there, wherever nobody has wrapped it since."""
+        for place, name, (wrapped, original) in reversed(self._undo):
+            if vars(place).get(name) is wrapped:
+                setattr(place, name, original)
+        self._undo.clear()
+
+    def _wrap(self, place: Any, name: str, make: Callable[[Any], Any]) -> None:
+        original = vars(place)[name]
+        wrapped = wraps(original)(make(original))
+        places = [(place, name)]
+        if name == "save_file":
+            places += [
+                (module, bound)
+                for module in list(sys.modules.values())
+                for bound, value in list(getattr(module, "__dict__", {}).items())
+                if value is original and module is not place
+            ]
+        for where, bound in places:
+            setattr(where, bound, wrapped)
+            self._undo.append((where, bound, (wrapped, original)))

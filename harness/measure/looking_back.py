@@ -1,0 +1,40 @@
+"""What the memory was, asked of an observer once the recorded steps are over: for any loop it watched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.measure.observer import DeviceObserver, History
+from harness.snapshot import breakdown_at, find_peak, top_allocations
+from harness.step_profile import Allocation, MemoryStats
+
+
+@dataclass
+class LookBack:
+    """The memory of the recorded steps."""
+
+    memory: MemoryStats
+    top: list[Allocation]
+    """The largest allocations at the peak."""
+    history: History
+
+
+def look_back(observer: DeviceObserver, *, ran_out: bool) -> LookBack:
+    """Ask before later steps and deaths change the answer. `ran_out`: the memory just did."""
+    memory = observer.memory()
+    phases = observer.phase_memory()
+    if phases:
+        memory.peak_phase = max(phases, key=lambda name: phases[name].peak_allocated_bytes or 0)
+        memory.peak_allocated_bytes = phases[memory.peak_phase].peak_allocated_bytes
+    history = observer.history()
+    spans = history.spans
+    if not spans or not (phases or ran_out):
+        return LookBack(memory, [], history)  # ended before a step was recorded: its peak is not known
+    peak = find_peak(spans)
+    memory.at_peak = breakdown_at(spans, peak.index)
+    if memory.peak_allocated_bytes is None:
+        memory.peak_allocated_bytes, memory.peak_phase = peak.allocated_bytes, peak.phase
+    if memory.kind == "cuda_allocator" and memory.at_peak.other_bytes is not None:
+        # The trace has requested sizes; what the allocator did not split off is known only in total.
+        memory.at_peak.other_bytes += max(0, memory.peak_allocated_bytes - peak.allocated_bytes)
+    return LookBack(memory, top_allocations(spans, peak.index), history)

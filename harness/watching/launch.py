@@ -1,0 +1,88 @@
+"""Starting a command so that its Python processes are watched, and waiting for its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.errors import InputError
+from harness.run_folder import FILES, without_secrets
+from harness.system import PACKAGE
+from harness.virtual_gpu import Options, surroundings
+
+STARTUP = Path(__file__).parent / "startup"
+"""On PYTHONPATH: its sitecustomize.py waits for a loop in every Python process."""
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """The first and the last step to record: "3-5", or "4" for one. Raises InputError."""
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last:
+        raise InputError(
+            f"--steps {text}: give the first and the last step to record, counted from 1: --steps 3-5."
+        )
+    return first, last
+
+
+def run_watched(command: Sequence[str], steps: tuple[int, int], out: Path, gpus: Options | None) -> int:
+    """Run `command` until it ends, watched, on virtual GPUs if there are such options. Returns its exit
+    status; of one that a signal ended, 128 + the signal.
+
+    Raises InputError for a command that does not exist, and for a folder that is taken or cannot be made.
+    """
+    if not command:
+        raise InputError("there is no command. Write it after --: harness watch -- python train.py")
+    environment = dict(os.environ) if gpus is None else surroundings(gpus, os.environ)
+    program = shutil.which(command[0], path=environment.get("PATH"))
+    if program is None:
+        raise InputError(f"there is no command {command[0]}. Give a program on PATH, or its path.")
+    _prepare(out)
+    first, last = steps
+    environment["HARNESS_WATCH"] = json.dumps(
+        {
+            "out": str(out.absolute()),
+            "command": without_secrets(command),
+            "first": first,
+            "last": last,
+            "harness": str(PACKAGE.parent),
+        }
+    )
+    before = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([str(STARTUP), *([before] if before else [])])
+    return _waited_for(subprocess.Popen([program, *command[1:]], env=environment))
+
+
+def _prepare(out: Path) -> None:
+    taken = [name for name in FILES if os.path.lexists(out / name)]
+    taken += sorted(path.name for path in out.glob("rank-*"))[:1]
+    if taken:
+        raise InputError(f"--out {out}: it already holds a {taken[0]}. Give another folder, or remove it.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out}: {error.strerror}. Give a folder that can be written.") from None
+
+
+def _waited_for(process: subprocess.Popen[bytes]) -> int:
+    """Signals go on to the command, and it alone decides what they end."""
+
+    def forward(number: int, _: Any) -> None:
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # Ctrl-C reaches the command by itself: the terminal sends it to both
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 128 - status if status < 0 else status

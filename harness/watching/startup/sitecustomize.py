@@ -1,0 +1,86 @@
+"""Python imports this as it starts (the folder is on PYTHONPATH): a process that calls a module of torch is
+watched from then on.
+
+Nothing of harness is imported before: launchers and workers, which train nothing, start as they would.
+"""
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _AfterTorch:
+    """Finds torch as others would, and puts the first hooks in once it is imported."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        from importlib.util import find_spec
+
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module):
+                load(module)
+                _wait_for_a_loop()
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def _wait_for_a_loop():
+    """Until the first call of a module, or the first step of an optimizer."""
+    from torch.compiler import is_compiling
+    from torch.nn.modules.module import register_module_forward_pre_hook
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    hooks = []
+    process = os.getpid()
+
+    def begins(caller, *_):
+        if is_compiling():
+            return
+        for hook in hooks:
+            hook.remove()
+        if os.getpid() == process:
+            _watch(caller)
+
+    hooks += [register_module_forward_pre_hook(begins), register_optimizer_step_pre_hook(begins)]
+
+
+def _watch(caller):
+    import json
+    from pathlib import Path
+
+    options = json.loads(os.environ["HARNESS_WATCH"])
+    sys.path.append(options["harness"])
+    try:
+        from harness.loops import watch_process
+    except ImportError as error:
+        print(
+            f"harness: this process is not watched: {sys.executable} cannot import harness ({error}). "
+            "Install harness in the environment of the command.",
+            file=sys.stderr,
+        )
+        return
+    finally:
+        sys.path.remove(options["harness"])
+    steps = options["first"], options["last"]
+    watch_process(Path(options["out"]), options["command"], steps, caller)
+
+
+def _hand_on():
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != _HERE]
+    hidden = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # noqa: F401
+    except ModuleNotFoundError:
+        sys.modules["sitecustomize"] = hidden
+
+
+if os.environ.get("HARNESS_WATCH"):
+    sys.meta_path.insert(0, _AfterTorch())
+_hand_on()

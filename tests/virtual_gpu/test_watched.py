@@ -1,0 +1,27 @@
+"""What is watched on a virtual GPU, against the statistics PyTorch keeps when nobody watches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.virtual_gpu.watched import CASES, both
+
+pytestmark = pytest.mark.virtual_gpu
+FEW = ("plain loop", "TRL SFTTrainer")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in FEW]
+
+
+@pytest.mark.parametrize("name", [*FEW, *SLOW])
+def test_categories_add_up_to_the_peak_of_the_unwatched_program(name: str, tmp_path: Path) -> None:
+    command, steps = CASES[name]
+    rows = both(command, steps, tmp_path)
+    assert len(rows) == (2 if "torchrun" in name else 1)
+    for row in rows:
+        assert row["source"] == "emulated"
+        assert row["complete"]
+        assert row["steps"] == steps
+        assert set(row["phases"]) >= {"forward", "backward", "optimizer_step"}
+        assert row["sum_of_categories_bytes"] == row["peak_bytes"]
+        assert row["sum_of_categories_bytes"] == pytest.approx(row["unwatched_peak_bytes"], rel=0.001)

@@ -1,0 +1,144 @@
+"""`harness watch` as a user runs it, on the CPU: programs, their ends, and what is shown of their folders."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.cli.app import main
+from harness.errors import InputError
+from harness.run_folder.run_folder import without_secrets
+from harness.serve.index import Index
+from harness.step_profile.step_profile import StepProfile
+from harness.watching.launch import parse_steps
+
+PROGRAM = str(Path(__file__).parent / "programs" / "plain.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
+def watch(folder: Path, *command: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    whole = [sys.executable, "-m", "harness", "watch", "--out", str(folder / "run"), "--", *command]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status, done.stdout[-2000:] + done.stderr[-4000:]
+    return done
+
+
+def test_a_program_with_workers(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Its forked workers leave nothing, and what it prints is its own."""
+    command = (sys.executable, PROGRAM, "workers", "--hub-token", "hf_secret")
+    done = watch(tmp_path, *command)
+    assert done.stdout == "the program's own word: workers\n"
+    assert "one step by phase" in done.stderr
+    run = tmp_path / "run"
+    assert {path.name for path in run.iterdir()} == {
+        *("command.json", "log.jsonl", "profile.json", "snapshot.pickle")
+    }
+    profile = StepProfile.read(run / "profile.json")
+    assert profile.complete
+    assert profile.recipe is None
+    assert profile.command == [sys.executable, PROGRAM, "workers", "--hub-token", "..."]
+    assert len((run / "log.jsonl").read_text().splitlines()) == 6
+    # shown: as a page, as a table, and in the list of runs
+    for options in ([], ["--markdown"]):
+        monkeypatch.setattr(sys, "argv", ["harness", "report", str(run), *options])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 0
+    assert "| between |" in capsys.readouterr().out
+    page = (run / "report.html").read_text()
+    assert f"{PROGRAM} workers" in page
+    assert "hf_secret" not in page
+    (entry,) = Index(tmp_path).entries()
+    assert (entry.kind, entry.problem) == ("run", None)
+    assert entry.model.startswith(sys.executable)
+    (run / "profile.json").unlink()
+    (run / "snapshot.pickle").unlink()
+    (entry,) = Index(tmp_path).entries()  # as while it runs
+    assert (entry.kind, entry.problem) == ("stopped", None)
+    assert "step 6, loss" in entry.answer
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    """The second has twice the batch."""
+    done = watch(tmp_path, *TORCHRUN, PROGRAM)
+    found = json.loads((tmp_path / "run" / "ranks.json").read_text())
+    profiles = [StepProfile.read(tmp_path / "run" / f"rank-{n}" / "profile.json") for n in (0, 1)]
+    peaks = [profile.memory.peak_allocated_bytes or 0 for profile in profiles]
+    assert all(profile.complete for profile in profiles)
+    assert peaks[0] < peaks[1]
+    assert found["peaks"] == {"0": peaks[0], "1": peaks[1]}
+    assert (found["peak_rank"], found["spread_bytes"]) == (1, peaks[1] - peaks[0])
+    assert set(found["stragglers"]) >= {"data", "forward", "backward", "optimizer_step"}
+    assert "2 ranks: rank 1 peaks" in done.stderr
+
+
+def test_memory_that_runs_out(tmp_path: Path) -> None:
+    """The traceback, the explanation, and the program's own exit status."""
+    done = watch(tmp_path, sys.executable, PROGRAM, "out of memory", status=1)
+    assert "harness: out of memory in forward, asking for 4,294,967,296.00 GiB" in done.stderr
+    assert "RuntimeError" in done.stderr
+    profile = StepProfile.read(tmp_path / "run" / "profile.json")
+    assert profile.oom is not None
+    assert not profile.complete
+    assert (tmp_path / "run" / "snapshot.pickle").exists()
+
+
+def test_a_program_that_is_killed(tmp_path: Path) -> None:
+    """In the middle of a recorded step: the steps before it are there."""
+    done = watch(tmp_path, sys.executable, PROGRAM, "killed", status=128 + 9)
+    assert "ended by signal 9 in step 4; the profile so far is marked incomplete" in done.stderr
+    profile = StepProfile.read(tmp_path / "run" / "profile.json")
+    assert not profile.complete
+    assert profile.phases["backward"].peak_allocated_bytes
+    assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 3
+
+
+def test_nothing_is_found(tmp_path: Path) -> None:
+    done = watch(tmp_path, sys.executable, PROGRAM, "never backward")
+    assert "6 x forward, 0 x backward, 0 x optimizer step" in done.stderr
+    assert "nothing was recorded. Looked for steps in every Python process" in done.stderr
+    assert not (tmp_path / "run").exists()
+    watch(tmp_path, "false", status=1)
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    assert "there is no command /no/such" in watch(tmp_path, "/no/such", status=2).stderr
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "profile.json").touch()
+    assert "already holds a profile.json" in watch(tmp_path, "true", status=2).stderr
+    for text in ("", "0", "5-3", "3-", "a-b", "1-2-3", "9" * 10):
+        with pytest.raises(InputError, match=r"--steps .*: give the first and the last step"):
+            parse_steps(text)
+    assert (parse_steps("3-5"), parse_steps("4")) == ((3, 5), (4, 4))
+
+
+def test_secrets_of_a_command_are_not_written_down() -> None:
+    command = [
+        "python",
+        "t.py",
+        "--api-key=abc",
+        "--hub_token",
+        "hf_x",
+        "--epochs",
+        "3",
+        "--password",
+        "p",
+        "q",
+    ]
+    shown = [
+        "python",
+        "t.py",
+        "--api-key=...",
+        "--hub_token",
+        "...",
+        "--epochs",
+        "3",
+        "--password",
+        "...",
+        "q",
+    ]
+    assert without_secrets(command) == shown
