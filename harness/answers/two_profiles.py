@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from harness.answers.comparison import described, different_fields, quantities, signed
 from harness.errors import InputError
@@ -55,7 +55,7 @@ class ProfileDiff:
     """Totals, categories and phases that differ; not the peak."""
     modules: list[Difference]
     """At the peak, layers of one kind together, the largest change first."""
-    divergences: list[Divergence] = field(default_factory=list)
+    divergences: list[Divergence] = field(default_factory=list[Divergence])
     """The first allocations that only one has, where both left their histories."""
 
     def as_json(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _by_kind(profile: StepProfile) -> Counter[str]:
 
 
 def _versions(first: StepProfile, second: StepProfile) -> dict[str, tuple[str | None, str | None]]:
-    here, there = (profile.provenance.get("versions") or {} for profile in (first, second))
+    here, there = (cast("dict[str, str]", p.provenance.get("versions") or {}) for p in (first, second))
     return {
         name: (here.get(name), there.get(name))
         for name in {**here, **there}
