@@ -60,11 +60,13 @@ class Compared:
                 "request that failed": (failed["size"], oom.requested_bytes if oom else None),
                 "free then": (failed["device_free"], oom.free_bytes if oom else None),
             }
+        # DDP's second step makes its buckets anew
+        steady = 2 if self.trace.recipe_fields.get("parallel") == "ddp" else 1
         return {
             "setup": (self._recorded("allocated", -1, 0), memory.setup_peak_allocated_bytes),
             "first step": (self._recorded("allocated", 0, 1), memory.first_step_peak_allocated_bytes),
-            "allocated": (self._recorded("allocated", 1, None), memory.peak_allocated_bytes),
-            "reserved": (self._recorded("reserved", 1, None), memory.peak_reserved_bytes),
+            "allocated": (self._recorded("allocated", steady, None), memory.peak_allocated_bytes),
+            "reserved": (self._recorded("reserved", steady, None), memory.peak_reserved_bytes),
         }
 
     def _recorded(self, quantity: str, start: int, end: int | None) -> int:

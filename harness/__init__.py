@@ -1,7 +1,133 @@
-"""Where the bytes and the milliseconds of a single-GPU fine-tuning recipe go.
+"""Where the bytes and the milliseconds of a fine-tuning recipe go.
 
-Three independent answers to one question: `napkin` (closed form), `simulate` (the real training
-step on shape-only tensors) and `measure` (the real training step on a device).
+Independent answers to one question: `napkin` (closed form), `simulate` (the real training step on
+shape-only tensors) and `run` (the real training step on a device).
+
+    import harness
+
+    harness.simulate("smoke", hardware="h100", seq_len=128)
+
+What this module offers is in `__all__`, and is imported when it is first used.
 """
 
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness.api import (
+        FitAnswer,
+        Report,
+        fit,
+        load_profile,
+        load_recipe,
+        load_snapshot,
+        napkin,
+        report,
+        run,
+        simulate,
+    )
+    from harness.errors import HarnessError, InputError, MissingDependency
+    from harness.recipe import Recipe
+    from harness.step_profile import StepProfile
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "FitAnswer",
+    "HarnessError",
+    "InputError",
+    "MissingDependency",
+    "Recipe",
+    "Report",
+    "StepProfile",
+    "__version__",
+    "fit",
+    "load_profile",
+    "load_recipe",
+    "load_snapshot",
+    "napkin",
+    "report",
+    "run",
+    "simulate",
+]
+
+_LAZY = {
+    "FitAnswer": ("harness.api", "FitAnswer"),
+    "HarnessError": ("harness.errors", "HarnessError"),
+    "InputError": ("harness.errors", "InputError"),
+    "MissingDependency": ("harness.errors", "MissingDependency"),
+    "Recipe": ("harness.recipe", "Recipe"),
+    "Report": ("harness.api", "Report"),
+    "StepProfile": ("harness.step_profile", "StepProfile"),
+    "fit": ("harness.api", "fit"),
+    "load_profile": ("harness.api", "load_profile"),
+    "load_recipe": ("harness.api", "load_recipe"),
+    "load_snapshot": ("harness.api", "load_snapshot"),
+    "napkin": ("harness.api", "napkin"),
+    "report": ("harness.api", "report"),
+    "run": ("harness.api", "run"),
+    "simulate": ("harness.api", "simulate"),
+}
+"""Where each name is found when it is first used: module and attribute."""
+
+
+class _Question(ModuleType):
+    """A package that has the name of a question: calling it asks.
+
+    `harness.simulate` is a package and a question. Importing a submodule sets that attribute to the package,
+    whoever imports it, so a function in its place would be there or not by what was imported before. The
+    attribute is always the package, and the package can be called.
+    """
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return _found(self.__name__)(*arguments, **options)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        """What help() and a notebook's ? show."""
+        return _found(self.__name__).__doc__
+
+    @property
+    def __signature__(self) -> Any:
+        from inspect import signature
+
+        return signature(_found(self.__name__))
+
+    def __reduce__(self) -> Any:  # so that a pool of processes can be given the question
+        return import_module, (self.__name__,)
+
+
+class _Harness(ModuleType):
+    """This module, which sees what the import of a submodule sets."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _LAZY and type(value) is ModuleType:
+            value.__class__ = _Question
+        super().__setattr__(name, value)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    full = f"{__name__}.{name}"
+    if find_spec(full) is not None:
+        return import_module(full)
+    value = globals()[name] = _found(full)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
+
+def _found(full: str) -> Any:
+    module, attribute = _LAZY[full.rpartition(".")[2]]
+    return getattr(import_module(module), attribute)
+
+
+sys.modules[__name__].__class__ = _Harness

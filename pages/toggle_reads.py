@@ -29,6 +29,9 @@ SIZES = (
     "lora_rank",
     "lora_dropout",
     "weight_decay",
+    "dp_replicate",
+    "dp_shard",
+    "tp",
 )
 """Fields that are numbers or names and no switch: every part of the arithmetic needs them."""
 TOGGLES = tuple(field for field in Recipe.model_fields if field not in EFFECTS and field not in SIZES)
@@ -51,10 +54,13 @@ OWN = {
     "offload": "training/toggles/offload_parameters.py",  # and offload_activations.py, stepped_copy.py
     "compile": "training/toggles/compile.py",
     "max_grad_norm": "training/model.py",
+    **dict.fromkeys(("parallel", "sync_each_micro_batch"), "parallel/engines.py"),
+    **dict.fromkeys(("reshard_after_forward", "reduce_dtype", "wrap", "cpu_offload"), "parallel/units.py"),
 }
 """Where a toggle is built: what decides what its value means for the model, the optimizer or the data."""
 
 EXCEPTIONS = {
+    ("parallel", "recipe/mesh.py"): "which size of the mesh follows from the number of processes",
     ("packing", "data/documents.py"): "with packing a paragraph of a .txt file is a document",
     ("packing", "data/rows.py"): "puts the documents into rows",
     ("quantization", "fit/host_memory.py"): "names the value in what it refuses",

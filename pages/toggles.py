@@ -6,6 +6,15 @@ Numbers are not written here: they come from docs/data/<field>.json, which the s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class BuysAndCosts(NamedTuple):
+    """Of a field that no sweep shows."""
+
+    buys: str
+    costs: str
+
 
 SMALL = "llama-3.2-1b-bf16"
 LORA = "llama-3.1-8b-lora"
@@ -230,5 +239,51 @@ GROUPS: dict[str, list[Toggle]] = {
     ],
 }
 """By what they change, in the order of the guide."""
+
+SEVERAL_GPUS: dict[str, BuysAndCosts] = {
+    "parallel": BuysAndCosts(
+        buys="ddp: more rows at a time. fsdp: a model, its gradients and its optimizer's state divided "
+        "by the number of GPUs. tp: layers, and what they keep for backward, divided as well.",
+        costs="ddp: a second copy of the gradients, sent once a step. fsdp: every weight is gathered "
+        "for forward and again for backward. tp: two sums over the ranks in each half of a block, "
+        "which nothing hides.",
+    ),
+    "dp_replicate": BuysAndCosts(
+        buys="Copies of the model that train together. With fsdp, parts need to be gathered within a "
+        "group of dp_shard ranks only.",
+        costs="Nothing is divided among copies.",
+    ),
+    "dp_shard": BuysAndCosts(
+        buys="Weights, gradients and optimizer state divided by this many ranks.",
+        costs="What is gathered, and the activations, stay as large as they are.",
+    ),
+    "tp": BuysAndCosts(
+        buys="Large layers, and the activations inside them, divided by this many ranks.",
+        costs="Activations between layers are whole on every rank; the ranks train on the same rows.",
+    ),
+    "reshard_after_forward": BuysAndCosts(
+        buys="true: a unit's gathered weights are freed after its forward.",
+        costs="They are gathered again in backward: half as much communication more. false keeps the "
+        "whole model.",
+    ),
+    "reduce_dtype": BuysAndCosts(
+        buys="fp32: gradients of 16-bit products are summed without rounding.",
+        costs="Twice the bytes of 16 bit, in memory and on the links, while a unit's gradients are summed.",
+    ),
+    "sync_each_micro_batch": BuysAndCosts(
+        buys="false: gradients are sent once a step and not after every micro batch.",
+        costs="With fsdp every rank keeps the gradients of whole weights through the step.",
+    ),
+    "wrap": BuysAndCosts(
+        buys="accelerate and transformers: the peak of a script that uses these libraries.",
+        costs="They gather last norm and head as a unit of their own and keep it; block keeps the "
+        "embedding too.",
+    ),
+    "cpu_offload": BuysAndCosts(
+        buys="A rank's part of weights, gradients and optimizer state leaves the GPU.",
+        costs="It travels over the host link for every unit, and the optimizer steps on the CPU.",
+    ),
+}
+"""By field: what it buys, and what it costs. They have a page of their own, several-gpus.md, and no sweep."""
 
 TOGGLES = [toggle for group in GROUPS.values() for toggle in group]

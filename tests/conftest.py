@@ -37,6 +37,7 @@ SLOW = (
     "tests/fit/test_exact.py",
     "tests/fit/test_search.py",
     "tests/gpu",
+    "tests/mcp",  # a server
     "tests/measure",  # whole runs
     "tests/models",
     "tests/napkin/test_activations.py",  # compares with torch, tensor by tensor
@@ -56,6 +57,7 @@ SLOW = (
     "tests/sweep",  # cells in processes
     "tests/training/test_trainer_parity.py",
     "tests/training/toggles",  # trains with and without each
+    "tests/track",  # trackers in processes
     "tests/trust",  # killing, filling the disk, hostile files
     "tests/test_trust_checkpoints.py",
 )

@@ -2,12 +2,16 @@
 
 from harness.allocator.allocator import Allocator, AllocatorOutOfMemory
 from harness.allocator.blocks import Block
+from harness.allocator.device_memory import kRoundLarge
 from harness.allocator.memory_stats import snapshot_segments
 from harness.allocator.settings import (
     FreeBlockOrder,
     Settings,
     allocator_settings,
+    kLargeBuffer,
+    kMinLargeAlloc,
     kSmallBuffer,
+    kSmallSize,
     parse_settings,
 )
 from harness.allocator.trace_replay import Replay, replay
@@ -20,7 +24,11 @@ __all__ = [
     "Replay",
     "Settings",
     "allocator_settings",
+    "kLargeBuffer",
+    "kMinLargeAlloc",
+    "kRoundLarge",
     "kSmallBuffer",
+    "kSmallSize",
     "parse_settings",
     "replay",
     "snapshot_segments",

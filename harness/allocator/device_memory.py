@@ -23,6 +23,10 @@ EventSink = Callable[[str, int, int, int], None]
 segment_unmap and oom (whose address is the device's free bytes) are those of a recorded trace."""
 
 
+def _unheard(*_: object) -> None:
+    pass
+
+
 class Device:
     """The device's memory as the allocator sees it."""
 
@@ -43,7 +47,7 @@ class Device:
         """By address."""
         self.segment, self.reserved_bytes, self.oversize_segments = Stat(), Stat(), Stat()
         self.num_device_alloc = self.num_device_free = 0
-        self.emit: EventSink = on_event or (lambda *_: None)
+        self.emit: EventSink = on_event or _unheard
         self.can_take: Callable[[int], bool] | None = None
         """Decides instead of capacity_bytes whether memory can be had (a replay knows it from the trace)."""
         self._new_address = new_address

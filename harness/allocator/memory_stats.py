@@ -84,12 +84,12 @@ def snapshot_segments(allocator: Allocator) -> list[dict[str, Any]]:
 
     An expandable segment shows as one entry for each contiguous mapped range.
     """
-    segments = []
+    segments: list[dict[str, Any]] = []
     for segment in allocator.device.segments.values():
         block: Block | None = segment.head
         while block is not None:
             if block.mapped:
-                blocks = []
+                blocks: list[Block] = []
                 while block is not None and block.mapped:
                     blocks.append(block)
                     block = block.next

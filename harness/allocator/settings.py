@@ -106,7 +106,7 @@ def _options(text: str, origin: str) -> list[tuple[str, str]]:
     """Split at the commas outside brackets; PyTorch drops white space and allows one comma at the end."""
     text = re.sub(r"\s+", "", text)
     items = re.split(r",(?![^\[]*\])", text.removesuffix(",")) if text else []
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for item in items:
         key, colon, value = item.partition(":")
         if not (key and colon and value):

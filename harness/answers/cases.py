@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ class Case:
     name: str
     recipe: Recipe
     hardware: Hardware
-    profiles: list[StepProfile] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    profiles: list[StepProfile] = field(default_factory=list[StepProfile])
+    notes: list[str] = field(default_factory=list[str])
 
     def has(self, source: str) -> bool:
         """Whether there is a profile of this source."""
@@ -81,7 +81,7 @@ def complete(case: Case, sources: Sequence[Prediction] = ("napkin", "simulated")
     """Predict what is missing of the case. An answer that cannot be given is noted, with its reason."""
     there = next((profile for profile in case.profiles if profile.source in ("measured", "emulated")), None)
     # what ran did so under its own allocator settings
-    environment = os.environ if there is None else there.provenance.get("settings") or {}
+    environment: Mapping[str, str] = os.environ if there is None else there.provenance.get("settings") or {}
     for source in sources:
         if not case.has(source):
             try:
@@ -107,10 +107,10 @@ def _of_profiles(paths: Sequence[str], hardware: Hardware | None) -> list[Case]:
         path = Path(text)
         profile = StepProfile.read(path)
         device = hardware or table_device(profile) or find_hardware(DEFAULT_HARDWARE)
-        matters = {name: value for name, value in profile.recipe.items() if name not in EFFECTS}
-        key = device.name, repr(sorted(matters.items()))
+        recipe = check_recipe(profile.recipe, f"{path}: recipe")  # an older one lacks newer fields
+        key = device.name, repr(recipe.model_dump(exclude=set(EFFECTS)))
         if key not in cases:
-            cases[key] = Case(_name(path), check_recipe(profile.recipe, f"{path}: recipe"), device)
+            cases[key] = Case(_name(path), recipe, device)
         cases[key].profiles.append(profile)
     return list(cases.values())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from harness.errors import InputError
 from harness.recipe import EFFECTS, Recipe
@@ -131,7 +131,7 @@ def compare(profiles: Sequence[StepProfile], name: str = "recipe") -> Comparison
         raise InputError(f"{name}: there is only a {first.source} profile, and nothing to hold it against.")
     same_device = len({profile.hardware.kind == "cpu" for profile in profiles}) == 1
     known = {source: quantities(profile) for source, profile in by_source.items()}
-    rows = []
+    rows: list[Row] = []
     for place, quantity, unit in known[reference]:
         values = {source: found[place, quantity, unit] for source, found in known.items()}
         if not rows or any(value is not None for value in values.values()):
@@ -158,8 +158,8 @@ def different_fields(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tu
 
 def _default(name: str) -> Any:
     """A recipe field's default as JSON has it; None for what is no field."""
-    default = Recipe.model_fields[name].default if name in Recipe.model_fields else None
-    return list(default) if isinstance(default, tuple) else default
+    default: Any = Recipe.model_fields[name].default if name in Recipe.model_fields else None
+    return list(cast("tuple[str, ...]", default)) if isinstance(default, tuple) else default
 
 
 def described(fields: dict[str, tuple[Any, Any]]) -> str:
@@ -216,7 +216,8 @@ def _notes(profiles: dict[str, StepProfile]) -> Iterator[str]:
 
 def _differences_of_origin(simulated: StepProfile, ran: StepProfile) -> Iterator[str]:
     """Library versions and allocator settings are part of what is simulated."""
-    here, there = (p.provenance.get("versions") or {} for p in (simulated, ran))
+    here: dict[str, str] = simulated.provenance.get("versions") or {}
+    there: dict[str, str] = ran.provenance.get("versions") or {}
     versions = [
         f"{package} {here[package]} simulated, {there[package]} {ran.source}"
         for package in here

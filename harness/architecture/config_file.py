@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
-from harness.system import read_whole, unrepeated
+from harness.system import is_object, read_whole, unrepeated
 
 MAX_CONFIG_BYTES = 1_000_000
 LARGEST_COUNT = 2**31 - 1
@@ -37,7 +37,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(f"model: {path} cannot be read: {error.strerror}.{advice}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"model: {path} is not JSON: {error}. Give a config.json.") from None
-    if not isinstance(config, dict):
+    if not is_object(config):
         raise InputError(f"model: {path} holds no config: it must be a JSON object with a model_type.")
     return config
 

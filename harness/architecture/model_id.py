@@ -23,6 +23,19 @@ def find_config(model: str) -> Path:
 
     Raises InputError for what is no name, no file and no id, and for an id whose config cannot be had.
     """
+    here = config_here(model)
+    if here is not None:
+        return here
+    if model.endswith(".json") or not _may_be_id(model):
+        raise InputError(
+            f"model: {model}: there is no such file. Give a name from recipes/models, a config.json, a "
+            f"checkpoint folder or a Hugging Face id.{nearest_model(model)}"
+        )
+    return _fetched(model)
+
+
+def config_here(model: str) -> Path | None:
+    """The path of the model's config.json on this machine; None if it is not here. Fetches nothing."""
     named = find_model_config(model)
     if named is not None:
         return named
@@ -31,12 +44,11 @@ def find_config(model: str) -> Path:
         return path / "config.json"
     if os.path.exists(path):  # a pipe too, which read_config refuses
         return path
-    if path.suffix == ".json" or model.startswith((".", "/", "~")) or not _ID.fullmatch(model):
-        raise InputError(
-            f"model: {model}: there is no such file. Give a name from recipes/models, a config.json, a "
-            f"checkpoint folder or a Hugging Face id.{nearest_model(model)}"
-        )
-    return _cached(model) or _fetched(model)
+    return _cached(model) if _may_be_id(model) else None
+
+
+def _may_be_id(model: str) -> bool:
+    return not model.startswith((".", "/", "~")) and _ID.fullmatch(model) is not None
 
 
 def _cached(model: str) -> Path | None:
@@ -62,10 +74,10 @@ def _fetched(model: str) -> Path:
     from huggingface_hub import errors
 
     try:
-        there = huggingface_hub.hf_hub_download(model, "config.json", dry_run=True)
+        there = huggingface_hub.hf_hub_download(model, "config.json", dry_run=True)  # pyright: ignore[reportUnknownMemberType]
         if (there.file_size or 0) > MAX_CONFIG_BYTES:
             raise InputError(f"model: {model}: its config.json has more than {MAX_CONFIG_BYTES:,} bytes.")
-        return Path(huggingface_hub.hf_hub_download(model, "config.json"))
+        return Path(huggingface_hub.hf_hub_download(model, "config.json"))  # pyright: ignore[reportUnknownMemberType]
     except InputError:
         raise
     except errors.GatedRepoError:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from harness.architecture.config_file import LARGEST_COUNT, MOST_LAYERS, read_config
 from harness.architecture.families import FAMILIES
 from harness.architecture.model_id import find_config
 from harness.errors import InputError
+from harness.system import is_object
 
 _ALIASES = {  # GPT-2's names
     "hidden_size": "n_embd",
@@ -184,9 +185,9 @@ def _sliding(family: str, read: _Reader, layers: int) -> tuple[int | None, int]:
     if window is None or family not in ("mistral", "mixtral", "qwen2", "qwen3", "gemma2", "phi3"):
         return None, 0
     window = read.count("sliding_window")
-    kinds = read.get("layer_types")
+    kinds: Any = read.get("layer_types")
     if isinstance(kinds, list):
-        return window, min(layers, kinds.count("sliding_attention"))
+        return window, min(layers, cast("list[Any]", kinds).count("sliding_attention"))
     if family in ("qwen2", "qwen3"):
         sliding = layers - read.count("max_window_layers") if read.get("use_sliding_window") else 0
         return (window, sliding) if sliding > 0 else (None, 0)
@@ -208,9 +209,9 @@ def _dtype(read: _Reader) -> str | None:
 
 
 def _rotary_fraction(read: _Reader) -> float:
-    rope = read.get("rope_parameters") or read.get("rope_scaling") or {}
-    stated = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
-    fraction = stated or read.get("partial_rotary_factor", read.get("rotary_pct", 1.0))
+    rope: Any = read.get("rope_parameters") or read.get("rope_scaling") or {}
+    stated = rope.get("partial_rotary_factor") if is_object(rope) else None
+    fraction: Any = stated or read.get("partial_rotary_factor", read.get("rotary_pct", 1.0))
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
         raise InputError(
             f"model: {read.origin}: the fraction of a head that is rotated is {fraction!r:.60}; "

@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from harness.architecture import config_here
 from harness.errors import InputError
-from harness.recipe import Recipe, fields_that_change, find_model_config, shown
+from harness.recipe import Recipe, fields_that_change, shown
 from harness.system import PACKAGES, installed_version
 
 MAY_CHANGE = fields_that_change("run")
@@ -52,13 +53,12 @@ def library_versions() -> dict[str, str]:
 
 
 def content_of(recipe: Recipe) -> dict[str, str | None]:
-    """SHA-256 of the files that `model` and `data` name; None for what is no file.
+    """SHA-256 of the model's config and of the file that `data` names; None for what is not here.
 
     Their paths may change from machine to machine; what is in them may not.
     """
-    config = find_model_config(recipe.model) or Path(os.path.expanduser(recipe.model))
-    paths = {"model": config / "config.json" if os.path.isdir(config) else config, "data": Path(recipe.data)}
-    return {field: _digest(path) if os.path.isfile(path) else None for field, path in paths.items()}
+    paths = {"model": config_here(recipe.model), "data": Path(recipe.data)}
+    return {field: _digest(path) if path and os.path.isfile(path) else None for field, path in paths.items()}
 
 
 def refuse_another_recipe(checkpoint: Path, saved: SavedState, recipe: Recipe) -> None:

@@ -12,7 +12,7 @@ import typer
 from harness.cli.estimates import fit, hardware, napkin, recipes, shard, simulate
 from harness.cli.exit_status import INTERRUPTED
 from harness.cli.running import doctor, emulate, run, sweep, validate
-from harness.cli.showing import report, serve, snapshot
+from harness.cli.showing import mcp, report, serve, snapshot
 from harness.errors import HarnessError, MissingDependency
 from harness.system import complain, end_process, interrupted_status, interruptible
 
@@ -56,13 +56,14 @@ app.command()(doctor.doctor)
 app.command(epilog=napkin.EXAMPLES)(napkin.napkin)
 app.command(epilog=fit.EXAMPLES)(fit.fit)
 app.command(epilog=hardware.EXAMPLES)(hardware.hardware)
-app.command()(shard.shard)
+app.command(epilog=shard.EXAMPLES)(shard.shard)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=simulate.EXAMPLES)(simulate.simulate)
 app.command(epilog=validate.EXAMPLES)(validate.validate)
 app.add_typer(snapshot.app, name="snapshot")
 app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command()(serve.serve)
+app.command(epilog=mcp.EXAMPLES)(mcp.mcp)
 
 
 def main() -> NoReturn:

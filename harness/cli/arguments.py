@@ -38,6 +38,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout inste
 JsonOnStdout = Annotated[
     bool, typer.Option("--json", help="Print JSON on stdout, everything else on stderr.")
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="NAME",
+        envvar="HARNESS_TRACK",
+        help="Tell an experiment tracker too: tensorboard, wandb, mlflow, trackio, ... Several with commas.",
+        show_default=False,
+    ),
+]
 
 
 def asked_for(

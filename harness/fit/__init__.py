@@ -1,30 +1,42 @@
 """What would fit: searched by arithmetic or by simulation, and what to change when nothing does."""
 
 from harness.fit.advice import advise
+from harness.fit.card_count import among, compare_counts, read_counts, render_counts
 from harness.fit.changes import by_arithmetic, suggestions
 from harness.fit.confirmed import ConfirmedFit, fit_confirmed
 from harness.fit.device_choice import compare_hardware, render_choice, render_table
 from harness.fit.exact import fit_exact
 from harness.fit.host_memory import check_host_memory
+from harness.fit.lengths import fit_lengths, lengths_document, lengths_lines
 from harness.fit.search import fit
-from harness.fit.sharding import bucket_note, shard
+from harness.fit.sharding import Refused, Sharded, bucket_note, shard, strategies
 from harness.fit.text import exact_lines, fit_document, fit_lines
 
 __all__ = [
     "ConfirmedFit",
+    "Refused",
+    "Sharded",
     "advise",
+    "among",
     "bucket_note",
     "by_arithmetic",
     "check_host_memory",
+    "compare_counts",
     "compare_hardware",
     "exact_lines",
     "fit",
     "fit_confirmed",
     "fit_document",
     "fit_exact",
+    "fit_lengths",
     "fit_lines",
+    "lengths_document",
+    "lengths_lines",
+    "read_counts",
     "render_choice",
+    "render_counts",
     "render_table",
     "shard",
+    "strategies",
     "suggestions",
 ]

@@ -29,7 +29,7 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
     Of those beyond MOST_CHANGES only the first that is enough by itself. The figures are napkin's: where it
     cannot tell, a line says why.
     """
-    lines = []
+    lines: list[str] = []
     idle = report.reserved_unallocated_bytes or 0
     if report.requested_bytes is not None and idle >= report.requested_bytes:
         lines.append(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
@@ -88,7 +88,7 @@ def suggestions(recipe: Recipe, limit_bytes: int, price: Pricing) -> list[Change
     None that saves less than WORTHWHILE of it. `fits`: it then needs at most `limit_bytes`.
     """
     now = price(recipe)
-    found = []
+    found: list[Change] = []
     for same_result, change in _candidates(recipe):
         fields = change
         if "offload" in change:  # beside what is offloaded already
@@ -181,5 +181,6 @@ def overrides(recipe: Recipe, fields: dict[str, Any]) -> str:
 
 def _spelled(value: Any) -> str:
     if isinstance(value, tuple):  # brackets mean something to a shell
-        return value[0] if len(value) == 1 else f"'[{','.join(value)}]'"
+        names = cast("tuple[str, ...]", value)
+        return names[0] if len(names) == 1 else f"'[{','.join(names)}]'"
     return str(value).lower() if isinstance(value, bool) else str(value)

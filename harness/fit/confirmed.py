@@ -43,14 +43,14 @@ class ConfirmedFit:
 
     arithmetic: Fit | None
     """None for a model that napkin has no arithmetic for."""
-    largest: dict[FitField, ExactFit] = field(default_factory=dict)
+    largest: dict[FitField, ExactFit] = field(default_factory=dict[FitField, ExactFit])
     """Empty where nothing could be simulated."""
-    expandable: dict[FitField, ExactFit] = field(default_factory=dict)
+    expandable: dict[FitField, ExactFit] = field(default_factory=dict[FitField, ExactFit])
     """Larger values that fit with expandable_segments:True, where that changes the answer."""
-    changes: list[Change] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list[Change])
     together: str = ""
     """Overrides with which it was seen to fit."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
 
     @classmethod
     def by_arithmetic(cls, arithmetic: Fit) -> ConfirmedFit:

@@ -46,7 +46,7 @@ class ExactFit:
     """Out of memory at the next value; None when that was not simulated, for `limit`."""
     limit: str | None = None
     """Why there is nothing beyond the largest value, where memory is not the reason."""
-    tried: dict[int, bool] = dataclasses.field(default_factory=dict)
+    tried: dict[int, bool] = dataclasses.field(default_factory=dict[int, bool])
     """Every simulated value, in order, and whether it fits."""
 
     def as_json(self) -> dict[str, Any]:

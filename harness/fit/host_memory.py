@@ -88,7 +88,7 @@ def available_memory(root: Path = Path("/")) -> Available:
 
 def _limits(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> list[Available]:
     """What the group at `path` and every group around it leave. In a container they may not be visible."""
-    found = []
+    found: list[Available] = []
     group = mount / path.strip("/")
     for folder in [group, *group.parents]:
         if not folder.is_relative_to(mount):

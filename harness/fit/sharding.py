@@ -1,28 +1,37 @@
-"""Memory and communication a GPU under data and model parallelism. No torch.
+"""Memory and communication of a GPU under data and model parallelism. No torch.
 
-The model states and their splits are ZeRO's (Rajbhandari et al., arXiv 1910.02054): parameters, gradients
-and optimizer states, each replicated or divided by the number of GPUs. Volumes are bytes a GPU sends in one
-optimizer step, with ring collectives: an all-gather or reduce-scatter of M bytes over N GPUs sends
-M (N - 1) / N, and an all-reduce is one of each.
+DDP and FSDP2 are napkin's own answer for the recipe on so many ranks (harness/napkin/ranks). ZeRO-1, 2 and 3
+are DeepSpeed's: its paper's splits of the model states (Rajbhandari et al., arXiv 1910.02054) and, beside
+them, the buffers that its configuration documents. Model parallelism is the blocks divided, one GPU after the
+other. What is sent is counted with ring collectives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from harness.errors import InputError
-from harness.napkin import Memory, Moment, Sizes, Timing, Weight
+from harness.fit.deepspeed import zero_buffers
+from harness.napkin import Memory, Moment, Timing, estimate, ring, traffic
+from harness.recipe import check_recipe
 from harness.units import in_gib
 
-STRATEGIES = ("model parallel", "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3 / FSDP", "hybrid sharding")
+STRATEGIES = ("model parallel", "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2", "hybrid sharding")
 GPUS_PER_NODE = 8
-FIRST_BUCKET_BYTES = 2**20
-"""torch.distributed._DEFAULT_FIRST_BUCKET_BYTES: small, so that communication starts early."""
-BUCKET_BYTES = 25 * 2**20
-"""DistributedDataParallel's bucket_cap_mb, its default."""
-ROUNDING_BYTES = 512
-"""The CUDA caching allocator's."""
+ALONE: dict[str, Any] = {
+    "parallel": "none",
+    "dp_replicate": 1,
+    "dp_shard": 1,
+    "tp": 1,
+    "reshard_after_forward": True,
+    "reduce_dtype": None,
+    "sync_each_micro_batch": True,
+    "wrap": "block",
+    "cpu_offload": False,
+}
+"""The fields of a recipe that say how it is divided, as one GPU has them."""
 
 
 @dataclass(frozen=True)
@@ -56,32 +65,47 @@ class Sharded:
     bucket_bytes: float = 0.0
     """DDP's second copy of the gradients, in `peak_bytes`."""
     num_buckets: int = 0
+    where: str = ""
+    """What the step does at its peak."""
+    buffers: str = ""
+    """DeepSpeed's buffers in `peak_bytes`, with their formula."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A strategy that the recipe cannot have."""
+
+    strategy: str
+    reason: str
 
 
 def model_states(strategy: str, whole: States, gpus: int, group: int = GPUS_PER_NODE) -> States:
     """What one of `gpus` GPUs holds of the `whole` states (arXiv 1910.02054, figure 1).
 
-    ZeRO-1 divides the optimizer states, ZeRO-2 the gradients as well, ZeRO-3 the parameters too. Hybrid
-    sharding divides all three within a `group` and replicates them across groups.
+    ZeRO-1 divides the optimizer states, ZeRO-2 the gradients as well, ZeRO-3 the parameters too, as FSDP2
+    does. Hybrid sharding divides all three within a `group` and replicates them across groups.
     """
     parts = min(group, gpus) if strategy == "hybrid sharding" else gpus
     divided = {
         "DDP": (1, 1, 1),
         "ZeRO-1": (1, 1, parts),
         "ZeRO-2": (1, parts, parts),
-        "ZeRO-3 / FSDP": (parts, parts, parts),
-        "hybrid sharding": (parts, parts, parts),
-        "model parallel": (parts, parts, parts),
-    }[strategy]
+    }.get(strategy, (parts, parts, parts))
     return States(whole.parameters / divided[0], whole.gradients / divided[1], whole.optimizer / divided[2])
 
 
 def shard(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sharded]:
-    """Every strategy on `gpus` GPUs, each with its own micro batch (model parallel: sharing one).
+    """Every strategy that the recipe can have on `gpus` GPUs, each with its own micro batch (model parallel:
+    sharing one). A recipe that says how it is divided says so for the strategies that divide it so.
 
     Raises InputError unless gpus is at least 1, and for offloaded or in-backward optimizers, whose states
     are not where these strategies divide them.
     """
+    return [row for row in strategies(memory, gpus, group) if isinstance(row, Sharded)]
+
+
+def strategies(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sharded | Refused]:
+    """`shard`, with what the recipe cannot have and why."""
     recipe = memory.sizes.recipe
     if gpus < 1 or group < 1:
         raise InputError(f"--gpus {gpus}: it must be at least 1.")
@@ -92,64 +116,74 @@ def shard(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sharded
             "offload and optimizer_in_backward are for one GPU: sharding divides what they move away. "
             "Set offload: [] and optimizer_in_backward: false."
         )
-    return [_sharded(memory, strategy, gpus, min(group, gpus)) for strategy in STRATEGIES]
+    group = min(group, gpus)
+    given = recipe.model_dump()
+    alone = estimate(check_recipe(given | ALONE, "shard"), memory.sizes.hardware, memory.sizes.built.shape)
+    of_fsdp = given if recipe.fsdp else given | ALONE
+    ddp = recipe.distributed and not (recipe.fsdp or recipe.tensor_parallel)
+    of_ddp = given if ddp else given | ALONE
+    ranks = {
+        "DDP": of_ddp | {"parallel": "ddp", "dp_replicate": gpus},
+        "FSDP2": of_fsdp | {"parallel": "fsdp", "dp_replicate": 1, "dp_shard": gpus, "tp": 1},
+        "hybrid sharding": of_fsdp
+        | {"parallel": "fsdp", "dp_replicate": gpus // group, "dp_shard": group, "tp": 1},
+    }
+    rows: list[Sharded | Refused] = []
+    for strategy in STRATEGIES:
+        if strategy not in ranks:
+            rows.append(_by_states(alone, strategy, gpus))
+            continue
+        try:
+            rows.append(_by_napkin(alone, strategy, ranks[strategy]))
+        except InputError as error:
+            rows.append(Refused(strategy, str(error).removeprefix(f"{strategy}: ")))
+    return rows
 
 
-def ddp_buckets(weights: Iterable[Weight]) -> list[int]:
-    """Bytes of the buckets into which DDP's reducer copies gradients, in the order in which they are sent;
-    `weights` are in the order of the forward pass.
-
-    With gradient_as_bucket_view=False, the default, buckets are tensors of their own that live as long as the
-    model: each gradient is copied in, reduced, and copied back. From the second step on they are filled in
-    the order in which gradients arrive, each closed when it has reached its limit: 1 MiB for the first of a
-    dtype, 25 MiB for the others (torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size).
-    """
-    closed: list[int] = []
-    filling: dict[str, int] = {}
-    limits: dict[str, int] = {}
-    for weight in reversed(list(weights)):
-        for _ in range(weight.count):
-            size = filling.get(weight.dtype, 0) + weight.size_bytes
-            if size >= limits.get(weight.dtype, FIRST_BUCKET_BYTES):
-                closed.append(size)
-                limits[weight.dtype], size = BUCKET_BYTES, 0
-            filling[weight.dtype] = size
-    return closed + [size for size in filling.values() if size]
+def bucket_note(rows: Iterable[Sharded | Refused]) -> str:
+    """A sentence about DDP's second copy of the gradients; empty where there is no DDP."""
+    for row in rows:
+        if isinstance(row, Sharded) and row.num_buckets:
+            return (
+                f"DDP's peak holds its {row.num_buckets} buckets, a second copy of the gradients: "
+                f"{in_gib(int(row.bucket_bytes))} that gradient_as_bucket_view=True does without"
+            )
+    return ""
 
 
-def _in_forward_order(sizes: Sizes) -> list[Weight]:
-    """The trained weights, each block's together: embeddings, blocks, and what comes after them."""
-    shape = sizes.built.shape
-    first = [w for w in sizes.outer if "embed" in w.name]
-    blocks = [replace(w, count=1) for _ in range(shape.layers) for w in sizes.in_blocks]
-    last = [w for w in reversed(sizes.outer) if w not in first]  # the norm comes before the head
-    return [w for w in (*first, *blocks, *last) if w.trained]
-
-
-def bucket_note(rows: Iterable[Sharded]) -> str:
-    """A sentence about DDP's second copy of the gradients."""
-    ddp = next(row for row in rows if row.strategy == "DDP")
-    return (
-        f"DDP's peak holds its {ddp.num_buckets} buckets, a second copy of the gradients: "
-        f"{in_gib(int(ddp.bucket_bytes))} that gradient_as_bucket_view=True does without"
+def _by_napkin(alone: Memory, strategy: str, fields: dict[str, Any]) -> Sharded:
+    """The recipe on so many ranks of PyTorch's engines."""
+    recipe = check_recipe(fields, strategy)
+    rank = estimate(recipe, alone.sizes.hardware, alone.sizes.built.shape)
+    sizes = rank.sizes
+    phases = Timing(sizes).phases.values()
+    return Sharded(
+        strategy,
+        States(sizes.parameter_bytes, sizes.gradient_bytes, sizes.device_state),
+        rank.peak.total_bytes,
+        sum(sent.sent for sent in traffic(sizes).values()),
+        sum(phase.sent_s for phase in phases),
+        sum(phase.exposed_s for phase in phases),
+        OVERLAP[strategy],
+        sizes.bucket_bytes,
+        len(sizes.buckets),
+        rank.peak.where,
     )
 
 
-def _sharded(memory: Memory, strategy: str, gpus: int, group: int) -> Sharded:
+def _by_states(memory: Memory, strategy: str, gpus: int) -> Sharded:
+    """What the states divided come to, with DeepSpeed's buffers."""
     sizes = memory.sizes
     whole = States(sizes.parameter_bytes, sizes.gradient_bytes, sizes.device_state)
-    states = model_states(strategy, whole, gpus, group)
-    buckets = ddp_buckets(_in_forward_order(sizes)) if strategy == "DDP" else []
-    copied = sum(-(-size // ROUNDING_BYTES) * ROUNDING_BYTES for size in buckets)
-    peak = copied + max(_at(memory, s, strategy, states, whole, gpus) for s in memory.moments[1:])
-    sent, exposed = _traffic(memory, strategy, gpus, group)
-    if buckets:  # the last one has no backward left to hide under
-        exposed = 2 * _ring(gpus) * buckets[-1]
+    states = model_states(strategy, whole, gpus)
+    buffers = zero_buffers(sizes, strategy) if gpus > 1 else []
+    held = sum(buffer.size_bytes for buffer in buffers)
+    peak = held + max(_at(memory, moment, strategy, states, whole, gpus) for moment in memory.moments[1:])
+    sent, exposed = _traffic(memory, strategy, gpus)
     link = sizes.hardware.datasheet.gpu_link.value
     exposed_s = exposed / link + max(0.0, (sent - exposed) / link - _hidden_s(memory, strategy))
-    return Sharded(
-        strategy, states, peak, sent, sent / link, exposed_s, OVERLAP[strategy], copied, len(buckets)
-    )
+    formula = "; ".join(f"{buffer.name} {buffer.formula}" for buffer in buffers)
+    return Sharded(strategy, states, peak, sent, sent / link, exposed_s, OVERLAP[strategy], buffers=formula)
 
 
 def _hidden_s(memory: Memory, strategy: str) -> float:
@@ -157,15 +191,13 @@ def _hidden_s(memory: Memory, strategy: str) -> float:
     of the step's last micro batch; sharded parameters are gathered in every forward and backward."""
     computing = Timing(memory.sizes).phases
     forward_s, backward_s = computing["forward"].seconds, computing["backward"].seconds
-    if strategy in ("DDP", "ZeRO-1", "ZeRO-2"):
+    if strategy in ("ZeRO-1", "ZeRO-2"):
         return backward_s / memory.sizes.recipe.gradient_accumulation_steps
     return forward_s + backward_s
 
 
 def _at(memory: Memory, moment: Moment, strategy: str, states: States, whole: States, gpus: int) -> float:
-    """A moment of the step with the states divided. Sharded parameters are whole while they are used: the
-    weights outside the blocks, and two blocks (the one in use and the next)."""
-    sizes = memory.sizes
+    """A moment of the step with the states divided."""
     share = states.gradients / whole.gradients if whole.gradients else 1.0
     held = states.parameters + moment.gradients * share + states.optimizer
     own = moment.activations + moment.temporaries
@@ -174,22 +206,16 @@ def _at(memory: Memory, moment: Moment, strategy: str, states: States, whole: St
         own = moment.activations + moment.temporaries * stepped
     if strategy == "model parallel":
         own /= gpus
-    elif states.parameters < whole.parameters and moment.phase != "optimizer_step":
-        block = sum(w.size_bytes for w in sizes.in_blocks)
-        held += sum(w.total_bytes for w in sizes.outer) + 2 * block
-        # a block's gradients are whole until they are reduced and scattered
-        held += sum(w.size_bytes for w in sizes.in_blocks if w.trained)
     return held + own + moment.inputs + moment.other
 
 
-def _traffic(memory: Memory, strategy: str, gpus: int, group: int) -> tuple[float, float]:
+def _traffic(memory: Memory, strategy: str, gpus: int) -> tuple[float, float]:
     """Bytes a GPU sends in one step, and how many of them nothing can hide.
 
-    DDP: an all-reduce of the gradients. ZeRO-1 and 2: a reduce-scatter of them, and an all-gather of the
-    updated parameters after the step. ZeRO-3: an all-gather of all parameters in forward and again in
-    backward, for every micro batch, and a reduce-scatter of the gradients: 1.5 times DDP. Hybrid: that
-    within a group, and an all-reduce of a group's gradient shard across groups. Model parallel: the
-    residual stream at each border, forward and back.
+    ZeRO-1 and 2: a reduce-scatter of the gradients, and an all-gather of the updated parameters after the
+    step. ZeRO-3: an all-gather of all parameters in forward and again in backward, for every micro batch, and
+    a reduce-scatter of the gradients: 1.5 times DDP. Model parallel: the residual stream at each border,
+    forward and back.
     """
     sizes = memory.sizes
     micro = sizes.recipe.gradient_accumulation_steps
@@ -199,21 +225,9 @@ def _traffic(memory: Memory, strategy: str, gpus: int, group: int) -> tuple[floa
         stream = sizes.stages.loss.entering
         border = 2 * micro * (stream.size_bytes if stream else 0) if gpus > 1 else 0
         return border, border
-    if strategy == "hybrid sharding":
-        ring, groups = _ring(group), gpus // group
-        across = 2 * _ring(groups) * gradients / group
-        return ring * (2 * micro * everything + gradients * micro) + across, 0.0
-    ring = _ring(gpus)
-    if strategy == "DDP":
-        return 2 * ring * gradients, 0.0
     if strategy in ("ZeRO-1", "ZeRO-2"):
-        return ring * (gradients + trained), ring * trained
-    return ring * (2 * micro * everything + gradients * micro), 0.0
-
-
-def _ring(gpus: int) -> float:
-    """Share of a buffer that each of `gpus` GPUs sends in a ring all-gather or reduce-scatter."""
-    return (gpus - 1) / gpus
+        return ring(gpus) * (gradients + trained), ring(gpus) * trained
+    return ring(gpus) * (2 * micro * everything + gradients * micro), 0.0
 
 
 OVERLAP = {
@@ -221,6 +235,7 @@ OVERLAP = {
     "DDP": "the all-reduce runs under backward, bucket by bucket; the last bucket shows",
     "ZeRO-1": "the reduce-scatter runs under backward; the all-gather after the step does not",
     "ZeRO-2": "the reduce-scatter runs under backward; the all-gather after the step does not",
-    "ZeRO-3 / FSDP": "the next block's all-gather runs under this block's compute; the first one shows",
-    "hybrid sharding": "as ZeRO-3 on the fast links of a group; the all-reduce across groups under backward",
+    "ZeRO-3": "the next layers' all-gather runs under these layers' compute",
+    "FSDP2": "the next unit's all-gather runs under this one's compute; the first shows, and the last sum",
+    "hybrid sharding": "as FSDP2 on the fast links of a group; the sum across groups under backward",
 }

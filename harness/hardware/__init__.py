@@ -12,6 +12,7 @@ from harness.hardware.hardware import (
     table_device,
     with_memory,
 )
+from harness.hardware.links import Collective, collective_s
 from harness.hardware.nvml import Nvml, device_names
 from harness.hardware.roofline import (
     Bound,
@@ -23,13 +24,15 @@ from harness.hardware.roofline import (
     time_of,
     transfer_s,
 )
-from harness.hardware.table import TABLE_NAMES
+from harness.hardware.table import NCCL_COMMUNICATOR, TABLE_NAMES
 
 __all__ = [
     "DEFAULT_HARDWARE",
+    "NCCL_COMMUNICATOR",
     "PLENTY_BYTES",
     "TABLE_NAMES",
     "Bound",
+    "Collective",
     "Hardware",
     "Nvml",
     "Time",
@@ -37,6 +40,7 @@ __all__ = [
     "achievable_flops",
     "all_hardware",
     "arithmetic_intensity",
+    "collective_s",
     "device_names",
     "find_hardware",
     "hardware_names",

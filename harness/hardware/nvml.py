@@ -1,5 +1,7 @@
 """The GPU as its driver sees it: bytes of this process, and how busy the device was."""
 
+# pynvml has no types.
+# pyright: basic
 from __future__ import annotations
 
 import os

@@ -2,7 +2,7 @@
 
 from harness.measure.cpu_speed import matmul_flops_per_s
 from harness.measure.doctor import examine
-from harness.measure.measured_run import RECORDED_STEPS, chosen_device, measure, total_steps
+from harness.measure.measured_run import RECORDED_STEPS, chosen_device, measure, num_gpus, total_steps
 from harness.measure.observer import Progress
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "examine",
     "matmul_flops_per_s",
     "measure",
+    "num_gpus",
     "total_steps",
 ]

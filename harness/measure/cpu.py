@@ -88,6 +88,9 @@ class CpuObserver:
         recorded = (stats.peak_allocated_bytes or 0 for stats in self._peaks.phases.values())
         return max(recorded, default=None) or self._peaks.first_step_bytes
 
+    def peak_reserved_bytes(self) -> None:
+        """There is no allocator that would reserve."""
+
     def phase_memory(self) -> dict[str, PhaseStats]:
         return self._peaks.phases
 

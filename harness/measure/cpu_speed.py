@@ -6,6 +6,8 @@ import time
 
 import torch
 
+from harness.training import DTYPES
+
 SIDE = 512
 """Rows and columns of what is multiplied: large enough for all cores, done in milliseconds on most."""
 ENOUGH_S = 0.2
@@ -16,7 +18,7 @@ def matmul_flops_per_s(dtype: str) -> float:
 
     The best of them: what else runs on the machine makes one slower and none faster.
     """
-    kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    kind = DTYPES[dtype]
     square = torch.ones(SIDE, SIDE, dtype=kind)
     torch.mm(square, square)  # the first one chooses and compiles its kernel
     best_s, spent_s = float("inf"), 0.0

@@ -111,6 +111,10 @@ class CudaObserver:
     def peak_bytes(self) -> int | None:
         return max(self._step_peak_bytes, torch.cuda.max_memory_allocated(self.device))
 
+    def peak_reserved_bytes(self) -> int | None:
+        by_phase = (stats.peak_reserved_bytes or 0 for stats in self._peaks.phases.values())
+        return max(torch.cuda.max_memory_reserved(self.device), *by_phase, 0)
+
     def phase_memory(self) -> dict[str, PhaseStats]:
         """From statistics that are reset as each phase begins."""
         return self._peaks.phases
@@ -240,7 +244,7 @@ class CudaObserver:
             storage.data_ptr(): storage.nbytes()
             for _, tensor in kept
             if tensor.device.type == "cpu" and tensor.dim() > 0 and not tensor.is_pinned()
-            for storage in [tensor.untyped_storage()]
+            for storage in [storage_of(tensor)]
         }
         found = pinned + sum(others.values())
         return found if found >= _PAGE_BYTES else None

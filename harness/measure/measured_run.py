@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from harness.measure.not_finite import Origin, origin_of_loss, origin_of_weights
 from harness.measure.observer import Advise, DeviceObserver, Progress
 from harness.measure.step_times import peak_rss_bytes, phase_stats, step_stats
 from harness.observe import FlopCount
+from harness.parallel import lost_rank
 from harness.recipe import Recipe
 from harness.run_folder import RunFolder, steps_done_of
 from harness.snapshot import breakdown_at, find_peak, top_allocations
@@ -60,6 +62,7 @@ def measure(
     snapshot: bool = True,
     advise: Advise | None = None,
     warnings: list[str] | None = None,
+    alive: Callable[[str], None] | None = None,
 ) -> StepProfile:
     """Run the recipe, write its folder, and return what was measured.
 
@@ -67,11 +70,13 @@ def measure(
     a nan loss give a profile too, with `complete` false (and `oom` or `not_finite` filled, `oom.advice` by
     `advise`); whoever called decides on the exit status. `warnings` go into the profile before the run's
     own. Raises InputError for a recipe that cannot run here and for a checkpoint that cannot be resumed,
-    before anything is written; and for a full disk, after writing what of profile and snapshot has room.
+    before anything is written; for a full disk, after writing what of profile and snapshot has room; and
+    for a rank that is gone, after writing what this one knows. `alive` is told each phase that begins.
     """
     resumed = None if folder.checkpoint is None else read(folder.checkpoint, recipe)
     device = device or chosen_device()
     run = MeasuredRun(recipe, device, folder, progress, resumed, list(warnings or ()), with_history=snapshot)
+    run.alive = alive or run.alive
     failed: InputError | None = None
     try:
         run.to_the_end()
@@ -85,13 +90,17 @@ def measure(
             error  # a log or a checkpoint that could not be written: the steps so far were not for nothing
         )
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        gone = lost_rank(error) if recipe.distributed else None
+        if gone is None and not is_out_of_memory(error):
             raise
+        if gone is not None:
+            failed = InputError(f"{gone}, in {run.phase_now} after {len(run.losses)} steps.")
         with held_back():
-            run.oom = run.observer.shortage(run.phase_now, error)
+            run.oom = None if gone else run.observer.shortage(run.phase_now, error)
             if run.memory is None:
                 run.look_back()  # while the traceback still holds the step's tensors
-            run.oom.top = run.top
+            if run.oom is not None:
+                run.oom.top = run.top
     with held_back():
         profile = run.profile()
         if profile.oom is not None and advise is not None:
@@ -112,6 +121,11 @@ def measure(
 def total_steps(recipe: Recipe) -> int:
     """The steps of a whole run: warmup, timed, recorded."""
     return len(step_kinds(recipe, RECORDED_STEPS))
+
+
+def num_gpus() -> int:
+    """GPUs of this machine that torch can use."""
+    return torch.cuda.device_count()
 
 
 def chosen_device(name: str | None = None) -> torch.device:
@@ -160,6 +174,7 @@ class MeasuredRun:
         self.observer = _observer(device, recipe, with_history)
         self.watching: LoopObserver = self.observer
         self.phase_now = "setup"
+        self.alive: Callable[[str], None] = lambda doing: None
         self.training: Training | None = None
         self.data: DataSummary | None = None
         self.loss_scale = 0.0
@@ -178,6 +193,7 @@ class MeasuredRun:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         self.phase_now = name
+        self.alive(name if name == "setup" else f"{name} of step {len(self.losses) + 1}")
         with self.watching.phase(name):
             yield
 
@@ -260,10 +276,10 @@ class MeasuredRun:
         )
 
     def _note(self, step: Step, training: Training) -> None:
-        loss = float(step.loss)
+        loss = training.ranks.averaged(step.loss)
         self.losses.append(loss if math.isfinite(loss) else None)
         times_s = dict(self.observer.times_s[-1]) if step.kind == "timed" and not self.emulated else {}
-        tokens_per_s = self.recipe.tokens_per_step / times_s["step"] if times_s else None
+        tokens_per_s = self.recipe.global_tokens_per_step / times_s["step"] if times_s else None
         line: dict[str, Any] = {"step": step.index, "kind": step.kind, "num_tokens": step.num_tokens}
         line["loss"] = None if self.emulated else self.losses[-1]
         if not math.isfinite(loss):
@@ -272,6 +288,9 @@ class MeasuredRun:
         if training.scaler is not None:
             line["loss_scale"] = self.loss_scale = training.scaler.get_scale()
         line["peak_allocated_bytes"] = peak_bytes = self.observer.peak_bytes()
+        line["peak_reserved_bytes"] = self.observer.peak_reserved_bytes()
+        if tokens_per_s is not None:
+            line["tokens_per_s"] = tokens_per_s
         self.folder.log({**line, **{f"{name}_s": seconds for name, seconds in times_s.items()}})
         shown = None if self.emulated else loss
         self.progress.step(step.index, len(self.total), step.kind, shown, tokens_per_s, peak_bytes)
@@ -322,6 +341,8 @@ class MeasuredRun:
             ran["recorded_steps"] = "eager: the memory of compiled code cannot be followed on a CPU"
         if self.resumed is not None:
             ran["resumed_after_steps"] = self.first
+        if self.recipe.distributed:
+            ran |= {"host": socket.gethostname(), "data_rank": self.training.ranks.data_rank}
         return ran
 
 

@@ -58,6 +58,9 @@ class DeviceObserver(LoopObserver, Protocol):
     def peak_bytes(self) -> int | None:
         """The largest allocated bytes of any step so far, if known."""
 
+    def peak_reserved_bytes(self) -> int | None:
+        """The largest reserved bytes of any step so far; None where nothing is reserved."""
+
     def phase_memory(self) -> dict[str, PhaseStats]:
         """Peaks and final bytes of the recorded steps' phases; no times."""
         ...

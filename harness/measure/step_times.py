@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.observe import FlopCount
 from harness.recipe import Recipe
-from harness.step_profile import PHASES, HardwareSummary, PhaseStats, StepStats, TimeStats
+from harness.step_profile import PHASES, HardwareSummary, PhaseStats, StepStats, TimeStats, utilization
 
 Times = Sequence[Mapping[str, float]]
 """Of every finished timed step: seconds by phase, and of the whole "step"."""
@@ -34,17 +34,16 @@ def phase_stats(
 def step_stats(
     recipe: Recipe, hardware: HardwareSummary, times_s: Times, flop_count: FlopCount | None
 ) -> StepStats:
-    """Time, tokens per second, and FLOPs as a share of what `hardware` could do in that time."""
+    """Time, tokens per second of all ranks, and FLOPs as a share of what `hardware` could do in that time."""
     time_s = _spread(times_s, "step")
     all_flops = None if flop_count is None else sum(flop_count.flops.values())
     model_flops = all_flops and flop_count and all_flops - flop_count.recomputed_flops
-    ceiling = (hardware.peak_flops or 0) * (time_s.median or 0)
     return StepStats(
         time_s=time_s,
-        tokens_per_s=recipe.tokens_per_step / time_s.median if time_s.median else None,
+        tokens_per_s=recipe.global_tokens_per_step / time_s.median if time_s.median else None,
         model_flops=model_flops,
-        mfu=model_flops / ceiling if model_flops and ceiling else None,
-        hfu=all_flops / ceiling if all_flops and ceiling else None,
+        mfu=utilization(model_flops, time_s.median, hardware.peak_flops),
+        hfu=utilization(all_flops, time_s.median, hardware.peak_flops),
     )
 
 

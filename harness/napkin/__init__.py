@@ -5,6 +5,7 @@ from harness.napkin.memory.moments import Memory, Moment, required_bytes
 from harness.napkin.memory.sizes import Sizes
 from harness.napkin.model.weights import Weight
 from harness.napkin.prediction import derive, estimate, predict, profile
+from harness.napkin.ranks.traffic import ring, traffic
 from harness.napkin.timing import Timing
 
 __all__ = [
@@ -19,4 +20,6 @@ __all__ = [
     "profile",
     "render",
     "required_bytes",
+    "ring",
+    "traffic",
 ]

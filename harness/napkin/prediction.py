@@ -31,6 +31,11 @@ def estimate(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None
 
     Raises InputError for a model that cannot be read, and a toggle that it or the device cannot have.
     """
+    if recipe.tensor_parallel:
+        raise InputError(
+            "parallel: tp: arithmetic has no terms for divided layers; `harness simulate` "
+            "runs them. Set parallel: fsdp to divide the weights alone."
+        )
     hardware.peak_flops(recipe.compute_dtype)  # refuses a dtype the device has no units for
     shape = shape or load_shape(recipe.model)
     if shape.positions and recipe.seq_len > shape.positions:
@@ -107,7 +112,7 @@ def _memory_stats(memory: Memory) -> MemoryStats:
             gradients_bytes=peak.gradients,
             optimizer_state_bytes=peak.optimizer_state,
             activations_bytes=peak.activations,
-            temporaries_bytes=peak.temporaries,
+            temporaries_bytes=peak.temporaries + peak.gathered,
             inputs_bytes=peak.inputs,
             other_bytes=peak.other,
         ),
@@ -146,10 +151,13 @@ def end_of(memory: Memory, phase: str) -> int | None:
     sizes, last = memory.sizes, memory.moments[-1]
     settled = last.inputs + last.other + sizes.device_state + sizes.device_parameters()
     recipe = sizes.recipe
-    gradients = 0 if sizes.optimizer.in_backward or recipe.parameters_on_host else sizes.gradient_bytes
+    settled += sizes.bucket_bytes
+    leave = sizes.optimizer.in_backward or recipe.parameters_on_host or sizes.parts_on_host
+    gradients = 0 if leave else sizes.gradient_bytes
     if phase == "forward":
         kept = sizes.kept_by_ctx if recipe.activations_on_host else sizes.kept_in_forward
-        return settled + kept + sizes.earlier_gradients
+        whole = sizes.units.after_forward() if sizes.units else 0
+        return settled + kept + sizes.earlier_gradients + whole
     return {"backward": settled + gradients + sizes.kept_by_ctx, "optimizer_step": settled}.get(phase)
 
 

@@ -9,7 +9,9 @@ from functools import cached_property
 from harness.hardware import Bound, Time, Work, time_of, transfer_s
 from harness.napkin.memory.optimizer import step_work
 from harness.napkin.memory.sizes import Sizes
+from harness.napkin.ranks.traffic import link_rate, traffic
 from harness.napkin.tape.stages import Stage
+from harness.step_profile import utilization
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,12 @@ class PhaseTime:
     """For transfers that the device waits for: nothing else is there to do."""
     host_step_s: float = 0.0
     """The host's own work on what is in its memory."""
+    sent_s: float = 0.0
+    """Sending to other ranks, under what computes."""
+    shown_s: float = 0.0
+    """Of that, what nothing computes under."""
+    sending_share: float = 1.0
+    """Of the phase's computing, what can hide it: without syncing each micro batch, the last one's."""
 
     @property
     def flops(self) -> int:
@@ -41,7 +49,13 @@ class PhaseTime:
     @property
     def seconds(self) -> float:
         """Compute and transfers overlap; the host's own work overlaps with neither."""
-        return max(self.time.seconds + self.waited_s, self.transfer_s) + self.host_step_s
+        return max(self.time.seconds + self.waited_s, self.transfer_s) + self.host_step_s + self.exposed_s
+
+    @property
+    def exposed_s(self) -> float:
+        """What the phase waits for other ranks."""
+        hidden = self.sent_s - self.shown_s
+        return self.shown_s + max(0.0, hidden - self.time.seconds * self.sending_share)
 
 
 class Timing:
@@ -53,12 +67,18 @@ class Timing:
     @cached_property
     def phases(self) -> dict[str, PhaseTime]:
         """data, forward, backward, optimizer_step."""
-        return {
+        phases = {
             "data": self._data(),
             "forward": self._forward(),
             "backward": self._backward(),
             "optimizer_step": self._step(),
         }
+        link = link_rate(self.sizes)
+        for name, sent in traffic(self.sizes).items():
+            share = sent.times / self.sizes.micro_batches
+            times = {"sent_s": sent.sent / link, "shown_s": sent.exposed / link, "sending_share": share}
+            phases[name] = replace(phases[name], **times)
+        return phases
 
     @property
     def seconds(self) -> float:
@@ -82,7 +102,7 @@ class Timing:
 
     @property
     def bound(self) -> Bound:
-        """What most of the step waits for: matrix products, device memory, or the host and its link."""
+        """What most of the step waits for: matrix products, device memory, or the host and the links."""
         phases = self.phases.values()
         device, computing = (sum(p.time.device_s for p in phases), sum(p.time.computing_s for p in phases))
         waited: dict[Bound, float] = {
@@ -98,7 +118,8 @@ class Timing:
 
     def utilization(self, flops: int) -> float:
         """`flops` over what the device could do in the time of the step."""
-        return flops / (self.seconds * self.hardware.peak_flops(self.recipe.compute_dtype))
+        peak = self.hardware.peak_flops(self.recipe.compute_dtype)
+        return utilization(flops, self.seconds, peak) or 0.0
 
     def _phase(self, name: str, works: list[Work], transfer: int, recomputed: int = 0) -> PhaseTime:
         works = [self._launched(work) for work in works]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -20,9 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.training import is_dense, is_on_host
 
 aten = torch.ops.aten
+_get_dispatch_mode = torch._C._get_dispatch_mode
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 Frame = tuple[CodeType, int]
 """A code object and a line number: enough for a file, a function and a line, and cheap to keep."""
 MAX_FRAMES = 24
+_resize = torch.UntypedStorage.resize_
 _SKIPPED = (__file__, nn_module.__file__)
 """Every call of a module goes through three functions of torch.nn.modules.module: they say nothing."""
 
@@ -50,17 +53,35 @@ class StorageTracker(TorchDispatchMode):
         self._keys: dict[int, int] = {}
         self._refs: dict[int, Any] = {}
         self._next_key = 0
+        self._unpacked: Any = None
+        """The operator that a wrapper (DTensor) was called with, until its inner one comes."""
         self._stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # no step is compiled under a tracker, and the wrapper costs more than the tracker
 
+    def __enter__(self) -> Self:
+        torch.UntypedStorage.resize_ = self._resizing  # type: ignore[method-assign]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _get_dispatch_mode(_FAKE) is not None:
+            return func(
+                *args, **(kwargs or {})
+            )  # DTensor asks what shapes an operator gives: nothing is made
         for tensor_type in types:
             if tensor_type is not Tensor and _is_wrapper(tensor_type):
+                self._unpacked = func
                 return NotImplemented  # it unpacks itself; its inner operators come back here
-        if func in _IN_PLACE and _in_engine(sys._getframe(1)):
+        # with a mode or without, autograd does to a wrapper nothing in place
+        of_wrapper, self._unpacked = self._unpacked, None
+        if func in _IN_PLACE and func is not of_wrapper and _in_engine(sys._getframe(1)):
             func, args = _as_without_a_mode(func, args)
         if func in _INDEXING:
             self._see(args[1], "lift_fresh")
@@ -81,11 +102,13 @@ class StorageTracker(TorchDispatchMode):
 
     def key_of(self, tensor: Tensor) -> int | None:
         """The key of `tensor`'s storage, None if it was never seen."""
-        return self._keys.get(tensor.untyped_storage()._cdata)
+        return self._keys.get(storage_of(tensor)._cdata)
 
     def adopt(self, tensor: Tensor, op: str = "adopted") -> int | None:
         """Follow a tensor that was made while the tracker was not active. Returns its key."""
-        self._see(tensor, op)
+        storage = storage_of(tensor)
+        if storage._cdata not in self._keys and self.follows(storage):
+            self._born(storage, op)
         return self.key_of(tensor)
 
     def stack(self) -> tuple[Frame, ...]:
@@ -107,8 +130,27 @@ class StorageTracker(TorchDispatchMode):
             known = self._stacks[key] = _frames_from(innermost)
         return known
 
+    @property
+    def _resizing(self) -> Any:
+        """UntypedStorage.resize_, which is no operator. FSDP gives back a gathered weight's memory by it,
+        and takes new memory for it the next time: a storage that stays, of allocations that come and go.
+        """
+
+        def resize_(storage: torch.UntypedStorage, size_bytes: int) -> Any:
+            before = self._keys.pop(storage._cdata, None)
+            resized = _resize(storage, size_bytes)
+            if self.follows(storage):
+                self._born(storage, "resize_")
+            if before is not None:  # what was there is copied first (native/cuda/Resize.cpp)
+                self._refs[before].__callback__(None)
+            return resized
+
+        return resize_
+
     def _see(self, out: Any, func: Any) -> None:
         if isinstance(out, Tensor):
+            if type(out) is not Tensor and _is_wrapper(type(out)):
+                return  # what it wraps was seen (AsyncCollectiveTensor, of a collective's result)
             storage = out.untyped_storage()
             if storage._cdata not in self._keys and self.follows(storage):
                 self._born(storage, func)
@@ -129,13 +171,21 @@ class StorageTracker(TorchDispatchMode):
             self.on_host.add(key)
 
         def died(_: Any) -> None:
-            del self._keys[address], self._refs[key]
+            if self._keys.get(address) == key:
+                del self._keys[address]
+            del self._refs[key]
             self.on_host.discard(key)
             self.gone(key)
             self.sink.died(key, size_bytes, on_host)
 
         self._keys[address] = key
         self._refs[key] = weakref.ref(storage, died)
+
+
+def storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    """The storage of `tensor`, or of the local part of a DTensor, whose own is as large as the whole."""
+    local = getattr(tensor, "_local_tensor", None)
+    return (tensor if local is None else local).untyped_storage()
 
 
 _INDEXING = {

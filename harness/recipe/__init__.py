@@ -3,6 +3,7 @@
 from harness.recipe.check import ImpossiblePair, check_recipe, recipe_schema, shortened
 from harness.recipe.effects import EFFECTS, fields_that_change
 from harness.recipe.file import (
+    changed_recipe,
     find_model_config,
     list_models,
     list_recipes,
@@ -10,6 +11,7 @@ from harness.recipe.file import (
     nearest_model,
     recipe_yaml,
 )
+from harness.recipe.mesh import on_ranks
 from harness.recipe.recipe import Recipe
 from harness.recipe.rules import shown
 
@@ -17,6 +19,7 @@ __all__ = [
     "EFFECTS",
     "ImpossiblePair",
     "Recipe",
+    "changed_recipe",
     "check_recipe",
     "fields_that_change",
     "find_model_config",
@@ -24,6 +27,7 @@ __all__ = [
     "list_recipes",
     "load_recipe",
     "nearest_model",
+    "on_ranks",
     "recipe_schema",
     "recipe_yaml",
     "shortened",

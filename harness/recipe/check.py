@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import cache
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -15,7 +15,10 @@ from harness.recipe.rules import shown
 
 LONGEST_SHOWN = 80
 MOST_SENTENCES = 5
-NOT_HERE = {
+COMMAND_LINE = "command line"
+CALL = "call"
+"""Where overrides are given: what a message names."""
+NOT_HERE: dict[str, dict[str, str]] = {
     "quantization": {
         **dict.fromkeys(("nvfp4", "mxfp4", "fp8", "mxfp8"), "a format of floats with shared scales"),
         **dict.fromkeys(("gptq", "awq", "hqq", "aqlm", "eetq", "gguf"), "another library's format"),
@@ -40,25 +43,30 @@ class ImpossiblePair(InputError):
         self.rule = rule
 
 
-def check_recipe(fields: Mapping[str, Any], origin: str, overridden: Collection[str] = ()) -> Recipe:
+def check_recipe(
+    fields: Mapping[str, Any],
+    origin: str,
+    overridden: Collection[str] = (),
+    given: str = COMMAND_LINE,
+) -> Recipe:
     """The Recipe with these field values; the others take their defaults.
 
-    `origin` is where the values come from, and `overridden` names those that came from the command
-    line instead. Raises InputError with one sentence for each wrong field, or for the first
+    `origin` is where the values come from, and `overridden` names those that were `given` otherwise: on
+    the command line, or in a call. Raises InputError with one sentence for each wrong field, or for the first
     impossible pair.
     """
     try:
         return Recipe.model_validate(dict(fields))
     except ValidationError as error:
-        first_error_of = {}
+        first_error_of: dict[object, Any] = {}
         for problem in error.errors(include_url=False):
             first_error_of.setdefault(problem["loc"][0] if problem["loc"] else None, problem)
         if None in first_error_of:
-            changed = f" with {', '.join(overridden)} from the command line" if overridden else ""
+            changed = f" with {', '.join(overridden)} from the {given}" if overridden else ""
             rule = str(first_error_of[None]["ctx"]["error"])
             raise ImpossiblePair(f"{origin}{changed}", rule) from None
         sentences = [
-            f"{'command line' if name in overridden else origin}: {_sentence(str(name), problem, fields)}"
+            f"{given if name in overridden else origin}: {_sentence(str(name), problem, fields)}"
             for name, problem in islice(first_error_of.items(), MOST_SENTENCES)
         ]
         unsaid = len(first_error_of) - MOST_SENTENCES
@@ -95,7 +103,8 @@ def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
     text = shortened(shown(value))
     reason = f" ({problem['ctx']['error']})" if problem["type"] == "value_error" else ""
     choices = _choices(name)
-    wrong = [item for item in (value if isinstance(value, list) else [value]) if item not in choices]
+    given = cast("list[Any]", value) if isinstance(value, list) else [value]
+    wrong = [item for item in given if item not in choices]
     suggestion = _suggested(name, str(wrong[0]), choices) if wrong and choices else ""
     return f"{name}: {text} is not possible{reason}; give {accepted_values(name)}.{suggestion}"
 

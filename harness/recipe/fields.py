@@ -12,6 +12,8 @@ Adapter = Literal["none", "lora", "ia3"]
 Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"]
 Optimizer = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "paged_adamw", "adafactor", "sgd", "lion_8bit"]
 Offload = Literal["activations", "optimizer", "parameters"]
+Parallel = Literal["none", "ddp", "fsdp", "tp", "fsdp+tp"]
+Wrap = Literal["block", "accelerate", "transformers"]
 
 Count = Annotated[int, Field(gt=0, lt=2**31)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
@@ -83,6 +85,30 @@ class Fields(BaseModel):
     compile: bool = False
     """Run the model through torch.compile."""
 
+    parallel: Parallel = "none"
+    """What divides the step among ranks, one process and one GPU each. ddp: every rank holds the whole model.
+    fsdp: every rank holds a part of each weight, gradient and optimizer state, and gathers a unit of layers
+    when it is needed. tp: every rank computes a part of each layer. fsdp+tp: both."""
+    dp_replicate: Count = 1
+    """Copies of the model that train on rows of their own. `run --gpus N` sets it to N for ddp."""
+    dp_shard: Count = 1
+    """Ranks that share the parts of one copy, each on rows of its own. `run --gpus N` fills it for fsdp."""
+    tp: Count = 1
+    """Ranks that share the layers of one copy, on the same rows. `run --gpus N` sets it to N for tp."""
+    reshard_after_forward: bool = True
+    """fsdp: free a gathered unit after its forward and gather it again for its backward; false: keep it."""
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """fsdp: dtype in which gradients are summed over ranks; null: the one they are computed in."""
+    sync_each_micro_batch: bool = True
+    """ddp, fsdp: sum gradients over ranks after every micro batch; false: once a step, which sends less and
+    makes every fsdp rank hold the gradients of whole weights until then."""
+    wrap: Wrap = "block"
+    """fsdp: which layers are gathered together. block: each decoder block, all else with the model.
+    accelerate, transformers: as these libraries lay them out."""
+    cpu_offload: bool = False
+    """fsdp: a rank's part of weights, gradients and optimizer state lives in host memory and is stepped
+    there."""
+
     micro_batch_size: Count = 1
     """Sequences in one forward and backward."""
     gradient_accumulation_steps: Count = 1
@@ -138,8 +164,8 @@ class Fields(BaseModel):
 
     @field_validator("offload", "lora_targets")
     @classmethod
-    def _no_repeats(cls, value: Any) -> Any:
-        if isinstance(value, tuple) and len(set(value)) != len(value):
+    def _no_repeats(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        if not isinstance(value, str) and len(set(value)) != len(value):
             raise ValueError("the same name is listed twice")
         return value
 
@@ -215,5 +241,45 @@ class Fields(BaseModel):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens (padding included) one optimizer step consumes."""
+        """Tokens (padding included) one optimizer step consumes on a rank."""
         return self.micro_batch_size * self.seq_len * self.gradient_accumulation_steps
+
+    @property
+    def fsdp(self) -> bool:
+        """Whether FSDP2 divides weights, gradients and optimizer states among ranks."""
+        return self.parallel in ("fsdp", "fsdp+tp")
+
+    @property
+    def tensor_parallel(self) -> bool:
+        """Whether ranks share the layers of one copy of the model."""
+        return self.parallel in ("tp", "fsdp+tp")
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the step runs on ranks of torch.distributed, be it one."""
+        return self.parallel != "none"
+
+    @property
+    def head_apart(self) -> bool:
+        """Whether FSDP gathers the head as a unit of its own."""
+        return self.wrap != "block"
+
+    @property
+    def syncs_per_step(self) -> int:
+        """How often one optimizer step sums gradients over ranks."""
+        return self.gradient_accumulation_steps if self.sync_each_micro_batch else 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks, one process and one GPU each."""
+        return self.dp_replicate * self.dp_shard * self.tp
+
+    @property
+    def data_parallel_ranks(self) -> int:
+        """Ranks, or groups of tp ranks, that train on rows of their own."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def global_tokens_per_step(self) -> int:
+        """Tokens (padding included) that all ranks together consume in one optimizer step."""
+        return self.tokens_per_step * self.data_parallel_ranks

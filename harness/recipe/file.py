@@ -13,28 +13,38 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError, nearest
-from harness.recipe.check import check_recipe, shortened
+from harness.recipe.check import CALL, COMMAND_LINE, check_recipe, shortened
 from harness.recipe.recipe import Recipe
 from harness.system import parse_yaml, read_mapping, recipes_folder, to_yaml
 
 TEXT_SUFFIXES = (".txt", ".jsonl")
 
 
-def load_recipe(source: str, overrides: Sequence[str] = ()) -> tuple[str, Recipe]:
+def load_recipe(source: str, overrides: Sequence[str] | Mapping[str, Any] = ()) -> tuple[str, Recipe]:
     """Name and Recipe of `source` (a name in the recipes folder, or a path), changed by the overrides.
 
-    An override is `key=value`, its value YAML. Raises InputError for a missing or malformed file, a bad
-    override, a wrong field or an impossible pair.
+    An override is `key=value`, its value YAML, as a command gets it; or a field and its value, as a call in
+    Python does. Raises InputError for a missing or malformed file, a bad override, a wrong field or an
+    impossible pair.
     """
     path = _recipe_path(source)
     fields = _with_whole_paths(read_mapping(path, "recipe"), path.resolve().parent, str(path))
-    changes = _with_whole_paths(_parse_overrides(overrides), Path.cwd(), "command line")
-    return path.stem, check_recipe({**fields, **changes}, str(path), overridden=list(changes))
+    called = isinstance(overrides, Mapping)
+    given = CALL if called else COMMAND_LINE
+    changes = overrides if called else _parse_overrides(overrides)
+    changes = _with_whole_paths(changes, Path.cwd(), given)
+    return path.stem, check_recipe({**fields, **changes}, str(path), list(changes), given)
+
+
+def changed_recipe(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
+    """`recipe` with other values of these fields, checked anew. Raises InputError as load_recipe does."""
+    changes = _with_whole_paths(overrides, Path.cwd(), CALL)
+    return check_recipe({**recipe.model_dump(), **changes}, "the recipe", list(changes), CALL)
 
 
 def list_recipes() -> list[tuple[str, str]]:
     """(name, first comment line) of every recipe in the recipes folder, by name."""
-    recipes = []
+    recipes: list[tuple[str, str]] = []
     for path in sorted(recipes_folder().glob("*.yaml")):
         with path.open(encoding="utf-8") as file:
             first_line = file.readline()

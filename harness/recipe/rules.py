@@ -7,12 +7,14 @@ rule is reported; every message names both fields and what to change.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, cast
 
 from harness.recipe.fields import Fields
 
 
-class Rule(NamedTuple):
+@dataclass(frozen=True)
+class Rule:
     fields: tuple[str, str]
     broken: Callable[[Fields], bool]
     message: str
@@ -147,6 +149,115 @@ RULES: tuple[Rule, ...] = (
         lambda r: not r.trains_base and r.lora_targets == (),
         "an adapter needs at least one module; set lora_targets: all-linear",
     ),
+    Rule(
+        ("dp_shard", "parallel"),
+        lambda r: r.dp_shard > 1 and not r.fsdp,
+        "only fsdp divides a copy of the model among ranks that train on rows of their own; "
+        "set parallel: fsdp, or dp_shard: 1",
+    ),
+    Rule(
+        ("dp_replicate", "parallel"),
+        lambda r: r.dp_replicate > 1 and r.parallel in ("none", "tp"),
+        "copies of the model train together by ddp (or fsdp); set parallel: ddp, or dp_replicate: 1",
+    ),
+    Rule(
+        ("tp", "parallel"),
+        lambda r: r.tp > 1 and not r.tensor_parallel,
+        "only tensor parallelism divides a layer; set parallel: tp, or tp: 1",
+    ),
+    Rule(
+        ("reshard_after_forward", "parallel"),
+        lambda r: not r.reshard_after_forward and not r.fsdp,
+        "nothing is gathered in forward; set parallel: fsdp, or reshard_after_forward: true",
+    ),
+    Rule(
+        ("reduce_dtype", "parallel"),
+        lambda r: r.reduce_dtype is not None and not r.fsdp,
+        "gradients are summed in their own dtype, if at all; set parallel: fsdp, or reduce_dtype: null",
+    ),
+    Rule(
+        ("sync_each_micro_batch", "parallel"),
+        lambda r: not r.sync_each_micro_batch and r.parallel in ("none", "tp"),
+        "no gradients are summed over ranks; set parallel: ddp, or sync_each_micro_batch: true",
+    ),
+    Rule(
+        ("wrap", "parallel"),
+        lambda r: r.wrap != "block" and not r.fsdp,
+        "nothing is gathered unit by unit; set parallel: fsdp, or wrap: block",
+    ),
+    Rule(
+        ("cpu_offload", "parallel"),
+        lambda r: r.cpu_offload and not r.fsdp,
+        "it is FSDP's own (on one GPU, offload: [parameters] is the like); "
+        "set parallel: fsdp, or cpu_offload: false",
+    ),
+    Rule(
+        ("parallel", "offload"),
+        lambda r: r.distributed and r.optimizer_on_host,
+        "offload moves the weights and optimizer of one GPU, and with fsdp it is cpu_offload that does; "
+        "set offload: [], or parallel: none",
+    ),
+    Rule(
+        ("parallel", "offload"),
+        lambda r: r.activations_on_host and (r.fsdp or r.tensor_parallel),
+        "weights that are gathered or divided would be taken for activations; "
+        "set offload: [], or parallel: none",
+    ),
+    Rule(
+        ("parallel", "optimizer_in_backward"),
+        lambda r: r.distributed and r.optimizer_in_backward,
+        "a gradient is not summed over ranks yet when it arrives; set optimizer_in_backward: false",
+    ),
+    Rule(
+        ("parallel", "compile"),
+        lambda r: r.distributed and r.compile,
+        "the compiled step of several ranks is not built here; set compile: false",
+    ),
+    Rule(
+        ("parallel", "optimizer"),
+        lambda r: r.by_bitsandbytes and (r.fsdp or r.tensor_parallel),
+        "bitsandbytes' optimizers do not know PyTorch's divided tensors (DTensor), on the GPU or off it; "
+        "set optimizer: adamw, or parallel: none",
+    ),
+    Rule(
+        ("parallel", "optimizer"),
+        lambda r: r.optimizer == "adafactor" and (r.fsdp or r.tensor_parallel),
+        "PyTorch cannot form Adafactor's means of rows and columns over a divided weight; "
+        "set optimizer: adamw, or parallel: ddp",
+    ),
+    Rule(
+        ("parallel", "quantization"),
+        lambda r: r.quantized and r.tensor_parallel,
+        "bitsandbytes packs a weight's rows and columns together, and no layer can be divided by them; "
+        "set parallel: fsdp, or quantization: none",
+    ),
+    Rule(
+        ("parallel", "quantization"),
+        lambda r: r.quantization == "int8" and r.fsdp,
+        "the scales of an int8 weight are lost when it is divided; set quantization: nf4, or parallel: ddp",
+    ),
+    Rule(
+        ("cpu_offload", "precision"),
+        lambda r: r.cpu_offload and r.scaled,
+        "GradScaler unscales on the GPU, and cpu_offload keeps the gradients on the host; "
+        "set precision: bf16, or cpu_offload: false",
+    ),
+    Rule(
+        ("wrap", "loss"),
+        lambda r: r.wrap != "block" and r.fused_loss,
+        "Liger takes the head's weight without calling the head, whose own unit is not gathered then; "
+        "set wrap: block, or loss: standard",
+    ),
+    Rule(
+        ("parallel", "loss"),
+        lambda r: r.tensor_parallel and r.fused_loss,
+        "Liger's kernel knows no divided head; set loss: standard",
+    ),
+    Rule(
+        ("parallel", "adapter"),
+        lambda r: r.tensor_parallel and r.adapter == "ia3",
+        "there is no plan that divides ia3's scales; set adapter: lora",
+    ),
 )
 
 
@@ -166,5 +277,5 @@ def shown(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(str, value)) + "]"
+        return "[" + ", ".join(map(str, cast("list[Any]", value))) + "]"
     return "null" if value is None else str(value)

@@ -8,7 +8,7 @@ from harness.report.differences import report_tables
 from harness.report.figures import COLOURS, PATTERNS, drawing, write_figures
 from harness.report.page import render_page
 from harness.report.run import ReportRun, read_run
-from harness.report.sections import section_of
+from harness.report.sections import Section, section_of
 from harness.report.table import Cell, Table, escape_markdown, no_formula, to_csv, to_markdown
 from harness.report.write import report_html, write_report
 
@@ -17,6 +17,7 @@ __all__ = [
     "PATTERNS",
     "Cell",
     "ReportRun",
+    "Section",
     "Table",
     "drawing",
     "escape_markdown",

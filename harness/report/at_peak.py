@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from harness.report.history import History
-from harness.report.stacks import ROOT, place, readable
+from harness.report.stacks import ROOT
 from harness.report.table import Cell, Table
-from harness.snapshot import BEFORE_RECORDING, NO_STACK, AllocationSpan
+from harness.snapshot import BEFORE_RECORDING, NO_STACK, AllocationSpan, own_place, place, readable
 from harness.step_profile import StepProfile
 
 SMALLEST_SHARE = 1 / 2000
@@ -42,6 +42,8 @@ class Kind(NamedTuple):
     group: str
     phase: str | None
     place: str
+    called_from: str | None
+    """The innermost line of the program's own, where `place` is a library's."""
     module: str | None
     stack: list[str]
 
@@ -68,8 +70,8 @@ def by_module(at_peak_by_module: Mapping[str, int]) -> Icicle:
 
 
 def by_code(history: History) -> Icicle:
-    """The bytes live at the peak by the code that allocated them, callers outside, Python frames only."""
-    event, peak_bytes = history.peak()
+    """The bytes live at the moment by the code that allocated them, callers outside, Python frames only."""
+    event, peak_bytes = history.moment()
     tree = history.tree
     totals = [0] * len(tree.parents)
     for span in history.live_at(event):
@@ -80,7 +82,7 @@ def by_code(history: History) -> Icicle:
         totals[tree.parents[node]] += totals[node]
         children[tree.parents[node]].append(node)
     icicle = Icicle()
-    waiting = [(ROOT, icicle.add("peak", -1, peak_bytes))]
+    waiting = [(ROOT, icicle.add("peak" if history.events else "all", -1, peak_bytes))]
     if without_stack:
         icicle.add(NO_STACK, 0, without_stack)
     while waiting:
@@ -101,7 +103,7 @@ def kinds(history: History | None, profile: StepProfile | None) -> list[Kind]:
     """The allocations at the peak, the most bytes first. Without a history, the profile's largest ones."""
     if history is None:
         return [_of_profile(allocation) for allocation in profile.top] if profile else []
-    event, _ = history.peak()
+    event, _ = history.moment()
     found: dict[tuple[Any, ...], list[AllocationSpan]] = {}
     groups = dict(zip(map(id, history.spans), history.group_of_span.tolist(), strict=True))
     for span in history.live_at(event):
@@ -120,7 +122,8 @@ def kinds(history: History | None, profile: StepProfile | None) -> list[Kind]:
             largest_bytes=max(span.size_bytes for span in spans),
             group=history.groups[group],
             phase=phase,
-            place=place(spans[0].frames),
+            place=(where := place(spans[0].frames)),
+            called_from=own if (own := own_place(spans[0].frames)) != where else None,
             module=None,
             stack=history.tree.stack(node),
         )
@@ -128,7 +131,7 @@ def kinds(history: History | None, profile: StepProfile | None) -> list[Kind]:
     ]
 
 
-def kinds_table(found: Sequence[Kind]) -> Table:
+def kinds_table(found: Sequence[Kind], when: str = "at the peak") -> Table:
     """The kinds for Markdown and CSV, each named by what it is, its phase and the innermost frame."""
     rows = [
         (
@@ -138,12 +141,21 @@ def kinds_table(found: Sequence[Kind]) -> Table:
         for kind in found
     ]
     columns = ("what", "allocated in", "where", "bytes", "count", "largest")
-    return Table("Allocations at the peak", columns, rows, keys=3)
+    return Table(f"Allocations {when}", columns, rows, keys=3)
+
+
+def groups_table(history: History) -> Table:
+    """The bytes at the moment by what the timeline is stacked by, the most first, and each one's share."""
+    event, total = history.moment()
+    sizes = history.by_group()[:, event] if event >= 0 else history.baseline_bytes
+    held = sorted(zip(sizes.tolist(), history.groups, strict=True), key=lambda item: -item[0])
+    rows = [(Cell(name), Cell(size, "bytes"), Cell(size / total, "share")) for size, name in held if size]
+    what = "category" if history.by_category else "code"
+    return Table(f"What is allocated {history.when}, by {what}", (what, "bytes", "share"), rows)
 
 
 def _of_profile(allocation: Any) -> Kind:
     size = allocation.size_bytes
     innermost = allocation.stack[0] if allocation.stack else "-"
-    return Kind(
-        size, 1, size, allocation.category, allocation.phase, innermost, allocation.module, allocation.stack
-    )
+    named = (allocation.category, allocation.phase, innermost, None, allocation.module)
+    return Kind(size, 1, size, *named, allocation.stack)

@@ -27,6 +27,7 @@ def history_columns(history: History) -> dict[str, Any]:
     steps = np.flatnonzero(np.diff(history.reserved_bytes, prepend=-1))
     tree = history.tree
     event, bytes_at_peak = history.peak()
+    before = history.before
     return {
         "device": history.device,
         "events": history.events,
@@ -39,6 +40,15 @@ def history_columns(history: History) -> dict[str, Any]:
         "lines": tree.lines,
         "node_line": packed(np.array(tree.line_of, np.int64).clip(0).astype(np.uint32)),
         "node_parent": packed(np.array(tree.parents, np.uint32)),
+        "partner": packed(_narrow(np.where(history.partner < 0, history.events, history.partner))),
+        "before": {
+            "size": packed(before.size_bytes.astype(np.float64)),
+            "group": packed(before.group),
+            "stack": packed(_narrow(before.stack)),
+            "freed": packed(_narrow(np.where(before.freed < 0, history.events, before.freed))),
+        },
+        "time_us": None if history.time_us is None else packed(history.time_us.astype(np.float64)),
+        "moment": {"event": history.moment()[0], "when": history.when, "ran_out": history.oom is not None},
         "phases": [list(run) for run in history.phases[:MAX_PHASE_RUNS]],
         "reserved_at": packed(steps.astype(np.uint32)),
         "reserved": packed(history.reserved_bytes[steps].astype(np.float64)),

@@ -37,6 +37,7 @@ def difference_tables(runs: Sequence[ReportRun]) -> list[Table]:
 ORDER = (
     "summary",
     "memory",
+    "groups",
     "kinds",
     "phases",
     "answers",

@@ -3,29 +3,70 @@
 from __future__ import annotations
 
 from harness.architecture import ModelShape
+from harness.report.at_peak import kinds
+from harness.report.groups import BEFORE
+from harness.report.history import History
 from harness.report.run import ReportRun
-from harness.step_profile import CATEGORIES, StepProfile, verdict
+from harness.snapshot import oom_in_words, remedy
+from harness.step_profile import CATEGORIES, StepProfile, between_steps_in_words, verdict
 from harness.units import in_gib
 
 MOST_CHANGES = 3
 
 
 def first_words(run: ReportRun) -> list[str]:
-    """Sentences; none for a snapshot, which has no recipe and no device."""
+    """Sentences; of a snapshot those that need no recipe and no device."""
     profile = run.profile
-    if profile is None or profile.memory.peak_allocated_bytes is None:
+    if profile is None:
+        return [] if run.history is None else _of_snapshot(run.history)
+    if profile.memory.peak_allocated_bytes is None:
         return []
     words = verdict(profile)
     sentences = [f"{words[0].upper()}{words[1:]}."]
     if profile.oom is None and profile.memory.peak_phase:
         peak = in_gib(profile.memory.peak_allocated_bytes)
         sentences.append(f"The peak, {peak} allocated, is in {profile.memory.peak_phase.replace('_', ' ')}.")
+    sentences += [
+        f"{words[0].upper()}{words[1:]}." for words in map(str.strip, between_steps_in_words(profile))
+    ]
     sentences += _largest(profile)
     if run.shape is not None:
         sentences += _logits(profile, run.shape)
     if run.changes:
         listed = "; ".join(run.changes[:MOST_CHANGES])
         sentences.append(f"These changes would save most, by arithmetic: {listed}.")
+    return sentences
+
+
+def _of_snapshot(history: History) -> list[str]:
+    """What ran out and what would help, or the peak, or what is held; then who holds most of it."""
+    event, total = history.moment()
+    oom = history.oom
+    if oom is not None:
+        sentences = [*oom_in_words(oom), remedy(oom)]
+    elif history.events:
+        phase = next((run.phase for run in history.phases if run.start <= event < run.end), None)
+        where = f", in {phase.replace('_', ' ')}" if phase else ""
+        sentences = [
+            f"The peak is {in_gib(total)} allocated, at event {event:,} of {history.events:,}{where}."
+        ]
+    else:
+        reserved = in_gib(history.reserved_at_end_bytes)
+        sentences = [f"{in_gib(total)} are allocated of {reserved} reserved; no history was recorded."]
+    found = kinds(history, None)
+    if not total or not found:
+        return sentences
+    sizes = history.by_group()[:, event] if event >= 0 else history.baseline_bytes
+    most = int(sizes.argmax())
+    if history.by_category and history.groups[most] != BEFORE:
+        name = history.groups[most].replace("_", " ")
+        sentences.append(f"The largest part of it is {name}: {int(sizes[most]) / total:.0%}.")
+    first = found[0]
+    if first.stack:
+        sentences.append(
+            f"Most was asked for at {first.called_from or first.place}: {in_gib(first.total_bytes)} in "
+            f"{first.count:,} allocation{'s' if first.count > 1 else ''}."
+        )
     return sentences
 
 

@@ -14,25 +14,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.report.segments import Segment, segments_at
-from harness.report.stacks import CallTree, place
+from harness.report.groups import groups_of
+from harness.report.stacks import CallTree
 from harness.snapshot import (
     BEFORE_RECORDING,
-    MIN_BLOCK_BYTES,
     AllocationSpan,
-    busiest_device,
-    categorize,
-    find_peak,
-    spans_from_trace,
+    OutOfMemory,
+    Recording,
+    Segment,
+    devices_in,
+    recording_of,
+    segments_at,
 )
-from harness.step_profile import CATEGORIES, MemoryBreakdown
+from harness.step_profile import CATEGORIES, PHASES_BETWEEN_STEPS, MemoryBreakdown
 
-BEFORE = "before the recording"
-"""Memory that was there already and of which nobody says what it is."""
-OTHER_CODE = "other code"
-PLACES = 6
-"""A recording without phases is coloured by the code that allocates most: so many places."""
-_RECORDED = ("alloc", "free_requested")
+SINCE_1970_US = 10**15
+"""Of September 2001: a real clock says more, a count of events less."""
 _SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
@@ -45,9 +42,22 @@ class PhaseRun(NamedTuple):
     """The event after the last."""
 
 
+class Before(NamedTuple):
+    """What was allocated when the recording began: an entry for each allocation, in no order."""
+
+    size_bytes: NDArray[np.int64]
+    group: NDArray[np.uint8]
+    stack: NDArray[np.uint32]
+    freed: NDArray[np.int64]
+    """The event that freed it; -1 for what is there to the end."""
+
+
 @dataclass
 class History:
-    """What was allocated and freed on one device. Sizes are bytes, events count from 0."""
+    """What was allocated and freed on one device. Sizes are bytes, events count from 0.
+
+    A snapshot without a trace has no events: all it holds was there before.
+    """
 
     device: int
     spans: list[AllocationSpan]
@@ -62,14 +72,21 @@ class History:
     group: NDArray[np.uint8]
     stack: NDArray[np.uint32]
     """At each event, the node of `tree` where the memory was allocated."""
+    partner: NDArray[np.int64]
+    """At each event, the one that frees what it allocates or allocated what it frees; -1 for none."""
+    before: Before
+    time_us: NDArray[np.int64] | None
+    """At each event, microseconds since the first; None where the recording has no times."""
     trace_index: NDArray[np.int64]
     """At each event, the entry of the trace."""
     tree: CallTree
     phases: list[PhaseRun]
-    segments_at_peak: list[Segment]
-    """What the allocator held of the device's memory when the most was allocated."""
+    segments_then: list[Segment]
+    """What the allocator held of the device's memory at `moment`."""
     reserved_bytes: NDArray[np.int64]
     """After each event; as allocated where there is no allocator (live CPU tensors)."""
+    reserved_at_end_bytes: int
+    oom: OutOfMemory | None
     notes: list[str]
 
     @property
@@ -95,26 +112,39 @@ class History:
         event = int(allocated.argmax())
         return event, int(allocated[event])
 
+    def moment(self) -> tuple[int, int]:
+        """(event, allocated bytes) of what a report is about: where memory ran out last; else the peak."""
+        if self.oom is None:
+            return self.peak()
+        event = int(np.searchsorted(self.trace_index, self.oom.index)) - 1
+        return event, int(self.baseline_bytes.sum() + self.change_bytes[: event + 1].sum())
+
+    @property
+    def when(self) -> str:
+        """`moment` in words."""
+        if self.oom is not None:
+            return "when memory ran out"
+        return "at the peak" if self.events else "when the snapshot was taken"
+
     def live_at(self, event: int) -> list[AllocationSpan]:
         """The allocations live right after an event (-1: before the first)."""
         moment = int(self.trace_index[event]) if event >= 0 else BEFORE_RECORDING
         return [span for span in self.spans if span.live_at(moment)]
 
 
-def history_of(snapshot: Mapping[str, Any], at_peak: MemoryBreakdown | None = None) -> History | None:
-    """The history in a snapshot of checked shape (snapshot/safe_read.py); None if it recorded no allocation.
+def history_of(
+    snapshot: Mapping[str, Any], at_peak: MemoryBreakdown | None = None, device: int | None = None
+) -> History | None:
+    """The history in a snapshot of checked shape (snapshot/safe_read.py); None if there is nothing in it.
 
     `at_peak` is that of the same run's profile: what the recording found there already carries no
     category in a snapshot, and is what the profile's categories have beyond the recorded ones.
+    `device`: which one; otherwise `chosen_device` chooses. Raises InputError for one that is not there.
     """
-    traces = snapshot["device_traces"]
-    if not any(entry["action"] in _RECORDED for trace in traces for entry in trace):
+    recording = recording_of(snapshot, device)
+    trace, segments, spans = recording.trace, recording.segments, recording.spans
+    if not segments and not spans:
         return None
-    device = busiest_device(snapshot)
-    trace = snapshot["device_traces"][device]
-    segments = [segment for segment in snapshot["segments"] if segment.get("device", device) == device]
-    round_to = MIN_BLOCK_BYTES if _in_blocks(trace, segments) else 1
-    spans = spans_from_trace(trace, segments=segments, round_to_bytes=round_to)
     born = np.array([span.born for span in spans], np.int64)
     died = np.array([-1 if span.died is None else span.died for span in spans], np.int64)
     sizes = np.array([span.size_bytes for span in spans], np.int64)
@@ -122,16 +152,17 @@ def history_of(snapshot: Mapping[str, Any], at_peak: MemoryBreakdown | None = No
     of_span = np.concatenate([births, deaths])
     at = np.concatenate([born[births], died[deaths]])
     changes = np.concatenate([sizes[births], -sizes[deaths]])
-    order = np.argsort(at, kind="stable")
+    order = np.lexsort((changes > 0, at))  # an address given again without a free: the old one goes first
     of_span, at, changes = of_span[order], at[order], changes[order]
-    groups, codes, by_category = _groups(trace, spans)
+    groups, codes, by_category = groups_of(recording)
     tree = CallTree()
     stacks = np.array([tree.node_of(span.frames) for span in spans], np.uint32)
     which = zip(of_span.tolist(), (changes > 0).tolist(), strict=True)
     there_before = born < 0
     baseline = np.bincount(codes[there_before], sizes[there_before], len(groups)).astype(np.int64)
+    birth_event, death_event = _event_by_span(of_span, changes, len(spans))
     history = History(
-        device=device,
+        device=recording.device,
         spans=spans,
         group_of_span=codes,
         groups=groups,
@@ -140,69 +171,47 @@ def history_of(snapshot: Mapping[str, Any], at_peak: MemoryBreakdown | None = No
         change_bytes=changes,
         group=codes[of_span],
         stack=stacks[of_span],
+        partner=np.where(changes > 0, death_event[of_span], birth_event[of_span]),
+        before=Before(
+            sizes[there_before], codes[there_before], stacks[there_before], death_event[there_before]
+        ),
+        time_us=_times(trace, at),
         trace_index=at,
         tree=tree,
         phases=_phase_runs([spans[s].birth_phase if birth else spans[s].death_phase for s, birth in which]),
-        segments_at_peak=[],
+        segments_then=[],
         reserved_bytes=_reserved(trace, segments, at),
-        notes=_notes(snapshot, device, by_category),
+        reserved_at_end_bytes=sum(segment["total_size"] for segment in segments),
+        oom=recording.oom,
+        notes=_notes(snapshot, recording),
     )
-    event, _ = history.peak()
-    moment = int(at[event]) if event >= 0 else BEFORE_RECORDING
-    history.segments_at_peak = segments_at(trace, segments, moment)
+    event, _ = history.moment()
+    moment = int(at[event]) if event >= 0 else BEFORE_RECORDING if len(at) else len(trace)
+    history.segments_then = segments_at(trace, segments, history.oom.index if history.oom else moment)
     if by_category and at_peak is not None:
         _explain_baseline(history, at_peak)
     return history
 
 
-def _in_blocks(trace: Sequence[Mapping[str, Any]], segments: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the addresses are those of an allocator's blocks; storages lie anywhere."""
-    addresses = [segment["address"] for segment in segments]
-    addresses += [entry["addr"] for entry in trace if entry["action"] == "alloc"]
-    return not any(address % MIN_BLOCK_BYTES for address in addresses)
+def _event_by_span(
+    of_span: NDArray[np.int64], changes: NDArray[np.int64], spans: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The events at which each span was allocated and freed; -1 for none."""
+    births, deaths = np.full(spans, -1, np.int64), np.full(spans, -1, np.int64)
+    events = np.arange(len(of_span))
+    births[of_span[changes > 0]] = events[changes > 0]
+    deaths[of_span[changes < 0]] = events[changes < 0]
+    return births, deaths
 
 
-def _groups(
-    trace: Sequence[Mapping[str, Any]], spans: Sequence[AllocationSpan]
-) -> tuple[tuple[str, ...], NDArray[np.uint8], bool]:
-    """The groups, the group of every span, and whether they are categories."""
-    labelled = [_label(trace, span) for span in spans]
-    if any(labelled):
-        names = [
-            label or (BEFORE if span.born < 0 else "other")
-            for label, span in zip(labelled, spans, strict=True)
-        ]
-    elif any(span.birth_phase for span in spans):
-        found = zip(categorize(spans), spans, strict=True)
-        names = [BEFORE if span.born < 0 else category for category, span in found]
-    else:
-        return _by_place(spans)
-    groups = (*CATEGORIES, BEFORE)
-    code = {name: i for i, name in enumerate(groups)}
-    return groups, np.array([code[name] for name in names], np.uint8), True
-
-
-def _label(trace: Sequence[Mapping[str, Any]], span: AllocationSpan) -> str | None:
-    index = span.died if span.born < 0 else span.born
-    category = None if index is None else trace[index].get("category")
-    return category if category in CATEGORIES else None
-
-
-def _by_place(spans: Sequence[AllocationSpan]) -> tuple[tuple[str, ...], NDArray[np.uint8], bool]:
-    places: dict[int, str] = {}
-    moment = find_peak(spans).index
-    at_peak: dict[str, int] = {}
-    for span in spans:
-        if span.born >= 0:
-            name = places.setdefault(id(span.frames), "") or place(span.frames)
-            places[id(span.frames)] = name
-            at_peak[name] = at_peak.get(name, 0) + span.size_bytes * span.live_at(moment)
-    largest = sorted(at_peak, key=lambda name: (-at_peak[name], name))[:PLACES]
-    groups = (*largest, OTHER_CODE, BEFORE)
-    code = {name: i for i, name in enumerate(groups)}
-    rest = code[OTHER_CODE]
-    codes = [code[BEFORE] if span.born < 0 else code.get(places[id(span.frames)], rest) for span in spans]
-    return groups, np.array(codes, np.uint8), False
+def _times(trace: Sequence[Mapping[str, Any]], at: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Since the first event. None where there are none (before PyTorch 2.2), or they only count."""
+    if not len(at):
+        return None
+    times = np.array([entry.get("time_us", 0) for entry in trace], np.int64)
+    if times.min() < SINCE_1970_US or (np.diff(times) < 0).any():
+        return None
+    return times[at] - times[at[0]]
 
 
 def _phase_runs(phases: Sequence[str | None]) -> list[PhaseRun]:
@@ -239,14 +248,19 @@ def _reserved(
     return at_end - changes.sum() + np.cumsum(changes)[:-1]
 
 
-def _notes(snapshot: Mapping[str, Any], device: int, by_category: bool) -> list[str]:
+def _notes(snapshot: Mapping[str, Any], recording: Recording) -> list[str]:
     notes = []
-    others = [i for i, trace in enumerate(snapshot["device_traces"]) if trace and i != device]
-    if others:
+    devices = devices_in(snapshot)
+    if len(devices) > 1:
+        there = ", ".join(map(str, devices))
+        this = f"This is device {recording.device}; --device N shows another."
+        notes.append(f"The snapshot has these devices: {there}. {this}")
+    if recording.from_stacks:
         notes.append(
-            f"The snapshot has traces of {len(others) + 1} devices. This is device {device}, the busiest."
+            "Phases and categories are read from the stacks (a module's call, backward, an optimizer, a data "
+            "loader): the recording states none."
         )
-    if not by_category:
+    elif recording.categories is None:
         notes.append(
             "The recording names no phases, so nobody can say what is an activation or a gradient: bytes are "
             "grouped by the code that allocated them."
@@ -254,11 +268,20 @@ def _notes(snapshot: Mapping[str, Any], device: int, by_category: bool) -> list[
     return notes
 
 
+def _peak_of_the_steps(history: History) -> int:
+    """The event of the first largest moment before any evaluation or checkpoint; -1 is before the first."""
+    between = (run.start for run in history.phases if run.phase in PHASES_BETWEEN_STEPS)
+    allocated = history.allocated_bytes()[: min(between, default=None)]
+    if not len(allocated) or allocated.max() <= history.baseline_bytes.sum():
+        return -1
+    return int(allocated.argmax())
+
+
 def _explain_baseline(history: History, at_peak: MemoryBreakdown) -> None:
     """Move BEFORE's bytes to categories: what the profile has at the peak and the recording does not."""
     if not history.baseline_bytes[len(CATEGORIES)]:
         return
-    event, _ = history.peak()
+    event = _peak_of_the_steps(history)
     recorded = history.by_group()[:, event] if event >= 0 else history.baseline_bytes
     before = len(CATEGORIES)
     stated = np.array([getattr(at_peak, f"{name}_bytes") or 0 for name in CATEGORIES], np.int64)

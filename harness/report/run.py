@@ -44,22 +44,23 @@ class ReportRun:
         return name if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME else self.name
 
 
-def read_run(path: Path) -> ReportRun:
-    """Read a run folder, a profile.json, or a memory snapshot (pickle or JSON).
+def read_run(path: Path, device: int | None = None) -> ReportRun:
+    """Read a run folder, a profile.json, or a memory snapshot (pickle or JSON) and in it one device.
 
-    Raises InputError when there is no such thing there, or it cannot be read.
+    `device` is an index; by default the snapshot's that ran out of memory, or did the most. Raises InputError
+    when there is no such thing there, or it cannot be read.
     """
     if os.path.isdir(path):
-        return _of_folder(path)
+        return _of_folder(path, device)
     if not os.path.lexists(path):
         raise InputError(f"there is no {path}. Give a run folder, a profile.json or a memory snapshot.")
     name = path.absolute().parent.name if path.stem in ("profile", "snapshot") else path.name
     if _is_profile(path):
         return ReportRun(name.removesuffix(".json"), StepProfile.read(path))
-    return ReportRun(name, history=_history(path, None))
+    return ReportRun(name, history=_history(path, None, device))
 
 
-def _of_folder(folder: Path) -> ReportRun:
+def _of_folder(folder: Path, device: int | None) -> ReportRun:
     profile_path = folder / "profile.json"
     profile = StepProfile.read(profile_path) if os.path.lexists(profile_path) else None
     snapshot = next((folder / name for name in SNAPSHOTS if os.path.lexists(folder / name)), None)
@@ -68,15 +69,18 @@ def _of_folder(folder: Path) -> ReportRun:
             f"{folder} is no run folder: it has neither a profile.json nor a snapshot.pickle. "
             "Give a folder that `harness run` or `harness simulate --out` wrote."
         )
-    history = None if snapshot is None else _history(snapshot, profile)
+    history = None if snapshot is None else _history(snapshot, profile, device)
     return ReportRun(folder.absolute().name, profile, history)
 
 
-def _history(path: Path, profile: StepProfile | None) -> History | None:
+def _history(path: Path, profile: StepProfile | None, device: int | None) -> History | None:
     from harness.report.history import history_of
     from harness.snapshot import read_snapshot
 
-    return history_of(read_snapshot(path), profile.memory.at_peak if profile else None)
+    history = history_of(read_snapshot(path), profile.memory.at_peak if profile else None, device)
+    if history is not None and profile is not None and profile.source != "measured":
+        history.time_us = None  # of the machine that computed nothing
+    return history
 
 
 def _is_profile(path: Path) -> bool:

@@ -6,16 +6,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from harness.report.answers import Answers, answers_about
-from harness.report.at_peak import MOST_KINDS, Kind, by_code, by_module, kinds, kinds_table
+from harness.report.at_peak import MOST_KINDS, Kind, by_code, by_module, groups_table, kinds, kinds_table
 from harness.report.columns import history_columns
 from harness.report.first_words import first_words
 from harness.report.history import History
 from harness.report.phase_roofline import roofline_of
 from harness.report.profile_tables import profile_tables
 from harness.report.run import ReportRun
-from harness.report.segments import pieces_in_use, segment_table
+from harness.report.segments import segment_table
 from harness.report.table import Table
-from harness.step_profile import PhaseStats, StepProfile, explain_oom
+from harness.snapshot import pieces_in_use, stack_line
+from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats, StepProfile, explain_oom
 from harness.units import in_gib, in_ms
 
 MOST_SEGMENTS = 24
@@ -50,8 +51,9 @@ def section_of(run: ReportRun) -> Section:
     section = Section(run.name, run, first_words(run), _tiles(run), _missing(run))
     found = kinds(run.history, run.profile)
     section.kinds = found[:MOST_KINDS]
+    section.words["when"] = when = run.history.when if run.history else "at the peak"
     if found:
-        section.tables["kinds"] = kinds_table(section.kinds)
+        section.tables["kinds"] = kinds_table(section.kinds, when)
     if len(found) > MOST_KINDS:
         rest = sum(kind.total_bytes for kind in found[MOST_KINDS:])
         section.words["rest"] = f"{len(found) - MOST_KINDS} more stacks hold {in_gib(rest)} together."
@@ -89,16 +91,21 @@ def _add_profile(section: Section, profile: StepProfile) -> None:
 
 
 def _add_history(section: Section, history: History) -> None:
-    section.data["history"] = history_columns(history)
-    section.words["timeline"] = _timeline_words(section.run, history)
+    if history.events:
+        section.data["history"] = history_columns(history)
+        section.words["timeline"] = _timeline_words(section.run, history)
+    if history.oom is not None:
+        section.words["asked_at"] = "\n".join(map(stack_line, history.oom.frames))
+    if section.run.profile is None and history.moment()[1]:
+        section.tables["groups"] = groups_table(history)
     section.data["icicles"]["code"] = asdict(by_code(history))
-    if (history.reserved_bytes == history.allocated_bytes()).all():
+    if history.events and (history.reserved_bytes == history.allocated_bytes()).all():
         section.missing.append(
             "Segments: reserved is always what is allocated, as without a caching allocator (on a CPU)."
         )
         return
-    used = pieces_in_use(history.segments_at_peak, history.live_at(history.peak()[0]))
-    section.tables["segments"] = segment_table(used)
+    used = pieces_in_use(history.segments_then, history.live_at(history.moment()[0]))
+    section.tables["segments"] = segment_table(used, history.when)
     most_free = sorted(used, key=lambda item: sum(p.size_bytes for p in item[1]) - item[0].size_bytes)
     section.data["segments"] = [
         {
@@ -120,11 +127,7 @@ def _tiles(run: ReportRun) -> list[tuple[str, str, str]]:
     if profile is None:
         if history is None:
             return []
-        peak = history.peak()[1]
-        return [
-            ("Peak allocated", in_gib(peak), f"{history.events:,} allocations and frees recorded"),
-            ("Peak reserved", in_gib(int(history.reserved_bytes.max(initial=0))), ""),
-        ]
+        return _snapshot_tiles(history)
     memory, step, device = profile.memory, profile.step, profile.hardware
     tiles = []
     if memory.peak_allocated_bytes is not None:
@@ -144,6 +147,35 @@ def _tiles(run: ReportRun) -> list[tuple[str, str, str]]:
         tiles.append(("Tokens per second", f"{step.tokens_per_s:,.0f}", bound))
     if step.mfu is not None:
         tiles.append(("MFU", f"{step.mfu:.1%}", "" if step.hfu is None else f"HFU {step.hfu:.1%}"))
+    return tiles
+
+
+def _snapshot_tiles(history: History) -> list[tuple[str, str, str]]:
+    peak = history.peak()[1]
+    if not history.events:
+        count = f"{len(history.spans):,} blocks"
+        reserved = f"{len(history.segments_then):,} segments"
+        return [
+            ("Allocated", in_gib(peak), count),
+            ("Reserved", in_gib(history.reserved_at_end_bytes), reserved),
+        ]
+    tiles = [
+        ("Peak allocated", in_gib(peak), f"{history.events:,} allocations and frees recorded"),
+        ("Peak reserved", in_gib(int(history.reserved_bytes.max(initial=0))), ""),
+    ]
+    if (oom := history.oom) is not None:
+        tiles += [
+            (
+                "Asked for",
+                in_gib(oom.requested_bytes),
+                f"with {in_gib(oom.device_free_bytes)} left",
+            ),
+            (
+                "Free in segments",
+                in_gib(oom.free_in_segments_bytes),
+                f"largest piece for it {in_gib(oom.largest_piece_bytes)}",
+            ),
+        ]
     return tiles
 
 
@@ -169,13 +201,22 @@ def _missing(run: ReportRun) -> list[str]:
     missing = list(run.notes)
     if profile is None:
         missing.append(
-            "A snapshot by itself has no recipe, no times and no device: give the run folder for those."
+            "A snapshot by itself has no recipe, no time by phase and no device's name: give the run folder "
+            "for those."
         )
     if history is None:
         missing.append(
             "There is no memory history, so there is no timeline: give a run folder with a snapshot."
         )
         return missing
+    if not history.events:
+        missing.append(
+            "The snapshot has no trace of events, so there is no timeline and no peak: this is what was held "
+            'when it was taken. torch.cuda.memory._record_memory_history(stacks="python"), called before the '
+            "model is made, records one."
+        )
+        if not any(span.frames for span in history.spans):
+            missing.append("No stacks were recorded either: who asked for the memory cannot be said.")
     missing += history.notes
     if profile is not None:
         missing += _disagreement(profile, history)
@@ -183,7 +224,9 @@ def _missing(run: ReportRun) -> list[str]:
 
 
 def _disagreement(profile: StepProfile, history: History) -> list[str]:
-    stated, recorded = profile.memory.peak_allocated_bytes, history.peak()[1]
+    between = (profile.phases.get(name, PhaseStats()) for name in PHASES_BETWEEN_STEPS)
+    peaks = [profile.memory.peak_allocated_bytes, *(stats.peak_allocated_bytes for stats in between)]
+    stated, recorded = max((peak for peak in peaks if peak is not None), default=None), history.peak()[1]
     if stated is None or stated == recorded:
         return []
     if profile.oom is not None:

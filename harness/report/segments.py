@@ -1,92 +1,14 @@
-"""The segments of the caching allocator at one moment of a recording, and what of them is in use.
-
-A snapshot has the segments after its last event; here the events since the moment are undone.
-Imports no torch.
-"""
+"""The segments of the caching allocator as a table: what of them is in use. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
-from harness.allocator import kSmallBuffer
 from harness.report.table import Cell, Table
-from harness.snapshot import AllocationSpan
+from harness.snapshot import Piece, Segment, free_stretches
 
 
-class Segment(NamedTuple):
-    """Memory that the allocator took from the device in one piece, or mapped."""
-
-    address: int
-    size_bytes: int
-    expandable: bool
-
-    @property
-    def kind(self) -> str:
-        """What it serves: requests of up to 1 MiB, larger ones, or (expandable) any of one stream."""
-        if self.expandable:
-            return "expandable"
-        return "small" if self.size_bytes == kSmallBuffer else "large"
-
-
-class Piece(NamedTuple):
-    """A stretch of a segment, from its beginning in bytes."""
-
-    start_bytes: int
-    size_bytes: int
-
-
-def segments_at(
-    trace: Sequence[Mapping[str, Any]], segments: Iterable[Mapping[str, Any]], moment: int
-) -> list[Segment]:
-    """The segments right after trace entry `moment` (-1: before the first), by address.
-
-    What was unmapped or mapped of an expandable segment is a segment by itself unless it touches another.
-    """
-    whole: dict[int, int] = {}
-    mapped: list[tuple[int, int]] = []
-    for segment in segments:
-        if segment.get("is_expandable"):
-            mapped.append((segment["address"], segment["address"] + segment["total_size"]))
-        else:
-            whole[segment["address"]] = segment["total_size"]
-    for entry in reversed(trace[moment + 1 :]):
-        action, size = entry["action"], entry["size"]
-        if action == "segment_alloc":
-            whole.pop(entry["addr"], None)
-        elif action == "segment_free":
-            whole[entry["addr"]] = size
-        elif action == "segment_map":
-            mapped = list(_without(mapped, entry["addr"], entry["addr"] + size))
-        elif action == "segment_unmap":
-            mapped.append((entry["addr"], entry["addr"] + size))
-    found = [Segment(address, size, False) for address, size in whole.items()]
-    found += [Segment(start, end - start, True) for start, end in _joined(mapped)]
-    return sorted(found)
-
-
-def pieces_in_use(
-    segments: Sequence[Segment], live: Iterable[AllocationSpan]
-) -> list[tuple[Segment, list[Piece]]]:
-    """Each segment with its allocated stretches, by address; neighbours are one stretch."""
-    blocks = sorted((span.address, span.address + span.size_bytes) for span in live)
-    found = []
-    i = 0
-    for segment in segments:
-        end = segment.address + segment.size_bytes
-        while i < len(blocks) and blocks[i][0] < segment.address:
-            i += 1
-        inside = []
-        while i < len(blocks) and blocks[i][0] < end:
-            inside.append((blocks[i][0], min(blocks[i][1], end)))
-            i += 1
-        found.append(
-            (segment, [Piece(start - segment.address, stop - start) for start, stop in _joined(inside)])
-        )
-    return found
-
-
-def segment_table(used: Sequence[tuple[Segment, list[Piece]]]) -> Table:
+def segment_table(used: Sequence[tuple[Segment, list[Piece]]], when: str = "at the peak") -> Table:
     """By kind: how many segments, what of them is allocated, and the largest stretch that is free."""
     rows = []
     for kind in ("small", "large", "expandable"):
@@ -96,38 +18,12 @@ def segment_table(used: Sequence[tuple[Segment, list[Piece]]]) -> Table:
     if len(rows) > 1:
         rows.append(_row("all", list(used)))
     columns = ("segments", "count", "reserved", "allocated", "free in them", "largest free stretch")
-    return Table("Segments at the peak", columns, rows)
+    return Table(f"Segments {when}", columns, rows)
 
 
 def _row(name: str, used: Sequence[tuple[Segment, list[Piece]]]) -> Sequence[Cell]:
     reserved = sum(segment.size_bytes for segment, _ in used)
     allocated = sum(piece.size_bytes for _, pieces in used for piece in pieces)
-    free = max((gap for segment, pieces in used for gap in _gaps(segment, pieces)), default=0)
+    free = max((gap for segment, pieces in used for gap in free_stretches(segment, pieces)), default=0)
     sizes = (reserved, allocated, reserved - allocated, free)
     return Cell(name), Cell(len(used), "number"), *(Cell(size, "bytes") for size in sizes)
-
-
-def _gaps(segment: Segment, pieces: Sequence[Piece]) -> Iterable[int]:
-    position = 0
-    for start, size in pieces:
-        yield start - position
-        position = start + size
-    yield segment.size_bytes - position
-
-
-def _joined(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for start, end in sorted(intervals):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def _without(intervals: Iterable[tuple[int, int]], start: int, end: int) -> Iterable[tuple[int, int]]:
-    for low, high in intervals:
-        if low < min(high, start):
-            yield low, min(high, start)
-        if max(low, end) < high:
-            yield max(low, end), high

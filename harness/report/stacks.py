@@ -6,15 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.snapshot import NO_STACK, Frame, place_of, stack_line
+from harness.snapshot import Frame, stack_line
 
 ROOT = 0
 MOST_LINES = 200
 """Shown of one stack: deeper than any training calls, short enough for a page."""
-_AUTOGRAD_NODE = re.compile(r" torch::autograd::(?:generated::)?(\w+)::apply\(")
 
 _PLUMBING = re.compile(
-    r"harness/(?:__main__\.py|(?:cli|answers|measure|simulate|observe|system|sweep)/|training/loop\.py)"
+    r"harness/(?:__main__\.py|(?:cli|answers|measure|simulate|observe|system|sweep|virtual_gpu)/|training/loop\.py)"
     r"|(?:typer/|click/|runpy\.py|<frozen runpy>|<string>)|(?:\S*/)?bin/harness:"
 )
 """Frames of whoever runs the step, who allocate nothing of it: the commands, the loop, the measuring."""
@@ -74,19 +73,3 @@ class CallTree:
             self._plumbing.append(_PLUMBING.match(text) is not None)
         self._line_of_frame[id(frame)] = frame, line
         return line
-
-
-def readable(line: str) -> str | None:
-    """What a line of a stack says to a Python programmer: Python code, or autograd's node, else nothing."""
-    if ".py:" in line:
-        return line
-    node = _AUTOGRAD_NODE.search(line)
-    return f"autograd: {node[1]}" if node else None
-
-
-def place(frames: Sequence[Frame]) -> str:
-    """The innermost Python frame outside torch; in autograd's own thread, which has none, its node."""
-    found = place_of(frames)
-    if found != NO_STACK:
-        return found
-    return next(filter(None, map(readable, map(stack_line, frames))), NO_STACK)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
-from harness.system import held_back, parse_json, read_whole, sync_folder
+from harness.system import held_back, is_object, parse_json, read_whole, sync_folder
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -105,10 +105,10 @@ def _manifest(checkpoint: Path) -> dict[str, Any]:
         raise _refused(path, f"cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise _refused(path, "is not whole: it is no JSON") from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+    if not is_object(document) or document.get("format") != FORMAT:
         raise _refused(path, f"is not of format {FORMAT}, the one this version of harness reads")
     files = document.get("files")
-    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
+    if not is_object(files) or not all(is_object(entry) for entry in files.values()):
         raise _refused(path, "has no list of files")
     return files
 

@@ -40,7 +40,7 @@ class RunFolder:
         self.recipe_name = name
         self._recipe = recipe
         self._resume = resume
-        self.checkpoint = None if resume is None else _last_checkpoint(resume)
+        self.checkpoint = None if resume is None else last_checkpoint(resume)
         nearest = next(p for p in [self.path, *self.path.absolute().parents] if os.path.lexists(p))
         if not os.path.isdir(nearest):
             raise InputError(f"--out {self.path}: {nearest} is a file. Give a folder.")
@@ -134,7 +134,8 @@ class RunFolder:
         return recipe_yaml(self._recipe.model_copy(update=seen))
 
 
-def _last_checkpoint(run: Path) -> Path:
+def last_checkpoint(run: Path) -> Path:
+    """The last in a run folder. Raises InputError if there is none."""
     found = checkpoints(run / "checkpoints")
     if not found:
         what = "holds no checkpoint" if os.path.isdir(run) else "is no folder"

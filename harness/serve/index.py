@@ -95,7 +95,7 @@ class Index:
         if asked_s is not None and self._begun_s >= asked_s:
             return self._newest_first
         self._begun_s = time.monotonic()
-        found = {}
+        found: dict[str, Entry] = {}
         self.left_out = False
         for name, kind, path, signature in self._files():
             if len(found) == MOST_ENTRIES:
@@ -200,6 +200,8 @@ def _described(name: str, kind: str, path: Path, signature: Signature) -> Entry 
             return Entry(name, "run", path, signature)
         case "running" | "stopped":
             return _of_log(name, kind, path, signature)
+        case _:
+            pass
     try:
         profile = StepProfile.read(path / "profile.json" if kind == "run" else path)
     except InputError as error:

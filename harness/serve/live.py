@@ -55,7 +55,7 @@ def live_page(entry: Entry) -> str:
 def _drawings(log: Log) -> list[Drawing]:
     losses = [(step.step, step.loss) for step in log.steps if step.loss is not None]
     peaks = [(step.step, float(step.peak_bytes)) for step in log.steps if step.peak_bytes is not None]
-    drawings = []
+    drawings: list[Drawing] = []
     for title, values in (("Loss", losses), ("Peak memory so far", peaks)):
         if len(values) > 1:
             lowest, highest = (pick(value for _, value in values) for pick in (min, max))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
-from harness.system import parse_json, read_mapping
+from harness.system import is_object, parse_json, read_mapping
 
 TAIL_BYTES = 2**19
 """Read from the end of a log: two thousand steps."""
@@ -41,7 +41,7 @@ class Log:
     model: str
     wanted: int | None
     """Steps of the recipe: warmup and timed ones. Some more are recorded after them."""
-    steps: list[LoggedStep] = field(default_factory=list)
+    steps: list[LoggedStep] = field(default_factory=list[LoggedStep])
 
     def _last(self, name: str) -> Any:
         known = (getattr(step, name) for step in reversed(self.steps))
@@ -82,7 +82,8 @@ def read_log(folder: Path) -> Log:
     """The log of the run in `folder`. Raises InputError if it or the recipe cannot be read."""
     recipe = read_mapping(folder / "recipe.yaml", "recipe")
     counts = [recipe.get(name) for name in ("warmup_steps", "steps")]
-    wanted = sum(counts) if all(type(count) is int for count in counts) else None  # type: ignore[arg-type]
+    whole = [count for count in counts if type(count) is int]
+    wanted = sum(whole) if len(whole) == len(counts) else None
     try:
         lines = _tail(folder / "log.jsonl").splitlines()
     except OSError as error:
@@ -109,7 +110,7 @@ def _step(line: bytes) -> LoggedStep | None:
         fields = parse_json(line, LONGEST_LINE_VALUES)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(fields, dict) or type(fields.get("step")) is not int:
+    if not is_object(fields) or type(fields.get("step")) is not int:
         return None
 
     def number(name: str) -> float | None:

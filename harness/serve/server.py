@@ -179,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = READ_TIMEOUT_S
     pages: Pages
-    server: ThreadingHTTPServer
+    server: ThreadingHTTPServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
         """The page, or why there is none."""

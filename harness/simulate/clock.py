@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from harness.hardware import Hardware, Work, achievable_flops, transfer_s
@@ -16,8 +15,9 @@ from harness.observe import operator_flops
 from harness.simulate.kernels.operators import operator_of
 from harness.simulate.kernels.script import Step, Take
 from harness.simulate.operator_bytes import operator_bytes
+from harness.training import DTYPES
 
-_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Cost(NamedTuple):
@@ -49,24 +49,54 @@ class SimulatedTime:
         self.bytes_moved: dict[str, int] = defaultdict(int)
         self.recomputed_flops = 0
         self._bandwidth = hardware.memory_bandwidth * hardware.calibration.memory_fraction
-        self._host_s = self._device_s = 0.0
+        self.stream = 0
+        """The stream that is given what is launched now."""
+        self._host_s = 0.0
+        self._done_s: dict[int, float] = {0: 0.0}
+        """By stream: when it has done what it was given."""
         self._link_s = {"out": 0.0, "in": 0.0}
         self._arrives_s: dict[int, float] = {}
         """By storage: when the last copy over the link has written it."""
         self._leaves_s: dict[int, float] = {}
         """By storage: when the last copy over the link has read it."""
         self._waited = {"compute": 0.0, "memory": 0.0, "host": 0.0}
+        self.communication_s: dict[str, float] = defaultdict(float)
+        """By phase: in which the default stream communicated, or waited for a stream that did."""
 
     def begin_step(self) -> None:
         """Forget the step before: counters are of one step."""
         self.flops.clear()
         self.bytes_moved.clear()
         self.recomputed_flops = 0
+        self.communication_s.clear()
         self._waited = dict.fromkeys(self._waited, 0.0)
 
     def now(self) -> float:
         """When an event recorded now would fire."""
-        return max(self._host_s, self._device_s, *self._link_s.values())
+        return max(self._host_s, *self._done_s.values(), *self._link_s.values())
+
+    def done_s(self, stream: int) -> float:
+        """When `stream` has done what it was given so far."""
+        return max(self._host_s, self._done_s.get(stream, 0.0))
+
+    def wait(self, stream: int, moment_s: float) -> None:
+        """What `stream` is given from now on begins at `moment_s` at the earliest."""
+        waits_s = max(0.0, moment_s - self.done_s(stream))
+        if stream == 0:
+            self.communication_s[self.phase] += waits_s
+        self._done_s[stream] = self.done_s(stream) + waits_s
+
+    def communicate(self, seconds: float, stream: int) -> None:
+        """A collective that takes so long was launched on `stream`, after what the current one was given."""
+        self._host_s += self.hardware.calibration.host_op_s
+        begins_s = max(self.done_s(stream), self.done_s(self.stream))
+        self._done_s[stream] = begins_s + seconds
+        if stream == 0:
+            self.communication_s[self.phase] += seconds
+
+    def host_waits_until(self, moment_s: float) -> None:
+        """The host goes on at `moment_s`."""
+        self._host_s = max(self._host_s, moment_s)
 
     def cost(
         self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, script: Sequence[Step] = ()
@@ -89,9 +119,10 @@ class SimulatedTime:
         self._host_s += self.hardware.calibration.host_op_s
         self._device_waits_until(max(self._host_s, self._arrival(reads)))
         busy_s = max(compute_s, memory_s - before_s)
-        self._device_s += before_s + busy_s
-        self._waited["memory"] += before_s
-        self._waited["compute" if compute_s > memory_s - before_s else "memory"] += busy_s
+        self._done_s[self.stream] += before_s + busy_s
+        if self.stream == 0:
+            self._waited["memory"] += before_s
+            self._waited["compute" if compute_s > memory_s - before_s else "memory"] += busy_s
         self.bytes_moved[self.phase] += moved
         if flops:
             self.flops[self.phase] += flops
@@ -103,7 +134,7 @@ class SimulatedTime:
         it was given before. With `waits` the host goes on when it is over."""
         self._host_s += self.hardware.calibration.host_op_s
         way = "out" if to_host else "in"
-        begins_s = max(self._host_s, self._device_s, self._link_s[way], self._arrival([source]))
+        begins_s = max(self.done_s(self.stream), self._link_s[way], self._arrival([source]))
         ends_s = self._link_s[way] = begins_s + transfer_s(size_bytes, self.hardware)
         self._arrives_s[target] = ends_s
         if to_host:
@@ -126,8 +157,10 @@ class SimulatedTime:
         return max((self._arrives_s.get(storage, 0.0) for storage in storages), default=0.0)
 
     def _device_waits_until(self, moment_s: float) -> None:
-        self._waited["host"] += max(0.0, moment_s - self._device_s)
-        self._device_s = max(self._device_s, moment_s)
+        before_s = self._done_s.get(self.stream, 0.0)
+        self._done_s[self.stream] = max(before_s, moment_s)
+        if self.stream == 0:
+            self._waited["host"] += max(0.0, moment_s - before_s)
 
     def bound(self) -> Literal["compute", "memory", "host"]:
         """Where most of the step's time went."""
@@ -136,7 +169,7 @@ class SimulatedTime:
     def _rate(self, func: Any, args: Any) -> float:
         attention = "attention" in func._overloadpacket.__name__
         # of other dtypes (int8) the table has no rate: that of 16 bit, and fp16 is what every device has
-        dtype = _DTYPES.get(next(a.dtype for a in args if isinstance(a, Tensor)), "fp16")
+        dtype = _NAMES.get(next(a.dtype for a in args if isinstance(a, Tensor)), "fp16")
         return achievable_flops(Work(kind="attention" if attention else "matmul", dtype=dtype), self.hardware)
 
 

@@ -10,6 +10,7 @@ import torch
 from harness.observe import StorageTracker
 from harness.simulate.clock import Cost, SimulatedTime, is_on_device
 from harness.simulate.cuda.behaviour import CudaRules
+from harness.simulate.cuda.communication import KINDS, Communication
 from harness.simulate.cuda.shape_cache import VIEW, tensors_in
 from harness.simulate.kernels.operators import operator_name, script_of
 from harness.simulate.kernels.script import Free, Keep, Step, Take
@@ -26,12 +27,18 @@ class SimulatedDevice(StorageTracker):
     """
 
     def __init__(
-        self, memory: SimulatedMemory, rules: CudaRules, time: SimulatedTime, paths: ModulePaths
+        self,
+        memory: SimulatedMemory,
+        rules: CudaRules,
+        time: SimulatedTime,
+        paths: ModulePaths,
+        communication: Communication,
     ) -> None:
         super().__init__(memory)
         self.memory, self.rules, self.time, self.paths = memory, rules, time, paths
         self.operators: set[str] = set()
         """Names of those that ran on the device and are no views."""
+        self.communication = communication
         self._workspaces: set[tuple[str, bool]] = set()
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -51,6 +58,8 @@ class SimulatedDevice(StorageTracker):
                 call.cost = self.time.cost(func, args, kwargs, out, call.script)
             self.time.recomputing = self.memory.phase == "backward" and self.paths.in_module
             self._clock(call.cost, func, args)
+        if "c10d" in func.namespace and (name := operator_name(func)) in KINDS:
+            self.communication.launched(name, args, out, timed=self.frames)
         if call.script:
             self._play(call.script, func, out)
         return out

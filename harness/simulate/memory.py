@@ -27,12 +27,14 @@ class SimulatedMemory(Recording):
         super().__init__()
         self.allocator = Allocator(settings, capacity_bytes, device_bytes, on_event=self._segment_event)
         self.settings = settings
+        self.stream = 0
+        """The stream that memory is allocated for now: the allocator keeps each one's apart."""
         self._blocks: dict[int, Block] = {}
         self._segment_events: list[tuple[int, TraceEvent]] = []
-        self._requested: dict[int, int] = {}
-        """Requested bytes by the event of the birth."""
-        self._requested_before: dict[int, int] = {}
-        """Requested bytes by address, of what was live when the recording began."""
+        self._requested: dict[int, tuple[int, int]] = {}
+        """Requested bytes and stream by the event of the birth."""
+        self._requested_before: dict[int, tuple[int, int]] = {}
+        """Requested bytes and stream by address, of what was live when the recording began."""
         self.ended = False
         """The simulation is over: what dies now is Python taking the run apart."""
         self._log: RequestLog | None = None
@@ -45,13 +47,13 @@ class SimulatedMemory(Recording):
     def placed(self, key: int, size_bytes: int) -> tuple[int, int]:
         """A block for `size_bytes`. Raises AllocatorOutOfMemory, and then stays as it is."""
         try:
-            block = self._blocks[key] = self.allocator.malloc(size_bytes)
+            block = self._blocks[key] = self.allocator.malloc(size_bytes, self.stream)
         except AllocatorOutOfMemory:
             self.ended = True
             raise
         if self._log is not None:
-            self._log.born(key, size_bytes)
-        self._requested[self._last_event + 1] = size_bytes
+            self._log.born(key, size_bytes, self.stream)
+        self._requested[self._last_event + 1] = size_bytes, self.stream
         return block.address, block.size
 
     def died(self, key: int, size_bytes: int, on_host: bool) -> None:
@@ -89,7 +91,7 @@ class SimulatedMemory(Recording):
         super().restart()
         self._segment_events.clear()
         self._requested.clear()
-        self._requested_before = {b.address: b.requested_size for b in self._blocks.values()}
+        self._requested_before = {b.address: (b.requested_size, b.pool.stream) for b in self._blocks.values()}
         self._log = RequestLog(self._blocks)
 
     @property
@@ -117,6 +119,11 @@ class SimulatedMemory(Recording):
         self.allocator.device.emit = lambda *_: None
         return {} if log is None else log.repeat(times, self.allocator, self._blocks, self._enter)
 
+    def go_on_recording(self) -> None:
+        """After `repeat`: what comes now belongs to the snapshot too, segments as they are at its end."""
+        self._segments = None
+        self.allocator.device.emit = self._segment_event
+
     def _enter(self, phase: str) -> None:
         self.phase = phase  # memory may run out in it
         self.reset_peak()
@@ -140,13 +147,14 @@ class SimulatedMemory(Recording):
     def _events_of(self, span: AllocationSpan, category: str) -> list[tuple[int, TraceEvent]]:
         events = []
         there_before = span.born == BEFORE_RECORDING
-        requested = self._requested_before[span.address] if there_before else self._requested[span.born]
+        requested, stream = (
+            self._requested_before[span.address] if there_before else self._requested[span.born]
+        )
 
         def add(index: int, action: Any, phase: str | None) -> None:
             metadata = phase_metadata(phase) if phase else ""
-            events.append(
-                (index, TraceEvent(action, span.address, requested, metadata, span.frames, category, index))
-            )
+            what = (action, span.address, requested, metadata, span.frames, category, index, stream)
+            events.append((index, TraceEvent(*what)))
 
         if not there_before:
             add(span.born, "alloc", span.birth_phase)
@@ -158,5 +166,5 @@ class SimulatedMemory(Recording):
     def _segment_event(self, action: str, address: int, size_bytes: int, stream: int) -> None:
         following = self._last_event + 1  # the allocation that the segment is made for
         metadata = phase_metadata(self.phase)
-        event = TraceEvent(action, address, size_bytes, metadata, time_us=following)  # type: ignore[arg-type]
+        event = TraceEvent(action, address, size_bytes, metadata, time_us=following, stream=stream)  # type: ignore[arg-type]
         self._segment_events.append((following, event))

@@ -11,10 +11,10 @@ class RequestLog:
     """What was born and what died since the log began, by key, and in which phase."""
 
     def __init__(self, blocks: dict[int, Block]) -> None:
-        self._found = {key: block.requested_size for key, block in blocks.items()}
-        """Requested bytes of what was live at the beginning, in the order of birth."""
-        self._events: list[tuple[int, int]] = []
-        """Key and requested bytes of what was born, key and -1 of what died."""
+        self._found = {key: (block.requested_size, block.pool.stream) for key, block in blocks.items()}
+        """Requested bytes and stream of what was live at the beginning, in the order of birth."""
+        self._events: list[tuple[int, int, int]] = []
+        """Key, requested bytes and stream of what was born; key, -1 and 0 of what died."""
         self._phases: list[tuple[int, str]] = []
         """Where in `_events` each phase begins."""
 
@@ -22,18 +22,18 @@ class RequestLog:
         """A phase begins."""
         self._phases.append((len(self._events), phase))
 
-    def born(self, key: int, size_bytes: int) -> None:
-        self._events.append((key, size_bytes))
+    def born(self, key: int, size_bytes: int, stream: int = 0) -> None:
+        self._events.append((key, size_bytes, stream))
 
     def died(self, key: int) -> None:
-        self._events.append((key, -1))
+        self._events.append((key, -1, 0))
 
     def steady(self) -> dict[int, int] | None:
         """For each key that the step found and freed, the one that it left in its place. None: what it leaves
         is not what it found, and no step like it can follow.
         """
-        born = {key: size for key, size in self._events if size >= 0}
-        died = {key for key, size in self._events if size < 0}
+        born = {key: (size, stream) for key, size, stream in self._events if size >= 0}
+        died = {key for key, size, _ in self._events if size < 0}
         left = [key for key in born if key not in died]
         freed = [key for key in self._found if key in died]
         same = [born[key] for key in left] == [self._found[key] for key in freed]
@@ -70,13 +70,13 @@ class RequestLog:
         for (start, phase), end in zip(self._phases, ends, strict=True):
             enter(phase)
             peak = now
-            for key, size_bytes in self._events[start:end]:
+            for key, size_bytes, stream in self._events[start:end]:
                 if size_bytes < 0:
                     block = blocks.pop(key)
                     now -= block.size
                     allocator.free(block)
                 else:
-                    block = blocks[key] = allocator.malloc(size_bytes)
+                    block = blocks[key] = allocator.malloc(size_bytes, stream)
                     now += block.size
                     peak = max(peak, now)
             allocated, reserved = peaks.get(phase, (0, 0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 
 import torch
@@ -19,9 +19,13 @@ from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.observe import PhasePeaks, gradients_seen, labelled_tensors, owned_tensors
 from harness.recipe import Recipe
+from harness.simulate.after_step import AfterStep, simulate_checkpoint, simulate_evaluation, stats_of
 from harness.simulate.clock import SimulatedTime
 from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
+from harness.simulate.cuda.communication import Communication
 from harness.simulate.cuda.libraries import import_bitsandbytes_fast
+from harness.simulate.cuda.one_rank import one_rank
+from harness.simulate.cuda.streams import Streams
 from harness.simulate.device import SimulatedDevice
 from harness.simulate.kernels.operators import unknown_ops
 from harness.simulate.memory import SimulatedMemory
@@ -29,6 +33,10 @@ from harness.simulate.module_paths import ModulePaths
 from harness.snapshot import BEFORE_RECORDING, breakdown_at, bytes_by_module, find_peak, top_allocations
 from harness.step_profile import (
     PHASES,
+    PHASES_BETWEEN_STEPS,
+    Allocation,
+    CheckpointStats,
+    EvaluationStats,
     HardwareSummary,
     MemoryBreakdown,
     MemoryStats,
@@ -36,6 +44,7 @@ from harness.step_profile import (
     StepProfile,
     StepStats,
     TimeStats,
+    utilization,
 )
 from harness.system import collected_by_hand, older_objects_kept, provenance
 from harness.training import (
@@ -51,6 +60,8 @@ from harness.training import (
 
 STEPS = 2
 """The first step makes the optimizer state, the second is steady: a third is the same, as the tests show."""
+DDP_STEPS = 3
+"""DDP's second step orders its buckets as the first one's gradients came."""
 META = torch.device("meta")
 
 
@@ -59,34 +70,45 @@ def simulate(
     hardware: Hardware,
     settings: Settings | None = None,
     *,
+    rank: int = 0,
+    after: AfterStep | None = None,
     explain_oom: bool = True,
     advise: Callable[[Recipe, HardwareSummary, OutOfMemoryReport], list[str]] | None = None,
 ) -> tuple[StepProfile, SimulatedMemory]:
-    """The StepProfile of `recipe` on `hardware`, and the simulated memory (for its snapshot).
+    """The StepProfile of `recipe` on `hardware`, and the simulated memory (for its snapshot): of one process,
+    or of `rank` among the recipe's `world_size`, alone.
 
+    `after`: what to simulate behind the training steps.
     Running out of memory gives a profile with `oom` filled; `explain_oom` simulates once more then, to keep
     the stack and the module of everything that is live, and `advise` says what to change. Raises InputError
     for a dtype that the device has no units for, and for `compile`, which changes which kernels run: napkin
     has an answer.
     """
     hardware.peak_flops(recipe.compute_dtype)
+    if not 0 <= rank < recipe.world_size:
+        raise InputError(f"--rank {rank}: the recipe has {recipe.world_size}, which count from 0.")
     if recipe.compile:
         raise InputError(
             "compile: true cannot be simulated: the compiler decides which kernels and buffers there are. "
             "Set compile: false, or ask `harness napkin`."
+        )
+    if after is not None and recipe.world_size > 1:
+        raise InputError(
+            f"what follows the training steps is simulated for one process, and the mesh of the recipe has "
+            f"{recipe.world_size}. Leave eval and save out of --phases, or ask for one GPU."
         )
     settings = settings or parse_settings("", torch.__version__)
     with collected_by_hand():
         import_bitsandbytes_fast()
         import_libraries(recipe)
         with older_objects_kept():
-            run = SimulatedRun(recipe, hardware, settings)
+            run = SimulatedRun(recipe, hardware, settings, rank, after)
             profile = run.to_the_end()
             if profile.oom is not None and explain_oom:
-                run = SimulatedRun(recipe, hardware, settings)
+                run = SimulatedRun(recipe, hardware, settings, rank, after)
                 run.device.frames = True
                 profile = run.to_the_end()
-    if profile.oom is not None and advise is not None:
+    if profile.oom is not None and advise is not None and profile.oom.phase not in PHASES_BETWEEN_STEPS:
         profile.oom.advice = advise(recipe, profile.hardware, profile.oom)
     return profile, run.memory
 
@@ -94,35 +116,52 @@ def simulate(
 class SimulatedRun:
     """One simulation of a recipe, and what it has seen so far: an observer of the loop."""
 
-    def __init__(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        hardware: Hardware,
+        settings: Settings,
+        rank: int = 0,
+        after: AfterStep | None = None,
+    ) -> None:
         # The values do not matter and nothing needs to be read: shapes are the same for any data.
         same_shapes: dict[str, str] = {"data": "synthetic", "weights": "random"}
         self.recipe = recipe.model_copy(update=same_shapes)
         self.asked, self.hardware = recipe, hardware
-        self.steps_beyond = max(0, recipe.warmup_steps + recipe.steps + 1 - STEPS)
+        self.rank = rank
+        self.num_steps = DDP_STEPS if recipe.parallel == "ddp" else STEPS
+        self.steps_beyond = max(0, recipe.warmup_steps + recipe.steps + 1 - self.num_steps)
         """A measurement's steps beyond those that are simulated here."""
         context = hardware.calibration.cuda_context_bytes
         self.memory = SimulatedMemory(settings, hardware.memory_bytes - context, hardware.memory_bytes)
         self.time = SimulatedTime(hardware)
         self.paths = ModulePaths()
         self.rules = CudaRules(recipe, hardware, self.memory.allocator.empty_cache)
-        self.device = SimulatedDevice(self.memory, self.rules, self.time, self.paths)
+        self.communication = Communication(self.time)
+        self.device = SimulatedDevice(self.memory, self.rules, self.time, self.paths, self.communication)
         self.kinds: list[Kind] = []
         self.peaks = PhasePeaks()
         self.phases = self.peaks.phases
         self.training: Training | None = None
         self.at_oom: MemoryBreakdown | None = None
+        self.after = after or AfterStep()
+        self.evaluation: EvaluationStats | None = None
+        self.checkpoint: CheckpointStats | None = None
+        self.of_the_step: tuple[MemoryStats, StepStats, list[Allocation]] | None = None
+        """Once the steps are over."""
 
     def to_the_end(self) -> StepProfile:
         oom = None
-        with cuda_behaviour(self.rules), self.paths.watching(), self.device:
+        with cuda_behaviour(self.rules), self._among_ranks(), self.paths.watching(), self.device:
             try:
                 self.training, batches = set_up(self.recipe, META, self)
                 self.paths.name(self.training.model)
-                kinds: list[Kind] = [*["warmup"] * (STEPS - 1), "recorded"]  # type: ignore[list-item]
+                kinds: list[Kind] = [*["warmup"] * (self.num_steps - 1), "recorded"]  # type: ignore[list-item]
                 for _ in run_steps(self.training, self._measured(batches), META, kinds, self):
                     self.paths.forget()
                 self._repeat_the_step()
+                self.of_the_step = self._memory(), self._step(), self._top()
+                self._after_the_step()
             except AllocatorOutOfMemory as error:
                 oom = self._oom(error)
             except RuntimeError as error:
@@ -137,9 +176,16 @@ class SimulatedRun:
             profile = self._profile(oom)
         return profile
 
+    def _among_ranks(self) -> AbstractContextManager[None]:
+        if not self.recipe.distributed:
+            return nullcontext()
+        streams = Streams(self.memory, self.time)
+        return one_rank(self.rank, self.recipe.world_size, streams, self.communication)
+
     def begin_step(self, index: int, kind: Kind) -> None:
         self.kinds.append(kind)
         self.time.begin_step()
+        self.communication.begin_step()
         if kind == "recorded":
             gc.collect()  # or what earlier steps left in reference cycles dies at some moment of this one
             self._label_what_stays()
@@ -159,7 +205,7 @@ class SimulatedRun:
 
     def _measured(self, batches: Batches) -> Iterator[StepBatches]:
         """The batches of a measurement's first step and of its recorded one, which follows the timed ones."""
-        yield from islice(batches, STEPS - 1)
+        yield from islice(batches, self.num_steps - 1)
         batches.skip(self.steps_beyond)
         yield from batches
 
@@ -170,6 +216,18 @@ class SimulatedRun:
             stats = self.phases[name]
             stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, allocated)
             stats.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0, reserved)
+
+    def _after_the_step(self) -> None:
+        evaluation, training = self.after.evaluation, self.training
+        assert training is not None
+        if evaluation is None and not self.after.checkpoint:
+            return
+        self.memory.go_on_recording()
+        if evaluation is not None:
+            self.evaluation = stats_of(evaluation)
+            simulate_evaluation(self.recipe, training, evaluation, self.device, self, self.evaluation)
+        if self.after.checkpoint:
+            self.checkpoint = simulate_checkpoint(self.recipe, training, self.device, self)
 
     def _label_what_stays(self) -> None:
         assert self.training is not None
@@ -189,6 +247,8 @@ class SimulatedRun:
             stats.time_s.median = (stats.time_s.median or 0.0) + seconds
             stats.flops = self.time.flops.get(name, 0)
             stats.bytes_moved = self.time.bytes_moved.get(name, 0)
+            if self.recipe.distributed:
+                stats.communication_s = self.time.communication_s.get(name, 0.0)
 
     def _oom(self, error: AllocatorOutOfMemory) -> OutOfMemoryReport:
         """What is live now, and what would help. The traceback still holds the step's tensors."""
@@ -214,7 +274,7 @@ class SimulatedRun:
 
     def _profile(self, oom: OutOfMemoryReport | None) -> StepProfile:
         hardware = self.hardware.summary(self.recipe.compute_dtype)
-        spans = self.memory.spans
+        memory, step, top = self.of_the_step or (self._memory(), StepStats(), [])
         return StepProfile(
             source="simulated",
             recipe=self.asked.model_dump(mode="json"),
@@ -224,15 +284,23 @@ class SimulatedRun:
                 "calibration": self.hardware.calibration.source,
                 "allocator": str(self.memory.settings),
                 "attention_kernels": sorted(self.rules.attention_kernels),
+                **({"rank": self.rank} if self.recipe.distributed else {}),
             },
             complete=oom is None,
             warnings=self._warnings(),
-            memory=self._memory(),
-            phases={name: self.phases[name] for name in PHASES if name in self.phases},
-            step=self._step() if oom is None else StepStats(),
-            top=top_allocations(spans, find_peak(spans).index) if spans and oom is None else [],
+            memory=memory,
+            phases={name: self.phases[name] for name in PHASES + PHASES_BETWEEN_STEPS if name in self.phases},
+            step=step,
+            top=top,
             oom=oom,
+            evaluation=self.evaluation,
+            checkpoint=self.checkpoint,
         )
+
+    def _top(self) -> list[Allocation]:
+        """The largest at the peak of the step."""
+        spans = self.memory.spans
+        return top_allocations(spans, find_peak(spans).index) if spans else []
 
     def _warnings(self) -> list[str]:
         warnings = [] if self.training is None else surprises_of_model(self.asked, self.training.model)
@@ -279,12 +347,12 @@ class SimulatedRun:
         seconds = sum(stats.time_s.median or 0.0 for stats in self.phases.values())
         all_flops = sum(self.time.flops.values())
         model_flops = all_flops - self.time.recomputed_flops
-        ceiling = self.hardware.peak_flops(self.recipe.compute_dtype) * seconds
+        peak = self.hardware.peak_flops(self.recipe.compute_dtype)
         return StepStats(
             time_s=TimeStats(median=seconds),
-            tokens_per_s=self.recipe.tokens_per_step / seconds,
+            tokens_per_s=self.recipe.global_tokens_per_step / seconds,
             model_flops=model_flops,
-            mfu=model_flops / ceiling,
-            hfu=all_flops / ceiling,
+            mfu=utilization(model_flops, seconds, peak),
+            hfu=utilization(all_flops, seconds, peak),
             bound=self.time.bound(),
         )

@@ -11,6 +11,11 @@ from harness.snapshot.spans import Frame
 _INSTALL_FOLDER = re.compile(r"^.*/(?:(?:site-packages|dist-packages|python3\.\d+)/|(?=harness/))")
 
 
+_AUTOGRAD_NODE = re.compile(r" torch::autograd::(?:generated::)?(\w+)::apply\(")
+_LIBRARY = re.compile(r"/(?:site-packages|dist-packages|python3\.\d+|harness/virtual_gpu)/|^<frozen ")
+_TORCH = re.compile(r"/torch/|/harness/virtual_gpu/")  # the virtual GPU's code stands in PyTorch's place
+
+
 def stack_line(frame: Frame) -> str:
     """`file:line function`, the file without the folders above its package."""
     return f"{_INSTALL_FOLDER.sub('', frame['filename'])}:{frame['line']} {frame['name']}"
@@ -23,7 +28,7 @@ NO_STACK = "(no Python stack)"
 def place_of(frames: Sequence[Frame]) -> str:
     """`file:line function` of the innermost Python frame outside torch, or of the innermost one."""
     python = python_frames(frames)
-    outside = (frame for frame in python if "/torch/" not in frame["filename"])
+    outside = (frame for frame in python if not _TORCH.search(frame["filename"]))
     frame = next(outside, python[0] if python else None)
     return NO_STACK if frame is None else line_of(frame)
 
@@ -37,3 +42,30 @@ def line_of(frame: Frame) -> str:
     folder, _, file = frame["filename"].rpartition("/")
     package = folder.rpartition("/")[2]
     return f"{package}/{file}:{frame['line']} {frame['name'].rpartition('.')[2]}"
+
+
+def readable(line: str) -> str | None:
+    """What a line of a stack says to a Python programmer: Python code, or autograd's node, else nothing."""
+    if ".py:" in line:
+        return line
+    node = _AUTOGRAD_NODE.search(line)
+    return f"autograd: {node[1]}" if node else None
+
+
+def place(frames: Sequence[Frame]) -> str:
+    """The innermost Python frame outside torch; in autograd's own thread, which has none, its node."""
+    found = place_of(frames)
+    if found != NO_STACK:
+        return found
+    return next(filter(None, map(readable, map(stack_line, frames))), NO_STACK)
+
+
+def is_library(frame: Frame) -> bool:
+    """Whether a Python frame is an installed package's, the standard library's or the virtual GPU's."""
+    return _LIBRARY.search(frame["filename"]) is not None
+
+
+def own_place(frames: Sequence[Frame]) -> str | None:
+    """The innermost line that is no library's, as `place` writes it; None where every frame is one's."""
+    frame = next((frame for frame in python_frames(frames) if not is_library(frame)), None)
+    return None if frame is None else place_of([frame])

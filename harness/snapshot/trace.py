@@ -18,6 +18,7 @@ from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
 
 MIN_BLOCK_BYTES = 512
 """kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: every block is a multiple of it."""
+_FREES = ("free_requested", "free_completed")
 _METADATA = re.compile(r"(?:step=(-?\d+) )?phase=(\w+)")
 
 
@@ -79,6 +80,7 @@ def spans_from_trace(
     segments: Iterable[Mapping[str, Any]] = (),
     block_bytes: Mapping[int, int] | None = None,
     round_to_bytes: int = MIN_BLOCK_BYTES,
+    phases: Sequence[str | None] | None = None,
 ) -> list[AllocationSpan]:
     """The allocations of one device: `trace` is snapshot["device_traces"][device].
 
@@ -88,9 +90,13 @@ def spans_from_trace(
     (from a replay through an allocator); the rest is rounded up to `round_to_bytes`, which leaves out
     what the allocator did not split off: up to 1 MiB of a large block. Storages have 1: they are not rounded.
     The first label of an allocation holds; one whose address is not live at its moment is not on this
-    device and is passed over. `born` and `died` index the trace.
+    device and is passed over. `born` and `died` index the trace. `phases`: of every entry, where its own
+    metadata states none that counts (from_stacks.py). A recording may leave actions out (skip_actions): an
+    allocation without a requested free ends with the completed one, or when its address is given again.
     """
     exact = block_bytes or {}
+    if phases is None:
+        phases = [phase_of(stated) for stated in stated_phases(trace)]
 
     def block_size(index: int, requested_bytes: int) -> int:
         rounded = max(1, -(-requested_bytes // round_to_bytes)) * round_to_bytes
@@ -98,22 +104,26 @@ def spans_from_trace(
 
     spans: list[AllocationSpan] = []
     live: dict[int, AllocationSpan] = {}
-    for index, (entry, stated) in enumerate(zip(trace, stated_phases(trace), strict=True)):
+    for index, (entry, phase) in enumerate(zip(trace, phases, strict=True)):
         action = entry["action"]
         if action == "alloc":
             size = block_size(index, entry["size"])
-            span = AllocationSpan(
-                entry["addr"], size, index, birth_phase=phase_of(stated), frames=entry.get("frames", ())
-            )
+            frames = entry.get("frames", ())
+            span = AllocationSpan(entry["addr"], size, index, birth_phase=phase, frames=frames)
+            before = live.get(span.address)
+            if before is not None:
+                before.died, before.death_phase = index, phase
             live[span.address] = span
             spans.append(span)
-        elif action == "free_requested":
+        elif action in _FREES:
             span = live.pop(entry["addr"], None)
+            if span is None and action == "free_completed":
+                continue  # its free was requested before, perhaps before the recording
             if span is None:
                 size = block_size(index, entry["size"])
                 span = AllocationSpan(entry["addr"], size, BEFORE_RECORDING)
                 spans.append(span)
-            span.died, span.death_phase = index, phase_of(stated)
+            span.died, span.death_phase = index, phase
     for address, block in _allocated_blocks(segments):
         span = live.get(address)
         if span is None:

@@ -7,12 +7,15 @@ GiB = 2**30 bytes. "allocated", "reserved" and "active" mean what torch.cuda.mem
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from harness.errors import InputError
-from harness.system import parse_json, read_whole
+from harness.step_profile.between_steps import CheckpointStats, EvaluationStats
+from harness.step_profile.fields import Count, Fields, Quantity
+from harness.system import Rows, is_object, notebook_html, parse_json, read_whole
+from harness.units import in_gib, in_ms
 
 SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 2**24
@@ -35,33 +38,26 @@ CATEGORIES = (
 )
 
 
-Count = Annotated[int, Field(ge=0, strict=True)]
-"""Bytes, FLOPs, steps. Strict: true is no 1, and text no number."""
-Quantity = Annotated[float, Field(ge=0, strict=True)]
-"""Seconds, rates, shares; never nan, which is not at least 0."""
-
-
 def _few(details: dict[str, Any]) -> dict[str, Any]:
-    left, waiting = MAX_DETAILS, [(details, 1)]
+    left = MAX_DETAILS
+    waiting: list[tuple[object, int]] = [(details, 1)]
     while waiting:
         value, depth = waiting.pop()
-        if isinstance(value, dict | list):
-            left -= len(value)
-            if left < 0 or depth > MAX_DEPTH:
-                raise ValueError(f"more than {MAX_DETAILS:,} values, or nested deeper than {MAX_DEPTH}")
-            inside = value.values() if isinstance(value, dict) else value
-            waiting += [(inner, depth + 1) for inner in inside]
+        if not isinstance(value, dict | list):
+            continue
+        held = cast("dict[str, object] | list[object]", value)
+        inside = list(held.values()) if isinstance(held, dict) else held
+        left -= len(inside)
+        if left < 0 or depth > MAX_DEPTH:
+            raise ValueError(f"more than {MAX_DETAILS:,} values, or nested deeper than {MAX_DEPTH}")
+        waiting += [(inner, depth + 1) for inner in inside]
     return details
 
 
 Details = Annotated[dict[str, Any], AfterValidator(_few)]
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="null")
-
-
-class MemoryBreakdown(_Fields):
+class MemoryBreakdown(Fields):
     """The bytes live at the peak, by what they are. The fields add up to the peak."""
 
     parameters_bytes: Count | None = None
@@ -82,7 +78,7 @@ class MemoryBreakdown(_Fields):
         return sum(getattr(self, f"{name}_bytes") or 0 for name in CATEGORIES)
 
 
-class MemoryStats(_Fields):
+class MemoryStats(Fields):
     """Memory of the steady step. Setup and the first step have their own peaks, never mixed in."""
 
     kind: Literal["cuda_allocator", "simulated_allocator", "live_tensors", "closed_form"]
@@ -108,7 +104,7 @@ class MemoryStats(_Fields):
     first_step_peak_allocated_bytes: Count | None = None
 
 
-class TimeStats(_Fields):
+class TimeStats(Fields):
     """Seconds over the timed steps. A prediction has n = 0 and only a median."""
 
     median: Quantity | None = None
@@ -117,7 +113,7 @@ class TimeStats(_Fields):
     n: Count = 0
 
 
-class PhaseStats(_Fields):
+class PhaseStats(Fields):
     """One phase of one step; with accumulation, all its micro batches together."""
 
     time_s: TimeStats = Field(default_factory=TimeStats)
@@ -126,13 +122,17 @@ class PhaseStats(_Fields):
     allocated_at_end_bytes: Count | None = None
     flops: Count | None = None
     bytes_moved: Count | None = None
+    communication_s: Quantity | None = None
+    """Of one step on several ranks: in which this one did nothing but communicate, or wait for what did. Only
+    a simulation can tell."""
 
 
-class StepStats(_Fields):
+class StepStats(Fields):
     """The whole optimizer step."""
 
     time_s: TimeStats = Field(default_factory=TimeStats)
     tokens_per_s: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] | None = None
+    """Of all ranks together."""
     model_flops: Count | None = None
     """FLOPs of forward and backward, without recomputation (what MFU counts)."""
     mfu: Quantity | None = None
@@ -147,31 +147,40 @@ class StepStats(_Fields):
     """Resident memory of the process at its largest."""
 
 
-class Allocation(_Fields):
+def utilization(flops: int | None, seconds: float | None, peak_flops_per_s: float | None) -> float | None:
+    """`flops` as a share of what the device could do in `seconds`: MFU of the model's FLOPs, HFU of all.
+
+    None where one of them is not known.
+    """
+    ceiling = (seconds or 0) * (peak_flops_per_s or 0)
+    return flops / ceiling if flops and ceiling else None
+
+
+class Allocation(Fields):
     """One live allocation at the peak, or at an out-of-memory."""
 
     size_bytes: Count
     category: str
     phase: str | None = None
     module: str | None = None
-    stack: list[str] = Field(default_factory=list, max_length=1000)
+    stack: list[str] = Field(default_factory=list[str], max_length=1000)
 
 
-class OutOfMemoryReport(_Fields):
+class OutOfMemoryReport(Fields):
     """Where the memory ran out."""
 
     phase: str
     requested_bytes: Count | None = None
     free_bytes: Count | None = None
     reserved_unallocated_bytes: Count | None = None
-    top: list[Allocation] = Field(default_factory=list, max_length=1000)
-    advice: list[str] = Field(default_factory=list, max_length=1000)
+    top: list[Allocation] = Field(default_factory=list[Allocation], max_length=1000)
+    advice: list[str] = Field(default_factory=list[str], max_length=1000)
 
 
 MOST_WEIGHTS = 10
 
 
-class NotFiniteReport(_Fields):
+class NotFiniteReport(Fields):
     """A loss or a weight was nan or infinite."""
 
     step: Count
@@ -186,7 +195,7 @@ class NotFiniteReport(_Fields):
     """The last good checkpoint, from before it."""
     origin: Literal["setup", "forward", "backward", "optimizer_step"] | None = None
     """The phase that made it, which may be of an earlier step. null: nothing is left that would tell."""
-    weights: list[str] = Field(default_factory=list, max_length=1000)
+    weights: list[str] = Field(default_factory=list[str], max_length=1000)
     """The weights that were not finite when they were looked at, at most MOST_WEIGHTS of them, where they
     tell the origin."""
 
@@ -207,6 +216,8 @@ class NotFiniteReport(_Fields):
                 return f"A gradient of {weight} was not finite: the optimizer's state of it is not either."
             case "optimizer_step":
                 return f"The optimizer made it, out of finite gradients, in {weight}."
+            case None:
+                pass
         if self.weights:
             return f"Whether a gradient made it or the update, no moments are kept that tell ({weight})."
         return (
@@ -215,19 +226,19 @@ class NotFiniteReport(_Fields):
         )
 
 
-class LeakReport(_Fields):
+class LeakReport(Fields):
     """Every step ended with more memory allocated than the one before."""
 
     bytes_per_step: Count
     num_steps: Count
     """Over how many steps, one after the other."""
-    by_category: dict[str, Count] = Field(default_factory=dict, max_length=100)
+    by_category: dict[str, Count] = Field(default_factory=dict[str, Count], max_length=100)
     """What of it grew within the last recorded step, bytes; empty without a memory history."""
     largest: Allocation | None = None
     """The largest allocation that the last recorded step made and left behind."""
 
 
-class HardwareSummary(_Fields):
+class HardwareSummary(Fields):
     """The device the numbers are for."""
 
     name: str
@@ -240,7 +251,39 @@ class HardwareSummary(_Fields):
     """Bytes per second."""
 
 
-class StepProfile(_Fields):
+MOST_RANKS = 10_000
+
+
+class RankStats(Fields):
+    """What one rank saw of a step that several run together."""
+
+    rank: Count
+    host: str | None = None
+    """Name of its machine."""
+    device: str | None = None
+    complete: Annotated[bool, Field(strict=True)] = True
+    peak_phase: str | None = None
+    peak_allocated_bytes: Count | None = None
+    peak_reserved_bytes: Count | None = None
+    step_s: Quantity | None = None
+    """Median."""
+    phases_s: dict[str, Quantity] = Field(default_factory=dict, max_length=100)
+    """Medians, by phase."""
+
+
+class RanksReport(Fields):
+    """The ranks that ran a step together. The profile that holds it is the one of `peak_rank`."""
+
+    world_size: Count
+    peak_rank: Count
+    """The rank whose memory peaks highest."""
+    ranks: list[RankStats] = Field(default_factory=list[RankStats], max_length=MOST_RANKS)
+    """Of those that left a profile."""
+    ended_by: str | None = None
+    """Which rank ended all others, and why; null: none did."""
+
+
+class StepProfile(Fields):
     """One answer about one recipe."""
 
     schema_version: int = SCHEMA_VERSION
@@ -254,15 +297,48 @@ class StepProfile(_Fields):
     complete: Annotated[bool, Field(strict=True)] = True
     """False for a run that was interrupted, ran out of memory or was stopped by a nan loss."""
     memory: MemoryStats
-    phases: dict[str, PhaseStats] = Field(default_factory=dict, max_length=100)
+    phases: dict[str, PhaseStats] = Field(default_factory=dict[str, PhaseStats], max_length=100)
     step: StepStats = Field(default_factory=StepStats)
-    top: list[Allocation] = Field(default_factory=list, max_length=1000)
+    top: list[Allocation] = Field(default_factory=list[Allocation], max_length=1000)
     """The largest allocations live at the peak."""
     oom: OutOfMemoryReport | None = None
     not_finite: NotFiniteReport | None = None
     leak: LeakReport | None = None
-    warnings: list[str] = Field(default_factory=list, max_length=1000)
+    evaluation: EvaluationStats | None = None
+    checkpoint: CheckpointStats | None = None
+    ranks: RanksReport | None = None
+    """Of a step on several ranks: what all of them saw. null: one process, or one rank's own profile."""
+    warnings: list[str] = Field(default_factory=list[str], max_length=1000)
     """What went otherwise than the recipe says, or should be known before the numbers are used."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the peak, what is in it, and the phases."""
+        memory, step, about = self.memory, self.step, self.provenance.get("recipe_name")
+        name = about if isinstance(about, str) else str(self.recipe.get("model", "a step"))
+        facts = {
+            "peak allocated": in_gib(memory.peak_allocated_bytes),
+            "peak reserved": in_gib(memory.peak_reserved_bytes),
+            "whole process": in_gib(memory.process_bytes),
+            "memory of the device": in_gib(self.hardware.memory_bytes),
+            "time of a step": in_ms(step.time_s.median),
+            "tokens per second": "-" if step.tokens_per_s is None else f"{step.tokens_per_s:,.0f}",
+        }
+        at_peak = [(category, getattr(memory.at_peak, f"{category}_bytes")) for category in CATEGORIES]
+        tables: list[Rows] = [
+            [(self.source, ""), *(row for row in facts.items() if row[1] != "-")],
+            [("at the peak", "bytes"), *((category, in_gib(size)) for category, size in at_peak if size)],
+            [
+                ("phase", "peak allocated", "time"),
+                *(
+                    (phase, in_gib(stats.peak_allocated_bytes), in_ms(stats.time_s.median))
+                    for phase, stats in self.phases.items()
+                ),
+            ],
+        ]
+        notes = [] if self.oom is None else [f"The memory ran out in {self.oom.phase}."]
+        if not self.complete and self.oom is None:
+            notes.append("The run did not come to its end: these are the steps before that.")
+        return notebook_html(f"{name} on {self.hardware.name}", tables, notes + self.warnings)
 
     def to_json(self) -> str:
         """The profile as an indented JSON document."""
@@ -277,7 +353,7 @@ class StepProfile(_Fields):
             raise InputError(
                 f"{origin} is not JSON: {error}. Give a profile.json written by harness."
             ) from None
-        found = document.get("schema_version") if isinstance(document, dict) else None
+        found = document.get("schema_version") if is_object(document) else None
         if type(found) is not int or found != SCHEMA_VERSION:
             raise InputError(
                 f"{origin} has schema_version {found!r:.40}; this version reads {SCHEMA_VERSION}. "

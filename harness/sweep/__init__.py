@@ -7,6 +7,7 @@ from harness.sweep.page import sweep_html
 from harness.sweep.plan import Plan, plan_sweep
 from harness.sweep.processes import Row, run_cells
 from harness.sweep.table import as_csv, as_markdown, table_of
+from harness.sweep.tracked import tracked_cells
 
 __all__ = [
     "Plan",
@@ -21,5 +22,6 @@ __all__ = [
     "sweep_html",
     "sweep_of",
     "table_of",
+    "tracked_cells",
     "write_figures",
 ]

@@ -94,7 +94,7 @@ class Curve:
 
 def curves_of(plan: Plan, rows: Sequence[Row]) -> list[Curve]:
     """For every swept field its curve; with a grid, one for each combination of the other fields."""
-    found = []
+    found: list[Curve] = []
     for field in plan.axes:
         groups: dict[str, list[Point]] = {}
         for row in rows:
@@ -183,7 +183,7 @@ def _bound(field: str, known: Sequence[Point]) -> str:
 
 def _memory(curve: Curve) -> str:
     """The line, and where memory runs out."""
-    parts = []
+    parts: list[str] = []
     if curve.line is not None and curve.line.good:
         line = curve.line
         parts.append(
@@ -207,7 +207,7 @@ def _compared(curve: Curve) -> str:
     first, *rest = curve.points
     if first.profile is None or not rest:
         return ""
-    parts = []
+    parts: list[str] = []
     for point in rest:
         if point.profile is None:
             parts.append(f"{curve.field}={spelled(point.value)} {_NOT_OK[point.row.outcome.status]}")

@@ -133,7 +133,7 @@ class Sweep(_Fields):
 def sweep_of(plan: Plan, rows: Sequence[Row]) -> Sweep:
     """The document of the cells that are done."""
     places = {id(row): place for place, row in enumerate(rows)}
-    curves = []
+    curves: list[SweptCurve] = []
     for curve in curves_of(plan, rows):
         border = (curve.largest_fitting, curve.smallest_failing) if curve.numeric else (None, None)
         curves.append(

@@ -29,7 +29,7 @@ def write_figures(sweep: Sweep, folder: Path) -> list[Path]:
     """
     figure_class = drawing()
     first = {curve.field: curve for curve in reversed(sweep.curves)}
-    paths = []
+    paths: list[Path] = []
     for field in sweep.axes:
         cells = [sweep.cells[place] for place in first[field].cells]
         figure = figure_class(figsize=(9, 1.4 + 0.42 * len(cells)), dpi=100, layout="constrained")

@@ -11,16 +11,15 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.architecture import MAX_CONFIG_BYTES
+from harness.architecture import MAX_CONFIG_BYTES, config_here
 from harness.errors import InputError
 from harness.hardware import device_names, find_hardware
-from harness.recipe import find_model_config
 from harness.step_profile import MAX_FILE_BYTES, MAX_VALUES
 from harness.sweep.cell import Outcome
 from harness.sweep.plan import Cell, Kind, Plan
@@ -30,6 +29,7 @@ from harness.system import (
     SETTINGS,
     FolderLock,
     installed_version,
+    is_object,
     parse_json,
     read_whole,
     write_whole,
@@ -79,7 +79,7 @@ def read_outcome(folder: Path, key: str) -> Outcome | None:
         document = parse_json(read_whole(path, MAX_FILE_BYTES), MAX_VALUES)
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(document, dict) or document.get("key") != key:
+    if not is_object(document) or document.get("key") != key:
         return None
     try:
         return Outcome.from_json(document.get("outcome"), str(path))
@@ -104,7 +104,7 @@ def cell_path(folder: Path, key: str) -> Path:
 
 
 @contextmanager
-def sole_sweep_in(folder: Path) -> Iterator[None]:
+def sole_sweep_in(folder: Path) -> Generator[None]:
     """Make the folder, and keep other sweeps out of it until the end of the block (or of the process).
 
     Raises InputError when it cannot be made or another sweep is at work in it.
@@ -125,11 +125,10 @@ def _digest(document: Any) -> str:
 
 
 def _content_digest(model: str) -> str | None:
-    """Of the model's config; None for a Hugging Face id, whose config is not here to be read."""
-    path = find_model_config(model) or Path(model)
-    path = path / "config.json" if os.path.isdir(path) else path
+    """Of the model's config; None if it is not here to be read."""
+    path = config_here(model)
     try:
-        return hashlib.sha256(read_whole(path, MAX_CONFIG_BYTES)).hexdigest()
+        return path and hashlib.sha256(read_whole(path, MAX_CONFIG_BYTES)).hexdigest()
     except OSError:
         return None
 

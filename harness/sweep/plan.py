@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from harness.errors import InputError, nearest
 from harness.hardware import DEFAULT_HARDWARE, find_hardware
@@ -53,7 +53,7 @@ class Plan:
     """The values of each swept field, as given."""
     hardware: str | None
     """Of the base."""
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list[Cell])
 
 
 def plan_sweep(source: str, arguments: Sequence[str], kind: Kind, *, grid: bool = False) -> Plan:
@@ -88,7 +88,7 @@ def plan_sweep(source: str, arguments: Sequence[str], kind: Kind, *, grid: bool 
 def spelled(value: Any) -> str:
     """A value as one types it on the command line: true, none, activations+optimizer."""
     if isinstance(value, list | tuple):
-        return "+".join(map(str, value)) or "none"
+        return "+".join(map(str, cast("list[Any]", value))) or "none"
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -3,10 +3,17 @@
 from harness.system.files import read_whole, sync_folder, write_whole
 from harness.system.folder_lock import FolderLock, is_held, refuse_held
 from harness.system.garbage import collected_by_hand, end_process, older_objects_kept
-from harness.system.interruption import CTRL_C_STATUS, held_back, interrupted_status, interruptible
+from harness.system.interruption import (
+    CTRL_C_STATUS,
+    held_back,
+    interrupted_status,
+    interruptible,
+    is_writing,
+)
 from harness.system.locations import PACKAGE, profiles_folder, recipes_folder
+from harness.system.notebook import Rows, notebook_html
 from harness.system.streams import complain, quiet_libraries, stdout_kept_for_json, warn_of_trusted_code
-from harness.system.strict_json import TooManyValues, parse_json, unrepeated
+from harness.system.strict_json import TooManyValues, is_object, parse_json, unrepeated
 from harness.system.strict_yaml import parse_yaml, read_mapping, to_yaml
 from harness.system.versions import PACKAGES, SETTINGS, installed_version, provenance
 
@@ -16,6 +23,7 @@ __all__ = [
     "PACKAGES",
     "SETTINGS",
     "FolderLock",
+    "Rows",
     "TooManyValues",
     "collected_by_hand",
     "complain",
@@ -25,6 +33,9 @@ __all__ = [
     "interrupted_status",
     "interruptible",
     "is_held",
+    "is_object",
+    "is_writing",
+    "notebook_html",
     "older_objects_kept",
     "parse_json",
     "parse_yaml",

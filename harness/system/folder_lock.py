@@ -8,7 +8,6 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from harness.errors import InputError
+from harness.system.strict_json import is_object
 
 if sys.platform != "win32":
     import fcntl
@@ -133,7 +133,7 @@ def _holder(file: int) -> str:
         found: Any = json.loads(os.pread(file, LENGTH, 0))
     except (OSError, ValueError, RecursionError):
         found = None
-    if not isinstance(found, Mapping):
+    if not is_object(found):
         return "another process"
     return f"process {found.get('pid')!s:.20} on {found.get('host')!s:.100}, since {found.get('since')!s:.20}"
 

@@ -12,13 +12,13 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import NoReturn
 
 
 @contextmanager
-def collected_by_hand() -> Iterator[None]:
+def collected_by_hand() -> Generator[None]:
     """Inside, reference cycles are freed by gc.collect() only."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -30,7 +30,7 @@ def collected_by_hand() -> Iterator[None]:
 
 
 @contextmanager
-def older_objects_kept() -> Iterator[None]:
+def older_objects_kept() -> Generator[None]:
     """Inside, gc.collect() looks at objects made inside only, which takes milliseconds."""
     gc.freeze()
     try:
@@ -49,7 +49,7 @@ def end_process(status: int) -> NoReturn:
     if not (hasattr(threading, "_shutdown") and hasattr(atexit, "_run_exitfuncs")):  # CPython's own
         sys.exit(status)
     threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

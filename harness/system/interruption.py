@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -18,10 +18,11 @@ CTRL_C_STATUS = 128 + signal.SIGINT
 _ENDING = [signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
 _received: list[int] = []
 _AGAIN_S = 0.02
+_held = threading.Event()
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> Generator[None]:
     """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt, unless somebody set them otherwise (nohup).
 
     Python drops what is raised in a weak reference's callback or in __del__, and a run has thousands of those
@@ -55,7 +56,7 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def held_back() -> Generator[None]:
     """Inside, Ctrl-C, SIGTERM and SIGHUP wait; at the end the first of them is raised."""
     waiting: list[int] = []
 
@@ -68,13 +69,20 @@ def held_back() -> Iterator[None]:
         before = {n: handler for n, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
     for number in before:
         signal.signal(number, wait)
+    _held.set()
     try:
         yield
     finally:
+        _held.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
     if waiting:
         signal.raise_signal(waiting[0])
+
+
+def is_writing() -> bool:
+    """Whether the main thread is where signals wait (`held_back`): what it writes would be half."""
+    return _held.is_set()
 
 
 def interrupted_status() -> int:

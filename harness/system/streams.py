@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 
 from harness.errors import printable
 
 
 def complain(message: str, status: int) -> int:
-    """Say on stderr what is wrong; returns `status`, the exit status to end with."""
+    """Say on stderr what is wrong; returns `status`, the exit status to end with.
+
+    In a process that PyTorch's elastic agent started, which a variable tells, it is also written where the
+    agent looks for the reason (torch/distributed/elastic/multiprocessing/errors).
+    """
     print(f"harness: {message}", file=sys.stderr)
+    told = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if told:
+        reason = {"message": message, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
+        with suppress(OSError):
+            Path(told).write_text(json.dumps({"message": reason}))
     return status
 
 
 @contextmanager
-def stdout_kept_for_json(kept: bool) -> Iterator[None]:
+def stdout_kept_for_json(kept: bool) -> Generator[None]:
     """Send to stderr whatever libraries, or their C code, print to stdout."""
     if not kept:
         yield

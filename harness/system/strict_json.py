@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, TypeGuard
 
 MAX_VALUES = 2**18
 """Of a document that holds no trace and no losses: the largest has a few thousand."""
@@ -18,6 +18,11 @@ LARGEST_INTEGER = 2**128 - 1
 
 class TooManyValues(ValueError):
     """A document that would make more values than it may."""
+
+
+def is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a parsed value is an object: its keys are strings, and what they name can be anything."""
+    return isinstance(value, dict)
 
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")

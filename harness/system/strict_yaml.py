@@ -5,6 +5,8 @@ eight, `no` is text), a repeated key is an error, and so are a tag and an alias 
 can expand to gigabytes).
 """
 
+# yaml's readers have no types.
+# pyright: basic
 from __future__ import annotations
 
 import re
@@ -16,6 +18,7 @@ import yaml
 
 from harness.errors import InputError
 from harness.system.files import read_whole
+from harness.system.strict_json import is_object
 
 MAX_FILE_BYTES = 1_000_000
 MAX_NODES = 10_000
@@ -45,7 +48,7 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
+        seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
                 problem = "a key must be a name"
@@ -120,7 +123,7 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
     value = parse_yaml(text, str(path))
     if value is None:
         raise InputError(f"{path} is empty where a {what} belongs. Write one `name: value` a line.")
-    if not isinstance(value, dict):
+    if not is_object(value):
         kind = "a list" if isinstance(value, list) else "a single value"
         raise InputError(f"{path} holds {kind} where a {what} belongs. Write one `name: value` a line.")
     return value

@@ -17,6 +17,7 @@ import torch
 
 from harness.data import NOT_PREDICTED, Rows, build_tokenizer, corpus_rows, synthetic_rows
 from harness.errors import InputError
+from harness.parallel import ALONE, Ranks
 from harness.recipe import Recipe
 from harness.training.document_masks import flash_lengths, separate_densely, separate_for_flash
 from harness.training.toggles.attention import additive_mask_dtype
@@ -42,8 +43,9 @@ class StepBatches(NamedTuple):
 class Batches(Iterator[StepBatches]):
     """An endless iterator over steps. Its position is a small dict, to be saved and loaded."""
 
-    def __init__(self, recipe: Recipe, rows: Rows, *, dense_mask: bool) -> None:
+    def __init__(self, recipe: Recipe, rows: Rows, *, dense_mask: bool, ranks: Ranks = ALONE) -> None:
         self.rows = rows
+        self._ranks = ranks
         self._recipe = recipe
         self._dense_mask = dense_mask
         self._rows_drawn = 0
@@ -54,12 +56,19 @@ class Batches(Iterator[StepBatches]):
 
     def skip(self, steps: int) -> None:
         """Go on as if so many steps had been drawn."""
-        self._rows_drawn += steps * self._recipe.gradient_accumulation_steps * self._recipe.micro_batch_size
+        micro_batches = steps * self._recipe.gradient_accumulation_steps
+        self._rows_drawn += micro_batches * self._recipe.micro_batch_size * self._ranks.data_ranks
+
+    def _next_rows(self) -> range:
+        """The rows of this rank's next micro batch. All ranks' together are those that one process with a
+        micro batch as large would take."""
+        size = self._recipe.micro_batch_size
+        first = self._rows_drawn + self._ranks.data_rank * size
+        self._rows_drawn += size * self._ranks.data_ranks
+        return range(first, first + size)
 
     def _micro_batch(self) -> Batch:
-        size = self._recipe.micro_batch_size
-        rows = [self.rows.draw(self._rows_drawn + i) for i in range(size)]
-        self._rows_drawn += size
+        rows = [self.rows.draw(row) for row in self._next_rows()]
         batch: Batch = {
             "input_ids": torch.from_numpy(np.stack([row.input_ids for row in rows])),
             "labels": torch.from_numpy(np.stack([row.labels for row in rows])),
@@ -97,8 +106,8 @@ class BatchShapes(Batches):
     copy of the real one to a GPU would. Raises InputError for more than can be walked through.
     """
 
-    def __init__(self, recipe: Recipe, rows: Rows, *, dense_mask: bool) -> None:
-        super().__init__(recipe, rows, dense_mask=dense_mask)
+    def __init__(self, recipe: Recipe, rows: Rows, *, dense_mask: bool, ranks: Ranks = ALONE) -> None:
+        super().__init__(recipe, rows, dense_mask=dense_mask, ranks=ranks)
         if recipe.gradient_accumulation_steps > MOST_MICRO_BATCHES:
             raise InputError(
                 f"gradient_accumulation_steps: {recipe.gradient_accumulation_steps}: a step is simulated "
@@ -117,7 +126,7 @@ class BatchShapes(Batches):
 
     def _micro_batch(self) -> Batch:
         size, seq_len = self._recipe.micro_batch_size, self._recipe.seq_len
-        first, self._rows_drawn = self._rows_drawn, self._rows_drawn + size
+        drawn = self._next_rows()
         batch: Batch = {"input_ids": _shape(size, seq_len), "labels": _shape(size, seq_len)}
         if not self._recipe.packing:
             return batch
@@ -125,7 +134,7 @@ class BatchShapes(Batches):
         if self._dense_mask:
             dtype = additive_mask_dtype(self._recipe) or torch.bool
             return batch | {"attention_mask": _shape(size, 1, seq_len, seq_len, dtype=dtype)}
-        return batch | flash_lengths([self.rows.lengths(first + i) for i in range(size)])
+        return batch | flash_lengths([self.rows.lengths(row) for row in drawn])
 
 
 def _shape(*sizes: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -145,8 +154,10 @@ def build_batches(
     dense_mask: bool,
     sliding_window: int | None = None,
     shapes_only: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Batches:
-    """The batches of `recipe` for a model of `vocab_size` tokens.
+    """The batches of `recipe` for a model of `vocab_size` tokens: those of one of `ranks`, whose rows follow
+    one another in the order of the data.
 
     - `tokenizer_source`: checkpoint folder or Hugging Face id, used when weights are pretrained.
     - `dense_mask`: with packing, documents are kept apart by a mask (sdpa and eager), otherwise by flash
@@ -169,7 +180,7 @@ def build_batches(
     else:
         tokenizer = build_tokenizer(recipe, vocab_size=vocab_size, tokenizer_source=tokenizer_source)
         rows = corpus_rows(recipe, tokenizer, vocab_size, longest)
-    return (BatchShapes if shapes_only else Batches)(recipe, rows, dense_mask=dense_mask)
+    return (BatchShapes if shapes_only else Batches)(recipe, rows, dense_mask=dense_mask, ranks=ranks)
 
 
 Batch = dict[str, Any]

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from harness.parallel import Ranks, ranks_of
 from harness.recipe import Recipe
 from harness.training.batches import Batch, Batches, build_batches
 from harness.training.model import build_training
@@ -33,7 +34,9 @@ class Step:
     index: int
     kind: Kind
     loss: Tensor
+    """On several ranks: this one's, which `Ranks.averaged` makes the step's."""
     num_tokens: int
+    """Predicted tokens of this rank's rows."""
 
 
 def set_up(recipe: Recipe, device: torch.device, observer: LoopObserver) -> tuple[Training, Batches]:
@@ -41,8 +44,9 @@ def set_up(recipe: Recipe, device: torch.device, observer: LoopObserver) -> tupl
     from harness.training.model_config import load_config
 
     with observer.phase("setup"):
-        batches = _batches(recipe, load_config(recipe), shapes_only=device.type == "meta")
-        return build_training(recipe, device), batches
+        ranks = ranks_of(recipe, device)
+        batches = batches_of(recipe, load_config(recipe), ranks, shapes_only=device.type == "meta")
+        return build_training(recipe, device, ranks), batches
 
 
 def run_steps(
@@ -61,8 +65,9 @@ def run_steps(
         observer.begin_step(index, kind)
         with observer.phase("data"):
             on_host, num_tokens = next(batches)
-            micro_batches = [_moved(batch, device) for batch in on_host]
-        loss = train_step(training, micro_batches, num_tokens, observer)
+            micro_batches = [moved(batch, device) for batch in on_host]
+            shared_tokens = training.ranks.shared(num_tokens)
+        loss = train_step(training, micro_batches, shared_tokens, observer)
         del micro_batches  # the next step's inputs are made before this frame goes away
         yield Step(index, kind, loss, num_tokens)
 
@@ -84,7 +89,8 @@ def remaining_kinds(kinds: Sequence[Kind], first: int, warmup_steps: int) -> lis
     return left
 
 
-def _moved(batch: Batch, device: torch.device) -> Batch:
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """The batch on `device`, in tensors of its own."""
     return {
         # copy=True: on the CPU too the inputs are a tensor of the step's own
         name: value.to(device, non_blocking=True, copy=True) if isinstance(value, Tensor) else value
@@ -92,7 +98,8 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
     }
 
 
-def _batches(recipe: Recipe, config: Any, *, shapes_only: bool) -> Batches:
+def batches_of(recipe: Recipe, config: Any, ranks: Ranks, *, shapes_only: bool) -> Batches:
+    """The batches of `recipe` for the model of `config`; `shapes_only`: for shape-only tensors."""
     text = config.get_text_config()
     return build_batches(
         recipe,
@@ -101,4 +108,5 @@ def _batches(recipe: Recipe, config: Any, *, shapes_only: bool) -> Batches:
         dense_mask=not recipe.flash_package,
         sliding_window=getattr(text, "sliding_window", None),
         shapes_only=shapes_only,
+        ranks=ranks,
     )

@@ -1,7 +1,7 @@
 """From a recipe to the model, optimizer and contexts that a step needs: all toggles, in one fixed order.
 
 Order: config, architecture with weights (quantized layer by layer), k-bit preparation, adapter, gradient
-checkpointing, loss, host memory for parameters, compile, optimizer, scaler.
+checkpointing, loss, host memory for parameters, compile, ranks, optimizer, scaler.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from harness.errors import InputError, is_out_of_memory
+from harness.parallel import ALONE, Ranks, divide, summed_at_the_end
 from harness.recipe import Recipe, find_model_config
 from harness.training.learned_positions import refuse_longer_sequences
 from harness.training.model_config import first_line, load_config
@@ -47,12 +48,14 @@ BUILD_ERRORS = (
 """What transformers, torch and safetensors raise for a config or a checkpoint that does not build."""
 
 
-def build_training(recipe: Recipe, device: torch.device) -> Training:
-    """Model, optimizer, scaler and contexts of `recipe`, on `device` (cuda, cpu, or meta: shapes only).
+def build_training(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -> Training:
+    """Model, optimizer, scaler and contexts of `recipe`, on `device` (cuda, cpu, or meta: shapes only), as
+    one of `ranks` has them.
 
     Raises InputError for a config that does not build or a toggle that cannot work on `device`.
     """
     model = build_model(recipe, device)
+    called = divide(recipe, model, ranks, device)
     return Training(
         model=model,
         optimizer=build_optimizer(recipe, model),
@@ -60,6 +63,9 @@ def build_training(recipe: Recipe, device: torch.device) -> Training:
         autocast=autocast(recipe, device),
         saved_tensors=saved_tensors(recipe, model, device),
         stepping=on_host if recipe.parameters_on_host else nullcontext,
+        summing=summed_at_the_end(recipe, called),
+        ranks=ranks,
+        called=called,
         max_grad_norm=recipe.max_grad_norm,
     )
 

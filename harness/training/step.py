@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from harness.parallel import ALONE, Ranks
 from harness.training.batches import Batch
 
 
@@ -29,6 +30,7 @@ class Training:
     """All that a step needs, built once from a recipe by `build_training` (training/model.py)."""
 
     model: nn.Module
+    """As the recipe built it, under its own names."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None = None
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -37,6 +39,11 @@ class Training:
     max_grad_norm: float | None = None
     stepping: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Context of the optimizer step: where the memory it makes belongs."""
+    summing: Callable[[bool], AbstractContextManager[Any]] = lambda last: nullcontext()
+    """Context of a micro batch, told whether it is the last: when gradients are summed over ranks."""
+    ranks: Ranks = ALONE
+    called: nn.Module | None = None
+    """What the step calls in the model's place: DDP around it."""
 
 
 def train_step(training: Training, batches: Sequence[Batch], num_tokens: Any, observer: Observer) -> Tensor:
@@ -44,14 +51,16 @@ def train_step(training: Training, batches: Sequence[Batch], num_tokens: Any, ob
 
     `num_tokens` is the number of predicted tokens in the whole step: every micro batch's loss is its
     sum over tokens divided by it, so k micro batches and one k times larger give the same gradients.
+    On several ranks it is theirs together divided by their number, for gradients are averaged over them.
     """
-    model, optimizer, scaler = training.model, training.optimizer, training.scaler
+    model, optimizer, scaler = training.called or training.model, training.optimizer, training.scaler
     losses = []
-    for batch in batches:
-        with observer.phase("forward"), training.autocast(), training.saved_tensors():
-            loss = model(**batch, num_items_in_batch=num_tokens).loss
-        with observer.phase("backward"):
-            (loss if scaler is None else scaler.scale(loss)).backward()
+    for n, batch in enumerate(batches, 1):
+        with training.summing(n == len(batches)):
+            with observer.phase("forward"), training.autocast(), training.saved_tensors():
+                loss = model(**batch, num_items_in_batch=num_tokens).loss
+            with observer.phase("backward"):
+                (loss if scaler is None else scaler.scale(loss)).backward()
         losses.append(loss.detach())
         del loss
     with observer.phase("optimizer_step"), training.stepping():

@@ -95,3 +95,16 @@ def emulate(command: Sequence[str], options: Options) -> NoReturn:
                 f"--out {options.out}: {error.strerror}. Give a folder that can be written."
             ) from None
     os.execve(program, list(command), environment)
+
+
+def outside(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without the virtual GPUs: for a process that runs beside and asks for no device."""
+    made = {name: value for name, value in environment.items() if not name.startswith("VIRTUAL_GPU")}
+    if len(made) == len(environment):
+        return made
+    for name in ("PYTHONPATH", "PATH"):
+        kept = [part for part in made.get(name, "").split(os.pathsep) if not part.startswith(str(STARTUP))]
+        made[name] = os.pathsep.join(kept)
+    for name in ("LD_PRELOAD", "TRITON_LIBCUDA_PATH"):
+        made.pop(name, None)
+    return made

@@ -11,12 +11,15 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.errors import InputError
-from harness.fit.sharding import STRATEGIES, States, bucket_note, ddp_buckets, model_states, shard
+from harness.fit.deepspeed import zero_buffers
+from harness.fit.sharding import STRATEGIES, Refused, States, bucket_note, model_states, shard, strategies
 from harness.hardware.hardware import find_hardware
 from harness.hardware.table import Cited
 from harness.napkin.model.weights import Weight
 from harness.napkin.prediction import estimate
+from harness.napkin.ranks.buckets import ddp_buckets
 from harness.napkin.timing import Timing
+from harness.recipe.check import check_recipe
 from harness.recipe.file import load_recipe
 from harness.units import in_gib
 from tests.support.tiny import tiny
@@ -26,7 +29,7 @@ ADAM = States(2 * 7.5e9, 2 * 7.5e9, 12 * 7.5e9)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "gigabytes"), [("DDP", 120), ("ZeRO-1", 31.4), ("ZeRO-2", 16.6), ("ZeRO-3 / FSDP", 1.9)]
+    ("strategy", "gigabytes"), [("DDP", 120), ("ZeRO-1", 31.4), ("ZeRO-2", 16.6), ("ZeRO-3", 1.9)]
 )
 def test_figure_1_of_the_zero_paper(strategy, gigabytes):
     """Rajbhandari et al., arXiv 1910.02054, figure 1: 7.5 billion parameters, 64 GPUs, K = 12."""
@@ -44,7 +47,7 @@ def test_table_1_of_the_zero_paper():
         1024: (30.1, 15.1, 0.12),
     }
     for gpus, row in table.items():
-        for strategy, gigabytes in zip(("ZeRO-1", "ZeRO-2", "ZeRO-3 / FSDP"), row, strict=True):
+        for strategy, gigabytes in zip(("ZeRO-1", "ZeRO-2", "ZeRO-3"), row, strict=True):
             held = model_states(strategy, ADAM, gpus).total_bytes / 1e9
             assert held == pytest.approx(gigabytes, abs=0.06), (gpus, strategy)
 
@@ -58,7 +61,7 @@ def test_a_recipe_with_master_weights_has_the_papers_16_bytes_a_parameter():
     rows = {row.strategy: row for row in shard(MASTER, 64)}
     count = sum(w.elements * w.count for w in MASTER.sizes.trained)
     assert rows["DDP"].states.total_bytes / count == pytest.approx(16, rel=1e-6)
-    assert rows["ZeRO-3 / FSDP"].states.total_bytes / count == pytest.approx(16 / 64, rel=1e-6)
+    assert rows["ZeRO-3"].states.total_bytes / count == pytest.approx(16 / 64, rel=1e-6)
 
 
 def test_all_reduce_is_reduce_scatter_and_all_gather():
@@ -68,7 +71,7 @@ def test_all_reduce_is_reduce_scatter_and_all_gather():
     assert rows["DDP"].sent_bytes == pytest.approx(2 * psi_bytes)
     assert rows["ZeRO-1"].sent_bytes == pytest.approx(2 * psi_bytes)
     assert rows["ZeRO-2"].sent_bytes == pytest.approx(2 * psi_bytes)
-    assert rows["ZeRO-3 / FSDP"].sent_bytes == pytest.approx(3 * psi_bytes, rel=1e-6)
+    assert rows["ZeRO-3"].sent_bytes == pytest.approx(3 * psi_bytes, rel=1e-6)
 
 
 def test_one_gpu_sends_nothing_and_holds_what_it_holds():
@@ -78,6 +81,7 @@ def test_one_gpu_sends_nothing_and_holds_what_it_holds():
             assert row.peak_bytes == pytest.approx(MASTER.peak.total_bytes)
 
 
+UNSYNCED = {"parallel": "ddp", "sync_each_micro_batch": False}
 LLAMA_7B = 6_738_415_616
 """Parameters of Llama 2 7B (its checkpoint's own count); here all are trained, in fp16."""
 
@@ -92,35 +96,76 @@ def test_what_is_sent_to_the_byte_by_hand():
     buffers = memory.sizes.parameter_bytes - whole  # rotary frequencies
     assert 0 <= buffers < 1024
     all_reduce = 31 / 32 * whole + 31 / 32 * whole
-    assert sent["DDP"] == pytest.approx(all_reduce, rel=1e-9)
+    assert sent["DDP"] == pytest.approx(4 * all_reduce, rel=1e-9)  # after every micro batch
+    once = estimate(check_recipe(memory.sizes.recipe.model_dump() | UNSYNCED, "here"), memory.sizes.hardware)
+    ddp = next(row for row in shard(once, 32) if row.strategy == "DDP")
+    assert ddp.sent_bytes == pytest.approx(all_reduce, rel=1e-9)
     assert sent["ZeRO-1"] == sent["ZeRO-2"] == pytest.approx(all_reduce, rel=1e-9)
     # parameters gathered in forward and in backward of every micro batch, gradients scattered in each
-    assert sent["ZeRO-3 / FSDP"] == pytest.approx(31 / 32 * (4 * 2 + 4) * whole, rel=1e-6)
-    # the same within a group, and an all-reduce of an eighth of the gradients over four groups
-    across = 2 * 3 / 4 * whole / 8
-    assert sent["hybrid sharding"] == pytest.approx(7 / 8 * (4 * 2 + 4) * whole + across, rel=1e-6)
+    assert sent["ZeRO-3"] == pytest.approx(31 / 32 * (4 * 2 + 4) * whole, rel=1e-6)
+    # FSDP2 does not gather again what no block has: embeddings, head and norm stay
+    outer = 2 * (2 * 32000 * 4096 + 4096)
+    once = 4 * (2 * whole - outer)
+    assert sent["FSDP2"] == pytest.approx(31 / 32 * (once + 4 * whole), rel=1e-6)
+    # the same within a group, and an all-reduce of an eighth of the gradients over four groups, every time
+    across = 4 * 2 * 3 / 4 * whole / 8
+    assert sent["hybrid sharding"] == pytest.approx(7 / 8 * (once + 4 * whole) + across, rel=1e-6)
     # a stream of 2 x 512 x 4096 values in fp16 over each border, forward and back
     assert sent["model parallel"] == 4 * 2 * (2 * 512 * 4096 * 2)
 
 
-def test_zero_3_holds_two_whole_blocks_and_the_gradients_of_one():
-    """At the peak in backward, by hand: its shares, the embeddings, the head and the last norm whole, two
-    blocks' weights, and a whole block's gradients until they are scattered."""
-    block = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096  # q, k, v, o; gate, up, down; two norms
-    outer = 2 * 32000 * 4096 + 4096
-    assert outer + 32 * block == LLAMA_7B
+def test_deepspeeds_buffers_by_hand():
+    """reduce_bucket_size, 5e8 elements of fp16, in every stage; in ZeRO-3 also stage3_max_live_parameters and
+    stage3_prefetch_bucket_size, at most 1e9 + 5e7 of the 6.7e9 fp16 weights."""
+    for strategy in ("ZeRO-1", "ZeRO-2"):
+        (bucket,) = zero_buffers(MASTER.sizes, strategy)
+        assert bucket.size_bytes == 500_000_000 * 2
+    bucket, live = zero_buffers(MASTER.sizes, "ZeRO-3")
+    assert (bucket.size_bytes, live.size_bytes) == (500_000_000 * 2, 1_050_000_000 * 2)
+    assert zero_buffers(MASTER.sizes, "DDP") == []
+
+
+def test_zero_3_at_its_peak_by_hand():
+    """Its shares of the states, activations, and DeepSpeed's two buffers."""
     expected = 0.0
     for moment in MASTER.moments[1:]:
-        shares = (2 * LLAMA_7B + 12 * LLAMA_7B + moment.gradients) / 64
-        own = moment.activations + moment.temporaries
-        if moment.phase == "optimizer_step":
-            own = moment.activations + moment.temporaries / 64
-            whole = 0
-        else:
-            whole = 2 * outer + 2 * 2 * block + 2 * block
-        expected = max(expected, shares + whole + own + moment.inputs + moment.other)
+        step = moment.phase == "optimizer_step"
+        own = moment.activations + moment.temporaries / (64 if step else 1)
+        shares = (MASTER.sizes.parameter_bytes + 12 * LLAMA_7B + moment.gradients) / 64
+        expected = max(expected, shares + own + moment.inputs + moment.other)
     rows = {row.strategy: row for row in shard(MASTER, 64)}
-    assert rows["ZeRO-3 / FSDP"].peak_bytes == pytest.approx(expected, rel=1e-6)
+    assert rows["ZeRO-3"].peak_bytes == pytest.approx(expected + 1e9 + 2.1e9, rel=1e-6)
+    assert "500,000,000 × 2 B" in rows["ZeRO-3"].buffers
+
+
+def test_fsdp2_is_what_napkin_says_of_the_recipe_on_these_ranks():
+    changes = ["parallel=fsdp", "dp_shard=64"]
+    rank = estimate(load_recipe("llama-2-7b-full-fp16-master", changes)[1], find_hardware("a100-80gb"))
+    rows = {row.strategy: row for row in shard(MASTER, 64)}
+    assert rows["FSDP2"].peak_bytes == rank.peak.total_bytes
+    assert rows["FSDP2"].states.total_bytes == pytest.approx(16 * LLAMA_7B / 64, rel=1e-4)
+    groups = [*changes[:1], "dp_shard=8", "dp_replicate=8"]
+    rank = estimate(load_recipe("llama-2-7b-full-fp16-master", groups)[1], find_hardware("a100-80gb"))
+    assert rows["hybrid sharding"].peak_bytes == rank.peak.total_bytes
+
+
+def test_a_divided_recipe_says_how_for_the_strategies_that_divide_it_so():
+    changes = ["parallel=fsdp", "dp_shard=4", "wrap=accelerate", "reshard_after_forward=false"]
+    memory = estimate(load_recipe("llama-3.1-8b-full-bf16", changes)[1], find_hardware("h100"))
+    rows = {row.strategy: row for row in shard(memory, 4)}
+    assert rows["FSDP2"].peak_bytes == memory.peak.total_bytes
+    plain = estimate(load_recipe("llama-3.1-8b-full-bf16")[1], find_hardware("h100"))
+    others = {row.strategy: row for row in shard(plain, 4)}
+    assert rows["FSDP2"].peak_bytes > others["FSDP2"].peak_bytes
+    assert rows["ZeRO-2"] == others["ZeRO-2"]
+    assert rows["DDP"] == others["DDP"]
+
+
+def test_what_a_recipe_cannot_have_is_said_with_the_reason():
+    memory = estimate(load_recipe("llama-3.1-70b-qlora")[1], find_hardware("h100"))
+    refused = [row for row in strategies(memory, 2) if isinstance(row, Refused)]
+    assert {row.strategy for row in refused} == {"FSDP2", "hybrid sharding"}
+    assert all("bitsandbytes" in row.reason for row in refused)
 
 
 # DDP's buckets ----------------------------------------------------------------------------------------
@@ -222,7 +267,7 @@ def test_the_last_bucket_of_ddp_shows():
 def test_more_sharding_holds_less():
     for gpus in (2, 8, 64):
         rows = {row.strategy: row.peak_bytes for row in shard(MASTER, gpus)}
-        assert rows["DDP"] > rows["ZeRO-1"] > rows["ZeRO-2"] > rows["ZeRO-3 / FSDP"]
+        assert rows["DDP"] > rows["ZeRO-1"] > rows["ZeRO-2"] > rows["ZeRO-3"]
     two, many = ({row.strategy: row.peak_bytes for row in shard(MASTER, n)} for n in (2, 64))
     assert all(many[name] <= two[name] for name in STRATEGIES)
 
@@ -231,7 +276,7 @@ def test_lora_sends_only_its_own_gradients_but_zero_3_gathers_the_frozen_base_to
     memory = estimate(load_recipe("llama-3.1-8b-lora")[1], find_hardware("h100"))
     rows = {row.strategy: row for row in shard(memory, 8)}
     assert rows["DDP"].sent_bytes == pytest.approx(2 * memory.sizes.gradient_bytes * 7 / 8)
-    assert rows["ZeRO-3 / FSDP"].sent_bytes > 2 * memory.sizes.parameter_bytes * 7 / 8
+    assert rows["ZeRO-3"].sent_bytes > 2 * memory.sizes.parameter_bytes * 7 / 8
 
 
 def test_every_row_says_what_overlaps_and_exposes_no_more_than_it_sends():
@@ -257,7 +302,10 @@ def test_gradients_hide_under_the_last_backward_alone(micro_batches):
     phases = Timing(memory.sizes).phases
     one_backward_s = phases["backward"].seconds / micro_batches
     rows = {row.strategy: row for row in shard(memory, 8)}
-    assert rows["DDP"].exposed_s == pytest.approx(rows["DDP"].link_s - one_backward_s)
+    unsynced = check_recipe(memory.sizes.recipe.model_dump() | UNSYNCED, "here")
+    ddp = next(row for row in shard(estimate(unsynced, slow), 8) if row.strategy == "DDP")
+    assert ddp.exposed_s == pytest.approx(ddp.link_s - one_backward_s)
+    assert rows["DDP"].exposed_s == pytest.approx(rows["DDP"].link_s - one_backward_s * micro_batches)
     assert rows["ZeRO-2"].exposed_s == pytest.approx(rows["ZeRO-2"].link_s - one_backward_s)
     computing_s = phases["forward"].seconds + phases["backward"].seconds
-    assert rows["ZeRO-3 / FSDP"].exposed_s == pytest.approx(rows["ZeRO-3 / FSDP"].link_s - computing_s)
+    assert rows["ZeRO-3"].exposed_s == pytest.approx(rows["ZeRO-3"].link_s - computing_s)

@@ -11,7 +11,7 @@ import pytest
 import harness
 from harness.architecture.model_shape import load_shape
 from harness.hardware.hardware import find_hardware
-from harness.napkin.memory.moments import Moment
+from harness.napkin.memory.moment import Moment
 from harness.napkin.memory.optimizer import OptimizerMemory
 from harness.napkin.prediction import estimate, profile
 from harness.napkin.tape.stages import Stage

@@ -57,6 +57,8 @@ def answer(recipe: Recipe, shape: ModelShape = SMALL):
 
 LORA = {"adapter": "lora"}
 QLORA = {"adapter": "lora", "quantization": "nf4"}
+DDP = {"parallel": "ddp"}
+FSDP = {"parallel": "fsdp", "precision": "bf16-mixed", "reduce_dtype": "fp32", "dp_shard": 2}
 PRICED = {
     "packing": ({}, True),
     "precision": ({}, "fp32"),
@@ -82,8 +84,19 @@ PRICED = {
     "seq_len": ({}, 1024),
     "max_grad_norm": ({}, 1.0),
     "weight_decay": ({}, 0.1),
+    "parallel": ({}, "ddp"),
+    "dp_replicate": (DDP, 4),
+    "dp_shard": (FSDP, 4),
+    "reshard_after_forward": (FSDP, False),
+    "reduce_dtype": (FSDP, "bf16"),
+    "sync_each_micro_batch": (FSDP | {"gradient_accumulation_steps": 2}, False),
+    "wrap": (FSDP, "accelerate"),
+    "cpu_offload": (FSDP, True),
 }
-ELSEWHERE = {"model": "its shape is given apart: test_monotone_in_layers"}
+ELSEWHERE = {
+    "model": "its shape is given apart: test_monotone_in_layers",
+    "tp": "refused: test_divided_layers_are_refused",
+}
 OTHER_VALUES = {
     "weights": "pretrained",
     "trust_remote_code": True,
@@ -103,11 +116,17 @@ def test_a_recipe_field_is_priced_or_neutral_for_a_reason(field):
     assert (field in PRICED) + (field in EFFECTS) + (field in ELSEWHERE) == 1
     if field in PRICED:
         base, value = PRICED[field]
-        assert answer(small(**base)) != answer(small(**base, **{field: value}) if field not in base else None)
+        assert answer(small(**base)) != answer(small(**base | {field: value}))
     if field in EFFECTS:
         assert len(EFFECTS[field].why) > 20
         base = LORA if field == "lora_alpha" else {}
         assert answer(small(**base)) == answer(small(**base, **{field: OTHER_VALUES[field]}))
+
+
+@pytest.mark.parametrize("parallel", ["tp", "fsdp+tp"])
+def test_divided_layers_are_refused(parallel):
+    with pytest.raises(InputError, match=r"no terms for divided layers.*simulate"):
+        predict(small(parallel=parallel, tp=2), H100, SMALL)
 
 
 CHOICES = {

@@ -21,7 +21,7 @@ from harness.sweep.plan import plan_sweep
 from harness.system.strict_yaml import parse_yaml
 from pages.links import anchors, broken_links, external_links, links
 from pages.pictures import DATA, PICTURES, data_of, drawn_from, picture_of, toggles_page, with_numbers
-from pages.toggles import TOGGLES, Toggle
+from pages.toggles import SEVERAL_GPUS, TOGGLES, Toggle
 from tests.support.places import ROOT
 
 DOCS = ROOT / "docs"
@@ -128,8 +128,9 @@ def test_a_figure_and_its_data_are_of_the_toggles_command(toggle: Toggle):
 
 def test_every_toggle_is_in_the_guide():
     """A recipe's fields but the model and those that change neither memory nor time."""
-    assert {toggle.field for toggle in TOGGLES} == set(Recipe.model_fields) - set(EFFECTS) - {"model"}
-    assert {toggle.field for toggle in TOGGLES} <= anchors(DOCS / "toggles.md")
+    described = {toggle.field for toggle in TOGGLES} | SEVERAL_GPUS.keys()
+    assert described == set(Recipe.model_fields) - set(EFFECTS) - {"model"}
+    assert described <= anchors(DOCS / "toggles.md")
 
 
 def test_numbers_are_those_of_the_data():
@@ -168,12 +169,13 @@ def test_the_recipe_is_a_recipe():
 def test_the_commands_exist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     shown: dict[str, str] = {}
     for command in commands():
-        if command[0] not in shown:
-            monkeypatch.setattr(sys, "argv", ["harness", command[0], "--help"])
+        name = " ".join(command[:2] if command[0] == "snapshot" else command[:1])
+        if name not in shown:
+            monkeypatch.setattr(sys, "argv", ["harness", *name.split(), "--help"])
             with pytest.raises(SystemExit) as ended:
                 main()
             assert ended.value.code == 0, command
-            shown[command[0]] = capsys.readouterr().out
+            shown[name] = capsys.readouterr().out
         options = {word for word in command if word.startswith("--")}
-        assert all(option in shown[command[0]] for option in options), command
+        assert all(option in shown[name] for option in options), command
     assert len(shown) >= 7

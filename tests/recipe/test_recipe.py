@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from harness.recipe.check import accepted_values
-from harness.recipe.fields import Adapter, Attention, Offload, Optimizer, Precision, Quantization
+from harness.recipe.fields import (
+    Adapter,
+    Attention,
+    Offload,
+    Optimizer,
+    Parallel,
+    Precision,
+    Quantization,
+    Wrap,
+)
 from harness.recipe.recipe import Recipe
 from harness.recipe.rules import RULES, Rule, first_broken_rule
 from harness.system.strict_yaml import parse_yaml
@@ -61,11 +70,31 @@ BROKEN: list[dict[str, Any]] = [
     {"offload": ["activations"], "compile": True},
     {"packing": True, "attention": "flash_attention_2", "micro_batch_size": 2},
     {"adapter": "lora", "lora_targets": []},
+    {"dp_shard": 2},
+    {"dp_replicate": 2},
+    {"tp": 2},
+    {"reshard_after_forward": False},
+    {"reduce_dtype": "fp32"},
+    {"sync_each_micro_batch": False},
+    {"wrap": "accelerate"},
+    {"cpu_offload": True},
+    {"parallel": "ddp", "offload": ["optimizer"]},
+    {"parallel": "fsdp", "offload": ["activations"]},
+    {"parallel": "ddp", "optimizer_in_backward": True},
+    {"parallel": "ddp", "compile": True},
+    {"parallel": "fsdp", "optimizer": "adamw_8bit"},
+    {"parallel": "fsdp", "optimizer": "adafactor"},
+    {"parallel": "tp", "adapter": "lora", "quantization": "nf4"},
+    {"parallel": "fsdp", "adapter": "lora", "quantization": "int8"},
+    {"parallel": "fsdp", "cpu_offload": True, "precision": "fp16"},
+    {"parallel": "fsdp", "wrap": "accelerate", "loss": "fused_linear"},
+    {"parallel": "tp", "loss": "fused_linear"},
+    {"parallel": "tp", "adapter": "ia3"},
 ]
 
 
 def test_every_rule_has_an_example() -> None:
-    assert len(BROKEN) == len(RULES) == 24
+    assert len(BROKEN) == len(RULES) == 44
 
 
 EACH_RULE = pytest.mark.parametrize(
@@ -121,6 +150,15 @@ ANY_FIELDS = st.fixed_dictionaries(
         "micro_batch_size": st.integers(1, 3),
         "gradient_accumulation_steps": st.integers(1, 3),
         "max_grad_norm": st.sampled_from((None, 1.0)),
+        "parallel": st.sampled_from(get_args(Parallel)),
+        "dp_replicate": st.integers(1, 2),
+        "dp_shard": st.integers(1, 2),
+        "tp": st.integers(1, 2),
+        "reshard_after_forward": st.booleans(),
+        "reduce_dtype": st.sampled_from((None, "fp32", "bf16")),
+        "sync_each_micro_batch": st.booleans(),
+        "wrap": st.sampled_from(get_args(Wrap)),
+        "cpu_offload": st.booleans(),
     },
 )
 

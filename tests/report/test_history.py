@@ -20,9 +20,11 @@ from harness.report import ReportRun, read_run
 from harness.report.at_peak import by_code, by_module, kinds
 from harness.report.columns import history_columns
 from harness.report.figures import highest
-from harness.report.history import BEFORE, History, history_of
-from harness.report.segments import pieces_in_use, segment_table, segments_at
+from harness.report.groups import BEFORE
+from harness.report.history import History, history_of
+from harness.report.segments import segment_table
 from harness.snapshot.safe_read import read_snapshot
+from harness.snapshot.segments import pieces_in_use, segments_at
 from harness.step_profile.step_profile import CATEGORIES, MemoryBreakdown
 from tests.support.reported import BASE, MIB, hand_made_snapshot, measured_run, simulated_run
 
@@ -156,7 +158,7 @@ def test_without_phases_bytes_are_grouped_by_code() -> None:
 
 
 def test_segments_and_pieces_at_the_peak_by_hand(by_hand: History) -> None:
-    used = pieces_in_use(by_hand.segments_at_peak, by_hand.live_at(by_hand.peak()[0]))
+    used = pieces_in_use(by_hand.segments_then, by_hand.live_at(by_hand.peak()[0]))
     # 4 before, 1 + 6 + 3 after it without a gap: one stretch of 14 MiB; half of one in the small segment
     shown = [
         (
@@ -293,12 +295,20 @@ def test_downsampling_keeps_the_highest_of_every_stretch(values: list[int], coun
         assert any(values[j] >= value for j in picked if abs(i - j) <= pixel)
 
 
-def test_a_snapshot_without_a_trace_has_no_history() -> None:
+def test_a_snapshot_without_a_trace_is_what_was_held() -> None:
+    """Its segments and blocks, at no event: record_memory_history() was not called, or with "state" alone."""
     snapshot = hand_made_snapshot()
     segments_only = [entry for entry in snapshot["device_traces"][0] if entry["action"] == "segment_alloc"]
     for trace in ([], segments_only):
         snapshot["device_traces"] = [trace]
-        assert history_of(snapshot) is None
+        history = history_of(snapshot)
+        assert history is not None
+        assert (history.events, history.when) == (0, "when the snapshot was taken")
+        assert history.moment() == (-1, 4 * MIB)
+        assert [span.size_bytes for span in history.live_at(-1)] == [4 * MIB]
+        assert history.reserved_at_end_bytes == 20 * MIB
+        assert [segment.size_bytes for segment in history.segments_then] == [20 * MIB]
+    assert history_of({"segments": [], "device_traces": [[]]}) is None
 
 
 def test_the_busiest_device_is_shown() -> None:
@@ -309,7 +319,7 @@ def test_the_busiest_device_is_shown() -> None:
     history = history_of(snapshot)
     assert history is not None
     assert (history.device, history.peak()[1]) == (1, 14.5 * MIB)
-    assert any("2 devices" in note for note in history.notes)
+    assert any("these devices: 0 (2 entries, 0.0 KiB reserved), 1 (13 entries" in n for n in history.notes)
 
 
 def test_paths_of_users_are_shortened(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_what_a_snapshot_cannot_say_is_said(call: Call, tmp_path: Path) -> None:
     assert status == 0
     assert "report.html" in err
     page = Page(Path("report.html").read_text(encoding="utf-8"))
-    assert "A snapshot by itself has no recipe, no times and no device" in page.text
+    assert "A snapshot by itself has no recipe, no time by phase" in page.text
     assert "Phases of a step" not in page.text
     assert "Segments and fragmentation" in page.text
 

@@ -212,6 +212,23 @@ def test_what_failed_or_was_refused_is_tried_again(tmp_path: Path, plan: Plan):
     assert kept == {plan.cells[0].label, plan.cells[1].label}
 
 
+@pytest.mark.parametrize("where", ["id", "home"])
+def test_a_config_that_changed_is_another_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Of an id it is the one in the cache; of a path below ~ the one there: as every answer reads them."""
+    folder = tmp_path / ("models--nobody--tiny/snapshots/1" if where == "id" else "mine")
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cell = Cell({}, Recipe(model="nobody/tiny" if where == "id" else "~/mine"), "h100")
+    keys = []
+    for layers in (2, 3):
+        (folder / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": layers}))
+        keys.append(cell_key(cell, "napkin"))
+    assert keys[0] != keys[1]
+
+
 def test_the_key_follows_all_that_the_answer_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = tmp_path / "config.json"
     config.write_bytes(LLAMA.read_bytes())

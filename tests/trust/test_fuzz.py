@@ -32,8 +32,12 @@ from harness.report.sections import section_of
 from harness.report.write import report_html
 from harness.snapshot.as_json import snapshot_to_json
 from harness.snapshot.attribution import breakdown_at_peak, memory_by_phase, top_allocations
+from harness.snapshot.diff.held import diff_held, held_at
 from harness.snapshot.diff.segments import diff_segments
 from harness.snapshot.diff.traces import diff_traces
+from harness.snapshot.leaks import find_leaks
+from harness.snapshot.out_of_memory import remedy
+from harness.snapshot.recording import recording_of
 from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.trace import busiest_device, spans_from_trace
 from harness.step_profile.step_profile import StepProfile
@@ -74,6 +78,12 @@ def read_whole(snapshot: dict[str, Any]) -> None:
     top_allocations(spans, len(trace) // 2)
     diff_traces(trace, trace).as_json()
     diff_segments(snapshot, snapshot, device)
+    recording = recording_of(snapshot)
+    held = held_at(recording, recording.moment)
+    diff_held(held, held_at(recording, recording.peak)).as_json()
+    find_leaks(recording, snapshot.get("external_annotations")).as_json()
+    if recording.oom is not None:
+        remedy(recording.oom)
 
 
 @given(content=spliced(recipe_texts(), b": -\n#{}[]&*!|>'\"%@`?,\t\xef\xbb\xbf"))

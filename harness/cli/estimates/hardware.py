@@ -19,6 +19,8 @@ Examples:
   harness hardware llama-3.1-8b-lora --price h200=3.5 --price l4=0.7
 
   harness hardware llama-3.1-8b-lora --prices prices.yaml
+
+  harness hardware llama-3.1-8b-full-bf16 --gpus 1,2,4,8 --price h100=2.5 --price a100-40gb=1.3
 """
 
 
@@ -37,18 +39,29 @@ def hardware(
     price: Annotated[
         list[str] | None, typer.Option(help="name=price per hour; may be given again.", show_default=False)
     ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(help="Numbers of cards, e.g. 1,2,4,8: the fewest that fit.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Try every device of the table: fits or not, speed, and with prices the cost of a million tokens."""
     from harness.data import check_data
-    from harness.fit import compare_hardware, render_choice, render_table
+    from harness.fit import (
+        compare_counts,
+        compare_hardware,
+        read_counts,
+        render_choice,
+        render_counts,
+        render_table,
+    )
     from harness.hardware import hardware_names, read_prices
     from harness.recipe import load_recipe
     from harness.system import quiet_libraries, stdout_kept_for_json
 
     if recipe is None:
-        if as_json or prices or price:
-            raise InputError("--json, --price and --prices are for a recipe. Give its name.")
+        if as_json or prices or price or gpus:
+            raise InputError("--json, --price, --prices and --gpus are for a recipe. Give its name.")
         tell(render_table())
         return
     for text in overrides or []:
@@ -59,8 +72,18 @@ def hardware(
     with stdout_kept_for_json(as_json):
         quiet_libraries()
         given = read_prices(prices, price or [])
-        offers = compare_hardware(loaded, given, lambda line: print(printable(line), file=sys.stderr))
+        if gpus is None:
+            offers = compare_hardware(loaded, given, _on_stderr)
+            answer = [offer.document() for offer in offers], render_choice(name, offers)
+        else:
+            cards = compare_counts(loaded, read_counts(gpus), given, _on_stderr)
+            answer = [each.document() for each in cards], render_counts(name, cards)
+    document, text = answer
     if as_json:
-        print(json.dumps([offer.document() for offer in offers], indent=1))
+        print(json.dumps(document, indent=1))
     else:
-        tell(render_choice(name, offers))
+        tell(text)
+
+
+def _on_stderr(line: str) -> None:
+    print(printable(line), file=sys.stderr)

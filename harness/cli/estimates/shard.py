@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName, asked_for
 from harness.cli.terminal.lines import tell
 from harness.units import GIB
+
+if TYPE_CHECKING:
+    from harness.fit import Refused, Sharded
+
+EXAMPLES = """
+Examples:
+
+  harness shard llama-3.1-8b-full-bf16 --gpus 8
+
+  harness shard llama-3.1-70b-qlora --gpus 2 hardware=rtx-4090
+
+  harness shard llama-3.1-8b-full-bf16 --gpus 64 parallel=fsdp reduce_dtype=fp32 wrap=accelerate
+"""
 
 
 def shard(
@@ -21,29 +34,30 @@ def shard(
     memory: MemorySize = None,
     as_json: AsJson = False,
 ) -> None:
-    """Divide the step among GPUs: memory and communication of each, under DDP, ZeRO, FSDP and others."""
-    from harness.fit import bucket_note
-    from harness.fit import shard as divide
+    """Divide the step among GPUs: memory and communication of each, under DDP, FSDP2, ZeRO and others."""
+    from harness.fit import Sharded, strategies
     from harness.napkin import estimate
 
     name, loaded, device = asked_for(recipe, overrides, memory)
     estimated = estimate(loaded, device)
-    rows = divide(estimated, gpus, group)
+    rows = strategies(estimated, gpus, group)
     if as_json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
+        print(json.dumps([asdict(row) for row in rows if isinstance(row, Sharded)], indent=1))
         return
-    sizes = estimated.sizes
-    tell(f"{name} on {gpus} × {sizes.hardware.datasheet.title}: per GPU, one optimizer step")
-    tell(
-        f"  one GPU: parameters {sizes.parameter_bytes / GIB:.2f}, gradients "
-        f"{sizes.gradient_bytes / GIB:.2f}, optimizer {sizes.device_state / GIB:.2f}, "
-        f"peak {estimated.peak.total_bytes / GIB:.2f} GiB\n"
-    )
+    tell(f"{name} on {gpus} × {device.datasheet.title}: per GPU, one optimizer step\n")
+    _table(rows)
+    _notes(rows, gpus)
+
+
+def _table(rows: list[Sharded | Refused]) -> None:
+    from harness.fit import Sharded
+
     columns = f"{'params':>7} {'grads':>7} {'optim.':>7} {'peak GiB':>8} {'sent GiB':>8} {'link ms':>8}"
     tell(f"  {'strategy':<16} {columns} {'shows ms':>8}")
-    overlaps: dict[str, list[str]] = {}
     for row in rows:
-        overlaps.setdefault(row.overlap, []).append(row.strategy)
+        if not isinstance(row, Sharded):
+            tell(f"  {row.strategy:<16} not with this recipe")
+            continue
         states = (row.states.parameters, row.states.gradients, row.states.optimizer)
         tell(
             f"  {row.strategy:<16} "
@@ -51,7 +65,31 @@ def shard(
             + f" {row.peak_bytes / GIB:8.2f} {row.sent_bytes / GIB:8.3f} {row.link_s * 1e3:8.1f} "
             f"{row.exposed_s * 1e3:8.1f}"
         )
+
+
+def _notes(rows: list[Sharded | Refused], gpus: int) -> None:
+    """What the numbers rest on, and what is not in them."""
+    from harness.fit import Sharded, bucket_note
+    from harness.hardware import NCCL_COMMUNICATOR
+
+    divided = [row for row in rows if isinstance(row, Sharded)]
+    overlaps: dict[str, list[str]] = {}
+    for row in divided:
+        overlaps.setdefault(row.overlap, []).append(row.strategy)
     tell("\nshows ms: what of the link's time the step waits for")
     for overlap, names in overlaps.items():
         tell(f"  {', '.join(names)}: {overlap}")
-    tell(bucket_note(rows))
+    tell("peak GiB, as PyTorch's allocator counts it:")
+    for row in divided:
+        if row.where:
+            tell(f"  {row.strategy} peaks at: {row.where}")
+        if row.buffers:
+            tell(f"  {row.strategy} holds DeepSpeed's {row.buffers}")
+    if note := bucket_note(rows):
+        tell(f"  {note}")
+    for row in rows:
+        if not isinstance(row, Sharded):
+            tell(f"  {row.strategy}: {row.reason}")
+    if gpus > 1:
+        low, high = (cited.value / GIB for cited in NCCL_COMMUNICATOR)
+        tell(f"Beside it NCCL takes {low:.1f} to {high:.1f} GiB for each communicator, which no row has.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from harness.recipe import Recipe
@@ -16,21 +17,35 @@ LONG_S = 60
 
 
 def measured_with_progress(
-    recipe: Recipe, folder: RunFolder, device: str | None = None, *, snapshot: bool = True
+    recipe: Recipe,
+    folder: RunFolder,
+    device: str | None = None,
+    *,
+    snapshot: bool = True,
+    trackers: Sequence[str] = (),
+    quiet: bool = False,
+    alive: Callable[[str], None] | None = None,
 ) -> StepProfile:
-    """See answers/one_answer.py: `measured`. On a CPU it first says how long it will take, if long."""
+    """See answers/one_answer.py: `measured`. On a CPU it first says how long it will take, if long.
+
+    `quiet` shows nothing: of several ranks one speaks.
+    """
     from harness.answers import forecast_on_cpu, measured
     from harness.cli.terminal.progress import RunProgress
     from harness.cli.terminal.terminal import Terminal, say
     from harness.measure import chosen_device, total_steps
+    from harness.track import track_run
 
+    if quiet:
+        return measured(recipe, folder, device, snapshot=snapshot, alive=alive)
     log = Terminal(stderr=True)
     forecast = forecast_on_cpu(recipe) if chosen_device(device).type == "cpu" else None
     if forecast is not None and forecast.run_s >= LONG_S:
         for line in in_words(forecast):
             say(log, line)
-    with RunProgress(log, total_steps(recipe), forecast and forecast.step_s) as progress:
-        return measured(recipe, folder, device, progress, snapshot=snapshot)
+    following = track_run(trackers, folder, recipe, lambda words: say(log, words, whole=True))
+    with following, RunProgress(log, total_steps(recipe), forecast and forecast.step_s) as progress:
+        return measured(recipe, folder, device, progress, snapshot=snapshot, alive=alive)
 
 
 def in_words(forecast: Forecast) -> list[str]:

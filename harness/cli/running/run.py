@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import Overrides, RecipeName
+from harness.cli.arguments import Overrides, RecipeName, Track
 from harness.cli.exit_status import INTERRUPTED, NOT_FINITE, OUT_OF_MEMORY
+from harness.cli.running.ranks import Asked, run_as_rank, run_here
 from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
 if TYPE_CHECKING:
+    from harness.launch import PlaceInRanks
     from harness.recipe import Recipe
     from harness.step_profile import StepProfile
 
@@ -30,9 +33,15 @@ Examples:
 
   harness run mine.yaml steps=1000 checkpoint_every=100 --resume here
 
+  harness run mine.yaml parallel=fsdp --gpus 2
+
+  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST -m harness run mine.yaml
+
 Exit status: 0 fine; 2 bad input or impossible here; 3 out of memory;
 
 4 stopped by a nan or infinite loss; 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP; 1 a bug.
+
+On several ranks: of the first that ended badly; 137 if it was killed.
 
 All but 1 and 2 leave a profile.
 """
@@ -77,29 +86,74 @@ def run(
             show_default=False,
         ),
     ] = None,
-    gpus: Annotated[int, typer.Option(help="With --gpu: how many there are, for --device cuda:1.")] = 1,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Run on so many ranks of this machine, a GPU each (recipe: parallel). Sizes of the mesh "
+            "that are left out follow. With --gpu: how many virtual GPUs there are.",
+            show_default=False,
+        ),
+    ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            min=1, help="Seconds that a rank may be silent, or wait for the others, before all are ended."
+        ),
+    ] = 600,
+    track: Track = None,
 ) -> None:
     """Run a recipe on this machine and record where the bytes and milliseconds went."""
+    from harness.recipe import load_recipe
+
+    name, loaded = load_recipe(recipe, overrides or [])
+    place = None
+    if loaded.distributed or gpus is not None or "RANK" in os.environ:
+        loaded, place = _on_ranks(loaded, gpu, gpus)
     if gpu is not None:
-        _go_to_virtual_gpu(gpu, gpus)
+        _go_to_virtual_gpu(gpu, gpus or loaded.world_size)
     from harness.cli.running.measuring import measured_with_progress
     from harness.cli.terminal.profile_tables import print_profile
     from harness.cli.terminal.terminal import Terminal, say
-    from harness.recipe import load_recipe
     from harness.run_folder import RunFolder
+    from harness.track import tracker_names
 
-    name, loaded = load_recipe(recipe, overrides or [])
-    folder = RunFolder(out, name, loaded, resume)
+    trackers = tracker_names(track or [])
     with stdout_kept_for_json(as_json):
         quiet_libraries()
-        profile = measured_with_progress(loaded, folder, device, snapshot=snapshot)
+        status = None
+        if loaded.distributed:
+            asked = Asked(recipe, overrides or [], out, resume, snapshot, device, patience)
+            if place is None:
+                profile, path, status = run_here(name, loaded, asked)
+            else:
+                profile, path = run_as_rank(name, loaded, asked, place)
+            if profile is None or (place is not None and place.watched):
+                raise typer.Exit(_status(profile, loaded) if profile and status is None else status or 0)
+        else:
+            folder = RunFolder(out, name, loaded, resume)
+            profile = measured_with_progress(loaded, folder, device, snapshot=snapshot, trackers=trackers)
+            path = folder.path
         people = Terminal(stderr=as_json)
         say(people, f"{name}: {loaded.model} on {profile.hardware.name}")
         print_profile(people, profile)
-        say(people, f"run folder: {folder.path}", whole=True)
+        say(people, f"run folder: {path}", whole=True)
     if as_json:
         print(profile.to_json())
-    raise typer.Exit(_status(profile, loaded))
+    raise typer.Exit(_status(profile, loaded) if status is None else status)
+
+
+def _on_ranks(recipe: Recipe, gpu: str | None, gpus: int | None) -> tuple[Recipe, PlaceInRanks | None]:
+    """The recipe with the mesh that the processes make, and this one's place, if it was started as a rank."""
+    from harness.launch import place_in_ranks
+    from harness.recipe import on_ranks
+
+    place = place_in_ranks()
+    if place is not None:
+        return on_ranks(recipe, place.world_size, f"WORLD_SIZE is {place.world_size}"), place
+    if gpus is not None and (recipe.distributed or gpu is None):  # else: GPUs to choose from
+        recipe = on_ranks(recipe, gpus, f"--gpus {gpus}")
+    return recipe, None
 
 
 def _go_to_virtual_gpu(gpu: str, gpus: int) -> None:

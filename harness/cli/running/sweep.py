@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import AsJson, RecipeName
+from harness.cli.arguments import AsJson, RecipeName, Track
 from harness.errors import InputError
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def sweep(
     device: Annotated[
         str | None, typer.Option(help="With --measure: cuda, cuda:1, ... or cpu.", show_default=False)
     ] = None,
+    track: Track = None,
     png: Annotated[bool, typer.Option("--png", help="Also leave a picture of every field.")] = False,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV on stdout instead of text.")] = False,
@@ -90,7 +91,9 @@ def sweep(
     from harness.cli.terminal.terminal import Terminal
     from harness.sweep import default_folder, plan_sweep, sole_sweep_in, sweep_of
     from harness.system import complain, quiet_libraries
+    from harness.track import tracker_names
 
+    trackers = tracker_names(track or [])
     quiet_libraries()  # here, so that the cells' processes begin with it
     kind = _one_of({"--measure": measure, "--simulate": simulate, "--napkin": napkin}) or "--simulate"
     form = _one_of({"--json": as_json, "--csv": as_csv, "--markdown": as_markdown})
@@ -129,6 +132,7 @@ def sweep(
             if form is not None:
                 print(written[form], end="")
             people.print(f"sweep folder: {folder}", markup=False, highlight=False, soft_wrap=True)
+            _tell(trackers, plan, rows, folder, log)
     if interrupted:
         rest = f"{len(rows)} of {len(plan.cells)} cells are done; run the same command to go on"
         raise typer.Exit(complain(f"interrupted: {rest}", INTERRUPTED))
@@ -180,6 +184,18 @@ def _run(plan: Plan, folder: Path, jobs: int, device: str | None, log: Console, 
                 progress.done(row)
         finally:
             finished.close()  # type: ignore[attr-defined]
+
+
+def _tell(trackers: list[str], plan: Plan, rows: list[Row], folder: Path, log: Console) -> None:
+    """Tell the trackers about the cells that were asked now."""
+    if not trackers:
+        return
+    from harness.cli.terminal.terminal import say
+    from harness.sweep import tracked_cells
+    from harness.track import track_all
+
+    files = [folder / name for name in ("report.html", "sweep.json", "sweep.csv")]
+    track_all(trackers, tracked_cells(plan, rows, folder, files), lambda words: say(log, words, whole=True))
 
 
 def _write(folder: Path, done: Sweep) -> dict[str, str]:

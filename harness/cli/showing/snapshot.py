@@ -1,12 +1,15 @@
-"""`harness snapshot`: what can be done with the file of a memory history."""
+"""`harness snapshot`: what a memory snapshot says, what differs between two, what leaks; and as JSON."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from harness.cli.arguments import AsJson
 
 EXAMPLES = """
 Examples:
@@ -15,19 +18,112 @@ Examples:
 
   harness simulate mine --trace-diff snapshot.json
 """
+SHOW_EXAMPLES = """
+Examples:
 
+  harness snapshot show oom.pickle
 
-app = typer.Typer(help="Convert a memory snapshot to a format that cannot run code.")
+  harness snapshot show two-gpus.pickle --device 1
+"""
+DIFF_EXAMPLES = """
+Examples:
+
+  harness snapshot diff before.pickle after.pickle
+
+  harness snapshot diff before.pickle after.pickle --at-peak --json
+"""
+LEAKS_EXAMPLES = """
+Example:
+
+  harness snapshot leaks snapshot.pickle
+"""
+
+SnapshotFile = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="A snapshot (pickle or JSON), of harness or of torch; from anyone."),
+]
+OfDevice = Annotated[
+    int | None,
+    typer.Option(
+        "--device",
+        help="Of several devices, the one to look at. Default: one that ran out of memory, or did the most.",
+        show_default=False,
+    ),
+]
+
+app = typer.Typer(help="Read memory snapshots: what fills the memory, what differs, what leaks; as JSON.")
 
 
 @app.callback()
 def _of_a_snapshot() -> None:
-    """Convert a memory snapshot to a format that cannot run code."""
+    """Read memory snapshots: what fills the memory, what differs, what leaks; as JSON."""
+
+
+@app.command("show", epilog=SHOW_EXAMPLES)
+def show(file: SnapshotFile, device: OfDevice = None) -> None:
+    """Say in the terminal what `harness report` shows: why memory ran out, or the peak; who holds what."""
+    from harness.cli.terminal.snapshots import print_snapshot
+    from harness.cli.terminal.terminal import Terminal
+    from harness.report import read_run, section_of
+
+    print_snapshot(Terminal(), section_of(read_run(file, device)))
+
+
+@app.command("diff", epilog=DIFF_EXAMPLES)
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="A", help="The snapshot to compare with.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="The snapshot to compare.")],
+    device: OfDevice = None,
+    at_peak: Annotated[
+        bool,
+        typer.Option(
+            "--at-peak",
+            help="Compare at the peaks. Default: where memory ran out, else when the snapshots were taken.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What B holds that A does not: new, gone, grown and shrunk, by category and by the stack that asked."""
+    from harness.snapshot import diff_held, held_at, read_snapshot, recording_of
+
+    recordings = [recording_of(read_snapshot(path), device) for path in (before, after)]
+    held = [held_at(one, one.peak if at_peak else one.moment) for one in recordings]
+    found = diff_held(*held)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=1))
+        return
+    from harness.cli.terminal.snapshots import print_held_diff
+    from harness.cli.terminal.terminal import Terminal
+
+    when = [
+        "at the peak" if at_peak else "where memory ran out" if one.oom else "when it was taken"
+        for one in recordings
+    ]
+    print_held_diff(Terminal(), found, (f"{before} {when[0]}", f"{after} {when[1]}"))
+
+
+@app.command("leaks", epilog=LEAKS_EXAMPLES)
+def leaks(file: SnapshotFile, device: OfDevice = None, as_json: AsJson = False) -> None:
+    """What holds more memory at the end of each step, by the stack that asked for it.
+
+    Steps are those that the recording marks; else an optimizer in the stacks says where they end.
+    """
+    from harness.snapshot import find_leaks, read_snapshot, recording_of
+
+    snapshot = read_snapshot(file)
+    found = find_leaks(recording_of(snapshot, device), snapshot.get("external_annotations"))
+    if as_json:
+        print(json.dumps(found.as_json(), indent=1))
+        return
+    from harness.cli.terminal.snapshots import print_leaks
+    from harness.cli.terminal.terminal import Terminal
+
+    print_leaks(Terminal(), found)
 
 
 @app.command("to-json", epilog=EXAMPLES)
 def to_json(
-    file: Annotated[Path, typer.Argument(help="A snapshot.pickle, of harness or of torch; from anyone.")],
+    file: SnapshotFile,
     out: Annotated[
         Path | None, typer.Option(help="The file to write. Default: stdout.", show_default=False)
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.napkin.derivation.model_states import Term, gradient_terms, optimizer_terms, parameter_terms
+from harness.napkin.derivation.ranks import rank_terms
 from harness.napkin.dtypes import SIZES
 from harness.napkin.memory.moments import Memory
 from harness.napkin.memory.sizes import Sizes
@@ -19,6 +20,7 @@ def derive_terms(memory: Memory) -> list[Term]:
         *parameter_terms(sizes),
         *gradient_terms(sizes),
         *optimizer_terms(sizes),
+        *rank_terms(sizes),
         *block_terms(sizes),
         *loss_terms(memory),
         *other_terms(sizes),
@@ -62,7 +64,7 @@ def _kept_terms(section: str, stage: Stage) -> list[Term]:
             tiny += t.size_bytes
         else:
             groups.setdefault((t.name, _formula(stage.tape, t)), []).append(t)
-    terms = []
+    terms: list[Term] = []
     for (name, formula), alike in groups.items():
         times = f"{len(alike)} × [{formula}]" if len(alike) > 1 else formula
         keepers = [op.name for op in stage.tape.ops if any(kept.storage is alike[0] for kept in op.saved)]

@@ -45,7 +45,7 @@ def parameter_terms(sizes: Sizes) -> list[Term]:
 
 def _group_terms(sizes: Sizes, name: str, members: Sequence[Weight]) -> list[Term]:
     """One term for each dtype among `members`, all of which every layer has."""
-    terms = []
+    terms: list[Term] = []
     for dtype in dict.fromkeys(w.dtype for w in members):
         same = [w for w in members if w.dtype == dtype]
         counts: dict[str, int] = {}

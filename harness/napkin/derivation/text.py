@@ -9,6 +9,8 @@ from harness.hardware import arithmetic_intensity, machine_balance
 from harness.napkin.derivation.activations import derive_terms
 from harness.napkin.derivation.model_states import Term
 from harness.napkin.memory.moments import Memory, Moment, required_bytes
+from harness.napkin.ranks.parts import described_mesh
+from harness.napkin.ranks.traffic import link_rate
 from harness.napkin.tape.attention import described
 from harness.napkin.tape.dims import DIMS
 from harness.napkin.timing import Timing
@@ -18,6 +20,8 @@ WIDTH = 80
 """Columns. The derivation is the same text on every terminal."""
 _SHOWN_DIMS = ("BSHN", "GDIV")
 _PARTS = ("parameters", "gradients", "optimizer_state", "activations", "temporaries", "inputs", "other")
+_OF_A_RANK = ("parameters", "gathered", "gradients", "optimizer_state", "activations", "temporaries", "other")
+"""The inputs of a micro batch are small beside a whole unit."""
 _ADVICE = {
     "compute": "compute bound: faster matrix units or fewer FLOPs would help",
     "memory": "memory bound: a larger micro batch, fused kernels or more bandwidth would help",
@@ -36,6 +40,8 @@ def _heading(name: str, memory: Memory) -> Iterator[str]:
     tape, shape = sizes.stages.loss.tape, sizes.built.shape
     model = f"{sizes.recipe.model}, {shape.layers} {shape.family} layers"
     yield f"{name} on {sizes.hardware.datasheet.title}: {model}"
+    if sizes.recipe.distributed:
+        yield f"  {described_mesh(sizes.recipe)}; what follows is one rank's"
     for letters in _SHOWN_DIMS:
         yield from _folded(
             "  " + ", ".join(f"{d} = {tape.sizes[d]:,} ({DIMS[d].meaning})" for d in letters), WIDTH
@@ -67,13 +73,14 @@ def _folded(text: str, width: int) -> list[str]:
 
 def _phases(memory: Memory) -> Iterator[str]:
     yield ""
-    yield f"{'Memory by phase, GiB':<20}" + "".join(f"{_short(part):>7}" for part in ("total", *_PARTS))
+    parts = _OF_A_RANK if memory.sizes.units else _PARTS
+    yield f"{'Memory by phase, GiB':<20}" + "".join(f"{_short(part):>7}" for part in ("total", *parts))
     rows: dict[str, Moment] = {}
     for moment in memory.moments:
         if moment.phase not in rows or moment.total_bytes > rows[moment.phase].total_bytes:
             rows[moment.phase] = moment
     for row in rows.values():
-        sizes_in_gib = (size / GIB for size in (row.total_bytes, *(getattr(row, part) for part in _PARTS)))
+        sizes_in_gib = (size / GIB for size in (row.total_bytes, *(getattr(row, part) for part in parts)))
         yield f"  {_phase_title(row.phase):<18}" + "".join(
             f"{_short_number(size):>7}" for size in sizes_in_gib
         )
@@ -93,6 +100,7 @@ def _phases(memory: Memory) -> Iterator[str]:
 def _short(part: str) -> str:
     return {
         "parameters": "params",
+        "gathered": "whole",
         "gradients": "grads",
         "optimizer_state": "optim.",
         "activations": "kept",
@@ -116,7 +124,7 @@ def _timing(memory: Memory) -> Iterator[str]:
     columns = ("ms", "TFLOP", "GB", "compute", "memory", "launch", "link")
     yield f"{'Time by phase, ms':<17}" + "".join(f"{column:>8}" for column in columns) + " waits"
     for phase in timing.phases.values():
-        link = (phase.transfer_s + phase.waited_s + phase.host_step_s) * 1e3
+        link = (phase.transfer_s + phase.waited_s + phase.host_step_s + phase.sent_s) * 1e3
         numbers = [
             phase.seconds * 1e3,
             phase.flops / 1e12,
@@ -136,4 +144,8 @@ def _timing(memory: Memory) -> Iterator[str]:
     intensity, balance = arithmetic_intensity(timing.works), machine_balance(hardware, dtype)
     yield f"  {_ADVICE[timing.bound]}"
     yield f"  arithmetic intensity {intensity:.0f} FLOP/byte, machine balance {balance:.0f} ({dtype})"
+    waited = sum(phase.exposed_s for phase in timing.phases.values())
+    if sizes.recipe.distributed:
+        link = link_rate(sizes) / 1e9
+        yield f"  of the step, {waited * 1e3:,.1f} ms wait for other ranks, at {link:.3g} GB/s"
     yield f"  rates: {hardware.calibration.source}"

@@ -60,14 +60,16 @@ def stepped_dtype(recipe: Recipe, weight: Weight) -> str:
     return "fp32" if recipe.master_weights else weight.dtype
 
 
-def optimizer_memory(recipe: Recipe, trained: Sequence[Weight]) -> OptimizerMemory:
-    """The optimizer's memory over `trained` weights."""
+def optimizer_memory(
+    recipe: Recipe, trained: Sequence[Weight], *, parts_on_host: bool = False
+) -> OptimizerMemory:
+    """The optimizer's memory over `trained` weights, which may be the parts that live in host memory."""
     state = sum(w.count * state_bytes(recipe, w) for w in trained)
     paged = sum(w.count * paged_bytes(recipe, w) for w in trained)
     if recipe.optimizer.endswith("_8bit") and any(_is_8bit(recipe, w) for w in trained):
         state += TABLE_BYTES * STATES[recipe.optimizer]
-    on_host, bitsandbytes = recipe.optimizer_on_host, recipe.by_bitsandbytes
-    copies = recipe.master_weights or (on_host and not recipe.parameters_on_host)
+    on_host, bitsandbytes = recipe.optimizer_on_host or parts_on_host, recipe.by_bitsandbytes
+    copies = recipe.master_weights or (recipe.optimizer_on_host and not recipe.parameters_on_host)
     source = "arXiv 2110.02861; bitsandbytes/optim/optimizer.py" if bitsandbytes else "torch/optim"
     return OptimizerMemory(
         title=recipe.optimizer,
@@ -161,7 +163,7 @@ def _passes(recipe: Recipe) -> dict[str, int]:
 
 def step_work(recipe: Recipe, trained: Sequence[Weight]) -> list[Work]:
     """What one optimizer step moves, as elementwise kernels."""
-    works = []
+    works: list[Work] = []
     passes = _passes(recipe)
     for weight in trained:
         n, p = weight.elements * weight.count, SIZES[stepped_dtype(recipe, weight)]

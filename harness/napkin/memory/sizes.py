@@ -14,6 +14,9 @@ from harness.napkin.memory.optimizer import OptimizerMemory, optimizer_memory
 from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.model.layers import head_matrix
 from harness.napkin.model.weights import block_weights, buffer_bytes, outer_weights
+from harness.napkin.ranks.buckets import ddp_buckets, in_forward_order, rounded_bytes
+from harness.napkin.ranks.parts import packed_part, part_of
+from harness.napkin.ranks.units import Units, as_computed
 from harness.napkin.tape.stages import Stage, Stages, build_stages
 from harness.napkin.tape.tape import total_bytes
 
@@ -24,14 +27,27 @@ class Sizes:
     def __init__(self, built: BuiltModel, hardware: Hardware) -> None:
         self.built, self.hardware = built, hardware
         self.recipe = built.recipe
-        self.outer, self.in_blocks = outer_weights(built), block_weights(built)
+        outer, in_blocks = outer_weights(built), block_weights(built)
+        ranks = self.recipe.dp_shard
+        self.outer, self.in_blocks = ([part_of(w, ranks) for w in kinds] for kinds in (outer, in_blocks))
         self.trained = [w for w in [*self.outer, *self.in_blocks] if w.trained]
-        self.stages: Stages = build_stages(built, float(hardware.datasheet.compute_capability))
-        self.optimizer: OptimizerMemory = optimizer_memory(built.recipe, self.trained)
+        self.units: Units | None = None
+        if self.recipe.fsdp:
+            how = {"micro_batches": self.micro_batches, "on_host": self.parts_on_host}
+            self.units = Units(self.recipe, outer, in_blocks, tied=built.shape.tied, **how)
+        self.stages: Stages = build_stages(as_computed(built), float(hardware.datasheet.compute_capability))
+        self.optimizer: OptimizerMemory = optimizer_memory(
+            built.recipe, self.trained, parts_on_host=self.parts_on_host
+        )
+
+    @property
+    def parts_on_host(self) -> bool:
+        """Whether FSDP2 keeps a rank's parts of weights, gradients and state in host memory."""
+        return self.recipe.cpu_offload
 
     @cached_property
     def parameter_bytes(self) -> int:
-        """All parameters and buffers, wherever they are."""
+        """All parameters and buffers of a rank, wherever they are."""
         return sum(w.total_bytes for w in [*self.outer, *self.in_blocks]) + buffer_bytes(self.built)
 
     @cached_property
@@ -71,6 +87,10 @@ class Sizes:
         """Parameters on the device: all; with them offloaded, those in use: all that is outside the blocks,
         or of that the head, and a block; and the block that is expected next
         (harness/training/toggles/offload_parameters.py)."""
+        if self.parts_on_host:  # the scales of 4-bit weights are no parameters
+            packed = [w for w in self.in_blocks if w.quantized]
+            parts = sum(w.count * packed_part(w, self.recipe.dp_shard) for w in packed)
+            return buffer_bytes(self.built) + sum(w.total_bytes for w in packed) - parts
         if not self.recipe.parameters_on_host:
             return self.parameter_bytes
         around = sum(w.used_bytes for w in self.outer) if outer else head * self.head_bytes
@@ -94,9 +114,10 @@ class Sizes:
     @property
     def host_parts(self) -> dict[str, int]:
         """What is offloaded to host memory, each part at its largest; without unified (paged) memory."""
-        optimizer, parts = self.optimizer, {}
+        optimizer = self.optimizer
+        parts: dict[str, int] = {}
         if optimizer.on_host:
-            if self.recipe.parameters_on_host:
+            if self.recipe.parameters_on_host or self.parts_on_host:
                 parts["parameters"] = self.parameter_bytes
             parts["gradients"] = sum(
                 w.count * w.elements * SIZES[optimizer.gradient_dtype or w.dtype] for w in self.trained
@@ -142,8 +163,23 @@ class Sizes:
 
     @property
     def earlier_gradients(self) -> int:
-        """Gradients of earlier micro batches."""
-        return self.gradient_bytes if self.micro_batches > 1 and not self.recipe.parameters_on_host else 0
+        """Gradients of earlier micro batches: a rank's part, or whole where they are not reduced yet."""
+        if self.units and self.units.accumulated:
+            return self.units.accumulated
+        on_host = self.recipe.parameters_on_host or self.parts_on_host
+        return self.gradient_bytes if self.micro_batches > 1 and not on_host else 0
+
+    @cached_property
+    def buckets(self) -> list[int]:
+        """DDP's buckets of gradients, in bytes; none without DDP."""
+        if self.units or not self.recipe.distributed:
+            return []
+        return ddp_buckets(in_forward_order(self.outer, self.in_blocks))
+
+    @property
+    def bucket_bytes(self) -> int:
+        """DDP's second copy of the gradients, which lives as long as the model."""
+        return rounded_bytes(self.buckets)
 
     @property
     def tied_bytes(self) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from harness.napkin.model.built_model import BuiltModel
 
 
-class Dim(NamedTuple):
+@dataclass(frozen=True)
+class Dim:
     meaning: str
     size: Callable[[BuiltModel], int]
 

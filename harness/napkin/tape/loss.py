@@ -35,9 +35,9 @@ class HeadAndLoss:
     """The residual stream, B S H."""
     hidden: Tensor
     """What the output head reads."""
-    head: list[Op] = field(default_factory=list)
+    head: list[Op] = field(default_factory=list[Op])
     """The operators of the output head."""
-    held: list[Tensor] = field(default_factory=list)
+    held: list[Tensor] = field(default_factory=list[Tensor])
     """What local variables hold when forward ends: hidden states, logits, their fp32 copy."""
     fused: FusedLoss | None = None
 

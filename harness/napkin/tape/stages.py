@@ -26,7 +26,7 @@ class Stage:
     count: int = 1
     entering: Tensor | None = None
     """The residual stream that the stage reads."""
-    shared: list[Tensor] = field(default_factory=list)
+    shared: list[Tensor] = field(default_factory=list[Tensor])
     """What all blocks read, counted once and elsewhere."""
     checkpointed: bool = False
     """It keeps its input only, and is computed again in backward."""

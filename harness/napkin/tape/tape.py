@@ -74,12 +74,12 @@ class Tape:
     """Autocast keeps its copies of trained weights; of weights that visit from host memory it cannot."""
     compiled: bool = False
     """Elementwise operators fuse: they move nothing of their own, and keep only what cannot be recomputed."""
-    cached: list[Tensor] = field(default_factory=list)
+    cached: list[Tensor] = field(default_factory=list[Tensor])
     """16-bit copies of trained weights that autocast's cache holds until the forward pass ends."""
     attention_kernel: str = ""
     """The kernel that attention on this tape runs."""
-    ops: list[Op] = field(default_factory=list)
-    casts: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    ops: list[Op] = field(default_factory=list[Op])
+    casts: dict[tuple[int, str], Tensor] = field(default_factory=dict[tuple[int, str], Tensor])
     """In a compiled model a tensor is cast to a dtype once, by the tensor's id and the dtype."""
 
     def elements(self, dims: str) -> int:

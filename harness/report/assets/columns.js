@@ -11,9 +11,12 @@ const histories = (() => {
 
   // change, total and reserved bytes, group and stack after each event; and the call tree.
   async function read(packed) {
-    const names = ["sizes", "size", "group", "stack", "node_line", "node_parent", "reserved_at", "reserved"];
+    const names = ["sizes", "size", "group", "stack", "partner", "node_line", "node_parent", "reserved_at", "reserved"];
     const columns = Object.fromEntries(
       await Promise.all(names.map(async (name) => [name, await unpack(packed[name])])));
+    const before = Object.fromEntries(
+      await Promise.all(Object.entries(packed.before).map(async ([name, column]) => [name, await unpack(column)])));
+    const time = packed.time_us && milliseconds(await unpack(packed.time_us));
     const events = packed.events;
     const change = new Float64Array(events);
     const total = new Float64Array(events);
@@ -28,7 +31,40 @@ const histories = (() => {
       while (step + 1 < columns.reserved_at.length && columns.reserved_at[step + 1] <= i) step++;
       reserved[i] = step < 0 ? now : columns.reserved[step];
     }
-    return { ...packed, ...columns, change, total, reserved, start };
+    return { ...packed, ...columns, before, time, change, total, reserved, start };
+  }
+
+  // Each a little after the one before, where many fall in one microsecond: an axis needs their order.
+  function milliseconds(times) {
+    let last = -1;
+    return times.map((microseconds) => (last = Math.max(microseconds / 1000, last + 1e-6)));
+  }
+
+  // Whether a time axis shows the events from the start: no pause between two of them is half of it.
+  function evenly(time) {
+    if (!time) return false;
+    let pause = 0;
+    for (let i = 1; i < time.length; i++) pause = Math.max(pause, time[i] - time[i - 1]);
+    return pause < time.at(-1) / 2;
+  }
+
+  // The allocations live right after an event, of one group or (null) of all, the largest first, at most `most`;
+  // and how many there are. `to` is the event that frees it: `events` for none. `from` -1: before the recording.
+  function liveAt(history, event, group, most) {
+    const { before, change, partner } = history;
+    const found = [];
+    for (let i = 0; i < before.size.length; i++) {
+      if (before.freed[i] > event && (group === null || before.group[i] === group)) {
+        found.push({ size: before.size[i], group: before.group[i], stack: before.stack[i], from: -1, to: before.freed[i] });
+      }
+    }
+    for (let i = 0; i <= event; i++) {
+      if (change[i] > 0 && partner[i] > event && (group === null || history.group[i] === group)) {
+        found.push({ size: change[i], group: history.group[i], stack: history.stack[i], from: i, to: partner[i] });
+      }
+    }
+    found.sort((one, other) => other.size - one.size || one.from - other.from);
+    return { count: found.length, largest: found.slice(0, most) };
   }
 
   // The bytes of each group right after an event (-1: before the first).
@@ -75,5 +111,5 @@ const histories = (() => {
     return series;
   }
 
-  return { read, groupsAt, groupsOver, highest, stackOf };
+  return { read, evenly, liveAt, groupsAt, groupsOver, highest, stackOf };
 })();

@@ -144,6 +144,7 @@ def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
 def _replacements(rules: CudaRules) -> Iterator[Replacement]:
     """torch's own questions about the device, and its libraries'."""
     yield Replacement("torch.tensor", seen_tensor, "makes a tensor without an operator")
+    yield Replacement("torch.Tensor.__setitem__", _set_item_from_host, "makes a tensor of a number")
     # functions and not a TorchFunctionMode: none is active where a checkpointed block runs again
     functions = {
         "dropout": _fused_dropout,
@@ -168,6 +169,7 @@ def _replacements(rules: CudaRules) -> Iterator[Replacement]:
 
 
 _tensor = torch.tensor
+_set_item = Tensor.__setitem__
 
 
 def seen_tensor(data: Any, **options: Any) -> Tensor:
@@ -176,3 +178,12 @@ def seen_tensor(data: Any, **options: Any) -> Tensor:
     """
     made = _tensor(data, **options)
     return torch.empty_like(made).requires_grad_(made.requires_grad) if made.is_meta else made
+
+
+def _set_item_from_host(tensor: Tensor, index: Any, value: Any) -> None:
+    """tensor[index] = 0. The number stays on the host where the tensor is on a GPU, and becomes a tensor
+    beside it anywhere else (csrc/autograd/python_variable_indexing.cpp, THPVariable_setitem).
+    """
+    if tensor.is_meta and isinstance(value, bool | int | float):
+        value = _tensor(value, dtype=tensor.dtype)
+    _set_item(tensor, index, value)

@@ -37,6 +37,11 @@ def _first_argument(func: Any, args: Any, kwargs: Any) -> Any:
     return args[0]
 
 
+def _back_to_host(func: Any, args: Any, kwargs: Any) -> Any:
+    """What the host reads back is what it had sent: DDP's order of gradients, by way of rank 0."""
+    return args[0] if args[1].is_meta and not args[0].is_meta else NotImplemented
+
+
 def _initialized(func: Any, args: Any, kwargs: Any) -> Tensor:
     """Initial values. peft makes adapters in host memory and moves them: nobody reads those either."""
     tensor = args[0]
@@ -83,8 +88,8 @@ declare("normal_ uniform_ zero_", nothing=FILLED, unread=0, result=_initialized)
 # side is not contiguous. What is offloaded here is neither. PadNd.cpp fills and copies into a slice;
 # cuda/Shape.cu (cat, and stack through it) has its inputs' addresses in the kernel's arguments.
 COPIES = "copies straight from the input into the output"
-declare("_to_copy cat clone constant_pad_nd slice_backward stack", nothing=COPIES)
-declare("copy_", nothing=COPIES, unread=0)
+declare("_to_copy cat clone constant_pad_nd repeat slice_backward stack", nothing=COPIES)
+declare("copy_", nothing=COPIES, unread=0, result=_back_to_host)
 # The value goes to pinned host memory (cuda/CUDAScalar.cu).
 declare("_local_scalar_dense", nothing="reads a value back", result=_read_back)
 # cuda/Indexing.cu, index_select: of contiguous indices. cuda/NLLLoss.cu: of contiguous log-probabilities.

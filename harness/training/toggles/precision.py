@@ -30,7 +30,7 @@ def weights_dtype(recipe: Recipe, config: Any) -> torch.dtype:
 
 
 def autocast(recipe: Recipe, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    if not recipe.mixed:
+    if not recipe.mixed or recipe.fsdp:  # FSDP gathers the weights in the dtype of the products
         return nullcontext
     return partial(torch.autocast, device.type, dtype=DTYPES[recipe.compute_dtype])
 

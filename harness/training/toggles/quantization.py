@@ -45,7 +45,8 @@ def _bitsandbytes_config(recipe: Recipe) -> Any:
         bnb_4bit_quant_type=recipe.quantization,
         bnb_4bit_use_double_quant=recipe.double_quant,
         bnb_4bit_compute_dtype=DTYPES[recipe.compute_dtype],
-        bnb_4bit_quant_storage=torch.uint8,
+        # FSDP divides tensors of floats: packed bytes are called so, in the dtype it would gather them in
+        bnb_4bit_quant_storage=DTYPES[recipe.compute_dtype] if recipe.fsdp else torch.uint8,
     )
 
 

@@ -1,0 +1,44 @@
+"""What every question is about: a recipe with overrides, and a device. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from harness.data import check_data
+from harness.errors import InputError
+from harness.hardware import Hardware, hardware_names, split_hardware
+from harness.recipe import Recipe, changed_recipe, load_recipe
+
+AnyRecipe = Recipe | str | os.PathLike[str]
+"""A recipe, its name in recipes/, or the path of its YAML file."""
+UNNAMED = "recipe"
+"""The name of a Recipe that comes from no file."""
+
+
+def asked_recipe(recipe: AnyRecipe, overrides: Mapping[str, Any]) -> tuple[str, Recipe]:
+    """Name and recipe, with the overrides in it and its data looked at. Raises InputError."""
+    changes = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in overrides.items()
+    }
+    if isinstance(recipe, Recipe):
+        name, asked = UNNAMED, changed_recipe(recipe, changes) if changes else recipe
+    elif isinstance(recipe, str | os.PathLike):
+        name, asked = load_recipe(os.fspath(recipe), changes)
+    else:
+        raise InputError(
+            f"a recipe is a name, a path or a harness.Recipe, and no {type(recipe).__name__}. "
+            "`harness recipes` lists the names."
+        )
+    check_data(asked)
+    return name, asked
+
+
+def asked_hardware(hardware: str, memory: str | int | None) -> Hardware:
+    """The device of the table, with `memory` (as in "16GiB", or bytes) if given. Raises InputError."""
+    if not isinstance(hardware, str):
+        names = ", ".join(hardware_names())
+        raise InputError(f"hardware: {hardware!r:.80} is no name of a device. The table has {names}.")
+    return split_hardware([f"hardware={hardware}"], None if memory is None else str(memory))[0]

@@ -1,0 +1,65 @@
+"""Questions that are answered without a GPU: closed form and simulated step."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from harness.allocator import allocator_settings
+from harness.answers import predicted, simulated
+from harness.api.asked import AnyRecipe, asked_hardware, asked_recipe
+from harness.hardware import DEFAULT_HARDWARE
+from harness.run_folder import RunFolder
+from harness.step_profile import StepProfile
+from harness.system import quiet_libraries
+
+
+def napkin(
+    recipe: AnyRecipe,
+    *,
+    hardware: str = DEFAULT_HARDWARE,
+    memory: str | int | None = None,
+    **overrides: Any,
+) -> StepProfile:
+    """Memory and time of a step by closed-form arithmetic, in milliseconds, without PyTorch.
+
+    `recipe` is a harness.Recipe, a name in recipes/ or the path of a YAML file; `overrides` are its fields
+    to change, as in seq_len=4096. `hardware` is a device of the table, and `memory` another size of it, as
+    in "16GiB", or bytes. Returns the profile, whose `oom` is filled where the step does not fit. Raises
+    InputError for a recipe, a device or a size that is wrong, and for what has no closed form.
+    """
+    name, asked = asked_recipe(recipe, overrides)
+    profile = predicted("napkin", asked, asked_hardware(hardware, memory))
+    profile.provenance["recipe_name"] = name
+    return profile
+
+
+def simulate(
+    recipe: AnyRecipe,
+    *,
+    hardware: str = DEFAULT_HARDWARE,
+    memory: str | int | None = None,
+    allocator: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    **overrides: Any,
+) -> StepProfile:
+    """The training step on shape-only tensors: memory to the byte and estimated time, without a GPU.
+
+    `recipe`, `hardware`, `memory` and `overrides` as in harness.napkin. `allocator`: settings of the CUDA
+    caching allocator, as in "expandable_segments:True"; None takes those of PYTORCH_CUDA_ALLOC_CONF or
+    PYTORCH_ALLOC_CONF. `out`: a new folder for profile.json, recipe.yaml and snapshot.pickle. Returns the
+    profile, whose `oom` says where the memory ran out and what would help. Raises InputError for wrong
+    arguments, a folder that is taken, and a recipe that cannot be simulated (compile: true).
+    """
+    name, asked = asked_recipe(recipe, overrides)
+    device = asked_hardware(hardware, memory)
+    settings = allocator_settings(os.environ, allocator)
+    folder = None if out is None else RunFolder(Path(out), name, asked)
+    quiet_libraries()
+    profile, remembered = simulated(asked, device, settings)
+    profile.provenance["recipe_name"] = name
+    if folder is not None:
+        folder.write_snapshot(remembered.snapshot())
+        folder.write_profile(profile)
+    return profile

@@ -1,0 +1,110 @@
+"""The question what fits."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.allocator import allocator_settings
+from harness.api.asked import AnyRecipe, asked_hardware, asked_recipe
+from harness.hardware import DEFAULT_HARDWARE, Hardware
+from harness.recipe import Recipe
+from harness.system import notebook_html, quiet_libraries
+
+if TYPE_CHECKING:
+    from harness.fit import ConfirmedFit
+
+MARGIN = 0.05
+"""As `harness fit --margin`."""
+
+
+@dataclass(frozen=True)
+class FitAnswer:
+    """What of a recipe fits a device. `print` shows what `harness fit` prints."""
+
+    name: str
+    where: str
+    """The device, or the size of its memory."""
+    recipe: Recipe
+    hardware: Hardware
+    found: ConfirmedFit
+    """Everything that was found, with the profiles of what was simulated."""
+
+    @property
+    def micro_batch_size(self) -> int:
+        """The largest at the recipe's seq_len; 0: not even one row fits."""
+        return self.as_json()["largest_micro_batch_size"]
+
+    @property
+    def seq_len(self) -> int:
+        """The largest at the recipe's micro_batch_size; 0: none fits."""
+        return self.as_json()["largest_seq_len"]
+
+    @property
+    def seen(self) -> bool:
+        """Whether a simulation saw it; if not, it is an estimate by arithmetic."""
+        return self.found.seen
+
+    @property
+    def together(self) -> str:
+        """Overrides with which the recipe fits, where it does not as it is; empty: none were found."""
+        return self.found.together
+
+    def as_json(self) -> dict[str, Any]:
+        """What `harness fit --json` prints, as plain data."""
+        from harness.fit import fit_document
+
+        return fit_document(self.name, self.where, self.recipe, self.found)
+
+    def __str__(self) -> str:
+        from harness.fit import fit_lines
+
+        return "\n".join(fit_lines(self.name, self.where, self.recipe, self.hardware, self.found))
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("largest", "seen by a simulation" if self.seen else "by arithmetic"),
+            ("micro_batch_size", str(self.micro_batch_size or "none fits")),
+            ("seq_len", str(self.seq_len or "none fits")),
+        ]
+        changes = [
+            ("change", "saves GiB", "time a token"),
+            *(
+                (change.overrides, f"{change.saved_bytes / 2**30:.2f}", f"× {change.slowdown:.2f}")
+                for change in self.found.changes
+            ),
+        ]
+        notes = [f"It fits with {self.together}.", *self.found.notes] if self.together else self.found.notes
+        return notebook_html(f"{self.name} on {self.where}", [rows, changes], notes)
+
+
+def fit(
+    recipe: AnyRecipe,
+    *,
+    hardware: str = DEFAULT_HARDWARE,
+    memory: str | int | None = None,
+    quick: bool = False,
+    margin: float = MARGIN,
+    **overrides: Any,
+) -> FitAnswer:
+    """The largest micro batch and sequence that a simulation sees to fit, or what to change if none does.
+
+    `recipe`, `hardware`, `memory` and `overrides` as in harness.napkin. `quick`: by arithmetic alone, in
+    milliseconds and without PyTorch. `margin`: the fraction of the memory that arithmetic leaves to
+    fragmentation. Raises InputError for wrong arguments, and for what neither answer can tell.
+    """
+    name, asked = asked_recipe(recipe, overrides)
+    device = asked_hardware(hardware, memory)
+    where = device.datasheet.title if memory is None else str(memory)
+    if quick:
+        from harness.fit import ConfirmedFit
+        from harness.fit import fit as by_arithmetic
+
+        found = ConfirmedFit.by_arithmetic(by_arithmetic(asked, device, margin=margin))
+    else:
+        from harness.fit import fit_confirmed
+
+        quiet_libraries()
+        found = fit_confirmed(asked, device, allocator_settings(os.environ), margin=margin)
+    return FitAnswer(name, where, asked, device, found)

@@ -1,0 +1,44 @@
+"""The question that this machine answers: a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.answers import measured
+from harness.api.asked import AnyRecipe, asked_recipe
+from harness.run_folder import RunFolder
+from harness.step_profile import StepProfile
+from harness.system import quiet_libraries
+from harness.track import track_run, tracker_names
+
+
+def run(
+    recipe: AnyRecipe,
+    *,
+    device: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    snapshot: bool = True,
+    track: str | Sequence[str] = (),
+    **overrides: Any,
+) -> StepProfile:
+    """Train the recipe's steps on this machine, and return where the bytes and the milliseconds went.
+
+    `recipe` and `overrides` as in harness.napkin. `device`: "cuda", "cuda:1" or "cpu"; None takes the first
+    GPU, else the CPU. `out`: the folder for profile.json, recipe.yaml, log.jsonl and snapshot.pickle; None
+    takes profiles/runs/<recipe>-<time>. `snapshot`: whether to record the memory history.
+    `track`: experiment trackers that are told too, as in "tensorboard,wandb"; what they say goes to stderr.
+
+    Returns the profile. A run that is interrupted, runs out of memory or is stopped by a nan loss returns
+    one too, with `complete` false and `oom` or `not_finite` filled. Raises InputError for wrong arguments, a
+    folder that is taken, a device that is not there, and a recipe that cannot run here.
+    """
+    name, asked = asked_recipe(recipe, overrides)
+    folder = RunFolder(None if out is None else Path(out), name, asked)
+    trackers = tracker_names([track] if isinstance(track, str) else track)
+    quiet_libraries()
+    with track_run(trackers, folder, asked, lambda words: print(words, file=sys.stderr)):
+        return measured(asked, folder, device, snapshot=snapshot)

@@ -1,0 +1,188 @@
+"""Reports: what is there is read, what is missing beside it is predicted, and the page is made of both.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.errors import InputError
+from harness.step_profile import StepProfile
+from harness.system import notebook_html, write_whole
+
+if TYPE_CHECKING:
+    from harness.hardware import Hardware
+    from harness.recipe import Recipe
+    from harness.report import ReportRun, Section
+
+Reported = str | os.PathLike[str] | StepProfile
+"""A run folder, a profile.json, a memory snapshot, or a profile."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What some runs, profiles and snapshots say. A notebook shows the first words and numbers of each."""
+
+    runs: Sequence[ReportRun]
+    path: Path | None = None
+    """Where the page was written, if it was."""
+
+    @property
+    def html(self) -> str:
+        """The whole page, which opens offline. Raises MissingDependency without jinja2 or plotly."""
+        from harness.report import report_html
+
+        return report_html(self.runs)
+
+    @property
+    def markdown(self) -> str:
+        """The tables in GitHub's Markdown; empty for a snapshot without a recorded history."""
+        from harness.report import report_tables, to_markdown
+
+        return to_markdown(report_tables(self._sections()))
+
+    def write(self, path: str | os.PathLike[str]) -> Report:
+        """Write the page to `path`, whole or not at all. Raises InputError and MissingDependency."""
+        write_whole(Path(path), self.html)
+        return Report(self.runs, Path(path))
+
+    def _sections(self) -> list[Section]:
+        from harness.report import section_of
+
+        return [section_of(run) for run in self.runs]
+
+    def _repr_html_(self) -> str:
+        shown = [
+            notebook_html(
+                section.name,
+                [[("", ""), *((name, value) for name, value, _ in section.tiles)]],
+                [*section.answer, *section.run.notes],
+            )
+            for section in self._sections()
+        ]
+        where = [] if self.path is None else [notebook_html(f"The whole page: {self.path}", [])]
+        return "".join([*shown, *where])
+
+
+def report(*about: Reported, out: str | os.PathLike[str] | None = None, simulate: bool = False) -> Report:
+    """What fills the memory and when, and what takes the time, of one run or of several beside each other.
+
+    `about`: run folders, profiles (their files, or what the other functions return) and memory snapshots.
+    Profiles of one recipe are put side by side. The closed form is put beside every profile, and with
+    `simulate` the simulated step too. `out`: the HTML file to write; None writes nothing. Returns the
+    report. Raises InputError for what cannot be read or written, MissingDependency without jinja2 or plotly.
+    """
+    if not about:
+        raise InputError("there is nothing to report. Give a run folder, a profile or a memory snapshot.")
+    made = Report(read_runs(about, simulate=simulate))
+    return made if out is None else made.write(out)
+
+
+def read_runs(
+    about: Sequence[Reported], *, device: int | None = None, simulate: bool = False
+) -> list[ReportRun]:
+    """The runs that a report is about, each with the answers beside it; of a snapshot that `device`.
+
+    Raises InputError.
+    """
+    from harness.report import ReportRun, read_run
+
+    given = [
+        ReportRun(_name(one), one) if isinstance(one, StepProfile) else read_run(Path(one), device)
+        for one in about
+    ]
+    places = [_name(one) if isinstance(one, StepProfile) else str(one) for one in about]
+    runs = _together(given, places)
+    for run in runs:
+        _add_answers(run, simulate=simulate)
+    return runs
+
+
+def _name(profile: StepProfile) -> str:
+    name = profile.provenance.get("recipe_name")
+    return name if isinstance(name, str) and name else profile.source
+
+
+def _together(runs: Sequence[ReportRun], places: Sequence[str]) -> list[ReportRun]:
+    """Bare profiles about the recipe of another run go to that run; equal names are told apart."""
+    from harness.answers import different_fields
+
+    kept: list[ReportRun] = []
+    for run in runs:
+        profile = run.profile
+        about = next(
+            (
+                other
+                for other in kept
+                if profile is not None
+                and run.history is None
+                and other.profile is not None
+                and profile.source not in [other.profile.source, *(answer.source for answer in other.answers)]
+                and not different_fields(profile.recipe, other.profile.recipe)
+            ),
+            None,
+        )
+        if about is not None and profile is not None:
+            about.answers.append(profile)
+        else:
+            kept.append(run)
+    names = [run.name for run in runs]
+    for run, place in zip(runs, places, strict=True):
+        if names.count(run.name) > 1:
+            run.name = place
+    return kept
+
+
+def _add_answers(run: ReportRun, *, simulate: bool) -> None:
+    """Predict what is missing beside a profile: napkin always, for it takes milliseconds."""
+    from harness.answers import Case, complete
+    from harness.hardware import DEFAULT_HARDWARE, find_hardware, table_device
+    from harness.recipe import check_recipe
+    from harness.system import quiet_libraries
+
+    if run.profile is None:
+        return
+    try:
+        recipe = check_recipe(run.profile.recipe, f"{run.name}: recipe")
+        device = table_device(run.profile) or find_hardware(DEFAULT_HARDWARE)
+    except InputError as error:
+        run.notes.append(f"Nothing is predicted beside this run: {error}")
+        return
+    case = Case(run.name, recipe, device, [run.profile, *run.answers])
+    if simulate:
+        quiet_libraries()
+    complete(case, ("napkin", "simulated") if simulate else ("napkin",))
+    run.answers = case.profiles[1:]
+    if run.profile.hardware.kind != "cpu":
+        _add_changes(run, recipe, device)
+    run.notes += case.notes
+    if run.profile.hardware.kind == "cpu":
+        run.notes.append("It ran on a CPU. What is predicted beside it is for a GPU:")
+        run.notes += [
+            f"{answer.source}, for the {answer.hardware.name} ({answer.provenance.get('calibration')})."
+            for answer in run.answers
+        ]
+    if not simulate and not case.has("simulated"):
+        run.notes.append("There is no simulated answer: give its profile too, or --simulate to make one.")
+
+
+def _add_changes(run: ReportRun, recipe: Recipe, device: Hardware) -> None:
+    """What would save memory by napkin's arithmetic, the most first; nothing for a model unknown to it."""
+    from harness.architecture import load_shape
+    from harness.fit import by_arithmetic, suggestions
+    from harness.units import in_gib
+
+    try:
+        run.shape = load_shape(recipe.model)
+        changes = suggestions(recipe, device.memory_bytes, by_arithmetic(device, run.shape))
+    except InputError:
+        return
+    for change in sorted(changes, key=lambda change: -change.saved_bytes):
+        other = "" if change.same_result else ", another training"
+        time = f"time a token × {change.slowdown:.2f}"
+        run.changes.append(f"{change.overrides} ({in_gib(change.saved_bytes)} less, {time}{other})")

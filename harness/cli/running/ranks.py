@@ -1,0 +1,144 @@
+"""`harness run` on several ranks: starting them here, being one, and saying what became of all."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.errors import InputError
+from harness.system import complain, interrupted_status, quiet_libraries, write_whole
+
+if TYPE_CHECKING:
+    from harness.launch import PlaceInRanks
+    from harness.recipe import Recipe
+    from harness.run_folder import RankFolder
+    from harness.step_profile import StepProfile
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line of `harness run` says."""
+
+    recipe: str
+    overrides: list[str]
+    out: Path | None
+    resume: Path | None
+    snapshot: bool
+    device: str | None
+    patience_s: float
+
+    def command(self, out: Path) -> list[str]:
+        """The same, for every rank."""
+        words = [sys.executable, "-m", "harness", "run", self.recipe, *self.overrides, "--out", str(out)]
+        words += [] if self.resume is None else ["--resume", str(self.resume)]
+        words += [] if self.device is None else ["--device", self.device]
+        return [*words, *([] if self.snapshot else ["--no-snapshot"]), "--patience", str(self.patience_s)]
+
+
+def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | None, Path, int]:
+    """Start a rank for every place of the recipe's mesh on this machine, and wait for them.
+
+    Returns the run's profile (None if no rank left one), its folder, and the exit status after saying what
+    went wrong. Raises InputError where the ranks cannot start.
+    """
+    from harness.launch import profiles_of_ranks, put_together, start_ranks
+    from harness.run_folder import RunFolder
+
+    quiet_libraries()
+    _refuse_missing_gpus(recipe, asked.device)
+    folder = RunFolder(asked.out, name, recipe, asked.resume).path
+    shutil.rmtree(folder / "ranks", ignore_errors=True)  # of the run that is resumed
+    try:
+        ending = start_ranks(asked.command(folder), recipe.world_size, asked.patience_s)
+        reason, status = ending.reason, ending.status
+    except KeyboardInterrupt:
+        status = interrupted_status()
+        reason = "interrupted"
+    profiles = profiles_of_ranks(folder)
+    if not profiles:
+        return None, folder, complain(reason or "no rank left a profile", status or 1)
+    profile = put_together(profiles, recipe.world_size, reason)
+    write_whole(folder / "profile.json", profile.to_json() + "\n")
+    if reason is not None:
+        left = len(profiles)
+        kept = f"{left} of {recipe.world_size} ranks left a profile, which is marked incomplete"
+        complain(f"{reason.rstrip('.')}. All ranks were ended; {kept}: {folder}", status)
+    return profile, folder, status
+
+
+def run_as_rank(
+    name: str, recipe: Recipe, asked: Asked, place: PlaceInRanks
+) -> tuple[StepProfile | None, Path]:
+    """Be one rank. Returns the run's profile on rank 0 where nobody else puts it together, and the folder."""
+    from harness.cli.running.measuring import measured_with_progress
+    from harness.launch import SignsOfLife, joined
+    from harness.measure import chosen_device, num_gpus
+    from harness.run_folder import RankFolder
+
+    quiet_libraries()
+    kind = asked.device or ("cuda" if num_gpus() else "cpu")
+    device = kind if kind == "cpu" or ":" in kind else f"{kind}:{place.local_rank}"
+    with joined(place, chosen_device(device), asked.patience_s):
+        folder = RankFolder(_agreed(name, recipe, asked, place), name, recipe, asked.resume, place.rank)
+        signs = SignsOfLife(place)
+        profile = measured_with_progress(
+            recipe, folder, device, snapshot=asked.snapshot, quiet=place.rank > 0, alive=signs.tell
+        )
+        signs.tell("")
+        if place.watched or not profile.complete:
+            return profile, folder.path
+        return _gathered(profile, folder, place), folder.path
+
+
+def _gathered(profile: StepProfile, folder: RankFolder, place: PlaceInRanks) -> StepProfile | None:
+    """On rank 0 what all ranks saw, over the network: their folders may be on machines of their own."""
+    import torch.distributed as dist
+
+    from harness.launch import put_together
+    from harness.step_profile import StepProfile
+
+    texts: list[str] | None = [""] * place.world_size if place.rank == 0 else None
+    dist.gather_object(profile.to_json(), texts)
+    if texts is None:
+        return None
+    profiles = {rank: StepProfile.from_json(text, f"rank {rank}") for rank, text in enumerate(texts)}
+    whole = put_together(profiles, place.world_size, None)
+    folder.write_run(whole)
+    return whole
+
+
+def _agreed(name: str, recipe: Recipe, asked: Asked, place: PlaceInRanks) -> Path:
+    """The folder that rank 0 chose: the others' clocks may say another second."""
+    import torch.distributed as dist
+
+    from harness.run_folder import RunFolder
+
+    chosen: list[str | None] = [None]
+    problem: InputError | None = None
+    if place.rank == 0:
+        try:
+            chosen = [str(RunFolder(asked.out, name, recipe, asked.resume).path)]
+        except InputError as error:
+            problem = error
+    dist.broadcast_object_list(chosen)
+    if problem is not None:
+        raise problem
+    if chosen[0] is None:
+        raise InputError("rank 0 cannot write the run folder; it says why.")
+    return Path(chosen[0])
+
+
+def _refuse_missing_gpus(recipe: Recipe, device: str | None) -> None:
+    from harness.measure import num_gpus
+
+    if device is not None and ":" in device:
+        raise InputError(f"--device {device}: every rank takes a GPU of its own. Give --device cuda or cpu.")
+    here = num_gpus()
+    if device != "cpu" and here and here < recipe.world_size:
+        raise InputError(
+            f"the mesh of the recipe has {recipe.world_size} places, a GPU each; this machine has {here}. "
+            "Start with torchrun on several machines, set smaller sizes, or give --device cpu."
+        )

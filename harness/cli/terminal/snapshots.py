@@ -1,0 +1,138 @@
+"""What memory snapshots say, in a terminal. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+
+from harness.cli.terminal.terminal import plain_table, print_table, say
+from harness.report import Section, Table
+from harness.snapshot import FEWEST_ENDS, Change, Growth, HeldDiff, Leaks
+from harness.units import in_gib
+
+MOST_ROWS = 12
+"""Shown of a table; the report has all of it."""
+MOST_FRAMES = 8
+"""Shown of a stack, of which the innermost come first."""
+
+
+def print_snapshot(console: Console, section: Section) -> None:
+    """The first sentences, who asked when memory ran out, and what is held by category and by stack."""
+    for sentence in section.answer:
+        say(console, sentence)
+    if "asked_at" in section.words:
+        say(console, "asked for at:")
+        _print_stack(console, section.words["asked_at"].splitlines())
+    for name in ("groups", "kinds", "segments"):
+        if name in section.tables:
+            _print_table(console, section.tables[name])
+    for line in section.missing:
+        say(console, f"note: {line}")
+
+
+def print_held_diff(console: Console, diff: HeldDiff, names: tuple[str, str]) -> None:
+    """The totals, by category, then the largest changes with their stacks."""
+    say(console, f"{in_gib(diff.before_bytes)} held in {names[0]}")
+    say(
+        console,
+        f"{in_gib(diff.after_bytes)} held in {names[1]}: {_signed(diff.after_bytes - diff.before_bytes)}",
+    )
+    _print_rows(
+        console,
+        ("category", "before", "after", "change"),
+        [
+            (name, in_gib(before), in_gib(after), _signed(after - before))
+            for name, (before, after) in diff.by_category().items()
+        ],
+    )
+    changed = [change for change in diff.changes if change.kind != "same"]
+    if not changed:
+        say(console, "Every stack holds as much in both.")
+    for kind in ("new", "gone", "grown", "shrunk"):
+        of_kind = diff.of_kind(kind)
+        if of_kind:
+            total = sum(change.bytes for change in of_kind)
+            say(console, f"{kind}: {_number(len(of_kind), 'stack')}, {_signed(total)}")
+            _print_changes(console, of_kind[:MOST_ROWS])
+
+
+def print_leaks(console: Console, leaks: Leaks) -> None:
+    """How the steps were found, what is allocated when they end, and what grew."""
+    if not leaks.ends:
+        say(console, f"No steps were found: {leaks.steps_from}.")
+        return
+    say(console, f"{_number(len(leaks.ends), 'step')}, found by {leaks.steps_from}.")
+    if not leaks.can_tell:
+        say(console, f"To see what grows takes {FEWEST_ENDS} steps: record more.")
+        return
+    first, last = in_gib(leaks.allocated_bytes[0]), in_gib(leaks.allocated_bytes[-1])
+    say(console, f"Allocated when they ended: {first} after the first, {last} after the last.")
+    if not leaks.growths:
+        say(console, "Nothing grew from step to step.")
+        return
+    each = in_gib(leaks.grown_bytes // (len(leaks.ends) - 1))
+    say(console, f"{_number(len(leaks.growths), 'stack')} grew, by {each} a step in all:")
+    for growth in leaks.growths[:MOST_ROWS]:
+        _print_growth(console, growth, len(leaks.ends) - 1)
+
+
+def _print_growth(console: Console, growth: Growth, steps: int) -> None:
+    category, stack, place = growth.holder
+    each = in_gib(growth.total_bytes // steps)
+    say(
+        console,
+        f"  {each} a step of {category} at {place}: {growth.count:,} allocations at the end",
+    )
+    _print_stack(console, stack)
+
+
+def _print_changes(console: Console, changes: Iterable[Change]) -> None:
+    for change in changes:
+        category, stack, place = change.holder
+        counts = f"{change.before.count:,} -> {change.after.count:,} allocations"
+        say(console, f"  {_signed(change.bytes)} of {category} at {place} ({counts})")
+        _print_stack(console, stack)
+
+
+def _print_stack(console: Console, stack: Sequence[str]) -> None:
+    python = [line for line in stack if ".py:" in line] or list(stack)
+    for line in python[:MOST_FRAMES]:
+        say(console, f"      {line}", whole=True)
+    if len(python) > MOST_FRAMES:
+        say(console, f"      and {len(python) - MOST_FRAMES} more")
+
+
+def _print_table(console: Console, table: Table) -> None:
+    say(console, table.name)
+    _print_rows(
+        console,
+        table.columns,
+        [tuple(cell.shown for cell in row) for row in table.rows[:MOST_ROWS]],
+        [table.numeric(i) for i in range(len(table.columns))],
+    )
+    if len(table.rows) > MOST_ROWS:
+        say(console, f"  and {len(table.rows) - MOST_ROWS} more rows: harness report shows them")
+
+
+def _print_rows(
+    console: Console,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numeric: Sequence[bool] | None = None,
+) -> None:
+    made = plain_table()
+    for i, name in enumerate(columns):
+        right = numeric[i] if numeric else i > 0
+        made.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    print_table(console, made)
+
+
+def _signed(size_bytes: int) -> str:
+    return f"{'+' if size_bytes > 0 else ''}{in_gib(size_bytes)}"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,140 @@
+"""How many cards of each kind a recipe needs: the smallest number that fits, and the cheapest. No torch.
+
+A recipe of one GPU is divided by FSDP2, which is what makes a card need less; one that says how it is divided
+keeps that. Every rank has the recipe's own rows, so that N cards do N times the work of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Any
+
+from harness.errors import InputError
+from harness.fit.device_choice import GIB, Offer, compare_hardware
+from harness.recipe import Recipe, check_recipe, on_ranks
+
+MOST_CARDS = 65_536
+
+
+@dataclass(frozen=True)
+class Cards:
+    """`gpus` cards of one kind; `offer` is of one of them, and of the rank that it runs."""
+
+    gpus: int
+    offer: Offer
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of all cards together."""
+        alone = self.offer.tokens_per_s
+        return alone * self.gpus if alone is not None and self.offer.fits else None
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Of all cards together."""
+        return None if self.offer.price_per_hour is None else self.offer.price_per_hour * self.gpus
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """As of one card: price and tokens grow alike, but for what the ranks wait for each other."""
+        return self.offer.cost_per_million_tokens
+
+    def document(self) -> dict[str, Any]:
+        """JSON-able fields: those of a card, and of all together."""
+        together = {"all_tokens_per_s": self.tokens_per_s, "all_price_per_hour": self.price_per_hour}
+        return {"gpus": self.gpus} | self.offer.document() | together
+
+
+def read_counts(text: str) -> list[int]:
+    """`1,2,4,8` as numbers, in order, each once. Raises InputError for anything else."""
+    try:
+        counts = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        counts = []
+    if not counts or not 1 <= counts[0] <= counts[-1] <= MOST_CARDS:
+        raise InputError(f"--gpus {text}: write numbers of cards, from 1 to {MOST_CARDS:,}, as in 1,2,4,8.")
+    return counts
+
+
+def among(recipe: Recipe, gpus: int) -> Recipe:
+    """The recipe on so many cards: as it says itself, or by FSDP2. Raises InputError where it cannot be."""
+    asked_by = f"--gpus {gpus}"
+    if not recipe.distributed and gpus > 1:
+        fields = recipe.model_dump() | {"parallel": "fsdp", "dp_shard": gpus}
+        return check_recipe(fields, f"{asked_by} divides by FSDP2 unless the recipe says parallel=ddp")
+    return on_ranks(recipe, gpus, asked_by)
+
+
+def compare_counts(
+    recipe: Recipe,
+    counts: Sequence[int],
+    prices: dict[str, float],
+    told: Callable[[str], None] = lambda line: None,
+) -> list[Cards]:
+    """Every number of cards of every device. Raises InputError as `compare_hardware` and `among` do."""
+    return [
+        Cards(gpus, offer) for gpus in counts for offer in compare_hardware(among(recipe, gpus), prices, told)
+    ]
+
+
+def render_counts(name: str, found: Sequence[Cards]) -> str:
+    """For each device the smallest number of cards that fits, then the smallest and the cheapest of all."""
+    return "\n".join(_lines(name, found)) + "\n"
+
+
+def _lines(name: str, found: Sequence[Cards]) -> Iterator[str]:
+    counts = sorted({cards.gpus for cards in found})
+    yield f"{name} on {', '.join(map(str, counts))} cards: the fewest of each device that fit, by arithmetic"
+    yield ""
+    columns = f"{'each GiB':>9} {'needs GiB':>10} {'tokens/s':>10} {'per hour':>9} {'per 1M tokens':>13}"
+    yield f"  {'cards':<22} {columns}"
+    fewest = [cards for cards in map(_fewest, _by_device(found)) if cards]
+    for cards in sorted(fewest, key=lambda cards: (cards.gpus, cards.offer.memory_bytes)):
+        offer = cards.offer
+        cells = [
+            f"{offer.memory_bytes / GIB:9.1f}",
+            f"{(offer.required_bytes or 0) / GIB:10.1f}",
+            f"{_number(cards.tokens_per_s, 0):>10}",
+            f"{_number(cards.price_per_hour, 2):>9}",
+            f"{_number(cards.cost_per_million_tokens, 3):>13}",
+        ]
+        yield f"  {f'{cards.gpus} × {offer.name}':<22} {' '.join(cells)}"
+    none = [cards for cards in _by_device(found) if not _fewest(cards)]
+    if none:
+        names = ", ".join(cards[0].offer.name for cards in none)
+        yield from wrap(
+            f"none of these numbers fits: {names}", 78, initial_indent="  ", subsequent_indent="    "
+        )
+    yield ""
+    if not fewest:
+        yield f"  not even {counts[-1]} cards of any device: try more, or what `harness fit` proposes"
+        return
+    smallest = min(fewest, key=lambda cards: (cards.gpus, cards.offer.memory_bytes))
+    yield f"  the smallest: {smallest.gpus} × {smallest.offer.name}"
+    priced = [cards for cards in found if cards.cost_per_million_tokens is not None]
+    if len({cards.offer.name for cards in priced}) > 1:
+        cheapest = min(priced, key=lambda cards: cards.cost_per_million_tokens or 0)
+        cost = f"{cheapest.cost_per_million_tokens:.3f} per million tokens"
+        yield f"  the cheapest of those with a price: {cheapest.gpus} × {cheapest.offer.name}, {cost}"
+        hourly = min(priced, key=lambda cards: cards.price_per_hour or 0)
+        yield f"  the cheapest by the hour: {hourly.gpus} × {hourly.offer.name}, {hourly.price_per_hour:.2f}"
+    else:
+        yield "  give prices of several (--price h200=3.5, or --prices FILE) to see which is the cheapest"
+
+
+def _by_device(found: Sequence[Cards]) -> list[list[Cards]]:
+    devices: dict[str, list[Cards]] = {}
+    for cards in found:
+        devices.setdefault(cards.offer.name, []).append(cards)
+    return list(devices.values())
+
+
+def _fewest(cards: Sequence[Cards]) -> Cards | None:
+    """The fewest cards of a device that fit."""
+    return min((each for each in cards if each.offer.fits), key=lambda each: each.gpus, default=None)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"

@@ -1,0 +1,167 @@
+"""Starting ranks on this machine with PyTorch's elastic agent, what torchrun runs, and ending them together.
+
+The agent ends all ranks as soon as one ends badly. What it cannot see is a rank that hangs: a watcher reads
+every rank's signs of life, and kills the one that has been silent longest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import InputError
+from harness.launch.rank import SIGNS_OF_LIFE
+
+BETWEEN_LOOKS_S = 0.5
+SHUTDOWN_S = 10
+"""Between the agent's SIGTERM and its SIGKILL."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the ranks ended, told by the first that ended badly."""
+
+    status: int = 0
+    """Exit status; 128 + the signal for a rank that was killed."""
+    rank: int | None = None
+    reason: str | None = None
+    """A sentence; None when all ended well."""
+
+
+def start_ranks(command: Sequence[str], num_ranks: int, patience_s: float) -> Ending:
+    """Run `command` as so many ranks of this machine, until the last has ended.
+
+    Rank 0 has this process's output; of the others only the reason for which one ends is told. A rank that
+    gives no sign of life for `patience_s` within a step is killed, and so are all. Raises InputError where
+    the agent cannot start, and KeyboardInterrupt after a signal to end, which the ranks were sent too.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    quiet = {rank: Std.ALL for rank in range(1, num_ranks)}
+    with tempfile.TemporaryDirectory(prefix="harness-ranks-") as folder, _told(Path(folder)) as signs:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_ranks,
+            run_id=uuid.uuid4().hex,  # two runs on one machine never meet
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",  # any free port
+            local_addr="localhost",
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=quiet),
+        )
+        watcher = _Watcher(signs, patience_s)
+        try:
+            with watcher:
+                elastic_launch(config, command[0])(*command[1:])
+        except ChildFailedError as failed:
+            return _ending(failed, watcher)
+        except SignalException as told:
+            raise KeyboardInterrupt from told
+        except (RuntimeError, OSError, RendezvousError, ValueError) as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise InputError(
+                f"--gpus {num_ranks}: the ranks could not be started: {said}. Has this machine a loopback "
+                "network (`ip addr show lo`), and does localhost resolve?"
+            ) from error
+    return Ending()
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[Path]:
+    """The variables that ranks inherit, and a folder for their signs of life."""
+    signs = folder / "signs"
+    signs.mkdir()
+    told = {SIGNS_OF_LIFE: str(signs), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S)}
+    if "OMP_NUM_THREADS" not in os.environ:  # the agent would set 1 and say so
+        told["OMP_NUM_THREADS"] = "1"
+    if Path("/sys/class/net/lo").exists() and "GLOO_SOCKET_IFNAME" not in os.environ:
+        told["GLOO_SOCKET_IFNAME"] = "lo"  # the ranks are all here, whatever the network
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield signs
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class _Watcher:
+    """A thread that kills the rank which has been silent longest, once that is too long."""
+
+    def __init__(self, signs: Path, patience_s: float) -> None:
+        self._signs, self._patience_s = signs, patience_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.hanging: str | None = None
+        """What the rank that was killed had been doing, and for how long."""
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(BETWEEN_LOOKS_S):
+            signs = [sign for path in self._signs.iterdir() if (sign := _sign(path)) is not None]
+            # in setup a model is downloaded or a checkpoint read, for as long as that takes
+            in_a_step = [sign for sign in signs if sign[2] not in ("", "setup")]
+            silent = min(in_a_step, key=lambda sign: sign[1], default=None)
+            if silent is not None and time.time() - silent[1] > self._patience_s:
+                pid, since, doing = silent
+                self.hanging = f"gave no sign of life for {time.time() - since:.0f} s, in {doing}"
+                os.kill(pid, signal.SIGKILL)
+                return
+
+
+def _sign(path: Path) -> tuple[int, float, str] | None:
+    """(process, time, what it does) of a rank; None while it writes its first."""
+    pid, _, rest = path.read_text().partition(" ")
+    since, _, doing = rest.partition(" ")
+    return (int(pid), float(since), doing.strip()) if doing else None
+
+
+def _ending(failed: Any, watcher: _Watcher) -> Ending:
+    rank, failure = failed.get_first_failure()
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        reason = watcher.hanging or f"was killed by {name}"
+        return Ending(128 - failure.exitcode, rank, f"rank {rank} {reason}")
+    said = _said(failure.error_file) or _last_line(failure.error_file) or f"exit status {failure.exitcode}"
+    return Ending(failure.exitcode, rank, f"rank {rank}: {said}")
+
+
+def _last_line(error_file: str) -> str:
+    """Of what the rank printed before it ended; rank 0 has printed it for all to see."""
+    path = Path(error_file).with_name("stderr.log")
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return lines[-1] if lines else ""
+
+
+def _said(error_file: str) -> str:
+    """What the rank wrote as it complained (system/streams.py)."""
+    try:
+        found: Mapping[str, Any] = json.loads(Path(error_file).read_text())
+        message = found["message"]
+        return message if isinstance(message, str) else message["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

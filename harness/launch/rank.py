@@ -1,0 +1,133 @@
+"""Being a rank: what the launcher said, joining the others, and a sign of life that a watcher can read.
+
+torchrun and the agent here say the same by the same variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.errors import InputError
+from harness.system import is_writing
+
+if TYPE_CHECKING:
+    import torch
+
+SIGNS_OF_LIFE = "HARNESS_SIGNS_OF_LIFE"
+"""The folder in which each rank writes what it does; set by the one who watches over them."""
+PATIENCE_S = 600.0
+"""How long a rank waits for the others within one sum, unless --patience says otherwise: NCCL's default."""
+GRACE_S = 3.0
+"""After a signal to end: a rank that waits in C++ for one that is gone never sees it."""
+
+
+@dataclass(frozen=True)
+class PlaceInRanks:
+    """Which rank this process is."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    watched: bool
+    """Whether the agent of this very command started it, which says at the end what became of all."""
+
+
+def place_in_ranks() -> PlaceInRanks | None:
+    """From the launcher's variables; None in a process that nobody launched as a rank. Raises InputError."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    try:
+        rank, size, local = (int(os.environ.get(n, 0)) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    except ValueError:
+        raise InputError(
+            "RANK, WORLD_SIZE and LOCAL_RANK are in the environment and are no numbers. Unset them, or start "
+            "with torchrun, which sets them."
+        ) from None
+    if not 0 <= rank < size:
+        raise InputError(f"RANK is {rank} and WORLD_SIZE {size}: ranks count from 0. Start with torchrun.")
+    return PlaceInRanks(rank, size, local, SIGNS_OF_LIFE in os.environ)
+
+
+@contextmanager
+def joined(place: PlaceInRanks, device: torch.device, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Inside, this process and the others are one group: gloo for tensors of the host, NCCL for GPUs'.
+
+    Raises InputError where they cannot find one another.
+    """
+    import torch
+    import torch.distributed as dist
+
+    _leave_when_told()
+    if device.type != "cpu":
+        torch.get_device_module(device).set_device(device)
+    try:
+        dist.init_process_group(
+            "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl",
+            timeout=timedelta(seconds=patience_s),
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise InputError(
+            f"rank {place.rank} of {place.world_size} did not find the others at {where}: {_first(error)}. "
+            "Is that address reachable and the port free, did every machine start with the same --rdzv-id "
+            "and --nnodes, and is nothing of an earlier run left there? GLOO_SOCKET_IFNAME names the network."
+        ) from None
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+class SignsOfLife:
+    """Writes what this rank does, where somebody watches: one small file, overwritten in place."""
+
+    def __init__(self, place: PlaceInRanks) -> None:
+        folder = os.environ.get(SIGNS_OF_LIFE)
+        path = None if folder is None else Path(folder, str(place.rank))
+        self._file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+
+    def tell(self, doing: str) -> None:
+        """`doing` is the phase that begins; "" when the run is over."""
+        if self._file is not None:
+            line = f"{os.getpid()} {time.time():.3f} {doing}".ljust(79)
+            os.pwrite(self._file, f"{line}\n".encode(), 0)
+
+
+def _leave_when_told() -> None:
+    """From now on a signal to end, or the end of whoever started this rank, ends it even where it waits in
+    C++: GRACE_S later, or when what it is writing is written.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    parent = os.getppid()
+
+    def wait() -> None:
+        number = os.read(reading, 1)[0]
+        time.sleep(GRACE_S)
+        while is_writing():
+            time.sleep(0.1)
+        os._exit(128 + number)
+
+    def look_after_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    for task in (wait, look_after_parent):
+        threading.Thread(target=task, daemon=True).start()
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,77 @@
+"""The server: the questions as tools of the Model Context Protocol, on stdin and stdout."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.errors import HarnessError, InputError, MissingDependency
+from harness.mcp.folders import Folders
+from harness.mcp.questions import Questions
+from harness.system import recipes_folder
+
+TOOLS = ("recipes", "files", "napkin", "simulate", "fit", "hardware", "report", "snapshot")
+INSTRUCTIONS = (
+    "How much GPU memory and time a fine-tuning recipe takes, and where each byte goes. Ask `napkin` for an "
+    "estimate in milliseconds, `simulate` for memory to the byte, `fit` for what fits a GPU, `hardware` for "
+    "which GPU, and `report` and `snapshot` about runs that are in this server's folders. GiB is 2**30 bytes."
+)
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+LEAVES_NOTHING = {
+    "GIT_OPTIONAL_LOCKS": "0",  # in a checkout, a profile asks git for the commit: the index stays as it is
+    "TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(),  # a folder that is there: torch makes its own otherwise
+}
+_REFUSED = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
+
+
+def serve(folders: Sequence[Path]) -> None:
+    """Answer on stdin and stdout until stdin ends.
+
+    Raises InputError for what is no folder, and MissingDependency without the SDK.
+    """
+    questions = Questions(Folders(folders, recipes_folder()))
+    os.environ.update(OFFLINE | LEAVES_NOTHING)
+    sys.dont_write_bytecode = True
+    try:
+        from mcp.server.mcpserver import MCPServer
+        from mcp.server.mcpserver.exceptions import ToolError
+        from mcp_types import ToolAnnotations
+    except ImportError:
+        raise MissingDependency("mcp", "mcp", "`harness mcp`") from None
+    from harness import __version__
+
+    server = MCPServer("harness", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR")
+    one_at_a_time = threading.Lock()
+
+    def answering(question: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(question)
+        def answer(*arguments: Any, **options: Any) -> Any:
+            with one_at_a_time:  # a simulation replaces parts of torch while it runs
+                try:
+                    return question(*arguments, **options)
+                except HarnessError as error:
+                    raise ToolError(str(error)) from None
+                except MemoryError:
+                    raise ToolError(
+                        "the memory of this machine does not suffice for that question."
+                    ) from None
+
+        return answer
+
+    reading = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
+    for name in TOOLS:
+        server.add_tool(answering(getattr(questions, name)), annotations=reading)
+    sys.addaudithook(_no_network)
+    server.run("stdio")
+
+
+def _no_network(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse what HF_HUB_OFFLINE does not: whatever library tries to connect, for whatever reason."""
+    if event in _REFUSED:
+        raise InputError("this server reaches no network.")

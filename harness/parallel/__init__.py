@@ -1,0 +1,8 @@
+"""A step divided among ranks by PyTorch's own engines, FSDP2, DDP and DTensor: the mesh of ranks, the units
+that are gathered together, the plan that divides a layer, and what ranks tell each other about a step.
+"""
+
+from harness.parallel.engines import divide, summed_at_the_end
+from harness.parallel.mesh import ALONE, Ranks, lost_rank, ranks_of
+
+__all__ = ["ALONE", "Ranks", "divide", "lost_rank", "ranks_of", "summed_at_the_end"]

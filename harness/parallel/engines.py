@@ -1,0 +1,59 @@
+"""The toggle `parallel`: which engine divides a model, and when gradients are summed over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.parallel.mesh import Ranks
+from harness.recipe import Recipe
+
+Summing = Callable[[bool], AbstractContextManager[Any]]
+"""A context of one micro batch's forward and backward; it is told whether it is the last of the step."""
+
+
+def divide(recipe: Recipe, model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
+    """Divide `model`, on `device`, among `ranks`, in place. Returns what a step calls: DDP around it, or it.
+
+    Raises InputError for a model that cannot be divided so.
+    """
+    mesh = ranks.mesh
+    if mesh is None:
+        return model
+    if recipe.tensor_parallel:
+        from harness.parallel.layers import divide_layers  # what FSDP2 and DTensor import takes a second
+
+        divide_layers(recipe, model, mesh["tp"])
+    if recipe.fsdp:
+        from harness.parallel.units import shard_units
+
+        shard_units(recipe, model, _data_mesh(recipe, mesh), device)
+    if recipe.parallel == "ddp":
+        return DistributedDataParallel(model, process_group=mesh.get_group("dp_replicate"))
+    return model
+
+
+def summed_at_the_end(recipe: Recipe, model: nn.Module) -> Summing:
+    """The context that leaves the gradients of every micro batch but the last on their rank; or none."""
+    if recipe.sync_each_micro_batch:
+        return lambda last: nullcontext()
+    if isinstance(model, DistributedDataParallel):
+        return lambda last: nullcontext() if last else model.no_sync()
+
+    @contextmanager
+    def fsdp(last: bool) -> Iterator[None]:
+        model.set_requires_gradient_sync(last)  # type: ignore[operator]  (fully_shard made it an FSDPModule)
+        yield
+
+    return fsdp
+
+
+def _data_mesh(recipe: Recipe, mesh: DeviceMesh) -> DeviceMesh:
+    """One dimension; or two, where parts of the model are there several times (hybrid sharding)."""
+    return mesh["dp_replicate", "dp_shard"] if recipe.dp_replicate > 1 else mesh["dp_shard"]

@@ -1,0 +1,122 @@
+"""Tensor parallelism: how each layer of a model is divided, as transformers' own plan of the model says.
+
+The plan names linear layers `colwise` (a rank computes some of the outputs) or `rowwise` (a rank takes some
+of the inputs, and the outputs are summed), and embeddings `embedding_rowwise` (a rank has some of the words).
+All else is computed whole by every rank; its weights are replicated DTensors too, for an optimizer cannot
+step plain and divided tensors together.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from harness.errors import InputError
+from harness.recipe import Recipe
+
+STYLES = ("colwise", "rowwise", "colwise_gather_output", "embedding_rowwise")
+"""Of transformers' plans, those that torch.distributed.tensor.parallel has under the same meaning."""
+
+
+class Whole(ParallelStyle):
+    """A module that every rank computes alike: its weights are replicated, its inputs and outputs plain."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def replicate(_: str, part: nn.Module, mesh: DeviceMesh) -> None:
+            for name, weight in list(part.named_parameters(recurse=False)):
+                whole = distribute_tensor(weight.detach(), mesh, [Replicate()], src_data_rank=None)
+                part.register_parameter(name, nn.Parameter(whole, weight.requires_grad))
+
+        def enter(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+            return tuple(DTensor.from_local(x, mesh, [Replicate()], run_check=False) for x in inputs)
+
+        def leave(_: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+            return output.to_local()
+
+        return distribute_module(module, device_mesh, replicate, enter, leave)
+
+
+def divide_layers(recipe: Recipe, model: Any, mesh: DeviceMesh) -> None:
+    """Divide the layers of `model` among the ranks of `mesh`, in place.
+
+    Raises InputError for a model without such a plan, and for heads that do not divide.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    plan = _plan(recipe, base)
+    embedding, head = base.get_input_embeddings(), base.get_output_embeddings()
+    tied: bool = head is not None and embedding.weight is head.weight
+    styles: dict[str, ParallelStyle] = {}
+    for name, module in base.named_modules():
+        style = plan.get(re.sub(r"\d+", "*", name))
+        if style is not None:
+            styles |= _styles(name, module, style)
+        elif not any(name.startswith(f"{other}.") for other in styles) and _has_weights(module):
+            styles[name] = Whole()
+    for style in styles.values():
+        style.src_data_rank = None  # every rank has the same values already
+    parallelize_module(base, mesh, styles)
+    if head is not None and tied:
+        head.weight = embedding.weight
+
+
+def _plan(recipe: Recipe, base: Any) -> dict[str, str]:
+    plan = dict(getattr(base, "tp_plan", None) or {})
+    if not plan:
+        raise InputError(
+            f"parallel: tp: transformers has no plan that divides the layers of {base.config.model_type}. "
+            "Set parallel: fsdp."
+        )
+    strange = sorted({style for style in plan.values() if style not in STYLES})
+    if strange:
+        raise InputError(
+            f"parallel: tp: {base.config.model_type} is divided by {', '.join(strange)}, which is not built "
+            "here. Set parallel: fsdp."
+        )
+    config = base.config.get_text_config()
+    for what in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, what, None)
+        if heads is not None and heads % recipe.tp:
+            raise InputError(
+                f"tp: {recipe.tp} does not divide the {heads} {what} of {recipe.model}. Give a divisor."
+            )
+    return plan
+
+
+def _styles(name: str, module: nn.Module, style: str) -> dict[str, ParallelStyle]:
+    """The styles of a linear layer: of an adapted one, those of the base and of both added matrices.
+
+    Of a colwise layer A is whole, and B computes the outputs of its rank; of a rowwise one A takes the
+    inputs of its rank, and B is whole.
+    """
+    if hasattr(module, "base_layer"):
+        found: dict[str, ParallelStyle] = {f"{name}.base_layer": _style(style)}
+        for part in ("lora_A", "lora_B"):
+            for adapter in getattr(module, part, {}):
+                divided = part == ("lora_A" if style == "rowwise" else "lora_B")
+                found[f"{name}.{part}.{adapter}"] = _style(style) if divided else Whole()
+        return found
+    return {name: _style(style)}
+
+
+def _style(style: str) -> ParallelStyle:
+    if style == "rowwise":
+        return RowwiseParallel()
+    if style == "embedding_rowwise":
+        return RowwiseParallel(input_layouts=Replicate())
+    return (
+        ColwiseParallel(output_layouts=Replicate()) if style == "colwise_gather_output" else ColwiseParallel()
+    )
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None

@@ -1,0 +1,86 @@
+"""The ranks of a step: their mesh, which rows are whose, and the sums they form on the host.
+
+The group of all processes knows gloo for tensors of the host, beside NCCL for those of GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from harness.errors import InputError
+from harness.recipe import Recipe
+
+DIMENSIONS = ("dp_replicate", "dp_shard", "tp")
+"""Of the mesh, the fastest last: the ranks of one machine share layers first."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that run a step together, as one of them sees it."""
+
+    mesh: DeviceMesh | None = None
+    """Dimensions dp_replicate, dp_shard, tp; None in a process that runs alone."""
+    data_rank: int = 0
+    """Which rows are this rank's, of data_ranks."""
+    data_ranks: int = 1
+
+    def shared(self, batch_tokens: int) -> float:
+        """What this rank's losses are divided by, from the predicted tokens of its own rows.
+
+        Engines average gradients over data_ranks ranks. The gradient of a batch is the sum over its tokens
+        divided by all of them: so each rank divides by all tokens / data_ranks. In a process that runs
+        alone that is its own number.
+        """
+        if self.mesh is None:
+            return batch_tokens
+        total = torch.tensor(batch_tokens, dtype=torch.int64)
+        dist.all_reduce(total)  # the ranks of a tp group have counted the same rows
+        return int(total) / dist.get_world_size()
+
+    def averaged(self, loss: Tensor) -> float:
+        """The loss of the whole step, from the losses that `shared` made of each rank's rows."""
+        if self.mesh is None:
+            return float(loss)
+        total = torch.tensor(float(loss), dtype=torch.float64)
+        dist.all_reduce(total)
+        return float(total) / dist.get_world_size()
+
+
+ALONE = Ranks()
+
+
+def ranks_of(recipe: Recipe, device: torch.device) -> Ranks:
+    """The mesh that `recipe` asks for, on the processes that torch.distributed has joined.
+
+    Raises InputError where there are none, or not as many as the mesh has places.
+    """
+    if not recipe.distributed:
+        return ALONE
+    if not dist.is_initialized():
+        raise InputError(
+            "parallel: this process is no rank. Start the ranks with `harness run RECIPE --gpus N`, or with "
+            "torchrun."
+        )
+    if dist.get_world_size() != recipe.world_size:
+        raise InputError(
+            f"parallel: the mesh of the recipe has {recipe.world_size} places, and "
+            f"{dist.get_world_size()} processes have joined. Set sizes that multiply to that."
+        )
+    sizes = (recipe.dp_replicate, recipe.dp_shard, recipe.tp)
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS)
+    row, place, _ = mesh.get_coordinate() or (0, 0, 0)
+    return Ranks(mesh, row * recipe.dp_shard + place, recipe.data_parallel_ranks)
+
+
+def lost_rank(error: BaseException) -> str | None:
+    """What `error` says about another rank that is gone or does not answer; None if it is about none."""
+    text = str(error)
+    if "Timed out waiting" in text or ("timeout" in text.lower() and "collective" in text.lower()):
+        return "another rank did not come to a sum in time"
+    told = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "Broken pipe")
+    return "another rank is gone" if any(part in text for part in told) else None

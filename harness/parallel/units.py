@@ -1,0 +1,115 @@
+"""FSDP2: which layers are gathered together, in what dtype, and where the parts live.
+
+A unit is what one `fully_shard` call covers: its weights are gathered by one all-gather before it runs, and
+its gradients are summed and divided by one reduce-scatter. The layout decides how much of the model is whole
+at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from harness.errors import InputError
+from harness.recipe import Recipe
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def shard_units(recipe: Recipe, model: nn.Module, mesh: DeviceMesh, device: torch.device) -> None:
+    """Divide the weights of `model` among the ranks of `mesh`, unit by unit, the model itself last.
+
+    The last unit takes what no other has. PyTorch keeps it gathered from its forward to its backward.
+    Raises InputError for a model without blocks, and for cpu_offload where there is nothing to leave.
+    """
+    if recipe.cpu_offload and device.type == "cpu":
+        raise InputError("cpu_offload: there is no GPU here to take the weights off. Set cpu_offload: false.")
+    how: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": _precision(recipe),
+        "offload_policy": CPUOffloadPolicy() if recipe.cpu_offload else OffloadPolicy(),
+    }
+    layout = {"block": _blocks, "accelerate": _as_accelerate, "transformers": _as_transformers}[recipe.wrap]
+    for unit, kept in layout(model):
+        fully_shard(unit, reshard_after_forward=recipe.reshard_after_forward and not kept, **how)
+    fully_shard(model, **how)
+
+
+def _precision(recipe: Recipe) -> MixedPrecisionPolicy:
+    """With a mixed precision the parts are fp32 and are gathered in the dtype of the products: what autocast
+    does in one process, weight by weight."""
+    return MixedPrecisionPolicy(
+        param_dtype=DTYPES[recipe.compute_dtype] if recipe.mixed else None,
+        reduce_dtype=None if recipe.reduce_dtype is None else DTYPES[recipe.reduce_dtype],
+    )
+
+
+Unit = nn.Module | list[nn.Module]
+
+
+def _blocks(model: nn.Module) -> Iterator[tuple[Unit, bool]]:
+    """Every decoder block; embeddings, last norm and head stay with the model."""
+    found = [block for blocks in blocks_of(model) for block in blocks]
+    if not found:
+        raise InputError("parallel: fsdp gathers one transformer block at a time, and this model has none.")
+    yield from ((block, False) for block in found)
+
+
+def blocks_of(model: nn.Module) -> Iterator[nn.ModuleList]:
+    """The outermost nn.ModuleLists: a transformer's blocks."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList):
+            yield child
+        else:
+            yield from blocks_of(child)
+
+
+def _as_accelerate(model: Any) -> Iterator[tuple[Unit, bool]]:
+    """accelerate's fsdp2_prepare_model (utils/fsdp_utils.py, 1.15) with TRANSFORMER_BASED_WRAP: blocks by the
+    class names of _no_split_modules, the embedding, and last norm and head as one unit that is kept.
+
+    A norm is looked for beside the blocks, by its class name. Where an adapter wraps the model none is
+    found, by accelerate's own look, and it stays with the model.
+    """
+    names = set(model._no_split_modules or ())
+    yield from ((module, False) for module in model.modules() if type(module).__name__ in names)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head is not None and embedding.weight is head.weight
+    if not tied:
+        yield embedding, False
+    holder = getattr(model, getattr(model, "base_model_prefix", "") or "", model)
+    norms = [child for child in holder.children() if "Norm" in type(child).__name__]
+    tail = [*norms[-1:], *([embedding] if tied else []), *([head] if head is not None else [])]
+    if tail:
+        yield tail, True
+
+
+def _as_transformers(model: Any) -> Iterator[tuple[Unit, bool]]:
+    """transformers' apply_fully_sharded_data_parallelism (distributed/fsdp.py, 5.23), by the model's own
+    fsdp_plan: blocks, embedding, and last norm and head as one unit that is kept."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    modules = dict(base.named_modules())
+    name_of = {module: name for name, module in modules.items()}
+    embedding, head = base.get_input_embeddings(), base.get_output_embeddings()
+    plan = dict(base.fsdp_plan)
+    tied = head is not None and embedding.weight is head.weight
+    if tied and name_of[head] in plan:
+        plan[name_of[embedding]] = plan.pop(name_of[head])
+    styles = {name: plan.get(re.sub(r"\d+", "*", name)) for name in modules}
+    for name, style in styles.items():
+        if style == "free_full_weight":
+            yield modules[name], False
+    kept = [modules[name] for name, style in styles.items() if style == "keep_full_weight"]
+    norm_and_head = len(kept) == 2 and any(module in (embedding, head) for module in kept)
+    if norm_and_head and any(name_of[module].endswith("norm") for module in kept):
+        if head is not None and tied:  # transformers ties it again when all is divided
+            kept.append(head)
+        yield kept, True
+    else:
+        yield from ((module, True) for module in kept)

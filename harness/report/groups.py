@@ -1,0 +1,52 @@
+"""What a timeline is stacked by: categories, or the code that allocates most. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.snapshot import NO_STACK, AllocationSpan, Recording, find_peak, own_place, place
+from harness.step_profile import CATEGORIES
+
+BEFORE = "before the recording"
+"""Memory that was there already and of which nobody says what it is."""
+OTHER_CODE = "other code"
+PLACES = 6
+"""A recording without phases is coloured by the code that allocates most: so many places."""
+
+
+def groups_of(recording: Recording) -> tuple[tuple[str, ...], NDArray[np.uint8], bool]:
+    """The groups, the group of every span, and whether they are categories."""
+    if recording.categories is None:
+        return _by_place(recording.spans)
+    groups = (*CATEGORIES, BEFORE)
+    code = {name: i for i, name in enumerate(groups)}
+    unknown = BEFORE if recording.trace else "other"
+    return groups, np.array([code[name or unknown] for name in recording.categories], np.uint8), True
+
+
+def _by_place(spans: Sequence[AllocationSpan]) -> tuple[tuple[str, ...], NDArray[np.uint8], bool]:
+    moment = find_peak(spans).index
+    names = _places(spans)
+    at_peak: dict[str, int] = {}
+    for name, span in zip(names, spans, strict=True):
+        if name != BEFORE:
+            at_peak[name] = at_peak.get(name, 0) + span.size_bytes * span.live_at(moment)
+    largest = sorted(at_peak, key=lambda name: (-at_peak[name], name))[:PLACES]
+    groups = (*largest, OTHER_CODE, BEFORE)
+    code = {name: i for i, name in enumerate(groups)}
+    return groups, np.array([code.get(name, code[OTHER_CODE]) for name in names], np.uint8), False
+
+
+def _places(spans: Sequence[AllocationSpan]) -> list[str]:
+    """The line to name each by: the program's own, if several of its lines allocate; BEFORE without a stack.
+
+    A program that only calls a Trainer has one line of its own, which tells nothing apart.
+    """
+    stacks = {id(span.frames): span.frames for span in spans if span.frames}
+    own = {stack: own_place(frames) for stack, frames in stacks.items()}
+    several = len({name for name in own.values() if name}) > 1
+    named = {stack: (several and own[stack]) or place(frames) for stack, frames in stacks.items()}
+    return [named.get(id(span.frames), BEFORE if span.born < 0 else NO_STACK) for span in spans]

@@ -1,0 +1,88 @@
+"""Collectives of a simulated GPU: their time on the links, and what PyTorch keeps while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from harness.hardware import Collective, collective_s
+from harness.simulate.clock import SimulatedTime
+from harness.simulate.cuda.shape_cache import tensors_in
+
+KINDS: dict[str, Collective] = {
+    "c10d::_allgather_base_": "all_gather",
+    "c10d::_reduce_scatter_base_": "reduce_scatter",
+    "c10d::allreduce_": "all_reduce",
+    "c10d::broadcast_": "broadcast",
+    "_c10d_functional::all_gather_into_tensor": "all_gather",
+    "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
+    "_c10d_functional::all_reduce": "all_reduce",
+}
+NCCL_STREAM = -1
+"""Where NCCL works off what is not to be waited for at once. No memory is allocated for it."""
+
+
+class Communication:
+    """What a rank gives NCCL to do. DDP's first step has one bucket for all gradients; PyTorch keeps what a
+    collective works on until its watchdog, which looks every 100 ms, has seen it end, and then until the next
+    collective (csrc/distributed/c10d/ProcessGroupNCCL.cpp, WorkNCCL's shelf). So when the second step makes
+    new buckets the first one may be there still: here it is, until that step's backward.
+    """
+
+    def __init__(self, time: SimulatedTime) -> None:
+        self.time = time
+        self._steps = 0
+        self._kept: list[Tensor] = []
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self._steps += 1
+
+    def launched(self, name: str, args: Any, out: Any, *, timed: bool) -> None:
+        """The collective called `name` ("c10d::allreduce_") was launched on the current stream."""
+        if not all(tensor.is_meta for tensor in tensors_in(args)):
+            return  # the host's own: gloo's
+        if timed:
+            size_bytes = max((t.nbytes for t in tensors_in([*args, out])), default=0)
+            seconds = self._seconds(KINDS[name], size_bytes, _group(args))
+            self.time.communicate(seconds, self.time.stream)
+
+    def summed(self, group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+        """DDP's hook for a bucket of gradients: summed on NCCL's stream, and waited for after backward."""
+        gradients = bucket.buffer()
+        if self._steps == 1:
+            self._kept.append(gradients)
+        else:
+            self._kept.clear()
+        self.time.communicate(self._seconds("all_reduce", gradients.nbytes, group), NCCL_STREAM)
+        torch.autograd.Variable._execution_engine.queue_callback(self._wait)
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(gradients)
+        return future
+
+    def with_sums(self, reducer: Callable[..., Any]) -> Callable[..., Any]:
+        """DDP's Reducer, whose buckets `summed` sums: the results of a `fake` group are none."""
+
+        def made(parameters: Any, buckets: Any, limits: Any, group: Any, *others: Any) -> Any:
+            there = reducer(parameters, buckets, limits, group, *others)
+            distributed._register_comm_hook(there, group, self.summed)
+            return there
+
+        return made
+
+    def _wait(self) -> None:
+        self.time.wait(0, self.time.done_s(NCCL_STREAM))
+
+    def _seconds(self, kind: Collective, size_bytes: int, group: Any) -> float:
+        ranks = distributed.get_process_group_ranks(group)
+        return collective_s(kind, size_bytes, ranks, self.time.hardware)
+
+
+def _group(args: Any) -> Any:
+    """The process group among an operator's arguments: an object of C++, or its name (the last one)."""
+    if isinstance(args[-1], str):
+        return distributed.distributed_c10d._resolve_process_group(args[-1])
+    return distributed.ProcessGroup.unbox(next(a for a in args if isinstance(a, torch.ScriptObject)))

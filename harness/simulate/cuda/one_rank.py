@@ -1,0 +1,52 @@
+"""One rank of many, alone: the process group answers for the others, and FSDP finds a GPU.
+
+torch's own engines run as they are. The `fake` process group has every rank's number and no other process;
+its collectives return at once. What FSDP2 asks of a device it finds in the module `torch.meta` (streams.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import distributed
+
+from harness.errors import InputError
+from harness.simulate.cuda.communication import Communication
+from harness.simulate.cuda.streams import Streams
+from harness.simulate.replacement import Replacement, all_replaced, replaced
+
+
+@contextmanager
+def one_rank(rank: int, world_size: int, streams: Streams, communication: Communication) -> Iterator[None]:
+    """Inside, this process is `rank` of `world_size`; `streams` are its GPU's, and `communication` its share.
+
+    Raises InputError where there is a process group already: a rank of a real run.
+    """
+    if distributed.is_initialized():
+        raise InputError(
+            "a rank of a run cannot simulate another. Simulate before it, or in a process of its own."
+        )
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        with replaced(torch, "meta", streams), all_replaced(_replacements(communication)):
+            yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def _replacements(communication: Communication) -> Iterator[Replacement]:
+    group = "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"
+    yield Replacement(f"{group}._validate_no_meta_params", _nothing, "refuses weights that are only shapes")
+    verify = "torch.nn.parallel.distributed._verify_param_shape_across_processes"
+    yield Replacement(verify, _nothing, "reads back what other ranks have sent")
+    reducer = communication.with_sums(distributed.Reducer)
+    yield Replacement("torch.distributed.Reducer", reducer, "needs results, and `fake` sums have none")
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Nobody looks at what is done."""

@@ -1,0 +1,177 @@
+"""What grows from step to step in a recording, by the stack that asked. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from harness.snapshot.diff.held import Holder, holders_of
+from harness.snapshot.recording import Recording
+from harness.snapshot.spans import AllocationSpan
+from harness.snapshot.trace import step_ends
+
+MOST_ENDS = 200
+"""Looked at: of more steps, so many, evenly. A file may hold a million steps and as many stacks."""
+FEWEST_ENDS = 3
+"""Steps that must end: what two differ by may be the first step's optimizer state, or chance."""
+_OF_A_STEP = re.compile(r"(?:## )?(Optimizer\.step#|ProfilerStep#)")
+"""Names that torch gives to ranges, which newer snapshots list as external_annotations."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What one stack holds more of at the end of steps."""
+
+    holder: Holder
+    at_ends_bytes: list[int]
+    """When each step had ended; of more than MOST_ENDS, some of them."""
+    count: int
+    """Allocations of it live when the last one had."""
+
+    @property
+    def total_bytes(self) -> int:
+        """From the first end to the last."""
+        return self.at_ends_bytes[-1] - self.at_ends_bytes[0]
+
+
+@dataclass(frozen=True)
+class Leaks:
+    """What grew, and how the steps were found."""
+
+    steps_from: str
+    """In words; why there are none where there are too few."""
+    ends: list[int]
+    """Entries of the trace: the last of each step."""
+    allocated_bytes: list[int]
+    """When each step had ended; of more than MOST_ENDS, some of them."""
+    growths: list[Growth]
+    """The most bytes first."""
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether there are enough steps to say."""
+        return len(self.ends) >= FEWEST_ENDS
+
+    @property
+    def grown_bytes(self) -> int:
+        return sum(growth.total_bytes for growth in self.growths)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {
+            "steps_from": self.steps_from,
+            "steps": len(self.ends),
+            "allocated_bytes": self.allocated_bytes,
+            "grown_bytes": self.grown_bytes,
+            "growths": [
+                {
+                    **growth.holder._asdict(),
+                    "total_bytes": growth.total_bytes,
+                    "at_ends_bytes": growth.at_ends_bytes,
+                    "count": growth.count,
+                }
+                for growth in self.growths
+            ],
+        }
+
+
+def find_leaks(recording: Recording, annotations: Any = ()) -> Leaks:
+    """What holds more at each of several steps' ends. `annotations`: the snapshot's external_annotations.
+
+    Grown is what never shrinks from one end to the next and grows at two ends or more: what a list keeps of
+    every step, whatever its size. Optimizer state, made in the first step, is not.
+    """
+    ends, found = _steps(recording, annotations if isinstance(annotations, list) else ())
+    if len(ends) < FEWEST_ENDS:
+        return Leaks(found, ends, [], [])
+    by_stack: dict[tuple[str, ...], list[tuple[AllocationSpan, Holder]]] = {}
+    for span, holder in zip(recording.spans, holders_of(recording), strict=True):
+        by_stack.setdefault(holder.stack, []).append((span, holder))
+    looked_at = _evenly(ends)
+    allocated = _at_ends(recording.spans, looked_at)
+    growths = []
+    for held in by_stack.values():
+        if sum(span.live_at(ends[-1]) - span.live_at(ends[0]) for span, _ in held) <= 0:
+            continue
+        sizes = _at_ends([span for span, _ in held], looked_at)
+        steps = [later - earlier for earlier, later in pairwise(sizes)]
+        if min(steps) >= 0 and sum(step > 0 for step in steps) >= 2:
+            at_end = [holder for span, holder in held if span.live_at(ends[-1])]
+            growths.append(Growth(Counter(at_end).most_common(1)[0][0], sizes, len(at_end)))
+    growths.sort(key=lambda growth: (-growth.total_bytes, growth.holder))
+    return Leaks(found, ends, allocated, growths)
+
+
+def _evenly(ends: Sequence[int]) -> list[int]:
+    """At most MOST_ENDS of them, the first and the last among them."""
+    if len(ends) <= MOST_ENDS:
+        return list(ends)
+    return [ends[i * (len(ends) - 1) // (MOST_ENDS - 1)] for i in range(MOST_ENDS)]
+
+
+def _at_ends(spans: Sequence[AllocationSpan], ends: Sequence[int]) -> list[int]:
+    changes = [0] * (len(ends) + 1)
+    for span in spans:
+        changes[bisect_left(ends, span.born)] += span.size_bytes
+        if span.died is not None:
+            changes[bisect_left(ends, span.died)] -= span.size_bytes
+    total = 0
+    return [total := total + change for change in changes[:-1]]
+
+
+def _steps(recording: Recording, annotations: Sequence[Any]) -> tuple[list[int], str]:
+    """The last entry of each step, and by what it was found."""
+    trace = recording.trace
+    if len(ends := step_ends(trace)) > 1:
+        return ends, "the metadata of its entries"
+    if len(ends := _annotated(recording, annotations)) > 1:
+        return ends, "torch's annotations of the steps"
+    ends = _after_optimizer(recording.phases)
+    if len(ends) > 1:
+        where = "the stacks" if recording.from_stacks else "the stated phases"
+        return ends, f"the optimizer's steps in {where}"
+    if ends:
+        return ends, "the optimizer's steps in the stacks"
+    return ends, (
+        "neither metadata nor annotations nor an optimizer in the stacks name any. "
+        'Record at least three steps with torch.cuda.memory._record_memory_history(stacks="python")'
+    )
+
+
+def _annotated(recording: Recording, annotations: Sequence[Any]) -> list[int]:
+    """Where ranges of one name end: of an optimizer the one that steps least often (of a GAN's two)."""
+    times = [entry.get("time_us", 0) for entry in recording.trace]
+    if not times or times[-1] <= 0:
+        return []
+    moments: dict[str, list[int]] = {}
+    for one in annotations:
+        name, time = (one.get("name"), one.get("time_us")) if isinstance(one, Mapping) else (None, None)
+        if not isinstance(name, str) or not isinstance(time, int) or one.get("stage") != "END":
+            continue
+        match = _OF_A_STEP.match(name)
+        if match and one.get("device", recording.device) in (recording.device, -1):
+            key = "ProfilerStep" if match[1] == "ProfilerStep#" else name
+            moments.setdefault(key, []).append(time)
+    repeated = Counter({name: len(found) for name, found in moments.items() if len(found) > 1})
+    if not repeated:
+        return []
+    name = "ProfilerStep" if "ProfilerStep" in repeated else repeated.most_common()[-1][0]
+    ends = {bisect_right(times, time) - 1 for time in moments[name]}
+    return sorted(end for end in ends if end >= 0)
+
+
+def _after_optimizer(phases: Sequence[str | None]) -> list[int]:
+    """The last entry before the forward (or backward) that follows an optimizer step; the trace's last."""
+    ends: list[int] = []
+    stepped = False
+    for i, phase in enumerate(phases):
+        if phase in ("forward", "backward", "data") and stepped:
+            ends.append(i - 1)
+            stepped = False
+        stepped = stepped or phase == "optimizer_step"
+    return [*ends, len(phases) - 1] if stepped else ends

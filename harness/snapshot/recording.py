@@ -1,0 +1,109 @@
+"""One device of a snapshot, read: its allocations, their phases and categories as stated or as stacks show.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.snapshot.attribution import categorize, find_peak
+from harness.snapshot.devices import chosen_device, segments_of, trace_of
+from harness.snapshot.from_stacks import label_from_phases, phases_of_trace
+from harness.snapshot.out_of_memory import OutOfMemory, out_of_memory
+from harness.snapshot.spans import AllocationSpan
+from harness.snapshot.trace import MIN_BLOCK_BYTES, phase_of, spans_from_trace, stated_phases
+from harness.step_profile import CATEGORIES
+
+_OF_PROFILER = {
+    "parameter": "parameters",
+    "gradient": "gradients",
+    "activation": "activations",
+    "temporary": "temporaries",
+    "input": "inputs",
+    "optimizer_state": "optimizer_state",
+    "autograd_detail": "other",
+    "unknown": "other",
+}
+"""torch.profiler's Category (torch/profiler/_memory_profiler.py), as _memory_viz.profile_plot writes it."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What one device allocated and freed. `born` and `died` of the spans index the trace."""
+
+    device: int
+    trace: Sequence[Mapping[str, Any]]
+    segments: Sequence[Mapping[str, Any]]
+    """After the last entry of the trace."""
+    spans: list[AllocationSpan]
+    categories: list[str | None] | None
+    """Of every span: None where nobody says, as for most that was there before. None for all: the same."""
+    phases: Sequence[str | None]
+    """Of every entry of the trace; None where none is known."""
+    from_stacks: bool
+    """Whether phases and categories are read from the stacks, for none are stated."""
+    oom: OutOfMemory | None
+
+    @property
+    def moment(self) -> int:
+        """The entry after which to look at what is held: where memory ran out last; else the last one."""
+        return len(self.trace) - 1 if self.oom is None else self.oom.index
+
+    @property
+    def peak(self) -> int:
+        """The entry that reached the most allocated bytes; -1 for what was there before the first."""
+        return find_peak(self.spans).index
+
+
+def recording_of(snapshot: Mapping[str, Any], device: int | None = None) -> Recording:
+    """The recording of `device`, or of the one that `chosen_device` chooses, in a snapshot of checked shape.
+
+    Raises InputError for a device that the snapshot does not tell of.
+    """
+    device = chosen_device(snapshot, device)
+    trace, segments = trace_of(snapshot, device), segments_of(snapshot, device)
+    stated = [phase_of(metadata) for metadata in stated_phases(trace)]
+    read = None if any(stated) else phases_of_trace(trace)
+    phases = stated if read is None else read
+    round_to = MIN_BLOCK_BYTES if _in_blocks(trace, segments) else 1
+    spans = spans_from_trace(trace, segments=segments, round_to_bytes=round_to, phases=phases)
+    labels = [_label(trace, span) for span in spans]
+    from_stacks = not any(stated) and not any(labels)
+    if from_stacks:
+        label_from_phases(spans, phases, [i for i, entry in enumerate(trace) if entry["action"] == "oom"])
+    return Recording(
+        device=device,
+        trace=trace,
+        segments=segments,
+        spans=spans,
+        categories=(categories := _categories(spans, labels)),
+        phases=phases,
+        from_stacks=from_stacks and categories is not None,
+        oom=out_of_memory(trace, spans, segments, snapshot.get("allocator_settings") or {}),
+    )
+
+
+def _in_blocks(trace: Sequence[Mapping[str, Any]], segments: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the addresses are those of an allocator's blocks; storages lie anywhere."""
+    addresses = [segment["address"] for segment in segments]
+    addresses += [entry["addr"] for entry in trace if entry["action"] == "alloc"]
+    return not any(address % MIN_BLOCK_BYTES for address in addresses)
+
+
+def _label(trace: Sequence[Mapping[str, Any]], span: AllocationSpan) -> str | None:
+    """What the trace itself says: the memory-viz page's `category`, which harness and profile_plot write."""
+    index = span.died if span.born < 0 else span.born
+    category = None if index is None else trace[index].get("category")
+    return category if category in CATEGORIES else _OF_PROFILER.get(category or "")
+
+
+def _categories(spans: Sequence[AllocationSpan], labels: Sequence[str | None]) -> list[str | None] | None:
+    if any(labels):
+        return [label or (None if s.born < 0 else "other") for label, s in zip(labels, spans, strict=True)]
+    if not any(span.birth_phase or span.category for span in spans):
+        return None
+    found = zip(categorize(spans), spans, strict=True)
+    return [span.category or (None if span.born < 0 else category) for category, span in found]

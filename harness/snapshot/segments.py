@@ -1,0 +1,112 @@
+"""The segments of the caching allocator at one moment of a recording, and what of them is in use.
+
+A snapshot has the segments after its last event; here the events since the moment are undone.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from harness.allocator import kSmallBuffer
+from harness.snapshot.spans import AllocationSpan
+
+
+class Segment(NamedTuple):
+    """Memory that the allocator took from the device in one piece, or mapped."""
+
+    address: int
+    size_bytes: int
+    expandable: bool
+
+    @property
+    def kind(self) -> str:
+        """What it serves: requests of up to 1 MiB, larger ones, or (expandable) any of one stream."""
+        if self.expandable:
+            return "expandable"
+        return "small" if self.size_bytes == kSmallBuffer else "large"
+
+
+class Piece(NamedTuple):
+    """A stretch of a segment, from its beginning in bytes."""
+
+    start_bytes: int
+    size_bytes: int
+
+
+def segments_at(
+    trace: Sequence[Mapping[str, Any]], segments: Iterable[Mapping[str, Any]], moment: int
+) -> list[Segment]:
+    """The segments right after trace entry `moment` (-1: before the first), by address.
+
+    What was unmapped or mapped of an expandable segment is a segment by itself unless it touches another.
+    """
+    whole: dict[int, int] = {}
+    mapped: list[tuple[int, int]] = []
+    for segment in segments:
+        if segment.get("is_expandable"):
+            mapped.append((segment["address"], segment["address"] + segment["total_size"]))
+        else:
+            whole[segment["address"]] = segment["total_size"]
+    for entry in reversed(trace[moment + 1 :]):
+        action, size = entry["action"], entry["size"]
+        if action == "segment_alloc":
+            whole.pop(entry["addr"], None)
+        elif action == "segment_free":
+            whole[entry["addr"]] = size
+        elif action == "segment_map":
+            mapped = list(_without(mapped, entry["addr"], entry["addr"] + size))
+        elif action == "segment_unmap":
+            mapped.append((entry["addr"], entry["addr"] + size))
+    found = [Segment(address, size, False) for address, size in whole.items()]
+    found += [Segment(start, end - start, True) for start, end in _joined(mapped)]
+    return sorted(found)
+
+
+def pieces_in_use(
+    segments: Sequence[Segment], live: Iterable[AllocationSpan]
+) -> list[tuple[Segment, list[Piece]]]:
+    """Each segment with its allocated stretches, by address; neighbours are one stretch."""
+    blocks = sorted((span.address, span.address + span.size_bytes) for span in live)
+    found = []
+    i = 0
+    for segment in segments:
+        end = segment.address + segment.size_bytes
+        while i < len(blocks) and blocks[i][0] < segment.address:
+            i += 1
+        inside = []
+        while i < len(blocks) and blocks[i][0] < end:
+            inside.append((blocks[i][0], min(blocks[i][1], end)))
+            i += 1
+        found.append(
+            (segment, [Piece(start - segment.address, stop - start) for start, stop in _joined(inside)])
+        )
+    return found
+
+
+def free_stretches(segment: Segment, pieces: Sequence[Piece]) -> Iterable[int]:
+    """The bytes of each stretch of a segment that is not in use, from its beginning; some may be 0."""
+    position = 0
+    for start, size in pieces:
+        yield start - position
+        position = start + size
+    yield segment.size_bytes - position
+
+
+def _joined(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _without(intervals: Iterable[tuple[int, int]], start: int, end: int) -> Iterable[tuple[int, int]]:
+    for low, high in intervals:
+        if low < min(high, start):
+            yield low, min(high, start)
+        if max(low, end) < high:
+            yield max(low, end), high

@@ -1,0 +1,99 @@
+"""What a tracker is told: a recipe as its configuration, a log's lines and a profile as named numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.step_profile import CATEGORIES, StepProfile
+
+PROJECT = "harness"
+"""The project, or experiment, that runs belong to where the tracker's own variables name none."""
+
+
+@dataclass
+class Job:
+    """One run for one tracker."""
+
+    tracker: str
+    folder: str
+    """Of the run: where log.jsonl grows, and where a tracker that writes files may write them."""
+    name: str
+    config: dict[str, str | int | float | bool] = field(default_factory=dict)
+    values: dict[str, float] | None = None
+    """Numbers of a run that is over, such as a cell of a sweep. None: the folder's log is followed."""
+    attach: list[str] = field(default_factory=list)
+    """Files to keep with the run, where the tracker keeps files."""
+    passed_over: int | None = None
+    """The inode of a log that is there already, of the run that is resumed: it is written anew."""
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Job:
+        """What `to_json` wrote."""
+        return cls(**json.loads(line))
+
+
+def recipe_config(recipe: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    """A recipe's fields as trackers take them: numbers, booleans and text. Lists are joined by commas."""
+    config: dict[str, str | int | float | bool] = {}
+    for name, value in recipe.items():
+        if isinstance(value, list | tuple):
+            config[name] = ",".join(map(str, value)) or "none"
+        elif value is None:
+            config[name] = "none"
+        else:
+            config[name] = value if isinstance(value, str | int | float | bool) else json.dumps(value)
+    return config
+
+
+def step_values(line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of one line of log.jsonl: `loss`, `tokens_per_s`, time/<phase>_s, memory/<what>_bytes.
+
+    What is null in the line, such as the loss of a nan, is left out.
+    """
+    values: dict[str, float] = {}
+    for name, value in line.items():
+        if name == "step" or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if name.endswith("_bytes"):
+            name = f"memory/{name}"
+        elif name.endswith("_s") and name != "tokens_per_s":
+            name = f"time/{name}"
+        values[name] = value
+    return values
+
+
+def profile_values(profile: StepProfile) -> dict[str, float]:
+    """What is known at the end: at_peak/<category>_bytes, phase/<phase>/..., and the whole step's."""
+    memory, step = profile.memory, profile.step
+    known: dict[str, float | None] = {
+        "profile/peak_allocated_bytes": memory.peak_allocated_bytes,
+        "profile/peak_reserved_bytes": memory.peak_reserved_bytes,
+        "profile/process_bytes": memory.process_bytes,
+        "profile/step_s": step.time_s.median,
+        "profile/tokens_per_s": step.tokens_per_s,
+        "profile/mfu": step.mfu,
+    }
+    for category in CATEGORIES:
+        known[f"at_peak/{category}_bytes"] = getattr(memory.at_peak, f"{category}_bytes")
+    for phase, stats in profile.phases.items():
+        known[f"phase/{phase}/time_s"] = stats.time_s.median
+        known[f"phase/{phase}/peak_allocated_bytes"] = stats.peak_allocated_bytes
+        known[f"phase/{phase}/peak_reserved_bytes"] = stats.peak_reserved_bytes
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def run_job(
+    tracker: str, folder: Path, name: str, recipe: Mapping[str, Any], *, resumed: bool = False
+) -> Job:
+    """The job of following the run that is about to write `folder`."""
+    log = folder / "log.jsonl"
+    passed_over = log.stat().st_ino if resumed and log.exists() else None
+    return Job(tracker, str(folder.absolute()), name, recipe_config(recipe), passed_over=passed_over)

@@ -1,0 +1,117 @@
+"""accelerate's trackers: which there are, how each is opened, and which of them keep files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from harness.errors import InputError, nearest
+from harness.track.jobs import PROJECT, Job
+
+KEEPS_FILES = ("mlflow", "wandb")
+"""Those that are given report and snapshot. Others are told numbers alone."""
+ARTIFACT = "harness"
+"""The type of W&B's artifacts."""
+
+
+def known_trackers() -> list[str]:
+    """The names that accelerate knows, sorted; those of packages that are not installed too."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    return sorted(map(str, LOGGER_TYPE_TO_CLASS))
+
+
+def tracker_names(given: Iterable[str]) -> list[str]:
+    """The trackers named in `given`, each a name or several with commas between, without repetition.
+
+    Raises InputError for a name that accelerate does not know, before anything runs.
+    """
+    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
+    known = known_trackers() if names else []
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"--track {name}: there is no such tracker.{nearest(name, known)} There are "
+                f"{', '.join(known)}."
+            )
+    return list(dict.fromkeys(names))
+
+
+class OpenTracker:
+    """One run in one tracker. What the tracker's library raises is raised: the caller says what failed."""
+
+    def __init__(self, job: Job) -> None:
+        """Open it and tell it the configuration."""
+        from accelerate.state import PartialState
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        PartialState(cpu=True)  # which accelerate's loggers ask for
+        self.kind = job.tracker
+        self._tracker: Any = LOGGER_TYPE_TO_CLASS[job.tracker](*_arguments(job), **_options(job))
+        self._tracker.start()
+        self._tracker.store_init_configuration(job.config)
+
+    @property
+    def where(self) -> str:
+        """Where the run can be looked at: an address, or a folder."""
+        inside = self._tracker.tracker
+        match self.kind:
+            case "tensorboard":
+                return str(inside.log_dir)
+            case "wandb":
+                return str(inside.url or inside.dir)
+            case "mlflow":
+                return str(inside.info.artifact_uri)
+        return str(getattr(inside, "url", None) or self.kind)
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        """Tell numbers of a step, counted from 0."""
+        self._tracker.log(values, step=step)
+
+    def attach(self, files: Iterable[Path]) -> None:
+        """Keep the files with the run, if this tracker keeps files."""
+        for file in files:
+            if self.kind == "mlflow":
+                self._tracker.log_artifact(str(file))
+            elif self.kind == "wandb":
+                run = self._tracker.tracker
+                run.log_artifact(str(file), name=f"{file.stem}-{run.id}", type=ARTIFACT)
+
+    def close(self) -> None:
+        """Send what is left. Nothing can be told after it."""
+        self._tracker.finish()
+
+
+def _arguments(job: Job) -> tuple[str, ...]:
+    """What stands first: the project, but for those that know only runs, in a folder."""
+    match job.tracker:
+        case "tensorboard":
+            return job.name.replace("/", "_"), str(Path(job.folder, "tensorboard"))
+        case "aim":
+            return job.name, job.folder
+        case "wandb":
+            return (os.environ.get("WANDB_PROJECT", PROJECT),)
+        case "dvclive":
+            return ()
+    return (PROJECT,)
+
+
+def _options(job: Job) -> dict[str, Any]:
+    """Beside them: the run's name, and a place for files within the run's folder where none is chosen."""
+    match job.tracker:
+        case "wandb":
+            folder = os.environ.get("WANDB_DIR", job.folder)
+            return {"name": job.name, "dir": folder, "settings": {"console": "off"}}
+        case "mlflow":
+            return {"run_name": job.name}
+        case "trackio":
+            return {"name": job.name}
+        case "swanlab":
+            return {"experiment_name": job.name, "logdir": str(Path(job.folder, "swanlog"))}
+        case "dvclive":
+            return {"dir": str(Path(job.folder, "dvclive"))}
+        case "clearml":
+            return {"task_name": job.name}
+    return {}

@@ -1,0 +1,157 @@
+"""The questions in Python: what they take, return, show and refuse; and the examples of docs/python.md."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+from harness.step_profile.step_profile import StepProfile
+from tests.support.places import ROOT
+from tests.support.reported import HOSTILE
+
+SMALL: dict[str, Any] = {"seq_len": 64, "micro_batch_size": 1}
+
+
+def same(one: StepProfile, other: StepProfile) -> bool:
+    """But for the time it was made at."""
+    documents = [json.loads(profile.to_json()) for profile in (one, other)]
+    for document in documents:
+        document["provenance"] = None
+    return documents[0] == documents[1]
+
+
+def test_a_recipe_is_a_name_a_path_or_a_recipe(tmp_path: Path):
+    recipe = harness.load_recipe("smoke", **SMALL)
+    by_name = harness.napkin("smoke", **SMALL)
+    assert same(by_name, harness.napkin(recipe))
+    assert same(by_name, harness.napkin(harness.load_recipe("smoke"), **SMALL))
+    assert same(by_name, harness.napkin(ROOT / "recipes/smoke.yaml", **SMALL))
+    assert by_name.provenance["recipe_name"] == "smoke"
+    assert not same(by_name, harness.napkin("smoke", seq_len=64, micro_batch_size=2))
+
+
+def test_overrides_are_values_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "text.txt").write_text("a few words\n" * 50)
+    monkeypatch.chdir(tmp_path)
+    recipe = harness.load_recipe(
+        "smoke", data=Path("text.txt"), gradient_checkpointing=True, offload=["activations"]
+    )
+    assert recipe.data == str(tmp_path / "text.txt")
+    assert recipe.gradient_checkpointing
+    assert recipe.offload == ("activations",)
+    assert harness.load_recipe(recipe, gradient_checkpointing=False).offload == ("activations",)
+
+
+def test_the_answers_are_those_of_the_commands():
+    napkin = harness.napkin("smoke", hardware="l4", **SMALL)
+    simulated = harness.simulate("smoke", hardware="l4", **SMALL)
+    assert (napkin.source, simulated.source) == ("napkin", "simulated")
+    assert napkin.hardware.name == simulated.hardware.name == "l4"
+    assert napkin.recipe == simulated.recipe
+    quarter = harness.simulate("smoke", hardware="l4", memory=2**28, allocator="expandable_segments:True")
+    assert quarter.hardware.memory_bytes == 2**28
+    assert "expandable_segments=True" in quarter.provenance["allocator"]
+
+
+def test_a_simulation_leaves_a_folder(tmp_path: Path):
+    profile = harness.simulate("smoke", out=tmp_path / "here", **SMALL)
+    assert harness.load_profile(tmp_path / "here") == profile
+    assert harness.load_profile(tmp_path / "here" / "profile.json") == profile
+    assert harness.load_snapshot(tmp_path / "here")["device_traces"][0]
+    assert harness.load_recipe(tmp_path / "here" / "recipe.yaml") == harness.load_recipe("smoke", **SMALL)
+    with pytest.raises(harness.InputError, match="already holds"):
+        harness.simulate("smoke", out=tmp_path / "here")
+
+
+def test_what_fits_is_said_and_printed():
+    quick = harness.fit("mistral-7b-qlora", memory="16GiB", quick=True)
+    assert not quick.seen
+    assert quick.micro_batch_size == quick.as_json()["largest_micro_batch_size"] > 0
+    assert str(quick).startswith("mistral-7b-qlora on 16GiB (16.00 GiB): fits as it is")
+    assert f"largest seq_len at micro_batch_size 1: {quick.seq_len}" in str(quick)
+    small = harness.fit("mistral-7b-qlora", memory="6GiB", quick=True)
+    assert small.together
+    assert f"It fits with {small.together}." in small._repr_html_()
+    with pytest.raises(harness.InputError, match="--margin 2"):
+        harness.fit("smoke", quick=True, margin=2)
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        (lambda: harness.napkin("smok"), "Did you mean smoke?"),
+        (lambda: harness.napkin("smoke", seqlen=2), "call: there is no field seqlen. Did you mean seq_len?"),
+        (lambda: harness.napkin("smoke", seq_len="many"), "call: seq_len: many is not possible"),
+        (lambda: harness.napkin("smoke", hardware="h1000"), "there is no h1000 in the table. Did you mean"),
+        (lambda: harness.napkin("smoke", hardware=3), "hardware: 3 is no name of a device"),  # type: ignore[arg-type]
+        (lambda: harness.napkin("smoke", memory="16"), "write a size such as 16GiB"),
+        (lambda: harness.napkin(3), "a recipe is a name, a path or a harness.Recipe, and no int"),  # type: ignore[arg-type]
+        (lambda: harness.napkin("smoke", quantization="nf4"), "with quantization from the call"),
+        (lambda: harness.load_recipe("smoke", data=Path("nothing.txt")), "there is no file"),
+        (lambda: harness.load_profile("nothing.json"), "cannot read the profile nothing.json"),
+        (lambda: harness.load_snapshot("nothing.pickle"), "cannot read the snapshot nothing.pickle"),
+        (lambda: harness.report(), "there is nothing to report"),
+        (lambda: harness.report("nothing"), "there is no nothing"),
+        (lambda: harness.run("smoke", device="tpu"), "--device tpu: this machine has"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(
+    question: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(harness.InputError, match=re.escape(said)):
+        question()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_shows_itself(tmp_path: Path):
+    profile = harness.napkin("smoke", **SMALL)
+    shown = profile._repr_html_()
+    assert "<b>smoke on h100</b>" in shown
+    for phase in profile.phases:
+        assert f">{phase}</td>" in shown
+    profile.provenance["recipe_name"] = HOSTILE
+    profile.warnings = [HOSTILE] * 100 + ["x" * 10**6]
+    profile.phases[HOSTILE] = profile.phases["forward"]
+    shown = profile._repr_html_()
+    assert "<script" not in shown.lower()
+    assert "&lt;" in shown
+    assert len(shown) < 50_000
+
+
+def test_a_report_shows_itself_and_writes_its_page(tmp_path: Path):
+    profile = harness.napkin("smoke", **SMALL)
+    again = harness.napkin("smoke", seq_len=128, micro_batch_size=1)
+    seen = harness.report(profile, again)
+    assert [run.name for run in seen.runs] == ["smoke", "smoke"]
+    assert seen.path is None
+    assert seen._repr_html_().count("Peak allocated") == 2
+    assert "| seq\\_len | 64 | 128 |" in seen.markdown
+    written = seen.write(tmp_path / "page.html")
+    assert written.path == tmp_path / "page.html"
+    assert (tmp_path / "page.html").read_text() == seen.html
+    assert str(tmp_path) in written._repr_html_()
+    profile.provenance["recipe_name"] = HOSTILE
+    assert "<script" not in harness.report(profile)._repr_html_().lower()
+
+
+def test_the_examples_of_the_guide_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    text = (ROOT / "docs/python.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 6
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), names)
+    said = capsys.readouterr().out
+    assert "call: there is no field seqlen. Did you mean seq_len?" in said
+    assert {"my-run", "both.html"} == {path.name for path in tmp_path.iterdir()}
+    offered = {name for name in harness.__all__ if not name.startswith("__")}
+    assert {name for name in offered if f"`harness.{name}" in text or f"`{name}`" in text} == offered

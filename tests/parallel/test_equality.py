@@ -1,0 +1,119 @@
+"""A step divided among ranks is the step of one process: its losses, and the weights that were divided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.places import ROOT
+from tests.support.ranks import Result, trained, trained_on
+from tests.support.tiny import tiny
+
+ROUNDING = 1e-6
+"""Relative, of a loss in fp32 after three steps: sums over ranks are formed in another order."""
+LORA = {"adapter": "lora"}
+QLORA = {"adapter": "lora", "quantization": "nf4", "double_quant": True}
+UNEVEN = {"data": str(ROOT / "recipes/data/guide.txt"), "packing": True}
+"""Rows with different numbers of predicted tokens."""
+FSDP = {"parallel": "fsdp", "dp_shard": 2}
+DDP = {"parallel": "ddp", "dp_replicate": 2}
+TP = {"parallel": "tp", "tp": 2}
+TWICE: dict[str, Any] = {"micro_batch_size": 1, "gradient_accumulation_steps": 2}
+
+ON_TWO: dict[str, dict[str, Any]] = {
+    "fsdp": FSDP,
+    "ddp": DDP,
+    "tp": TP,
+    "fsdp lora": FSDP | LORA,
+    "ddp lora": DDP | LORA,
+    "tp lora": TP | LORA,
+    "fsdp qlora": FSDP | QLORA,
+    "ddp qlora": DDP | QLORA,
+    "fsdp clipped": FSDP | {"max_grad_norm": 0.1},
+    "tp clipped": TP | {"max_grad_norm": 0.1},
+    "fsdp uneven": FSDP | UNEVEN,
+    "ddp uneven": DDP | UNEVEN,
+    "fsdp accumulating": FSDP | TWICE,
+    "fsdp accumulating, summed once": FSDP | TWICE | {"sync_each_micro_batch": False},
+    "ddp accumulating, summed once": DDP | TWICE | {"sync_each_micro_batch": False},
+    "fsdp checkpointing": FSDP | {"gradient_checkpointing": True},
+    "fsdp kept after forward": FSDP | {"reshard_after_forward": False},
+    "fsdp as accelerate": FSDP | {"wrap": "accelerate"},
+    "fsdp as transformers": FSDP | {"wrap": "transformers"},
+    "fsdp lora as transformers": FSDP | LORA | {"wrap": "transformers"},
+    "fsdp tied": FSDP | {"family": "gemma2", "attention": "eager", "wrap": "transformers"},
+    "tp tied": TP | {"family": "gemma2", "attention": "eager"},
+    "tp pythia": TP | {"family": "pythia"},
+    "fsdp mixtral": FSDP | {"family": "mixtral"},
+    "ddp adafactor": DDP | {"optimizer": "adafactor"},
+    "fsdp in host memory": FSDP | {"cpu_offload": True},
+    "tp without a plan": TP | {"family": "gpt2"},
+    "tp of a mixture": TP | {"family": "mixtral"},
+}
+ON_FOUR: dict[str, dict[str, Any]] = {
+    "fsdp on 4": {"parallel": "fsdp", "dp_shard": 4},
+    "hybrid sharding": {"parallel": "fsdp", "dp_shard": 2, "dp_replicate": 2},
+    "fsdp+tp": {"parallel": "fsdp+tp", "dp_shard": 2, "tp": 2, "max_grad_norm": 0.1},
+    "fsdp+tp lora": {"parallel": "fsdp+tp", "dp_shard": 2, "tp": 2} | LORA,
+    "more ranks than heads": {"parallel": "tp", "tp": 4},
+}
+OF_RANKS = (
+    *("parallel", "dp_replicate", "dp_shard", "tp", "wrap", "cpu_offload"),
+    *("sync_each_micro_batch", "reshard_after_forward"),
+)
+REFUSED = {
+    "more ranks than heads": "tp: 4 does not divide the 2 num_key_value_heads",
+    "fsdp in host memory": "there is no GPU here to take the weights off",
+    "tp without a plan": "no plan that divides the layers of gpt2",
+    "tp of a mixture": "mixtral is divided by moe_tp_experts, packed_colwise, which is not built here",
+}
+ROWS = 4
+"""In a step, whoever has them."""
+
+
+def with_rows(fields: dict[str, Any]) -> dict[str, Any]:
+    shared_by = fields.get("dp_replicate", 1) * fields.get("dp_shard", 1)
+    return {"micro_batch_size": ROWS // shared_by} | fields
+
+
+def in_one_process(fields: dict[str, Any]) -> dict[str, Any]:
+    alone = {name: value for name, value in fields.items() if name not in OF_RANKS}
+    return alone | {"micro_batch_size": ROWS, "gradient_accumulation_steps": 1}
+
+
+@pytest.fixture(scope="module")
+def on_ranks() -> dict[str, Result]:
+    two = trained_on(2, {name: tiny(**with_rows(fields)) for name, fields in ON_TWO.items()})
+    return two | trained_on(4, {name: tiny(**with_rows(fields)) for name, fields in ON_FOUR.items()})
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Result]:
+    """By case; what several cases have in common is trained once."""
+    known: dict[str, Result] = {}
+    for fields in (ON_TWO | ON_FOUR).values():
+        recipe = tiny(**in_one_process(fields))
+        known.setdefault(recipe.model_dump_json(), trained(recipe, 3))
+    return known
+
+
+@pytest.mark.parametrize("name", [name for name in ON_TWO | ON_FOUR if name not in REFUSED])
+def test_losses_and_weights_are_those_of_one_process(
+    name: str, on_ranks: dict[str, Result], alone: dict[str, Result]
+) -> None:
+    fields = (ON_TWO | ON_FOUR)[name]
+    ours, theirs = on_ranks[name], alone[tiny(**in_one_process(fields)).model_dump_json()]
+    assert not ours.failed, ours.failed
+    assert ours.losses == pytest.approx(theirs.losses, rel=ROUNDING)
+    assert len(set(ours.losses)) == 3, "nothing was trained"
+    assert ours.digests == theirs.digests
+    if fields["parallel"].startswith("fsdp"):
+        share = 4 if name == "fsdp on 4" else 2
+        assert ours.held_elements < 1.1 * theirs.held_elements / share
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_divided_is_a_sentence(name: str, on_ranks: dict[str, Result]) -> None:
+    assert "InputError: " in on_ranks[name].failed
+    assert REFUSED[name] in on_ranks[name].failed

@@ -1,0 +1,203 @@
+"""Phases and categories read from stacks. The real thing: tests/virtual_gpu/test_snapshots.py holds every
+category of a recording that states them against what its stacks alone say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.snapshot.from_stacks import OWN_CODE, label_from_phases, phase_of_stack, phases_of_trace
+from harness.snapshot.recording import recording_of
+from harness.snapshot.stacks import is_library, own_place
+from harness.snapshot.trace import spans_from_trace
+
+SITE = "/venv/lib/python3.12/site-packages/"
+MAIN = ("/home/me/train.py", "<module>")
+CALL = (f"{SITE}torch/nn/modules/module.py", "_call_impl")
+FORWARD = ((f"{SITE}torch/nn/modules/linear.py", "forward"), CALL, ("/home/me/net.py", "forward"), CALL, MAIN)
+STEP = (
+    (f"{SITE}torch/optim/adamw.py", "_multi_tensor_adamw"),
+    (f"{SITE}torch/optim/optimizer.py", "wrapper"),
+    MAIN,
+)
+BACKWARD = (
+    (f"{SITE}torch/autograd/__init__.py", "_make_grads"),
+    (f"{SITE}torch/_tensor.py", "backward"),
+    MAIN,
+)
+MOVE = (
+    (f"{SITE}torch/nn/modules/module.py", "convert"),
+    (f"{SITE}torch/nn/modules/module.py", "_apply"),
+    (f"{SITE}torch/nn/modules/module.py", "to"),
+    MAIN,
+)
+
+
+def frames(stack: tuple[tuple[str, str], ...]) -> list[dict[str, Any]]:
+    return [{"filename": file, "line": 7, "name": name} for file, name in stack]
+
+
+@pytest.mark.parametrize(
+    ("phase", "stack"),
+    [
+        ("forward", FORWARD),
+        ("forward", ((f"{SITE}torch/nn/functional.py", "cross_entropy"), MAIN)),
+        ("optimizer_step", STEP),
+        ("optimizer_step", ((f"{SITE}bitsandbytes/optim/optimizer.py", "init_state"), MAIN)),
+        ("optimizer_step", ((f"{SITE}torch/nn/utils/clip_grad.py", "_get_total_norm"), MAIN)),
+        ("optimizer_step", ((f"{SITE}apex/optimizers/fused_adam.py", "step"), MAIN)),
+        ("backward", BACKWARD),
+        ("setup", MOVE),
+        ("setup", ((f"{SITE}transformers/modeling_utils.py", "from_pretrained"), MAIN)),
+        ("data", ((f"{SITE}torch/utils/data/_utils/pin_memory.py", "pin_memory"), MAIN)),
+        ("data", ((f"{SITE}accelerate/data_loader.py", "__iter__"), MAIN)),
+        ("checkpoint", ((f"{SITE}torch/serialization.py", "save"), MAIN)),
+        (
+            "evaluation",
+            (*FORWARD[:-1], (f"{SITE}transformers/trainer.py", "evaluation_loop"), MAIN),
+        ),
+        ("evaluation", (*FORWARD[:-1], (f"{SITE}transformers/generation/utils.py", "_sample"), MAIN)),
+        # autograd's thread begins in the middle of Python: a recomputed forward, a Function's backward
+        (
+            "backward",
+            (*FORWARD[:-1], (f"{SITE}torch/utils/checkpoint.py", "unpack_hook")),
+        ),
+        (
+            "backward",
+            (("/home/me/op.py", "backward"), (f"{SITE}torch/autograd/function.py", "apply")),
+        ),
+        # with C++ frames the engine itself shows
+        (
+            "backward",
+            (("??", "at::_ops::mm::call(at::Tensor)"), ("??", " torch::autograd::Engine::thread_main()")),
+        ),
+        (OWN_CODE, (("/home/me/train.py", "load"), MAIN)),
+        (None, (("??", "at::_ops::mm::call(at::Tensor)"),)),
+        (None, ()),
+    ],
+)
+def test_the_phase_a_stack_shows(phase: str | None, stack: tuple[tuple[str, str], ...]) -> None:
+    assert phase_of_stack(frames(stack)) == phase
+
+
+def entry(action: str, addr: int, stack: tuple[tuple[str, str], ...] = (), size: int = 512) -> dict[str, Any]:
+    return {"action": action, "addr": addr, "size": size, "frames": frames(stack)}
+
+
+LOAD = (("/home/me/train.py", "load"), MAIN)
+LOSS = (("/home/me/train.py", "loss"), MAIN)
+STEP_OF_A_LOOP = [
+    entry("alloc", 512, MOVE),  # 0: a parameter
+    entry("alloc", 1024, LOAD),  # 1: a batch
+    entry("alloc", 1536, FORWARD),  # 2: an activation
+    entry("alloc", 2048, FORWARD),  # 3: dropped within forward
+    entry("free_requested", 2048, FORWARD),
+    entry("alloc", 2560, LOSS),  # 5: the loss
+    entry("alloc", 3072, BACKWARD),  # 6: the root gradient
+    entry("alloc", 3584),  # 7: a gradient, from autograd's thread
+    entry("free_requested", 1536),
+    entry("free_requested", 3072),
+    entry("alloc", 4096, STEP),  # 10: optimizer state
+    entry("alloc", 4608, STEP),  # 11: dropped within the step
+    entry("free_requested", 4608, STEP),
+    entry("free_requested", 3584, STEP),
+    entry("free_requested", 1024, LOAD),
+    entry("free_requested", 2560, LOAD),
+]
+
+
+def test_a_loop_is_read_phase_by_phase() -> None:
+    """What autograd's thread does has no Python stack: after backward() was called it is backward's."""
+    expected = [
+        "setup",
+        OWN_CODE,
+        *["forward"] * 4,
+        *["backward"] * 4,
+        *["optimizer_step"] * 4,
+        *[OWN_CODE] * 2,
+    ]
+    assert phases_of_trace(STEP_OF_A_LOOP) == expected
+
+
+def test_categories_follow_from_the_phases() -> None:
+    recording = recording_of({"segments": [], "device_traces": [STEP_OF_A_LOOP]})
+    assert recording.from_stacks
+    assert recording.categories is not None
+    born = dict(zip((span.born for span in recording.spans), recording.categories, strict=True))
+    assert born == {
+        0: "parameters",
+        1: "other",
+        2: "activations",
+        3: "temporaries",
+        5: "activations",
+        6: "temporaries",
+        7: "gradients",
+        10: "optimizer_state",
+        11: "temporaries",
+    }
+
+
+def test_what_outlives_its_step_is_no_activation() -> None:
+    """A library's workspace, asked for by the first matmul of a forward; a list of outputs."""
+    forever = [*STEP_OF_A_LOOP[:2], entry("alloc", 9216, FORWARD), *STEP_OF_A_LOOP[2:]]
+    again = [
+        entry(e["action"], e["addr"] + 2**20, (), e["size"]) | {"frames": e["frames"]}
+        for e in STEP_OF_A_LOOP[1:]
+    ]
+    recording = recording_of({"segments": [], "device_traces": [forever + again]})
+    assert recording.categories is not None
+    born = dict(zip((span.born for span in recording.spans), recording.categories, strict=True))
+    assert (born[2], born[3]) == ("other", "activations")
+
+
+def test_what_an_exception_drops_was_in_use_where_memory_ran_out() -> None:
+    """Unwinding frees the activations at once, in no backward: they were activations all the same."""
+    oom = {"action": "oom", "device_free": 0, "size": 2**30, "frames": frames(FORWARD)}
+    trace = [*STEP_OF_A_LOOP[:3], oom, entry("free_requested", 1536, LOAD)]
+    phases = phases_of_trace(trace)
+    assert phases is not None
+    spans = spans_from_trace(trace, phases=phases)
+    label_from_phases(spans, phases, [3])
+    assert [span.category for span in spans] == ["parameters", "other", "activations"]
+
+
+def test_without_modules_and_optimizers_nothing_is_said() -> None:
+    assert phases_of_trace([entry("alloc", 512, LOAD), entry("alloc", 1024)]) is None
+    assert recording_of({"segments": [], "device_traces": [[entry("alloc", 512, LOAD)]]}).categories is None
+
+
+def test_stated_phases_win() -> None:
+    stated = [{**e, "user_metadata": "phase=setup"} for e in STEP_OF_A_LOOP]
+    recording = recording_of({"segments": [], "device_traces": [stated]})
+    assert not recording.from_stacks
+    assert set(recording.phases) == {"setup"}
+
+
+def test_a_file_s_long_names_take_no_longer() -> None:
+    """Counted: what is searched of a name has a bound, whatever the file holds."""
+    hostile = frames((("peft/" * 2**17 + "x.py", "x" * 2**20), MAIN))
+    assert phase_of_stack(hostile) == OWN_CODE
+    seen: dict[int, Any] = {}
+    shared = frames(FORWARD)
+    for _ in range(3):
+        phase_of_stack([*shared], seen)
+    assert len(seen) == len(shared)  # each frame is read once
+
+
+def test_own_lines_are_no_library_s() -> None:
+    assert own_place(frames(FORWARD)) == "me/net.py:7 forward"
+    assert own_place(frames(FORWARD[:2])) is None
+    assert is_library({"filename": "/usr/lib/python3.12/runpy.py", "line": 1, "name": "run"})
+    assert is_library({"filename": "<frozen runpy>", "line": 1, "name": "run"})
+    assert not is_library({"filename": "/home/me/train.py", "line": 1, "name": "run"})
+
+
+def test_torch_profiler_s_own_categories_are_read() -> None:
+    """_memory_viz.profile_plot writes them, and no times, no pools and no metadata."""
+    trace = [
+        {"action": "alloc", "addr": 64 * i, "size": 64, "stream": 0, "frames": [], "category": name}
+        for i, name in enumerate(("parameter", "gradient", "activation", "autograd_detail", "unknown"))
+    ]
+    recording = recording_of({"segments": [], "device_traces": [trace]})
+    assert recording.categories == ["parameters", "gradients", "activations", "other", "other"]

@@ -1,0 +1,363 @@
+"""`--track`: what trackers are told, read back from their stores; and that none of them stops a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli.app import main
+from harness.errors import InputError
+from harness.recipe import load_recipe
+from harness.step_profile.step_profile import StepProfile
+from harness.sweep import plan_sweep, run_cells, tracked_cells
+from harness.track import tracker_names
+from harness.track.following import Follower, Log, in_words
+from harness.track.jobs import Job, profile_values, recipe_config, step_values
+from harness.virtual_gpu import outside
+from tests.support.places import ROOT
+from tests.track.stores import of_mlflow, of_tensorboard, of_wandb
+
+RUN = ("run", "smoke", "steps=2", "warmup_steps=1", "seq_len=32", "micro_batch_size=1", "--device", "cpu")
+SENT = (
+    "loss",
+    "tokens_per_s",
+    "time/forward_s",
+    "time/backward_s",
+    "time/optimizer_step_s",
+    "time/step_s",
+    "memory/peak_allocated_bytes",
+)
+
+
+def harness(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
+    """Exit status and stderr of a command that runs in `folder`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        check=False,
+        timeout=300,
+    )
+    return done.returncode, done.stderr
+
+
+def logged(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run that three trackers followed: its working folder, and what was said."""
+    pytest.importorskip("tensorboard", reason="the trackers' own packages are optional")
+    pytest.importorskip("mlflow", reason="the trackers' own packages are optional")
+    pytest.importorskip("wandb", reason="the trackers' own packages are optional")
+    folder = tmp_path_factory.mktemp("tracked")
+    status, said = harness(
+        folder,
+        *RUN,
+        "--out",
+        "run",
+        "--track",
+        "tensorboard,mlflow",
+        "--track",
+        "wandb",
+        WANDB_MODE="offline",
+        MLFLOW_TRACKING_URI=(folder / "store").as_uri(),
+        MLFLOW_ALLOW_FILE_STORE="true",
+    )
+    assert status == 0, said
+    return folder, said
+
+
+def expected(run: Path) -> tuple[dict[str, list[tuple[int, float]]], dict[str, float]]:
+    """Of the log and the profile, by the names that the guide gives."""
+    lines, profile = logged(run), StepProfile.read(run / "profile.json")
+    told = {
+        "loss": [(line["step"], line["loss"]) for line in lines],
+        "time/forward_s": [(line["step"], line["forward_s"]) for line in lines if "forward_s" in line],
+        "tokens_per_s": [(line["step"], 32 / line["step_s"]) for line in lines if "step_s" in line],
+    }
+    assert len(lines) == 5
+    assert [len(values) for values in told.values()] == [5, 2, 2]
+    at_peak = profile.memory.at_peak
+    return told, {
+        "at_peak/activations_bytes": float(at_peak.activations_bytes or 0),
+        "at_peak/parameters_bytes": float(at_peak.parameters_bytes or 0),
+        "profile/peak_allocated_bytes": float(profile.memory.peak_allocated_bytes or 0),
+        "phase/backward/peak_allocated_bytes": float(profile.phases["backward"].peak_allocated_bytes or 0),
+    }
+
+
+def test_tensorboard_has_every_step(tracked: tuple[Path, str]):
+    folder, said = tracked
+    told = of_tensorboard(folder / "run/tensorboard/smoke")
+    steps, at_end = expected(folder / "run")
+    for name, values in steps.items():
+        assert [step for step, _ in told[name]] == [step for step, _ in values]
+        assert [value for _, value in told[name]] == pytest.approx([value for _, value in values], rel=1e-6)
+    for name, value in at_end.items():
+        assert told[name] == [(4, pytest.approx(value, rel=1e-6))]
+    assert set(SENT) <= told.keys()
+    assert "tensorboard: " in said
+    (hparams,) = (folder / "run/tensorboard/smoke").glob("*/hparams.yml")
+    assert "seq_len: 32" in hparams.read_text()
+
+
+def test_mlflow_has_every_step_the_recipe_and_the_files(tracked: tuple[Path, str], monkeypatch: Any):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    folder, _ = tracked
+    ((name, (run, told)),) = of_mlflow(folder / "store").items()
+    steps, at_end = expected(folder / "run")
+    assert name == "smoke"
+    assert {name: told[name] for name in steps} == steps
+    assert {name: told[name] for name in at_end} == {name: [(4, value)] for name, value in at_end.items()}
+    assert run.data.params["seq_len"] == "32"
+    assert run.data.params["offload"] == "none"
+    assert run.info.status == "FINISHED"
+    kept = {path.name for path in Path(run.info.artifact_uri.removeprefix("file://")).iterdir()}
+    assert kept == {"profile.json", "snapshot.pickle", "report.html"}
+
+
+def test_wandb_has_every_step_the_recipe_and_the_files(tracked: tuple[Path, str]):
+    folder, _ = tracked
+    records = of_wandb(folder / "run/wandb")
+    told: dict[str, list[tuple[int, float]]] = {}
+    for record in records:
+        if record.WhichOneof("record_type") == "history":
+            items = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
+            }
+            for name, value in items.items():
+                told.setdefault(name, []).append((items["_step"], value))
+    steps, at_end = expected(folder / "run")
+    assert {name: told[name] for name in steps} == steps
+    assert {name: told[name] for name in at_end} == {name: [(4, value)] for name, value in at_end.items()}
+    config = {
+        item.key or "/".join(item.nested_key): json.loads(item.value_json)
+        for record in records
+        if record.WhichOneof("record_type") == "config"
+        for item in record.config.update
+    }
+    assert config["seq_len"] == 32
+    asked = [record.request for record in records if record.WhichOneof("record_type") == "request"]
+    artifacts = {record.artifact.name for record in records if record.WhichOneof("record_type") == "artifact"}
+    artifacts |= {
+        one.log_artifact.artifact.name for one in asked if one.WhichOneof("request_type") == "log_artifact"
+    }
+    assert {name.rpartition("-")[0] for name in artifacts} == {"profile", "snapshot", "report"}
+    assert not (folder / "wandb").exists()  # all of it is in the run's folder
+
+
+def test_a_tracker_that_is_missing_or_fails_stops_nothing(tmp_path: Path):
+    broken = tmp_path / "broken"
+    (broken / "mlflow").mkdir(parents=True)
+    (broken / "mlflow/__init__.py").write_text("raise RuntimeError('no such store')")
+    (broken / "wandb").mkdir()
+    (broken / "wandb/__init__.py").write_text("import os; os._exit(9)")  # as a crash in C would
+    (broken / "aim").mkdir()
+    (broken / "aim/__init__.py").write_text("raise ModuleNotFoundError('there is no aim', name='aim')")
+    path = os.pathsep.join([str(broken), str(ROOT)])
+    status, said = harness(tmp_path, *RUN, "--out", "run", "--track", "mlflow,wandb,aim", PYTHONPATH=path)
+    assert status == 0, said
+    assert "mlflow: RuntimeError: no such store. log.jsonl has every step." in said
+    assert "wandb: its process ended early: status 9. log.jsonl has every step." in said
+    assert "aim: it needs the package aim, which is not installed. Run: pip install aim." in said
+    assert "Traceback" not in said
+    assert len(logged(tmp_path / "run")) == 5
+    assert StepProfile.read(tmp_path / "run/profile.json").complete
+
+
+def test_an_unknown_tracker_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["harness", *RUN, "--out", "run"])
+    monkeypatch.setenv("HARNESS_TRACK", "tensorbord")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("harness: --track tensorbord: there is no such tracker. Did you mean tensorboard?")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_are_taken_one_by_one_or_with_commas():
+    assert tracker_names([]) == []
+    assert tracker_names(["wandb, mlflow", "wandb"]) == ["wandb", "mlflow"]
+    with pytest.raises(InputError, match="There are aim, clearml, comet_ml"):
+        tracker_names(["paper"])
+
+
+def test_a_sweep_is_a_run_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("mlflow", reason="the trackers' own packages are optional")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    store = tmp_path / "store"
+    sweep = ("sweep", "smoke", "seq_len=32,64", "--napkin", "--out", "here", "--track", "mlflow")
+    assert harness(tmp_path, *sweep, MLFLOW_TRACKING_URI=store.as_uri())[0] == 0
+    runs = of_mlflow(store)
+    assert set(runs) == {"smoke base", "smoke seq_len=32", "smoke seq_len=64", "smoke sweep"}
+    cells = [json.loads(path.read_text()) for path in (tmp_path / "here/cells").iterdir()]
+    peaks = {cell["outcome"]["profile"]["memory"]["peak_allocated_bytes"] for cell in cells}
+    told = {runs[name][1]["profile/peak_allocated_bytes"][0][1] for name in runs if name != "smoke sweep"}
+    assert told == peaks
+    assert runs["smoke seq_len=32"][0].data.params["seq_len"] == "32"
+    kept = Path(runs["smoke sweep"][0].info.artifact_uri.removeprefix("file://"))
+    assert {path.name for path in kept.iterdir()} == {"report.html", "sweep.json", "sweep.csv"}
+
+
+def test_a_cell_that_was_there_already_is_not_told_again(tmp_path: Path):
+    plan = plan_sweep("smoke", ["seq_len=32,64"], "napkin")
+    (tmp_path / "cells").mkdir()
+    first, again = (tracked_cells(plan, run_cells(plan, tmp_path), tmp_path, [tmp_path]) for _ in range(2))
+    assert [job.name for job in first] == [
+        "smoke base",
+        "smoke seq_len=32",
+        "smoke seq_len=64",
+        "smoke sweep",
+    ]
+    assert all(job.config["status"] == "ok" for job in first[:3])
+    assert (first[3].values, first[3].attach) == ({}, [str(tmp_path)])
+    assert again == []
+
+
+def test_a_log_is_read_as_it_grows(tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    log = Log(path, None)
+    assert list(log.more()) == []
+    path.write_text('{"step": 0}\n{"step": 1}\n{"st')
+    assert [line["step"] for line in log.more()] == [0, 1]
+    assert list(log.more()) == []
+    with path.open("a") as file:
+        file.write('ep": 2}\n')
+    assert [line["step"] for line in log.more()] == [2]
+
+
+def test_a_resumed_run_is_followed_in_its_new_log(tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n')
+    log = Log(path, path.stat().st_ino)
+    assert list(log.more()) == []
+    (tmp_path / "new").write_text('{"step": 0}\n{"step": 1}\n')
+    (tmp_path / "new").replace(path)
+    assert [line["step"] for line in log.more()] == [0, 1]
+
+
+def test_a_tracker_that_takes_no_more_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    class Full:
+        def log(self, values: dict[str, float], step: int) -> None:
+            if step != 1:
+                raise OSError("no space")
+
+        def attach(self, files: list[Path]) -> None:
+            raise OSError("no space either")
+
+        def close(self) -> None:
+            pass
+
+    said: list[str] = []
+    follower = Follower(Job("mlflow", "here", "a run"), said.append)
+    follower.tracker = Full()  # type: ignore[assignment]
+    assert [follower.tell({"loss": 1.0}, step) for step in range(5)] == [True, True, True, True, False]
+    follower.close([])
+    assert said == [
+        "mlflow: the files could not be kept: OSError: no space either.",
+        "mlflow: it did not take 4 steps: OSError: no space. log.jsonl has every step.",
+    ]
+
+
+def test_the_package_that_is_missing_is_the_one_that_is_looked_for_first():
+    try:
+        try:
+            raise ModuleNotFoundError("there is none", name="tensorboard")
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError("nor the older one", name="tensorboardX")  # noqa: B904
+    except ModuleNotFoundError as error:
+        said = in_words(error)
+    assert said == "it needs the package tensorboard, which is not installed. Run: pip install tensorboard."
+
+
+def test_what_is_told():
+    recipe = load_recipe("smoke", {"offload": ["activations", "optimizer"]})[1].model_dump(mode="json")
+    config = recipe_config(recipe)
+    assert config["offload"] == "activations,optimizer"
+    assert all(isinstance(value, str | int | float | bool) for value in config.values())
+    line = {
+        "step": 3,
+        "kind": "timed",
+        "loss": None,
+        "forward_s": 0.5,
+        "tokens_per_s": 9.0,
+        "not_finite": "nan",
+    }
+    assert step_values({**line, "peak_reserved_bytes": 7, "loss_scale": 2.0}) == {
+        "time/forward_s": 0.5,
+        "tokens_per_s": 9.0,
+        "memory/peak_reserved_bytes": 7,
+        "loss_scale": 2.0,
+    }
+    job = Job("wandb", "here", "a\nname", config, {"x": 1.0}, ["file"], 3)
+    assert Job.from_json(job.to_json()) == job
+    assert "\n" not in job.to_json()
+    from harness.api import napkin
+
+    values = profile_values(napkin("smoke"))
+    assert values["at_peak/parameters_bytes"] > 0
+    assert "profile/peak_reserved_bytes" not in values  # napkin does not know it
+
+
+def test_a_tracker_s_process_has_no_virtual_gpu():
+    from harness.virtual_gpu.launch import STARTUP
+
+    inside = {
+        "VIRTUAL_GPU": "h100",
+        "VIRTUAL_GPU_COUNT": "1",
+        "LD_PRELOAD": "libcuda.so",
+        "PYTHONPATH": os.pathsep.join([str(STARTUP), "mine"]),
+        "PATH": os.pathsep.join([str(STARTUP / "bin"), "/bin"]),
+        "WANDB_MODE": "offline",
+    }
+    assert outside(inside) == {"PYTHONPATH": "mine", "PATH": "/bin", "WANDB_MODE": "offline"}
+    mine = {"LD_PRELOAD": "jemalloc.so", "PATH": "/bin"}
+    assert outside(mine) == mine
+
+
+def test_a_run_that_left_no_profile_is_told_as_far_as_it_came(tmp_path: Path):
+    pytest.importorskip("tensorboard", reason="the trackers' own packages are optional")
+    from harness.track import Tracking
+
+    heard = threading.Event()
+    tracking = Tracking(["tensorboard"], tmp_path, "killed", {"seq_len": 3}, lambda words: heard.set())
+    with tracking:
+        (tmp_path / "log.jsonl").write_text('{"step": 0, "loss": 2.5}\n')
+        assert heard.wait(120)
+    assert of_tensorboard(tmp_path / "tensorboard/killed")["loss"] == [(0, 2.5)]
+
+
+def test_a_tracker_that_hangs_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from harness.track import Tracking
+    from harness.track import tracking as waiting
+
+    (tmp_path / "aim").mkdir()
+    (tmp_path / "aim/__init__.py").write_text("import time; time.sleep(3600)")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(waiting, "ANNOUNCED_AFTER_S", 0.1)
+    (tmp_path / "log.jsonl").write_text('{"step": 0, "loss": 2.5}\n')
+    said: list[str] = []
+    with Tracking(["aim"], tmp_path, "hangs", {}, said.append) as tracking:
+        pass
+    assert said == [
+        "aim: it is sending the rest, for 0 seconds at most",
+        "aim: it had not sent everything after 0 seconds. log.jsonl has every step.",
+    ]
+    assert tracking._beside[0]._process.returncode == -9
