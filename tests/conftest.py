@@ -37,6 +37,7 @@ SLOW = (
     "tests/fit/test_exact.py",
     "tests/fit/test_search.py",
     "tests/gpu",
+    "tests/launch",  # ranks, processes of their own
     "tests/mcp",  # a server
     "tests/measure",  # whole runs
     "tests/models",
@@ -46,6 +47,7 @@ SLOW = (
     "tests/napkin/test_compiled.py",
     "tests/napkin/test_random.py",
     "tests/napkin/test_prediction.py",  # every recipe, many times
+    "tests/parallel",
     "tests/project/test_packaging.py",  # builds a wheel
     "tests/recipe/test_file.py",
     "tests/report/test_report.py",

@@ -97,8 +97,8 @@ def simulate(
         int,
         typer.Option(
             min=0,
-            help="Which rank of the recipe's mesh (parallel, dp_replicate, dp_shard, tp): it alone is simulated. "
-            "What does not divide evenly fills the first ranks: none needs more than rank 0.",
+            help="Which rank of the recipe's mesh (parallel, dp_replicate, dp_shard, tp): it alone is "
+            "simulated. What does not divide evenly fills the first ranks: none needs more than rank 0.",
         ),
     ] = 0,
     verbose: Annotated[

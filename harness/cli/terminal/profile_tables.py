@@ -11,6 +11,7 @@ from harness.step_profile import (
     MEMORY_KINDS,
     PHASES,
     PHASES_BETWEEN_STEPS,
+    RanksReport,
     StepProfile,
     TimeStats,
 )
@@ -23,6 +24,12 @@ def print_profile(console: Console, profile: StepProfile) -> None:
     if len(table.columns) > 1:
         say(console, f"{profile.source}: one step by phase")
         print_table(console, table)
+    if profile.ranks is not None and len(profile.ranks.ranks) > 1:
+        say(
+            console,
+            f"{profile.ranks.world_size} ranks; the above and below is rank {profile.ranks.peak_rank}",
+        )
+        print_table(console, _ranks_table(profile.ranks))
     if profile.memory.at_peak.total_bytes():
         say(console, f"memory at the peak, in {profile.memory.peak_phase}")
         print_table(console, _memory_table(profile))
@@ -58,6 +65,26 @@ def _phase_table(profile: StepProfile, *, tight: bool) -> Table:
     for name in order:
         if name in rows:
             table.add_row(*(rows[name][i] for i in known), style="bold" if name == "step" else "")
+    return table
+
+
+def _ranks_table(ranks: RanksReport) -> Table:
+    """Least and most of all ranks, and which rank that is."""
+    table = plain_table()
+    for heading in ("of all ranks", "least", "on", "most", "on"):
+        table.add_column(heading, justify="left" if heading == "of all ranks" else "right", no_wrap=True)
+    rows: dict[str, list[tuple[float | None, int]]] = {
+        "peak": [(rank.peak_allocated_bytes, rank.rank) for rank in ranks.ranks],
+        "reserved": [(rank.peak_reserved_bytes, rank.rank) for rank in ranks.ranks],
+        **{f"{name}, ms": [(rank.phases_s.get(name), rank.rank) for rank in ranks.ranks] for name in PHASES},
+        "step, ms": [(rank.step_s, rank.rank) for rank in ranks.ranks],
+    }
+    for name, found in rows.items():
+        known = [(value, rank) for value, rank in found if value is not None]
+        if known:
+            (least, one), (most, other) = min(known), max(known)
+            shown = ms if name.endswith("ms") else in_gib
+            table.add_row(name, shown(least), str(one), shown(most), str(other))  # type: ignore[arg-type]
     return table
 
 
