@@ -152,7 +152,9 @@ def _restore_of_ranks(saved: Saved, training: Training, batches: Batches, device
 
 def _is_finite_here(weight: Tensor) -> bool:
     """Of this rank's part."""
-    return bool(_on_cpu(getattr(weight, "_local_tensor", weight)).isfinite().all())
+    from torch.distributed.tensor import DTensor  # a second, which one process need not wait for
+
+    return bool(_on_cpu(weight.to_local() if isinstance(weight, DTensor) else weight).isfinite().all())
 
 
 def _saved_state(

@@ -76,8 +76,8 @@ class LengthsFit:
     rows_cut: int
     """Longer than seq_len."""
     tokens_lost: int
-    micro_batches: list[MicroBatch] = field(default_factory=list)
-    ways: list[Way] = field(default_factory=list)
+    micro_batches: list[MicroBatch] = field(default_factory=list[MicroBatch])
+    ways: list[Way] = field(default_factory=list[Way])
 
 
 def fit_lengths(

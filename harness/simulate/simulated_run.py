@@ -129,7 +129,7 @@ class SimulatedRun:
         self.recipe = recipe.model_copy(update=same_shapes)
         self.asked, self.hardware = recipe, hardware
         self.rank = rank
-        self.num_steps = DDP_STEPS if recipe.parallel == "ddp" else STEPS
+        self.num_steps = DDP_STEPS if recipe.ddp else STEPS
         self.steps_beyond = max(0, recipe.warmup_steps + recipe.steps + 1 - self.num_steps)
         """A measurement's steps beyond those that are simulated here."""
         context = hardware.calibration.cuda_context_bytes

@@ -34,7 +34,7 @@ class EvaluationStats(Fields):
     logits_dtype: str | None = None
     host_bytes: Count | None = None
     """What it puts into host memory, at most. bfloat16 becomes fp32 there: numpy has none."""
-    instead: list[EvaluationWay] = Field(default_factory=list, max_length=100)
+    instead: list[EvaluationWay] = Field(default_factory=list[EvaluationWay], max_length=100)
     """Other ways, where this one takes more than a training step."""
 
 

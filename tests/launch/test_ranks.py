@@ -171,7 +171,7 @@ def test_ctrl_c_leaves_a_profile_of_what_is_known(folder: Path) -> None:
         (
             ["--gpus", "2", "cpu_offload=true"],
             {},
-            ": cpu_offload: there is no GPU here to take the weights off",
+            ": cpu_offload: there is no GPU here",
         ),
         (["--gpus", "2", "--device", "cpu:1"], {}, "every rank takes a GPU of its own"),
         ([], {"RANK": "0", "WORLD_SIZE": "x"}, "are no numbers"),

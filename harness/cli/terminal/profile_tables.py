@@ -25,10 +25,8 @@ def print_profile(console: Console, profile: StepProfile) -> None:
         say(console, f"{profile.source}: one step by phase")
         print_table(console, table)
     if profile.ranks is not None and len(profile.ranks.ranks) > 1:
-        say(
-            console,
-            f"{profile.ranks.world_size} ranks; the above and below is rank {profile.ranks.peak_rank}",
-        )
+        whose = f"the other tables are of rank {profile.ranks.peak_rank}, which peaks highest"
+        say(console, f"{profile.ranks.world_size} ranks; {whose}")
         print_table(console, _ranks_table(profile.ranks))
     if profile.memory.at_peak.total_bytes():
         say(console, f"memory at the peak, in {profile.memory.peak_phase}")
