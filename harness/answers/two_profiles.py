@@ -90,8 +90,9 @@ def diff_profiles(first: StepProfile, second: StepProfile) -> ProfileDiff:
         for name in (set(modules[0]) | set(modules[1]) if all(modules) else ())
     ]
     changes.sort(key=lambda change: (-abs(change.change or 0), change.name))
+    of_recipes = first.recipe is not None and second.recipe is not None  # else a command's: harness watch
     return ProfileDiff(
-        recipe=different_fields(first.recipe, second.recipe),
+        recipe=different_fields(first.recipe or {}, second.recipe or {}) if of_recipes else {},
         versions=_versions(first, second),
         notes=list(_notes(first, second)),
         peak=peak,
