@@ -43,8 +43,14 @@ def error(row: dict[str, Any], answer: str) -> float | None:
     return None if measured is None or bytes_ is None else bytes_ / measured - 1
 
 
-def readme(results: dict[str, Any]) -> str:
-    """The whole page, in Markdown."""
+SEVERAL_GPUS = """\
+[distributed.json](distributed.json) has {count} peaks of several GPUs, with their sources. Written by
+`python -m benchmarks.published.distributed`. What napkin and the simulation allocate stands beside what the
+source reserved, which is more by what lies in pieces."""
+
+
+def readme(results: dict[str, Any], several: dict[str, Any]) -> str:
+    """The whole page, in Markdown: of one GPU and of several."""
     rows = results["rows"]
     versions = results["provenance"]["versions"]
     parts = [
@@ -58,8 +64,25 @@ def readme(results: dict[str, Any]) -> str:
         _out_of_memory(rows),
         "## Left out",
         *(_left_out(rows, answer) for answer in ANSWERS),
+        "## Several GPUs",
+        SEVERAL_GPUS.format(count=len(several["rows"])),
+        _built(several["rows"]),
+        "The others, by the first reason against them:",
+        "\n".join(f"- {why}: {count}" for why, count in several["counts"].items() if why != "built"),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _built(rows: list[dict[str, Any]]) -> str:
+    head = ["row", "reserved, GiB", "napkin", "simulated", "simulated, reserved", "off because"]
+    lines = [f"| {' | '.join(head)} |", "| --- | ---: | ---: | ---: | ---: | --- |"]
+    for row in rows:
+        if "napkin_bytes" in row:
+            sizes = (row[f"{name}_bytes"] for name in ("napkin", "simulated", "simulated_reserved"))
+            cells = ["" if size is None else f"{size / GIB:.2f}" for size in sizes]
+            measured = f"{row['peak_memory']:.2f}"
+            lines.append(f"| {' | '.join([row['id'], measured, *cells, row['off_because']])} |")
+    return "\n".join(lines)
 
 
 def _summary(rows: list[dict[str, Any]]) -> str:

@@ -38,6 +38,7 @@ SLOW = (
     "tests/fit/test_search.py",
     "tests/gpu",
     "tests/loops/test_adapters.py",  # whole trainers
+    "tests/launch",  # ranks, processes of their own
     "tests/mcp",  # a server
     "tests/measure",  # whole runs
     "tests/models",
@@ -47,6 +48,7 @@ SLOW = (
     "tests/napkin/test_compiled.py",
     "tests/napkin/test_random.py",
     "tests/napkin/test_prediction.py",  # every recipe, many times
+    "tests/parallel",
     "tests/project/test_packaging.py",  # builds a wheel
     "tests/recipe/test_file.py",
     "tests/report/test_report.py",

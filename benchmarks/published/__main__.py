@@ -134,7 +134,10 @@ def main() -> None:
             sys.exit(f"{sources} lacks {', '.join(missing)}. These commands make it:\n{FETCH}")
         found = {"provenance": provenance(), "rows": rows(sources)}
         write_whole(results, json.dumps(found, indent=1) + "\n")
-    write_whole(FOLDER / "README.md", readme(json.loads(results.read_text(encoding="utf-8"))))
+    one, several = (
+        json.loads(path.read_text(encoding="utf-8")) for path in (results, FOLDER / "distributed.json")
+    )
+    write_whole(FOLDER / "README.md", readme(one, several))
 
 
 if __name__ == "__main__":

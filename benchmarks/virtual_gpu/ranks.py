@@ -3,9 +3,9 @@ with checkpointing and without, gradients summed after each micro batch or once 
 
     python -m benchmarks.virtual_gpu.ranks [CELL ...] [--out FILE] [--traces DIR]
 
-Takes PyTorch's CUDA build and no GPU. Each cell is a small but real model (layers of Llama-3.2-1B), whose rank 0
-runs alone on a virtual GPU, every action of its allocator recorded; its recipe is simulated with the same
-libraries. `--traces` keeps the recordings: those in tests/data/stand_in/h200 are some of them.
+Takes PyTorch's CUDA build and no GPU. Each cell is a small but real model (layers of Llama-3.2-1B), whose
+rank 0 runs alone on a virtual GPU, every action of its allocator recorded; its recipe is simulated with the
+same libraries. `--traces` keeps the recordings: those in tests/data/stand_in/h200 are some of them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,9 @@ def cells() -> dict[str, Spec]:
         if engine != "tp" or (trained != "qlora" and not summed):  # such recipes are refused
             fields = ENGINES[engine] | TRAINED[trained] | KEPT[kept] | SUMMED[summed]
             found[f"{engine}-{trained}{kept}{summed}"] = fields
-    return {name: Spec(f"ranks-{name}", None, SIZES | fields, layers=LAYERS) for name, fields in found.items()}
+    return {
+        name: Spec(f"ranks-{name}", None, SIZES | fields, layers=LAYERS) for name, fields in found.items()
+    }
 
 
 def record_here(name: str, path: Path) -> None:
@@ -101,6 +104,12 @@ def row(name: str, path: Path) -> dict[str, Any]:
     return found
 
 
+def _known(path: Path, without: Iterable[str]) -> list[dict[str, Any]]:
+    """The rows of a table that is there, but for the cells that are asked anew."""
+    rows = json.loads(path.read_bytes())["rows"] if path.exists() else []
+    return [found for found in rows if found["cell"] not in {*without}]
+
+
 def main() -> int:
     """Exit status: 1 if a cell has not both answers."""
     parser = argparse.ArgumentParser(
@@ -120,7 +129,7 @@ def main() -> int:
         record_here(options.cell[0], options.record)
         return 0
     quiet_libraries()
-    rows: list[dict[str, Any]] = []
+    rows = [] if options.out is None else _known(options.out, without=options.cell or cells())
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.traces or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)

@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from harness.checkpoint.divided import agreed, read_together, write_together
 from harness.checkpoint.same_recipe import SavedState, content_of, library_versions, refuse_another_recipe
 from harness.checkpoint.tree import put_together, take_apart
 from harness.errors import InputError, is_out_of_memory
@@ -40,6 +41,10 @@ STATE = "state.json"
 MAX_STATE_BYTES = 2**28
 """It holds every loss of the run."""
 TENSORS = "state.safetensors"
+TENSORS_OF_RANK_0 = "rank-0.state"
+"""A safetensors file too, under a name that torch.distributed.checkpoint takes for none of its own."""
+DIVIDED = "divided"
+"""In place of a digest of the frozen weights: no rank has them whole."""
 MISFITS = (
     *(KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError, AssertionError),
     *(RuntimeError, OSError, SafetensorError, InputError),
@@ -76,6 +81,8 @@ def save(
     Raises NotFiniteWeights instead of writing weights from which nothing can go on, and InputError for a
     disk that is full.
     """
+    if training.ranks.mesh is not None:
+        return _save_of_ranks(folder, recipe, training, batches, losses, device)
     # copied first: to look for nan on the device would take memory there
     trained = {name: _on_cpu(weight) for name, weight in _trained(training.model).items()}
     wrong = [name for name, weight in trained.items() if not bool(weight.isfinite().all())]
@@ -88,16 +95,8 @@ def save(
         "random": _random_state(device),
     }
     document, tensors = take_apart(tree)
-    state = SavedState(
-        steps_done=len(losses),
-        losses=losses,
-        data=batches.state(),
-        recipe=recipe.model_dump(mode="json"),
-        content=content_of(recipe),
-        frozen=_frozen_sample(training.model),
-        versions=dict(library_versions()),
-        state=document,
-    )
+    frozen = _frozen_sample(training.model)
+    state = _saved_state(recipe, batches, losses, frozen, document)
 
     def write(beside: Path) -> None:
         published = {_published_name(name, recipe): weight for name, weight in trained.items()}
@@ -113,6 +112,64 @@ def save(
             (beside / "config.json").write_text(model.config.to_json_string())
 
     return write_checkpoint(folder, len(losses), write)
+
+
+def _save_of_ranks(
+    folder: Path,
+    recipe: Recipe,
+    training: Training,
+    batches: Batches,
+    losses: list[float | None],
+    device: torch.device,
+) -> Path:
+    """Of several: buffers are constants, and every rank's random numbers are those of rank 0."""
+    here = (name for name, weight in _trained(training.model).items() if not _is_finite_here(weight))
+    wrong = agreed(list(here))
+    if wrong:
+        raise NotFiniteWeights(wrong)
+    scaler = None if training.scaler is None else training.scaler.state_dict()
+    document, tensors = take_apart({"scaler": scaler, "random": _random_state(device)})
+    state = _saved_state(recipe, batches, losses, DIVIDED, document)
+
+    def write(beside: Path) -> None:
+        _save_tensors(tensors, beside / TENSORS_OF_RANK_0)
+        (beside / STATE).write_text(state.model_dump_json())
+        (beside / "recipe.yaml").write_text(recipe_yaml(recipe))
+
+    return write_together(folder, len(losses), training, write)
+
+
+def _restore_of_ranks(saved: Saved, training: Training, batches: Batches, device: torch.device) -> None:
+    with _fitting(saved.path) as path:
+        read_together(path, training)
+    with _fitting(saved.path / STATE):
+        state: Any = put_together(saved.state.state, load_file(saved.path / TENSORS_OF_RANK_0))
+        if training.scaler is not None:
+            training.scaler.load_state_dict(state["scaler"])
+        _set_random_state(state["random"], device)
+        batches.load_state(saved.state.data)
+
+
+def _is_finite_here(weight: Tensor) -> bool:
+    """Of this rank's part."""
+    from torch.distributed.tensor import DTensor  # a second, which one process need not wait for
+
+    return bool(_on_cpu(weight.to_local() if isinstance(weight, DTensor) else weight).isfinite().all())
+
+
+def _saved_state(
+    recipe: Recipe, batches: Batches, losses: list[float | None], frozen: str, document: Any
+) -> SavedState:
+    return SavedState(
+        steps_done=len(losses),
+        losses=losses,
+        data=batches.state(),
+        recipe=recipe.model_dump(mode="json"),
+        content=content_of(recipe),
+        frozen=frozen,
+        versions=dict(library_versions()),
+        state=document,
+    )
 
 
 def read(path: Path, recipe: Recipe) -> Saved:
@@ -140,6 +197,9 @@ def restore(saved: Saved, recipe: Recipe, training: Training, batches: Batches, 
 
     Raises InputError if the frozen weights are others than those the run began with.
     """
+    if training.ranks.mesh is not None:
+        _restore_of_ranks(saved, training, batches, device)
+        return
     if saved.state.frozen != _frozen_sample(training.model):
         raise InputError(
             f"--resume: {saved.path}: model: the frozen weights of {recipe.model} are not those the run "

@@ -17,6 +17,8 @@ from harness.system import PACKAGES, installed_version
 
 MAY_CHANGE = fields_that_change("run")
 """Recipe fields that change nothing about a step's values. All others must be as they were."""
+OF_THE_MESH = ("dp_replicate", "dp_shard", "tp", "micro_batch_size", "gradient_accumulation_steps")
+"""On several ranks these may change too: how many there are, and how a step's rows are spread on them."""
 
 
 class SavedState(BaseModel):
@@ -65,18 +67,19 @@ def refuse_another_recipe(checkpoint: Path, saved: SavedState, recipe: Recipe) -
     """Raise InputError naming the first field that matters and is not what it was."""
     then, now = saved.recipe, recipe.model_dump(mode="json")
     content_now = content_of(recipe)
+    may_change = (*MAY_CHANGE, *(OF_THE_MESH if recipe.distributed else ()))
     for field in [*now, *(name for name in then if name not in now)]:
         default = Recipe.model_fields[field].default if field in now else None
         before, after = then.get(field, default), now.get(field)
         files = saved.content.get(field), content_now.get(field)
         same = files[0] == files[1] if all(files) else before == after
-        if same or field in MAY_CHANGE:
+        if same or field in may_change:
             continue
         change = f"{shown(after)} here, {shown(before)} there"
         raise InputError(
             f"--resume: {checkpoint}: {field}: {change if before != after else 'the file has changed'}. "
             "Resume with the recipe the run began with (its recipe.yaml is in the checkpoint); only "
-            f"{', '.join(MAY_CHANGE)} may change."
+            f"{', '.join(may_change)} may change."
         )
 
 

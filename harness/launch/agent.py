@@ -7,6 +7,7 @@ every rank's signs of life, and kills the one that has been silent longest.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import tempfile
@@ -43,13 +44,14 @@ def start_ranks(command: Sequence[str], num_ranks: int, patience_s: float) -> En
 
     Rank 0 has this process's output; of the others only the reason for which one ends is told. A rank that
     gives no sign of life for `patience_s` within a step is killed, and so are all. Raises InputError where
-    the agent cannot start, and KeyboardInterrupt after a signal to end, which the ranks were sent too.
+    the agent cannot start. After a signal to end, which the ranks were sent too, the status is 128 + it.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say it in a sentence
     quiet = {rank: Std.ALL for rank in range(1, num_ranks)}
     with tempfile.TemporaryDirectory(prefix="harness-ranks-") as folder, _told(Path(folder)) as signs:
         config = LaunchConfig(
@@ -71,7 +73,7 @@ def start_ranks(command: Sequence[str], num_ranks: int, patience_s: float) -> En
         except ChildFailedError as failed:
             return _ending(failed, watcher)
         except SignalException as told:
-            raise KeyboardInterrupt from told
+            return Ending(128 + told.sigval, None, "interrupted")
         except (RuntimeError, OSError, RendezvousError, ValueError) as error:
             said = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(

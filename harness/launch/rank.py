@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import InputError
-from harness.system import is_writing
+from harness.system import complain, is_writing
 
 if TYPE_CHECKING:
     import torch
@@ -69,22 +69,37 @@ def joined(place: PlaceInRanks, device: torch.device, patience_s: float = PATIEN
     _leave_when_told()
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
+    # whoever listens at that address, and is no rendezvous, is waited for in C++ without an end
+    giving_up = threading.Timer(patience_s + GRACE_S, _give_up, [place])
+    giving_up.daemon = True
+    giving_up.start()
     try:
         dist.init_process_group(
             "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl",
-            timeout=timedelta(seconds=patience_s),
+            # a watcher sees which rank it is; the ranks that wait for it would only see that one is missing
+            timeout=timedelta(seconds=patience_s * (3 if place.watched else 1)),
         )
     except (RuntimeError, ValueError, OSError) as error:
-        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise InputError(
-            f"rank {place.rank} of {place.world_size} did not find the others at {where}: {_first(error)}. "
-            "Is that address reachable and the port free, did every machine start with the same --rdzv-id "
-            "and --nnodes, and is nothing of an earlier run left there? GLOO_SOCKET_IFNAME names the network."
-        ) from None
+        raise InputError(_not_found(place, _first(error))) from None
+    finally:
+        giving_up.cancel()
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _not_found(place: PlaceInRanks, why: str) -> str:
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    return (
+        f"rank {place.rank} of {place.world_size} did not find the others at {where}: {why}. "
+        "Is that address reachable and the port free, did every machine start with the same --rdzv-id "
+        "and --nnodes, and is nothing of an earlier run left there? GLOO_SOCKET_IFNAME names the network."
+    )
+
+
+def _give_up(place: PlaceInRanks) -> None:
+    os._exit(complain(_not_found(place, "what listens there does not answer"), InputError.exit_status))
 
 
 class SignsOfLife:

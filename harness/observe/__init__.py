@@ -7,6 +7,7 @@ from harness.observe.labels import (
     labelled_tensors,
     model_tensors,
     owned_tensors,
+    tensors_in,
 )
 from harness.observe.phase_peaks import PhasePeaks
 from harness.observe.recording import Recording
@@ -25,4 +26,5 @@ __all__ = [
     "operator_flops",
     "owned_tensors",
     "storage_of",
+    "tensors_in",
 ]

@@ -34,7 +34,7 @@ def divide(recipe: Recipe, model: nn.Module, ranks: Ranks, device: torch.device)
         from harness.parallel.units import shard_units
 
         shard_units(recipe, model, _data_mesh(recipe, mesh), device)
-    if recipe.parallel == "ddp":
+    if recipe.ddp:
         return DistributedDataParallel(model, process_group=mesh.get_group("dp_replicate"))
     return model
 

@@ -245,6 +245,11 @@ class Fields(BaseModel):
         return self.micro_batch_size * self.seq_len * self.gradient_accumulation_steps
 
     @property
+    def ddp(self) -> bool:
+        """Whether DDP keeps a whole model on every rank and sums gradients in buckets."""
+        return self.parallel == "ddp"
+
+    @property
     def fsdp(self) -> bool:
         """Whether FSDP2 divides weights, gradients and optimizer states among ranks."""
         return self.parallel in ("fsdp", "fsdp+tp")

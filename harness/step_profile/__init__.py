@@ -1,6 +1,19 @@
 """What every answer returns: the profile of one step, as JSON and in words."""
 
-from harness.step_profile.in_words import MEMORY_KINDS, explain_oom, leak_in_words, verdict
+from harness.step_profile.between_steps import (
+    PHASES_BETWEEN_STEPS,
+    CheckpointStats,
+    EvaluationStats,
+    EvaluationWay,
+)
+from harness.step_profile.fields import Count, Quantity
+from harness.step_profile.in_words import (
+    MEMORY_KINDS,
+    between_steps_in_words,
+    explain_oom,
+    leak_in_words,
+    verdict,
+)
 from harness.step_profile.step_profile import (
     APART,
     CATEGORIES,
@@ -10,7 +23,6 @@ from harness.step_profile.step_profile import (
     OTHER_PHASES,
     PHASES,
     Allocation,
-    Count,
     Details,
     HardwareSummary,
     LeakReport,
@@ -19,7 +31,6 @@ from harness.step_profile.step_profile import (
     NotFiniteReport,
     OutOfMemoryReport,
     PhaseStats,
-    Quantity,
     RanksReport,
     RankStats,
     StepProfile,
@@ -37,9 +48,13 @@ __all__ = [
     "MOST_WEIGHTS",
     "OTHER_PHASES",
     "PHASES",
+    "PHASES_BETWEEN_STEPS",
     "Allocation",
+    "CheckpointStats",
     "Count",
     "Details",
+    "EvaluationStats",
+    "EvaluationWay",
     "HardwareSummary",
     "LeakReport",
     "MemoryBreakdown",
@@ -53,6 +68,7 @@ __all__ = [
     "StepProfile",
     "StepStats",
     "TimeStats",
+    "between_steps_in_words",
     "explain_oom",
     "leak_in_words",
     "utilization",

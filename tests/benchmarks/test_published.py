@@ -8,10 +8,15 @@ import pytest
 
 from benchmarks.published.__main__ import device_of, measured_bytes, napkin_answer
 from benchmarks.published.cases import FOLDER, published_cases
+from benchmarks.published.distributed import BUILT, OF_ITS_DAY, REASONS
 from benchmarks.published.kernels import simulated_row
+from harness.hardware.hardware import PLENTY_BYTES, find_hardware, with_memory
+from harness.napkin.prediction import predict
+from harness.recipe.check import check_recipe
 from pages.published import errors_of, readme
 from tests.support.napkin_oracle import keeps_workspaces
 
+SEVERAL = json.loads((FOLDER / "distributed.json").read_text(encoding="utf-8"))
 RESULTS = json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))
 ROWS = {row["id"]: row for row in RESULTS["rows"]}
 CASES = {case["id"]: case for case in published_cases()}
@@ -70,4 +75,30 @@ def test_modules_simulate_as_committed(name):
 
 
 def test_the_page_is_that_of_the_results():
-    assert (FOLDER / "README.md").read_text(encoding="utf-8") == readme(RESULTS)
+    assert (FOLDER / "README.md").read_text(encoding="utf-8") == readme(RESULTS, SEVERAL)
+
+
+# Several GPUs -----------------------------------------------------------------------------------------
+
+
+def test_every_row_of_several_gpus_is_built_or_left_out_for_a_reason():
+    rows = SEVERAL["rows"]
+    assert len({row["id"] for row in rows}) == len(rows) == 171
+    assert sum(SEVERAL["counts"].values()) == 171
+    known = {why for *_, why in REASONS} | {"batch, sequence or number of GPUs not stated"}
+    assert {row["left_out"] for row in rows if row["id"] not in BUILT} <= known
+    assert {row["id"] for row in rows if not row["left_out"]} == set(BUILT)
+
+
+def test_napkin_of_the_built_rows_is_as_committed_and_what_is_off_is_explained():
+    rows = {row["id"]: row for row in SEVERAL["rows"]}
+    device = with_memory(find_hardware("h100"), PLENTY_BYTES)
+    for name, (fields, first_step, why) in BUILT.items():
+        row, memory = rows[name], predict(check_recipe(fields, name), device).memory
+        peak = memory.first_step_peak_allocated_bytes if first_step else memory.peak_allocated_bytes
+        assert row["napkin_bytes"] == peak
+        assert row["simulated_bytes"] == pytest.approx(peak, rel=0.01)
+        assert row["off_because"] == why
+        reserved = row["peak_memory"] * 2**30
+        assert 0.9 * reserved < peak < reserved, "allocated is below reserved, and not by much"
+        assert why.startswith(OF_ITS_DAY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import InputError
-from harness.system import complain, interrupted_status, quiet_libraries, write_whole
+from harness.system import complain, quiet_libraries, write_whole
 
 if TYPE_CHECKING:
     from harness.launch import PlaceInRanks
@@ -51,22 +52,31 @@ def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | Non
     _refuse_missing_gpus(recipe, asked.device)
     folder = RunFolder(asked.out, name, recipe, asked.resume).path
     shutil.rmtree(folder / "ranks", ignore_errors=True)  # of the run that is resumed
-    try:
-        ending = start_ranks(asked.command(folder), recipe.world_size, asked.patience_s)
-        reason, status = ending.reason, ending.status
-    except KeyboardInterrupt:
-        status = interrupted_status()
-        reason = "interrupted"
+    ending = start_ranks(asked.command(folder), recipe.world_size, asked.patience_s)
+    reason, status = ending.reason, ending.status
     profiles = profiles_of_ranks(folder)
     if not profiles:
         return None, folder, complain(reason or "no rank left a profile", status or 1)
     profile = put_together(profiles, recipe.world_size, reason)
     write_whole(folder / "profile.json", profile.to_json() + "\n")
+    _show_snapshot_of(profile, folder)
     if reason is not None:
         left = len(profiles)
         kept = f"{left} of {recipe.world_size} ranks left a profile, which is marked incomplete"
         complain(f"{reason.rstrip('.')}. All ranks were ended; {kept}: {folder}", status)
     return profile, folder, status
+
+
+def _show_snapshot_of(profile: StepProfile, folder: Path) -> None:
+    """The history of the rank that peaks is the run's, for all that read a run folder."""
+    snapshot = folder / "snapshot.pickle"
+    snapshot.unlink(missing_ok=True)
+    own = folder / "ranks" / str(profile.ranks.peak_rank if profile.ranks else 0) / snapshot.name
+    if own.exists():
+        try:
+            os.link(own, snapshot)
+        except OSError:  # a file system without links
+            shutil.copyfile(own, snapshot)
 
 
 def run_as_rank(

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli.terminal.terminal import plain_table, print_table, say
-from harness.step_profile import CATEGORIES, MEMORY_KINDS, StepProfile, TimeStats
+from harness.step_profile import CATEGORIES, MEMORY_KINDS, PHASES, RanksReport, StepProfile, TimeStats
 from harness.units import in_gib, ms
 
 
@@ -16,6 +16,10 @@ def print_profile(console: Console, profile: StepProfile) -> None:
     if len(table.columns) > 1:
         say(console, f"{profile.source}: one step by phase")
         print_table(console, table)
+    if profile.ranks is not None and len(profile.ranks.ranks) > 1:
+        whose = f"the other tables are of rank {profile.ranks.peak_rank}, which peaks highest"
+        say(console, f"{profile.ranks.world_size} ranks; {whose}")
+        print_table(console, _ranks_table(profile.ranks))
     if profile.memory.at_peak.total_bytes():
         say(console, f"memory at the peak, in {profile.memory.peak_phase}")
         print_table(console, _memory_table(profile))
@@ -26,29 +30,52 @@ def print_profile(console: Console, profile: StepProfile) -> None:
 def _phase_table(profile: StepProfile, *, tight: bool) -> Table:
     """Fits 80 columns when `tight`; a column that nothing is known for is left out."""
     step, memory = profile.step.time_s, profile.memory
-    total = sum(stats.time_s.median or 0 for stats in profile.phases.values())
-    rows = [
-        (
+    total = sum(profile.phases[name].time_s.median or 0 for name in PHASES if name in profile.phases)
+    rows = {
+        name: (
             name,
             _median(stats.time_s),
             _range(stats.time_s),
-            f"{(stats.time_s.median or 0) / total:.0%}" if total else "-",
+            f"{(stats.time_s.median or 0) / total:.0%}" if total and name in PHASES else "-",
             in_gib(stats.peak_allocated_bytes),
             in_gib(stats.peak_reserved_bytes),
             in_gib(stats.allocated_at_end_bytes),
         )
         for name in profile.phase_names()
         for stats in [profile.phases[name]]
-    ]
+    }
     headings = ("phase", "time, ms", "p10 - p90", "share", "peak", "reserved", "at end")
-    known = [i for i in range(len(headings)) if any(row[i] != "-" for row in rows)]
+    known = [i for i in range(len(headings)) if any(row[i] != "-" for row in rows.values())]
     peaks = (in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes))
-    rows.append(("step", _median(step), _range(step), "", *peaks, ""))
+    rows["step"] = ("step", _median(step), _range(step), "", *peaks, "")
+    others = (name for name in profile.phase_names() if name not in PHASES)
+    order = (*PHASES, "step", *others)
     table = plain_table(0 if tight else 1)
     for i in known:
         table.add_column(headings[i], justify="right" if i else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(row[i] for i in known), style="bold" if row[0] == "step" else "")
+    for name in order:
+        if name in rows:
+            table.add_row(*(rows[name][i] for i in known), style="bold" if name == "step" else "")
+    return table
+
+
+def _ranks_table(ranks: RanksReport) -> Table:
+    """Least and most of all ranks, and which rank that is."""
+    table = plain_table()
+    for heading in ("of all ranks", "least", "on", "most", "on"):
+        table.add_column(heading, justify="left" if heading == "of all ranks" else "right", no_wrap=True)
+    rows: dict[str, list[tuple[float | None, int]]] = {
+        "peak": [(rank.peak_allocated_bytes, rank.rank) for rank in ranks.ranks],
+        "reserved": [(rank.peak_reserved_bytes, rank.rank) for rank in ranks.ranks],
+        **{f"{name}, ms": [(rank.phases_s.get(name), rank.rank) for rank in ranks.ranks] for name in PHASES},
+        "step, ms": [(rank.step_s, rank.rank) for rank in ranks.ranks],
+    }
+    for name, found in rows.items():
+        known = [(value, rank) for value, rank in found if value is not None]
+        if known:
+            (least, one), (most, other) = min(known), max(known)
+            shown = ms if name.endswith("ms") else in_gib
+            table.add_row(name, shown(least), str(one), shown(most), str(other))  # type: ignore[arg-type]
     return table
 
 

@@ -1,0 +1,135 @@
+"""One rank of many, simulated alone, by PyTorch's own engines on shape-only tensors.
+
+Against what they allocate on CUDA: tests/simulate/test_recorded_traces.py, the recordings called ranks-*.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from harness.errors import InputError
+from harness.hardware.hardware import find_hardware
+from harness.hardware.links import NETWORK, collective_s
+from harness.simulate.memory import SimulatedMemory
+from harness.simulate.simulated_run import simulate
+from harness.step_profile.step_profile import StepProfile
+from tests.support.tiny import tiny
+
+H100 = find_hardware("h100")
+NVLINK = H100.datasheet.gpu_link.value
+ENGINES: dict[str, dict[str, Any]] = {
+    "fsdp": {"parallel": "fsdp", "dp_shard": 2},
+    "ddp": {"parallel": "ddp", "dp_replicate": 2},
+    "tp": {"parallel": "tp", "tp": 2},
+    "fsdp+tp": {"parallel": "fsdp+tp", "dp_shard": 2, "tp": 2},
+}
+
+
+def simulated(rank: int = 0, **fields: Any) -> tuple[StepProfile, SimulatedMemory]:
+    return simulate(tiny(**fields), H100, rank=rank)
+
+
+def peak(rank: int = 0, **fields: Any) -> int:
+    found = simulated(rank, **fields)[0].memory.peak_allocated_bytes
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("fields", ENGINES.values(), ids=ENGINES)
+def test_a_rank_is_simulated_without_the_others(fields: dict[str, Any]) -> None:
+    profile, _ = simulated(rank=1, **fields)
+    assert profile.complete
+    assert profile.provenance["rank"] == 1
+    assert not [warning for warning in profile.warnings if "nobody has looked at" in warning]
+    assert sum(stats.communication_s or 0 for stats in profile.phases.values()) > 0
+    assert not torch.distributed.is_initialized()
+    assert not hasattr(torch, "meta")
+
+
+def test_weights_gradients_and_moments_are_divided_and_gathered_weights_are_not() -> None:
+    """fp32, 2 blocks: what rests is divided by 4 and rounded up to blocks of 512 bytes."""
+    whole = simulated()[0]
+    part = simulated(parallel="fsdp", dp_shard=4)[0]
+    for what in ("parameters_bytes", "optimizer_state_bytes"):
+        of_one, of_many = getattr(part.memory.at_peak, what), getattr(whole.memory.at_peak, what)
+        assert of_many / 4 <= of_one < of_many / 3, what
+    assert 2 * peak(parallel="fsdp", dp_shard=512) > peak(parallel="fsdp", dp_shard=64)
+
+
+def test_streams_keep_their_memory_apart() -> None:
+    """The default one, the one that copies weights in for a gathering, and the one that sums gradients."""
+    _, memory = simulated(parallel="fsdp", dp_shard=2)
+    assert len({segment.stream for segment in memory.allocator.device.segments.values()}) == 3
+    _, alone = simulated()
+    assert {segment.stream for segment in alone.allocator.device.segments.values()} == {0}
+
+
+def test_no_rank_needs_more_than_the_first() -> None:
+    """264 words and 64 columns among 5 ranks: the last has 52 and 12 where the first has 53 and 13."""
+    fields = {"parallel": "fsdp", "dp_shard": 5}
+    first, last = peak(0, **fields), peak(4, **fields)
+    assert last < first
+    assert peak(1, **fields) == first
+
+
+def test_unsummed_gradients_are_whole() -> None:
+    """sync_each_micro_batch: false keeps the gradients of whole weights between micro batches."""
+    fields = {"parallel": "fsdp", "dp_shard": 8, "gradient_accumulation_steps": 2}
+    at_end = [
+        simulated(**fields, sync_each_micro_batch=each)[0].phases["forward"].peak_allocated_bytes or 0
+        for each in (False, True)
+    ]
+    weights = simulated()[0].memory.at_peak.parameters_bytes or 0
+    assert at_end[0] - at_end[1] > weights / 2
+
+
+def test_ddp_holds_a_second_copy_of_the_gradients() -> None:
+    """Its buckets: as large as the gradients, which are as large as fp32 weights."""
+    alone = simulated()[0]
+    buckets = peak(parallel="ddp", dp_replicate=2) - (alone.memory.peak_allocated_bytes or 0)
+    weights = alone.memory.at_peak.parameters_bytes or 0
+    assert 0.9 * weights < buckets < 1.1 * weights
+
+
+def test_running_out_of_memory_names_the_phase() -> None:
+    from harness.hardware import with_memory
+
+    small = with_memory(H100, 520 * 2**20)
+    profile, _ = simulate(tiny(parallel="fsdp", dp_shard=2, micro_batch_size=512, seq_len=64), small)
+    assert profile.oom is not None
+    assert profile.oom.phase in ("forward", "backward")
+
+
+def test_a_rank_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--rank 2: the recipe has 2, which count from 0"):
+        simulated(rank=2, parallel="fsdp", dp_shard=2)
+    with pytest.raises(InputError, match=r"--rank 1: the recipe has 1"):
+        simulated(rank=1)
+
+
+def test_a_rank_of_a_run_does_not_simulate_another() -> None:
+    """Within a process group there cannot be a second one of all."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(InputError, match="a rank of a run cannot simulate another"):
+            simulated(parallel="fsdp", dp_shard=2)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_collectives_take_their_share_over_the_slowest_link() -> None:
+    """1 GB among 8 GPUs of a machine; among 16 of two, where 8 network cards are faster than NVLink is not;
+    among one GPU of each of two machines. nccl-tests, doc/PERFORMANCE.md."""
+    size = 10**9
+    assert collective_s("all_gather", size, range(8), H100) == pytest.approx(7 / 8 * size / NVLINK)
+    assert collective_s("all_reduce", size, range(8), H100) == pytest.approx(2 * 7 / 8 * size / NVLINK)
+    assert collective_s("broadcast", size, range(8), H100) == pytest.approx(size / NVLINK)
+    between = min(NVLINK, 8 * NETWORK.value)
+    assert collective_s("reduce_scatter", size, range(16), H100) == pytest.approx(15 / 16 * size / between)
+    assert collective_s("all_reduce", size, (0, 8), H100) == pytest.approx(size / NETWORK.value)
+    assert collective_s("all_reduce", size, (3,), H100) == 0
