@@ -39,8 +39,6 @@ SLOW = (
     "tests/gpu",
     "tests/launch",  # ranks, processes of their own
     "tests/loops/test_adapters.py",  # whole trainers
-    "tests/loops/test_adapters.py",  # whole trainers
-    "tests/launch",  # ranks, processes of their own
     "tests/mcp",  # a server
     "tests/measure",  # whole runs
     "tests/models",
