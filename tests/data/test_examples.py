@@ -137,13 +137,15 @@ def test_an_estimate_refuses_what_a_run_refuses(
     assert messages[0] == messages[1]
 
 
-@pytest.mark.parametrize("command", ["napkin", "simulate", "fit", "hardware", "shard"])
+@pytest.mark.parametrize(
+    "command", ["napkin", "simulate", "fit", "hardware", "shard", "validate", "sweep micro_batch_size=1,2"]
+)
 def test_the_commands_refuse_it(tmp_path: Path, command: str) -> None:
     path = tmp_path / "chat.jsonl"
     path.write_text('{"chosen": "a", "rejected": "b"}\n')
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", command, "smoke", f"data={path}"], capture_output=True, text=True
-    )
+    name, *values = command.split()
+    arguments = [sys.executable, "-m", "harness", name, "smoke", f"data={path}", *values]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "preference training" in done.stderr
 
