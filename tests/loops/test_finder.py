@@ -101,7 +101,7 @@ def test_a_plain_loop(tmp_path: Path) -> None:
     assert profile.recipe is None
     assert profile.command == ["train.py"]
     # the evaluation and the saving after step 4 were recorded, those after step 8 timed
-    expected = {"data", "forward", "backward", "optimizer_step", "between", "evaluation", "checkpoint"}
+    expected = {"data", "forward", "backward", "optimizer_step", "between", "evaluation", "saving"}
     assert set(profile.phases) == expected == phases_of(seen.lines)
     assert {"evaluation_s", "checkpoint_s"} <= set(seen.lines[-1])
     assert not {"evaluation_s", "checkpoint_s"} & set(seen.lines[-2])

@@ -241,32 +241,19 @@ for _ in range(6):
 """
 
 
+WATCH = ("watch", "--out", "run", "--track", "tensorboard", "--", sys.executable)
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
 @pytest.mark.parametrize(
     ("words", "log"),
     [
-        (("watch", "--out", "run", "--track", "tensorboard", "--", sys.executable, "loop.py"), "run"),
-        (
-            (
-                "watch",
-                "--out",
-                "run",
-                "--track",
-                "tensorboard",
-                "--",
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nproc-per-node",
-                "2",
-                "loop.py",
-            ),
-            "run/rank-0",
-        ),
+        ((*WATCH, *TORCHRUN, "loop.py"), "run/rank-0"),
         ((*RUN, "parallel=fsdp", "--gpus", "2", "--out", "run", "--track", "tensorboard"), "run"),
     ],
-    ids=["a command", "a command on ranks", "a recipe on ranks"],
+    ids=["a command", "a recipe"],
 )
-def test_commands_and_ranks_are_told_too(tmp_path: Path, words: tuple[str, ...], log: str):
+def test_ranks_are_told_as_one_run(tmp_path: Path, words: tuple[str, ...], log: str):
     pytest.importorskip("tensorboard", reason="the trackers' own packages are optional")
     (tmp_path / "loop.py").write_text(LOOP)
     status, said = harness(tmp_path, *words)
