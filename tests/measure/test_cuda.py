@@ -41,8 +41,9 @@ def cuda(monkeypatch) -> FakeCuda:
 
     def storage(tensor: Tensor):
         address = addresses.get(id(tensor))
-        kind = "cpu" if address is None else "cuda"
-        return SimpleNamespace(device=torch.device(kind), data_ptr=lambda: address)
+        if address is None:
+            return tensor.untyped_storage()
+        return SimpleNamespace(device=torch.device("cuda"), data_ptr=lambda: address)
 
     monkeypatch.setattr(measure_cuda, "storage_of", storage)
     return fake
