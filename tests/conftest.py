@@ -37,8 +37,8 @@ SLOW = (
     "tests/fit/test_exact.py",
     "tests/fit/test_search.py",
     "tests/gpu",
-    "tests/loops/test_adapters.py",  # whole trainers
     "tests/launch",  # ranks, processes of their own
+    "tests/loops/test_adapters.py",  # whole trainers
     "tests/mcp",  # a server
     "tests/measure",  # whole runs
     "tests/models",

@@ -12,6 +12,7 @@ from harness.answers.comparison import (
 )
 from harness.answers.forecast import Forecast, forecast_on_cpu
 from harness.answers.one_answer import emulated, measured, predicted, simulated
+from harness.answers.two_profiles import diff_lines, diff_profiles, first_divergences, simulated_by
 
 __all__ = [
     "SOURCES",
@@ -21,13 +22,17 @@ __all__ = [
     "Row",
     "compare",
     "complete",
+    "diff_lines",
+    "diff_profiles",
     "different_fields",
     "emulated",
+    "first_divergences",
     "forecast_on_cpu",
     "gather",
     "measured",
     "predicted",
     "quantities",
     "simulated",
+    "simulated_by",
     "unexplained_lines",
 ]

@@ -12,7 +12,7 @@ import typer
 from harness.cli.estimates import fit, hardware, napkin, recipes, shard, simulate
 from harness.cli.exit_status import INTERRUPTED
 from harness.cli.running import doctor, emulate, run, sweep, validate, watch
-from harness.cli.showing import mcp, report, serve, snapshot
+from harness.cli.showing import diff, mcp, report, serve, snapshot
 from harness.errors import HarnessError, MissingDependency
 from harness.system import complain, end_process, interrupted_status, interruptible
 
@@ -60,6 +60,7 @@ app.command(epilog=shard.EXAMPLES)(shard.shard)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=simulate.EXAMPLES)(simulate.simulate)
 app.command(epilog=validate.EXAMPLES)(validate.validate)
+app.command(epilog=diff.EXAMPLES)(diff.diff)
 app.add_typer(snapshot.app, name="snapshot")
 app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command()(serve.serve)

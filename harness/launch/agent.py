@@ -1,7 +1,7 @@
 """Starting ranks on this machine with PyTorch's elastic agent, what torchrun runs, and ending them together.
 
 The agent ends all ranks as soon as one ends badly. What it cannot see is a rank that hangs: a watcher reads
-every rank's signs of life, and kills the one that has been silent longest.
+every rank's signs of life, kills the one that has been silent longest, and tells where each was last heard.
 """
 
 from __future__ import annotations
@@ -129,17 +129,21 @@ class _Watcher:
             in_a_step = [sign for sign in signs if sign[2] not in ("", "setup")]
             silent = min(in_a_step, key=lambda sign: sign[1], default=None)
             if silent is not None and time.time() - silent[1] > self._patience_s:
-                pid, since, doing = silent
-                self.hanging = f"gave no sign of life for {time.time() - since:.0f} s, in {doing}"
+                pid, since = silent[:2]
+                # which of those within one phase the others wait for, nobody can tell from outside
+                where = ", ".join(
+                    f"rank {sign[3]} in {sign[2]}" for sign in sorted(signs, key=lambda s: s[3])
+                )
+                self.hanging = f"gave no sign of life for {time.time() - since:.0f} s; last heard: {where}"
                 os.kill(pid, signal.SIGKILL)
                 return
 
 
-def _sign(path: Path) -> tuple[int, float, str] | None:
-    """(process, time, what it does) of a rank; None while it writes its first."""
+def _sign(path: Path) -> tuple[int, float, str, int] | None:
+    """(process, time, what it does, rank); None while it writes its first."""
     pid, _, rest = path.read_text().partition(" ")
     since, _, doing = rest.partition(" ")
-    return (int(pid), float(since), doing.strip()) if doing else None
+    return (int(pid), float(since), doing.strip(), int(path.name)) if doing else None
 
 
 def _ending(failed: Any, watcher: _Watcher) -> Ending:

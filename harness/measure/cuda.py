@@ -29,7 +29,13 @@ from harness.snapshot import (
     spans_from_trace,
     step_ends,
 )
-from harness.step_profile import APART, HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
+from harness.step_profile import (
+    PHASES_BETWEEN_STEPS,
+    HardwareSummary,
+    MemoryStats,
+    OutOfMemoryReport,
+    PhaseStats,
+)
 from harness.training import Kind
 
 MAX_ENTRIES = 2_000_000
@@ -96,13 +102,13 @@ class CudaObserver:
     def phase(self, name: str) -> Iterator[None]:
         if self._kinds and self._kinds[-1] == "timed":
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            if name in APART:
+            if name in PHASES_BETWEEN_STEPS:
                 torch.cuda.reset_peak_memory_stats(self.device)
             start.record()
             yield
             end.record()
             self._events.append((name, start, end))
-            if name in APART:
+            if name in PHASES_BETWEEN_STEPS:
                 self._note_peak(name)
             return
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -277,6 +283,7 @@ class CudaObserver:
             for _, tensor in kept
             if tensor.device.type == "cpu" and tensor.dim() > 0 and not tensor.is_pinned()
             for storage in [storage_of(tensor)]
+            if storage.device.type == "cpu"
         }
         found = pinned + sum(others.values())
         return found if found >= _PAGE_BYTES else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.step_profile import APART, PhaseStats
+from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats
 from harness.training import Kind
 
 
@@ -30,9 +30,9 @@ class PhasePeaks:
         if not kinds:
             self.setup_bytes = peak
             return None
-        if len(kinds) == 1 and name not in APART:
+        if len(kinds) == 1 and name not in PHASES_BETWEEN_STEPS:
             self.first_step_bytes = max(self.first_step_bytes or 0, peak)
-        if kinds[-1] != "recorded" and name not in APART:
+        if kinds[-1] != "recorded" and name not in PHASES_BETWEEN_STEPS:
             return None
         kept = self.phases if kinds[-1] == "recorded" else self.apart
         stats = kept.setdefault(name, PhaseStats())

@@ -82,7 +82,7 @@ def by_code(history: History) -> Icicle:
         totals[tree.parents[node]] += totals[node]
         children[tree.parents[node]].append(node)
     icicle = Icicle()
-    waiting = [(ROOT, icicle.add("peak" if history.events else "all", -1, peak_bytes))]
+    waiting = [(ROOT, icicle.add("peak" if history.when == "at the peak" else "all", -1, peak_bytes))]
     if without_stack:
         icicle.add(NO_STACK, 0, without_stack)
     while waiting:

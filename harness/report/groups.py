@@ -23,7 +23,8 @@ def groups_of(recording: Recording) -> tuple[tuple[str, ...], NDArray[np.uint8],
         return _by_place(recording.spans)
     groups = (*CATEGORIES, BEFORE)
     code = {name: i for i, name in enumerate(groups)}
-    unknown = BEFORE if recording.trace else "other"
+    recorded = any(span.born >= 0 or span.died is not None for span in recording.spans)
+    unknown = BEFORE if recorded else "other"
     return groups, np.array([code[name or unknown] for name in recording.categories], np.uint8), True
 
 

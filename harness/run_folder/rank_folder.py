@@ -41,7 +41,7 @@ class RankFolder(RunFolder):
 
         write_snapshot(self._own() / "snapshot.pickle", snapshot)
 
-    def write_profile(self, profile: StepProfile) -> None:
+    def write_profile(self, profile: StepProfile, *, last: bool = True) -> None:
         """This rank's. The folder stays rank 0's, until `write_run`."""
         profile.provenance.setdefault("recipe_name", self.recipe_name)
         write_whole(self._own() / "profile.json", profile.to_json() + "\n")

@@ -12,13 +12,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from harness.errors import InputError
 from harness.recipe import Recipe, recipe_yaml
 from harness.run_folder.checkpoint_files import checkpoints
 from harness.step_profile import StepProfile
-from harness.system import FolderLock, parse_json, read_whole, recipes_folder, refuse_held, write_whole
+from harness.system import (
+    FolderLock,
+    is_object,
+    parse_json,
+    read_whole,
+    recipes_folder,
+    refuse_held,
+    write_whole,
+)
 
 RUNS = Path("profiles/runs")
 MAX_LOG_BYTES = 2**28
@@ -183,10 +191,15 @@ def read_command(folder: Path) -> list[str]:
         raise InputError(f"cannot read {path}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}.") from None
-    words = found.get("command") if isinstance(found, dict) else None
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+    words = (
+        cast("list[object]", found["command"])
+        if is_object(found) and isinstance(found.get("command"), list)
+        else []
+    )
+    command = [word for word in words if isinstance(word, str)]
+    if not words or len(command) != len(words):
         raise InputError(f'{path} does not hold {{"command": [word, ...]}}, as `harness watch` writes it.')
-    return words
+    return command
 
 
 def last_checkpoint(run: Path) -> Path:

@@ -15,7 +15,6 @@ from harness.step_profile.in_words import (
     verdict,
 )
 from harness.step_profile.step_profile import (
-    APART,
     CATEGORIES,
     MAX_FILE_BYTES,
     MAX_VALUES,
@@ -40,7 +39,6 @@ from harness.step_profile.step_profile import (
 )
 
 __all__ = [
-    "APART",
     "CATEGORIES",
     "MAX_FILE_BYTES",
     "MAX_VALUES",

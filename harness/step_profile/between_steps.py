@@ -6,8 +6,9 @@ from pydantic import Field
 
 from harness.step_profile.fields import Count, Fields
 
-PHASES_BETWEEN_STEPS = ("evaluation", "checkpoint")
-"""Where they were asked for. A profile's `memory` and `step` are of a training step without them."""
+PHASES_BETWEEN_STEPS = ("evaluation", "generation", "saving")
+"""Where they were asked for, or found in a loop. A profile's `memory` and `step` are of a training step
+without them; each has a peak of its own."""
 
 
 class EvaluationWay(Fields):
@@ -39,7 +40,7 @@ class EvaluationStats(Fields):
 
 
 class CheckpointStats(Fields):
-    """A checkpoint as transformers' Trainer writes it. Its peaks and its time: `phases["checkpoint"]`."""
+    """A checkpoint as transformers' Trainer writes it. Its peaks and its time: `phases["saving"]`."""
 
     weights_bytes: Count | None = None
     """Of the model, or of its adapter alone."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from harness.errors import InputError
-from harness.step_profile.between_steps import CheckpointStats, EvaluationStats
+from harness.step_profile.between_steps import PHASES_BETWEEN_STEPS, CheckpointStats, EvaluationStats
 from harness.step_profile.fields import Count, Fields, Quantity
 from harness.system import Rows, is_object, notebook_html, parse_json, read_whole
 from harness.units import in_gib, in_ms
@@ -27,8 +27,7 @@ MAX_DEPTH = 50
 MOST_MODULES = 1000
 """That a profile names; a simulation names the 200 largest."""
 PHASES = ("data", "forward", "backward", "optimizer_step")
-APART = ("evaluation", "generation", "checkpoint")  # with peaks of their own
-OTHER_PHASES = ("between", *APART)  # of loops that are not ours: loops/finder.py
+OTHER_PHASES = ("between", *PHASES_BETWEEN_STEPS)  # of loops that are not ours: loops/finder.py
 CATEGORIES = (
     "parameters",
     "gradients",

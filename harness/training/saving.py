@@ -14,8 +14,8 @@ OPTIMIZER = "optimizer.pt"
 
 
 def save_as_trainer(training: Training, folder: Path, observer: Observer) -> None:
-    """The model, or its adapter alone, and the optimizer's state into `folder`, in the phase "checkpoint"."""
+    """The model, or its adapter alone, and the optimizer's state into `folder`, in the phase "saving"."""
     model: Any = training.model
-    with observer.phase("checkpoint"):
+    with observer.phase("saving"):
         model.save_pretrained(folder)
         torch.save(training.optimizer.state_dict(), folder / OPTIMIZER)

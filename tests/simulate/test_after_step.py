@@ -47,7 +47,7 @@ def test_a_step_knows_nothing_of_what_follows() -> None:
     )
     assert (alone.memory, alone.step, alone.top) == (after.memory, after.step, after.top)
     assert alone.phases == {name: after.phases[name] for name in PHASES}
-    assert after.phases.keys() == {*PHASES, "evaluation", "checkpoint"}
+    assert after.phases.keys() == {*PHASES, "evaluation", "saving"}
     assert alone.evaluation is alone.checkpoint is None
 
 
@@ -89,7 +89,7 @@ def test_training_fits_and_the_evaluation_does_not() -> None:
     needed = (step.memory.peak_reserved_bytes or 0) + (step.memory.cuda_context_bytes or 0)
     small = with_memory(H100, needed + 60 * MiB)
     after = AfterStep(Evaluation(batches=40))
-    profile, _ = with_other_ways(RECIPE, small, parse_settings(""), after)
+    profile, _ = with_other_ways(RECIPE, small, parse_settings(""), after=after)
     assert profile.oom is not None
     assert profile.oom.phase == "evaluation"
     assert profile.oom.advice == []  # that is for training, which fits
@@ -127,7 +127,7 @@ def test_a_checkpoint_writes_what_the_library_writes(fields: dict[str, str], tmp
     assert found.optimizer_bytes == sum(t.nbytes for kept in state.values() for t in kept.values())
     assert found.host_bytes == found.weights_bytes  # more than any one state
     # nothing is copied on the device
-    assert peak(profile, "checkpoint") == profile.phases["checkpoint"].allocated_at_end_bytes
+    assert peak(profile, "saving") == profile.phases["saving"].allocated_at_end_bytes
 
 
 def test_what_is_on_the_host_is_not_copied_there() -> None:
@@ -153,4 +153,4 @@ def test_the_report_shows_it(tmp_path: Path) -> None:
     section = section_of(run)
     assert not any("do not fit the recording" in line for line in section.missing)
     assert any(line.startswith("Evaluation of 30 batches") for line in section.answer)
-    assert {"evaluation", "checkpoint"} <= section.data["phases"].keys()
+    assert {"evaluation", "saving"} <= section.data["phases"].keys()

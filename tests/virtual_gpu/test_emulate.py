@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 from harness.hardware import all_hardware, find_hardware
 from harness.snapshot import read_snapshot
 from harness.virtual_gpu import Options, libraries, surroundings
+from harness.virtual_gpu.elf import exported_functions
 
 pytestmark = pytest.mark.virtual_gpu
 
@@ -167,3 +170,24 @@ def test_a_recipe(tmp_path: Path) -> None:
     assert profile["memory"]["peak_reserved_bytes"] > profile["memory"]["peak_allocated_bytes"] > 80 << 20
     assert profile["phases"]["backward"]["flops"] >= 2 * profile["phases"]["forward"]["flops"] > 10**9
     assert (tmp_path / "run" / "snapshot.pickle").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(
+    shutil.which("nm") is None, reason="asks nm, of binutils, what a library takes from others"
+)
+def test_nothing_that_pytorch_calls_is_missing() -> None:
+    """What PyTorch's own libraries take from the runtime, the driver, cuBLAS, NCCL and NVML, ours have."""
+    import torch
+
+    ours = {name for path in libraries() for name in exported_functions(path)}
+    real = (Path(torch.__file__).parents[1] / "nvidia").glob("*/lib/*.so*")
+    others = {name for path in real if "cufile" in path.name for name in exported_functions(path)}
+    taken = set()
+    for library in (Path(torch.__file__).parent / "lib").glob("*.so"):
+        shown = subprocess.check_output(["nm", "-D", "--undefined-only", library], text=True)
+        taken |= {line.split()[-1].partition("@")[0] for line in shown.splitlines()}
+    wanted = {
+        name for name in taken if re.match(r"(__)?cuda[A-Z]|cublas|nccl[A-Z]|nvml[A-Z]|cu[A-Z][a-z]", name)
+    }
+    assert len(wanted) > 100
+    assert wanted <= ours | others

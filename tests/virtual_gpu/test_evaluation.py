@@ -46,6 +46,6 @@ def test_evaluation_and_checkpoint(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     asked = recipe.model_dump_json(), json.dumps(asdict(evaluation))
     theirs = json.loads(emulate(sys.executable, str(PROGRAM), *asked).stdout.splitlines()[-1])
-    found = {name: profile.phases[name].peak_allocated_bytes for name in ("evaluation", "checkpoint")}
+    found = {name: profile.phases[name].peak_allocated_bytes for name in ("evaluation", "saving")}
     before = profile.phases["evaluation"].allocated_at_end_bytes
     assert {"before": before, **found} == theirs

@@ -48,12 +48,10 @@ def _phase_table(profile: StepProfile, *, tight: bool) -> Table:
     known = [i for i in range(len(headings)) if any(row[i] != "-" for row in rows.values())]
     peaks = (in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes))
     rows["step"] = ("step", _median(step), _range(step), "", *peaks, "")
-    others = (name for name in profile.phase_names() if name not in PHASES)
-    order = (*PHASES, "step", *others)
     table = plain_table(0 if tight else 1)
     for i in known:
         table.add_column(headings[i], justify="right" if i else "left", no_wrap=True)
-    for name in order:
+    for name in (*PHASES, "step", *(name for name in profile.phase_names() if name not in PHASES)):
         if name in rows:
             table.add_row(*(rows[name][i] for i in known), style="bold" if name == "step" else "")
     return table

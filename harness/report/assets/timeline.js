@@ -245,6 +245,7 @@ async function drawTimeline(id, run) {
 
   const eventOf = (point) => (point.data.stackgroup ? drawn[point.pointNumber] : eventAt(point.x));
 
+  let clicked;
   const again = harness.draw(element, make, () => {
     element.on("plotly_hover", (hover) => tell(eventOf(hover.points[0])));
     element.on("plotly_click", (click) => {
@@ -252,12 +253,15 @@ async function drawTimeline(id, run) {
       const { yaxis } = element._fullLayout;
       const height = yaxis.p2c(click.event.clientY - element.getBoundingClientRect().top - yaxis._offset);
       list(groupAt(view.moment, height * drawnUnit.size));
-      again();
+      clearTimeout(clicked); // drawn at once, the second click of two would find another drawing
+      clicked = setTimeout(again, 500);
     });
+    element.on("plotly_doubleclick", () => clearTimeout(clicked));
     element.on("plotly_relayout", (change) => {
       if (change["xaxis.autorange"]) look(-1, last);
-      else if (change["xaxis.range[0]"] !== undefined) {
-        const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+      else if (change["xaxis.range"] || change["xaxis.range[0]"] !== undefined) {
+        // a double click, back to the first view, gives both ends at once
+        const [from, to] = change["xaxis.range"] ?? [change["xaxis.range[0]"], change["xaxis.range[1]"]];
         if (view.time) look(eventAt(from), eventAt(to));
         else look(from, to - 1);
       }

@@ -48,5 +48,5 @@ with tempfile.TemporaryDirectory() as folder:
     torch.cuda.reset_peak_memory_stats()
     trainer.save_model(folder)
     trainer._save_optimizer_and_scheduler(folder)
-    peaks["checkpoint"] = torch.cuda.max_memory_allocated()
+    peaks["saving"] = torch.cuda.max_memory_allocated()
 print(json.dumps({"before": before, **peaks}))

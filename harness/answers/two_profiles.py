@@ -1,0 +1,229 @@
+"""Two profiles of any recipes, libraries or devices: where their bytes differ. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from harness.answers.comparison import described, different_fields, quantities, signed
+from harness.errors import InputError
+from harness.hardware import Hardware
+from harness.recipe import Recipe, recipe_yaml
+from harness.snapshot import Divergence, diff_traces, read_snapshot
+from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats, StepProfile
+from harness.units import in_gib
+
+MODULES = 8
+DIVERGENCES = 3
+OUT_OF_MEMORY = 3
+"""Status of a simulation that ran out of memory: its profile is on stdout all the same."""
+TIMEOUT_S = 3600
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One number of both, in bytes; None where a profile does not know it."""
+
+    place: str
+    name: str
+    first: int | None
+    second: int | None
+
+    @property
+    def change(self) -> int | None:
+        """The second less the first."""
+        return None if self.first is None or self.second is None else self.second - self.first
+
+
+@dataclass
+class ProfileDiff:
+    """What differs between two profiles."""
+
+    recipe: dict[str, tuple[Any, Any]]
+    """Fields of the recipe that matter to memory or time."""
+    versions: dict[str, tuple[str | None, str | None]]
+    notes: list[str]
+    peak: Difference
+    bytes: list[Difference]
+    """Totals, categories and phases that differ; not the peak."""
+    modules: list[Difference]
+    """At the peak, layers of one kind together, the largest change first."""
+    divergences: list[Divergence] = field(default_factory=list[Divergence])
+    """The first allocations that only one has, where both left their histories."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {
+            "recipe": self.recipe,
+            "versions": self.versions,
+            "notes": self.notes,
+            "differences": [
+                {"place": d.place, "name": d.name, "first": d.first, "second": d.second}
+                for d in (self.peak, *self.bytes, *self.modules)
+            ],
+            "divergences": [
+                {
+                    "phase": d.phase,
+                    "only_first": [(e.action, e.size_bytes, e.place) for e in d.only_real],
+                    "only_second": [(e.action, e.size_bytes, e.place) for e in d.only_simulated],
+                }
+                for d in self.divergences
+            ],
+        }
+
+
+def diff_profiles(first: StepProfile, second: StepProfile) -> ProfileDiff:
+    """What differs. Any two profiles can be held against each other."""
+    known = [_bytes(profile) for profile in (first, second)]
+    places = dict.fromkeys([*known[0], *known[1]])
+    peak, *rest = (Difference(*key, known[0].get(key), known[1].get(key)) for key in places)
+    modules = [_by_kind(profile) for profile in (first, second)]
+    changes = [
+        Difference("module", name, modules[0].get(name, 0), modules[1].get(name, 0))
+        for name in (set(modules[0]) | set(modules[1]) if all(modules) else ())
+    ]
+    changes.sort(key=lambda change: (-abs(change.change or 0), change.name))
+    of_recipes = first.recipe is not None and second.recipe is not None  # else a command's: harness watch
+    return ProfileDiff(
+        recipe=different_fields(first.recipe or {}, second.recipe or {}) if of_recipes else {},
+        versions=_versions(first, second),
+        notes=list(_notes(first, second)),
+        peak=peak,
+        bytes=[difference for difference in rest if difference.first != difference.second],
+        modules=[change for change in changes if change.change],
+    )
+
+
+def _bytes(profile: StepProfile) -> dict[tuple[str, str], int | None]:
+    """By place and name: the totals, the categories at the peak, the phases' peaks; peak allocated first."""
+    found: dict[tuple[str, str], int | None] = {
+        (place, name): None if value is None else int(value)
+        for (place, name, unit), value in quantities(profile).items()
+        if unit == "bytes"
+    }
+    for name in PHASES_BETWEEN_STEPS:
+        found[name, "peak"] = profile.phases.get(name, PhaseStats()).peak_allocated_bytes
+    return found
+
+
+def _by_kind(profile: StepProfile) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for module, size_bytes in (profile.memory.at_peak_by_module or {}).items():
+        found[re.sub(r"\.\d+\b", ".*", module)] += size_bytes
+    return found
+
+
+def _versions(first: StepProfile, second: StepProfile) -> dict[str, tuple[str | None, str | None]]:
+    here, there = (cast("dict[str, str]", p.provenance.get("versions") or {}) for p in (first, second))
+    return {
+        name: (here.get(name), there.get(name))
+        for name in {**here, **there}
+        if here.get(name) != there.get(name)
+    }
+
+
+def _notes(first: StepProfile, second: StepProfile) -> Iterator[str]:
+    if first.source != second.source:
+        yield f"the first is {first.source}, the second {second.source}"
+    if first.hardware.name != second.hardware.name:
+        yield f"the first is on {first.hardware.name}, the second on {second.hardware.name}"
+    for name in ("attention_kernels", "allocator"):
+        here, there = (profile.provenance.get(name) for profile in (first, second))
+        if here != there:
+            yield f"{name.replace('_', ' ')}: {here} and {there}"
+    for which, profile in (("first", first), ("second", second)):
+        if profile.oom is not None:
+            yield f"the {which} runs out of memory in {profile.oom.phase}: it has no peak"
+
+
+def simulated_by(
+    python: str, recipe: Recipe, hardware: Hardware, memory: str | None = None
+) -> tuple[StepProfile, dict[str, Any] | None]:
+    """The recipe simulated by another interpreter with its own libraries: the profile and its snapshot.
+
+    This very harness runs there. `memory`: of the device, as on a command line. Raises InputError for what
+    does not run, with what it said.
+    """
+    package = str(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "recipe.yaml")
+        path.write_text(recipe_yaml(recipe), encoding="utf-8")
+        out = Path(folder, "run")
+        command = [python, "-m", "harness", "simulate", str(path), f"hardware={hardware.name}"]
+        command += ["--json", "--out", str(out), *(() if memory is None else ("--memory", memory))]
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=TIMEOUT_S,
+                env={**os.environ, "PYTHONPATH": paths},
+            )
+        except OSError as error:
+            raise InputError(
+                f"--python {python}: {error.strerror}. Give the python of an environment with torch and "
+                "transformers, for example .venv/bin/python."
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise InputError(f"--python {python}: no answer in {TIMEOUT_S} s.") from None
+        if done.returncode not in (0, OUT_OF_MEMORY):
+            said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            raise InputError(f"--python {python}: the simulation does not run there: {said}")
+        snapshot = out / "snapshot.pickle"
+        profile = StepProfile.from_json(done.stdout, f"what {python} simulates")
+        return profile, read_snapshot(snapshot) if snapshot.exists() else None
+
+
+def first_divergences(first: dict[str, Any], second: dict[str, Any]) -> list[Divergence]:
+    """The first allocations of the step that only one of two simulations made, other orders left out."""
+    diff = diff_traces(first["device_traces"][0], second["device_traces"][0])
+    return [found for found in diff.divergences if not found.reordered][:DIVERGENCES]
+
+
+def diff_lines(diff: ProfileDiff, names: tuple[str, str]) -> Iterator[str]:
+    """For a terminal."""
+    yield f"first:  {names[0]}"
+    yield f"second: {names[1]}"
+    if diff.versions:
+        said = (f"{name} {a or '(none)'} and {b or '(none)'}" for name, (a, b) in diff.versions.items())
+        yield f"versions: {'; '.join(said)}"
+    if diff.recipe:
+        yield f"recipe: {described(diff.recipe)}"
+    yield from (f"note: {note}" for note in diff.notes)
+    peak = diff.peak
+    if peak.change is None:
+        yield f"peak allocated: {in_gib(peak.first)} and {in_gib(peak.second)}"
+    elif not peak.change:
+        yield f"peak allocated: {in_gib(peak.first)}, the same to the byte"
+    else:
+        share = f" ({peak.change / peak.first:+.1%})" if peak.first else ""
+        yield f"peak allocated: {in_gib(peak.first)} and {in_gib(peak.second)}: {signed(peak.change)}{share}"
+    if diff.bytes:
+        yield ""
+        yield f"  {'place':<16} {'what':<18} {'first':>12} {'second':>12} {'change':>12}"
+    for row in diff.bytes:
+        change = "-" if row.change is None else signed(row.change)
+        values = f"{in_gib(row.first):>12} {in_gib(row.second):>12} {change:>12}"
+        yield f"  {row.place:<16} {row.name:<18} {values}"
+    if diff.modules:
+        yield ""
+        yield "modules at the peak, layers of one kind (*) together, the largest changes"
+        for row in diff.modules[:MODULES]:
+            yield f"  {signed(row.change or 0):>12}  {row.name}"
+    if diff.divergences and diff.bytes:
+        yield ""
+        yield "the first allocations and frees that only one of them makes"
+        for number, found in enumerate(diff.divergences, 1):
+            for which, events in (("first", found.only_real), ("second", found.only_simulated)):
+                for event in events[:2]:
+                    made = f"{event.action} {in_gib(event.size_bytes)}"
+                    yield f"  {number}. in {found.phase}, only the {which}: {made} at {event.place}"
