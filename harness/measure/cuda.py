@@ -283,7 +283,6 @@ class CudaObserver:
             for _, tensor in kept
             if tensor.device.type == "cpu" and tensor.dim() > 0 and not tensor.is_pinned()
             for storage in [storage_of(tensor)]
-            if storage.device.type == "cpu"
         }
         found = pinned + sum(others.values())
         return found if found >= _PAGE_BYTES else None

@@ -43,7 +43,8 @@ def cuda(monkeypatch) -> FakeCuda:
         address = addresses.get(id(tensor))
         if address is None:
             return tensor.untyped_storage()
-        return SimpleNamespace(device=torch.device("cuda"), data_ptr=lambda: address)
+        nbytes = tensor.untyped_storage().nbytes
+        return SimpleNamespace(device=torch.device("cuda"), data_ptr=lambda: address, nbytes=nbytes)
 
     monkeypatch.setattr(measure_cuda, "storage_of", storage)
     return fake
