@@ -78,9 +78,7 @@ LLAMA_3_8B = {
     "max_grad_norm": 1.0,
 }
 """torchtitan's debug of FSDP2 in June 2024: fp32 parts gathered in bf16, AdamW, no checkpointing."""
-OF_ITS_DAY = (
-    "torchtitan's blocks and FSDP2 of June 2024, before the row's own change, are not built here"
-)
+OF_ITS_DAY = "torchtitan's blocks and FSDP2 of June 2024, before the row's own change, are not built here"
 BUILT = {
     "pt/132445": (LLAMA_3_8B, False, OF_ITS_DAY),
     "pt/129721": (LLAMA_3_8B, True, f"{OF_ITS_DAY}; after it the source has 69.46 GiB"),

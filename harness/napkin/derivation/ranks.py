@@ -19,7 +19,8 @@ def rank_terms(sizes: Sizes) -> list[Term]:
     units = sizes.units
     if units is None:
         return []
-    ranks, terms = sizes.recipe.dp_shard, []
+    ranks = sizes.recipe.dp_shard
+    terms: list[Term] = []
     named = {
         "the model's own unit": units.own,
         "the embeddings": units.embeddings,

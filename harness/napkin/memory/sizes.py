@@ -33,8 +33,14 @@ class Sizes:
         self.trained = [w for w in [*self.outer, *self.in_blocks] if w.trained]
         self.units: Units | None = None
         if self.recipe.fsdp:
-            how = {"micro_batches": self.micro_batches, "on_host": self.parts_on_host}
-            self.units = Units(self.recipe, outer, in_blocks, tied=built.shape.tied, **how)
+            self.units = Units(
+                self.recipe,
+                outer,
+                in_blocks,
+                tied=built.shape.tied,
+                micro_batches=self.micro_batches,
+                on_host=self.parts_on_host,
+            )
         self.stages: Stages = build_stages(as_computed(built), float(hardware.datasheet.compute_capability))
         self.optimizer: OptimizerMemory = optimizer_memory(
             built.recipe, self.trained, parts_on_host=self.parts_on_host
