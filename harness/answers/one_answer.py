@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,11 +16,12 @@ from harness.errors import InputError
 from harness.hardware import DEFAULT_HARDWARE, Hardware, find_hardware
 from harness.recipe import Recipe, recipe_yaml
 from harness.run_folder import RunFolder
-from harness.step_profile import StepProfile
+from harness.step_profile import EvaluationStats, EvaluationWay, StepProfile
 
 if TYPE_CHECKING:
     from harness.measure import Progress
-    from harness.simulate import SimulatedMemory
+    from harness.simulate import AfterStep, SimulatedMemory
+    from harness.training import Evaluation
 
 Prediction = Literal["napkin", "simulated"]
 
@@ -49,14 +51,60 @@ def predicted(
 
 
 def simulated(
-    recipe: Recipe, hardware: Hardware, settings: Settings, rank: int = 0
+    recipe: Recipe, hardware: Hardware, settings: Settings, rank: int = 0, after: AfterStep | None = None
 ) -> tuple[StepProfile, SimulatedMemory]:
     """The simulated profile with advice where the memory runs out, and the memory with its history: of `rank`
-    where the recipe divides a step among several."""
+    where the recipe divides a step among several.
+
+    `after`: what to simulate behind the training steps. An evaluation that takes more than a step is
+    simulated in other ways too.
+    """
     from harness.fit import advise
     from harness.simulate import simulate
 
-    return simulate(recipe, hardware, settings, rank=rank, advise=advise)
+    profile, memory = simulate(recipe, hardware, settings, rank=rank, after=after, advise=advise)
+    if after is not None and after.evaluation is not None and profile.evaluation is not None:
+        _add_other_ways(profile, profile.evaluation, after.evaluation, recipe, hardware, settings)
+    return profile, memory
+
+
+def _add_other_ways(
+    profile: StepProfile,
+    stats: EvaluationStats,
+    evaluation: Evaluation,
+    recipe: Recipe,
+    hardware: Hardware,
+    settings: Settings,
+) -> None:
+    """How else to evaluate where all logits, or too many of them, stay on the device."""
+    from harness.simulate import AfterStep, simulate
+
+    peak, step = profile.phases.get("evaluation"), profile.memory.peak_allocated_bytes or 0
+    ran_out = profile.oom is not None and profile.oom.phase == "evaluation"
+    less = peak is None or (not ran_out and (peak.peak_allocated_bytes or 0) <= step)
+    if less or not evaluation.keep_logits:
+        return
+    ways = [replace(evaluation, accumulation_steps=1), replace(evaluation, keep_logits=False)]
+    for way in ways:
+        if way == evaluation:
+            continue
+        other, _ = simulate(recipe, hardware, settings, after=AfterStep(way), explain_oom=False)
+        found = other.evaluation
+        assert found is not None
+        stats.logits_bytes, stats.logits_dtype = (
+            (stats.logits_bytes, stats.logits_dtype)
+            if stats.logits_bytes is not None
+            else (found.logits_bytes, found.logits_dtype)
+        )
+        stats.instead.append(
+            EvaluationWay(
+                accumulation_steps=way.accumulation_steps,
+                keeps_logits=way.keep_logits,
+                fits=other.oom is None,
+                peak_allocated_bytes=None if other.oom else other.phases["evaluation"].peak_allocated_bytes,
+                host_bytes=found.host_bytes,
+            )
+        )
 
 
 def measured(

@@ -36,9 +36,13 @@ def load_snapshot(path: Location) -> dict[str, Any]:
     """
     from harness.snapshot import read_snapshot
 
-    return read_snapshot(_inside(path, "snapshot.pickle"))
+    return read_snapshot(_inside(path, "snapshot.pickle", "snapshot.json"))
 
 
-def _inside(path: Location, name: str) -> Path:
-    """The file of that name in a folder; a file as it is."""
-    return Path(path, name) if os.path.isdir(path) else Path(path)
+def _inside(path: Location, *names: str) -> Path:
+    """The first file of these names that is in a folder, or else would be; a file as it is."""
+    if not os.path.isdir(path):
+        return Path(path)
+    return next(
+        (Path(path, name) for name in names if os.path.lexists(Path(path, name))), Path(path, names[0])
+    )

@@ -1,6 +1,8 @@
 """What a recipe trains on: files and conversations, read, tokenized, laid into rows. It needs no torch."""
 
 from harness.data.documents import check_data
+from harness.data.lengths import example_lengths
+from harness.data.packing import pack
 from harness.data.rows import NOT_PREDICTED, DataSummary, Rows, corpus_rows, synthetic_rows
 from harness.data.tokenizer import build_tokenizer
 
@@ -11,5 +13,7 @@ __all__ = [
     "build_tokenizer",
     "check_data",
     "corpus_rows",
+    "example_lengths",
+    "pack",
     "synthetic_rows",
 ]

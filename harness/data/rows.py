@@ -175,7 +175,7 @@ def _read_corpus(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int) -> Corpu
     start = 0
     examples = read_examples(recipe.data, paragraphs=recipe.packing)
     while some := list(itertools.islice(examples, TEXTS_AT_ONCE)):
-        for chat, whole in _documents(some, tokenizer):
+        for chat, whole in tokenized(some, tokenizer):
             documents.append(Piece(start, len(chat.tokens), whole))
             parts.append(chat.tokens)
             learned.append(chat.learned)
@@ -191,7 +191,7 @@ def _read_corpus(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int) -> Corpu
     return Corpus(tokens, np.concatenate(learned), documents)
 
 
-def _documents(some: Sequence[Example], tokenizer: Tokenizer) -> Iterator[tuple[Chat, bool]]:
+def tokenized(some: Sequence[Example], tokenizer: Tokenizer) -> Iterator[tuple[Chat, bool]]:
     """Tokens of each example, and whether it has to be read from its beginning."""
     end = np.array([] if tokenizer.end_of_document is None else [tokenizer.end_of_document], dtype=np.int32)
     texts = [example for example in some if not example.messages]

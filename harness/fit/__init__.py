@@ -7,6 +7,7 @@ from harness.fit.confirmed import ConfirmedFit, fit_confirmed
 from harness.fit.device_choice import compare_hardware, render_choice, render_table
 from harness.fit.exact import fit_exact
 from harness.fit.host_memory import check_host_memory
+from harness.fit.lengths import fit_lengths, lengths_document, lengths_lines
 from harness.fit.search import fit
 from harness.fit.sharding import Refused, Sharded, bucket_note, shard, strategies
 from harness.fit.text import exact_lines, fit_document, fit_lines
@@ -27,7 +28,10 @@ __all__ = [
     "fit_confirmed",
     "fit_document",
     "fit_exact",
+    "fit_lengths",
     "fit_lines",
+    "lengths_document",
+    "lengths_lines",
     "read_counts",
     "render_choice",
     "render_counts",

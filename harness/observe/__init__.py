@@ -1,7 +1,13 @@
 """Instruments that two answers share while a step runs: storages, labels, recordings, FLOPs."""
 
 from harness.observe.flops import FlopCount, operator_flops
-from harness.observe.labels import gradients_seen, labelled_tensors, model_tensors, owned_tensors
+from harness.observe.labels import (
+    gradients_seen,
+    labelled_tensors,
+    model_tensors,
+    owned_tensors,
+    tensors_in,
+)
 from harness.observe.phase_peaks import PhasePeaks
 from harness.observe.recording import Recording
 from harness.observe.storage_tracker import Frame, StorageTracker, storage_of
@@ -18,4 +24,5 @@ __all__ = [
     "operator_flops",
     "owned_tensors",
     "storage_of",
+    "tensors_in",
 ]

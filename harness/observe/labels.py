@@ -25,7 +25,7 @@ def labelled_tensors(training: Training) -> Iterator[tuple[str, Tensor]]:
     own = {id(p) for p in training.model.parameters()}
     for group in training.optimizer.param_groups:
         yield from (("optimizer_state", p) for p in group["params"] if id(p) not in own)
-    yield from (("optimizer_state", t) for t in _tensors_in(dict(training.optimizer.state)))
+    yield from (("optimizer_state", t) for t in tensors_in(dict(training.optimizer.state)))
     if training.scaler is not None:
         scalars = (training.scaler._scale, training.scaler._growth_tracker)
         yield from (("optimizer_state", t) for t in scalars if t is not None)
@@ -37,7 +37,7 @@ def owned_tensors(training: Training) -> Iterator[tuple[str, Tensor]]:
     for path, module in training.model.named_modules():
         for tensor in _module_tensors(module):
             yield path, tensor
-            yield from ((path, kept) for kept in _tensors_in(state.get(tensor)))
+            yield from ((path, kept) for kept in tensors_in(state.get(tensor)))
 
 
 def model_tensors(model: nn.Module) -> Iterator[Tensor]:
@@ -53,10 +53,10 @@ def _module_tensors(module: nn.Module) -> Iterator[Tensor]:
         if parameter is None:
             continue
         yield parameter
-        yield from _tensors_in(getattr(parameter, "quant_state", None))  # bitsandbytes 4-bit
-        yield from _tensors_in([getattr(parameter, name, None) for name in ("CB", "SCB")])  # and int8
-    yield from _tensors_in(getattr(module, "quant_state", None))  # 4-bit experts (parametrization)
-    yield from _tensors_in([getattr(getattr(module, "state", None), name, None) for name in ("CB", "SCB")])
+        yield from tensors_in(getattr(parameter, "quant_state", None))  # bitsandbytes 4-bit
+        yield from tensors_in([getattr(parameter, name, None) for name in ("CB", "SCB")])  # and int8
+    yield from tensors_in(getattr(module, "quant_state", None))  # 4-bit experts (parametrization)
+    yield from tensors_in([getattr(getattr(module, "state", None), name, None) for name in ("CB", "SCB")])
 
 
 @contextmanager
@@ -87,15 +87,15 @@ def gradients_seen(training: Training | None, phase: str, seen: Callable[[Tensor
             handle.remove()
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """Tensors in nested dicts and lists, and in the attributes of a bitsandbytes QuantState."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
     elif type(value).__name__ == "QuantState":
-        yield from _tensors_in([value.absmax, value.code, value.offset, value.state2])
+        yield from tensors_in([value.absmax, value.code, value.offset, value.state2])

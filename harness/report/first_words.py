@@ -8,7 +8,7 @@ from harness.report.groups import BEFORE
 from harness.report.history import History
 from harness.report.run import ReportRun
 from harness.snapshot import oom_in_words, remedy
-from harness.step_profile import CATEGORIES, StepProfile, verdict
+from harness.step_profile import CATEGORIES, StepProfile, between_steps_in_words, verdict
 from harness.units import in_gib
 
 MOST_CHANGES = 3
@@ -26,6 +26,9 @@ def first_words(run: ReportRun) -> list[str]:
     if profile.oom is None and profile.memory.peak_phase:
         peak = in_gib(profile.memory.peak_allocated_bytes)
         sentences.append(f"The peak, {peak} allocated, is in {profile.memory.peak_phase.replace('_', ' ')}.")
+    sentences += [
+        f"{words[0].upper()}{words[1:]}." for words in map(str.strip, between_steps_in_words(profile))
+    ]
     sentences += _largest(profile)
     if run.shape is not None:
         sentences += _logits(profile, run.shape)

@@ -26,7 +26,7 @@ from harness.snapshot import (
     recording_of,
     segments_at,
 )
-from harness.step_profile import CATEGORIES, MemoryBreakdown
+from harness.step_profile import CATEGORIES, PHASES_BETWEEN_STEPS, MemoryBreakdown
 
 SINCE_1970_US = 10**15
 """Of September 2001: a real clock says more, a count of events less."""
@@ -268,11 +268,20 @@ def _notes(snapshot: Mapping[str, Any], recording: Recording) -> list[str]:
     return notes
 
 
+def _peak_of_the_steps(history: History) -> int:
+    """The event of the first largest moment before any evaluation or checkpoint; -1 is before the first."""
+    between = (run.start for run in history.phases if run.phase in PHASES_BETWEEN_STEPS)
+    allocated = history.allocated_bytes()[: min(between, default=None)]
+    if not len(allocated) or allocated.max() <= history.baseline_bytes.sum():
+        return -1
+    return int(allocated.argmax())
+
+
 def _explain_baseline(history: History, at_peak: MemoryBreakdown) -> None:
     """Move BEFORE's bytes to categories: what the profile has at the peak and the recording does not."""
     if not history.baseline_bytes[len(CATEGORIES)]:
         return
-    event, _ = history.peak()
+    event = _peak_of_the_steps(history)
     recorded = history.by_group()[:, event] if event >= 0 else history.baseline_bytes
     before = len(CATEGORIES)
     stated = np.array([getattr(at_peak, f"{name}_bytes") or 0 for name in CATEGORIES], np.int64)

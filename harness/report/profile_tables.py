@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from harness.report.table import Cell, Table, Unit
-from harness.step_profile import CATEGORIES, MEMORY_KINDS, PHASES, StepProfile
+from harness.step_profile import CATEGORIES, MEMORY_KINDS, PHASES, PHASES_BETWEEN_STEPS, StepProfile
 
 
 def profile_tables(profile: StepProfile) -> dict[str, Table]:
@@ -62,14 +62,14 @@ def phase_table(profile: StepProfile) -> Table:
         "at end",
         "FLOPs",
     )
-    total = sum(stats.time_s.median or 0 for stats in profile.phases.values())
+    total = sum(profile.phases[name].time_s.median or 0 for name in PHASES if name in profile.phases)
     rows = []
-    for name in PHASES:
+    for name in PHASES + PHASES_BETWEEN_STEPS:
         stats = profile.phases.get(name)
         if stats is None:
             continue
         time = stats.time_s
-        share = time.median / total if time.median is not None and total else None
+        share = time.median / total if time.median is not None and total and name in PHASES else None
         seconds = (Cell(value, "s") for value in (time.median, time.p10, time.p90))
         sizes = (stats.peak_allocated_bytes, stats.peak_reserved_bytes, stats.allocated_at_end_bytes)
         in_bytes = (Cell(size, "bytes") for size in sizes)

@@ -16,7 +16,7 @@ from harness.report.run import ReportRun
 from harness.report.segments import segment_table
 from harness.report.table import Table
 from harness.snapshot import pieces_in_use, stack_line
-from harness.step_profile import PhaseStats, StepProfile, explain_oom
+from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats, StepProfile, explain_oom
 from harness.units import in_gib, in_ms
 
 MOST_SEGMENTS = 24
@@ -224,7 +224,9 @@ def _missing(run: ReportRun) -> list[str]:
 
 
 def _disagreement(profile: StepProfile, history: History) -> list[str]:
-    stated, recorded = profile.memory.peak_allocated_bytes, history.peak()[1]
+    between = (profile.phases.get(name, PhaseStats()) for name in PHASES_BETWEEN_STEPS)
+    peaks = [profile.memory.peak_allocated_bytes, *(stats.peak_allocated_bytes for stats in between)]
+    stated, recorded = max((peak for peak in peaks if peak is not None), default=None), history.peak()[1]
     if stated is None or stated == recorded:
         return []
     if profile.oom is not None:

@@ -119,6 +119,11 @@ class SimulatedMemory(Recording):
         self.allocator.device.emit = lambda *_: None
         return {} if log is None else log.repeat(times, self.allocator, self._blocks, self._enter)
 
+    def go_on_recording(self) -> None:
+        """After `repeat`: what comes now belongs to the snapshot too, segments as they are at its end."""
+        self._segments = None
+        self.allocator.device.emit = self._segment_event
+
     def _enter(self, phase: str) -> None:
         self.phase = phase  # memory may run out in it
         self.reset_peak()

@@ -19,6 +19,7 @@ from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.observe import PhasePeaks, gradients_seen, labelled_tensors, owned_tensors
 from harness.recipe import Recipe
+from harness.simulate.after_step import AfterStep, simulate_checkpoint, simulate_evaluation, stats_of
 from harness.simulate.clock import SimulatedTime
 from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
 from harness.simulate.cuda.communication import Communication
@@ -32,6 +33,10 @@ from harness.simulate.module_paths import ModulePaths
 from harness.snapshot import BEFORE_RECORDING, breakdown_at, bytes_by_module, find_peak, top_allocations
 from harness.step_profile import (
     PHASES,
+    PHASES_BETWEEN_STEPS,
+    Allocation,
+    CheckpointStats,
+    EvaluationStats,
     HardwareSummary,
     MemoryBreakdown,
     MemoryStats,
@@ -66,12 +71,14 @@ def simulate(
     settings: Settings | None = None,
     *,
     rank: int = 0,
+    after: AfterStep | None = None,
     explain_oom: bool = True,
     advise: Callable[[Recipe, HardwareSummary, OutOfMemoryReport], list[str]] | None = None,
 ) -> tuple[StepProfile, SimulatedMemory]:
     """The StepProfile of `recipe` on `hardware`, and the simulated memory (for its snapshot): of one process,
     or of `rank` among the recipe's `world_size`, alone.
 
+    `after`: what to simulate behind the training steps.
     Running out of memory gives a profile with `oom` filled; `explain_oom` simulates once more then, to keep
     the stack and the module of everything that is live, and `advise` says what to change. Raises InputError
     for a dtype that the device has no units for, and for `compile`, which changes which kernels run: napkin
@@ -85,18 +92,23 @@ def simulate(
             "compile: true cannot be simulated: the compiler decides which kernels and buffers there are. "
             "Set compile: false, or ask `harness napkin`."
         )
+    if after is not None and recipe.world_size > 1:
+        raise InputError(
+            f"what follows the training steps is simulated for one process, and the mesh of the recipe has "
+            f"{recipe.world_size}. Leave eval and save out of --phases, or ask for one GPU."
+        )
     settings = settings or parse_settings("", torch.__version__)
     with collected_by_hand():
         import_bitsandbytes_fast()
         import_libraries(recipe)
         with older_objects_kept():
-            run = SimulatedRun(recipe, hardware, settings, rank)
+            run = SimulatedRun(recipe, hardware, settings, rank, after)
             profile = run.to_the_end()
             if profile.oom is not None and explain_oom:
-                run = SimulatedRun(recipe, hardware, settings, rank)
+                run = SimulatedRun(recipe, hardware, settings, rank, after)
                 run.device.frames = True
                 profile = run.to_the_end()
-    if profile.oom is not None and advise is not None:
+    if profile.oom is not None and advise is not None and profile.oom.phase not in PHASES_BETWEEN_STEPS:
         profile.oom.advice = advise(recipe, profile.hardware, profile.oom)
     return profile, run.memory
 
@@ -104,7 +116,14 @@ def simulate(
 class SimulatedRun:
     """One simulation of a recipe, and what it has seen so far: an observer of the loop."""
 
-    def __init__(self, recipe: Recipe, hardware: Hardware, settings: Settings, rank: int = 0) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        hardware: Hardware,
+        settings: Settings,
+        rank: int = 0,
+        after: AfterStep | None = None,
+    ) -> None:
         # The values do not matter and nothing needs to be read: shapes are the same for any data.
         same_shapes: dict[str, str] = {"data": "synthetic", "weights": "random"}
         self.recipe = recipe.model_copy(update=same_shapes)
@@ -125,6 +144,11 @@ class SimulatedRun:
         self.phases = self.peaks.phases
         self.training: Training | None = None
         self.at_oom: MemoryBreakdown | None = None
+        self.after = after or AfterStep()
+        self.evaluation: EvaluationStats | None = None
+        self.checkpoint: CheckpointStats | None = None
+        self.of_the_step: tuple[MemoryStats, StepStats, list[Allocation]] | None = None
+        """Once the steps are over."""
 
     def to_the_end(self) -> StepProfile:
         oom = None
@@ -136,6 +160,8 @@ class SimulatedRun:
                 for _ in run_steps(self.training, self._measured(batches), META, kinds, self):
                     self.paths.forget()
                 self._repeat_the_step()
+                self.of_the_step = self._memory(), self._step(), self._top()
+                self._after_the_step()
             except AllocatorOutOfMemory as error:
                 oom = self._oom(error)
             except RuntimeError as error:
@@ -191,6 +217,18 @@ class SimulatedRun:
             stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, allocated)
             stats.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0, reserved)
 
+    def _after_the_step(self) -> None:
+        evaluation, training = self.after.evaluation, self.training
+        assert training is not None
+        if evaluation is None and not self.after.checkpoint:
+            return
+        self.memory.go_on_recording()
+        if evaluation is not None:
+            self.evaluation = stats_of(evaluation)
+            simulate_evaluation(self.recipe, training, evaluation, self.device, self, self.evaluation)
+        if self.after.checkpoint:
+            self.checkpoint = simulate_checkpoint(self.recipe, training, self.device, self)
+
     def _label_what_stays(self) -> None:
         assert self.training is not None
         for category, tensor in labelled_tensors(self.training):
@@ -236,7 +274,7 @@ class SimulatedRun:
 
     def _profile(self, oom: OutOfMemoryReport | None) -> StepProfile:
         hardware = self.hardware.summary(self.recipe.compute_dtype)
-        spans = self.memory.spans
+        memory, step, top = self.of_the_step or (self._memory(), StepStats(), [])
         return StepProfile(
             source="simulated",
             recipe=self.asked.model_dump(mode="json"),
@@ -250,12 +288,19 @@ class SimulatedRun:
             },
             complete=oom is None,
             warnings=self._warnings(),
-            memory=self._memory(),
-            phases={name: self.phases[name] for name in PHASES if name in self.phases},
-            step=self._step() if oom is None else StepStats(),
-            top=top_allocations(spans, find_peak(spans).index) if spans and oom is None else [],
+            memory=memory,
+            phases={name: self.phases[name] for name in PHASES + PHASES_BETWEEN_STEPS if name in self.phases},
+            step=step,
+            top=top,
             oom=oom,
+            evaluation=self.evaluation,
+            checkpoint=self.checkpoint,
         )
+
+    def _top(self) -> list[Allocation]:
+        """The largest at the peak of the step."""
+        spans = self.memory.spans
+        return top_allocations(spans, find_peak(spans).index) if spans else []
 
     def _warnings(self) -> list[str]:
         warnings = [] if self.training is None else surprises_of_model(self.asked, self.training.model)

@@ -15,7 +15,7 @@ from harness.snapshot.diff.segments import Reserved, SegmentDiff, diff_segments
 from harness.snapshot.diff.traces import Divergence, Event, Group, TraceDiff, diff_traces
 from harness.snapshot.from_stacks import phases_of_trace
 from harness.snapshot.leaks import FEWEST_ENDS, Growth, Leaks, find_leaks
-from harness.snapshot.out_of_memory import OutOfMemory, oom_in_words, out_of_memory, remedy
+from harness.snapshot.out_of_memory import OutOfMemory, oom_in_words, remedy
 from harness.snapshot.recording import Recording, recording_of
 from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.segments import Piece, Segment, free_stretches, pieces_in_use, segments_at
@@ -73,7 +73,6 @@ __all__ = [
     "held_at",
     "label_snapshot",
     "oom_in_words",
-    "out_of_memory",
     "own_place",
     "phase_metadata",
     "phase_of",

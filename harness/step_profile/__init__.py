@@ -1,6 +1,19 @@
 """What every answer returns: the profile of one step, as JSON and in words."""
 
-from harness.step_profile.in_words import MEMORY_KINDS, explain_oom, leak_in_words, verdict
+from harness.step_profile.between_steps import (
+    PHASES_BETWEEN_STEPS,
+    CheckpointStats,
+    EvaluationStats,
+    EvaluationWay,
+)
+from harness.step_profile.fields import Count, Quantity
+from harness.step_profile.in_words import (
+    MEMORY_KINDS,
+    between_steps_in_words,
+    explain_oom,
+    leak_in_words,
+    verdict,
+)
 from harness.step_profile.step_profile import (
     CATEGORIES,
     MAX_FILE_BYTES,
@@ -8,7 +21,6 @@ from harness.step_profile.step_profile import (
     MOST_WEIGHTS,
     PHASES,
     Allocation,
-    Count,
     Details,
     HardwareSummary,
     LeakReport,
@@ -17,7 +29,6 @@ from harness.step_profile.step_profile import (
     NotFiniteReport,
     OutOfMemoryReport,
     PhaseStats,
-    Quantity,
     RanksReport,
     RankStats,
     StepProfile,
@@ -33,9 +44,13 @@ __all__ = [
     "MEMORY_KINDS",
     "MOST_WEIGHTS",
     "PHASES",
+    "PHASES_BETWEEN_STEPS",
     "Allocation",
+    "CheckpointStats",
     "Count",
     "Details",
+    "EvaluationStats",
+    "EvaluationWay",
     "HardwareSummary",
     "LeakReport",
     "MemoryBreakdown",
@@ -49,6 +64,7 @@ __all__ = [
     "StepProfile",
     "StepStats",
     "TimeStats",
+    "between_steps_in_words",
     "explain_oom",
     "leak_in_words",
     "utilization",

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from harness.step_profile.step_profile import LeakReport, StepProfile
+from collections.abc import Iterator
+
+from harness.step_profile.between_steps import PHASES_BETWEEN_STEPS, EvaluationStats, EvaluationWay
+from harness.step_profile.step_profile import (
+    LeakReport,
+    StepProfile,
+)
 from harness.units import in_gib
 
 MEMORY_KINDS = {
@@ -18,6 +24,8 @@ def verdict(profile: StepProfile) -> str:
     memory, device = profile.memory, profile.hardware
     if profile.oom is not None:
         size = "" if device.memory_bytes is None else f" ({in_gib(device.memory_bytes)})"
+        if profile.oom.phase in PHASES_BETWEEN_STEPS:
+            return f"training fits on {device.name}{size}, the {profile.oom.phase} does not{_remedy(profile)}"
         return f"does not fit on {device.name}{size}: the memory runs out in {profile.oom.phase}"
     known = (memory.process_bytes, memory.peak_reserved_bytes, memory.peak_allocated_bytes)
     taken = next((size for size in known if size is not None), None)
@@ -30,6 +38,67 @@ def verdict(profile: StepProfile) -> str:
     if spare < 0:
         return f"does not fit in the {room}: {in_gib(-spare)} are missing"
     return f"fits in the {room} with {in_gib(spare)} to spare"
+
+
+def _remedy(profile: StepProfile) -> str:
+    """Of an evaluation that does not fit: how large the logits are, and what brings it within the memory."""
+    evaluation = profile.evaluation
+    if evaluation is None or profile.oom is None or profile.oom.phase != "evaluation":
+        return ""
+    logits = f": {in_gib(evaluation.logits_bytes)} of logits" if evaluation.logits_bytes else ""
+    fitting = [way for way in evaluation.instead if way.fits]
+    if not fitting:
+        return logits
+    return f"{logits}; {_way(fitting[0])} brings its peak to {in_gib(fitting[0].peak_allocated_bytes)}"
+
+
+def between_steps_in_words(profile: StepProfile) -> Iterator[str]:
+    """A sentence on the evaluation and one on the checkpoint, where they were asked for."""
+    evaluation, checkpoint = profile.evaluation, profile.checkpoint
+    if evaluation is not None:
+        peak = _peak_of(profile, "evaluation")
+        how = (
+            f"evaluation of {evaluation.batches} batches of {evaluation.batch_size} rows, {_way(evaluation)}"
+        )
+        yield f"{how}: {peak}{_logits(evaluation)}"
+        for other in evaluation.instead:
+            found = (
+                f"{in_gib(other.peak_allocated_bytes)} at its peak" if other.fits else "does not fit either"
+            )
+            host = f", {in_gib(other.host_bytes)} on the host" if other.host_bytes else ""
+            yield f"  with {_way(other)}: {found}{host}"
+    if checkpoint is not None:
+        files = f"{in_gib(checkpoint.weights_bytes)} of weights"
+        files += f" and {in_gib(checkpoint.optimizer_bytes)} of optimizer state"
+        host = f"{in_gib(checkpoint.host_bytes)} of copies on the host at most"
+        yield f"checkpoint of {files}: {_peak_of(profile, 'checkpoint')}; {host}"
+
+
+def _peak_of(profile: StepProfile, phase: str) -> str:
+    if profile.oom is not None and profile.oom.phase == phase:
+        return "memory runs out"
+    peak, step = profile.phases[phase].peak_allocated_bytes or 0, profile.memory.peak_allocated_bytes or 0
+    beside = "more than" if peak > step else "less than"
+    return f"{in_gib(peak)} at its peak, {in_gib(abs(peak - step))} {beside} a training step"
+
+
+def _way(way: EvaluationStats | EvaluationWay) -> str:
+    if not way.keeps_logits:
+        return "the loss alone (prediction_loss_only)"
+    if way.accumulation_steps is None:
+        return "all logits kept on the device"
+    return f"eval_accumulation_steps {way.accumulation_steps}"
+
+
+def _logits(evaluation: EvaluationStats) -> str:
+    if evaluation.logits_bytes is None:
+        return ""
+    logits = f"; the logits are {in_gib(evaluation.logits_bytes)} of {evaluation.logits_dtype}"
+    return (
+        f"{logits}, and on the host {in_gib(evaluation.host_bytes)} at most"
+        if evaluation.host_bytes
+        else logits
+    )
 
 
 def leak_in_words(leak: LeakReport) -> str:

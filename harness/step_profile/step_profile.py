@@ -9,9 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from harness.errors import InputError
+from harness.step_profile.between_steps import CheckpointStats, EvaluationStats
+from harness.step_profile.fields import Count, Fields, Quantity
 from harness.system import Rows, is_object, notebook_html, parse_json, read_whole
 from harness.units import in_gib, in_ms
 
@@ -36,12 +38,6 @@ CATEGORIES = (
 )
 
 
-Count = Annotated[int, Field(ge=0, strict=True)]
-"""Bytes, FLOPs, steps. Strict: true is no 1, and text no number."""
-Quantity = Annotated[float, Field(ge=0, strict=True)]
-"""Seconds, rates, shares; never nan, which is not at least 0."""
-
-
 def _few(details: dict[str, Any]) -> dict[str, Any]:
     left = MAX_DETAILS
     waiting: list[tuple[object, int]] = [(details, 1)]
@@ -61,11 +57,7 @@ def _few(details: dict[str, Any]) -> dict[str, Any]:
 Details = Annotated[dict[str, Any], AfterValidator(_few)]
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="null")
-
-
-class MemoryBreakdown(_Fields):
+class MemoryBreakdown(Fields):
     """The bytes live at the peak, by what they are. The fields add up to the peak."""
 
     parameters_bytes: Count | None = None
@@ -86,7 +78,7 @@ class MemoryBreakdown(_Fields):
         return sum(getattr(self, f"{name}_bytes") or 0 for name in CATEGORIES)
 
 
-class MemoryStats(_Fields):
+class MemoryStats(Fields):
     """Memory of the steady step. Setup and the first step have their own peaks, never mixed in."""
 
     kind: Literal["cuda_allocator", "simulated_allocator", "live_tensors", "closed_form"]
@@ -112,7 +104,7 @@ class MemoryStats(_Fields):
     first_step_peak_allocated_bytes: Count | None = None
 
 
-class TimeStats(_Fields):
+class TimeStats(Fields):
     """Seconds over the timed steps. A prediction has n = 0 and only a median."""
 
     median: Quantity | None = None
@@ -121,7 +113,7 @@ class TimeStats(_Fields):
     n: Count = 0
 
 
-class PhaseStats(_Fields):
+class PhaseStats(Fields):
     """One phase of one step; with accumulation, all its micro batches together."""
 
     time_s: TimeStats = Field(default_factory=TimeStats)
@@ -135,7 +127,7 @@ class PhaseStats(_Fields):
     a simulation can tell."""
 
 
-class StepStats(_Fields):
+class StepStats(Fields):
     """The whole optimizer step."""
 
     time_s: TimeStats = Field(default_factory=TimeStats)
@@ -164,7 +156,7 @@ def utilization(flops: int | None, seconds: float | None, peak_flops_per_s: floa
     return flops / ceiling if flops and ceiling else None
 
 
-class Allocation(_Fields):
+class Allocation(Fields):
     """One live allocation at the peak, or at an out-of-memory."""
 
     size_bytes: Count
@@ -174,7 +166,7 @@ class Allocation(_Fields):
     stack: list[str] = Field(default_factory=list[str], max_length=1000)
 
 
-class OutOfMemoryReport(_Fields):
+class OutOfMemoryReport(Fields):
     """Where the memory ran out."""
 
     phase: str
@@ -188,7 +180,7 @@ class OutOfMemoryReport(_Fields):
 MOST_WEIGHTS = 10
 
 
-class NotFiniteReport(_Fields):
+class NotFiniteReport(Fields):
     """A loss or a weight was nan or infinite."""
 
     step: Count
@@ -234,7 +226,7 @@ class NotFiniteReport(_Fields):
         )
 
 
-class LeakReport(_Fields):
+class LeakReport(Fields):
     """Every step ended with more memory allocated than the one before."""
 
     bytes_per_step: Count
@@ -246,7 +238,7 @@ class LeakReport(_Fields):
     """The largest allocation that the last recorded step made and left behind."""
 
 
-class HardwareSummary(_Fields):
+class HardwareSummary(Fields):
     """The device the numbers are for."""
 
     name: str
@@ -262,7 +254,7 @@ class HardwareSummary(_Fields):
 MOST_RANKS = 10_000
 
 
-class RankStats(_Fields):
+class RankStats(Fields):
     """What one rank saw of a step that several run together."""
 
     rank: Count
@@ -279,7 +271,7 @@ class RankStats(_Fields):
     """Medians, by phase."""
 
 
-class RanksReport(_Fields):
+class RanksReport(Fields):
     """The ranks that ran a step together. The profile that holds it is the one of `peak_rank`."""
 
     world_size: Count
@@ -291,7 +283,7 @@ class RanksReport(_Fields):
     """Which rank ended all others, and why; null: none did."""
 
 
-class StepProfile(_Fields):
+class StepProfile(Fields):
     """One answer about one recipe."""
 
     schema_version: int = SCHEMA_VERSION
@@ -312,6 +304,8 @@ class StepProfile(_Fields):
     oom: OutOfMemoryReport | None = None
     not_finite: NotFiniteReport | None = None
     leak: LeakReport | None = None
+    evaluation: EvaluationStats | None = None
+    checkpoint: CheckpointStats | None = None
     ranks: RanksReport | None = None
     """Of a step on several ranks: what all of them saw. null: one process, or one rank's own profile."""
     warnings: list[str] = Field(default_factory=list[str], max_length=1000)

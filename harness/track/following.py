@@ -143,6 +143,8 @@ def tell_at_once(job: Job, say: Say) -> bool:
 
 def in_words(error: BaseException) -> str:
     """The first line of what a library says, as a sentence."""
+    while isinstance(error.__context__, ModuleNotFoundError):  # the package that is looked for first
+        error = error.__context__
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"it needs the package {error.name}, which is not installed. Run: pip install {error.name}."
     if isinstance(error, InputError):
@@ -177,6 +179,8 @@ def main() -> None:
     """One job is a run that goes on; several are runs that are over."""
     with os.fdopen(os.dup(0), "rb") as lines:
         jobs = [Job.from_json(line) for line in iter(lines.readline, b"\n") if line.strip()]
+    if hasattr(os, "nice"):
+        os.nice(10)  # a processor that both want is the run's, whose times are measured
     said = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is not for people
 

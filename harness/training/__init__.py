@@ -1,11 +1,13 @@
 """The one training step and everything it is made of: model, toggles, data, loop."""
 
 from harness.training.batches import Batches, StepBatches
+from harness.training.evaluation import Evaluation, evaluate
 from harness.training.loop import Kind, LoopObserver, Step, remaining_kinds, run_steps, set_up, step_kinds
 from harness.training.model import import_libraries
+from harness.training.saving import save_as_trainer
 from harness.training.step import Training
 from harness.training.toggles.attention import attention_kernel
-from harness.training.toggles.host_memory import is_dense, is_on_host, on_host
+from harness.training.toggles.host_memory import is_dense, is_on_host, on_host, to_host
 from harness.training.toggles.optimizer_state import restore_state
 from harness.training.toggles.precision import DTYPES
 from harness.training.warnings import surprises_of_model
@@ -13,12 +15,14 @@ from harness.training.warnings import surprises_of_model
 __all__ = [
     "DTYPES",
     "Batches",
+    "Evaluation",
     "Kind",
     "LoopObserver",
     "Step",
     "StepBatches",
     "Training",
     "attention_kernel",
+    "evaluate",
     "import_libraries",
     "is_dense",
     "is_on_host",
@@ -26,7 +30,9 @@ __all__ = [
     "remaining_kinds",
     "restore_state",
     "run_steps",
+    "save_as_trainer",
     "set_up",
     "step_kinds",
     "surprises_of_model",
+    "to_host",
 ]

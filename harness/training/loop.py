@@ -45,7 +45,7 @@ def set_up(recipe: Recipe, device: torch.device, observer: LoopObserver) -> tupl
 
     with observer.phase("setup"):
         ranks = ranks_of(recipe, device)
-        batches = _batches(recipe, load_config(recipe), ranks, shapes_only=device.type == "meta")
+        batches = batches_of(recipe, load_config(recipe), ranks, shapes_only=device.type == "meta")
         return build_training(recipe, device, ranks), batches
 
 
@@ -65,7 +65,7 @@ def run_steps(
         observer.begin_step(index, kind)
         with observer.phase("data"):
             on_host, num_tokens = next(batches)
-            micro_batches = [_moved(batch, device) for batch in on_host]
+            micro_batches = [moved(batch, device) for batch in on_host]
             shared_tokens = training.ranks.shared(num_tokens)
         loss = train_step(training, micro_batches, shared_tokens, observer)
         del micro_batches  # the next step's inputs are made before this frame goes away
@@ -89,7 +89,8 @@ def remaining_kinds(kinds: Sequence[Kind], first: int, warmup_steps: int) -> lis
     return left
 
 
-def _moved(batch: Batch, device: torch.device) -> Batch:
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """The batch on `device`, in tensors of its own."""
     return {
         # copy=True: on the CPU too the inputs are a tensor of the step's own
         name: value.to(device, non_blocking=True, copy=True) if isinstance(value, Tensor) else value
@@ -97,7 +98,8 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
     }
 
 
-def _batches(recipe: Recipe, config: Any, ranks: Ranks, *, shapes_only: bool) -> Batches:
+def batches_of(recipe: Recipe, config: Any, ranks: Ranks, *, shapes_only: bool) -> Batches:
+    """The batches of `recipe` for the model of `config`; `shapes_only`: for shape-only tensors."""
     text = config.get_text_config()
     return build_batches(
         recipe,

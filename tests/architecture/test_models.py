@@ -29,6 +29,10 @@ PUBLISHED = {
     "llama-2-13b": (13_015_864_320, LORAM + "table 4"),
     "llama-2-70b": (68_976_648_192, LORAM + "table 5"),
     "llama-2-7b": (6_738_415_616, KERAS + "llama2_7b_en"),
+    # The paper gives 405B. By hand from its sizes (arXiv 2407.21783, table 3): embedding and head
+    # 2 * 128,256 * 16,384; a block: q and o 2 * 16,384^2, k and v 2 * 1,024 * 16,384, MLP
+    # 3 * 16,384 * 53,248, norms 2 * 16,384; 126 blocks and the last norm.
+    "llama-3.1-405b": (405_853_388_800, "by hand, from arXiv 2407.21783, table 3"),
     "llama-3.1-70b": (70_553_706_496, LORAM + "table 5"),
     "llama-3.1-8b": (8_030_261_248, KERAS + "llama3_8b_en (3 and 3.1 have the same sizes)"),
     "llama-3.2-1b": (1_235_814_400, HUB + "meta-llama/Llama-3.2-1B-Instruct"),
@@ -49,7 +53,7 @@ PUBLISHED = {
 
 def test_there_are_exactly_the_published_models() -> None:
     assert list_models() == sorted(PUBLISHED)
-    assert len(PUBLISHED) == 22
+    assert len(PUBLISHED) == 23
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

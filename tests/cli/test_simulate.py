@@ -141,6 +141,20 @@ def test_simulate_out_of_memory_exits_3_and_says_what_fills_it(call: Call) -> No
     assert actions[-2:] == ["oom", "snapshot"]
 
 
+def test_simulate_goes_on_behind_the_steps(call: Call) -> None:
+    asked = ("--phases", "train,eval,save", "--eval-batches", "3", "--eval-accumulation-steps", "1", "--json")
+    status, out, _ = call("simulate", "tiny.yaml", *asked)
+    assert status == 0
+    profile = StepProfile.from_json(out)
+    assert profile.evaluation is not None
+    assert (profile.evaluation.batches, profile.evaluation.accumulation_steps) == (3, 1)
+    assert profile.checkpoint is not None
+    status, out, err = call("simulate", "tiny.yaml", "--phases", "train,save")
+    assert (status, err) == (0, "")
+    assert "checkpoint of" in out
+    assert "evaluation" not in out
+
+
 def test_allocator_settings_come_from_the_option_or_the_environment(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +183,13 @@ def test_allocator_settings_come_from_the_option_or_the_environment(
         (("simulate", "tiny.yaml", "hardware=t4"), "t4 has no bf16 units"),
         (("simulate", "tiny.yaml", "--trace-diff", "no.pickle"), "cannot read the snapshot no.pickle"),
         (("simulate", "tiny.yaml", "--trace-diff", "tiny.yaml"), "neither a pickle"),
+        (("simulate", "tiny.yaml", "--phases", "train,evla"), "there is no phase evla. Did you mean eval?"),
+        (("simulate", "tiny.yaml", "--phases", "eval"), "Write train,eval."),
+        (("simulate", "tiny.yaml", "--eval-batches", "3"), "--eval-batches belongs to an evaluation"),
+        (
+            ("simulate", "tiny.yaml", "--phases", "train,eval", "--eval-batches", "0"),
+            "at least 1 and at most",
+        ),
         (("simulate", "nothing"), "there is no recipe 'nothing'"),
         (("validate", "hardware=l4"), "nothing to validate"),
         (("validate", "no.json"), "cannot read the profile no.json"),

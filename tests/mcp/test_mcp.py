@@ -228,19 +228,6 @@ def test_what_is_refused_is_an_error_of_the_tool_with_our_sentence(folder: Path)
         assert len(text) < 3000
 
 
-def test_a_path_outside_is_refused_alike_whether_it_exists(folder: Path):
-    there = str(Path(ROOT / "README.md"))
-    (a, b), _ = ask([folder], ("report", {"paths": [there]}), ("report", {"paths": [f"{there}x"]}))
-    assert a[1].replace(there, "") == b[1].replace(f"{there}x", "")
-
-
-def test_without_folders_what_harness_brings_is_all(tmp_path: Path):
-    (named, refused), _ = ask([], ("napkin", {"recipe": "smoke"}), ("report", {"paths": [str(tmp_path)]}))
-    assert not named[0]
-    assert refused[0]
-    assert "which are: none" in refused[1]
-
-
 def test_nothing_is_written_connected_or_started(folder: Path, tmp_path: Path):
     """By Python's audit events, and by what is there afterwards. `tempfile` tries once if it could write."""
     home, here = tmp_path / "home", tmp_path / "here"

@@ -127,6 +127,7 @@ def test_peaks_are_per_phase_and_nothing_is_touched_while_timing(cuda):
     assert memory.fragmentation_bytes == CACHED
     assert memory.host_bytes == 4096 + 4  # pinned, and the one weight of the training, which is a CPU.s here
     assert observer.peak_bytes() == weight + 13 * KIB
+    assert observer.peak_reserved_bytes() == weight + 13 * KIB + CACHED
     # setup, then 4 phases in 1 warmup and 2 recorded steps: none in a timed one
     assert cuda.calls.count("reset") == 1 + 4 * 3
     assert [call for call in cuda.calls if call.startswith("history")] == [

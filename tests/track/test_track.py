@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from harness.cli.app import main
 from harness.errors import InputError
 from harness.recipe import load_recipe
 from harness.step_profile.step_profile import StepProfile
+from harness.sweep import plan_sweep, run_cells, tracked_cells
 from harness.track import tracker_names
-from harness.track.following import Follower, Log
+from harness.track.following import Follower, Log, in_words
 from harness.track.jobs import Job, profile_values, recipe_config, step_values
 from harness.virtual_gpu import outside
 from tests.support.places import ROOT
@@ -175,9 +177,16 @@ def test_a_tracker_that_is_missing_or_fails_stops_nothing(tmp_path: Path):
     assert StepProfile.read(tmp_path / "run/profile.json").complete
 
 
-def test_an_unknown_tracker_is_refused_before_anything_runs(tmp_path: Path):
-    status, said = harness(tmp_path, *RUN, "--out", "run", HARNESS_TRACK="tensorbord")
-    assert status == 2
+def test_an_unknown_tracker_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["harness", *RUN, "--out", "run"])
+    monkeypatch.setenv("HARNESS_TRACK", "tensorbord")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
     assert said.startswith("harness: --track tensorbord: there is no such tracker. Did you mean tensorboard?")
     assert list(tmp_path.iterdir()) == []
 
@@ -204,8 +213,21 @@ def test_a_sweep_is_a_run_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert runs["smoke seq_len=32"][0].data.params["seq_len"] == "32"
     kept = Path(runs["smoke sweep"][0].info.artifact_uri.removeprefix("file://"))
     assert {path.name for path in kept.iterdir()} == {"report.html", "sweep.json", "sweep.csv"}
-    assert harness(tmp_path, *sweep, MLFLOW_TRACKING_URI=store.as_uri())[0] == 0
-    assert len(of_mlflow(store)) == 4  # what was there already is not told again
+
+
+def test_a_cell_that_was_there_already_is_not_told_again(tmp_path: Path):
+    plan = plan_sweep("smoke", ["seq_len=32,64"], "napkin")
+    (tmp_path / "cells").mkdir()
+    first, again = (tracked_cells(plan, run_cells(plan, tmp_path), tmp_path, [tmp_path]) for _ in range(2))
+    assert [job.name for job in first] == [
+        "smoke base",
+        "smoke seq_len=32",
+        "smoke seq_len=64",
+        "smoke sweep",
+    ]
+    assert all(job.config["status"] == "ok" for job in first[:3])
+    assert (first[3].values, first[3].attach) == ({}, [str(tmp_path)])
+    assert again == []
 
 
 def test_a_log_is_read_as_it_grows(tmp_path: Path):
@@ -251,6 +273,17 @@ def test_a_tracker_that_takes_no_more_is_given_up(monkeypatch: pytest.MonkeyPatc
         "mlflow: the files could not be kept: OSError: no space either.",
         "mlflow: it did not take 4 steps: OSError: no space. log.jsonl has every step.",
     ]
+
+
+def test_the_package_that_is_missing_is_the_one_that_is_looked_for_first():
+    try:
+        try:
+            raise ModuleNotFoundError("there is none", name="tensorboard")
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError("nor the older one", name="tensorboardX")  # noqa: B904
+    except ModuleNotFoundError as error:
+        said = in_words(error)
+    assert said == "it needs the package tensorboard, which is not installed. Run: pip install tensorboard."
 
 
 def test_what_is_told():
@@ -308,3 +341,23 @@ def test_a_run_that_left_no_profile_is_told_as_far_as_it_came(tmp_path: Path):
         (tmp_path / "log.jsonl").write_text('{"step": 0, "loss": 2.5}\n')
         assert heard.wait(120)
     assert of_tensorboard(tmp_path / "tensorboard/killed")["loss"] == [(0, 2.5)]
+
+
+def test_a_tracker_that_hangs_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from harness.track import Tracking
+    from harness.track import tracking as waiting
+
+    (tmp_path / "aim").mkdir()
+    (tmp_path / "aim/__init__.py").write_text("import time; time.sleep(3600)")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(waiting, "ANNOUNCED_AFTER_S", 0.1)
+    (tmp_path / "log.jsonl").write_text('{"step": 0, "loss": 2.5}\n')
+    said: list[str] = []
+    with Tracking(["aim"], tmp_path, "hangs", {}, said.append) as tracking:
+        pass
+    assert said == [
+        "aim: it is sending the rest, for 0 seconds at most",
+        "aim: it had not sent everything after 0 seconds. log.jsonl has every step.",
+    ]
+    assert tracking._beside[0]._process.returncode == -9

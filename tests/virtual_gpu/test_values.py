@@ -160,6 +160,16 @@ def test_large_host_data_costs_no_memory_of_the_host(emulate) -> None:
     assert emulate(code=textwrap.dedent(code)).stdout.split() == ["True", "8"]
 
 
+def test_floats_leave_room_for_integers(emulate) -> None:
+    """Adapters and their optimizer's state are small floats, many of them."""
+    code = """
+    import torch
+    weights = [torch.ones(1 << 18).cuda() for _ in range(300)]
+    print(torch.arange(5, device="cuda").diff().tolist())
+    """
+    assert emulate(code=textwrap.dedent(code)).stdout.strip() == "[1, 1, 1, 1]"
+
+
 def test_backward_has_the_sizes_of_forward(emulate) -> None:
     """Boolean indexing and checkpointing within the autograd engine, where Python sees nothing."""
     code = """

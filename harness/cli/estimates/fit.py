@@ -28,6 +28,8 @@ Examples:
 
   harness fit llama-3.1-8b-lora --hardware rtx-4090 --exact --field seq_len
 
+  harness fit llama-3.1-8b-lora --hardware rtx-4090 --data chats.jsonl --tokenizer checkpoint
+
   harness fit llama-3.1-8b-full-bf16 --hardware a100-40gb --gpus 4 --quick
 """
 
@@ -56,6 +58,20 @@ def fit(
     field: Annotated[
         str, typer.Option(help="With --exact: micro_batch_size, or seq_len (in steps of 64).")
     ] = "micro_batch_size",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Examples, a file or a data set's id: the worst batch of their lengths, and the chance to "
+            "run out in an epoch.",
+            show_default=False,
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="With --data: a checkpoint's folder or id. Default: the model's.", show_default=False
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the largest micro batch and sequence that a simulation sees to fit, or what to change if none."""
@@ -70,9 +86,51 @@ def fit(
         where = f"{gpus} × {where}"
     if exact and quick:
         raise InputError("--exact simulates and --quick does not. Give one of them.")
+    if tokenizer is not None and data is None:
+        raise InputError("--tokenizer belongs to --data, whose texts it turns into tokens. Give both.")
+    if data is not None:
+        if exact or quick:
+            raise InputError(
+                f"--data searches by simulation itself. Leave --{'exact' if exact else 'quick'} out."
+            )
+        return fit_to_data(name, loaded, chosen, where, data, tokenizer, as_json)
     if exact:
         return fit_by_simulation(name, loaded, chosen, where, field, as_json)
     fit_and_confirm(name, loaded, chosen, where, margin, quick, as_json)
+
+
+def fit_to_data(
+    name: str,
+    recipe: Recipe,
+    hardware: Hardware,
+    where: str,
+    data: str,
+    tokenizer: str | None,
+    as_json: bool,
+) -> None:
+    """What `harness fit --data` does: read the lengths, search for what fits, count what comes."""
+    from harness.architecture import load_shape
+    from harness.cli.terminal.terminal import Terminal
+    from harness.data import example_lengths
+    from harness.fit import fit_lengths, lengths_document, lengths_lines
+    from harness.system import quiet_libraries, stdout_kept_for_json
+
+    log = Terminal(stderr=True)
+    with stdout_kept_for_json(as_json):
+        quiet_libraries()
+        try:
+            vocab_size = load_shape(recipe.model).vocab
+        except InputError:  # a model that arithmetic does not know; it may have a tokenizer all the same
+            vocab_size = None
+        lengths = example_lengths(recipe, data, vocab_size=vocab_size, tokenizer=tokenizer)
+        settings = allocator_settings(os.environ)
+        found = fit_lengths(recipe, hardware, settings, lengths, told=lambda line: say(log, line))
+    if as_json:
+        print(json.dumps(lengths_document(name, where, data, recipe, found), indent=1))
+    else:
+        tell("\n".join(lengths_lines(name, where, data, recipe, found)))
+    if not any(batch.fits_up_to for batch in found.micro_batches):
+        raise typer.Exit(OUT_OF_MEMORY)
 
 
 def fit_by_simulation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +14,16 @@ from harness.allocator import allocator_settings
 from harness.cli.arguments import JsonOnStdout, MemorySize, OverridesAndHardware, RecipeName, asked_for
 from harness.cli.exit_status import OUT_OF_MEMORY
 from harness.cli.terminal.terminal import say
+from harness.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.simulate import SimulatedMemory
+    from harness.simulate import AfterStep, SimulatedMemory
     from harness.step_profile import StepProfile
 
+
+SIMULATED_PHASES = ("train", "eval", "save")
 
 EXAMPLES = """
 Examples:
@@ -29,6 +33,8 @@ Examples:
   harness simulate llama-3.1-8b-lora seq_len=8192 hardware=a100-80gb --out here
 
   harness simulate mine --allocator expandable_segments:True --json > mine.json
+
+  harness simulate mine --phases train,eval,save --eval-accumulation-steps 1
 
   harness simulate mine hardware=h200 --trace-diff recorded/snapshot.pickle
 
@@ -61,6 +67,31 @@ def simulate(
             show_default=False,
         ),
     ] = None,
+    phases: Annotated[
+        str,
+        typer.Option(
+            help="What to simulate, by commas: train, and behind it eval (an evaluation as transformers' "
+            "Trainer does it) and save (its checkpoint)."
+        ),
+    ] = "train",
+    eval_batches: Annotated[
+        int | None,
+        typer.Option(help="How many batches an evaluation has. Default: 10.", show_default=False),
+    ] = None,
+    eval_batch_size: Annotated[
+        int | None,
+        typer.Option(help="Their rows, per_device_eval_batch_size. Default: 8.", show_default=False),
+    ] = None,
+    eval_accumulation_steps: Annotated[
+        int | None,
+        typer.Option(
+            help="After so many batches logits go to the host. Default: at the end.", show_default=False
+        ),
+    ] = None,
+    eval_loss_only: Annotated[
+        bool,
+        typer.Option("--eval-loss-only", help="Keep no logits: prediction_loss_only, or no compute_metrics."),
+    ] = False,
     memory: MemorySize = None,
     rank: Annotated[
         int,
@@ -84,6 +115,13 @@ def simulate(
     from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
     name, loaded, hardware = asked_for(recipe, overrides, memory)
+    named = {
+        "--eval-batches": ("batches", eval_batches),
+        "--eval-batch-size": ("batch_size", eval_batch_size),
+        "--eval-accumulation-steps": ("accumulation_steps", eval_accumulation_steps),
+        "--eval-loss-only": ("keep_logits", False if eval_loss_only else None),
+    }
+    after = after_step(phases, {option: pair for option, pair in named.items() if pair[1] is not None})
     settings = allocator_settings(os.environ, allocator)
     folder = RunFolder(out, name, loaded) if out is not None else None
     recorded = read_snapshot(trace_diff) if trace_diff is not None else None
@@ -92,7 +130,7 @@ def simulate(
         of_rank = f", rank {rank} of {loaded.world_size}" if loaded.distributed else ""
         what = f"a step of {name} on {hardware.datasheet.title}{of_rank}, without data"
         with Waiting(Terminal(stderr=True), what):
-            profile, remembered = simulated(loaded, hardware, settings, rank)
+            profile, remembered = simulated(loaded, hardware, settings, rank, after)
         profile.provenance["recipe_name"] = name
         people = Terminal(stderr=as_json)
         document = _show(people, name, profile, remembered, recorded, verbose=verbose)
@@ -106,6 +144,32 @@ def simulate(
         from harness.step_profile import explain_oom
 
         raise typer.Exit(complain(explain_oom(profile), OUT_OF_MEMORY))
+
+
+def after_step(phases: str, evaluation: Mapping[str, tuple[str, int | bool]]) -> AfterStep | None:
+    """What `--phases` names behind the training steps; `evaluation`: field and value by option that is given.
+
+    Raises InputError for a phase there is none of, and for options without a phase they belong to.
+    """
+    names = [name.strip() for name in phases.split(",")]
+    for name in names:
+        if name not in SIMULATED_PHASES:
+            hint = nearest(name, SIMULATED_PHASES)
+            raise InputError(f"--phases {phases}: there is no phase {name}.{hint} Write train,eval,save.")
+    if "train" not in names:
+        raise InputError(
+            f"--phases {phases}: what follows the training steps needs them. Write train,{phases}."
+        )
+    if evaluation and "eval" not in names:
+        option = next(iter(evaluation))
+        raise InputError(f"{option} belongs to an evaluation. Write --phases train,eval too.")
+    if len({*names}) == 1:
+        return None
+    from harness.simulate import AfterStep
+    from harness.training import Evaluation
+
+    asked: dict[str, Any] = {field: value for field, value in evaluation.values()}
+    return AfterStep(Evaluation(**asked) if "eval" in names else None, "save" in names)
 
 
 def _show(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from harness.cli.terminal.terminal import say
-from harness.step_profile import StepProfile, verdict
+from harness.step_profile import StepProfile, between_steps_in_words, verdict
 from harness.units import in_gib
 
 MODULES = 12
@@ -27,6 +27,8 @@ def print_verdict(console: Console, name: str, profile: StepProfile) -> None:
     if memory.process_bytes is not None:
         peaks.append(f"{in_gib(memory.process_bytes)} with the CUDA context")
     say(console, f"peak: {'; '.join(peaks)}")
+    for line in between_steps_in_words(profile):
+        say(console, line)
     say(console, "")
 
 

@@ -6,7 +6,15 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli.terminal.terminal import plain_table, print_table, say
-from harness.step_profile import CATEGORIES, MEMORY_KINDS, PHASES, RanksReport, StepProfile, TimeStats
+from harness.step_profile import (
+    CATEGORIES,
+    MEMORY_KINDS,
+    PHASES,
+    PHASES_BETWEEN_STEPS,
+    RanksReport,
+    StepProfile,
+    TimeStats,
+)
 from harness.units import in_gib, ms
 
 
@@ -32,29 +40,31 @@ def print_profile(console: Console, profile: StepProfile) -> None:
 def _phase_table(profile: StepProfile, *, tight: bool) -> Table:
     """Fits 80 columns when `tight`; a column that nothing is known for is left out."""
     step, memory = profile.step.time_s, profile.memory
-    total = sum(stats.time_s.median or 0 for stats in profile.phases.values())
-    rows = [
-        (
+    total = sum(profile.phases[name].time_s.median or 0 for name in PHASES if name in profile.phases)
+    rows = {
+        name: (
             name,
             _median(stats.time_s),
             _range(stats.time_s),
-            f"{(stats.time_s.median or 0) / total:.0%}" if total else "-",
+            f"{(stats.time_s.median or 0) / total:.0%}" if total and name in PHASES else "-",
             in_gib(stats.peak_allocated_bytes),
             in_gib(stats.peak_reserved_bytes),
             in_gib(stats.allocated_at_end_bytes),
         )
-        for name in PHASES
+        for name in PHASES + PHASES_BETWEEN_STEPS
         if (stats := profile.phases.get(name)) is not None
-    ]
+    }
     headings = ("phase", "time, ms", "p10 - p90", "share", "peak", "reserved", "at end")
-    known = [i for i in range(len(headings)) if any(row[i] != "-" for row in rows)]
+    known = [i for i in range(len(headings)) if any(row[i] != "-" for row in rows.values())]
     peaks = (in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes))
-    rows.append(("step", _median(step), _range(step), "", *peaks, ""))
+    rows["step"] = ("step", _median(step), _range(step), "", *peaks, "")
+    order = (*PHASES, "step", *PHASES_BETWEEN_STEPS)
     table = plain_table(0 if tight else 1)
     for i in known:
         table.add_column(headings[i], justify="right" if i else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(row[i] for i in known), style="bold" if row[0] == "step" else "")
+    for name in order:
+        if name in rows:
+            table.add_row(*(rows[name][i] for i in known), style="bold" if name == "step" else "")
     return table
 
 

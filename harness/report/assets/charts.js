@@ -81,7 +81,7 @@ const charts = (() => {
   }
 
   function phasePeaks(element, phases) {
-    const names = order.filter((name) => phases[name]);
+    const names = [...order, "evaluation", "checkpoint"].filter((name) => phases[name]);
     const series = [["allocated", harness.colours[0], ""], ["reserved", harness.colours[1], "/"]];
     const most = Math.max(1, ...names.flatMap((name) => [phases[name].allocated ?? 0, phases[name].reserved ?? 0]));
     const unit = harness.axisUnit(most);

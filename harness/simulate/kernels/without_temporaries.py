@@ -72,6 +72,7 @@ declare(
     """,
     nothing=LISTS,
 )
+declare("_foreach_copy_", nothing=LISTS, unread=0)
 declare("_foreach_addcmul_", nothing=LISTS, unread=2)  # as addcmul_
 declare(
     "_amp_foreach_non_finite_check_and_unscale_ _fused_adamw_ _fused_sgd_", nothing=LISTS, result=_nothing
@@ -88,7 +89,7 @@ declare("normal_ uniform_ zero_", nothing=FILLED, unread=0, result=_initialized)
 # side is not contiguous. What is offloaded here is neither. PadNd.cpp fills and copies into a slice;
 # cuda/Shape.cu (cat, and stack through it) has its inputs' addresses in the kernel's arguments.
 COPIES = "copies straight from the input into the output"
-declare("_to_copy cat clone constant_pad_nd slice_backward stack", nothing=COPIES)
+declare("_to_copy cat clone constant_pad_nd repeat slice_backward stack", nothing=COPIES)
 declare("copy_", nothing=COPIES, unread=0, result=_back_to_host)
 # The value goes to pinned host memory (cuda/CUDAScalar.cu).
 declare("_local_scalar_dense", nothing="reads a value back", result=_read_back)
@@ -114,6 +115,6 @@ declare(
 
 # Of these only the bytes they move are known: what they take inside nobody has looked at.
 declare("lift_fresh new_empty_strided", launches=False)
-declare("bernoulli_ _foreach_copy_ _foreach_zero_ new_full rand_like", unread=0)
+declare("bernoulli_ _foreach_zero_ new_full rand_like", unread=0)
 declare("gather index_select", looks_up=True)
 declare("index_add_ index_copy_ scatter_add_", scatters=True)

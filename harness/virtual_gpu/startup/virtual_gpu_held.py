@@ -12,8 +12,8 @@ import torch
 
 MOST_BYTES = {True: 1 << 20, False: 1 << 26}
 """Of one storage, floats (True) and integers; 64 MiB is a mask of 8192 x 8192."""
-BUDGET_BYTES = 192 << 20
-"""Of all storages together."""
+BUDGET_BYTES = {True: 64 << 20, False: 128 << 20}
+"""Of all storages together: floats, as the weights of adapters, never leave integers without room."""
 SWEEP_EVERY = 2000
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 _PAGE = 4096
@@ -26,10 +26,10 @@ _C.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 _held = {}
 """By the address of the storage's StorageImpl, which lives on while it is referred to weakly: (pointer,
-bytes)."""
+bytes, whether of floats)."""
 _awaited = {}
 """By the same address: what other ranks send, as functions that wait for it and write it."""
-_bytes = 0
+_bytes = {True: 0, False: 0}
 _marks = 0
 
 
@@ -61,7 +61,8 @@ def await_values(tensor, arrive):
 
 def can_hold(tensor):
     """Whether values may be written to it: it has memory, is not too large, and there is room."""
-    most = MOST_BYTES[tensor.is_floating_point() or tensor.is_complex()]
+    floats = is_of_floats(tensor)
+    most = MOST_BYTES[floats]
     if tensor.numel() * tensor.element_size() > most:
         return False
     size = tensor.untyped_storage().nbytes()
@@ -69,9 +70,13 @@ def can_hold(tensor):
         return False
     if is_held(tensor):
         return True
-    if _bytes + size > BUDGET_BYTES:
+    if _bytes[floats] + size > BUDGET_BYTES[floats]:
         _sweep()
-    return _bytes + size <= BUDGET_BYTES
+    return _bytes[floats] + size <= BUDGET_BYTES[floats]
+
+
+def is_of_floats(tensor):
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def hold(tensor):
@@ -79,7 +84,7 @@ def hold(tensor):
 
     None where there is no room for values: another order of addresses, or no memory.
     """
-    global _bytes, _marks
+    global _marks
     view = _view(tensor)
     if view is None or is_held(tensor):
         return view
@@ -89,9 +94,10 @@ def hold(tensor):
     if old is None:
         storage._weak_ref()  # given back by _sweep
     else:
-        _bytes -= old[1]
-    _held[storage._cdata] = storage.data_ptr(), size
-    _bytes += size
+        _bytes[old[2]] -= old[1]
+    floats = is_of_floats(tensor)
+    _held[storage._cdata] = storage.data_ptr(), size, floats
+    _bytes[floats] += size
     _marks += 1
     ctypes.memset(_C.virtual_gpu_values(storage.data_ptr()), 0, size)
     if _marks % SWEEP_EVERY == 0:
@@ -101,12 +107,11 @@ def hold(tensor):
 
 def forget(tensor):
     """Nobody knows its values any more."""
-    global _bytes
     address = torch._C._storage_address(tensor)
     _awaited.pop(address, None)
     found = _held.pop(address, None)
     if found is not None:
-        _bytes -= found[1]
+        _bytes[found[2]] -= found[1]
         torch.UntypedStorage._free_weak_ref(address)
 
 
@@ -135,16 +140,16 @@ def _view(tensor):
 
 def _sweep():
     """Forget the storages that are gone, and give their pages back unless another storage lies there now."""
-    global _bytes
     gone = [address for address in _held if torch.UntypedStorage._expired(address)]
     ranges = [_held.pop(address) for address in gone]
     for address in gone:
         _awaited.pop(address, None)
         torch.UntypedStorage._free_weak_ref(address)
-    _bytes = sum(size for _, size in _held.values())
+    for _, size, floats in ranges:
+        _bytes[floats] -= size
     here = sorted(_held.values())
-    for start, size in ranges:
-        if size >= 1 << 16 and not any(s < start + size and start < s + n for s, n in here):
+    for start, size, _ in ranges:
+        if size >= 1 << 16 and not any(s < start + size and start < s + n for s, n, _ in here):
             pointer = _C.virtual_gpu_values(start)
             if pointer:
                 first = -(-pointer // _PAGE) * _PAGE

@@ -1,0 +1,61 @@
+"""How long a data set's examples are in tokens, before anything is cut or padded."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.data.documents import check_data, empty, read_examples
+from harness.data.rows import TEXTS_AT_ONCE, tokenized
+from harness.data.tokenizer import NUM_BYTES, build_tokenizer
+from harness.errors import InputError
+from harness.recipe import Recipe, find_model_config
+
+MOST_WORDS_OF_BYTES = 2 * NUM_BYTES
+"""A vocabulary of at most so many words is one of bytes and a few signs."""
+
+
+def example_lengths(
+    recipe: Recipe, data: str, *, vocab_size: int | None, tokenizer: str | None = None
+) -> NDArray[np.int64]:
+    """Tokens of every example of `data`, in order: what each would be in a row of its own.
+
+    `tokenizer`: a folder or Hugging Face id; None: the one in the recipe's model folder, or bytes for a model
+    of bytes, which has few words (`vocab_size`; None: nobody knows). Raises InputError where there is none,
+    and for data that is one text or cannot be read.
+    """
+    named = recipe.model_copy(update={"data": data, "packing": False})
+    if data.lower().endswith(".txt"):
+        raise InputError(
+            f"--data {data}: a .txt file is one text, cut into rows of seq_len: every batch is as long as "
+            "every other. Give data of examples (.jsonl, .json, .parquet), or ask without --data."
+        )
+    check_data(named)
+    source = tokenizer or recipe.model
+    if tokenizer is None and _is_config_alone(recipe.model):
+        if vocab_size is None or vocab_size > MOST_WORDS_OF_BYTES:
+            raise InputError(
+                f"--data {data}: model: {recipe.model} is a config without a tokenizer, so nothing tells how "
+                "many tokens a text has. Give --tokenizer with a checkpoint's folder, or make model: one."
+            )
+        words = build_tokenizer(
+            named.model_copy(update={"weights": "random"}), vocab_size=vocab_size, tokenizer_source=None
+        )
+    else:
+        asked = named.model_copy(update={"weights": "pretrained", "model": source})
+        words = build_tokenizer(asked, vocab_size=vocab_size or 0, tokenizer_source=source)
+    examples = read_examples(data, paragraphs=False)
+    lengths: list[int] = []
+    while some := list(itertools.islice(examples, TEXTS_AT_ONCE)):
+        lengths += [len(chat.tokens) for chat, _ in tokenized(some, words)]
+    found = np.array(lengths, dtype=np.int64)
+    if not found.any():
+        raise InputError(empty(data))
+    return found
+
+
+def _is_config_alone(model: str) -> bool:
+    return find_model_config(model) is not None or Path(model).expanduser().is_file()

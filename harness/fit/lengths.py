@@ -1,0 +1,244 @@
+"""The lengths of a real data set against what fits: the worst batch, the chance to run out, what helps.
+
+A batch is padded to its longest row, so what fits depends on the longest row that comes. The longest padded
+length that fits is searched for by simulation (fit/exact.py); what batches come is counted (fit/batching.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.allocator import Settings
+from harness.data import pack
+from harness.errors import InputError
+from harness.fit.batching import (
+    chance_in_an_epoch,
+    grouped_padded_tokens,
+    half_of_epochs_by,
+    padded_tokens,
+)
+from harness.fit.exact import fit_exact
+from harness.hardware import Hardware
+from harness.recipe import Recipe
+from harness.units import in_gib
+
+FACTORS = (0.5, 1, 2, 4)
+"""Of the recipe's micro_batch_size: those that are looked at, and one row."""
+GROUPED_SEED = 0
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What a micro batch of so many rows is like."""
+
+    rows: int
+    fits_up_to: int
+    """Tokens of the longest padded length that was seen to fit; 0: none."""
+    peak_allocated_bytes: int | None
+    """Of the worst batch; None: it does not fit."""
+    longer_rows: int
+    chance_in_an_epoch: float
+    half_of_epochs_by: int | None
+    """The micro batch by which half of all epochs have run out."""
+    padding_share: float
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to lay the rows into batches of the recipe's micro_batch_size."""
+
+    name: str
+    runs_out: str
+    """"no", or when."""
+    peak_allocated_bytes: int | None
+    padding_share: float
+    tokens_an_epoch: float
+    """What the model reads, padding included."""
+    micro_batches: int
+    rows_cut: int
+    tokens_lost: int
+
+
+@dataclass
+class LengthsFit:
+    """The answer. Lengths are tokens, of rows cut off at the recipe's seq_len."""
+
+    rows: int
+    median: int
+    longest: int
+    tokens: int
+    """Of all rows in an epoch, without padding."""
+    rows_cut: int
+    """Longer than seq_len."""
+    tokens_lost: int
+    micro_batches: list[MicroBatch] = field(default_factory=list)
+    ways: list[Way] = field(default_factory=list)
+
+
+def fit_lengths(
+    recipe: Recipe,
+    hardware: Hardware,
+    settings: Settings,
+    lengths: NDArray[np.int64],
+    told: Callable[[str], None] = lambda line: None,
+) -> LengthsFit:
+    """What happens to `recipe` on `hardware` with rows of these lengths. `told` hears each simulation.
+
+    Raises InputError for what cannot be simulated, and for fewer rows than a micro batch has.
+    """
+    if len(lengths) < recipe.micro_batch_size:
+        raise InputError(
+            f"micro_batch_size: {recipe.micro_batch_size}, and the data has {len(lengths)} examples. "
+            "Set a smaller one, or give more data."
+        )
+    recipe = recipe.model_copy(update={"data": "synthetic", "packing": False})
+    cut = np.minimum(lengths, recipe.seq_len)
+    found = LengthsFit(
+        rows=len(cut),
+        median=int(np.median(cut)),
+        longest=int(cut.max()),
+        tokens=int(cut.sum()),
+        rows_cut=int((lengths > recipe.seq_len).sum()),
+        tokens_lost=int((lengths - cut).sum()),
+    )
+    sizes = {1, *(int(recipe.micro_batch_size * factor) for factor in FACTORS)}
+    for rows in sorted(size for size in sizes if 1 <= size <= len(cut)):
+        found.micro_batches.append(_micro_batch(recipe, hardware, settings, cut, rows, told))
+        if found.micro_batches[-1].fits_up_to == 0:
+            break
+    asked = next((b for b in found.micro_batches if b.rows == recipe.micro_batch_size), None)
+    if asked is not None:
+        found.ways = list(_ways(recipe, hardware, settings, lengths, asked))
+    return found
+
+
+def _micro_batch(
+    recipe: Recipe,
+    hardware: Hardware,
+    settings: Settings,
+    lengths: NDArray[np.int64],
+    rows: int,
+    told: Callable[[str], None],
+) -> MicroBatch:
+    sized = recipe.model_copy(update={"micro_batch_size": rows, "seq_len": int(lengths.max())})
+    peak = _peak(sized, hardware, settings)
+    told(f"{rows} x {sized.seq_len}: {'fits' if peak is not None else 'does not fit'}")
+    longest = sized.seq_len
+    if peak is None:
+        search = fit_exact(
+            sized,
+            hardware,
+            "seq_len",
+            settings=settings,
+            guided=True,
+            told=lambda value, fits: told(f"{rows} x {value}: {'fits' if fits else 'does not fit'}"),
+        )
+        longest = min(search.value or 0, sized.seq_len - 1)
+    longer = int((lengths > longest).sum())
+    return MicroBatch(
+        rows=rows,
+        fits_up_to=longest,
+        peak_allocated_bytes=peak,
+        longer_rows=longer,
+        chance_in_an_epoch=chance_in_an_epoch(len(lengths), longer, rows),
+        half_of_epochs_by=half_of_epochs_by(len(lengths), longer, rows),
+        padding_share=padded_tokens(lengths, rows).padding_share,
+    )
+
+
+def _ways(
+    recipe: Recipe, hardware: Hardware, settings: Settings, lengths: NDArray[np.int64], asked: MicroBatch
+) -> Iterator[Way]:
+    """As they come; cut off where it fits; grouped by length; packed."""
+    rows = asked.rows
+    cut = np.minimum(lengths, recipe.seq_len)
+    batches = -(-len(cut) // rows)
+    lost = int((lengths > recipe.seq_len).sum()), int((lengths - cut).sum())
+    random = padded_tokens(cut, rows)
+    by = asked.half_of_epochs_by
+    runs_out = "no" if not asked.longer_rows else "seldom" if by is None else f"half by batch {by:,}"
+    peak = asked.peak_allocated_bytes
+    yield Way("shuffled", runs_out, peak, random.padding_share, random.tokens, batches, *lost)
+    if asked.longer_rows and asked.fits_up_to:
+        shorter = np.minimum(lengths, asked.fits_up_to)
+        sized = recipe.model_copy(update={"micro_batch_size": rows, "seq_len": asked.fits_up_to})
+        peak_there = _peak(sized, hardware, settings)
+        less = padded_tokens(shorter, rows)
+        gone = int((lengths > asked.fits_up_to).sum()), int((lengths - shorter).sum())
+        name = f"seq_len={asked.fits_up_to}"
+        yield Way(name, "no", peak_there, less.padding_share, less.tokens, batches, *gone)
+    grouped = grouped_padded_tokens(cut, rows, GROUPED_SEED)
+    at_once = "no" if not asked.longer_rows else "in batch 1"
+    yield Way("grouped by length", at_once, peak, grouped.padding_share, grouped.tokens, batches, *lost)
+    packed = len(pack(cut.tolist(), recipe.seq_len))
+    tokens = packed * recipe.seq_len
+    peak_packed = _peak(recipe.model_copy(update={"packing": True}), hardware, settings)
+    runs_out = "no" if peak_packed is not None else "in batch 1"
+    share = 1 - int(cut.sum()) / tokens
+    yield Way("packing=true", runs_out, peak_packed, share, float(tokens), -(-packed // rows), *lost)
+
+
+def _peak(recipe: Recipe, hardware: Hardware, settings: Settings) -> int | None:
+    """Allocated bytes at most; None: it does not fit."""
+    from harness.simulate import simulate  # here: nothing else of it needs torch
+
+    profile, _ = simulate(recipe, hardware, settings, explain_oom=False)
+    return profile.memory.peak_allocated_bytes if profile.oom is None else None
+
+
+def lengths_document(name: str, where: str, data: str, recipe: Recipe, found: LengthsFit) -> dict[str, Any]:
+    """The answer as plain data."""
+    sizes = {"micro_batch_size": recipe.micro_batch_size, "seq_len": recipe.seq_len}
+    return {"recipe": name, "memory": where, "data": data, **sizes, **asdict(found)}
+
+
+def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: LengthsFit) -> Iterator[str]:
+    """The answer for a terminal."""
+    yield f"{name} on {where} with {data}"
+    yield (
+        f"  {found.rows:,} rows of {found.tokens / found.rows:,.0f} tokens in the mean, {found.median:,} in "
+        f"the middle, {found.longest:,} the longest"
+    )
+    if found.rows_cut:
+        cut, lost = f"{found.rows_cut:,}", f"{found.tokens_lost:,}"
+        yield f"  {cut} of them are cut off at seq_len {recipe.seq_len:,}: {lost} tokens lost"
+    yield (
+        f"  The worst micro batch holds the longest row, and is padded to it: {recipe.micro_batch_size} x "
+        f"{found.longest:,} tokens."
+    )
+    yield ""
+    yield "Shuffled and padded to the longest row, by micro_batch_size:"
+    yield "  rows   fits up to  longer rows  runs out in an epoch  half of them by  padding"
+    for batch in found.micro_batches:
+        by = "-" if batch.half_of_epochs_by is None else f"batch {batch.half_of_epochs_by:,}"
+        chance = "no" if not batch.longer_rows else _share(batch.chance_in_an_epoch)
+        yield (
+            f"  {batch.rows:>4} {batch.fits_up_to:>12,} {batch.longer_rows:>12,} {chance:>21} {by:>16} "
+            f"{batch.padding_share:>8.1%}"
+        )
+    if found.ways:
+        yield ""
+        yield f"What else could be done, at micro_batch_size {recipe.micro_batch_size}:"
+        yield f"  {'way':<17} {'peak':<12} {'runs out':<16} {'padding':>8} {'tokens an epoch':>16}"
+    for way in found.ways:
+        peak = "does not fit" if way.peak_allocated_bytes is None else in_gib(way.peak_allocated_bytes)
+        yield (
+            f"  {way.name:<17} {peak:<12} {way.runs_out:<16} {way.padding_share:>8.1%} "
+            f"{way.tokens_an_epoch:>16,.0f}"
+        )
+        if way.tokens_lost:
+            share = way.tokens_lost / (found.tokens + found.tokens_lost)
+            yield f"    cuts {way.rows_cut:,} rows off: {way.tokens_lost:,} tokens, {share:.1%}, are lost"
+    yield (
+        "  Chances and padding are exact, over all orders; a last, smaller batch is taken to fit. Grouped by "
+        f"length is one epoch with seed {GROUPED_SEED}."
+    )
+
+
+def _share(chance: float) -> str:
+    return "certain" if chance == 1 else f"{chance:.2%}"

@@ -1,0 +1,21 @@
+"""A checkpoint between training steps, as transformers' Trainer writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.training.step import Observer, Training
+
+OPTIMIZER = "optimizer.pt"
+"""Trainer's name for it; the weights' are transformers' and peft's own."""
+
+
+def save_as_trainer(training: Training, folder: Path, observer: Observer) -> None:
+    """The model, or its adapter alone, and the optimizer's state into `folder`, in the phase "checkpoint"."""
+    model: Any = training.model
+    with observer.phase("checkpoint"):
+        model.save_pretrained(folder)
+        torch.save(training.optimizer.state_dict(), folder / OPTIMIZER)

@@ -1,0 +1,189 @@
+"""The lengths of a data set against what fits: by brute force, by transformers' own sampler, by hand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from transformers.trainer_pt_utils import get_length_grouped_indices
+
+from harness.allocator.settings import parse_settings
+from harness.cli.app import main
+from harness.data.lengths import example_lengths
+from harness.errors import InputError
+from harness.fit.batching import (
+    chance_in_an_epoch,
+    expected_longest,
+    grouped_order,
+    grouped_padded_tokens,
+    half_of_epochs_by,
+    padded_tokens,
+)
+from harness.fit.lengths import fit_lengths, lengths_lines
+from harness.hardware.hardware import find_hardware, with_memory
+from harness.simulate.simulated_run import simulate
+from tests.support.places import LLAMA
+from tests.support.tiny import tiny
+
+H100 = find_hardware("h100")
+LENGTHS = np.array([3, 5, 5, 8, 13, 21, 2], dtype=np.int64)
+
+
+def batches_of(order: tuple[int, ...], rows: int) -> list[list[int]]:
+    return [[int(LENGTHS[i]) for i in order[at : at + rows]] for at in range(0, len(order), rows)]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_counted_over_every_order(rows: int) -> None:
+    """All 5,040 orders of seven rows."""
+    padded = first = 0
+    never = 0
+    firsts: list[int] = []
+    limit = 10  # longer: 13 and 21
+    for order in itertools.permutations(range(len(LENGTHS))):
+        batches = batches_of(order, rows)
+        padded += sum(len(batch) * max(batch) for batch in batches)
+        out = [n for n, batch in enumerate(batches, 1) if len(batch) == rows and max(batch) > limit]
+        firsts.append(out[0] if out else sys.maxsize)
+        never += not out
+        first += max(batches[0])
+    orders = len(firsts)
+    assert padded_tokens(LENGTHS, rows).tokens == pytest.approx(padded / orders)
+    assert padded_tokens(LENGTHS, rows).padding_share == pytest.approx(1 - LENGTHS.sum() * orders / padded)
+    assert expected_longest(LENGTHS, rows) == pytest.approx(first / orders)
+    assert chance_in_an_epoch(len(LENGTHS), 2, rows) == pytest.approx(1 - never / orders)
+    half = sorted(firsts)[(orders - 1) // 2]
+    assert half_of_epochs_by(len(LENGTHS), 2, rows) == (None if half == sys.maxsize else half)
+
+
+def test_nothing_longer_never_runs_out() -> None:
+    assert chance_in_an_epoch(100, 0, 4) == 0
+    assert half_of_epochs_by(100, 0, 4) is None
+
+
+def test_rows_are_grouped_as_transformers_does() -> None:
+    random = np.random.default_rng(3)
+    lengths = random.permutation(np.arange(1, 1001)).astype(np.int64)  # all different: no ties to break
+    shuffled = torch.randperm(1000, generator=torch.Generator().manual_seed(5)).numpy()
+    theirs = get_length_grouped_indices(lengths.tolist(), 8, generator=torch.Generator().manual_seed(5))
+    assert grouped_order(lengths, 8, shuffled).tolist() == theirs
+    assert grouped_padded_tokens(lengths, 8, 0).padding_share < padded_tokens(lengths, 8).padding_share / 4
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    """A checkpoint folder with a tokenizer of one token a word, and data: 40 texts of 10 words to 400."""
+    split = Tokenizer(models.WordLevel({"<unk>": 0, "<eos>": 1, "a": 2}, unk_token="<unk>"))
+    split.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    fast = PreTrainedTokenizerFast(tokenizer_object=split, eos_token="<eos>", unk_token="<unk>")
+    fast.save_pretrained(tmp_path / "checkpoint")
+    texts = [{"text": "a " * (10 * n)} for n in range(1, 41)]
+    (tmp_path / "texts.jsonl").write_text("".join(f"{json.dumps(text)}\n" for text in texts))
+    return tmp_path
+
+
+def test_lengths_are_the_tokenizers(words: Path) -> None:
+    found = example_lengths(
+        tiny(), str(words / "texts.jsonl"), vocab_size=264, tokenizer=str(words / "checkpoint")
+    )
+    assert found.tolist() == [10 * n + 1 for n in range(1, 41)]  # and the end of the text
+    of_bytes = example_lengths(tiny(), str(words / "texts.jsonl"), vocab_size=264)
+    assert of_bytes.tolist() == [20 * n + 1 for n in range(1, 41)]
+
+
+def test_without_a_tokenizer_it_is_refused(words: Path) -> None:
+    data = str(words / "texts.jsonl")
+    with pytest.raises(InputError, match=r"a config without a tokenizer.*Give --tokenizer"):
+        example_lengths(tiny(), data, vocab_size=32000)
+    with pytest.raises(InputError, match="a config without a tokenizer"):
+        example_lengths(tiny(), data, vocab_size=None)
+    with pytest.raises(InputError, match="gives no tokenizer"):
+        example_lengths(tiny(), data, vocab_size=264, tokenizer=str(words))
+    (words / "one.txt").write_text("text")
+    with pytest.raises(InputError, match="every batch is as long as every other"):
+        example_lengths(tiny(), str(words / "one.txt"), vocab_size=264)
+
+
+def test_what_fits_is_what_a_simulation_sees() -> None:
+    recipe = tiny(precision="bf16", micro_batch_size=4, seq_len=2048)
+    lengths = np.array([64] * 90 + [640] * 8 + [2000, 3000], dtype=np.int64)
+    worst, _ = simulate(recipe.model_copy(update={"micro_batch_size": 2}), H100)
+    needed = (worst.memory.peak_reserved_bytes or 0) + (worst.memory.cuda_context_bytes or 0)
+    device = with_memory(H100, needed)
+    found = fit_lengths(recipe, device, parse_settings(""), lengths)
+    assert (found.longest, found.rows_cut, found.tokens_lost) == (2048, 1, 952)
+    assert [batch.rows for batch in found.micro_batches] == [1, 2, 4, 8, 16]
+    one, two, four = found.micro_batches[:3]
+    assert (two.fits_up_to, two.chance_in_an_epoch, two.longer_rows) == (2048, 0, 0)
+    assert two.peak_allocated_bytes == worst.memory.peak_allocated_bytes
+    assert one.padding_share == pytest.approx(0)
+    assert (four.longer_rows, four.chance_in_an_epoch, four.peak_allocated_bytes) == (2, 1, None)
+    sized = recipe.model_copy(update={"seq_len": four.fits_up_to})
+    assert simulate(sized, device)[0].oom is None
+    longer = sized.model_copy(update={"seq_len": four.fits_up_to + 64})
+    assert simulate(longer, device)[0].oom is not None
+    ways = {way.name: way for way in found.ways}
+    cut = ways[f"seq_len={four.fits_up_to}"]
+    assert cut.peak_allocated_bytes is not None
+    assert (cut.rows_cut, cut.tokens_lost) == (2, 5000 - 2 * four.fits_up_to)
+    assert ways["grouped by length"].runs_out == "in batch 1"
+    assert ways["packing=true"].tokens_an_epoch == -(-found.tokens // 2048) * 2048  # they fill their rows
+    text = "\n".join(lengths_lines("tiny", "h100", "texts", recipe, found))
+    assert "certain" in text
+    assert max(map(len, text.splitlines()[5:-1])) <= 80
+
+
+def test_too_few_rows_are_refused() -> None:
+    with pytest.raises(InputError, match="micro_batch_size: 2, and the data has 1 examples"):
+        fit_lengths(tiny(), H100, parse_settings(""), LENGTHS[:1])
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: Any, words: Path) -> Callable[..., tuple[int, str, str]]:
+    (words / "tiny.yaml").write_text(f"# Tiny\nmodel: {LLAMA}\nprecision: bf16\nseq_len: 256\n")
+    monkeypatch.chdir(words)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["harness", "fit", "tiny.yaml", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code, *capfd.readouterr())  # type: ignore[return-value]
+
+    return command
+
+
+def test_the_command(call: Callable[..., tuple[int, str, str]]) -> None:
+    status, out, _ = call("--data", "texts.jsonl", "--tokenizer", "checkpoint", "--json")
+    assert status == 0
+    document = json.loads(out)
+    assert (document["rows"], document["longest"], document["rows_cut"]) == (40, 256, 15)
+    assert [batch["chance_in_an_epoch"] for batch in document["micro_batches"]] == [0, 0, 0]
+    status, out, _ = call("--data", "texts.jsonl")
+    assert status == 0
+    assert "rows of" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words_said"),
+    [
+        (("--tokenizer", "checkpoint"), "--tokenizer belongs to --data"),
+        (("--data", "texts.jsonl", "--quick"), "Leave --quick out"),
+        (("--data", "none.jsonl"), "none.jsonl does not exist"),
+        (("--data", "texts.jsonl", "--tokenizer", "nowhere/x"), "gives no tokenizer"),
+    ],
+)
+def test_bad_input(
+    call: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...], words_said: str
+) -> None:
+    status, out, err = call(*arguments)
+    assert (status, out) == (2, "")
+    assert words_said in err
