@@ -11,13 +11,14 @@ from harness.recipe.file import (
     nearest_model,
     recipe_yaml,
 )
-from harness.recipe.mesh import on_ranks
+from harness.recipe.mesh import OF_RANKS, on_ranks
 from harness.recipe.recipe import Recipe
 from harness.recipe.rules import shown
 from harness.recipe.surprises import surprises_of_quantization
 
 __all__ = [
     "EFFECTS",
+    "OF_RANKS",
     "ImpossiblePair",
     "Recipe",
     "changed_recipe",
