@@ -9,7 +9,7 @@ numbers, in whatever order modules are asked for, give the values that building 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,22 +62,19 @@ class Deferred(TorchDispatchMode):
 
         Random numbers are drawn as if they had, one tensor at a time: what comes after draws the same ones.
         """
-        with ExitStack() as stack:
-            stack.enter_context(_disable_current_modes())  # who counts bytes sees what is made later
-            stack.enter_context(self)
-            stack.enter_context(_ValuesFromTheHost())
+        with self, _ValuesFromTheHost():
             yield META
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        if not _shapes((args, kwargs, out)):
-            return out
+        if not _shapes((args, kwargs)) and kwargs.get("device") != META:
+            return func(*args, **kwargs)
         numbers = None
-        if torch.Tag.nondeterministic_seeded in func.tags and self.device.type != "meta":
+        if torch.Tag.nondeterministic_seeded in func.tags:
             numbers = self._generator().get_state()
-            drawn = tree_map(lambda x: self._like(x) if _is_shape(x) else x, (args, kwargs))
-            func(*drawn[0], **self._placed(drawn[1]))
+            self._draw(func, args, kwargs)
+        with _disable_current_modes():  # who counts bytes sees what is made later
+            out = func(*args, **kwargs)
         if isinstance(out, Tensor) and any(argument.name == "dtype" for argument in func._schema.arguments):
             kwargs = {**kwargs, "dtype": out.dtype}  # what is the default now may be another one then
         done = _Done(func, args, kwargs, out, numbers)
@@ -85,6 +82,10 @@ class Deferred(TorchDispatchMode):
         if writes:  # a view is none
             self._tape.append((done, done.reads(), writes))
         return out
+
+    def _draw(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        args, kwargs = tree_map(lambda x: self._like(x) if _is_shape(x) else x, (args, kwargs))
+        func(*args, **self._placed(kwargs))
 
     def knows(self, model: nn.Module) -> bool:
         """Whether all tensors of `model` can be made: a family's own code may read what the tape has not."""
@@ -113,7 +114,8 @@ class Deferred(TorchDispatchMode):
             new[weight].__dict__.update(weight.__dict__)
         for part in model.modules():
             for held in (part._parameters, part._buffers):
-                held.update({name: new[old] for name, old in held.items() if old in new})
+                known = {name: new[old] for name, old in held.items() if old is not None and old in new}
+                held.update(known)
 
     def _written(self) -> set[int]:
         return {key for *_, writes in self._tape for key in writes}
@@ -157,8 +159,8 @@ class Deferred(TorchDispatchMode):
 class _ValuesFromTheHost(TorchFunctionMode):
     """torch.tensor puts values where no operator is seen to bring them: they are brought by one that is.
 
-    What has no values stays on the host. By the device of torch.tensor([]) transformers decides whether weights
-    are drawn (get_torch_context_manager_or_global_device), and here they are.
+    What has no values stays on the host. By the device of torch.tensor([]) transformers decides whether
+    weights are drawn (get_torch_context_manager_or_global_device), and here they are.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
