@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 META = torch.device("meta")
+IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
 FROM_VALUES = torch.tensor
 """Itself, whatever a simulation has put in its place."""
 
@@ -54,6 +57,8 @@ class Deferred(TorchDispatchMode):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
+        self.left_out = False
+        """Whether a value was not made because it would be a shape's."""
         self._tape: list[tuple[_Done, set[int], set[int]]] = []
 
     @contextmanager
@@ -62,7 +67,7 @@ class Deferred(TorchDispatchMode):
 
         Random numbers are drawn as if they had, one tensor at a time: what comes after draws the same ones.
         """
-        with self, _ValuesFromTheHost():
+        with self, _AsOnTheDevice(self):
             yield META
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -77,7 +82,11 @@ class Deferred(TorchDispatchMode):
             out = func(*args, **kwargs)
         if isinstance(out, Tensor) and any(argument.name == "dtype" for argument in func._schema.arguments):
             kwargs = {**kwargs, "dtype": out.dtype}  # what is the default now may be another one then
-        done = _Done(func, args, kwargs, out, numbers)
+        with _disable_current_modes():  # a parameter may be given other memory later (.data)
+            args, kwargs, out_then = tree_map(
+                lambda x: x.detach() if _is_shape(x) else x, (args, kwargs, out)
+            )
+        done = _Done(func, args, kwargs, out_then, numbers)
         writes = done.writes()
         if writes:  # a view is none
             self._tape.append((done, done.reads(), writes))
@@ -88,11 +97,11 @@ class Deferred(TorchDispatchMode):
         func(*args, **self._placed(kwargs))
 
     def knows(self, model: nn.Module) -> bool:
-        """Whether all tensors of `model` can be made: a family's own code may read what the tape has not."""
+        """Whether all tensors of `model` can be made: a family's own code may do what is on no tape."""
         written = self._written()
         read = {key for _, reads, _ in self._tape for key in reads}
         held = {_key(tensor) for tensor in _shapes([*model.parameters(), *model.buffers()])}
-        return read | held <= written
+        return read | held <= written and not self.left_out
 
     @torch.no_grad()
     def make(self, modules: Iterable[nn.Module], model: nn.Module) -> None:
@@ -156,18 +165,27 @@ class Deferred(TorchDispatchMode):
         return torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype, device=self.device)
 
 
-class _ValuesFromTheHost(TorchFunctionMode):
-    """torch.tensor puts values where no operator is seen to bring them: they are brought by one that is.
+class _AsOnTheDevice(TorchFunctionMode):
+    """What is otherwise for shapes.
 
-    What has no values stays on the host. By the device of torch.tensor([]) transformers decides whether
-    weights are drawn (get_torch_context_manager_or_global_device), and here they are.
+    torch.tensor puts values where no operator is seen to bring them: they are brought by one that is. What
+    has no values stays on the host. By the device of torch.tensor([]) transformers decides whether weights
+    are drawn (get_torch_context_manager_or_global_device), and here they are. And torch.nn.init leaves out
+    what looks at the numbers it draws (trunc_normal_, orthogonal_), after it has asked is_meta.
     """
+
+    def __init__(self, deferred: Deferred) -> None:
+        super().__init__()
+        self.deferred = deferred
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is FROM_VALUES and torch.device(kwargs.get("device") or "cpu") == META:
             values = func(*args, **{**kwargs, "device": "cpu"})
             return values.to(META) if values.numel() else values
+        if func == IS_META:
+            callers = [frame.f_globals.get("__name__") for frame, _ in islice(walk_stack(None), 4)]
+            self.deferred.left_out |= "torch.nn.init" in callers  # `with device` may stand between
         return func(*args, **kwargs)
 
 
