@@ -60,7 +60,7 @@ class Report:
         shown = [
             notebook_html(
                 section.name,
-                [[("", ""), *((name, value) for name, value, _ in section.tiles)]],
+                [[(_kind(section.run), ""), *((name, value) for name, value, _ in section.tiles)]],
                 [*section.answer, *section.run.notes],
             )
             for section in self._sections()
@@ -101,6 +101,10 @@ def read_runs(
     for run in runs:
         _add_answers(run, simulate=simulate)
     return runs
+
+
+def _kind(run: ReportRun) -> str:
+    return "snapshot" if run.profile is None else run.profile.source
 
 
 def _name(profile: StepProfile) -> str:

@@ -5,7 +5,7 @@
 - optimizer_step is from the last backward of a step to the end of the optimizer's step;
 - between is what follows, until a batch is taken from a DataLoader (data) or the next forward begins;
 - evaluation is a trained model that is called in eval mode, with the taking of its batches; generation is one
-  called without gradients by a function named generate; checkpoint is torch.save and safetensors' save_file.
+  called without gradients by a function named generate; saving is torch.save and safetensors' save_file.
 - A step ends with a step of the optimizer that was seen last: of two that take turns, after the second.
 
 The global module hook is there only while no module runs: what a model calls runs as it would unwatched.
@@ -358,9 +358,9 @@ class LoopFinder:
             yield
             return
         before = self.recorder.phase
-        self._enter("checkpoint")
+        self._enter("saving")
         yield
-        if self.recorder.phase == "checkpoint" and before != "checkpoint":
+        if self.recorder.phase == "saving" and before != "saving":
             self._enter(before)
 
 

@@ -80,7 +80,7 @@ class watch:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Everything inside is `name`: data, forward, backward, optimizer_step, between, evaluation,
-        generation or checkpoint.
+        generation or saving.
         """
         if name not in (*PHASES, *OTHER_PHASES):
             raise InputError(f"phase {name!r}: give one of {', '.join((*PHASES, *OTHER_PHASES))}.")

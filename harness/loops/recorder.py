@@ -43,7 +43,7 @@ MOST_LOSSES = 100_000
 """Kept for the profile: of a longer run they are in the log only."""
 RUNNING = 2
 """Steps that a GPU may be behind: times and losses are read that much later, and nobody waits."""
-NO_PART_OF_A_STEP = ("evaluation", "checkpoint")
+NO_PART_OF_A_STEP = ("evaluation", "saving")
 
 
 class Window(NamedTuple):

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.errors import HarnessError
 from harness.measure.observer import Unobserved
-from harness.recipe import Recipe, fields_that_change, find_model_config
+from harness.recipe import OF_RANKS, Recipe, fields_that_change, find_model_config
 from harness.system import PACKAGES, installed_version
 from harness.training import run_steps, set_up
 from harness.virtual_gpu import why_not
@@ -76,9 +76,10 @@ def examine(trying: Callable[[str], None] = lambda name: None) -> dict[str, Any]
 
 
 def toggle_recipes() -> Iterator[tuple[str, dict[str, Any]]]:
-    """("field: value", recipe fields) for every value of every switch and choice but compile: true."""
+    """("field: value", recipe fields) for every value of every switch and choice of one process, but
+    compile: true."""
     for name, field in Recipe.model_fields.items():
-        if name in fields_that_change("source") or name == "compile":
+        if name in (*fields_that_change("source"), *OF_RANKS, "compile"):
             continue
         for value in _values(field.annotation):
             shown = {True: "true"}.get(value, value)

@@ -11,12 +11,13 @@ from harness.recipe.file import (
     nearest_model,
     recipe_yaml,
 )
-from harness.recipe.mesh import on_ranks
+from harness.recipe.mesh import OF_RANKS, on_ranks
 from harness.recipe.recipe import Recipe
 from harness.recipe.rules import shown
 
 __all__ = [
     "EFFECTS",
+    "OF_RANKS",
     "ImpossiblePair",
     "Recipe",
     "changed_recipe",

@@ -9,6 +9,12 @@ from harness.recipe.recipe import Recipe
 FILLED = {"ddp": "dp_replicate", "fsdp": "dp_shard", "tp": "tp", "fsdp+tp": "dp_shard"}
 """By value of `parallel`: the size that follows from the number of processes where the recipe leaves it 1."""
 
+OF_RANKS = (
+    *("parallel", "dp_replicate", "dp_shard", "tp", "reshard_after_forward", "reduce_dtype"),
+    *("sync_each_micro_batch", "wrap", "cpu_offload"),
+)
+"""The fields that say how a step is divided: a single process has nothing to try of them."""
+
 
 def on_ranks(recipe: Recipe, num_ranks: int, asked_by: str) -> Recipe:
     """`recipe` with mesh sizes that multiply to `num_ranks` (`asked_by` says who asks: "--gpus 8").

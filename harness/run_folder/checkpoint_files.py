@@ -51,7 +51,8 @@ def write_checkpoint(folder: Path, steps_done: int, write: Callable[[Path], None
                 _remove(target)
             os.rename(beside, target)
         except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
+            with held_back():  # a second interrupt must not leave half of it
+                shutil.rmtree(beside, ignore_errors=True)
             raise
         sync_folder(folder)
         for old in checkpoints(folder)[:-KEPT]:

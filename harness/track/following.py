@@ -20,6 +20,7 @@ from harness.track.trackers import KEEPS_FILES, OpenTracker, known_trackers
 
 Say = Callable[[str], None]
 POLL_S = 0.5
+FIRST_RANK = "rank-0"
 GIVEN_UP_AFTER = 3
 """Steps, one after the other, that a tracker did not take."""
 LONGEST_REASON = 400
@@ -107,12 +108,18 @@ class Follower:
 
 
 def follow(job: Job, over: threading.Event, say: Say) -> None:
-    """Tell the tracker each step as it is logged, until the run is over; then what its profile says."""
+    """Tell the tracker each step as it is logged, until the run is over; then what its profile says.
+
+    Of a watched command on several ranks it is rank 0's log that is followed.
+    """
     folder, follower = Path(job.folder), Follower(job, say)
     log, step = Log(folder / "log.jsonl", job.passed_over), 0
     going_on = True
     while going_on:
         ended = over.wait(POLL_S)  # before reading: what was written until then is read
+        if folder.name != FIRST_RANK and (folder / FIRST_RANK).is_dir():
+            folder /= FIRST_RANK
+            log = Log(folder / "log.jsonl", None)
         for line in log.more():
             if follower.tracker is None and not follower.open():
                 return

@@ -141,7 +141,7 @@ def test_simulate_out_of_memory_exits_3_and_says_what_fills_it(call: Call) -> No
     assert actions[-2:] == ["oom", "snapshot"]
 
 
-def test_simulate_goes_on_behind_the_steps(call: Call) -> None:
+def test_simulate_goes_on_behind_the_steps(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("--phases", "train,eval,save", "--eval-batches", "3", "--eval-accumulation-steps", "1", "--json")
     status, out, _ = call("simulate", "tiny.yaml", *asked)
     assert status == 0
@@ -149,6 +149,7 @@ def test_simulate_goes_on_behind_the_steps(call: Call) -> None:
     assert profile.evaluation is not None
     assert (profile.evaluation.batches, profile.evaluation.accumulation_steps) == (3, 1)
     assert profile.checkpoint is not None
+    monkeypatch.setattr("transformers.utils.logging._tqdm_active", False)  # as a process of its own has it
     status, out, err = call("simulate", "tiny.yaml", "--phases", "train,save")
     assert (status, err) == (0, "")
     assert "checkpoint of" in out

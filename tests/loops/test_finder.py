@@ -101,10 +101,10 @@ def test_a_plain_loop(tmp_path: Path) -> None:
     assert profile.recipe is None
     assert profile.command == ["train.py"]
     # the evaluation and the saving after step 4 were recorded, those after step 8 timed
-    expected = {"data", "forward", "backward", "optimizer_step", "between", "evaluation", "checkpoint"}
+    expected = {"data", "forward", "backward", "optimizer_step", "between", "evaluation", "saving"}
     assert set(profile.phases) == expected == phases_of(seen.lines)
-    assert {"evaluation_s", "checkpoint_s"} <= set(seen.lines[-1])
-    assert not {"evaluation_s", "checkpoint_s"} & set(seen.lines[-2])
+    assert {"evaluation_s", "saving_s"} <= set(seen.lines[-1])
+    assert not {"evaluation_s", "saving_s"} & set(seen.lines[-2])
     weights = sum(4 * p.numel() for p in net.parameters())
     at_peak = profile.memory.at_peak
     assert at_peak.parameters_bytes == weights

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,9 @@ def ask(
                 answers.append((bool(result.is_error), content.text, result.structured_content))  # type: ignore[union-attr]
             return answers, (await client.list_tools()).tools
 
-    return asyncio.run(conversation())
+    # in a thread: a browser's tests may have left a loop running in this one
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(conversation())).result()
 
 
 @pytest.fixture(scope="module")

@@ -41,8 +41,10 @@ def cuda(monkeypatch) -> FakeCuda:
 
     def storage(tensor: Tensor):
         address = addresses.get(id(tensor))
-        kind = "cpu" if address is None else "cuda"
-        return SimpleNamespace(device=torch.device(kind), data_ptr=lambda: address)
+        if address is None:
+            return tensor.untyped_storage()
+        nbytes = tensor.untyped_storage().nbytes
+        return SimpleNamespace(device=torch.device("cuda"), data_ptr=lambda: address, nbytes=nbytes)
 
     monkeypatch.setattr(measure_cuda, "storage_of", storage)
     return fake

@@ -16,6 +16,7 @@ from harness.cli.terminal.doctor import print_findings
 from harness.errors import MissingDependency
 from harness.measure import doctor
 from harness.measure.doctor import examine, toggle_recipes
+from harness.recipe.mesh import OF_RANKS
 from harness.recipe.recipe import Recipe
 
 NOTHING_TO_COMPILE = [sys.executable, "-c", "pass"]
@@ -38,7 +39,7 @@ def findings():
 
 def test_every_value_of_every_toggle_is_tried():
     """The values as the JSON Schema has them, which is not what the doctor reads."""
-    not_tried = {"weights", "trust_remote_code", "lora_targets"}
+    not_tried = {"weights", "trust_remote_code", "lora_targets", *OF_RANKS}
     expected = set()
     for name, schema in Recipe.model_json_schema()["properties"].items():
         if name in not_tried:

@@ -230,6 +230,45 @@ def test_a_cell_that_was_there_already_is_not_told_again(tmp_path: Path):
     assert again == []
 
 
+LOOP = """
+import torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(6):
+    model(torch.ones(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+WATCH = ("watch", "--out", "run", "--track", "tensorboard", "--", sys.executable)
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "log"),
+    [
+        ((*WATCH, *TORCHRUN, "loop.py"), "run/rank-0"),
+        ((*RUN, "parallel=fsdp", "--gpus", "2", "--out", "run", "--track", "tensorboard"), "run"),
+    ],
+    ids=["a command", "a recipe"],
+)
+def test_ranks_are_told_as_one_run(tmp_path: Path, words: tuple[str, ...], log: str):
+    pytest.importorskip("tensorboard", reason="the trackers' own packages are optional")
+    (tmp_path / "loop.py").write_text(LOOP)
+    status, said = harness(tmp_path, *words)
+    assert status == 0, said
+    (events,) = {
+        path.parent
+        for path in tmp_path.rglob("events.out.tfevents.*")
+        if path.parent.parent.name == "tensorboard"
+    }
+    told = of_tensorboard(events)
+    steps = [(line["step"], line["loss"]) for line in logged(tmp_path / log)]
+    assert [step for step, _ in told["loss"]] == [step for step, _ in steps]
+    assert [value for _, value in told["loss"]] == pytest.approx([loss for _, loss in steps])
+
+
 def test_a_log_is_read_as_it_grows(tmp_path: Path):
     path = tmp_path / "log.jsonl"
     log = Log(path, None)

@@ -39,6 +39,8 @@ RUNS_DATA = {
 HOMES = {
     # the one unpickler: it finds no names, behind a check that lets no instruction through that could
     "pickle.Unpickler": {"safe_read.py"},
+    # what the ranks of one program tell each other by their own rendezvous, as torch.distributed's objects do
+    "pickle.loads": {"virtual_gpu_collectives.py"},
 }
 MODULES = {name.partition(".")[0] for name in RUNS_DATA if "." in name} - {"os", "subprocess", "torch"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +16,9 @@ from harness.system import complain, quiet_libraries, write_whole
 if TYPE_CHECKING:
     from harness.launch import PlaceInRanks
     from harness.recipe import Recipe
-    from harness.run_folder import RankFolder
+    from harness.run_folder import RankFolder, RunFolder
     from harness.step_profile import StepProfile
+    from harness.track import Tracking
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Asked:
     snapshot: bool
     device: str | None
     patience_s: float
+    trackers: list[str]
+    """Who is told of the run: one process follows the log, whatever the number of ranks."""
 
     def command(self, out: Path) -> list[str]:
         """The same, for every rank."""
@@ -50,21 +54,31 @@ def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | Non
 
     quiet_libraries()
     _refuse_missing_gpus(recipe, asked.device)
-    folder = RunFolder(asked.out, name, recipe, asked.resume).path
+    run = RunFolder(asked.out, name, recipe, asked.resume)
+    folder = run.path
     shutil.rmtree(folder / "ranks", ignore_errors=True)  # of the run that is resumed
-    ending = start_ranks(asked.command(folder), recipe.world_size, asked.patience_s)
-    reason, status = ending.reason, ending.status
-    profiles = profiles_of_ranks(folder)
-    if not profiles:
-        return None, folder, complain(reason or "no rank left a profile", status or 1)
-    profile = put_together(profiles, recipe.world_size, reason)
-    write_whole(folder / "profile.json", profile.to_json() + "\n")
-    _show_snapshot_of(profile, folder)
+    with _following(asked, run, recipe):
+        ending = start_ranks(asked.command(folder), recipe.world_size, asked.patience_s)
+        reason, status = ending.reason, ending.status
+        profiles = profiles_of_ranks(folder)
+        if not profiles:
+            return None, folder, complain(reason or "no rank left a profile", status or 1)
+        profile = put_together(profiles, recipe.world_size, reason)
+        write_whole(folder / "profile.json", profile.to_json() + "\n")
+        _show_snapshot_of(profile, folder)
     if reason is not None:
         left = len(profiles)
         kept = f"{left} of {recipe.world_size} ranks left a profile, which is marked incomplete"
         complain(f"{reason.rstrip('.')}. All ranks were ended; {kept}: {folder}", status)
     return profile, folder, status
+
+
+def _following(asked: Asked, run: RunFolder, recipe: Recipe) -> Tracking:
+    from harness.cli.terminal.terminal import Terminal, say
+    from harness.track import track_run
+
+    log = Terminal(stderr=True)
+    return track_run(asked.trackers, run, recipe, lambda words: say(log, words, whole=True))
 
 
 def _show_snapshot_of(profile: StepProfile, folder: Path) -> None:
@@ -94,13 +108,15 @@ def run_as_rank(
     with joined(place, chosen_device(device), asked.patience_s):
         folder = RankFolder(_agreed(name, recipe, asked, place), name, recipe, asked.resume, place.rank)
         signs = SignsOfLife(place)
-        profile = measured_with_progress(
-            recipe, folder, device, snapshot=asked.snapshot, quiet=place.rank > 0, alive=signs.tell
-        )
-        signs.tell("")
-        if place.watched or not profile.complete:
-            return profile, folder.path
-        return _gathered(profile, folder, place), folder.path
+        alone = place.rank == 0 and not place.watched  # else whoever started the ranks tells the trackers
+        with _following(asked, folder, recipe) if alone else nullcontext():
+            profile = measured_with_progress(
+                recipe, folder, device, snapshot=asked.snapshot, quiet=place.rank > 0, alive=signs.tell
+            )
+            signs.tell("")
+            if place.watched or not profile.complete:
+                return profile, folder.path
+            return _gathered(profile, folder, place), folder.path
 
 
 def _gathered(profile: StepProfile, folder: RankFolder, place: PlaceInRanks) -> StepProfile | None:

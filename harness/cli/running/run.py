@@ -123,7 +123,7 @@ def run(
         quiet_libraries()
         status = None
         if loaded.distributed:
-            asked = Asked(recipe, overrides or [], out, resume, snapshot, device, patience)
+            asked = Asked(recipe, overrides or [], out, resume, snapshot, device, patience, trackers)
             if place is None:
                 profile, path, status = run_here(name, loaded, asked)
             else:

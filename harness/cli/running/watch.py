@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from harness.cli.arguments import Track
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,17 +49,21 @@ def watch(
         ),
     ] = None,
     gpus: Annotated[int, typer.Option(help="With --gpu: how many the program sees.")] = 1,
+    track: Track = None,
 ) -> None:
     """Run any training command and record where its bytes and milliseconds go."""
     from harness.cli.terminal.terminal import Terminal, say
-    from harness.run_folder import new_path
+    from harness.run_folder import new_path, without_secrets
     from harness.system import complain
+    from harness.track import Tracking, tracker_names
     from harness.virtual_gpu import Options
     from harness.watching import parse_steps, run_watched
 
-    folder = out or new_path(_name(command))
-    status = run_watched(command, parse_steps(steps), folder, None if gpu is None else Options(gpu, gpus))
-    people = Terminal(stderr=True)
+    name, people, trackers = _name(command), Terminal(stderr=True), tracker_names(track or [])
+    folder, recorded = out or new_path(name), parse_steps(steps)
+    about = {"command": shlex.join(without_secrets(command))}
+    with Tracking(trackers, folder, name, about, lambda words: say(people, words, whole=True)):
+        status = run_watched(command, recorded, folder, None if gpu is None else Options(gpu, gpus))
     if _show(people, folder, status):
         say(people, f"run folder: {folder}", whole=True)
     else:

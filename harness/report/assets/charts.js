@@ -1,7 +1,7 @@
 "use strict";
 // The other charts of a run: the peak in boxes, segments, phases, answers, the roofline; and runs together.
 const charts = (() => {
-  const order = ["data", "forward", "backward", "optimizer_step", "between", "evaluation", "generation", "checkpoint"];
+  const order = ["data", "forward", "backward", "optimizer_step", "between", "evaluation", "generation", "saving"];
 
   function icicle(element, boxes) {
     const names = boxes.labels.map(harness.escape);

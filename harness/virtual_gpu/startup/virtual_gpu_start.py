@@ -1,5 +1,6 @@
 """What happens in a process on a virtual GPU once it has imported torch, and once it begins to compile."""
 
+import importlib
 import os
 import sys
 
@@ -48,6 +49,6 @@ def _refuse_symmetric_memory(*_, **__):
 def _install(name):
     sys.path.insert(0, _HERE)
     try:
-        __import__(name).install()
+        importlib.import_module(name).install()
     finally:
         sys.path.remove(_HERE)

@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from harness.recipe.fields import Adapter, Optimizer, Precision, Quantization
+from harness.recipe.mesh import OF_RANKS
 from harness.recipe.recipe import Recipe
 from tests.support.tiny import tiny, train
 
@@ -49,6 +50,7 @@ ELSEWHERE = {
     *("lora_rank", "lora_alpha", "lora_targets", "micro_batch_size", "seq_len", "learning_rate"),  # any size
     *("weight_decay", "warmup_steps", "steps", "seed"),
     *("checkpoint_every", "on_nan"),  # between the steps: test_checkpoint_resume, test_nan
+    *OF_RANKS,  # tests/parallel
 }
 TARGETS = {"lora": ["q_proj", "k_proj", "v_proj", "o_proj"], "ia3": ["k_proj", "v_proj"]}
 """Of the mixture: its experts in 4 bit cannot be adapted, and peft's choice for IA3 names none it has."""

@@ -1,0 +1,23 @@
+"""The peaks that hold napkin's ranks (tests/napkin/ranks) are what hand-written loops have today."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.places import ROOT
+
+pytestmark = pytest.mark.virtual_gpu
+
+
+def test_loops_of_two_ranks_peak_as_recorded(
+    emulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    loops = (sys.executable, "-m", "benchmarks.virtual_gpu.rank_loops", str(tmp_path / "2.json"))
+    emulate(*loops, options=("--world-size", "2", "--rank", "0"))
+    recorded = (ROOT / "tests" / "napkin" / "ranks" / "2.json").read_text()
+    assert json.loads((tmp_path / "2.json").read_text()) == json.loads(recorded)
