@@ -155,7 +155,7 @@ class Deferred(TorchDispatchMode):
     def _generator(self) -> torch.Generator:
         """That of the device's random numbers."""
         if self.device.type == "cuda":
-            return torch.cuda.default_generators[self.device.index or 0]
+            return torch.get_device_module(self.device).default_generators[self.device.index or 0]
         return torch.default_generator
 
     def _placed(self, kwargs: dict[str, Any]) -> dict[str, Any]:
