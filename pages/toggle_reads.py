@@ -64,7 +64,7 @@ EXCEPTIONS = {
     ("packing", "data/documents.py"): "with packing a paragraph of a .txt file is a document",
     ("packing", "data/rows.py"): "puts the documents into rows",
     ("quantization", "fit/host_memory.py"): "names the value in what it refuses",
-    ("quantization", "training/warnings.py"): "names the value in what it warns of",
+    ("quantization", "recipe/surprises.py"): "names the value in what it warns of",
     ("upcast_for_kbit", "simulate/cuda/libraries.py"): "peft empties CUDA's cache after it",
     ("upcast_for_kbit", "training/toggles/attention.py"): "eager's mask has the dtype of the embeddings",
     ("attention", "simulate/cuda/behaviour.py"): "stands in for the package's kernels",

@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.answers.comparison import described, different_fields
 from harness.answers.one_answer import Prediction, emulated, predicted
+from harness.data import check_data
 from harness.errors import InputError
 from harness.hardware import DEFAULT_HARDWARE, Hardware, find_hardware, split_hardware, table_device
 from harness.recipe import EFFECTS, Recipe, check_recipe, load_recipe
@@ -63,6 +64,7 @@ def gather(
     cases = _of_profiles(paths, hardware if named else None)
     for source in recipes:
         name, recipe = load_recipe(source, overrides)
+        check_data(recipe)
         case = Case(name, recipe, hardware)
         if measure is not None:
             case.profiles.append(measure(name, recipe))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import re
@@ -12,15 +13,16 @@ from typing import Any
 from harness.data.examples import FORMS, Example, read_example
 from harness.errors import InputError, MissingDependency
 from harness.recipe import Recipe
+from harness.system import open_regular, read_whole
 
 LONGEST_LINE_BYTES = 2**24
 """16 MiB of text is millions of tokens, more than any row; a longer line is not one example a line."""
-LARGEST_JSON_BYTES = 2**28
-"""256 MiB: a .json file is one value, read at once into some ten times its size."""
+LARGEST_BYTES = {".json": 2**28, ".txt": 2**30}
+"""Of what is read at once: 256 MiB of a .json file, which is one value, read into some ten times its size."""
 NUM_CHECKED = 100
 """Examples that an estimate reads, to refuse what a run would refuse."""
 LARGEST_CHECKED_BYTES = 2**26
-"""Of a .txt file that an estimate decodes, and of a .json file that it parses."""
+"""Of a .txt file that an estimate decodes, and of a .json file that it parses or looks into."""
 ROWS_AT_ONCE = 1000
 """Of a parquet file."""
 READ = ".jsonl (a JSON object a line), .json (a list of objects), .parquet or .txt file"
@@ -51,7 +53,7 @@ def check_data(recipe: Recipe) -> None:
     path = _existing_path(recipe.data)
     if path is None:
         return
-    if path.suffix.lower() in (".txt", ".json") and path.stat().st_size > LARGEST_CHECKED_BYTES:
+    if LARGEST_CHECKED_BYTES < path.stat().st_size <= LARGEST_BYTES.get(path.suffix.lower(), 0):
         return
     examples = list(itertools.islice(_file_examples(recipe.data, path, recipe.packing), NUM_CHECKED))
     if not examples:
@@ -84,7 +86,7 @@ def _chat_template_file(recipe: Recipe) -> bool | None:
     if any((folder / name).exists() for name in names):
         return True
     try:
-        return b'"chat_template"' in (folder / "tokenizer_config.json").read_bytes()
+        return b'"chat_template"' in read_whole(folder / "tokenizer_config.json", LARGEST_CHECKED_BYTES)
     except OSError:
         return False
 
@@ -125,11 +127,17 @@ def _existing_path(data: str) -> Path | None:
     return None
 
 
-def _text_examples(data: str, path: Path, paragraphs: bool) -> Iterator[Example]:
+def _whole_text(data: str, path: Path) -> str:
     try:
-        text = _decoded(path.read_bytes(), f"data: {data}")
+        content = read_whole(path, LARGEST_BYTES[path.suffix.lower()])
     except OSError as error:
-        raise InputError(f"data: {data} cannot be read: {error.strerror}.") from None
+        fix = " Write it as .jsonl, one JSON object a line." if error.errno == errno.EFBIG else ""
+        raise InputError(f"data: {data} cannot be read: {error.strerror}.{fix}") from None
+    return _decoded(content, f"data: {data}")
+
+
+def _text_examples(data: str, path: Path, paragraphs: bool) -> Iterator[Example]:
+    text = _whole_text(data, path)
     for part in re.split(r"\n\s*\n", text) if paragraphs else [text]:
         if part.strip():
             yield Example(part)
@@ -138,7 +146,7 @@ def _text_examples(data: str, path: Path, paragraphs: bool) -> Iterator[Example]
 def _jsonl_examples(data: str, path: Path) -> Iterator[Example]:
     try:
         # Lines end at \n alone: str.splitlines would also cut at characters JSON allows in a string.
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE_BYTES + 1), b""), start=1):
                 where = f"data: {data}, line {number}"
                 if len(line) > LONGEST_LINE_BYTES:
@@ -155,14 +163,7 @@ def _jsonl_examples(data: str, path: Path) -> Iterator[Example]:
 
 def _json_examples(data: str, path: Path) -> Iterator[Example]:
     try:
-        if path.stat().st_size > LARGEST_JSON_BYTES:
-            raise InputError(
-                f"data: {data} has more than {LARGEST_JSON_BYTES // 2**20} MiB and would be read at once. "
-                "Write it as .jsonl, one JSON object a line."
-            )
-        rows = json.loads(_decoded(path.read_bytes(), f"data: {data}"))
-    except OSError as error:
-        raise InputError(f"data: {data} cannot be read: {error.strerror}.") from None
+        rows = json.loads(_whole_text(data, path))
     except (ValueError, RecursionError) as error:
         raise InputError(f"data: {data} is not JSON: {error}. JSON lines are called .jsonl.") from None
     if not isinstance(rows, list):
@@ -181,8 +182,8 @@ def _parquet_examples(data: str, path: Path) -> Iterator[Example]:
         raise MissingDependency("pyarrow", "data", f"data: {data}, a parquet file,") from None
     number = 0
     try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(ROWS_AT_ONCE):
+        with open_regular(path) as file, parquet.ParquetFile(file) as table:
+            for batch in table.iter_batches(ROWS_AT_ONCE):
                 for row in batch.to_pylist():
                     number += 1
                     yield read_example(row, f"data: {data}, row {number}")

@@ -6,7 +6,7 @@ architectures" (CACM 52(4), 2009): time = max(FLOPs / (FLOP/s), bytes / (bytes/s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.hardware.hardware import Hardware
@@ -26,6 +26,16 @@ class Work:
     before_bytes: int = 0
     """Of bytes_moved, those of a kernel that is over before the FLOPs begin: a weight brought back to 16
     bit is there as a whole before it is multiplied."""
+
+    def times(self, count: int) -> Work:
+        """The same, so many times."""
+        return replace(
+            self,
+            flops=self.flops * count,
+            bytes_moved=self.bytes_moved * count,
+            operators=self.operators * count,
+            before_bytes=self.before_bytes * count,
+        )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from harness.napkin.derivation.activations import derive_terms
 from harness.napkin.derivation.model_states import Term
 from harness.napkin.memory.moments import Memory, Moment, memory_of, required_bytes
 from harness.napkin.model.built_model import BuiltModel
+from harness.napkin.model.weights import surprises
 from harness.napkin.timing import Timing
 from harness.recipe import Recipe
 from harness.step_profile import (
@@ -70,6 +71,7 @@ def profile(memory: Memory) -> StepProfile:
             "calibration": hardware.calibration.source,
             "attention": sizes.stages.blocks[0].tape.attention_kernel,
         },
+        warnings=surprises(sizes.built),
         memory=_memory_stats(memory),
         phases={name: _phase_stats(memory, timing, name) for name in timing.phases},
         step=_step_stats(timing),

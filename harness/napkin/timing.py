@@ -136,9 +136,9 @@ class Timing:
 
     def _forward(self) -> PhaseTime:
         sizes, stages, times = self.sizes, self.sizes.stages, self.sizes.micro_batches
-        works = [_times(op.forward, s.count * times) for s in stages.all for op in s.tape.ops]
+        works = [op.forward.times(s.count * times) for s in stages.all for op in s.tape.ops]
         if stages.head.fused:
-            works.append(_times(stages.head.fused.work, times))
+            works.append(stages.head.fused.work.times(times))
         leaves = sizes.kept_in_forward - sizes.kept_by_ctx if self.recipe.activations_on_host else 0
         phase = self._phase("forward", works, times * (leaves + self._parameters_in()))
         # after the loss nothing is left to compute while what it keeps leaves
@@ -150,11 +150,11 @@ class Timing:
         recomputed = 0
         for stage in self.sizes.stages.all:
             times = stage.count * self.sizes.micro_batches
-            again = [_times(op.forward, times) for op in stage.recomputed]
+            again = [op.forward.times(times) for op in stage.recomputed]
             recomputed += sum(work.flops for work in again)
             works += again
-            works += [_times(op.backward, times) for op in stage.tape.ops]
-            works.append(_times(_added_gradients(stage), times))
+            works += [op.backward.times(times) for op in stage.tape.ops]
+            works.append(_added_gradients(stage).times(times))
         earlier = self.sizes.micro_batches - 1
         tensors = sum(weight.count for weight in self.sizes.trained)
         on_host = self.recipe.parameters_on_host
@@ -199,16 +199,6 @@ class Timing:
         leaves = 0 if self.recipe.parameters_on_host else 2 * self.sizes.gradient_bytes
         phase = self._phase("optimizer_step", [], leaves)  # gradients out, weights back
         return replace(phase, host_step_s=moved / self.hardware.calibration.host_memory_bandwidth)
-
-
-def _times(work: Work, times: int) -> Work:
-    return replace(
-        work,
-        flops=work.flops * times,
-        bytes_moved=work.bytes_moved * times,
-        operators=work.operators * times,
-        before_bytes=work.before_bytes * times,
-    )
 
 
 def _added_gradients(stage: Stage) -> Work:

@@ -14,6 +14,7 @@ from harness.recipe.file import (
 from harness.recipe.mesh import OF_RANKS, on_ranks
 from harness.recipe.recipe import Recipe
 from harness.recipe.rules import shown
+from harness.recipe.surprises import surprises_of_quantization
 
 __all__ = [
     "EFFECTS",
@@ -33,4 +34,5 @@ __all__ = [
     "recipe_yaml",
     "shortened",
     "shown",
+    "surprises_of_quantization",
 ]

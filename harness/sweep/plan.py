@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from harness.data import check_data
 from harness.errors import InputError, nearest
 from harness.hardware import DEFAULT_HARDWARE, find_hardware
 from harness.recipe import ImpossiblePair, Recipe, load_recipe, shortened
@@ -21,6 +22,8 @@ Kind = Literal["napkin", "simulated", "measured"]
 HARDWARE = "hardware"
 LISTS = ("offload", "lora_targets")
 MOST_CELLS = 10_000
+ASKED_OF_DATA = {"data", "packing", "model", "weights"}
+"""The fields on which it depends whether data can be used."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def plan_sweep(source: str, arguments: Sequence[str], kind: Kind, *, grid: bool 
     """The sweep of the recipe `source` over the arguments with several values; the others change the base.
 
     Raises InputError for a field or a value that there is not, for nothing to sweep, and for a base recipe
-    that is impossible. A combination that is impossible is a cell with its refusal.
+    that is impossible or has data that cannot be used. Such a combination is a cell with its refusal.
     """
     given = _values(arguments)
     axes = {name: values for name, values in given.items() if len(values) > 1}
@@ -129,8 +132,9 @@ def _cells(
     else:
         wanted = [{}, *({name: value} for name, values in axes.items() for value in values)]
     cells: list[Cell] = []
+    refusals: dict[Any, str | None] = {}
     for changes in wanted:
-        cell = _cell(source, settled, changes)
+        cell = _with_data_checked(_cell(source, settled, changes), refusals)
         if cell.refusal is not None and not changes:
             raise InputError(f"the base recipe is impossible: {cell.refusal}.")
         again = any((other.recipe, other.hardware) == (cell.recipe, cell.hardware) for other in cells)
@@ -150,3 +154,24 @@ def _cell(source: str, settled: Mapping[str, Any], changes: Mapping[str, Any]) -
         return Cell(dict(changes), None, hardware, error.rule)
     resolved = {**recipe.model_dump(mode="json"), HARDWARE: hardware}
     return Cell({name: resolved[name] for name in changes}, recipe, hardware)
+
+
+def _with_data_checked(cell: Cell, refusals: dict[Any, str | None]) -> Cell:
+    """The cell, with the refusal of its data if the swept fields are at fault; if not, raises InputError.
+
+    `refusals`: what was said of other cells' data, so that files are read once.
+    """
+    if cell.recipe is None:
+        return cell
+    asked = tuple(getattr(cell.recipe, name) for name in sorted(ASKED_OF_DATA))
+    if asked not in refusals:
+        try:
+            check_data(cell.recipe)
+            refusals[asked] = None
+        except InputError as error:
+            if not ASKED_OF_DATA & cell.changes.keys():
+                raise
+            refusals[asked] = str(error).removesuffix(".")
+    if refusals[asked] is None:
+        return cell
+    return Cell(cell.changes, None, cell.hardware, refusals[asked])

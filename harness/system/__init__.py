@@ -1,6 +1,6 @@
 """What a command needs of Python and the operating system; it knows no recipe."""
 
-from harness.system.files import read_whole, sync_folder, write_whole
+from harness.system.files import open_regular, read_whole, sync_folder, write_whole
 from harness.system.folder_lock import FolderLock, is_held, refuse_held
 from harness.system.garbage import collected_by_hand, end_process, older_objects_kept
 from harness.system.interruption import (
@@ -37,6 +37,7 @@ __all__ = [
     "is_writing",
     "notebook_html",
     "older_objects_kept",
+    "open_regular",
     "parse_json",
     "parse_yaml",
     "profiles_folder",

@@ -7,6 +7,7 @@ import os
 import secrets
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from harness.errors import InputError
 
@@ -14,9 +15,24 @@ from harness.errors import InputError
 def read_whole(path: str | Path, max_bytes: int) -> bytes:
     """The bytes of the regular file at `path`, whoever made it.
 
-    A pipe, a device, a socket or a folder in its place is refused without waiting for it, even when it takes
-    the place of a file at the last moment, and so is a file of more than `max_bytes`, before it is read.
+    A file of more than `max_bytes` is refused before it is read, and what open_regular refuses.
     Raises OSError, whose `strerror` is a phrase for a message.
+    """
+    with open_regular(path) as file:
+        stated = os.fstat(file.fileno()).st_size
+        content = b"" if stated > max_bytes else file.read(max_bytes + 1)
+        size_bytes = max(stated, len(content))
+        if size_bytes > max_bytes:
+            what = f"it has {size_bytes:,} bytes, and at most {max_bytes:,} are read"
+            raise OSError(errno.EFBIG, what, str(path))
+        return content
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """The regular file at `path`, open for reading, whoever made it.
+
+    A pipe, a device, a socket or a folder in its place is refused without waiting for it, even when it takes
+    the place of a file at the last moment. Raises OSError, whose `strerror` is a phrase for a message.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -24,15 +40,12 @@ def read_whole(path: str | Path, max_bytes: int) -> bytes:
         descriptor = os.open(path, flags)
     except ValueError:
         raise OSError(errno.EINVAL, "its name holds a null byte", str(path)) from None
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        _refuse_irregular(status, path)
-        content = b"" if status.st_size > max_bytes else file.read(max_bytes + 1)
-        size_bytes = max(status.st_size, len(content))
-        if size_bytes > max_bytes:
-            what = f"it has {size_bytes:,} bytes, and at most {max_bytes:,} are read"
-            raise OSError(errno.EFBIG, what, str(path))
-        return content
+    try:
+        _refuse_irregular(os.fstat(descriptor), path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return open(descriptor, "rb")
 
 
 def _refuse_irregular(status: os.stat_result, path: str | Path) -> None:

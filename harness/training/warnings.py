@@ -7,46 +7,26 @@ from typing import Any
 
 from torch import nn
 
-from harness.recipe import Recipe
-from harness.units import in_gib
-
-SMALLEST_SHARE = 0.05
-"""Of all the base's bytes: what is less in 16 bit is not worth a warning."""
+from harness.recipe import Recipe, surprises_of_quantization
 
 
 def surprises_of_model(recipe: Recipe, model: nn.Module) -> list[str]:
     """Warnings about quantization and adapters of `model`, as model.build_model returns it."""
     if not recipe.quantized:
         return []
-    found = []
     experts = {
         name
         for module in model.modules()
         if hasattr(module, "parametrizations")
         for name in module.parametrizations  # type: ignore[union-attr]
     }
-    if experts:
-        elements = _elements_of_experts(model)
-        found.append(
-            f"quantization: {recipe.quantization}: the experts ({', '.join(sorted(experts))}) are stored in "
-            "4 bit here, by bitsandbytes' replace_parameter_4bit. A script that only gives transformers a "
-            f"BitsAndBytesConfig leaves them in 16 bit: {in_gib(elements * 2)} instead of "
-            f"{in_gib(elements // 2)}"
-        )
-        if recipe.adapts_every_linear:
-            found.append(
-                "lora_targets: all-linear adapts the linear layers alone: experts stored in 4 bit cannot be "
-                "adapted. They stay as they are"
-            )
-    left = _left_in_16_bit(model)
-    total = sum(p.nbytes for p in model.parameters())
-    if left and sum(left.values()) > SMALLEST_SHARE * total:
-        names = ", ".join(sorted(left))
-        found.append(
-            f"quantization: {recipe.quantization}: bitsandbytes quantizes linear layers alone and leaves "
-            f"{in_gib(sum(left.values()))} of {names} as they were"
-        )
-    return found
+    return surprises_of_quantization(
+        recipe,
+        experts,
+        _elements_of_experts(model),
+        _left_in_16_bit(model),
+        sum(p.nbytes for p in model.parameters()),
+    )
 
 
 def _elements_of_experts(model: nn.Module) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from harness.cli.terminal.profile_tables import _data
-from harness.data.documents import check_data, read_examples
+from harness.data import documents
+from harness.data.documents import LARGEST_BYTES, check_data, read_examples
 from harness.data.examples import MOST_MESSAGES, Example, read_example
 from harness.errors import InputError
 from harness.recipe.recipe import Recipe
@@ -137,15 +139,51 @@ def test_an_estimate_refuses_what_a_run_refuses(
     assert messages[0] == messages[1]
 
 
-@pytest.mark.parametrize("command", ["napkin", "simulate", "fit", "hardware", "shard"])
+@pytest.mark.parametrize(
+    "command", ["napkin", "simulate", "fit", "hardware", "shard", "validate", "sweep micro_batch_size=1,2"]
+)
 def test_the_commands_refuse_it(tmp_path: Path, command: str) -> None:
     path = tmp_path / "chat.jsonl"
     path.write_text('{"chosen": "a", "rejected": "b"}\n')
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", command, "smoke", f"data={path}"], capture_output=True, text=True
-    )
+    name, *values = command.split()
+    arguments = [sys.executable, "-m", "harness", name, "smoke", f"data={path}", *values]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "preference training" in done.stderr
+
+
+@pytest.mark.parametrize("suffix", ["txt", "json", "jsonl", "parquet"])
+def test_a_pipe_in_the_place_of_data_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    path = tmp_path / f"a.{suffix}"
+    os.mkfifo(path)
+    monkeypatch.setattr(documents, "_existing_path", lambda data: path)  # it was a file a moment ago
+    with pytest.raises(InputError, match="it is not a regular file"):
+        list(read_examples(str(path), paragraphs=False))
+
+
+def test_a_pipe_in_a_checkpoint_folder_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer_config.json")
+    data = tmp_path / "chat.jsonl"
+    data.write_text(json.dumps({"messages": [ASK, ANSWER]}))
+    recipe = Recipe(model=str(tmp_path), weights="pretrained", data=str(data))
+    with pytest.raises(InputError, match="has no chat template"):
+        check_data(recipe)
+
+
+@pytest.mark.parametrize("suffix", ["txt", "json"])
+def test_what_would_be_read_at_once_has_a_bound(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    most = LARGEST_BYTES[f".{suffix}"]
+    with path.open("wb") as file:
+        file.truncate(most + 1)  # a hole, no bytes
+    recipe = Recipe(model="tiny", data=str(path))
+    for refused in (lambda: check_data(recipe), lambda: list(read_examples(str(path), paragraphs=False))):
+        with pytest.raises(InputError, match=rf"at most {most:,} are read\. Write it as \.jsonl"):
+            refused()
 
 
 def test_an_estimate_asks_nobody_for_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:

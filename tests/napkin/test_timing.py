@@ -127,6 +127,8 @@ WIDE = {
     "num_key_value_heads": 4,
     "vocab_size": 8192,
 }
+BF16 = WIDE | {"dtype": "bfloat16"}
+"""What is frozen is in the dtype of its config."""
 
 
 @pytest.mark.parametrize(
@@ -141,16 +143,39 @@ WIDE = {
         {"attention": "eager"},
         {"optimizer_in_backward": True},
         {"gradient_accumulation_steps": 3},
+        {"adapter": "lora", "quantization": "int8"},
+        {"adapter": "lora", "quantization": "int8", "precision": "fp16"},
+        {"adapter": "lora", "quantization": "int8", "gradient_checkpointing": True},
+        {"family": "mixtral", "precision": "bf16-mixed"},
+        {"family": "mixtral", "precision": "bf16-mixed", "adapter": "lora", "config": BF16},
+        {"family": "mixtral", "precision": "bf16-mixed", "adapter": "lora", "quantization": "nf4"},
+        {"family": "mixtral", "adapter": "lora", "gradient_checkpointing": True},
     ],
     ids=str,
 )
 def test_bytes_are_those_of_the_operators_that_run(tmp_path, fields):
-    """Napkin knows formulas, the simulation the operators: what each reads and writes, phase by phase."""
+    """Napkin knows formulas, the simulation the operators: what each reads and writes, phase by phase. Both
+    count the FLOPs of forward and backward alike."""
     device = find_hardware("h100")
-    recipe = recipe_for(
-        tmp_path, "llama", **{"config": WIDE, "micro_batch_size": 4, "seq_len": 512, **fields}
-    )
+    fields = {"family": "llama", "config": WIDE, "micro_batch_size": 4, "seq_len": 512, **fields}
+    recipe = recipe_for(tmp_path, **fields)
     guess, (found, _) = predict(recipe, device), simulate(recipe, device)
+    assert guess.phases["forward"].flops == found.phases["forward"].flops
+    assert guess.phases["backward"].flops == found.phases["backward"].flops
     for phase, tolerance in (("forward", 0.03), ("backward", 0.06), ("optimizer_step", 0.03)):
         moved = [answer.phases[phase].bytes_moved for answer in (guess, found)]
         assert moved[0] == pytest.approx(moved[1], rel=tolerance, abs=2e6), phase
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_a_step_on_the_host_is_done_by_the_host_all_of_it(tmp_path, optimizer, max_grad_norm):
+    """Clipping too: the gradients are there when their norm is asked for."""
+    device = find_hardware("h100")
+    fields = {"optimizer": optimizer, "max_grad_norm": max_grad_norm, "offload": ["optimizer"]}
+    recipe = recipe_for(tmp_path, "llama", config=WIDE, **fields)
+    guess, (found, _) = predict(recipe, device), simulate(recipe, device)
+    times = [answer.phases["optimizer_step"].time_s.median for answer in (guess, found)]
+    assert times[0] == pytest.approx(times[1], rel=0.03)
+    copied = Timing(napkin(recipe).sizes).phases["optimizer_step"].transfer_bytes
+    assert found.phases["optimizer_step"].bytes_moved == pytest.approx(copied, rel=0.01)

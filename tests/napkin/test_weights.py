@@ -8,10 +8,13 @@ from bitsandbytes import functional as bitsandbytes_functional
 from bitsandbytes.functional import QuantState
 from bitsandbytes.nn import Linear8bitLt
 
+from harness.napkin.derivation.text import render
 from harness.napkin.model.weights import quantized_bytes
+from harness.napkin.prediction import profile
 from harness.recipe.file import list_recipes, load_recipe
-from harness.training.model import build_training
+from harness.training.model import build_model, build_training
 from harness.training.toggles.stepped_copy import SteppedCopy
+from harness.training.warnings import surprises_of_model
 from tests.support.napkin_oracle import napkin, recipe_for
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -186,3 +189,28 @@ def test_rank_8_on_a_1024_square_trains_a_64th_of_it(tmp_path):
         tmp_path, "llama", config=config, adapter="lora", lora_rank=8, lora_targets=("q_proj",)
     )
     assert sum(w.elements for w in napkin(recipe).sizes.trained) * 64 == 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("mixtral", {"quantization": "nf4"}),
+        ("mixtral", {"quantization": "fp4", "lora_targets": ["q_proj"], "double_quant": True}),
+        ("mixtral", {"quantization": "int8", "lora_targets": ["q_proj"]}),
+        ("mixtral", {"quantization": "int8"}),
+        ("mixtral", {"quantization": "int8", "lora_targets": ["q_proj"], "upcast_for_kbit": True}),
+        ("mixtral", {}),
+        ("llama", {"quantization": "nf4"}),
+        ("gpt2", {"quantization": "int8"}),
+    ],
+    ids=str,
+)
+def test_what_quantization_leaves_is_said_as_of_the_built_model(tmp_path, family, fields):
+    recipe = recipe_for(tmp_path, family, adapter="lora", **fields)
+    estimated = napkin(recipe)
+    warnings = profile(estimated).warnings
+    assert warnings == surprises_of_model(recipe, build_model(recipe, CPU))
+    assert bool(warnings) == (family == "mixtral" and recipe.quantized)
+    told = " ".join(render("mine", estimated).split())
+    assert [line in told for line in warnings] == [True] * len(warnings)
+    assert told.count("warning:") == len(warnings)

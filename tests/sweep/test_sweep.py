@@ -106,6 +106,20 @@ def test_an_impossible_pair_is_a_cell_with_the_reason():
     assert len(plan.cells) == 4
 
 
+def test_data_that_a_run_refuses_is_a_cell_with_the_reason_or_no_sweep(tmp_path: Path):
+    good, bad = tmp_path / "good.jsonl", tmp_path / "preference.jsonl"
+    good.write_text('{"text": "one two three"}\n')
+    bad.write_text('{"chosen": "a", "rejected": "b"}\n')
+    plan = plan_sweep("smoke", [f"data={good},{bad}", "seq_len=64,128"], "napkin", grid=True)
+    refused = [cell for cell in plan.cells if cell.recipe is None]
+    assert [cell.changes["data"] for cell in refused] == [str(bad)] * 2
+    assert len(plan.cells) == 4
+    assert "preference training" in str(refused[0].refusal)
+    for arguments in ([f"data={bad}", "seq_len=64,128"], [f"data={bad}", "model=mixtral-8x7b,llama-3.1-8b"]):
+        with pytest.raises(InputError, match="preference training"):
+            plan_sweep("smoke", arguments, "napkin")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from harness.cli.terminal.snapshots import print_leaks
 from harness.report import ReportRun, read_run, section_of
 from harness.snapshot import diff_held, find_leaks, held_at, read_snapshot, recording_of, remedy
 from tests.support.places import ROOT
@@ -105,8 +109,11 @@ def test_the_device_is_chosen(record: Any) -> None:
         assert "1 (" in history.notes[0]
 
 
-def test_a_leak_is_found_by_its_stack(record: Any) -> None:
-    path, _ = record("leak")
+def test_a_leak_is_found_by_its_stack(emulate: Emulate, tmp_path: Path) -> None:
+    program, path = tmp_path / "train" / "train.py", tmp_path / "leak.pickle"
+    program.parent.mkdir()
+    shutil.copy(PROGRAM, program)
+    emulate(sys.executable, str(program), "leak", str(path), gpu="rtx-4090")
     snapshot = read_snapshot(path)
     found = find_leaks(recording_of(snapshot), snapshot["external_annotations"])
     assert found.steps_from == "torch's annotations of the steps"
@@ -114,8 +121,12 @@ def test_a_leak_is_found_by_its_stack(record: Any) -> None:
         i for i, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "kept.append(output" in text
     )
     assert [(growth.holder.place, growth.total_bytes) for growth in found.growths] == [
-        (f"programs/recorded.py:{line} train", 4 * 256 * 1024 * 4)
+        (f"train/train.py:{line} train", 4 * 256 * 1024 * 4)
     ]
+    said = io.StringIO()
+    print_leaks(Console(file=said, width=120), found)
+    excerpt = said.getvalue().replace(str(tmp_path), "/tmp")
+    assert f"```text\n{excerpt}```" in (ROOT / "docs/snapshots.md").read_text()
 
 
 def test_stacks_alone_say_the_categories_that_a_run_states(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ def print_leaks(console: Console, leaks: Leaks) -> None:
         say(console, f"To see what grows takes {FEWEST_ENDS} steps: record more.")
         return
     first, last = in_gib(leaks.allocated_bytes[0]), in_gib(leaks.allocated_bytes[-1])
-    say(console, f"Allocated when they ended: {first} after the first, {last} after the last.")
+    change = leaks.allocated_bytes[-1] - leaks.allocated_bytes[0]
+    changed = f", {in_gib(abs(change))} {'more' if change > 0 else 'less'}" if change else ""
+    say(console, f"Allocated when they ended: {first} after the first, {last} after the last{changed}.")
     if not leaks.growths:
         say(console, "Nothing grew from step to step.")
         return

@@ -9,6 +9,7 @@ from harness.hardware import arithmetic_intensity, machine_balance
 from harness.napkin.derivation.activations import derive_terms
 from harness.napkin.derivation.model_states import Term
 from harness.napkin.memory.moments import Memory, Moment, required_bytes
+from harness.napkin.model.weights import surprises
 from harness.napkin.ranks.parts import described_mesh
 from harness.napkin.ranks.traffic import link_rate
 from harness.napkin.tape.attention import described
@@ -31,7 +32,7 @@ _ADVICE = {
 
 def render(name: str, memory: Memory) -> str:
     """The whole derivation of `memory`, ending with a newline."""
-    lines = [*_heading(name, memory), *_terms(memory), *_phases(memory), *_timing(memory)]
+    lines = [*_heading(name, memory), *_terms(memory), *_phases(memory), *_timing(memory), *_warnings(memory)]
     return "\n".join(lines) + "\n"
 
 
@@ -95,6 +96,12 @@ def _phases(memory: Memory) -> Iterator[str]:
         f"= {needed / GIB:.2f} of {available / GIB:.2f} GiB: {verdict}"
     )
     yield "  The allocator reserves some percent more: `harness simulate` tells how much."
+
+
+def _warnings(memory: Memory) -> Iterator[str]:
+    for warning in surprises(memory.sizes.built):
+        yield ""
+        yield from _folded(f"warning: {warning}", WIDTH)
 
 
 def _short(part: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from harness.napkin.dtypes import SIZES
@@ -10,10 +11,12 @@ from harness.napkin.model.layers import (
     Matrix,
     block_vectors,
     embedding_matrix,
+    expert_matrices,
     head_matrix,
     outer_vectors,
     router_matrix,
 )
+from harness.recipe import surprises_of_quantization
 
 BLOCK_4BIT = 64
 """Values that share one absolute maximum in NF4 and FP4 (bitsandbytes.nn.Params4bit)."""
@@ -102,6 +105,24 @@ def buffer_bytes(built: BuiltModel) -> int:
     """Rotary frequencies, two fp32 copies of rotary_dim / 2, and Gemma's embedding scale."""
     scale = SIZES[built.made_dtype] if built.shape.family in ("gemma", "gemma2") else 0
     return 2 * (built.shape.rotary_dim // 2) * SIZES["fp32"] + scale
+
+
+def surprises(built: BuiltModel) -> list[str]:
+    """What quantization leaves otherwise than the recipe lets expect, as a run and a simulation say it."""
+    experts = [matrix for matrix in expert_matrices(built.shape) if built.quantized(matrix)]
+    in_blocks = block_weights(built)
+    left: dict[str, int] = defaultdict(int)
+    for weight in in_blocks:
+        if weight.matrix and not (weight.trained or weight.quantized):
+            parameter = weight.name if ".experts." in weight.name else f"{weight.name}.weight"
+            left[".".join(parameter.rsplit(".", 2)[-2:])] += weight.total_bytes
+    return surprises_of_quantization(
+        built.recipe,
+        [matrix.name.rpartition(".")[2] for matrix in experts],
+        sum(matrix.elements for matrix in experts) * built.shape.layers,
+        left,
+        sum(weight.total_bytes for weight in [*outer_weights(built), *in_blocks]),
+    )
 
 
 def quantized_bytes(elements: int, quantization: str, double_quant: bool, rows: int = 0) -> int:

@@ -26,8 +26,9 @@ def experts(tape: Tape, built: BuiltModel, x: Tensor) -> Tensor:
     total = tape.op("sum of chances", "T", "fp32", [best], [best])
     share = tape.op("expert weights", "T X", "fp32", [best, total], [total])
     order = tape.tensor("order of pairs", "P", "int64")
-    sorted_share = tape.op("expert weights sorted", "P", "fp32", [share], [order])
-    rows = tape.op("rows of pairs", "P H", x.dtype, [x], [tape.tensor("token of pair", "P", "int64")])
+    sorted_share = tape.op("expert weights sorted", "P", "fp32", [share], [order], gathers=True)
+    token = tape.tensor("token of pair", "P", "int64")
+    rows = tape.op("rows of pairs", "P H", x.dtype, [x], [token], gathers=True)
     up_matrix, down_matrix = expert_matrices(shape)
     ends = tape.tensor("ends of experts", "E", "int32")
     # the parametrization's cache holds both dequantized weights until the experts are done
@@ -37,9 +38,8 @@ def experts(tape: Tape, built: BuiltModel, x: Tensor) -> Tensor:
     inner = multiply(tape, activate(tape, built, gate, "activation"), up, "gated")
     down = _grouped(tape, built, inner, down_matrix, "E H I", ends, cache, "experts out", "P H")
     weighted = multiply(tape, down, sorted_share, "experts out weighted", "P H")
-    restored = tape.op(
-        "pairs in order", "P H", weighted.dtype, [weighted], [tape.tensor("order back", "P", "int64")]
-    )
+    back = tape.tensor("order back", "P", "int64")
+    restored = tape.op("pairs in order", "P H", weighted.dtype, [weighted], [back], gathers=True)
     return cast(tape, tape.op("sum over experts", "B S H", weighted.dtype, [restored]), x.dtype)
 
 
@@ -107,5 +107,15 @@ def _with_adapted_weight(
         for side, width in (("A", matrix.inputs), ("B", matrix.outputs // matrix.parts))
     ]
     making = 2 * matrix.elements * (rank // matrix.parts)
-    whole = tape.product(f"{matrix.name} adapted", weight_dims, dtype, factors, factors, flops=making)
+    whole = tape.product(
+        f"{matrix.name} adapted",
+        weight_dims,
+        dtype,
+        factors,
+        factors,
+        flops=making,
+        added_bytes=matrix.elements * SIZES[built.loose_dtype],
+    )
+    if stacked:  # torch's register_parametrization computes it once, to look at its dtype and shape
+        tape.ops[-1].forward = tape.ops[-1].forward.times(2)
     return tape.product(name, dims, dtype, [x, whole], [x, whole if x.grad else None, ends], flops)

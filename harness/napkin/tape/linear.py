@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from math import prod
 
+from harness.hardware import Work
 from harness.napkin.dtypes import SIZES
 from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.model.layers import Matrix
 from harness.napkin.tape.ops import add, cast, dropout, multiply, scale, under_autocast
-from harness.napkin.tape.tape import Tape, Tensor
+from harness.napkin.tape.tape import NOTHING, Tape, Tensor
 
 
 def linear(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, dims: str) -> Tensor:
@@ -100,9 +101,11 @@ def _int8(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, d
     """Linear8bitLt with outliers (threshold 6): keeps its input for columns that may be outliers; the
     input is quantized row by row, and backward dequantizes the weight (MatMul8bitLt, which keeps the input
     in `ctx.tensors` and not by save_for_backward)."""
-    rows = _rows(tape, x, matrix)
-    quantized_input = rows * matrix.inputs * (1 + (SIZES["fp16"] if x.dtype != "fp16" else 0))
-    return tape.product(
+    rows, size = _rows(tape, x, matrix), SIZES[x.dtype]
+    given, made, half = rows * matrix.inputs, rows * matrix.outputs, SIZES["fp16"]
+    converted = x.dtype != "fp16"  # the kernels take fp16 and return it
+    quantized_input = given * (1 + converted * half)
+    out = tape.product(
         name,
         dims,
         x.dtype,
@@ -110,10 +113,22 @@ def _int8(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, d
         [x],
         flops=2 * rows * matrix.elements,
         weight_bytes=matrix.elements,
-        forward_temporary_bytes=quantized_input + rows * matrix.outputs * SIZES["int32"],
-        backward_temporary_bytes=matrix.elements * SIZES[x.dtype],
+        forward_temporary_bytes=quantized_input + made * SIZES["int32"],
+        backward_temporary_bytes=matrix.elements * size,
         keeps_in_ctx=True,
     )
+    op, dtype = tape.ops[-1], x.dtype
+    to_half = converted * (size + half) * given
+    magnitudes = 2 * (half + 1) * given  # and which of them are outliers: written, and read once
+    before = to_half + (half + 1) * given + magnitudes
+    products = made * (SIZES["int32"] + converted * half)
+    moved = before + (size + 1) * given + matrix.elements + made * size + 2 * products
+    op.forward = Work(op.forward.flops, moved, 2 + converted, "matmul", dtype, before)
+    if op.backward is not NOTHING:  # the weight to x's dtype, times its scales in place
+        before = matrix.elements * (1 + 3 * size)
+        moved = before + (given + made + matrix.elements) * size
+        op.backward = Work(op.backward.flops, moved, 3, "matmul", dtype, before)
+    return out
 
 
 def _lora(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, dims: str) -> Tensor:

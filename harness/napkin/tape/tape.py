@@ -104,13 +104,15 @@ class Tape:
         passes_gradient: bool = False,
         recomputable: bool = True,
         looks_up: bool = False,
+        gathers: bool = False,
         temporary_bytes: int = 0,
         passes: tuple[int, int] | None = None,
     ) -> Tensor:
         """Record an elementwise operator or a reduction, and return its result.
 
         `saves` are the tensors it keeps if backward will visit it; None entries are skipped. `looks_up`: it
-        reads as much of its input as it returns, and backward none. `temporary_bytes` come and go within
+        reads as much of its input as it returns, and backward none. `gathers`: its result's rows are its
+        input's in another order, and backward adds theirs to zeros. `temporary_bytes` come and go within
         its backward. `passes`: how often it goes over the bytes of its result, forward and backward, where
         it is several operators in truth.
         """
@@ -124,6 +126,9 @@ class Tape:
         made = [t for t in inputs if t.grad and not (passes_gradient and t.dtype == out.dtype)]
         back = sum(out.size_bytes + t.size_bytes for t in made) + 2 * temporary_bytes
         back += 0 if looks_up else total_bytes(kept)
+        back += 2 * total_bytes(made) if gathers else 0
+        if len(inputs) > 1 and not passes_gradient:  # multiplied by a wider one, then cast
+            back += 2 * sum(out.size_bytes for t in made if t.dtype != out.dtype)
         if passes is not None:
             moved, back = (times * out.size_bytes for times in passes)
         if self.compiled:
@@ -159,6 +164,7 @@ class Tape:
         forward_temporary_bytes: int = 0,
         backward_temporary_bytes: int = 0,
         before_bytes: int = 0,
+        added_bytes: int = 0,
         keeps_in_ctx: bool = False,
         holds: Sequence[Tensor] = (),
     ) -> Tensor:
@@ -166,7 +172,8 @@ class Tape:
 
         `flops` are forward's. Backward does as many for each operand that needs a gradient; attention five
         products for forward's two, since it computes the scores again (arXiv 2205.14135, algorithm 4).
-        Temporaries are written and read once. `before_bytes` are moved before each product.
+        Temporaries are written and read once. `before_bytes` are moved before each product, `added_bytes` are
+        of what forward adds the product to.
         """
         out = self.tensor(name, dims, dtype, grad=bool(weight_gradient_bytes) or any(t.grad for t in inputs))
         moved = total_bytes(inputs) + weight_bytes + out.size_bytes
@@ -176,7 +183,7 @@ class Tape:
             backward = Work(flops * 5 // 2, 2 * moved + extra, 1, kind, dtype)
         else:
             backward = Work(flops * operands, moved * operands + extra, operands, kind, dtype, before_bytes)
-        moved += 2 * forward_temporary_bytes
+        moved += 2 * forward_temporary_bytes + added_bytes
         saved = self._kept([t for t in saves if t is not None] + ([out] if keeps_output else []))
         self._record(
             Op(

@@ -106,7 +106,11 @@ declare("histc", nothing="a histogram of fewer than 100 bins")
 # to 4096 in place. A router has a row of experts.
 declare("topk", nothing="the largest of a short row")
 declare("_unsafe_view", nothing="no kernel", launches=False)
-declare("set_ profiler::_record_function_enter_new profiler::_record_function_exit", nothing="no kernel")
+declare(
+    "set_ profiler::_record_function_enter_new profiler::_record_function_exit",
+    nothing="no kernel",
+    launches=False,
+)
 # transformers/integrations/moe.py: mm(out=) for each expert
 declare(
     "transformers::grouped_mm_fallback transformers::grouped_mm_fallback_backward",
