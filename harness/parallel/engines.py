@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.parallel.deferred import Deferred
 from harness.parallel.mesh import Ranks
 from harness.recipe import Recipe
 
@@ -18,8 +19,11 @@ Summing = Callable[[bool], AbstractContextManager[Any]]
 """A context of one micro batch's forward and backward; it is told whether it is the last of the step."""
 
 
-def divide(recipe: Recipe, model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
-    """Divide `model`, on `device`, among `ranks`, in place. Returns what a step calls: DDP around it, or it.
+def divide(
+    recipe: Recipe, model: nn.Module, ranks: Ranks, device: torch.device, deferred: Deferred | None = None
+) -> nn.Module:
+    """Divide `model`, on `device` or `deferred`, among `ranks`, in place. Returns what a step calls: DDP
+    around it, or it.
 
     Raises InputError for a model that cannot be divided so.
     """
@@ -33,7 +37,7 @@ def divide(recipe: Recipe, model: nn.Module, ranks: Ranks, device: torch.device)
     if recipe.fsdp:
         from harness.parallel.units import shard_units
 
-        shard_units(recipe, model, _data_mesh(recipe, mesh), device)
+        shard_units(recipe, model, _data_mesh(recipe, mesh), device, deferred)
     if recipe.ddp:
         return DistributedDataParallel(model, process_group=mesh.get_group("dp_replicate"))
     return model

@@ -17,15 +17,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from harness.errors import InputError
+from harness.parallel.deferred import Deferred
 from harness.recipe import Recipe
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def shard_units(recipe: Recipe, model: nn.Module, mesh: DeviceMesh, device: torch.device) -> None:
+def shard_units(
+    recipe: Recipe,
+    model: nn.Module,
+    mesh: DeviceMesh,
+    device: torch.device,
+    deferred: Deferred | None = None,
+) -> None:
     """Divide the weights of `model` among the ranks of `mesh`, unit by unit, the model itself last.
 
-    The last unit takes what no other has. PyTorch keeps it gathered from its forward to its backward.
+    Of a model that is `deferred` each unit is made just before: one is whole at a time, beside the parts of
+    those before it. The last unit takes what no other has. PyTorch keeps it gathered from its forward to
+    its backward.
+
     Raises InputError for a model without blocks, and for cpu_offload where there is nothing to leave.
     """
     if recipe.cpu_offload and device.type == "cpu":
@@ -36,8 +46,12 @@ def shard_units(recipe: Recipe, model: nn.Module, mesh: DeviceMesh, device: torc
         "offload_policy": CPUOffloadPolicy() if recipe.cpu_offload else OffloadPolicy(),
     }
     layout = {"block": _blocks, "accelerate": _as_accelerate, "transformers": _as_transformers}[recipe.wrap]
-    for unit, kept in layout(model):
+    for unit, kept in list(layout(model)):  # found before any is made: tied weights are the same objects
+        if deferred is not None:
+            deferred.make(unit if isinstance(unit, list) else [unit], model)
         fully_shard(unit, reshard_after_forward=recipe.reshard_after_forward and not kept, **how)
+    if deferred is not None:
+        deferred.make([model], model)
     fully_shard(model, **how)
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from harness.errors import InputError, is_out_of_memory
-from harness.parallel import ALONE, Ranks, divide, summed_at_the_end
+from harness.parallel import ALONE, Deferred, Ranks, divide, summed_at_the_end
 from harness.recipe import Recipe, find_model_config
 from harness.training.learned_positions import refuse_longer_sequences
 from harness.training.model_config import first_line, load_config
@@ -54,8 +54,11 @@ def build_training(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -
 
     Raises InputError for a config that does not build or a toggle that cannot work on `device`.
     """
-    model = build_model(recipe, device)
-    called = divide(recipe, model, ranks, device)
+    deferred = Deferred(device) if _made_by_units(recipe) else None
+    model = build_model(recipe, device, deferred)
+    if deferred is not None and not deferred.knows(model):
+        deferred, model = None, build_model(recipe, device)
+    called = divide(recipe, model, ranks, device, deferred)
     return Training(
         model=model,
         optimizer=build_optimizer(recipe, model),
@@ -80,13 +83,22 @@ def import_libraries(recipe: Recipe) -> None:
     import_peft(recipe)
 
 
-def build_model(recipe: Recipe, device: torch.device) -> Any:
-    """The model of `recipe` in training mode with every toggle applied, weights on `device`."""
+def _made_by_units(recipe: Recipe) -> bool:
+    """Whether a rank makes and divides one unit of FSDP2 after the other, not the whole model at once.
+
+    Plans of tensor parallelism divide a whole model, and a checkpoint is loaded whole.
+    """
+    return recipe.fsdp and not recipe.tensor_parallel and recipe.weights == "random" and not recipe.quantized
+
+
+def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None = None) -> Any:
+    """The model of `recipe` in training mode with every toggle applied, its weights on `device`; or none yet,
+    and `deferred` knows how they are made."""
     config = load_config(recipe)
     refuse_what_cannot_run(recipe, config, device)
     refuse_what_is_no_language_model(recipe, config)
     torch.manual_seed(recipe.seed)
-    with built_where(recipe, device) as place:
+    with built_where(recipe, device) if deferred is None else deferred.recording() as place:
         model = _with_weights(recipe, config, place)
         refuse_empty_weights(recipe, model)
         model.config.use_cache = False

@@ -13,6 +13,7 @@ import torch
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.hardware.links import NETWORK, collective_s
+from harness.recipe import Recipe
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.step_profile import StepProfile
@@ -57,6 +58,16 @@ def test_weights_gradients_and_moments_are_divided_and_gathered_weights_are_not(
         of_one, of_many = getattr(part.memory.at_peak, what), getattr(whole.memory.at_peak, what)
         assert of_many / 4 <= of_one < of_many / 3, what
     assert 2 * peak(parallel="fsdp", dp_shard=512) > peak(parallel="fsdp", dp_shard=64)
+
+
+@pytest.mark.parametrize("fields", [{}, {"adapter": "lora"}], ids=["full", "lora"])
+def test_in_setup_one_unit_is_whole_at_a_time(fields: dict[str, Any]) -> None:
+    """Llama-3.2-1B in bf16: 1,235,814,400 weights, of which the last unit, embedding (tied to the head) and
+    norm, has 128,257 * 2048. Beside it, the eighth of all; and whatever blocks of memory are rounded by."""
+    recipe = Recipe(model="llama-3.2-1b", precision="bf16", seq_len=8, parallel="fsdp", dp_shard=8, **fields)
+    setup_bytes = simulate(recipe, H100)[0].memory.setup_peak_allocated_bytes
+    expected = 2 * (1_235_814_400 / 8 + 128_257 * 2048)
+    assert expected < (setup_bytes or 0) < 1.05 * expected
 
 
 def test_streams_keep_their_memory_apart() -> None:

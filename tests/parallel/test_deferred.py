@@ -1,0 +1,76 @@
+"""A model that is made later, in parts and out of order, has the values of one that is built at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.parallel import Deferred
+from tests.support.tiny import CPU
+
+
+class Model(nn.Module):
+    """All the ways in which a weight or a buffer comes to its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8, padding_idx=0)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.head = nn.Linear(8, 10, bias=False)
+        self.scale = nn.Parameter(torch.randn(3))
+        self.register_buffer("root", torch.tensor(8**0.5))
+        self.register_buffer("frequencies", 1.0 / (100.0 ** (torch.arange(0, 8, 2).float() / 8)))
+        for block in self.blocks:
+            nn.init.normal_(block.weight, std=0.02)  # type: ignore[arg-type]
+        nn.init.xavier_normal_(self.head.weight)
+        self.head.weight = self.embedding.weight
+        self.blocks[0].weight.data = self.blocks[0].weight.data.to(torch.float64)  # type: ignore[union-attr]
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_made_in_parts_and_out_of_order_it_has_the_same_values(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    deferred = Deferred(CPU)
+    try:
+        expected, next_number = values(Model()), torch.rand(())
+        torch.manual_seed(0)
+        with deferred.recording() as shapes, shapes:
+            model = Model()
+    finally:
+        torch.set_default_dtype(torch.float32)  # as it is when a rank makes its units
+    assert deferred.knows(model)
+    assert all(tensor.is_meta for tensor in values(model).values())
+    assert torch.equal(torch.rand((), dtype=dtype), next_number)
+    before = torch.get_rng_state()
+    deferred.make([model.blocks[2], model.head], model)
+    assert [p.is_meta for p in (model.blocks[2].weight, model.blocks[1].weight)] == [False, True]
+    assert model.head.weight is model.embedding.weight
+    deferred.make([model], model)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.head.weight is model.embedding.weight
+    for name, tensor in values(model).items():
+        assert tensor.dtype == expected[name].dtype, name
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_what_was_made_elsewhere_it_does_not_know() -> None:
+    elsewhere = torch.ones(3, device="meta")
+    deferred = Deferred(CPU)
+    with deferred.recording() as shapes, shapes:
+        model = nn.Linear(3, 3)
+        model.register_buffer("doubled", 2 * elsewhere)
+    assert not deferred.knows(model)
+
+
+def test_draws_that_look_at_their_numbers_it_does_not_know() -> None:
+    deferred = Deferred(CPU)
+    with deferred.recording() as shapes, shapes:
+        model = nn.Linear(3, 3)
+        nn.init.trunc_normal_(model.weight)
+    assert not deferred.knows(model)
