@@ -22,11 +22,11 @@ pytestmark = pytest.mark.virtual_gpu
 PROGRAM = Path(__file__).parent / "programs" / "evaluation.py"
 LORA = {"precision": "bf16", "adapter": "lora"}
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"precision": "bf16"}, {}),
     ({"precision": "bf16-mixed"}, {"accumulation_steps": 2, "batches": 5}),
     (LORA, {"keep_logits": False}),
 ]
 SLOW: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"precision": "bf16"}, {}),
     ({"precision": "fp32"}, {}),
     (LORA, {"accumulation_steps": 1}),
     ({**LORA, "quantization": "nf4", "double_quant": True}, {}),

@@ -43,7 +43,13 @@ def test_a_program_runs(emulate, program: tuple[str, ...]) -> None:
     assert "done: peak" in emulate(sys.executable, str(PROGRAMS / name), *arguments).stdout
 
 
-@pytest.mark.parametrize("launcher", [(*TORCHRUN,), ACCELERATE], ids=["torchrun", "accelerate, FSDP2"])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(TORCHRUN, id="torchrun", marks=pytest.mark.slow),  # others here are under it
+        pytest.param(ACCELERATE, id="accelerate, FSDP2"),
+    ],
+)
 def test_trainer_on_two(emulate, launcher: tuple[str, ...]) -> None:
     kind = "lora" if launcher == TORCHRUN else "full"
     done = emulate(*launcher, str(PROGRAMS / "trainer.py"), kind, options=("--gpus", "2"))

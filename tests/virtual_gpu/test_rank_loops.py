@@ -13,6 +13,7 @@ from tests.support.places import ROOT
 pytestmark = pytest.mark.virtual_gpu
 
 
+@pytest.mark.slow
 def test_loops_of_two_ranks_peak_as_recorded(
     emulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def test_an_out_of_memory_is_told_as_pytorch_counts_it(record: Any) -> None:
     assert "activations" in [row[0].value for row in section.tables["groups"].rows]
 
 
+@pytest.mark.slow
 def test_what_is_said_to_help_helps(record: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of every segment is free: enough in all. With expandable_segments the same program goes on."""
     path, counted = record("pieces")
