@@ -5,40 +5,48 @@ A batch system sends SIGTERM some seconds before it kills; a closed terminal sen
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import Any
 
 CTRL_C_STATUS = 128 + signal.SIGINT
 _ENDING = [signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
 _received: list[int] = []
 _AGAIN_S = 0.02
+_TWICE_S = 0.05
+"""Signals so close are one: of a Ctrl-C both a terminal and a parent that passes it on deliver theirs."""
+_last_s = [-math.inf]
 _held = threading.Event()
 
 
 @contextmanager
 def interruptible() -> Generator[None]:
-    """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt, unless somebody set them otherwise (nohup).
+    """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, unless somebody set them otherwise
+    (nohup); and two that come at once raise one, so that the second does not hit what answers the first.
 
     Python drops what is raised in a weak reference's callback or in __del__, and a run has thousands of those
     a step: an interrupt that is dropped there is made again a moment later.
     """
-    mine = []
+    mine: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():  # Python lets no other thread set a handler
-        mine = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)}
+        mine = {n: now for n, now in handlers.items() if now in (signal.SIG_DFL, signal.default_int_handler)}
     _received.clear()
+    _last_s[0] = -math.inf
     unraisable, repeated = sys.unraisablehook, list[threading.Timer]()
 
     def repeat(dropped: sys.UnraisableHookArgs) -> None:
         if not isinstance(dropped.exc_value, KeyboardInterrupt):
             return unraisable(dropped)
         number = _received[0] if _received else signal.SIGINT
-        repeated.append(threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)))
+        repeated.append(threading.Timer(_AGAIN_S, _send_again, (number,)))
         repeated[-1].daemon = True
         repeated[-1].start()
 
@@ -51,8 +59,8 @@ def interruptible() -> Generator[None]:
         for timer in repeated:
             timer.cancel()
         sys.unraisablehook = unraisable
-        for number in mine:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in mine.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -90,6 +98,15 @@ def interrupted_status() -> int:
     return 128 + _received[0] if _received else CTRL_C_STATUS
 
 
-def _interrupt(number: int, _: FrameType | None) -> NoReturn:
-    _received.append(number)
-    raise KeyboardInterrupt
+def _send_again(number: int) -> None:
+    """It is no second signal: the first was dropped."""
+    _last_s[0] = -math.inf
+    os.kill(os.getpid(), number)
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    now_s = time.monotonic()
+    again, _last_s[0] = now_s - _last_s[0] < _TWICE_S, now_s
+    if not again:
+        _received.append(number)
+        raise KeyboardInterrupt
