@@ -23,47 +23,60 @@ def _as_wide_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SLOW = (
+    "tests/answers/test_two_profiles.py",  # two environments
+    "tests/api/test_names.py",  # orders of imports, each in a fork
+    "tests/architecture/test_model_id.py",  # a hub
     "tests/benchmarks",
     "tests/browser",  # a browser
     "tests/checkpoint",
     "tests/cli/test_cli.py::test_a_",  # processes of their own
     "tests/cli/test_cli.py::test_light_commands",
-    "tests/cli/test_simulate.py::test_fit",
-    "tests/cli/test_simulate.py::test_validate",
+    "tests/cli/test_columns.py",  # every command, twice
+    "tests/cli/test_simulate.py",
     "tests/data/test_examples.py::test_the_commands_refuse_it",
     "tests/data/test_rows.py::test_the_optional_packages",
     "tests/fit/test_advice.py",
+    "tests/fit/test_card_count.py",
     "tests/fit/test_confirmed.py",  # simulations, many a test
     "tests/fit/test_exact.py",
+    "tests/fit/test_lengths.py",
     "tests/fit/test_search.py",
     "tests/gpu",
     "tests/launch",  # ranks, processes of their own
     "tests/loops/test_adapters.py",  # whole trainers
+    "tests/loops/test_finder.py",  # trains, watched
     "tests/mcp",  # a server
     "tests/measure",  # whole runs
     "tests/models",
     "tests/napkin/test_activations.py",  # compares with torch, tensor by tensor
-    "tests/napkin/test_weights.py",
-    "tests/napkin/test_peaks.py",  # simulations to compare with
     "tests/napkin/test_compiled.py",
-    "tests/napkin/test_random.py",
+    "tests/napkin/test_peaks.py",  # simulations to compare with
     "tests/napkin/test_prediction.py",  # every recipe, many times
+    "tests/napkin/test_random.py",
+    "tests/napkin/test_timing.py",
+    "tests/napkin/test_weights.py",
     "tests/parallel",
     "tests/project/test_packaging.py",  # builds a wheel
+    "tests/project/test_toggle_reads.py::test_the_page",
     "tests/recipe/test_file.py",
     "tests/report/test_report.py",
     "tests/run_folder",
     "tests/serve",  # a server
     "tests/simulate/cuda",
+    "tests/simulate/test_after_step.py",
     "tests/simulate/test_clock.py",
+    "tests/simulate/test_ranks.py",
+    "tests/simulate/test_simulate_equals_cpu.py",  # trains, and simulates the same
     "tests/simulate/test_simulated_run.py",
+    "tests/snapshot/test_attribution.py::test_every_moment",
     "tests/sweep",  # cells in processes
+    "tests/system/test_folder_lock.py",  # processes that hold a folder
+    "tests/system/test_garbage.py",
+    "tests/track",  # trackers in processes
     "tests/training/test_trainer_parity.py",
     "tests/training/toggles",  # trains with and without each
-    "tests/track",  # trackers in processes
-    "tests/watching",  # programs
     "tests/trust",  # killing, filling the disk, hostile files
-    "tests/test_trust_checkpoints.py",
+    "tests/watching",  # programs
 )
 """What `make test-fast` leaves out: beginnings of test names."""
 RECORDED = "tests/simulate/test_recorded_traces.py"
