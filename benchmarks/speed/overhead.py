@@ -156,18 +156,24 @@ def main() -> None:
         f"(95 % {found['ratio_low']:.4f} to {found['ratio_high']:.4f}; bar {BAR})"
     )
     if given.out:
-        document = {
-            "benchmark": "overhead",
-            "recipe": name,
-            "tokens": [recipe.micro_batch_size, recipe.seq_len],
-            "device": str(device),
-            "threads": torch.get_num_threads(),
-            "bar": BAR,
-            **found,
-            "provenance": provenance(),
-        }
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(given.out, json.dumps(document, indent=1) + "\n")
+        about = {"benchmark": "overhead", "recipe": name, "bar": BAR}
+        keep(given.out, about, recipe, device, found)
+
+
+def keep(
+    out: Path, about: dict[str, Any], recipe: Recipe, device: torch.device, found: dict[str, Any]
+) -> None:
+    """Write a ratio that `compare` found, with what it is about and where it was measured."""
+    document = {
+        **about,
+        "tokens": [recipe.micro_batch_size, recipe.seq_len],
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        **found,
+        "provenance": provenance(),
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ CPU the clock is the processor time of the process, which what else runs there c
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,13 +20,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.speed.overhead import ROUNDS, SHORT, bare_loop, compare
+from benchmarks.speed.overhead import ROUNDS, SHORT, bare_loop, compare, keep
 from harness.loops.finder import LoopFinder
 from harness.loops.recorder import LoopRecorder, Window
 from harness.measure import chosen_device
 from harness.recipe import Recipe, load_recipe
 from harness.run_folder import RunFolder
-from harness.system import provenance, write_whole
 
 BAR = 1.01
 NEVER = Window(10**9, 10**9)
@@ -83,17 +81,7 @@ def main() -> None:
         f"ratio {found['ratio']:.4f} (95 % {found['ratio_low']:.4f} to {found['ratio_high']:.4f}; bar {BAR})"
     )
     if given.out:
-        document = {
-            "benchmark": "watch",
-            "recipe": name,
-            "tokens": [recipe.micro_batch_size, recipe.seq_len],
-            "device": str(device),
-            "threads": torch.get_num_threads(),
-            "bar": BAR,
-            **found,
-            "provenance": provenance(),
-        }
-        write_whole(given.out, json.dumps(document, indent=1) + "\n")
+        keep(given.out, {"benchmark": "watch", "recipe": name, "bar": BAR}, recipe, device, found)
 
 
 if __name__ == "__main__":

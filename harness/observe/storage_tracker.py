@@ -72,9 +72,8 @@ class StorageTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _get_dispatch_mode(_FAKE) is not None:
-            return func(
-                *args, **(kwargs or {})
-            )  # DTensor asks what shapes an operator gives: nothing is made
+            # DTensor asks what shapes an operator gives: nothing is made
+            return func(*args, **(kwargs or {}))
         for tensor_type in types:
             if tensor_type is not Tensor and _is_wrapper(tensor_type):
                 self._unpacked = func
