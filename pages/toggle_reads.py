@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from harness.recipe import EFFECTS, Recipe
+from harness.report.table import markdown_table
 from harness.system import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -149,16 +150,16 @@ def follows_from() -> dict[str, set[str]]:
 
 def page() -> str:
     """The Markdown of the whole page."""
-    lines = ["| toggle | files that read its field |", "| --- | --- |"]
+    fields_read, asked = [], []
     for toggle in TOGGLES:
         found = [f"`{file}`{_remark(toggle, file)}" for file in readers(toggle)]
-        lines.append(f"| `{toggle}` | {len(found)}: {', '.join(found)} |")
-    lines += [PROPERTIES, "| property | of | who asks |", "| --- | --- | --- |"]
+        fields_read.append((f"`{toggle}`", f"{len(found)}: {', '.join(found)}"))
     for name, fields in follows_from().items():
         if not fields.isdisjoint(TOGGLES):
             of = ", ".join(f"`{field}`" for field in sorted(fields))
-            lines.append(f"| `{name}` | {of} | {', '.join(f'`{file}`' for file in readers(name))} |")
-    return INTRODUCTION + "\n".join(lines) + "\n"
+            asked.append((f"`{name}`", of, ", ".join(f"`{file}`" for file in readers(name))))
+    toggles = markdown_table(("toggle", "files that read its field"), fields_read)
+    return f"{INTRODUCTION}{toggles}{PROPERTIES}\n{markdown_table(('property', 'of', 'who asks'), asked)}"
 
 
 def _remark(toggle: str, file: str) -> str:
