@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -108,8 +107,9 @@ def main() -> NoReturn:
 
 def script() -> NoReturn:
     """main() in a process that is over after it: what `harness` and `python -m harness` run."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without our signs spells them
-        sys.stdout.reconfigure(errors="backslashreplace")
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:  # a terminal without our signs spells them
+        reconfigure(errors="backslashreplace")
     try:
         main()
     except SystemExit as ended:

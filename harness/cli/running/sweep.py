@@ -112,7 +112,8 @@ def sweep(
     folder = out or default_folder(plan)
     log, people = Terminal(stderr=True), Terminal(stderr=form is not None)
     at_once = 1 if measure else jobs or max(1, (os.cpu_count() or 2) // 2)
-    rows, interrupted = [], False
+    rows: list[Row] = []
+    interrupted = False
     with sole_sweep_in(folder):
         _refuse_another_question(folder, plan)
         try:
