@@ -139,7 +139,7 @@ def main(names: list[str], *, survivors: bool) -> None:
 
     # the same examples each time; the first that fails is enough, the smallest is not looked for
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
-    hypothesis.settings.register_profile("mutation", derandomize=True, database=None, phases=phases)
+    hypothesis.settings.register_profile("mutation", derandomize=True, database=None, phases=phases, deadline=None)
     hypothesis.settings.load_profile("mutation")
     for module in (module for module in modules if not names or module["name"] in names):
         print(module["name"], flush=True)
