@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from typing import Any
 
 from harness.system import write_whole
 from pages.links import DOCS
 
+MODULES = DOCS.parent / "tests/mutation/modules.toml"
 RESULTS = DOCS / "data/mutation.json"
 PAGE = DOCS / "mutation.md"
 INTRODUCTION = """\
@@ -34,7 +36,16 @@ might still notice something.
 
 def page(modules: list[dict[str, Any]]) -> str:
     """The Markdown of the whole page."""
-    return "".join([INTRODUCTION, *_modules(modules), *_named(modules), *_survivors(modules)])
+    return "".join(
+        [INTRODUCTION, *_modules(modules), *_not_tried(modules), *_named(modules), *_survivors(modules)]
+    )
+
+
+def _not_tried(modules: list[dict[str, Any]]) -> list[str]:
+    """A sentence about modules that are listed and have no row yet."""
+    listed = tomllib.loads(MODULES.read_text(encoding="utf-8"))["module"]
+    absent = [row["title"] for row in listed if row["name"] not in {row["name"] for row in modules}]
+    return [f"\nListed, and not tried yet: {', '.join(absent)}.\n"] if absent else []
 
 
 def _modules(modules: list[dict[str, Any]]) -> list[str]:
@@ -50,7 +61,7 @@ def _modules(modules: list[dict[str, Any]]) -> list[str]:
     ]
     for row in (*modules, total):
         gaps = sum(survivor["judgement"] == "gap" for survivor in row["survivors"])
-        survived = f"{len(row['survivors'])} ({len(row['survivors']) / row['tried']:.1%})"
+        survived = f"{len(row['survivors'])} ({len(row['survivors']) / max(row['tried'], 1):.1%})"
         counts = [f"{row[key]:,}" for key in ("mutants", "tried", "killed", "timed_out")]
         lines.append(f"| {' | '.join([row['title'], *counts, survived, str(gaps)])} |\n")
     return lines

@@ -3,10 +3,12 @@
 python -m tests.mutation                       every module of modules.toml; writes docs/data/mutation.json
 python -m tests.mutation allocator optimizer   only these, and leaves the others as they are
 python -m tests.mutation --survivors fit       only the mutants of it that survived before
+python -m tests.mutation --sample 20 fit       fewer: those that come first in its sample
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import json
@@ -29,11 +31,11 @@ UNJUDGED = "not judged"
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "pydantic", "hypothesis", "rich", "typer")
 
 
-def run_module(module: dict[str, Any]) -> dict[str, Any]:
-    """The row of one module; nothing of harness is imported in this process."""
+def run_module(module: dict[str, Any], most: int) -> dict[str, Any]:
+    """The row of one module, of `most` mutants at most; nothing of harness is imported in this process."""
     every = [mutant for path in module["files"] for mutant in mutants_of(path)]
     written = module.get("named", [])
-    named, sample = [_named(row) for row in written], sample_of(every, module["sample"])
+    named, sample = [_named(row) for row in written], sample_of(every, min(module["sample"], most))
     outcomes = _outcomes(module["tests"], [*named, *sample])
     tried = list(zip(sample, outcomes[len(named) :], strict=True))
     return {
@@ -129,7 +131,13 @@ def _named(row: dict[str, str]) -> Mutant:
     return Mutant(row["file"], line, row["was"], row["becomes"], changed, in_function=True)
 
 
-def main(names: list[str], *, survivors: bool) -> None:
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="MODULE")
+    parser.add_argument("--survivors", action="store_true")
+    parser.add_argument("--sample", type=int, default=10**6, metavar="N")
+    asked = parser.parse_args(arguments)
+    names = asked.names
     modules = tomllib.loads((HERE / "modules.toml").read_text(encoding="utf-8"))["module"]
     if unknown := set(names) - {module["name"] for module in modules}:
         raise SystemExit(f"tests/mutation/modules.toml has no module {', '.join(sorted(unknown))}")
@@ -139,11 +147,14 @@ def main(names: list[str], *, survivors: bool) -> None:
 
     # the same examples each time; the first that fails is enough, the smallest is not looked for
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
-    hypothesis.settings.register_profile("mutation", derandomize=True, database=None, phases=phases, deadline=None)
+    hypothesis.settings.register_profile(
+        "mutation", derandomize=True, database=None, phases=phases, deadline=None
+    )
     hypothesis.settings.load_profile("mutation")
     for module in (module for module in modules if not names or module["name"] in names):
         print(module["name"], flush=True)
-        row = try_survivors_again(module, _rows()[module["name"]]) if survivors else run_module(module)
+        again = _rows().get(module["name"]) if asked.survivors else None
+        row = try_survivors_again(module, again) if again else run_module(module, asked.sample)
         rows = _rows() | {row["name"]: row}
         print(
             f"  {row['tried']} of {row['mutants']}: {row['killed']} killed, {row['timed_out']} timed out, "
@@ -160,4 +171,4 @@ def _rows() -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main([name for name in sys.argv[1:] if name != "--survivors"], survivors="--survivors" in sys.argv)
+    main(sys.argv[1:])
