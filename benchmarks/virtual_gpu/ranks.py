@@ -5,7 +5,8 @@ with checkpointing and without, gradients summed after each micro batch or once 
 
 Takes PyTorch's CUDA build and no GPU. Each cell is a small but real model (layers of Llama-3.2-1B), whose
 rank 0 runs alone on a virtual GPU, every action of its allocator recorded; its recipe is simulated with the
-same libraries. `--traces` keeps the recordings: those in tests/data/stand_in/h200 are some of them.
+same libraries. PyTorch runs without NCCL's watchdog (TORCH_NCCL_BLOCKING_WAIT=1), whose 100 ms would decide
+how long DDP's first bucket stays. `--traces` keeps the recordings: those in tests/data/stand_in/h200 are some of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,7 @@ from benchmarks.traces import compared, hardware_of
 from harness.errors import InputError
 from harness.system import quiet_libraries, write_whole
 
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 RANKS, GPU = 8, "h200"
 SIZES: dict[str, Any] = {"model": "llama-3.2-1b", "micro_batch_size": 2, "seq_len": 512, "precision": "bf16"}
 LAYERS = 3
@@ -129,6 +132,7 @@ def main() -> int:
         record_here(options.cell[0], options.record)
         return 0
     quiet_libraries()
+    os.environ[BLOCKING_WAIT] = "1"
     rows = [] if options.out is None else _known(options.out, without=options.cell or cells())
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.traces or Path(scratch)
@@ -137,6 +141,8 @@ def main() -> int:
             rows.append(row(name, folder / f"ranks-{name}.json.gz"))
             print(json.dumps(rows[-1]), flush=True)
             if options.out is not None:  # whatever is there by now: the whole takes minutes
+                order = list(cells())
+                rows.sort(key=lambda found: order.index(found["cell"]))
                 found = {"torch": torch.__version__, "ranks": RANKS, "gpu": GPU, "rows": rows}
                 write_whole(options.out, (json.dumps(found, indent=1) + "\n").encode())
     return int(any("impossible" in found for found in rows))
