@@ -25,7 +25,7 @@ KINDS: dict[str, Collective] = {
 NCCL_STREAM = -1
 """Where NCCL works off what is not to be waited for at once. No memory is allocated for it."""
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
-"""PyTorch's environment variable: when true there is no watchdog, and a Work is gone with who waits for it."""
+"""PyTorch's environment variable: when true there is no watchdog, and who has waited keeps nothing."""
 
 
 class Communication:
