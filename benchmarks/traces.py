@@ -5,7 +5,7 @@
     python -m benchmarks.traces unpack DIR [TRACE ...]  <name>.pickle for the memory_viz page and for
                                                         `harness simulate --trace-diff`, <name>.yaml beside it
 
-Without TRACE: all of tests/data/traces and tests/data/stand_in.
+Without TRACE: all of tests/recordings/traces and tests/recordings/stand_in.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from harness.system.files import write_whole
 from harness.system.streams import quiet_libraries
 from harness.system.versions import installed_version
 
-DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
+RECORDINGS = Path(__file__).resolve().parents[1] / "tests" / "recordings"
 THREE_STEPS = {"warmup_steps": 1, "steps": 1}
 """What gpu_traces.record runs: a step to warm up, and two more."""
 
@@ -164,10 +164,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unpacking.add_argument("trace", nargs="*", type=Path)
     options = parser.parse_args(arguments)
     try:
-        paths = options.trace or sorted([*DATA.glob("traces/*.json.gz"), *DATA.glob("stand_in/*/*.json.gz")])
+        paths = options.trace or sorted(
+            [*RECORDINGS.glob("traces/*.json.gz"), *RECORDINGS.glob("stand_in/*/*.json.gz")]
+        )
         if not paths:
             raise InputError(
-                f"{DATA} holds no trace. Record some: python -m benchmarks.gpu_programme --part traces."
+                f"{RECORDINGS} holds no trace. Record some: python -m benchmarks.gpu_programme --part traces."
             )
         if options.command == "unpack":
             options.folder.mkdir(parents=True, exist_ok=True)

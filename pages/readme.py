@@ -20,7 +20,7 @@ from pages.profiles_rows import Row, read_rows
 from pages.published import error, errors_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PROFILE = ROOT / "profiles" / "cpu" / "smoke.measured.json"
+PROFILE = ROOT / "docs" / "data" / "smoke.json"
 PUBLISHED = ROOT / "profiles" / "published" / "results.json"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "three-answers.md", ROOT / "docs" / "output.md")
 STAND_IN = ROOT / "profiles" / "stand-in-h200"

@@ -5,7 +5,7 @@ with checkpointing and without, gradients summed after each micro batch or once 
 
 Takes PyTorch's CUDA build and no GPU. Each cell is a small but real model (layers of Llama-3.2-1B), whose
 rank 0 runs alone on a virtual GPU, every action of its allocator recorded; its recipe is simulated with the
-same libraries. `--traces` keeps the recordings: those in tests/data/stand_in/h200 are some of them.
+same libraries. `--traces` keeps the recordings: those in tests/recordings/stand_in/h200 are some of them.
 """
 
 from __future__ import annotations

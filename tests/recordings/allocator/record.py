@@ -4,7 +4,7 @@ Each TORCH is the folder `torch` of an unpacked CUDA 13 wheel: its lib/libc10_cu
 --cuda is the include folder of the packages nvidia-cuda-runtime and nvidia-cuda-crt. The virtual GPU's
 CUDA runtime (harness/virtual_gpu/c) takes its place. Needs gcc, g++ and nm.
 
-Run: python -m tests.allocator_recorded.record --cuda INCLUDE TORCH [TORCH ...]
+Run: python -m tests.recordings.allocator.record --cuda INCLUDE TORCH [TORCH ...]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.speed.allocator import transformer_trace
 
 HERE = Path(__file__).parent
-VIRTUAL = HERE.parents[1] / "harness" / "virtual_gpu" / "c"
+VIRTUAL = HERE.parents[2] / "harness" / "virtual_gpu" / "c"
 RECORDED = HERE / "recorded.json.gz"
 MiB = 2**20
 SETTINGS = (
