@@ -9,7 +9,6 @@ import json
 import os
 import pickle
 import pickletools
-import pickletools
 import struct
 import time
 import tracemalloc
@@ -608,7 +607,7 @@ def test_json_is_bounded_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_runs_of_instructions_are_counted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event takes sixty instructions, and two million of them are within the bound."""
+    """An event takes sixty instructions, and a million of them are within the bound."""
     body = b"j\0\0\0\0" * 40_000  # five bytes each
     monkeypatch.setattr(safe_pickle, "MAX_INSTRUCTIONS", 40_000 + safe_pickle._RUN)
     safe_pickle._check_instructions(b"\x80\x02](" + body + b"e.", "snapshot")
