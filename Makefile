@@ -126,7 +126,7 @@ endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call make_environment,.venv)
-	$(PY) -m pip install -c constraints.txt -e '.[dev,docs,liger,loops,mcp,trackers]'
+	$(PY) -m pip install -c constraints.txt -e '.[dev,docs,liger,loops,mcp,submitit,trackers]'
 	@touch $@
 
 # torch === takes the build without a local label, which is the CUDA build; constraints.txt takes either.
