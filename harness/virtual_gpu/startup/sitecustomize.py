@@ -11,7 +11,8 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _After:
-    """Finds a module as others would, and calls a function of virtual_gpu_start once it is imported."""
+    """Finds a module as others would, and calls a function of virtual_gpu_start once it is imported: not
+    when somebody only asks whether it is there."""
 
     def __init__(self, module, function):
         self.module, self.function = module, function
@@ -19,15 +20,14 @@ class _After:
     def find_spec(self, name, path=None, target=None):
         if name != self.module:
             return None
-        sys.meta_path.remove(self)
-        from importlib.util import find_spec
-
-        spec = find_spec(name)
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, others), None)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def exec_module(module):
                 load(module)
+                sys.meta_path.remove(self)
                 sys.path.insert(0, _HERE)
                 try:
                     import virtual_gpu_start

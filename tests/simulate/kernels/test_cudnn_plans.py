@@ -1,6 +1,6 @@
 """What cuDNN's attention takes, against what cuDNN itself asked for when PyTorch let it plan.
 
-tests/data/cudnn_plans: recorded with `python -m benchmarks.virtual_gpu.cudnn_plans`, cuDNN 9.19 to 9.26.
+The calls are in tests/recordings/cudnn_plans, cuDNN 9.19 to 9.26.
 """
 
 from __future__ import annotations
