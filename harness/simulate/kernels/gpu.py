@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from harness.system import TorchRelease
 
+from harness.hardware import threads_per_sm
+
 MIB, KIB = 2**20, 2**10
 THREADS = 2
 """That multiply in a training step, each with a workspace of its own: Python's, and autograd's."""
@@ -40,11 +42,8 @@ class Gpu:
 
     @property
     def threads_per_sm(self) -> int:
-        """Resident threads of one multiprocessor (CUDA programming guide, technical specifications)."""
-        major, minor = self.capability
-        if self.capability == (7, 5):
-            return 1024
-        return 1536 if (major == 8 and minor >= 6) or major >= 12 else 2048
+        """Resident threads of one multiprocessor."""
+        return threads_per_sm(self.capability)
 
     @property
     def workspaces(self) -> Workspaces:
