@@ -13,6 +13,10 @@ GPU_RUN = profiles/runs/gpu
 # PyTorch's CUDA build, beside a .venv that may hold the CPU build
 VIRTUAL = .venv-virtual-gpu
 VIRTUAL_STAMP = $(VIRTUAL)/.installed
+# Programs whose libraries the others there would not bear
+OTHERS = $(VIRTUAL)/others
+OTHERS_LIST = tests/virtual_gpu/programs/others.txt
+OTHERS_STAMP = $(OTHERS)/.installed
 
 .PHONY: help setup run test test-fast check bench docs pages trust fuzz soak mutate gpu virtual-gpu virtual-gpu-all clean
 
@@ -76,7 +80,8 @@ docs: pages
 	$(PY) -m mkdocs build --strict --quiet
 
 TRUST_PAGE = tests/trust/test_page.py
-TRUST_TESTS = tests/snapshot/test_safe_read.py $(filter-out $(TRUST_PAGE),$(wildcard tests/trust/test_*.py))
+TRUST_TESTS = tests/snapshot/test_safe_read.py $(filter-out $(TRUST_PAGE),$(wildcard tests/trust/test_*.py)) \
+	tests/launch/test_ranks.py::test_a_rank_that_is_killed_ends_all_and_what_they_knew_is_kept
 FUZZ = 1300
 
 # One process: what was tried is gathered there. The page's own test comes after the page.
@@ -108,8 +113,9 @@ gpu: $(READY)
 
 virtual-gpu: CHOSEN = virtual_gpu and not slow
 virtual-gpu-all: CHOSEN = virtual_gpu
+virtual-gpu-all: $(OTHERS_STAMP)
 virtual-gpu virtual-gpu-all: $(VIRTUAL_STAMP)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VIRTUAL)/bin/python -m pytest -n $(WORKERS) -m '$(CHOSEN)' tests/virtual_gpu
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PROGRAMS_OF_OTHERS=$(CURDIR)/$(OTHERS) $(VIRTUAL)/bin/python -m pytest -n $(WORKERS) -m '$(CHOSEN)' tests/virtual_gpu
 
 clean:
 	rm -rf .venv $(VIRTUAL)
@@ -134,7 +140,12 @@ endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call make_environment,.venv)
-	$(PY) -m pip install -c constraints.txt -e '.[dev,docs,liger,loops,mcp,trackers]'
+	$(PY) -m pip install -c constraints.txt -e '.[dev,docs,liger,loops,mcp,submitit,trackers]'
+	@touch $@
+
+$(OTHERS_STAMP): $(VIRTUAL_STAMP) $(OTHERS_LIST)
+	rm -rf $(OTHERS)
+	$(VIRTUAL)/bin/python -m pip install --no-deps --target $(OTHERS) -r $(OTHERS_LIST)
 	@touch $@
 
 # torch === takes the build without a local label, which is the CUDA build; constraints.txt takes either.
