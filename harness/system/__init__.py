@@ -9,6 +9,7 @@ from harness.system.interruption import (
     interrupted_status,
     interruptible,
     is_writing,
+    signals_answered,
 )
 from harness.system.locations import PACKAGE, profiles_folder, recipes_folder
 from harness.system.notebook import Rows, notebook_html
@@ -51,6 +52,7 @@ __all__ = [
     "read_whole",
     "recipes_folder",
     "refuse_held",
+    "signals_answered",
     "stdout_kept_for_json",
     "sync_folder",
     "to_yaml",

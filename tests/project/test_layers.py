@@ -83,6 +83,8 @@ HOMES = {
     "datasets": {"data/documents.py"},  # data sets of the Hub
     "accelerate": {"track/trackers.py"},  # besides, transformers needs it to load quantized checkpoints
     "mcp": {"mcp/server.py"},
+    "ray": {"sweep/launchers/ray_tasks.py"},
+    "submitit": {"sweep/launchers/submitit_jobs.py"},
     "torchao": set(),
 }
 """The only files that import a package, always where it is used: without it, all else works."""
