@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from harness.errors import InputError
 from harness.step_profile import RanksReport, RankStats, StepProfile
 
 
-def profiles_of_ranks(folder: Path) -> dict[int, StepProfile]:
-    """Of the run folder `folder`, by rank: those that were written whole."""
+def profiles_of_ranks(folder: Path, world_size: int) -> dict[int, StepProfile]:
+    """Of the run folder `folder`, by rank: those that were written."""
     found = {}
-    for path in folder.glob("ranks/*/profile.json"):
-        try:
-            found[int(path.parent.name)] = StepProfile.read(path)
-        except (InputError, ValueError):  # half a file of a rank that was killed, or none of ours
-            continue
-    return dict(sorted(found.items()))
+    for rank in range(world_size):
+        with suppress(InputError):  # of a rank that was killed there is none
+            found[rank] = StepProfile.read(folder / "ranks" / str(rank) / "profile.json")
+    return found
 
 
 def put_together(profiles: Mapping[int, StepProfile], world_size: int, ended_by: str | None) -> StepProfile:

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.errors import InputError
 from harness.recipe import Recipe
-from harness.run_folder.run_folder import RunFolder, last_checkpoint
+from harness.run_folder.run_folder import RANKS, RunFolder, last_checkpoint
 from harness.step_profile import StepProfile
 from harness.system import write_whole
 
@@ -53,7 +53,7 @@ class RankFolder(RunFolder):
     def _own(self) -> Path:
         if self._rank == 0:
             self._create()
-        own = self.path / "ranks" / str(self._rank)
+        own = self.path / RANKS / str(self._rank)
         try:
             own.mkdir(parents=True, exist_ok=True)
         except OSError as error:

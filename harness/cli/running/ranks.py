@@ -56,11 +56,11 @@ def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | Non
     _refuse_missing_gpus(recipe, asked.device)
     run = RunFolder(asked.out, name, recipe, asked.resume)
     folder = run.path
-    shutil.rmtree(folder / "ranks", ignore_errors=True)  # of the run that is resumed
+    run.forget_ranks()
     with _following(asked, run, recipe):
         ending = start_ranks(asked.command(folder), recipe.world_size, asked.patience_s)
         reason, status = ending.reason, ending.status
-        profiles = profiles_of_ranks(folder)
+        profiles = profiles_of_ranks(folder, recipe.world_size)
         if not profiles:
             return None, folder, complain(reason or "no rank left a profile", status or 1)
         profile = put_together(profiles, recipe.world_size, reason)
