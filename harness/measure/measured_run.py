@@ -14,6 +14,7 @@ import torch
 from harness.checkpoint import NotFiniteWeights, Saved, read, restore, save
 from harness.data import DataSummary
 from harness.errors import InputError, is_out_of_memory
+from harness.measure.communication import Communication
 from harness.measure.leak import find_leak
 from harness.measure.looking_back import look_back
 from harness.measure.not_finite import Origin, origin_of_loss, origin_of_weights
@@ -168,6 +169,8 @@ class MeasuredRun:
         self.data: DataSummary | None = None
         self.loss_scale = 0.0
         """GradScaler's, after the last step."""
+        self.communication_s: dict[str, float] = {}
+        """By phase; empty where nobody can tell."""
         self.complete = False
         self.oom: OutOfMemoryReport | None = None
         self.not_finite: NotFiniteReport | None = None
@@ -212,6 +215,11 @@ class MeasuredRun:
         self.watching = self.flop_count
         with torch.compiler.set_stance("force_eager"):
             list(run_steps(training, batches, self.device, ["warmup"], self))
+        if self.recipe.distributed and self.device.type == "cpu":
+            with Communication() as communication:
+                self.watching = communication
+                list(run_steps(training, batches, self.device, ["warmup"], self))
+            self.communication_s = communication.seconds
         self.complete = True
 
     def look_back(self) -> MemoryStats:
@@ -253,6 +261,9 @@ class MeasuredRun:
         flop_count = self.flop_count if self.complete else None
         step = step_stats(self.recipe.global_tokens_per_step, hardware, times_s, flop_count)
         step.host_rss_bytes = peak_rss_bytes()
+        phases = phase_stats(self.observer.phase_memory(), times_s, flop_count)
+        for name, seconds in self.communication_s.items():
+            phases[name].communication_s = seconds
         if not self.emulated:
             step.loss, step.gpu_utilization = self.losses, self.observer.utilization()
         return StepProfile(
@@ -262,7 +273,7 @@ class MeasuredRun:
             provenance={**provenance(), **self.observer.facts(), **self._what_ran()},
             complete=self.complete,
             memory=memory,
-            phases=phase_stats(self.observer.phase_memory(), times_s, flop_count),
+            phases=phases,
             step=step,
             top=self.top,
             oom=self.oom,

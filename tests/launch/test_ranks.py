@@ -99,6 +99,11 @@ def test_a_run_leaves_one_folder_and_goes_on_with_other_ranks(folder: Path) -> N
     assert profile.ranks.ended_by is None
     peaks = [rank.memory.peak_allocated_bytes or 0 for rank in ranks]
     assert profile.memory.peak_allocated_bytes == max(peaks) == peaks[profile.ranks.peak_rank]
+    for rank, stats in zip(ranks, profile.ranks.ranks, strict=True):
+        waited = {name: phase.communication_s for name, phase in rank.phases.items()}
+        assert stats.communication_s == waited
+        assert (waited["forward"] or 0) > 0  # gathers
+        assert (waited["backward"] or 0) > 0  # gathers, and sums gradients
     assert profile.step.loss == ranks[0].step.loss == ranks[1].step.loss == losses(folder / "run")
     rate = 2 * 2 * 32 / (ranks[profile.ranks.peak_rank].step.time_s.median or 0)
     assert profile.step.tokens_per_s == pytest.approx(rate)
