@@ -59,7 +59,5 @@ def _stats(rank: int, profile: StepProfile) -> RankStats:
         peak_reserved_bytes=profile.memory.peak_reserved_bytes,
         step_s=profile.step.time_s.median,
         phases_s={name: seconds for name, seconds in medians.items() if seconds is not None},
-        communication_s={
-            n: p.communication_s for n, p in profile.phases.items() if p.communication_s is not None
-        },
+        communication_s={name: seconds for name, seconds in waits.items() if seconds is not None},
     )
