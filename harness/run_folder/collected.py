@@ -105,6 +105,7 @@ def _peak(profile: StepProfile) -> tuple[int, int]:
 
 def _stats(rank: int, profile: StepProfile) -> RankStats:
     medians = {name: stats.time_s.median for name, stats in profile.phases.items()}
+    waits = {name: stats.communication_s for name, stats in profile.phases.items()}
     return RankStats(
         rank=rank,
         host=profile.provenance.get("host"),
@@ -115,4 +116,5 @@ def _stats(rank: int, profile: StepProfile) -> RankStats:
         peak_reserved_bytes=profile.memory.peak_reserved_bytes,
         step_s=profile.step.time_s.median,
         phases_s={name: seconds for name, seconds in medians.items() if seconds is not None},
+        communication_s={name: seconds for name, seconds in waits.items() if seconds is not None},
     )
