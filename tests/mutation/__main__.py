@@ -132,7 +132,9 @@ def _named(row: dict[str, str]) -> Mutant:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutation", description="What the tests do not notice."
+    )
     parser.add_argument("names", nargs="*", metavar="MODULE")
     parser.add_argument("--survivors", action="store_true")
     parser.add_argument("--sample", type=int, default=10**6, metavar="N")
