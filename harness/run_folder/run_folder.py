@@ -16,6 +16,7 @@ from typing import Any, cast
 from harness.errors import InputError
 from harness.recipe import Recipe, recipe_yaml
 from harness.run_folder.checkpoint_files import checkpoints
+from harness.run_folder.collected import RANKS, rank_of
 from harness.run_folder.log_file import LogFile
 from harness.step_profile import StepProfile
 from harness.system import (
@@ -31,8 +32,6 @@ from harness.system import (
 RUNS = Path("profiles/runs")
 MAX_LOG_BYTES = 2**28
 FILES = ("recipe.yaml", "command.json", "log.jsonl", "snapshot.pickle", "profile.json")
-RANKS = "ranks"
-"""Folder of the ranks' own profiles and snapshots."""
 MAX_COMMAND_BYTES = 2**20
 
 
@@ -137,7 +136,7 @@ class RunFolder:
     def forget_ranks(self) -> None:
         """Remove what the ranks of the run that is resumed left here, and nothing else."""
         for rank in sorted((self.path / RANKS).glob("*")) if self._goes_on else ():
-            if rank.name.isdecimal() and not rank.is_symlink():
+            if rank_of(rank) is not None:
                 for name in ("profile.json", "snapshot.pickle"):
                     (rank / name).unlink(missing_ok=True)
 
