@@ -28,8 +28,9 @@ def folder_of_rank(run: Path, rank: int) -> Path:
     return run / RANKS / str(rank)
 
 
-def profiles_of_ranks(run: Path) -> dict[int, StepProfile]:
-    """Of the run folder `run`, by rank: those that were written whole, and lie there themselves.
+def profiles_of_ranks(run: Path, world_size: int | None = None) -> dict[int, StepProfile]:
+    """Of the run folder `run`, by rank: those that were written whole, and lie there themselves. Without
+    `world_size`, of all ranks that are there.
 
     Raises InputError for more than a machine should read at once.
     """
@@ -38,6 +39,8 @@ def profiles_of_ranks(run: Path) -> dict[int, StepProfile]:
     for folder in (run / RANKS).glob("*"):
         rank, path = rank_of(folder), folder / "profile.json"
         if rank is None or path.is_symlink() or not path.is_file():
+            continue
+        if world_size is not None and rank >= world_size:
             continue
         paths[rank] = path
         size_bytes += path.stat().st_size
@@ -124,6 +127,7 @@ def _peak(profile: StepProfile) -> tuple[int, int]:
 
 def _stats(rank: int, profile: StepProfile) -> RankStats:
     medians = {name: stats.time_s.median for name, stats in profile.phases.items()}
+    waits = {name: stats.communication_s for name, stats in profile.phases.items()}
     return RankStats(
         rank=rank,
         host=profile.provenance.get("host"),
@@ -134,4 +138,5 @@ def _stats(rank: int, profile: StepProfile) -> RankStats:
         peak_reserved_bytes=profile.memory.peak_reserved_bytes,
         step_s=profile.step.time_s.median,
         phases_s={name: seconds for name, seconds in medians.items() if seconds is not None},
+        communication_s={name: seconds for name, seconds in waits.items() if seconds is not None},
     )
