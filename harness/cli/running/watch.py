@@ -64,7 +64,7 @@ def watch(
     about = {"command": shlex.join(without_secrets(command))}
     with Tracking(trackers, folder, name, about, lambda words: say(people, words, whole=True)):
         status = run_watched(command, recorded, folder, None if gpu is None else Options(gpu, gpus))
-    if _show(people, folder, status):
+    if _show(people, folder, status, gpu):
         say(people, f"run folder: {folder}", whole=True)
     else:
         complain(
@@ -78,7 +78,7 @@ def watch(
     raise typer.Exit(status)
 
 
-def _show(people: Console, folder: Path, status: int) -> bool:
+def _show(people: Console, folder: Path, status: int, gpu: str | None) -> bool:
     """The ranks side by side, and the tables of the one that peaks; or of every process. Returns whether any
     left a profile.
     """
@@ -96,14 +96,20 @@ def _show(people: Console, folder: Path, status: int) -> bool:
         for line in summary.in_words():
             say(people, line)
         shown = ranks[:1] if summary.peak_rank is None else [folder / f"rank-{summary.peak_rank}"]
-    profiles = [path / "profile.json" for path in shown if (path / "profile.json").is_file()]
-    for path in profiles:
-        profile = StepProfile.read(path)
+    paths = [path / "profile.json" for path in shown if (path / "profile.json").is_file()]
+    profiles = [StepProfile.read(path) for path in paths]
+    for path, profile in zip(paths, profiles, strict=True):
         say(people, f"{profile.subject} on {profile.hardware.name}")
         print_profile(people, profile)
         if status > 128 and not profile.complete:
             ended = f"the command was ended by signal {status - 128} in step {_next_step(path.parent)}"
             complain(f"{ended}; the profile so far is marked incomplete", 1)
+    if gpu is not None and profiles and all(profile.source != "emulated" for profile in profiles):
+        complain(
+            f"no step used the virtual {gpu}: the program trained on the CPU. If it can choose its "
+            "device, choose cuda.",
+            1,
+        )
     return bool(profiles)
 
 

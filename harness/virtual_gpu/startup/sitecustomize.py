@@ -4,6 +4,7 @@ imported.
 It needs nothing of harness, and hands on to the sitecustomize that it hides.
 """
 
+import atexit
 import os
 import sys
 
@@ -20,8 +21,8 @@ class _After:
     def find_spec(self, name, path=None, target=None):
         if name != self.module:
             return None
-        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, others), None)
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in behind)), None)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
@@ -39,6 +40,22 @@ class _After:
         return spec
 
 
+def _note_use():
+    """A place in this process's memory, for it and all that it starts to say that they use the GPU."""
+    place = os.memfd_create("virtual GPU")
+    os.environ["VIRTUAL_GPU_USED"] = f"/proc/{os.getpid()}/fd/{place}"
+    atexit.register(_say_if_unused, os.getpid(), place)
+
+
+def _say_if_unused(process, place):
+    if os.getpid() == process and not os.fstat(place).st_size and not hasattr(sys, "last_value"):
+        print(
+            "virtual GPU: this program never used it: no process of it began to use CUDA. If it can choose "
+            "its device, choose cuda.",
+            file=sys.stderr,
+        )
+
+
 def _hand_on():
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != _HERE]
     hidden = sys.modules.pop("sitecustomize", None)
@@ -49,6 +66,8 @@ def _hand_on():
 
 
 if os.environ.get("VIRTUAL_GPU"):
+    if os.environ.pop("VIRTUAL_GPU_MAIN", None) == str(os.getpid()):
+        _note_use()
     sys.meta_path.insert(0, _After("torch", "begin"))
     if os.environ.get("VIRTUAL_GPU_VALUES") == "1":
         sys.meta_path.insert(0, _After("torch._dynamo.output_graph", "begin_to_compile"))
