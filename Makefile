@@ -78,7 +78,8 @@ docs: pages
 	$(PY) -m mkdocs build --strict --quiet
 
 TRUST_PAGE = tests/trust/test_page.py
-TRUST_TESTS = tests/snapshot/test_safe_read.py $(filter-out $(TRUST_PAGE),$(wildcard tests/trust/test_*.py))
+TRUST_TESTS = tests/snapshot/test_safe_read.py $(filter-out $(TRUST_PAGE),$(wildcard tests/trust/test_*.py)) \
+	tests/launch/test_ranks.py::test_a_rank_that_is_killed_ends_all_and_what_they_knew_is_kept
 FUZZ = 1300
 
 # One process: what was tried is gathered there. The page's own test comes after the page.
@@ -131,7 +132,7 @@ endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call make_environment,.venv)
-	$(PY) -m pip install -c constraints.txt -e '.[dev,docs,liger,loops,mcp,trackers]'
+	$(PY) -m pip install -c constraints.txt -e '.[dev,docs,liger,loops,mcp,submitit,trackers]'
 	@touch $@
 
 $(OTHERS_STAMP): $(VIRTUAL_STAMP) $(OTHERS_LIST)

@@ -147,13 +147,28 @@ def _sign(path: Path) -> tuple[int, float, str, int] | None:
 
 
 def _ending(failed: Any, watcher: _Watcher) -> Ending:
-    rank, failure = failed.get_first_failure()
+    rank, failure = min(failed.failures.items(), key=lambda item: _lateness(item[1]))
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
         reason = watcher.hanging or f"was killed by {name}"
         return Ending(128 - failure.exitcode, rank, f"rank {rank} {reason}")
-    said = _said(failure.error_file) or _last_line(failure.error_file) or f"exit status {failure.exitcode}"
-    return Ending(failure.exitcode, rank, f"rank {rank}: {said}")
+    return Ending(failure.exitcode, rank, f"rank {rank}: {_told_by(failure)}")
+
+
+def _lateness(failure: Any) -> tuple[bool, int, bool]:
+    """The first in this order is the cause. The agent's clock counts whole seconds, so a rank that a signal
+    killed and one that could not go on without it may have ended at the same time.
+    """
+    from harness.parallel import lost_rank
+
+    by_the_agent = failure.exitcode in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    follows = by_the_agent or (failure.exitcode > 0 and lost_rank(_told_by(failure)) is not None)
+    return follows, failure.timestamp, failure.exitcode > 0
+
+
+def _told_by(failure: Any) -> str:
+    said = _said(failure.error_file) or _last_line(failure.error_file)
+    return said or f"exit status {failure.exitcode}"
 
 
 def _last_line(error_file: str) -> str:

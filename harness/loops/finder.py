@@ -30,7 +30,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from harness.errors import InputError
-from harness.loops.kept import trains
 from harness.loops.recorder import LoopRecorder
 from harness.loops.wraps import Wraps
 
@@ -56,7 +55,11 @@ def _safely(told: _Told) -> _Told:
     def tell(self: LoopFinder, *args: Any, **kwargs: Any) -> None:
         if torch.compiler.is_compiling():  # first: what is traced with us in it would be without us
             return
-        if self.recorder.over or threading.get_ident() != self._thread:
+        if self.recorder.over:
+            return
+        if threading.get_ident() != self._thread:
+            if self._depth:  # a checkpoint is computed again, in autograd's thread of a GPU
+                self._calls_in_backward = True
             return
         try:
             told(self, *args, **kwargs)
@@ -90,10 +93,12 @@ class LoopFinder:
         self._steps_after_before: set[int] = set()
         """After which of its backwards an optimizer stepped, in this step and in the one before."""
         self._depth = 0
-        self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        """Called since the last backward."""
-        self._trained: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
-        """Models that backward followed: whether they were in training mode."""
+        self._calls_in_backward = False
+        """Whether modules were ever called within a backward pass; then nobody looks there any more."""
+        self._called: dict[int, weakref.ref[nn.Module]] = {}
+        """Called since the last backward, by id."""
+        self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
+        """Models that backward followed, by id: whether they were in training mode."""
         self._searched = False
         """Whether modules that are compiled in place were looked for: no hook finds them."""
         self._unscaled: Tensor | None = None
@@ -148,6 +153,10 @@ class LoopFinder:
 
     @_safely
     def _module_begins(self, module: nn.Module, args: Any) -> None:
+        if self._depth:
+            self._calls_in_backward = True
+            self._look_outside(False)
+            return
         if isinstance(module, torch.jit.ScriptModule):
             return
         self._call_begins(module)
@@ -163,7 +172,7 @@ class LoopFinder:
         if kind is None:
             return
         if kind == "forward":
-            self._called.add(module)
+            self._called[id(module)] = weakref.ref(module)
             self._in_step()
         elif (kind == "generation" and self.recorder.phase != "evaluation") or not self._begun:
             self._in_step()
@@ -200,16 +209,28 @@ class LoopFinder:
         with_grad = torch.is_grad_enabled()
         if not with_grad and _in_generate():
             return "generation"
-        was = next((mode for model, mode in self._trained.items() if _same(model, module)), None)
+        was = self._trained_in(module)
         another = was is None and not with_grad and (self._trained or phase == "forward")
-        if another or not trains(module):  # a loss function, a frozen encoder, a reference model
+        if another or not self.recorder.kept.trains(
+            module
+        ):  # a loss function, a frozen encoder, a reference model
             return None if phase in ("forward", "evaluation", "generation") else "forward"
         if module.training:
             return "forward"
         return "evaluation" if was or not with_grad else "forward"
 
+    def _trained_in(self, module: nn.Module) -> bool | None:
+        """Whether it was in training mode when it was trained; None if it was not trained."""
+        known = self._trained.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        return next((mode for model, mode in self._trained_models() if _same(model, module)), None)
+
+    def _trained_models(self) -> Iterator[tuple[nn.Module, bool]]:
+        return ((model, mode) for known, mode in self._trained.values() if (model := known()) is not None)
+
     def _is_evaluating(self) -> bool:
-        return any(mode and not model.training for model, mode in self._trained.items())
+        return any(mode and not model.training for model, mode in self._trained_models())
 
     # Steps.
 
@@ -290,7 +311,8 @@ class LoopFinder:
 
     @_safely
     def _backward_begins(self, roots: Any) -> None:
-        self._look_outside(False)
+        if self._calls_in_backward:
+            self._look_outside(False)
         self.seen["backward"] += 1
         if self._begun and self._is_over():  # no module was called since
             self._in_step()
@@ -311,8 +333,10 @@ class LoopFinder:
     def _backward_ends(self) -> None:
         if self._backwards == 1:
             self._trained.clear()  # those of this step, and no others
-        for model in self._called:
-            self._trained[model] = model.training
+        for number, known in self._called.items():
+            model = known()
+            if model is not None:
+                self._trained[number] = known, model.training
         self._called.clear()
         self._look_outside(True)
         before = self._steps_after_before

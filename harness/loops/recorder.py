@@ -102,14 +102,15 @@ class LoopRecorder:
 
     def enter(self, phase: str) -> None:
         """The phase from now on, until another one, or `leave`."""
-        if phase == self.phase and self._open is not None:
+        running = self._open
+        if (running is not None and phase == self.phase) or self._observer is None:
             return
-        if self._observer is None:
-            return
-        self._leave()
+        if running is not None:
+            self._open = None
+            running.__exit__(None, None, None)
         self.phase = phase
-        self._open = self._observer.phase(phase)
-        self._open.__enter__()
+        self._open = begun = self._observer.phase(phase)
+        begun.__enter__()
 
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
@@ -137,12 +138,12 @@ class LoopRecorder:
         """What a model was called with."""
         if self._observer is None:
             return
-        found = list(tensors_in(*values))
         if self._kind == "recorded":
-            for tensor in found:
+            for tensor in tensors_in(*values):
                 if not tensor.requires_grad:
                     self._observer.label("inputs", tensor)
-        ids = next((t for t in found if t.dim() == 2 and t.dtype in (torch.int64, torch.int32)), None)
+        of_ids = (torch.int64, torch.int32)
+        ids = next((t for t in tensors_in(*values) if t.dtype in of_ids and t.dim() == 2), None)
         self._tokens += 0 if ids is None else ids.numel()
 
     def loss(self, value: Tensor) -> None:
@@ -246,12 +247,13 @@ class LoopRecorder:
                 self._observer.end_step()
             self._waiting.popleft()
             loss = self._losses.value(losses)
-            known = {name: seconds for name, seconds in times_s.items() if name != "step"}
-            if known:
-                known["step"] = sum(s for name, s in known.items() if name not in NO_PART_OF_A_STEP)
+            known = dict(times_s)
+            times_s.clear()
+            if known.pop("step", None) is not None and known:
+                apart = sum([known[name] for name in NO_PART_OF_A_STEP if name in known])
+                known["step"] = sum(known.values()) - apart
                 self._times_s.append(known)
                 self._tokens_of_steps.append(tokens)
-            times_s.clear()
             self._note_loss(index, loss)
             line = log_line(index, kind, tokens, loss, known)
             self.folder.log({**line, "peak_allocated_bytes": self._observer.peak_bytes()})

@@ -90,7 +90,7 @@ def measure(
             error  # a log or a checkpoint that could not be written: the steps so far were not for nothing
         )
     except (MemoryError, RuntimeError) as error:
-        gone = lost_rank(error) if recipe.distributed else None
+        gone = lost_rank(str(error)) if recipe.distributed else None
         if gone is None and not is_out_of_memory(error):
             raise
         if gone is not None:

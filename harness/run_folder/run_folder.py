@@ -9,7 +9,6 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +16,7 @@ from typing import Any, cast
 from harness.errors import InputError
 from harness.recipe import Recipe, recipe_yaml
 from harness.run_folder.checkpoint_files import checkpoints
+from harness.run_folder.log_file import LogFile
 from harness.step_profile import StepProfile
 from harness.system import (
     FolderLock,
@@ -61,6 +61,7 @@ class RunFolder:
             raise InputError(f"--out {self.path}: {nearest} is a file. Give a folder.")
         self._goes_on = resume is not None and self.path.absolute() == resume.absolute()
         self._lock: FolderLock | None = None
+        self._log = LogFile(self.path / "log.jsonl")
         refuse_held(self.path, f"--out {self.path}")
         self._refuse_taken()
         if not os.access(nearest, os.W_OK | os.X_OK):
@@ -83,16 +84,11 @@ class RunFolder:
     def log(self, line: dict[str, Any]) -> None:
         """Append one line to log.jsonl. Raises InputError if that fails (a full disk)."""
         self._create()
-        path = self.path / "log.jsonl"
-        size_bytes = path.stat().st_size if path.exists() else 0
         try:
-            with path.open("a") as file:
-                file.write(json.dumps(line, allow_nan=False) + "\n")
+            self._log.append(line)
         except OSError as error:
-            with suppress(OSError):  # what could not be opened has no half line
-                os.truncate(path, size_bytes)
             raise InputError(
-                f"cannot write {path}: {error.strerror}. Make room, or give another --out."
+                f"cannot write {self.path / 'log.jsonl'}: {error.strerror}. Make room, or give another --out."
             ) from None
 
     def write_snapshot(self, snapshot: dict[str, Any]) -> None:
@@ -109,6 +105,7 @@ class RunFolder:
         lock = self._create()
         write_whole(self.path / "profile.json", profile.to_json() + "\n")
         if last:
+            self._log.close()
             lock.release()
 
     def _create(self) -> FolderLock:

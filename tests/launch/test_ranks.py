@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ import pytest
 
 from harness.step_profile.step_profile import StepProfile
 from tests.support.places import MODELS, ROOT
+from tests.support.trust_report import Tried
 
 KILLS = int(os.environ.get("KILLS", "3"))
 LONGEST_S = 120
@@ -109,8 +111,8 @@ def test_a_run_leaves_one_folder_and_goes_on_with_other_ranks(folder: Path) -> N
     assert losses(folder / "other") == pytest.approx(losses(folder / "run"), rel=1e-6)
 
 
-def test_a_rank_that_is_killed_ends_all_and_what_they_knew_is_kept(folder: Path) -> None:
-    chosen = random.Random(KILLS)
+def test_a_rank_that_is_killed_ends_all_and_what_they_knew_is_kept(folder: Path, tried: Tried) -> None:
+    chosen, kills = random.Random(KILLS), Counter[int]()
     for attempt in range(KILLS):
         number, steps = chosen.randrange(2), chosen.randrange(1, 6)
         where = folder / str(attempt)
@@ -131,6 +133,12 @@ def test_a_rank_that_is_killed_ends_all_and_what_they_knew_is_kept(folder: Path)
         assert whole.ranks is not None
         assert whole.ranks.ended_by == f"rank {number} was killed by SIGKILL"
         assert not list((where / "run").rglob("*.partial")) or number == 0
+        kills[number] += 1
+        shutil.rmtree(where)
+    outcome = "all ranks ended, exit 137 with the rank named; the log whole, the other's profile kept"
+    for number, times in sorted(kills.items()):
+        fault = f"`harness run --gpus 2`, SIGKILL to rank {number}"
+        tried("Killed at a random moment", fault, outcome, times=times)
 
 
 def test_a_rank_that_hangs_is_found(folder: Path) -> None:

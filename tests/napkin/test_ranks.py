@@ -19,12 +19,12 @@ from harness.napkin.prediction import estimate, predict
 from harness.napkin.ranks.parts import part_of, whole_bytes
 from harness.napkin.ranks.units import Unit, Units
 from harness.recipe.check import check_recipe
-from tests.support.places import ROOT
+from tests.support.places import RECORDINGS, ROOT
 from tests.support.tiny import tiny
 
 RECORDED = [
     (path.stem, row)
-    for path in sorted((Path(__file__).parent / "ranks").glob("*.json"))
+    for path in sorted((RECORDINGS / "ranks").glob("*.json"))
     for row in json.loads(path.read_text())
 ]
 LARGEST, MEDIAN = 0.08, 0.02
