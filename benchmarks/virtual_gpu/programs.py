@@ -9,7 +9,8 @@ downloaded. What is not in this environment is looked for where these say:
     PROGRAMS_OF_OTHERS   a folder of packages, of `pip install --no-deps --target FOLDER -r
                          tests/virtual_gpu/programs/others.txt`: torchtune 0.6 wants a torchao that peft
                          refuses, so it stays beside the environment
-    PEFT_EXAMPLES        the folder `examples` of a checkout of github.com/huggingface/peft
+    PEFT_EXAMPLES        the folder `examples` of a checkout of github.com/huggingface/peft; the committed
+                         result is of its commit 5d602fdb
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class Program:
     """Their kind, in checkpoint.py."""
     command: Callable[[Size], list[str]]
     libraries: tuple[str, ...] = ("trl", "transformers", "peft", "accelerate")
+    gpu: str = "h100"
     gpus: int = 1
     """As many processes, unless `world_size` says that rank 0 runs alone."""
     world_size: int | None = None
@@ -203,7 +205,7 @@ def _litgpt(size: Size) -> list[str]:
 LORA = ("--use_peft", "--lora_target_modules", "all-linear", "--learning_rate", "1e-4")
 _EIGHT_B = replace(SIZES["full"], model="llama-3.1-8b", batch=1)
 PROGRAMS: dict[str, Program] = {
-    "trl sft": Program("completions", _with_length(_trl("sft"))),
+    "trl sft": Program("completions", _with_length(_trl("sft")), gpu="h200"),
     "trl sft, LoRA": Program("completions", _with_length(_trl("sft", *LORA)), full=_EIGHT_B),
     "trl sft, packing": Program("texts", _with_length(_trl("sft", "--packing"))),
     "trl dpo": Program("preferences", _with_length(_trl("dpo"))),
@@ -221,7 +223,7 @@ PROGRAMS: dict[str, Program] = {
         world_size=8,
         full=replace(SIZES["full"], model="llama-3.1-8b", batch=2, length=4096),
     ),
-    "PEFT examples/sft, QLoRA": Program("texts", _peft_example, full=_EIGHT_B),
+    "PEFT examples/sft, QLoRA": Program("texts", _peft_example),
     "tune run lora_finetune_single_device": Program(
         "instructions",
         _torchtune("llama3_1/8B_lora_single_device"),
@@ -234,6 +236,7 @@ PROGRAMS: dict[str, Program] = {
         _torchtune("llama3_2/3B_lora_single_device"),
         ("torchtune", "torchao"),
         beside=True,
+        gpu="a100-80gb",
         full=replace(_EIGHT_B, model="llama-3.2-3b", batch=4, length=512),
         published=Published(
             "torchtune, docs/source/tutorials/e2e_flow.rst (run of December 2024)",
@@ -369,7 +372,7 @@ def main() -> int:
     )
     parser.add_argument("program", nargs="*")
     parser.add_argument("--size", choices=SIZES, default="full")
-    parser.add_argument("--gpu", default="h100")
+    parser.add_argument("--gpu", help="default: the one that PROGRAMS says")
     parser.add_argument("--out", type=Path, help="a JSON file; rows that it has are kept or replaced")
     parser.add_argument("--list", action="store_true", help="only the programs, and why any cannot run")
     options = parser.parse_args()
@@ -383,7 +386,7 @@ def main() -> int:
             print(f"{name}: {missing(name) or 'can run'}", flush=True)
             continue
         with tempfile.TemporaryDirectory() as folder:
-            row = run(name, options.size, options.gpu, Path(folder))
+            row = run(name, options.size, options.gpu or PROGRAMS[name].gpu, Path(folder))
         print(json.dumps(row), flush=True)
         if options.out is not None:
             _keep(row, options.out)
