@@ -132,7 +132,7 @@ def examples(found: dict[str, Any]) -> str:
 
 
 HEADING = "What programs need of a GPU, found without one: peak of a process, allocated (dark) and reserved"
-ROW_PX, BARS_PX, LEFT_PX = 24, 520, 270
+ROW_PX, BARS_PX, LEFT_PX = 24, 500, 290
 STYLE = (
     "text{font:13px sans-serif;fill:#333}.head{font-weight:600}.reserved{fill:#c6dbef}"
     ".allocated{fill:#2b6ca3}.grid{stroke:#ddd}"
@@ -147,7 +147,7 @@ def picture(found: dict[str, Any]) -> str:
         for row in rows
     ]
     most = -(-max(max(pair) for pair in peaks) // (8 << 30)) * 8  # GiB
-    width, height = LEFT_PX + BARS_PX + 20, ROW_PX * (len(rows) + 3)
+    width, height = LEFT_PX + BARS_PX + 40, ROW_PX * (len(rows) + 2) + 8
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
         f"<title>What programs of others need, found without a GPU</title><style>{STYLE}</style>",
