@@ -171,11 +171,8 @@ def picture(found: dict[str, Any]) -> str:
 
 def _title(row: dict[str, Any]) -> str:
     """What fits before the bars."""
-    name = (
-        row["program"]
-        .removeprefix("accelerate launch, ")
-        .replace("run lora_finetune_single_device", "run, LoRA")
-    )
+    name = row["program"].removeprefix("accelerate launch, ").removesuffix(", 3B")
+    name = name.replace("run lora_finetune_single_device", "run, LoRA")
     return f"{name}: {row['model']}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from harness.hardware import threads_per_sm
 from harness.system import TorchRelease
 
 MIB, KIB = 2**20, 2**10
@@ -40,11 +41,8 @@ class Gpu:
 
     @property
     def threads_per_sm(self) -> int:
-        """Resident threads of one multiprocessor (CUDA programming guide, technical specifications)."""
-        major, minor = self.capability
-        if self.capability == (7, 5):
-            return 1024
-        return 1536 if (major == 8 and minor >= 6) or major >= 12 else 2048
+        """Resident threads of one multiprocessor."""
+        return threads_per_sm(self.capability)
 
     @property
     def workspaces(self) -> Workspaces:
