@@ -17,6 +17,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from harness.report.table import markdown_table
 from harness.system import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,8 +29,8 @@ PICTURE = ROOT / "docs" / "pictures" / "emulate.svg"
 def _markdown(head: str, rows: Iterable[Iterable[str]]) -> str:
     """`head`: a column is left, or with a colon behind its name right."""
     names = head.split("|")
-    lines = [[name.strip(" :") for name in names], ["---:" if ":" in name else "---" for name in names]]
-    return "".join(f"| {' | '.join(line)} |\n" for line in [*lines, *rows])
+    right = [place for place, name in enumerate(names) if ":" in name]
+    return markdown_table([name.strip(" :") for name in names], [tuple(row) for row in rows], right)
 
 
 def _gib(size: int) -> str:
@@ -54,10 +55,17 @@ def _cells(row: dict[str, Any]) -> list[str]:
     cells = []
     for name in ("allocated_bytes", "reserved_bytes"):
         cells.append(_gib(emulated[name]) if emulated["fits"] else "out of memory")
-        apart = simulated[name] - emulated[name]
-        alike = "the same" if apart == 0 else f"{apart:+,} bytes"
-        cells.append(alike if simulated["fits"] else "out of memory")
+        cells.append(_beside(simulated, emulated, name))
     return cells
+
+
+def _beside(simulated: dict[str, Any], emulated: dict[str, Any], name: str) -> str:
+    if not simulated["fits"]:
+        return "out of memory"
+    if not emulated["fits"]:
+        return _gib(simulated[name])
+    apart = simulated[name] - emulated[name]
+    return "the same" if apart == 0 else f"{apart:+,} bytes"
 
 
 def programs(found: dict[str, Any]) -> str:
