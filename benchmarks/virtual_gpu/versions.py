@@ -26,7 +26,7 @@ LIBRARIES = ("triton", "transformers", "peft", "trl", "accelerate", "bitsandbyte
 
 
 def row(options: list[str]) -> dict[str, Any]:
-    """Versions, which tests were chosen, how many of them passed, failed and were skipped, and which failed."""
+    """Versions, the tests that were chosen, how many passed, failed and were skipped, and which failed."""
     torch = installed_torch()
     found: dict[str, Any] = {
         "torch": torch and torch.version,
