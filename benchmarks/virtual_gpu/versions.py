@@ -1,6 +1,6 @@
 """Which tests of the virtual GPU pass with the PyTorch of this interpreter: a row of a table of versions.
 
-    python -m benchmarks.virtual_gpu.versions [--out docs/data/virtual_gpu_versions.json] [PYTEST OPTION ...]
+    python -m benchmarks.virtual_gpu.versions [--out FILE] [PYTEST OPTION ...]
 
 Run it once in each environment that has another PyTorch; a row of the same PyTorch is replaced. An option
 like `-k values` chooses among the tests, and stands in the row.
