@@ -21,7 +21,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from benchmarks.gpu_programme.trace_file import Trace, load_trace
-from benchmarks.predict import kernel_settings
+from benchmarks.predict import simulation_settings
 from harness.allocator.memory_stats import snapshot_segments
 from harness.allocator.settings import Settings, settings_from_environment
 from harness.allocator.trace_replay import Replay, replay
@@ -98,8 +98,8 @@ class Compared:
 
 def compared(trace: Trace, hardware: Hardware) -> Compared:
     """Simulate the trace's recipe on `hardware`, with the settings of the recording, by today's libraries."""
-    kernels = kernel_settings(trace.provenance["settings"])
-    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, kernels):
+    settings = simulation_settings(trace.provenance["settings"])
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, settings):
         recipe = trace.recipe(Path(folder)).model_copy(update=THREE_STEPS)
         profile, memory = simulate(recipe, hardware, settings_of(trace))
     return Compared(trace, profile, diff_traces(trace.entries, memory.snapshot()["device_traces"][0]))
