@@ -99,9 +99,11 @@ def without_workspaces() -> Hardware:
     return replace(find_hardware(DEFAULT_HARDWARE), calibration=calibration)
 
 
-def kernel_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Of a recording's environment variables those that say which kernels run."""
-    return {name: environment[name] for name in ("TORCH_CUDNN_SDPA_DEPRIORITIZED",) if name in environment}
+def simulation_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Of a recording's environment variables those that the simulation reads: which kernels run, and whether
+    NCCL's watchdog does."""
+    names = ("TORCH_CUDNN_SDPA_DEPRIORITIZED", "TORCH_NCCL_BLOCKING_WAIT")
+    return {name: environment[name] for name in names if name in environment}
 
 
 def table_name() -> str | None:
@@ -140,7 +142,7 @@ def predict_folder(folder: Path, only: Sequence[str] = ()) -> list[Path]:
         version = (profile.provenance.get("versions") or {}).get("torch", "2.13")
         recipe = check_recipe(profile.recipe, str(path))
         settings = settings_from_environment(environment, version)
-        with patch.dict(os.environ, kernel_settings(environment)):
+        with patch.dict(os.environ, simulation_settings(environment)):
             answers = predictions(recipe, hardware, settings)
         for source, answer in answers.items():
             target = folder / f"{name}.{source}.json"

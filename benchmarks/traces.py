@@ -5,7 +5,7 @@
     python -m benchmarks.traces unpack DIR [TRACE ...]  <name>.pickle for the memory_viz page and for
                                                         `harness simulate --trace-diff`, <name>.yaml beside it
 
-Without TRACE: all of tests/data/traces and tests/data/stand_in.
+Without TRACE: all of tests/recordings/traces and tests/recordings/stand_in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from benchmarks.gpu_programme.trace_file import Trace, load_trace
-from benchmarks.predict import kernel_settings
+from benchmarks.predict import simulation_settings
 from harness.allocator.memory_stats import snapshot_segments
 from harness.allocator.settings import Settings, settings_from_environment
 from harness.allocator.trace_replay import Replay, replay
@@ -37,7 +37,7 @@ from harness.system.files import write_whole
 from harness.system.streams import quiet_libraries
 from harness.system.versions import installed_version
 
-DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
+RECORDINGS = Path(__file__).resolve().parents[1] / "tests" / "recordings"
 THREE_STEPS = {"warmup_steps": 1, "steps": 1}
 """What gpu_traces.record runs: a step to warm up, and two more."""
 
@@ -98,8 +98,8 @@ class Compared:
 
 def compared(trace: Trace, hardware: Hardware) -> Compared:
     """Simulate the trace's recipe on `hardware`, with the settings of the recording, by today's libraries."""
-    kernels = kernel_settings(trace.provenance["settings"])
-    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, kernels):
+    settings = simulation_settings(trace.provenance["settings"])
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, settings):
         recipe = trace.recipe(Path(folder)).model_copy(update=THREE_STEPS)
         profile, memory = simulate(recipe, hardware, settings_of(trace))
     return Compared(trace, profile, diff_traces(trace.entries, memory.snapshot()["device_traces"][0]))
@@ -164,10 +164,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unpacking.add_argument("trace", nargs="*", type=Path)
     options = parser.parse_args(arguments)
     try:
-        paths = options.trace or sorted([*DATA.glob("traces/*.json.gz"), *DATA.glob("stand_in/*/*.json.gz")])
+        paths = options.trace or sorted(
+            [*RECORDINGS.glob("traces/*.json.gz"), *RECORDINGS.glob("stand_in/*/*.json.gz")]
+        )
         if not paths:
             raise InputError(
-                f"{DATA} holds no trace. Record some: python -m benchmarks.gpu_programme --part traces."
+                f"{RECORDINGS} holds no trace. Record some: python -m benchmarks.gpu_programme --part traces."
             )
         if options.command == "unpack":
             options.folder.mkdir(parents=True, exist_ok=True)

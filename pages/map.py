@@ -15,9 +15,9 @@ from html import escape
 from pathlib import Path
 
 from harness.system import write_whole
+from pages.source import FILES, nodes, tree
 
 ROOT = Path(__file__).resolve().parents[1]
-HARNESS = ROOT / "harness"
 PICTURE = ROOT / "docs" / "pictures" / "packages.svg"
 BOX_WIDTH, BOX_HEIGHT, ROW_HEIGHT, COLUMN_WIDTH, LINE_CHARACTERS = 190, 75, 118, 206, 29
 STYLE = """
@@ -28,17 +28,16 @@ STYLE = """
 
 def imports() -> dict[str, set[str]]:
     """By package, the packages of harness/ that its files import."""
-    packages = sorted(path.parent.name for path in HARNESS.glob("*/__init__.py"))
+    packages = sorted(file.split("/")[0] for file in FILES if file.count("/") == 1 and "__init__" in file)
     found: dict[str, set[str]] = {package: set() for package in packages}
-    for package in packages:
-        for path in (HARNESS / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                if isinstance(node, ast.ImportFrom):
-                    names = [str(node.module)]
-                found[package] |= {name.split(".")[1] for name in names if name.startswith("harness.")}
-        found[package] &= set(packages) - {package}
-    return found
+    for file in FILES:
+        theirs = found.get(file.split("/")[0], set())
+        for node in nodes(file):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [str(node.module)]
+            theirs |= {name.split(".")[1] for name in names if name.startswith("harness.")}
+    return {package: theirs & set(packages) - {package} for package, theirs in found.items()}
 
 
 def rows(found: dict[str, set[str]]) -> list[list[str]]:
@@ -67,7 +66,7 @@ def direct(found: dict[str, set[str]]) -> dict[str, set[str]]:
 
 def charter(package: str) -> str:
     """The first sentence of the package's docstring."""
-    said = ast.get_docstring(ast.parse((HARNESS / package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    said = ast.get_docstring(tree(f"{package}/__init__.py")) or ""
     return said.split("\n\n")[0].replace("\n", " ").split(". ")[0].rstrip(".")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from harness.report.table import escape_markdown
+from harness.report.table import Table, escape_markdown, markdown_of, markdown_table
 from harness.step_profile.step_profile import StepProfile
 from harness.sweep.document import Sweep
 from harness.sweep.figures import digest, write_figures
@@ -82,7 +82,7 @@ def with_numbers(page: str) -> str:
 def _table(found: re.Match[str]) -> str:
     profile = StepProfile.read(DATA / "step.json")
     rows = {"phases": phase_rows, "memory": memory_rows}[found[2]](profile)
-    return found[1] + "".join(f"| {' | '.join(row)} |\n" for row in rows) + found[3]
+    return found[1] + markdown_table(rows[0], rows[1:], range(1, len(rows[0]))) + found[3]
 
 
 def _answer(found: re.Match[str]) -> str:
@@ -92,7 +92,7 @@ def _answer(found: re.Match[str]) -> str:
 
 def phase_rows(profile: StepProfile) -> list[tuple[str, ...]]:
     """Time and peaks of each phase."""
-    rows = [("phase", "time", "peak allocated", "at its end"), ("---", "---:", "---:", "---:")]
+    rows = [("phase", "time", "peak allocated", "at its end")]
     for name, stats in profile.phases.items():
         sizes = map(in_gib, (stats.peak_allocated_bytes, stats.allocated_at_end_bytes))
         rows.append((name.replace("_", " "), in_ms(stats.time_s.median), *sizes))
@@ -112,7 +112,7 @@ def memory_rows(profile: StepProfile) -> list[tuple[str, ...]]:
         ("peak of setup", memory.setup_peak_allocated_bytes),
         ("peak of the first step", memory.first_step_peak_allocated_bytes),
     ]
-    return [("what", "bytes"), ("---", "---:"), *((name, in_gib(size)) for name, size in sizes)]
+    return [("what", "bytes"), *((name, in_gib(size)) for name, size in sizes)]
 
 
 def data_of(toggle: Toggle) -> Path:
@@ -173,9 +173,8 @@ def _cells(sweep: Sweep) -> str:
     """The sweep's table without what the picture shows already."""
     table = table_of(sweep, with_reasons=False)
     shown = [n for n, name in enumerate(table.columns) if name not in ("peak in", "MFU", "bound")]
-    lines = [[table.columns[n] for n in shown], ["---:" if table.numeric(n) else "---" for n in shown]]
-    lines += [[escape_markdown(row[n].shown) for n in shown] for row in table.rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    columns, rows = [table.columns[n] for n in shown], [[row[n] for n in shown] for row in table.rows]
+    return markdown_of(Table(table.name, columns, rows)).removesuffix("\n")
 
 
 def _sweep(toggle: Toggle) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_programme.peers import ratios
+from harness.report.table import markdown_table
 from harness.step_profile.step_profile import StepProfile
 
 GIB = 2**30
@@ -53,8 +54,7 @@ def bullets(lines: Iterable[str]) -> str:
 
 def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     """A table, numbers to the right of the first column."""
-    ruler = ["---:" if index else "---" for index in range(len(head))]
-    return "".join("| " + " | ".join(row) + " |\n" for row in (head, ruler, *body))
+    return markdown_table(head, body, range(1, len(head)))
 
 
 def gib(size_bytes: float | None) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from harness.report.table import markdown_table
+
 ANSWERS = ("napkin", "simulated")
 GIB = 2**30
 
@@ -75,31 +77,29 @@ def readme(results: dict[str, Any], several: dict[str, Any]) -> str:
 
 def _built(rows: list[dict[str, Any]]) -> str:
     head = ["row", "reserved, GiB", "napkin", "simulated", "simulated, reserved", "off because"]
-    lines = [f"| {' | '.join(head)} |", "| --- | ---: | ---: | ---: | ---: | --- |"]
+    lines = []
     for row in rows:
         if "napkin_bytes" in row:
             sizes = (row[f"{name}_bytes"] for name in ("napkin", "simulated", "simulated_reserved"))
             cells = ["" if size is None else f"{size / GIB:.2f}" for size in sizes]
             measured = f"{row['peak_memory']:.2f}"
-            lines.append(f"| {' | '.join([row['id'], measured, *cells, row['off_because']])} |")
-    return "\n".join(lines)
+            lines.append([row["id"], measured, *cells, row["off_because"]])
+    return markdown_table(head, lines, range(1, 5)).strip()
 
 
 def _summary(rows: list[dict[str, Any]]) -> str:
-    lines = ["| answer | of | rows | median error | largest error |", "| --- | --- | ---: | ---: | ---: |"]
+    columns = ("answer", "of", "rows", "median error", "largest error")
+    lines = []
     sources = {"all": "", "LoRA and adapter training": "litgpt", "modules and kernels": "liger-kernel"}
     for answer in ANSWERS:
         for what, source in sources.items():
             e = errors_of((row for row in rows if row["id"].startswith(source)), answer)
-            lines.append(f"| {answer} | {what} | {e.count} | {e.median:.3%} | {e.largest:.2%} |")
-    return "\n".join(lines)
+            lines.append((answer, what, str(e.count), f"{e.median:.3%}", f"{e.largest:.2%}"))
+    return markdown_table(columns, lines, range(2, 5)).strip()
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| row | measured, GiB | napkin | error | simulated | error |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    lines = []
     for row in rows:
         if all(error(row, answer) is None for answer in ANSWERS):
             continue
@@ -107,17 +107,18 @@ def _table(rows: list[dict[str, Any]]) -> str:
         for answer in ANSWERS:
             e = error(row, answer)
             cells += ["", ""] if e is None else [f"{row[f'{answer}_bytes'] / GIB:.4f}", f"{e:+.3%}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    columns = ("row", "measured, GiB", "napkin", "error", "simulated", "error")
+    return markdown_table(columns, lines, range(1, 6)).strip()
 
 
 def _out_of_memory(rows: list[dict[str, Any]]) -> str:
-    lines = ["| row | device, GiB | napkin | simulated |", "| --- | ---: | ---: | ---: |"]
-    for row in rows:
-        if row["out_of_memory"]:
-            verdicts = (_verdict(row, answer) for answer in ANSWERS)
-            lines.append(f"| {_name(row)} | {row['capacity_bytes'] / GIB:.1f} | {' | '.join(verdicts)} |")
-    return "\n".join(lines)
+    lines = [
+        (_name(row), f"{row['capacity_bytes'] / GIB:.1f}", *(_verdict(row, answer) for answer in ANSWERS))
+        for row in rows
+        if row["out_of_memory"]
+    ]
+    return markdown_table(("row", "device, GiB", "napkin", "simulated"), lines, range(1, 4)).strip()
 
 
 def _verdict(row: dict[str, Any], answer: str) -> str:

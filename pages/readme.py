@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from harness.report.table import markdown_table
 from harness.step_profile.step_profile import CATEGORIES, PHASES, StepProfile
 from harness.system.files import write_whole
 from harness.units import in_gib, in_ms
@@ -20,7 +21,7 @@ from pages.profiles_rows import Row, read_rows
 from pages.published import error, errors_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PROFILE = ROOT / "profiles" / "cpu" / "smoke.measured.json"
+PROFILE = ROOT / "docs" / "data" / "smoke.json"
 PUBLISHED = ROOT / "profiles" / "published" / "results.json"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "three-answers.md", ROOT / "docs" / "output.md")
 STAND_IN = ROOT / "profiles" / "stand-in-h200"
@@ -48,7 +49,7 @@ ON_A_STAND_IN = {
 
 def table(profile: StepProfile) -> str:
     """Markdown: bytes at the peak by category, then time by phase."""
-    rows = [("memory at the peak", "measured"), ("---", "---:")]
+    rows: list[tuple[str, str]] = []
     for name in CATEGORIES:
         size = getattr(profile.memory.at_peak, f"{name}_bytes")
         if size:
@@ -60,20 +61,18 @@ def table(profile: StepProfile) -> str:
     rows += [(name.replace("_", " "), in_ms(profile.phases[name].time_s.median)) for name in PHASES]
     rows.append(("**step**", f"**{in_ms(profile.step.time_s.median)}**"))
     rows.append(("tokens per second", f"{profile.step.tokens_per_s:,.0f}"))
-    return "".join(f"| {left} | {right} |\n" for left, right in rows)
+    return markdown_table(("memory at the peak", "measured"), rows, {1})
 
 
 def published_table(rows: list[dict[str, Any]]) -> str:
     """Markdown: some published peaks with both answers, and the errors over all of them."""
     by_id = {row["id"]: row for row in rows}
-    lines = [
-        "| A100, peak allocated | napkin | simulated | measured by others |",
-        "| --- | ---: | ---: | ---: |",
-    ]
+    columns = ("A100, peak allocated", "napkin", "simulated", "measured by others")
+    lines = []
     for name, shown in SHOWN.items():
         row = by_id[name]
         cells = [_answer(row, answer) for answer in ("napkin", "simulated")]
-        lines.append(f"| {shown} | {' | '.join(cells)} | {in_gib(row['measured_bytes'])} |")
+        lines.append((shown, *cells, in_gib(row["measured_bytes"])))
     for what, source, which in (
         ("training runs: median error", "litgpt", "median"),
         ("training runs: largest error", "litgpt", "largest"),
@@ -82,8 +81,8 @@ def published_table(rows: list[dict[str, Any]]) -> str:
         of = [row for row in rows if row["id"].startswith(source)]
         errors = [errors_of(of, answer) for answer in ("napkin", "simulated")]
         cells = [f"**{getattr(e, which):.2%}** of {e.count}" for e in errors]
-        lines.append(f"| **{what}** | {' | '.join(cells)} | |")
-    return "\n".join(lines) + "\n"
+        lines.append((f"**{what}**", *cells, ""))
+    return markdown_table(columns, lines, range(1, len(columns)))
 
 
 def stand_in_table(rows: list[Row]) -> str:
@@ -96,17 +95,16 @@ def stand_in_table(rows: list[Row]) -> str:
         ("measured", "reserved"),
     )
     titles = [f"{'PyTorch' if source == 'measured' else source}, {what}" for source, what in columns]
-    lines = [f"| H200, peak | {' | '.join(titles)} |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
+    lines: list[tuple[str, ...]] = []
     by_name = {row.name: row for row in rows}
     for name, shown in ON_A_STAND_IN.items():
         cells = [_on_a_stand_in(by_name[name], source, what) for source, what in columns]
-        lines.append(f"| {shown} | {' | '.join(cells)} |")
+        lines.append((shown, *cells))
     errors = [_errors(rows, source, what) for source, what in columns]
     exact = [f"**{of.count(0)}** of {len(of)}" if of else "" for of in errors]
     largest = [f"**{max(map(abs, of)):.2%}**" if of else "" for of in errors]
-    lines.append(f"| **exact to the byte** | {' | '.join(exact)} |")
-    lines.append(f"| **largest error** | {' | '.join(largest)} |")
-    return "\n".join(lines) + "\n"
+    lines += [("**exact to the byte**", *exact), ("**largest error**", *largest)]
+    return markdown_table(("H200, peak", *titles), lines, range(1, 1 + len(titles)))
 
 
 def _on_a_stand_in(row: Row, source: str, what: str) -> str:

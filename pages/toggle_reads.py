@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from harness.recipe import EFFECTS, Recipe
+from harness.report.table import markdown_table
 from harness.system import write_whole
+from pages.source import FILES, nodes
 
 ROOT = Path(__file__).resolve().parents[1]
-HARNESS = ROOT / "harness"
 PAGE = ROOT / "docs" / "contributing-toggles.md"
 SIZES = (
     "model",
@@ -102,32 +104,28 @@ def is_recipe(node: ast.expr, file: str) -> bool:
 
 
 @cache
-def trees() -> dict[str, ast.Module]:
+def _reads() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for file in files():
+        attributes = [node for node in nodes(file) if isinstance(node, ast.Attribute)]
+        for name in {node.attr for node in attributes if is_recipe(node.value, file)}:
+            found[name].append(file)
+    return dict(found)
+
+
+def files() -> list[str]:
     """Every file of harness/ but the fields' own and their rules, by its path there."""
-    files = {str(path.relative_to(HARNESS)): path for path in sorted(HARNESS.rglob("*.py"))}
-    return {
-        file: ast.parse(path.read_text(encoding="utf-8"))
-        for file, path in files.items()
-        if file not in (FIELDS, RULES)
-    }
+    return [file for file in FILES if file not in (FIELDS, RULES)]
 
 
 def readers(name: str) -> list[str]:
     """The files that read `name`, a field or a property, off a recipe."""
-    return [
-        file
-        for file, tree in trees().items()
-        if any(
-            isinstance(node, ast.Attribute) and node.attr == name and is_recipe(node.value, file)
-            for node in ast.walk(tree)
-        )
-    ]
+    return _reads().get(name, [])
 
 
 @cache
 def follows_from() -> dict[str, set[str]]:
     """By property of Recipe: the fields that it is computed from, through other properties too."""
-    tree = ast.parse((HARNESS / FIELDS).read_text(encoding="utf-8"))
     of_self = {
         function.name: {
             node.attr
@@ -136,7 +134,7 @@ def follows_from() -> dict[str, set[str]]:
             and isinstance(node.value, ast.Name)
             and node.value.id == "self"
         }
-        for function in ast.walk(tree)
+        for function in nodes(FIELDS)
         if isinstance(function, ast.FunctionDef) and isinstance(getattr(Recipe, function.name, 0), property)
     }
 
@@ -149,16 +147,16 @@ def follows_from() -> dict[str, set[str]]:
 
 def page() -> str:
     """The Markdown of the whole page."""
-    lines = ["| toggle | files that read its field |", "| --- | --- |"]
+    fields_read, asked = [], []
     for toggle in TOGGLES:
         found = [f"`{file}`{_remark(toggle, file)}" for file in readers(toggle)]
-        lines.append(f"| `{toggle}` | {len(found)}: {', '.join(found)} |")
-    lines += [PROPERTIES, "| property | of | who asks |", "| --- | --- | --- |"]
+        fields_read.append((f"`{toggle}`", f"{len(found)}: {', '.join(found)}"))
     for name, fields in follows_from().items():
         if not fields.isdisjoint(TOGGLES):
             of = ", ".join(f"`{field}`" for field in sorted(fields))
-            lines.append(f"| `{name}` | {of} | {', '.join(f'`{file}`' for file in readers(name))} |")
-    return INTRODUCTION + "\n".join(lines) + "\n"
+            asked.append((f"`{name}`", of, ", ".join(f"`{file}`" for file in readers(name))))
+    toggles = markdown_table(("toggle", "files that read its field"), fields_read)
+    return f"{INTRODUCTION}{toggles}{PROPERTIES}\n{markdown_table(('property', 'of', 'who asks'), asked)}"
 
 
 def _remark(toggle: str, file: str) -> str:

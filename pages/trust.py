@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from harness.report.table import markdown_table
 from harness.system.files import write_whole
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs"
@@ -28,19 +29,23 @@ same with fewer tries. What is trusted and what is not is in `SECURITY.md`.
 - A file is written beside its place, reaches the disk, and then takes its name: a reader sees the old one or
   the new one. Only SIGKILL or a power cut leaves a `.partial` file behind, which nothing reads.
 - SIGTERM (143) and a closed terminal (129) end a command as Ctrl-C (130) does: what is known is written.
+
+What the tests themselves would not notice is on [a page of its own](mutation.md).
 """
+
+COLUMNS = ("fault", "tried", "what happened", "test")
 
 
 def page(rows: list[dict[str, Any]]) -> str:
     """The Markdown of the whole page: a table for each area, in the order of their first test."""
     parts = [INTRODUCTION]
     for area in dict.fromkeys(row["area"] for row in rows):
-        of_area = [row for row in rows if row["area"] == area]
-        parts.append(f"\n## {area}\n\n| fault | tried | what happened | test |\n| --- | ---: | --- | --- |\n")
-        parts += [
-            f"| {_cell(row['fault'])} | {row['times']:,} | {_cell(row['outcome'])} | `{row['test']}` |\n"
-            for row in of_area
+        table = [
+            (_cell(row["fault"]), f"{row['times']:,}", _cell(row["outcome"]), f"`{row['test']}`")
+            for row in rows
+            if row["area"] == area
         ]
+        parts.append(f"\n## {area}\n\n{markdown_table(COLUMNS, table, {1})}")
     total = sum(row["times"] for row in rows)
     parts.append(f"\n{total:,} tries in all.\n")
     return "".join(parts)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from harness.report.table import markdown_table
 from harness.system.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,16 +23,11 @@ BEGIN, END = "<!-- recipes -->\n", "<!-- end of recipes -->\n"
 
 def table(found: dict[str, Any]) -> str:
     """Markdown: a row for each recipe on each device, and the versions it is of."""
-    lines = [
-        "| recipe | device | emulated, allocated | simulated | emulated, reserved | simulated |\n",
-        "| --- | --- | ---: | ---: | ---: | ---: |\n",
-    ]
-    for row in found["rows"]:
-        cells = [f"`{row['recipe']}`", row["gpu"], *_cells(row)]
-        lines.append(f"| {' | '.join(cells)} |\n")
+    columns = ("recipe", "device", "emulated, allocated", "simulated", "emulated, reserved", "simulated")
+    rows = [(f"`{row['recipe']}`", row["gpu"], *_cells(row)) for row in found["rows"]]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    lines.append(f"\nWith {versions}; `{' '.join(found['changed'])}`.\n")
-    return "".join(lines)
+    said = f"\nWith {versions}; `{' '.join(found['changed'])}`.\n"
+    return markdown_table(columns, rows, range(2, 6)) + said
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ import re
 import sys
 from typing import Any
 
+from harness.report.table import markdown_table
 from harness.system import profiles_folder, write_whole
 from pages.links import DOCS
 
@@ -49,8 +50,7 @@ def with_table(page: str) -> str:
     folder = profiles_folder() / "cpu"
     programs = json.loads((folder / "watched.json").read_text())["programs"]
     cost = json.loads((folder / "watch_overhead.json").read_text())
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *rows(programs)]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    table = markdown_table(HEADINGS, rows(programs))
     said = (
         "A watched step outside the recorded ones, its phases timed and its line written, takes "
         f"{cost['ratio']:.3f} times an unwatched one (95 % {cost['ratio_low']:.3f} to "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,7 @@ SLOW = (
     "tests/cli/test_columns.py",  # every command, twice
     "tests/cli/test_simulate.py",
     "tests/data/test_examples.py::test_the_commands_refuse_it",
+    "tests/data/test_rows.py::test_the_loss_is_the_one_of_transformers_trainer",
     "tests/data/test_rows.py::test_the_optional_packages",
     "tests/fit/test_advice.py",
     "tests/fit/test_card_count.py",
@@ -73,6 +75,7 @@ SLOW = (
     "tests/system/test_folder_lock.py",  # processes that hold a folder
     "tests/system/test_garbage.py",
     "tests/track",  # trackers in processes
+    "tests/training/test_evaluation.py::test_logits_and_losses_are_trainers",
     "tests/training/test_trainer_parity.py",
     "tests/training/toggles",  # trains with and without each
     "tests/trust",  # killing, filling the disk, hostile files
@@ -83,10 +86,19 @@ RECORDED = "tests/simulate/test_recorded_traces.py"
 """Of these, it takes one recording a device."""
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Whether to pass over a whole file without importing it, which costs as much as the quick tests."""
+    name = collection_path.relative_to(config.rootpath).as_posix()
+    return True if name in SLOW and "not slow" in config.option.markexpr else None
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist looks for groups in a hook of its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow."""
+    """Mark what is slow, and keep in one process what parses the whole source."""
     seen = set()
     for item in items:
+        if item.nodeid.startswith("tests/project/"):
+            item.add_marker(pytest.mark.xdist_group("project"))
         slow = item.nodeid.startswith(SLOW)
         if item.nodeid.startswith(RECORDED) and (called := getattr(item, "callspec", None)):
             kind = item.nodeid.partition("[")[0], str(getattr(called.params.get("path"), "parent", ""))

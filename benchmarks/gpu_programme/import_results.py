@@ -4,11 +4,11 @@
 
     validate, predict   profiles/<device>/<recipe>.<source>.json
     calibrate           profiles/<device>/calibration.json, for a device of the hardware table
-    traces              tests/data/traces/<name>.json.gz, from a GPU only
+    traces              tests/recordings/traces/<name>.json.gz, from a GPU only
     every part          profiles/<device>/programme/<part>.json: what ran, what was skipped, what failed
 
 What ran on a virtual GPU (harness emulate) goes to profiles/stand-in-<device> and to
-tests/data/stand_in/<device>, without its times, and calibrates nothing.
+tests/recordings/stand_in/<device>, without its times, and calibrates nothing.
 
 Everything is checked before anything is written. Paths of the machine are cut to what means the same
 elsewhere. A piece that was run again replaces what it left before; one that was not run does not.
@@ -164,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--commit", help="the commit that ran, where the machine had no repository")
     parser.add_argument("--profiles", type=Path, default=profiles_folder())
-    parser.add_argument("--traces", type=Path, default=root / "tests" / "data" / "traces")
+    parser.add_argument("--traces", type=Path, default=root / "tests" / "recordings" / "traces")
     options = parser.parse_args(arguments)
     try:
         imported = files_of(read_results(options.folder, options.commit), options.profiles, options.traces)

@@ -1,7 +1,7 @@
 """Record the workspaces that cuDNN's attention asks for, for random shapes, on a virtual GPU.
 
     harness emulate --gpu h200 -- \\
-        python -m benchmarks.virtual_gpu.cudnn_plans tests/data/cudnn_plans/h200-torch-2.13.json
+        python -m benchmarks.virtual_gpu.cudnn_plans tests/recordings/cudnn_plans/h200-torch-2.13.json
 
 cuDNN plans as it does on the device; PyTorch asks its caching allocator for what the plan wants.
 """

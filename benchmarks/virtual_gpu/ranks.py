@@ -5,14 +5,15 @@ with checkpointing and without, gradients summed after each micro batch or once 
 
 Takes PyTorch's CUDA build and no GPU. Each cell is a small but real model (layers of Llama-3.2-1B), whose
 rank 0 runs alone on a virtual GPU, every action of its allocator recorded; its recipe is simulated with the
-same libraries. `--traces` keeps the recordings: those in tests/data/stand_in/h200 are some of them.
+same libraries. PyTorch runs without NCCL's watchdog (TORCH_NCCL_BLOCKING_WAIT=1), whose 100 ms would decide
+how long DDP's first bucket stays. `--traces` keeps the recordings; some are in tests/recordings/stand_in.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,12 +24,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_programme.recipes import Spec
+from benchmarks.gpu_programme.import_results import sanitised_trace
+from benchmarks.gpu_programme.recipes import Spec, with_layers
 from benchmarks.gpu_programme.trace_file import load_trace
 from benchmarks.traces import compared, hardware_of
 from harness.errors import InputError
+from harness.hardware import find_hardware
+from harness.napkin import predict
 from harness.system import quiet_libraries, write_whole
 
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 RANKS, GPU = 8, "h200"
 SIZES: dict[str, Any] = {"model": "llama-3.2-1b", "micro_batch_size": 2, "seq_len": 512, "precision": "bf16"}
 LAYERS = 3
@@ -58,6 +63,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     "fsdp+tp-full": {"parallel": "fsdp+tp", "dp_shard": 2, "tp": 4, "gradient_checkpointing": True},
     "ddp-full-mixed": ENGINES["ddp"] | {"precision": "bf16-mixed", "gradient_checkpointing": True},
 }
+WHOLE: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b-fsdp-full": ENGINES["fsdp"] | _MIXED | {"model": "llama-3.1-8b", "max_grad_norm": 1.0},
+}
+"""With all their layers."""
 
 
 def cells() -> dict[str, Spec]:
@@ -67,9 +76,8 @@ def cells() -> dict[str, Spec]:
         if engine != "tp" or (trained != "qlora" and not summed):  # such recipes are refused
             fields = ENGINES[engine] | TRAINED[trained] | KEPT[kept] | SUMMED[summed]
             found[f"{engine}-{trained}{kept}{summed}"] = fields
-    return {
-        name: Spec(f"ranks-{name}", None, SIZES | fields, layers=LAYERS) for name, fields in found.items()
-    }
+    cut = {name: Spec(f"ranks-{name}", None, SIZES | fields, layers=LAYERS) for name, fields in found.items()}
+    return cut | {name: Spec(f"ranks-{name}", None, SIZES | fields) for name, fields in WHOLE.items()}
 
 
 def record_here(name: str, path: Path) -> None:
@@ -84,7 +92,7 @@ def record_here(name: str, path: Path) -> None:
     torch.cuda.set_device(0)
     distributed.init_process_group("cpu:fake,cuda:nccl")
     result = record(SimpleNamespace(device="cuda:0", tiny=False), cells()[name])  # type: ignore[arg-type]
-    path.write_bytes(base64.b64decode(result["trace"]))
+    path.write_bytes(sanitised_trace(result["trace"], name))
     distributed.destroy_process_group()
 
 
@@ -101,6 +109,16 @@ def row(name: str, path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"cell": name, "same_requests": result.same_requests}
     for what, (emulated, simulated) in peaks.items():
         found[what] = {"emulated": emulated, "simulated": simulated}
+    return found
+
+
+def with_napkin(found: dict[str, Any]) -> dict[str, Any]:
+    """A row with what the napkin says of its allocated bytes: it is quick, and asked each time."""
+    if "allocated" in found:
+        spec = cells()[found["cell"]]
+        with tempfile.TemporaryDirectory() as folder:
+            recipe = with_layers(spec.recipe(), spec.layers, Path(folder))
+            found["allocated"]["napkin"] = predict(recipe, find_hardware(GPU)).memory.peak_allocated_bytes
     return found
 
 
@@ -129,6 +147,7 @@ def main() -> int:
         record_here(options.cell[0], options.record)
         return 0
     quiet_libraries()
+    os.environ[BLOCKING_WAIT] = "1"
     rows = [] if options.out is None else _known(options.out, without=options.cell or cells())
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.traces or Path(scratch)
@@ -137,7 +156,10 @@ def main() -> int:
             rows.append(row(name, folder / f"ranks-{name}.json.gz"))
             print(json.dumps(rows[-1]), flush=True)
             if options.out is not None:  # whatever is there by now: the whole takes minutes
-                found = {"torch": torch.__version__, "ranks": RANKS, "gpu": GPU, "rows": rows}
+                order = list(cells())
+                rows.sort(key=lambda found: order.index(found["cell"]))
+                found = {"torch": torch.__version__, "ranks": RANKS, "gpu": GPU}
+                found["rows"] = [with_napkin(each) for each in rows]
                 write_whole(options.out, (json.dumps(found, indent=1) + "\n").encode())
     return int(any("impossible" in found for found in rows))
 

@@ -1,5 +1,5 @@
 """The commands: arguments in, exit status and tables out. The only home of typer and rich."""
 
-from harness.cli.app import script
+from harness.cli.entry import script
 
 __all__ = ["script"]

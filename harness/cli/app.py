@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -14,7 +13,7 @@ from harness.cli.exit_status import INTERRUPTED
 from harness.cli.running import doctor, emulate, run, sweep, validate, watch
 from harness.cli.showing import diff, mcp, report, serve, snapshot
 from harness.errors import HarnessError, MissingDependency
-from harness.system import complain, end_process, interrupted_status, interruptible
+from harness.system import complain, interrupted_status, interruptible, signals_answered
 
 COMPLETE = "_HARNESS_COMPLETE"
 """The variable by which a shell asks for completions, as typer names it."""
@@ -74,46 +73,42 @@ def main() -> NoReturn:
     Exit status: 0 fine, 2 bad input or impossible here, 3 out of memory, 4 a nan or infinite loss, 130
     interrupted (143 by SIGTERM, 129 by SIGHUP), 1 a bug.
     """
-    try:
-        with interruptible():
-            if COMPLETE in os.environ:
-                app(prog_name="harness")
-            # not app(): typer would turn an interrupt and a closed pipe into statuses of its own
-            command = typer.main.get_command(app)
-            with command.make_context("harness", sys.argv[1:] or ["--help"]) as context:
-                command.invoke(context)
-        status = 0
-        sys.stdout.flush()
-    except typer.Exit as ended:
-        status = ended.exit_code
-    except HarnessError as error:
-        status = complain(str(error), error.exit_status)
-    except typer.TyperException as error:  # an unknown command or option, a missing argument
-        context = getattr(error, "ctx", None)
-        help_command = f"{context.command_path} --help" if context else "harness --help"
-        message = error.format_message()
-        end = "" if message.endswith((".", "?")) else "."
-        status = complain(f"{message}{end}{_as_field(error)} See `{help_command}`.", 2)
-    except ModuleNotFoundError as error:
-        if not error.name or "." in error.name:  # part of a package that is there: a bug, ours or theirs
-            raise
-        status = complain(str(MissingDependency(error.name, None, "this")), MissingDependency.exit_status)
-    except KeyboardInterrupt:
-        status = complain("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # the reader of our stdout (head, less) left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 0
-    sys.exit(interrupted_status() if status == INTERRUPTED else status)
+    with signals_answered():
+        try:
+            interruptible(_command)
+            status = 0
+        except typer.Exit as ended:
+            status = ended.exit_code
+        except HarnessError as error:
+            status = complain(str(error), error.exit_status)
+        except typer.TyperException as error:  # an unknown command or option, a missing argument
+            context = getattr(error, "ctx", None)
+            help_command = f"{context.command_path} --help" if context else "harness --help"
+            message = error.format_message()
+            end = "" if message.endswith((".", "?")) else "."
+            status = complain(f"{message}{end}{_as_field(error)} See `{help_command}`.", 2)
+        except ModuleNotFoundError as error:
+            if not error.name or "." in error.name:  # part of a package that is there: a bug, ours or theirs
+                raise
+            needed = MissingDependency(error.name, None, "this")
+            status = complain(str(needed), MissingDependency.exit_status)
+        except KeyboardInterrupt:
+            status = complain("interrupted", INTERRUPTED)
+        except BrokenPipeError:  # the reader of our stdout (head, less) left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            status = 0
+        sys.exit(interrupted_status() if status == INTERRUPTED else status)
 
 
-def script() -> NoReturn:
-    """main() in a process that is over after it: what `harness` and `python -m harness` run."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without our signs spells them
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        main()
-    except SystemExit as ended:
-        end_process(ended.code if isinstance(ended.code, int) else 1)
+def _command() -> None:
+    """What the command line asks for."""
+    if COMPLETE in os.environ:
+        app(prog_name="harness")
+    # not app(): typer would turn an interrupt and a closed pipe into statuses of its own
+    command = typer.main.get_command(app)
+    with command.make_context("harness", sys.argv[1:] or ["--help"]) as context:
+        command.invoke(context)
+    sys.stdout.flush()
 
 
 def _as_field(error: typer.TyperException) -> str:

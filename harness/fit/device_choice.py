@@ -56,7 +56,7 @@ def compare_hardware(
         shape = load_shape(recipe.model)
     except InputError as error:
         told(f"by simulation: {error}")
-        needs = partial(_simulated, told=told)
+        needs = partial(_simulated, told=told, warned=set())
     else:
         needs = partial(_estimated, shape=shape)
     offers = [_offer(recipe, hardware, needs) for hardware in all_hardware(prices)]
@@ -97,12 +97,17 @@ def _estimated(recipe: Recipe, hardware: Hardware, shape: ModelShape) -> _Needs:
     return _Needs(required_bytes(memory), timing.tokens_per_s, timing.bound)
 
 
-def _simulated(recipe: Recipe, hardware: Hardware, told: Callable[[str], None]) -> _Needs:
-    """Of a step that fits, what the process takes; of one that does not, what it would with plenty."""
+def _simulated(recipe: Recipe, hardware: Hardware, told: Callable[[str], None], warned: set[str]) -> _Needs:
+    """Of a step that fits, what the process takes; of one that does not, what it would with plenty. `told`
+    hears each warning once: those in `warned` it has heard.
+    """
     from harness.simulate import simulate
 
     told(f"simulating on {hardware.name}")
     profile = simulate(recipe, hardware, explain_oom=False)[0]
+    for warning in set(profile.warnings) - warned:
+        told(f"warning: {warning}")
+    warned |= set(profile.warnings)
     if profile.oom is not None:
         profile = simulate(recipe, with_memory(hardware, PLENTY_BYTES), explain_oom=False)[0]
     return _Needs(profile.memory.process_bytes or 0, profile.step.tokens_per_s, profile.step.bound)

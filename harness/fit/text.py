@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from harness.fit.confirmed import ConfirmedFit, unified_memory_note
 from harness.fit.search import FitField
 from harness.hardware import Hardware
+from harness.napkin import warnings_of
 from harness.recipe import Recipe
 from harness.units import in_gib
 
@@ -49,9 +50,8 @@ def fit_lines(
         how = "seen to fit" if found.seen else "by arithmetic"
         none = "No combination of them was seen to fit." if found.seen else "No combination of them fits."
         yield f"Together ({how}): {found.together}" if found.together else none
-    for note in (*found.notes, unified_memory_note(recipe, found)):
-        if note:
-            yield f"Note: {note}"
+    for note in _notes(recipe, found):
+        yield f"Note: {note}"
 
 
 def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> dict[str, Any]:
@@ -81,8 +81,16 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
             }
             for change in found.changes
         ],
-        "notes": [note for note in (*found.notes, unified_memory_note(recipe, found)) if note],
+        "notes": _notes(recipe, found),
     }
+
+
+def _notes(recipe: Recipe, found: ConfirmedFit) -> list[str]:
+    warnings = warnings_of(recipe)
+    if found.arithmetic is None:  # then the simulation knows the model
+        seen = [exact.profile or exact.next_profile for exact in found.largest.values()]
+        warnings = next((profile.warnings for profile in seen if profile), list[str]())
+    return [note for note in (*warnings, *found.notes, unified_memory_note(recipe, found)) if note]
 
 
 def exact_lines(name: str, where: str, found: ExactFit) -> Iterator[str]:
@@ -95,6 +103,9 @@ def exact_lines(name: str, where: str, found: ExactFit) -> Iterator[str]:
         yield f"{name} on {where}: the largest {found.field} is {found.value}"
         yield f"  it allocates {peak} at most and reserves {reserved}"
     yield from _next_lines(found)
+    seen = found.profile or found.next_profile
+    for warning in seen.warnings if seen else ():
+        yield f"Note: {warning}"
 
 
 def _values(found: ConfirmedFit) -> dict[FitField, int]:

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -46,6 +47,7 @@ def start_ranks(command: Sequence[str], num_ranks: int, patience_s: float) -> En
     gives no sign of life for `patience_s` within a step is killed, and so are all. Raises InputError where
     the agent cannot start. After a signal to end, which the ranks were sent too, the status is 128 + it.
     """
+    _refuse_without_loopback(num_ranks)
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -76,11 +78,24 @@ def start_ranks(command: Sequence[str], num_ranks: int, patience_s: float) -> En
             return Ending(128 + told.sigval, None, "interrupted")
         except (RuntimeError, OSError, RendezvousError, ValueError) as error:
             said = (str(error).splitlines() or [type(error).__name__])[0]
-            raise InputError(
-                f"--gpus {num_ranks}: the ranks could not be started: {said}. Has this machine a loopback "
-                "network (`ip addr show lo`), and does localhost resolve?"
-            ) from error
+            raise _not_started(num_ranks, said.rstrip(".")) from error
     return Ending()
+
+
+def _refuse_without_loopback(num_ranks: int) -> None:
+    """The agent would look for it for minutes."""
+    try:
+        with socket.create_server(("localhost", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=10).close()
+    except OSError as error:
+        raise _not_started(num_ranks, f"localhost cannot be reached: {error.strerror or error}") from None
+
+
+def _not_started(num_ranks: int, why: str) -> InputError:
+    return InputError(
+        f"--gpus {num_ranks}: the ranks could not be started: {why}. Has this machine a loopback network "
+        "(`ip addr show lo`), and does localhost resolve?"
+    )
 
 
 @contextmanager
@@ -147,13 +162,28 @@ def _sign(path: Path) -> tuple[int, float, str, int] | None:
 
 
 def _ending(failed: Any, watcher: _Watcher) -> Ending:
-    rank, failure = failed.get_first_failure()
+    rank, failure = min(failed.failures.items(), key=lambda item: _lateness(item[1]))
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
         reason = watcher.hanging or f"was killed by {name}"
         return Ending(128 - failure.exitcode, rank, f"rank {rank} {reason}")
-    said = _said(failure.error_file) or _last_line(failure.error_file) or f"exit status {failure.exitcode}"
-    return Ending(failure.exitcode, rank, f"rank {rank}: {said}")
+    return Ending(failure.exitcode, rank, f"rank {rank}: {_told_by(failure)}")
+
+
+def _lateness(failure: Any) -> tuple[bool, int, bool]:
+    """The first in this order is the cause. The agent's clock counts whole seconds, so a rank that a signal
+    killed and one that could not go on without it may have ended at the same time.
+    """
+    from harness.parallel import lost_rank
+
+    by_the_agent = failure.exitcode in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    follows = by_the_agent or (failure.exitcode > 0 and lost_rank(_told_by(failure)) is not None)
+    return follows, failure.timestamp, failure.exitcode > 0
+
+
+def _told_by(failure: Any) -> str:
+    said = _said(failure.error_file) or _last_line(failure.error_file)
+    return said or f"exit status {failure.exitcode}"
 
 
 def _last_line(error_file: str) -> str:

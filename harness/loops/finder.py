@@ -17,7 +17,6 @@ import functools
 import sys
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -30,8 +29,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from harness.errors import InputError
-from harness.loops.kept import trains
 from harness.loops.recorder import LoopRecorder
+from harness.loops.trained import TrainedModels
 from harness.loops.wraps import Wraps
 
 MOST_STEPS_OF_OTHERS = 100
@@ -56,7 +55,11 @@ def _safely(told: _Told) -> _Told:
     def tell(self: LoopFinder, *args: Any, **kwargs: Any) -> None:
         if torch.compiler.is_compiling():  # first: what is traced with us in it would be without us
             return
-        if self.recorder.over or threading.get_ident() != self._thread:
+        if self.recorder.over:
+            return
+        if threading.get_ident() != self._thread:
+            if self._depth:  # a checkpoint is computed again, in autograd's thread of a GPU
+                self._calls_in_backward = True
             return
         try:
             told(self, *args, **kwargs)
@@ -90,10 +93,9 @@ class LoopFinder:
         self._steps_after_before: set[int] = set()
         """After which of its backwards an optimizer stepped, in this step and in the one before."""
         self._depth = 0
-        self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        """Called since the last backward."""
-        self._trained: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
-        """Models that backward followed: whether they were in training mode."""
+        self._calls_in_backward = False
+        """Whether modules were ever called within a backward pass; then nobody looks there any more."""
+        self._trained = TrainedModels()
         self._searched = False
         """Whether modules that are compiled in place were looked for: no hook finds them."""
         self._unscaled: Tensor | None = None
@@ -148,6 +150,10 @@ class LoopFinder:
 
     @_safely
     def _module_begins(self, module: nn.Module, args: Any) -> None:
+        if self._depth:
+            self._calls_in_backward = True
+            self._look_outside(False)
+            return
         if isinstance(module, torch.jit.ScriptModule):
             return
         self._call_begins(module)
@@ -163,7 +169,7 @@ class LoopFinder:
         if kind is None:
             return
         if kind == "forward":
-            self._called.add(module)
+            self._trained.called(module)
             self._in_step()
         elif (kind == "generation" and self.recorder.phase != "evaluation") or not self._begun:
             self._in_step()
@@ -200,16 +206,15 @@ class LoopFinder:
         with_grad = torch.is_grad_enabled()
         if not with_grad and _in_generate():
             return "generation"
-        was = next((mode for model, mode in self._trained.items() if _same(model, module)), None)
-        another = was is None and not with_grad and (self._trained or phase == "forward")
-        if another or not trains(module):  # a loss function, a frozen encoder, a reference model
+        was = self._trained.mode_of(module)
+        another = was is None and not with_grad and (self._trained.any or phase == "forward")
+        if another or not self.recorder.kept.trains(
+            module
+        ):  # a loss function, a frozen encoder, a reference model
             return None if phase in ("forward", "evaluation", "generation") else "forward"
         if module.training:
             return "forward"
         return "evaluation" if was or not with_grad else "forward"
-
-    def _is_evaluating(self) -> bool:
-        return any(mode and not model.training for model, mode in self._trained.items())
 
     # Steps.
 
@@ -290,12 +295,13 @@ class LoopFinder:
 
     @_safely
     def _backward_begins(self, roots: Any) -> None:
-        self._look_outside(False)
+        if self._calls_in_backward:
+            self._look_outside(False)
         self.seen["backward"] += 1
         if self._begun and self._is_over():  # no module was called since
             self._in_step()
         self._backwards += 1
-        if not self._called and not self._searched:
+        if not self._trained.any_called and not self._searched:
             self._searched = True
             self._wraps.modules_compiled_in_place()
         if self._begun or not self.counts_steps:
@@ -309,11 +315,7 @@ class LoopFinder:
 
     @_safely
     def _backward_ends(self) -> None:
-        if self._backwards == 1:
-            self._trained.clear()  # those of this step, and no others
-        for model in self._called:
-            self._trained[model] = model.training
-        self._called.clear()
+        self._trained.backward_ended(first=self._backwards == 1)
         self._look_outside(True)
         before = self._steps_after_before
         self._enter("optimizer_step" if not before or self._backwards in before else "data")
@@ -345,7 +347,7 @@ class LoopFinder:
     def _batch_begins(self) -> None:
         if self._running is not None or self._depth:
             return
-        if self._is_evaluating():
+        if self._trained.is_evaluating():
             self._enter("evaluation")
         elif self._begun or not self.counts_steps:
             self._in_step()
@@ -362,15 +364,6 @@ class LoopFinder:
         yield
         if self.recorder.phase == "saving" and before != "saving":
             self._enter(before)
-
-
-def _same(model: nn.Module, other: nn.Module) -> bool:
-    """Whether one is the other, or wraps it (DistributedDataParallel, a compiled one)."""
-    return (
-        model is other
-        or any(child is other for child in model.children())
-        or (any(child is model for child in other.children()))
-    )
 
 
 def _in_generate() -> bool:

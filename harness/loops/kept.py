@@ -8,11 +8,13 @@ from __future__ import annotations
 import weakref
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+_Seen = TypeVar("_Seen")
 
 
 class Kept:
@@ -21,27 +23,28 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self._models: list[weakref.ref[nn.Module]] = []
-        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._models: dict[int, weakref.ref[nn.Module]] = {}
+        self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        """By id, in the order they were seen."""
+        self._trained: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Tensor]] = weakref.WeakKeyDictionary()
+        """A weight of each model that a gradient was wanted of, which is looked at first."""
         self.scaler: torch.amp.GradScaler | None = None
 
     def add_model(self, model: nn.Module) -> None:
         """Seen again it changes nothing."""
-        if all(known is not model for known in self.models()):
-            self._models.append(weakref.ref(model))
+        _add(self._models, model)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Seen again it changes nothing."""
-        if all(known is not optimizer for known in self.optimizers()):
-            self._optimizers.append(weakref.ref(optimizer))
+        _add(self._optimizers, optimizer)
 
     def models(self) -> Iterator[nn.Module]:
         """Those that are still there, in the order they were seen."""
-        return (model for known in self._models if (model := known()) is not None)
+        return (model for known in self._models.values() if (model := known()) is not None)
 
     def optimizers(self) -> Iterator[Optimizer]:
         """Those that are still there, in the order they were seen."""
-        return (optimizer for known in self._optimizers if (optimizer := known()) is not None)
+        return (optimizer for known in self._optimizers.values() if (optimizer := known()) is not None)
 
     @property
     def model(self) -> nn.Module:
@@ -66,15 +69,27 @@ class Kept:
         """Of all optimizers."""
         return {key: value for optimizer in self.optimizers() for key, value in optimizer.state.items()}
 
+    def trains(self, model: nn.Module) -> bool:
+        """Whether a gradient is wanted of any of its weights."""
+        known = self._trained.get(model)
+        weight = known() if known is not None else None
+        if weight is None or not weight.requires_grad:
+            weight = next((weight for weight in model.parameters() if weight.requires_grad), None)
+            if weight is not None:
+                self._trained[model] = weakref.ref(weight)
+        return weight is not None
+
     def gradients(self) -> Iterator[Tensor]:
         """Those that are there now."""
         weights = (weight for group in self.param_groups for weight in group["params"])
         return (weight.grad for weight in weights if weight.grad is not None)
 
 
-def trains(model: nn.Module) -> bool:
-    """Whether a gradient is wanted of any of its weights."""
-    return any(weight.requires_grad for weight in model.parameters())
+def _add(seen: dict[int, weakref.ref[_Seen]], one: _Seen) -> None:
+    known = seen.get(id(one))
+    if known is None or known() is not one:  # another that is gone had this id
+        seen.pop(id(one), None)
+        seen[id(one)] = weakref.ref(one)
 
 
 def tensors_in(*values: Any) -> Iterator[Tensor]:
@@ -84,7 +99,7 @@ def tensors_in(*values: Any) -> Iterator[Tensor]:
         for value in waiting.pop():
             if isinstance(value, Tensor):
                 yield value
-            elif isinstance(value, list | tuple):
+            elif isinstance(value, (list, tuple)):
                 waiting.append(value)
-            elif isinstance(value, Mapping | UserDict):  # a BatchEncoding is a UserDict
+            elif isinstance(value, dict | Mapping | UserDict):  # a BatchEncoding is a UserDict
                 waiting.append(value.values())

@@ -18,7 +18,7 @@ class Losses:
         if root.numel() != 1 or not root.is_floating_point() or root.device.type == "meta":
             self._of_step.append(None)
         elif root.device.type == "cpu":
-            self._of_step.append(float(root.detach()))
+            self._of_step.append(root.item())
         else:
             self._of_step.append(self._copied(root.detach().reshape(())))
 

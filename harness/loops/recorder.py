@@ -8,6 +8,7 @@ such as a full disk, is said once on stderr and ends the watching, never the pro
 from __future__ import annotations
 
 import math
+import socket
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from torch import Tensor
 from harness.errors import HarnessError, is_out_of_memory
 from harness.loops.kept import Kept, tensors_in
 from harness.loops.losses import Losses
+from harness.loops.place import rank_and_world_size
 from harness.measure import (
     DeviceObserver,
     LookBack,
@@ -30,6 +32,7 @@ from harness.measure import (
     phase_stats,
     step_stats,
 )
+from harness.observe import labelled_tensors
 from harness.run_folder import RunFolder
 from harness.step_profile import NotFiniteReport, OutOfMemoryReport, StepProfile, explain_oom
 from harness.system import complain, held_back, provenance
@@ -102,14 +105,17 @@ class LoopRecorder:
 
     def enter(self, phase: str) -> None:
         """The phase from now on, until another one, or `leave`."""
-        if phase == self.phase and self._open is not None:
+        running = self._open
+        if (running is not None and phase == self.phase) or self._observer is None:
             return
-        if self._observer is None:
-            return
-        self._leave()
+        if running is not None:
+            self._open = None
+            running.__exit__(None, None, None)
         self.phase = phase
-        self._open = self._observer.phase(phase)
-        self._open.__enter__()
+        if phase == "between" and self._kind == "recorded":
+            self._label_what_stays()
+        self._open = begun = self._observer.phase(phase)
+        begun.__enter__()
 
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
@@ -125,6 +131,8 @@ class LoopRecorder:
         assert self._observer is not None
         self._leave()
         timed = self._kind == "timed"
+        if self._kind == "recorded":
+            self._label_what_stays()
         self._observer.end_step(RUNNING if timed else 0)
         tokens, self._tokens = self._tokens or None, 0
         times_s = self._observer.times_s[-1] if timed and not self._emulated else {}
@@ -133,16 +141,22 @@ class LoopRecorder:
         if self._kind == "recorded" or self.steps == 1:
             self._write(complete=False)  # who is killed from now on leaves this much
 
+    def _label_what_stays(self) -> None:
+        """Now: when the program ends, its model may be gone, or on the host."""
+        assert self._observer is not None
+        for category, tensor in labelled_tensors(self.kept):
+            self._observer.label(category, tensor)
+
     def inputs(self, *values: Any) -> None:
         """What a model was called with."""
         if self._observer is None:
             return
-        found = list(tensors_in(*values))
         if self._kind == "recorded":
-            for tensor in found:
+            for tensor in tensors_in(*values):
                 if not tensor.requires_grad:
                     self._observer.label("inputs", tensor)
-        ids = next((t for t in found if t.dim() == 2 and t.dtype in (torch.int64, torch.int32)), None)
+        of_ids = (torch.int64, torch.int32)
+        ids = next((t for t in tensors_in(*values) if t.dtype in of_ids and t.dim() == 2), None)
         self._tokens += 0 if ids is None else ids.numel()
 
     def loss(self, value: Tensor) -> None:
@@ -246,12 +260,13 @@ class LoopRecorder:
                 self._observer.end_step()
             self._waiting.popleft()
             loss = self._losses.value(losses)
-            known = {name: seconds for name, seconds in times_s.items() if name != "step"}
-            if known:
-                known["step"] = sum(s for name, s in known.items() if name not in NO_PART_OF_A_STEP)
+            known = dict(times_s)
+            times_s.clear()
+            if known.pop("step", None) is not None and known:
+                apart = sum([known[name] for name in NO_PART_OF_A_STEP if name in known])
+                known["step"] = sum(known.values()) - apart
                 self._times_s.append(known)
                 self._tokens_of_steps.append(tokens)
-            times_s.clear()
             self._note_loss(index, loss)
             line = log_line(index, kind, tokens, loss, known)
             self.folder.log({**line, "peak_allocated_bytes": self._observer.peak_bytes()})
@@ -321,4 +336,13 @@ class LoopRecorder:
             "recorded_steps": f"{self.window.first}-{self.window.last}",
             "models": [type(model).__name__ for model in self.kept.models()],
             "optimizers": [type(optimizer).__name__ for optimizer in self.kept.optimizers()],
+            **_place(),
         }
+
+
+def _place() -> dict[str, Any]:
+    """Of one rank of several: which, and where."""
+    rank, world_size = rank_and_world_size()
+    if world_size == 1:
+        return {}
+    return {"rank": rank, "world_size": world_size, "host": socket.gethostname()}

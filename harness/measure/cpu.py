@@ -13,7 +13,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class CpuObserver:
         self._tracker = _RealTensors(self._recording, frames=True)
         self._training: Owner | None = None
         self._peaks = PhasePeaks()
+        self._follows = True
+        """Whether every tensor is followed now."""
         self._started = 0.0
         self._ends: list[int] = []
 
@@ -48,7 +50,7 @@ class CpuObserver:
 
     def label(self, category: str, tensor: Tensor) -> None:
         """One that nobody saw being made (in a worker process) is followed from now on."""
-        if self._follows():
+        if self._follows:
             self._recording.label(self._tracker.adopt(tensor), category)
 
     def begin_step(self, index: int, kind: Kind) -> None:
@@ -56,6 +58,8 @@ class CpuObserver:
             self._adopt()
             self._recording.restart()
         self._kinds.append(kind)
+        first = self._follow_first_step and self._kinds == ["warmup"]
+        self._follows = kind == "recorded" or first
         self.times_s.append(defaultdict(float))
         self._started = time.perf_counter()
 
@@ -65,14 +69,12 @@ class CpuObserver:
         if self._kinds[-1] == "recorded":
             self._ends.append(self._recording.last_event)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         self._recording.phase = name
-        if not self._follows():
-            start = time.perf_counter()
-            yield
-            self.times_s[-1][name] += time.perf_counter() - start
-            return
+        return self._followed(name) if self._follows else _Timed(self.times_s[-1], name)
+
+    @contextmanager
+    def _followed(self, name: str) -> Iterator[None]:
         self._recording.reset_peak()
         try:
             gradients = gradients_seen(self._training, name, self._label_gradient)
@@ -138,11 +140,6 @@ class CpuObserver:
         """NVML knows GPUs only."""
         return None
 
-    def _follows(self) -> bool:
-        if not self._kinds or self._kinds[-1] == "recorded":
-            return True
-        return self._follow_first_step and self._kinds == ["warmup"]
-
     def _label_gradient(self, gradient: Tensor) -> None:
         self._recording.label(self._tracker.key_of(gradient), "gradients")
 
@@ -152,6 +149,22 @@ class CpuObserver:
             return
         for category, tensor in labelled_tensors(self._training):
             self._recording.label(self._tracker.adopt(tensor), category)
+
+
+class _Timed:
+    """A phase's seconds, added to those of its step when it ends well."""
+
+    __slots__ = ("_name", "_seconds", "_start")
+
+    def __init__(self, seconds: dict[str, float], name: str) -> None:
+        self._seconds, self._name = seconds, name
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._seconds[self._name] += time.perf_counter() - self._start
 
 
 class _RealTensors(StorageTracker):

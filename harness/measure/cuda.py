@@ -138,13 +138,17 @@ class CudaObserver:
                 times_s["step"] = events[0][1].elapsed_time(events[-1][2]) / 1e3
             self._ended.popleft()
         if self._kinds[-1] == "timed":  # the allocator's own count, kept on the host
-            self._end_bytes.append(torch.cuda.memory_stats(self.device)["allocated_bytes.all.current"])
+            self._end_bytes.append(self._allocated()["current"])
 
     def step_end_bytes(self) -> list[int]:
         return self._end_bytes
 
     def peak_bytes(self) -> int | None:
-        return max(self._step_peak_bytes, torch.cuda.max_memory_allocated(self.device))
+        return max(self._step_peak_bytes, self._allocated()["peak"])
+
+    def _allocated(self) -> dict[str, int]:
+        """Not torch.cuda.memory_stats, nor what asks it: it renames and sorts a hundred counters."""
+        return torch.cuda.memory.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
 
     def peak_reserved_bytes(self) -> int | None:
         by_phase = (stats.peak_reserved_bytes or 0 for stats in self._peaks.phases.values())

@@ -14,6 +14,7 @@ import torch
 from harness.checkpoint import NotFiniteWeights, Saved, read, restore, save
 from harness.data import DataSummary
 from harness.errors import InputError, is_out_of_memory
+from harness.measure.communication import Communication
 from harness.measure.leak import find_leak
 from harness.measure.looking_back import look_back
 from harness.measure.not_finite import Origin, origin_of_loss, origin_of_weights
@@ -78,30 +79,19 @@ def measure(
     run = MeasuredRun(recipe, device, folder, progress, resumed, list(warnings or ()), with_history=snapshot)
     run.alive = alive or run.alive
     failed: InputError | None = None
+    broke: BaseException | None = None
     try:
-        run.to_the_end()
-    except KeyboardInterrupt:
+        try:
+            run.to_the_end()
+        except (InputError, MemoryError, RuntimeError) as error:
+            broke = error  # whose traceback holds the step's tensors
+    except KeyboardInterrupt:  # or the ranks' agent ends this one, because another one ended
         if run.training is None:
             raise
-    except InputError as error:
-        if not run.losses:
-            raise
-        failed = (
-            error  # a log or a checkpoint that could not be written: the steps so far were not for nothing
-        )
-    except (MemoryError, RuntimeError) as error:
-        gone = lost_rank(error) if recipe.distributed else None
-        if gone is None and not is_out_of_memory(error):
-            raise
-        if gone is not None:
-            failed = InputError(f"{gone}, in {run.phase_now} after {len(run.losses)} steps.")
-        with held_back():
-            run.oom = None if gone else run.observer.shortage(run.phase_now, error)
-            if run.memory is None:
-                run.look_back()  # while the traceback still holds the step's tensors
-            if run.oom is not None:
-                run.oom.top = run.top
     with held_back():
+        if broke is not None:
+            failed = run.broken_by(broke)
+            broke = None
         profile = run.profile()
         if profile.oom is not None and advise is not None:
             profile.oom.advice = advise(recipe, profile.hardware, profile.oom)
@@ -179,6 +169,8 @@ class MeasuredRun:
         self.data: DataSummary | None = None
         self.loss_scale = 0.0
         """GradScaler's, after the last step."""
+        self.communication_s: dict[str, float] = {}
+        """By phase; empty where nobody can tell."""
         self.complete = False
         self.oom: OutOfMemoryReport | None = None
         self.not_finite: NotFiniteReport | None = None
@@ -223,6 +215,11 @@ class MeasuredRun:
         self.watching = self.flop_count
         with torch.compiler.set_stance("force_eager"):
             list(run_steps(training, batches, self.device, ["warmup"], self))
+        if self.recipe.distributed and self.device.type == "cpu":
+            with Communication() as communication:
+                self.watching = communication
+                list(run_steps(training, batches, self.device, ["warmup"], self))
+            self.communication_s = communication.seconds
         self.complete = True
 
     def look_back(self) -> MemoryStats:
@@ -232,6 +229,26 @@ class MeasuredRun:
         ends = self.observer.step_end_bytes()
         self.leak = find_leak(ends, found.history.spans, found.history.step_ends)
         return self.memory
+
+    def broken_by(self, error: BaseException) -> InputError | None:
+        """Note what ended the run, while its tensors are there; None where the memory ran out.
+
+        Raises it again where there is nothing to tell, or it is none of ours.
+        """
+        if isinstance(error, InputError):  # a log or a checkpoint could not be written: the steps so far
+            if not self.losses:  # were not for nothing
+                raise error
+            return error
+        gone = lost_rank(str(error)) if self.recipe.distributed else None
+        if gone is None and not is_out_of_memory(error):
+            raise error
+        self.oom = None if gone else self.observer.shortage(self.phase_now, error)
+        if self.memory is None:
+            self.look_back()
+        if self.oom is not None:
+            self.oom.top = self.top
+            return None
+        return InputError(f"{gone}, in {self.phase_now} after {len(self.losses)} steps.")
 
     def profile(self) -> StepProfile:
         memory = self.memory or self.look_back()
@@ -244,6 +261,9 @@ class MeasuredRun:
         flop_count = self.flop_count if self.complete else None
         step = step_stats(self.recipe.global_tokens_per_step, hardware, times_s, flop_count)
         step.host_rss_bytes = peak_rss_bytes()
+        phases = phase_stats(self.observer.phase_memory(), times_s, flop_count)
+        for name, seconds in self.communication_s.items():
+            phases[name].communication_s = seconds
         if not self.emulated:
             step.loss, step.gpu_utilization = self.losses, self.observer.utilization()
         return StepProfile(
@@ -253,7 +273,7 @@ class MeasuredRun:
             provenance={**provenance(), **self.observer.facts(), **self._what_ran()},
             complete=self.complete,
             memory=memory,
-            phases=phase_stats(self.observer.phase_memory(), times_s, flop_count),
+            phases=phases,
             step=step,
             top=self.top,
             oom=self.oom,

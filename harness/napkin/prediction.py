@@ -47,6 +47,14 @@ def estimate(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None
     return memory_of(BuiltModel(recipe, shape), hardware)
 
 
+def warnings_of(recipe: Recipe) -> list[str]:
+    """What `predict` warns of; nothing for a model that arithmetic does not know."""
+    try:
+        return surprises(BuiltModel(recipe, load_shape(recipe.model)))
+    except InputError:
+        return []
+
+
 def derive(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None) -> list[Term]:
     """Every term of the memory estimate: name, formula with the numbers put in, bytes, source."""
     return derive_terms(estimate(recipe, hardware, shape))

@@ -77,10 +77,18 @@ def ranks_of(recipe: Recipe, device: torch.device) -> Ranks:
     return Ranks(mesh, row * recipe.dp_shard + place, recipe.data_parallel_ranks)
 
 
-def lost_rank(error: BaseException) -> str | None:
-    """What `error` says about another rank that is gone or does not answer; None if it is about none."""
-    text = str(error)
-    if "Timed out waiting" in text or ("timeout" in text.lower() and "collective" in text.lower()):
-        return "another rank did not come to a sum in time"
-    told = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "Broken pipe")
-    return "another rank is gone" if any(part in text for part in told) else None
+GONE, LATE = "another rank is gone", "another rank did not come to a sum in time"
+
+
+def lost_rank(told: str) -> str | None:
+    """What a message, of gloo or of a rank that had one, says about another rank that is gone or does not
+    answer; None if it is about none.
+    """
+    if (
+        LATE in told
+        or "Timed out waiting" in told
+        or ("timeout" in told.lower() and "collective" in told.lower())
+    ):
+        return LATE
+    gone = (GONE, "Connection closed by peer", "Connection reset by peer", "gloo/transport", "Broken pipe")
+    return GONE if any(part in told for part in gone) else None

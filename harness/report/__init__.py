@@ -9,7 +9,16 @@ from harness.report.figures import COLOURS, PATTERNS, drawing, write_figures
 from harness.report.page import render_page
 from harness.report.run import ReportRun, read_run
 from harness.report.sections import Section, section_of
-from harness.report.table import Cell, Table, escape_markdown, no_formula, to_csv, to_markdown
+from harness.report.table import (
+    Cell,
+    Table,
+    escape_markdown,
+    markdown_of,
+    markdown_table,
+    no_formula,
+    to_csv,
+    to_markdown,
+)
 from harness.report.write import report_html, write_report
 
 __all__ = [
@@ -21,6 +30,8 @@ __all__ = [
     "Table",
     "drawing",
     "escape_markdown",
+    "markdown_of",
+    "markdown_table",
     "no_formula",
     "read_run",
     "render_page",

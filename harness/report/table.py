@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -59,18 +59,30 @@ class Table:
         return any(row[column].unit != "text" for row in self.rows)
 
 
+def markdown_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[int] = ()
+) -> str:
+    """Lines of GitHub's Markdown, the columns `numbers` to the right. Cells stand as they are given."""
+    rule = ["---:" if column in numbers else "---" for column in range(len(columns))]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (columns, rule, *rows))
+
+
+def markdown_of(table: Table) -> str:
+    """The rows alone. Text from files is escaped: it can neither end a cell nor become HTML."""
+    rows = ([escape_markdown(cell.shown) for cell in row] for row in table.rows)
+    numbers = {column for column in range(len(table.columns)) if table.numeric(column)}
+    return markdown_table([escape_markdown(name) for name in table.columns], rows, numbers)
+
+
 def to_markdown(tables: Iterable[Table]) -> str:
-    """GitHub's Markdown. Text from files is escaped: it can neither end a cell nor become HTML."""
+    """GitHub's Markdown: the tables under their names, with their notes."""
     parts = []
     for table in tables:
-        rule = ["---:" if table.numeric(i) else "---" for i in range(len(table.columns))]
-        lines = [[escape_markdown(name) for name in table.columns], rule]
-        lines += [[escape_markdown(cell.shown) for cell in row] for row in table.rows]
-        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        body = markdown_of(table)
         if len(table.rows) > LONG:
-            body = f"<details><summary>{len(table.rows)} rows</summary>\n\n{body}\n\n</details>"
-        notes = "".join(f"\n\n{escape_markdown(note)}" for note in table.notes)
-        parts.append(f"### {escape_markdown(table.name)}\n\n{body}{notes}\n")
+            body = f"<details><summary>{len(table.rows)} rows</summary>\n\n{body}\n</details>\n"
+        notes = "".join(f"\n{escape_markdown(note)}\n" for note in table.notes)
+        parts.append(f"### {escape_markdown(table.name)}\n\n{body}{notes}")
     return "\n".join(parts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.allocator import Allocator, AllocatorOutOfMemory, Block, Settings, snapshot_segments
@@ -39,6 +39,8 @@ class SimulatedMemory(Recording):
         """The simulation is over: what dies now is Python taking the run apart."""
         self._log: RequestLog | None = None
         """Of the recorded step, until it is repeated."""
+        self._ran_out_after: int | None = None
+        """The event of the recorded step after which a step like it ran out of memory."""
         self._last_temporary = 0
         """Keys of temporaries are negative: storages count up from 0."""
         self._segments: list[dict[str, Any]] | None = None
@@ -117,7 +119,20 @@ class SimulatedMemory(Recording):
         log, self._log = self._log, None
         self._segments = self._segments_now()
         self.allocator.device.emit = lambda *_: None
-        return {} if log is None else log.repeat(times, self.allocator, self._blocks, self._enter)
+        if log is None:
+            return {}
+        try:
+            return log.repeat(times, self.allocator, self._blocks, self._enter)
+        except AllocatorOutOfMemory:
+            self._ran_out_after = None if log.refused is None else log.refused - 1
+            self.allocated_bytes = sum(block.size for block in self._blocks.values())
+            raise
+
+    def live_spans(self) -> Iterable[AllocationSpan]:
+        """What is live now; where a repeated step ran out, what was at that moment of the recorded one."""
+        if self._ran_out_after is None:
+            return super().live_spans()
+        return [span for span in self.spans if span.live_at(self._ran_out_after)]
 
     def go_on_recording(self) -> None:
         """After `repeat`: what comes now belongs to the snapshot too, segments as they are at its end."""

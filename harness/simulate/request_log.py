@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.allocator import Allocator, Block
+from harness.allocator import Allocator, AllocatorOutOfMemory, Block
 
 
 class RequestLog:
@@ -17,6 +17,8 @@ class RequestLog:
         """Key, requested bytes and stream of what was born; key, -1 and 0 of what died."""
         self._phases: list[tuple[int, str]] = []
         """Where in `_events` each phase begins."""
+        self.refused: int | None = None
+        """Which of the events memory ran out at, when they were made again."""
 
     def begin(self, phase: str) -> None:
         """A phase begins."""
@@ -70,15 +72,19 @@ class RequestLog:
         for (start, phase), end in zip(self._phases, ends, strict=True):
             enter(phase)
             peak = now
-            for key, size_bytes, stream in self._events[start:end]:
+            for index, (key, size_bytes, stream) in enumerate(self._events[start:end], start):
                 if size_bytes < 0:
                     block = blocks.pop(key)
                     now -= block.size
                     allocator.free(block)
-                else:
+                    continue
+                try:
                     block = blocks[key] = allocator.malloc(size_bytes, stream)
-                    now += block.size
-                    peak = max(peak, now)
+                except AllocatorOutOfMemory:
+                    self.refused = index
+                    raise
+                now += block.size
+                peak = max(peak, now)
             allocated, reserved = peaks.get(phase, (0, 0))
             peaks[phase] = max(allocated, peak), max(reserved, allocator.peak_reserved_bytes)
 

@@ -263,6 +263,9 @@ class SimulatedRun:
                     self._label_gradient(parameter.grad)
         now = max((span.born for span in live), default=BEFORE_RECORDING)
         self.at_oom = breakdown_at(live, now)
+        not_split_off = self.memory.allocated_bytes - self.at_oom.total_bytes()
+        if not_split_off:  # in a repeated step other blocks may serve the same requests
+            self.at_oom.other_bytes = (self.at_oom.other_bytes or 0) + not_split_off
         report = OutOfMemoryReport(
             phase=self.memory.phase,
             requested_bytes=error.requested_bytes,

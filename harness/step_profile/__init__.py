@@ -12,12 +12,14 @@ from harness.step_profile.in_words import (
     between_steps_in_words,
     explain_oom,
     leak_in_words,
+    ranks_in_words,
     verdict,
 )
 from harness.step_profile.step_profile import (
     CATEGORIES,
     MAX_FILE_BYTES,
     MAX_VALUES,
+    MOST_RANKS,
     MOST_WEIGHTS,
     OTHER_PHASES,
     PHASES,
@@ -43,6 +45,7 @@ __all__ = [
     "MAX_FILE_BYTES",
     "MAX_VALUES",
     "MEMORY_KINDS",
+    "MOST_RANKS",
     "MOST_WEIGHTS",
     "OTHER_PHASES",
     "PHASES",
@@ -69,6 +72,7 @@ __all__ = [
     "between_steps_in_words",
     "explain_oom",
     "leak_in_words",
+    "ranks_in_words",
     "utilization",
     "verdict",
 ]

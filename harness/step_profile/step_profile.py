@@ -124,8 +124,8 @@ class PhaseStats(Fields):
     flops: Count | None = None
     bytes_moved: Count | None = None
     communication_s: Quantity | None = None
-    """Of one step on several ranks: in which this one did nothing but communicate, or wait for what did. Only
-    a simulation can tell."""
+    """Of one step on several ranks: in which this one did nothing but communicate, or wait for what did. A
+    simulation tells, and a run over gloo, of a step of its own under PyTorch's profiler."""
 
 
 class StepStats(Fields):
@@ -270,6 +270,8 @@ class RankStats(Fields):
     """Median."""
     phases_s: dict[str, Quantity] = Field(default_factory=dict, max_length=100)
     """Medians, by phase."""
+    communication_s: dict[str, Quantity] = Field(default_factory=dict, max_length=100)
+    """By phase, as in PhaseStats."""
 
 
 class RanksReport(Fields):

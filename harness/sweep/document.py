@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -101,8 +101,14 @@ class Sweep(_Fields):
 
     @property
     def answers(self) -> list[str]:
-        """What the curves say."""
-        return [curve.answer for curve in self.curves if curve.answer]
+        """What the curves say, and first what speaks against comparing the cells."""
+        said = [curve.answer for curve in self.curves if curve.answer]
+        devices = self.provenance.get("devices")
+        if isinstance(devices, dict):
+            named = cast("dict[str, Any]", devices)
+            listed = "; ".join(f"{label} on {device}" for label, device in named.items())
+            said.insert(0, f"These cells were measured on different devices: {listed}.")
+        return said
 
     @classmethod
     def read(cls, path: Path) -> Sweep:
@@ -158,8 +164,16 @@ def sweep_of(plan: Plan, rows: Sequence[Row]) -> Sweep:
         complete=len(rows) == len(plan.cells),
         cells=[_swept(plan, row) for row in rows],
         curves=curves,
-        provenance=provenance(),
+        provenance={**provenance(), **_devices(plan, rows)},
     )
+
+
+def _devices(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
+    """Of measured cells the device by label, where an engine chose several."""
+    profiles = {_label(plan, row): row.outcome.profile for row in rows}
+    found = {label: profile.hardware.name for label, profile in profiles.items() if profile is not None}
+    several = plan.kind == "measured" and len(set(found.values())) > 1
+    return {"devices": found} if several else {}
 
 
 def _swept(plan: Plan, row: Row) -> SweptCell:

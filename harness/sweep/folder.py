@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -51,11 +51,20 @@ def default_folder(plan: Plan) -> Path:
     return SWEEPS / f"{name[:100]}-{_digest(question)[:6]}"
 
 
-def cell_key(cell: Cell, kind: Kind, device: str | None = None) -> str:
-    """32 hexadecimal digits of all that the answer depends on: the recipe and the model's config, the device,
-    the versions of the code and the libraries, the allocator's settings."""
+def cell_key(
+    cell: Cell, kind: Kind, device: str | None = None, elsewhere: Mapping[str, Any] | None = None
+) -> str:
+    """32 hexadecimal digits of all that the answer depends on."""
+    return _digest(cell_facts(cell, kind, device, elsewhere))
+
+
+def cell_facts(
+    cell: Cell, kind: Kind, device: str | None = None, elsewhere: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """All that the answer depends on: the recipe and the model's config, the device, the versions of the code
+    and the libraries, the allocator's settings; of a measurement, this machine, or the one `elsewhere`."""
     recipe = cell.recipe
-    question: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kind": kind,
         "recipe": cell.changes if recipe is None else recipe.model_dump(mode="json"),
@@ -63,13 +72,13 @@ def cell_key(cell: Cell, kind: Kind, device: str | None = None) -> str:
         "code": _code_digest(),
     }
     if cell.hardware is not None:
-        question["hardware"] = repr(find_hardware(cell.hardware))  # with its calibration
+        facts["hardware"] = repr(find_hardware(cell.hardware))  # with its calibration
     if kind == "measured":
-        question["machine"] = _machine(device)
+        facts["machine"] = _machine(device) if elsewhere is None else {"device": device, **elsewhere}
     if kind != "napkin":
-        question["versions"] = {name: installed_version(name) for name in PACKAGES}
-        question["settings"] = {name: os.environ.get(name) for name in SETTINGS}
-    return _digest(question)
+        facts["versions"] = {name: installed_version(name) for name in PACKAGES}
+        facts["settings"] = {name: os.environ.get(name) for name in SETTINGS}
+    return facts
 
 
 def read_outcome(folder: Path, key: str) -> Outcome | None:

@@ -10,7 +10,7 @@ import json
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -20,6 +20,7 @@ from typing import Any
 from harness.errors import InputError
 from harness.sweep.cell import Outcome, answer, answer_in_process
 from harness.sweep.folder import KEPT, cell_key, read_outcome, write_outcome
+from harness.sweep.launchers import Elsewhere, Question, outcomes
 from harness.sweep.plan import Cell, Plan
 
 PRELOADED = [
@@ -40,29 +41,43 @@ class Row:
     """Whether it was done before and only read."""
 
 
-def run_cells(plan: Plan, folder: Path, jobs: int = 1, device: str | None = None) -> Iterator[Row]:
+def run_cells(
+    plan: Plan,
+    folder: Path,
+    jobs: int = 1,
+    device: str | None = None,
+    launcher: Elsewhere | None = None,
+    tell: Callable[[str], None] = lambda words: None,
+) -> Iterator[Row]:
     """Every cell of the plan as it is done: first those that were kept, then those that are refused.
 
-    `jobs` cells run at the same time. Closing the iterator ends the processes that are still at work; what
-    was yielded has been written. Raises InputError when it cannot be written.
+    `jobs` cells run at the same time: in processes of this machine, or where `launcher` starts them. `tell`
+    hears of cells that are asked again. Closing the iterator ends what is still at work; what was yielded
+    has been written. Raises InputError when it cannot be written, or a cell cannot be started.
     """
-    waiting: list[tuple[str, Cell]] = []
+    machine = None if launcher is None else launcher.machine
+    waiting: list[Question] = []
     for cell in plan.cells:
-        key = cell_key(cell, plan.kind, device)
+        key = cell_key(cell, plan.kind, device, machine)
         kept = read_outcome(folder, key)
         if kept is not None and kept.status in KEPT:
             yield Row(cell, kept, kept=True)
         elif cell.recipe is None:
             yield _written(folder, key, cell, Outcome("refused", cell.refusal))
         else:
-            waiting.append((key, cell))
+            waiting.append(Question(key, cell, plan.kind, device))
     if plan.kind == "napkin":
-        for key, cell in waiting:
-            assert cell.recipe is not None
-            yield _written(folder, key, cell, answer("napkin", cell.recipe, cell.hardware))
+        for asked in waiting:
+            assert asked.cell.recipe is not None
+            outcome = answer("napkin", asked.cell.recipe, asked.cell.hardware)
+            yield _written(folder, asked.key, asked.cell, outcome)
     elif waiting:
-        for key, cell, outcome in _in_processes(waiting, plan, jobs, device):
-            yield _written(folder, key, cell, outcome)
+        found = outcomes(launcher or Processes(), waiting, jobs, tell)
+        try:
+            for asked, outcome in found:
+                yield _written(folder, asked.key, asked.cell, outcome)
+        finally:
+            found.close()  # type: ignore[attr-defined]
 
 
 def _written(folder: Path, key: str, cell: Cell, outcome: Outcome) -> Row:
@@ -70,45 +85,40 @@ def _written(folder: Path, key: str, cell: Cell, outcome: Outcome) -> Row:
     return Row(cell, outcome)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Running:
-    key: str
     cell: Cell
     process: Any
     receiver: Connection
     begun: float
 
 
-def _in_processes(
-    waiting: list[tuple[str, Cell]], plan: Plan, jobs: int, device: str | None
-) -> Iterator[tuple[str, Cell, Outcome]]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    running: list[_Running] = []
-    left = iter(waiting)
-    try:
-        while True:
-            while len(running) < jobs and (following := next(left, None)) is not None:
-                running.append(_start(context, *following, plan, device))
-            if not running:
-                return
-            ready = connection.wait([one.receiver for one in running])
-            for one in [one for one in running if one.receiver in ready]:
-                outcome = _received(one)
-                running.remove(one)
-                yield one.key, one.cell, outcome
-    finally:
+class Processes:
+    """The launcher of this machine. A cell that crashes is not asked again: it is the one that did it."""
+
+    def __init__(self) -> None:
+        self._context: Any = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOADED)
+
+    def start(self, question: Question) -> _Running:
+        receiver, sender = self._context.Pipe(duplex=False)
+        asked = (sender, question.cell, question.kind, question.device)
+        process = self._context.Process(target=answer_in_process, args=asked, daemon=True)
+        process.start()
+        sender.close()  # the process has its own: when that one closes, the receiver sees the end
+        return _Running(question.cell, process, receiver, time.perf_counter())
+
+    def ended(self, running: Sequence[_Running]) -> list[_Running]:
+        ready = connection.wait([one.receiver for one in running])
+        return [one for one in running if one.receiver in ready]
+
+    def outcome(self, one: _Running) -> Outcome:
+        return _received(one)
+
+    def close(self, running: Sequence[_Running]) -> None:
         for one in running:
             one.process.kill()
             one.process.join()
-
-
-def _start(context: Any, key: str, cell: Cell, plan: Plan, device: str | None) -> _Running:
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=answer_in_process, args=(sender, cell, plan.kind, device), daemon=True)
-    process.start()
-    sender.close()  # the process has its own: when that one closes, the receiver sees the end
-    return _Running(key, cell, process, receiver, time.perf_counter())
 
 
 def _received(one: _Running) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from harness.report import Cell, Table, escape_markdown, no_formula
+from harness.report import Cell, Table, escape_markdown, markdown_of, no_formula
 from harness.step_profile import CATEGORIES
 from harness.sweep.document import Sweep
 from harness.sweep.plan import spelled
@@ -62,11 +62,5 @@ def as_csv(sweep: Sweep) -> str:
 
 def as_markdown(sweep: Sweep) -> str:
     """The table and what it says, for GitHub."""
-    table = table_of(sweep)
-    lines = [
-        [escape_markdown(name) for name in table.columns],
-        ["---:" if table.numeric(n) else "---" for n in range(len(table.columns))],
-        *([escape_markdown(cell.shown) for cell in row] for row in table.rows),
-    ]
     said = "".join(f"\n{escape_markdown(sentence)}\n" for sentence in sweep.answers)
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + said
+    return markdown_of(table_of(sweep)) + said

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -27,9 +27,10 @@ _held = threading.Event()
 
 
 @contextmanager
-def interruptible() -> Generator[None]:
-    """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, unless somebody set them otherwise
-    (nohup); and two that come at once raise one, so that the second does not hit what answers the first.
+def signals_answered() -> Generator[None]:
+    """Inside, Ctrl-C, SIGTERM and SIGHUP are ours, unless somebody set them otherwise (nohup): each raises
+    KeyboardInterrupt within `interruptible`, and before and after it ends the process at once, without a
+    word. Within another one nothing changes.
 
     Python drops what is raised in a weak reference's callback or in __del__, and a run has thousands of those
     a step: an interrupt that is dropped there is made again a moment later.
@@ -38,8 +39,9 @@ def interruptible() -> Generator[None]:
     if threading.current_thread() is threading.main_thread():  # Python lets no other thread set a handler
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)}
         mine = {n: now for n, now in handlers.items() if now in (signal.SIG_DFL, signal.default_int_handler)}
-    _received.clear()
-    _last_s[0] = -math.inf
+    if mine:
+        _received.clear()
+        _last_s[0] = -math.inf
     unraisable, repeated = sys.unraisablehook, list[threading.Timer]()
 
     def repeat(dropped: sys.UnraisableHookArgs) -> None:
@@ -61,6 +63,13 @@ def interruptible() -> Generator[None]:
         sys.unraisablehook = unraisable
         for number, handler in mine.items():
             signal.signal(number, handler)
+
+
+def interruptible(command: Callable[[], None]) -> None:
+    """Call it. Within `signals_answered`, a signal that comes now raises KeyboardInterrupt in it, and two at
+    once raise one, so that the second does not hit what answers the first.
+    """
+    command()
 
 
 @contextmanager
@@ -104,9 +113,19 @@ def _send_again(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _interrupt(number: int, _: FrameType | None) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     now_s = time.monotonic()
     again, _last_s[0] = now_s - _last_s[0] < _TWICE_S, now_s
-    if not again:
-        _received.append(number)
-        raise KeyboardInterrupt
+    if again:
+        return
+    _received.append(number)
+    if not _within_command(frame):  # raised there, it would hit what says how the command ended
+        os._exit(128 + _received[0])
+    raise KeyboardInterrupt
+
+
+def _within_command(frame: FrameType | None) -> bool:
+    """Told from the stack: a flag would be set and cleared a moment too late or too early."""
+    while frame is not None and frame.f_code is not interruptible.__code__:
+        frame = frame.f_back
+    return frame is not None

@@ -52,6 +52,7 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("BITSANDBYTES_NOWELCOME", "1")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's notes that it starts and stops
     os.environ["USE_HUB_KERNELS"] = "NO"
     import warnings
 

@@ -28,6 +28,7 @@ SETTINGS = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_MODULE_LOADING",
     "TORCH_CUDNN_SDPA_DEPRIORITIZED",
+    "TORCH_NCCL_BLOCKING_WAIT",
     "VIRTUAL_GPU",
 )
 """The only environment variables ever recorded: each changes memory or time, none holds a secret."""

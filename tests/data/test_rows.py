@@ -26,8 +26,6 @@ from transformers import (
     MistralConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
-    Trainer,
-    TrainingArguments,
 )
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
@@ -410,6 +408,8 @@ def test_flash_attention_gets_the_lengths_transformers_reads_from_the_positions(
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_the_loss_is_the_one_of_transformers_trainer(tmp_path: Path, packing: bool) -> None:
+    from transformers import Trainer, TrainingArguments  # seconds, and with it data sets and accelerate
+
     lines = [{"prompt": "p" * i, "completion": "c" * (1 + i % 5)} for i in range(1, 12)]
     path = written(tmp_path, "a.jsonl", lines)
     step = next(batches_of(path, packing=packing, seq_len=16, gradient_accumulation_steps=3))

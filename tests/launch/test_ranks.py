@@ -13,15 +13,18 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed import TCPStore
 
 from harness.step_profile.step_profile import StepProfile
 from tests.support.places import MODELS, ROOT
+from tests.support.trust_report import Tried
 
 KILLS = int(os.environ.get("KILLS", "3"))
 LONGEST_S = 120
@@ -97,6 +100,11 @@ def test_a_run_leaves_one_folder_and_goes_on_with_other_ranks(folder: Path) -> N
     assert profile.ranks.ended_by is None
     peaks = [rank.memory.peak_allocated_bytes or 0 for rank in ranks]
     assert profile.memory.peak_allocated_bytes == max(peaks) == peaks[profile.ranks.peak_rank]
+    for rank, stats in zip(ranks, profile.ranks.ranks, strict=True):
+        waited = {name: phase.communication_s for name, phase in rank.phases.items()}
+        assert stats.communication_s == waited
+        assert (waited["forward"] or 0) > 0  # gathers
+        assert (waited["backward"] or 0) > 0  # gathers, and sums gradients
     assert profile.step.loss == ranks[0].step.loss == ranks[1].step.loss == losses(folder / "run")
     rate = 2 * 2 * 32 / (ranks[profile.ranks.peak_rank].step.time_s.median or 0)
     assert profile.step.tokens_per_s == pytest.approx(rate)
@@ -109,8 +117,8 @@ def test_a_run_leaves_one_folder_and_goes_on_with_other_ranks(folder: Path) -> N
     assert losses(folder / "other") == pytest.approx(losses(folder / "run"), rel=1e-6)
 
 
-def test_a_rank_that_is_killed_ends_all_and_what_they_knew_is_kept(folder: Path) -> None:
-    chosen = random.Random(KILLS)
+def test_a_rank_that_is_killed_ends_all_and_what_they_knew_is_kept(folder: Path, tried: Tried) -> None:
+    chosen, kills = random.Random(KILLS), Counter[int]()
     for attempt in range(KILLS):
         number, steps = chosen.randrange(2), chosen.randrange(1, 6)
         where = folder / str(attempt)
@@ -131,6 +139,12 @@ def test_a_rank_that_is_killed_ends_all_and_what_they_knew_is_kept(folder: Path)
         assert whole.ranks is not None
         assert whole.ranks.ended_by == f"rank {number} was killed by SIGKILL"
         assert not list((where / "run").rglob("*.partial")) or number == 0
+        kills[number] += 1
+        shutil.rmtree(where)
+    outcome = "all ranks ended, exit 137 with the rank named; the log whole, the other's profile kept"
+    for number, times in sorted(kills.items()):
+        fault = f"`harness run --gpus 2`, SIGKILL to rank {number}"
+        tried("Killed at a random moment", fault, outcome, times=times)
 
 
 def test_a_rank_that_hangs_is_found(folder: Path) -> None:
@@ -193,3 +207,82 @@ def test_what_cannot_start_is_a_sentence(
     assert said in found
     assert "Traceback" not in found
     assert not (folder / "run").exists()
+
+
+def test_a_machine_without_a_loopback_network_is_told_at_once(folder: Path) -> None:
+    alone = ["unshare", "--map-root-user", "--net"]  # a network of its own, in which nothing is up
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody have a network of their own")
+    command = [*alone, sys.executable, "-m", *RUN, "--gpus", "2"]
+    surroundings = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, cwd=folder, env=surroundings, capture_output=True, text=True)
+    assert run.returncode == 2, run.stderr
+    assert "the ranks could not be started: localhost cannot be reached" in run.stderr
+    assert "frame #" not in run.stderr
+    assert not (folder / "run" / "profile.json").exists()
+
+
+@pytest.mark.parametrize(("rank", "patience"), [(0, 600), (1, 2)])
+def test_what_an_earlier_run_left_at_the_rendezvous_is_no_rendezvous(
+    rank: int, patience: int, folder: Path
+) -> None:
+    """Its store still answers at the port, with its keys: rank 0 cannot have the port, rank 1 waits there."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("default_pg/0", "of a run that is over")
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "GLOO_SOCKET_IFNAME": "lo"}
+    place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    with started([*RUN, "--patience", str(patience)], folder, **where, **place) as run:
+        found = printed(run)
+    assert run.returncode == 2, found
+    assert f"rank {rank} of 2 did not find the others at 127.0.0.1:{store.port}" in found
+    assert "is nothing of an earlier run left there?" in found
+    assert not (folder / "run").exists()
+
+
+def two_machines(folder: Path, *arguments: str) -> list[list[str]]:
+    """What one types on each of two machines that share a folder: torchrun, and a rank on each."""
+    torchrun = [
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--local-addr",
+        "127.0.0.1",
+    ]
+    # found by a file, where machines have a port: another program may take a port before it is used
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-id", "one"]
+    where = ["--rdzv-endpoint", str(folder / "rendezvous"), "--local-addr", "127.0.0.1", "-m"]
+    return [[*torchrun, *meeting, *where, *RUN, *arguments]] * 2
+
+
+def test_torchrun_on_two_machines_leaves_one_folder(folder: Path) -> None:
+    here, there = two_machines(folder, "steps=2")
+    lo = {"GLOO_SOCKET_IFNAME": "lo"}
+    with started(here, folder, **lo) as one, started(there, folder, **lo) as other:
+        said = printed(one), printed(other)
+    assert (one.returncode, other.returncode) == (0, 0), said
+    assert sum("run folder: run" in words for words in said) == 1  # rank 0's machine says what came of it
+    profile = StepProfile.read(folder / "run" / "profile.json")
+    assert profile.complete
+    assert profile.ranks is not None
+    assert [rank.rank for rank in profile.ranks.ranks] == [0, 1]
+    assert len(losses(folder / "run")) == 4
+
+
+def test_a_machine_that_goes_away_ends_the_other(folder: Path) -> None:
+    here, there = two_machines(folder, "steps=5000")
+    lo = {"GLOO_SOCKET_IFNAME": "lo"}
+    with started(here, folder, **lo) as one, started(there, folder, **lo) as other:
+        ranks = {**ranks_of(one, 2, folder), **ranks_of(other, 2, folder)}
+        assert sorted(ranks) == [0, 1]
+        gone = other.pid in {parent.pid for parent in ranks[1].parents()}
+        machine, left = (other, one) if gone else (one, other)  # rank 0's stays: it writes the log
+        for process in (*psutil.Process(machine.pid).children(recursive=True), machine):
+            process.kill()
+        said = printed(left)
+    assert left.returncode not in (0, None), said
+    assert "another rank is gone" in said
+    rest = StepProfile.read(folder / "run/ranks/0/profile.json")
+    assert not rest.complete
+    assert len(losses(folder / "run")) >= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -435,3 +436,55 @@ def test_a_full_disk_ends_the_watching_and_not_the_program(
     assert not seen.profile.complete
     said = capsys.readouterr().err
     assert said.count("watching ends here, the program goes on: cannot write snapshot.pickle") == 1
+
+
+def calls_in_a_timed_step(folder: Path, num_layers: int, *, is_watched: bool) -> int:
+    """Calls of Python functions in the last step of a plain loop."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*[nn.Linear(4, 4) for _ in range(num_layers)])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x, counted = torch.randn(2, 4), [0]
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        counted[0] += event == "call"
+
+    def loop() -> None:
+        for n in range(8):
+            sys.setprofile(count if n == 6 else None)
+            net(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        sys.setprofile(None)
+
+    if is_watched:
+        watched(folder, loop, Window(2, 3))
+    else:
+        loop()
+    return counted[0]
+
+
+def test_what_watching_adds_to_a_timed_step_does_not_grow_with_the_model(tmp_path: Path) -> None:
+    """Counted in calls of Python functions, which a step of a small model makes thousands of."""
+    added = []
+    for num_layers in (2, 20):
+        bare = calls_in_a_timed_step(tmp_path, num_layers, is_watched=False)
+        folder = tmp_path / str(num_layers)
+        added.append(calls_in_a_timed_step(folder, num_layers, is_watched=True) - bare)
+    assert added[0] == added[1]
+    assert 0 < added[0] <= 150
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_modules_that_are_called_in_backward_begin_no_step(tmp_path: Path, use_reentrant: bool) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def loop() -> None:
+        for _ in range(6):
+            out: Any = checkpoint(net, batch().requires_grad_(), use_reentrant=use_reentrant)
+            out.square().mean().backward()
+            optimizer.step()
+
+    seen = watched(tmp_path, loop)
+    assert seen.finder.seen == {"forward": 6, "backward": 6, "optimizer step": 6}
+    assert len(seen.lines) == 6

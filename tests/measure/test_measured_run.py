@@ -309,6 +309,32 @@ def test_out_of_memory_keeps_what_is_known(failing, tmp_path, monkeypatch):
     assert StepProfile.read(tmp_path / "run" / "profile.json") == profile
 
 
+def test_a_signal_while_an_error_is_looked_at_does_not_cost_the_profile(tmp_path, monkeypatch):
+    """As a rank meets them: another is gone, and so the agent that started both ends this one."""
+
+    def told_to_end(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return look_back(*arguments, **options)
+
+    def one_step(*arguments):
+        yield next(run_steps(*arguments))
+        raise RuntimeError("can't allocate memory: you tried to allocate 7 bytes")
+
+    look_back, run_steps = measuring.look_back, measuring.run_steps
+    monkeypatch.setattr(measuring, "look_back", told_to_end)
+    monkeypatch.setattr(measuring, "run_steps", one_step)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            measured(tiny(**FEW), tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    profile = StepProfile.read(tmp_path / "run" / "profile.json")
+    assert profile.oom is not None
+    assert profile.oom.requested_bytes == 7
+    assert len(profile.step.loss or []) == 1
+
+
 def test_other_errors_are_not_taken_for_out_of_memory(tmp_path, monkeypatch):
     def broken(*_):
         raise RuntimeError("a shape is wrong")

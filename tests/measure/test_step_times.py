@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+import resource
 import statistics
+import sys
+from types import SimpleNamespace
 
 import pytest
 
-from harness.measure.step_times import phase_stats, step_stats
+from harness.measure.step_times import log_line, peak_rss_bytes, phase_stats, step_stats
 from harness.observe.flops import FlopCount
 from harness.step_profile.step_profile import HardwareSummary, PhaseStats
 
@@ -55,3 +60,51 @@ def test_a_phase_has_its_own_times_flops_and_memory():
     assert (stats["backward"].flops, stats["optimizer_step"].flops) == (900, 0)
     assert stats["backward"].time_s.n == 0
     assert phase_stats({}, TIMES, None)["forward"].flops is None
+
+
+def test_a_phase_that_is_in_no_step_is_told_of_only_where_there_was_one():
+    assert list(phase_stats({}, TIMES, None)) == ["data", "forward", "backward", "optimizer_step"]
+    more = phase_stats({"saving": PhaseStats(peak_allocated_bytes=9)}, [*TIMES, {"evaluation": 3.0}], None)
+    assert (more["saving"].peak_allocated_bytes, more["evaluation"].time_s.median) == (9, 3.0)
+    assert len(more) == 6
+
+
+def test_a_line_of_the_log_says_the_step_and_its_times():
+    line = log_line(3, "timed", 64, 2.5, {"step": 0.5, "forward": 0.25})
+    assert line == {
+        "step": 3,
+        "kind": "timed",
+        "num_tokens": 64,
+        "loss": 2.5,
+        "step_s": 0.5,
+        "forward_s": 0.25,
+    }
+    assert log_line(0, "warmup", None, None, {}) == {
+        "step": 0,
+        "kind": "warmup",
+        "num_tokens": None,
+        "loss": None,
+    }
+
+
+@pytest.mark.parametrize(("loss", "named"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")])
+def test_a_loss_that_is_not_finite_is_named_and_the_line_is_json(loss, named):
+    line = log_line(3, "timed", 64, loss, {"step": 0.5})
+    assert line == {
+        "step": 3,
+        "kind": "timed",
+        "num_tokens": 64,
+        "loss": None,
+        "not_finite": named,
+        "step_s": 0.5,
+    }
+    json.dumps(line, allow_nan=False)
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_resident_memory_is_this_process_in_bytes(platform, unit, monkeypatch):
+    """getrusage(2): kilobytes on Linux, bytes on macOS; of children it says something else."""
+    usage = {resource.RUSAGE_SELF: 7, resource.RUSAGE_CHILDREN: 99}
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=usage[who]))
+    monkeypatch.setattr(sys, "platform", platform)
+    assert peak_rss_bytes() == 7 * unit

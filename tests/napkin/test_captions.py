@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
-import harness
 from harness.architecture.model_shape import load_shape
 from harness.hardware.hardware import find_hardware
 from harness.napkin.memory.moment import Moment
@@ -17,8 +15,8 @@ from harness.napkin.prediction import estimate, profile
 from harness.napkin.tape.stages import Stage
 from harness.napkin.tape.tape import Op, Tensor
 from harness.recipe.recipe import Recipe
+from pages.source import FILES, nodes
 
-HARNESS = Path(harness.__file__).parent
 H200 = find_hardware("h200")
 LORA = {"adapter": "lora"}
 OTHER_VALUES = {
@@ -130,13 +128,13 @@ TOGGLES = (
 def reads() -> dict[str, set[str]]:
     """By recipe field: the files of napkin that read it off a recipe."""
     found: dict[str, set[str]] = defaultdict(set)
-    for path in sorted((HARNESS / "napkin").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for file in (file for file in FILES if file.startswith("napkin/")):
+        for node in nodes(file):
             if isinstance(node, ast.Attribute) and node.attr in Recipe.model_fields:
                 owner = node.value
                 name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
                 if name == "recipe":
-                    found[node.attr].add(path.name)
+                    found[node.attr].add(file)
     return found
 
 

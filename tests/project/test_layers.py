@@ -7,18 +7,19 @@ never reach one another; every library has its home; there is one training step.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from pages.source import FILES, nodes, tree
 from tests.support.places import ROOT
 
-FOLDER = ROOT / "harness"
-FILES = {str(path.relative_to(FOLDER)): path for path in sorted(FOLDER.rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+TREES = {file: tree(file) for file in FILES}
 MODULES = {
     ".".join(("harness", *Path(name).with_suffix("").parts)).removesuffix(".__init__"): name for name in FILES
 }
@@ -82,6 +83,8 @@ HOMES = {
     "datasets": {"data/documents.py"},  # data sets of the Hub
     "accelerate": {"track/trackers.py"},  # besides, transformers needs it to load quantized checkpoints
     "mcp": {"mcp/server.py"},
+    "ray": {"sweep/launchers/ray_tasks.py"},
+    "submitit": {"sweep/launchers/submitit_jobs.py"},
     "torchao": set(),
 }
 """The only files that import a package, always where it is used: without it, all else works."""
@@ -106,14 +109,15 @@ def imported(node: ast.AST) -> list[str]:
     return []
 
 
-def imports_of(file: str) -> set[str]:
-    return {name for node in ast.walk(TREES[file]) for name in imported(node)}
+@cache
+def imports_of(file: str) -> frozenset[str]:
+    return frozenset(name for node in nodes(file) for name in imported(node))
 
 
-def modules_of(file: str) -> set[str]:
+def modules_of(file: str) -> frozenset[str]:
     """The modules of harness that `file` imports: of a package whose module it names, only that module."""
     found = imports_of(file) & MODULES.keys()
-    return {module for module in found if not any(other.startswith(f"{module}.") for other in found)}
+    return frozenset(m for m in found if not any(other.startswith(f"{m}.") for other in found))
 
 
 def reached_from(module: str) -> set[str]:
@@ -135,7 +139,7 @@ def package_of(module: str) -> str:
 
 def calls(file: str) -> Iterator[str]:
     """What is called: `f` of f(x), `.m` of any.m(x)."""
-    for node in ast.walk(TREES[file]):
+    for node in nodes(file):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             yield node.func.id
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -144,7 +148,7 @@ def calls(file: str) -> Iterator[str]:
 
 def code_lines(file: str) -> int:
     """Lines with code: neither blank, nor comment, nor docstring."""
-    expressions = [node.value for node in ast.walk(TREES[file]) if isinstance(node, ast.Expr)]
+    expressions = [node.value for node in nodes(file) if isinstance(node, ast.Expr)]
     strings = [node for node in expressions if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     documentation = {n for node in strings for n in range(node.lineno, (node.end_lineno or 0) + 1)}
     lines = FILES[file].read_text(encoding="utf-8").splitlines()
@@ -169,8 +173,8 @@ def test_the_public_door_is_for_those_outside() -> None:
     """`harness` offers questions to programs; whoever is inside takes no more of it than the version."""
     taken = {
         alias.name
-        for tree in TREES.values()
-        for node in ast.walk(tree)
+        for file in FILES
+        for node in nodes(file)
         if isinstance(node, ast.ImportFrom) and node.module == "harness"
         for alias in node.names
     }
@@ -202,7 +206,7 @@ def test_packages_are_entered_by_the_front_door() -> None:
     }
     entered = 0
     for ours, file in MODULES.items():
-        for node in ast.walk(TREES[file]):
+        for node in nodes(file):
             if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("harness."):
                 continue
             theirs = str(node.module)
@@ -216,9 +220,9 @@ def test_packages_are_entered_by_the_front_door() -> None:
 
 def test_a_facade_exports_no_name_of_a_file_beside_it() -> None:
     """`package.name` would be the function for one importer and the module for another."""
-    for file, tree in TREES.items():
+    for file, parsed in TREES.items():
         if file.endswith("__init__.py"):
-            exported = {alias.name for node in tree.body for alias in getattr(node, "names", [])}
+            exported = {alias.name for node in parsed.body for alias in getattr(node, "names", [])}
             beside = {path.stem for path in FILES[file].parent.glob("*")}
             assert exported.isdisjoint(beside), file
 
@@ -248,9 +252,9 @@ def test_a_folder_is_a_room() -> None:
 
 def test_a_package_states_its_charter() -> None:
     """In one sentence or a few, as the docstring of its facade."""
-    for file, tree in TREES.items():
+    for file, parsed in TREES.items():
         if file.endswith("__init__.py"):
-            assert len(ast.get_docstring(tree) or "") > 30, file
+            assert len(ast.get_docstring(parsed) or "") > 30, file
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
@@ -284,14 +288,14 @@ def test_a_library_has_its_home(package: str) -> None:
 
 
 def test_optional_packages_are_imported_where_they_are_used() -> None:
-    for file, tree in TREES.items():
-        at_top = {name.split(".")[0] for node in tree.body for name in imported(node)}
+    for file, parsed in TREES.items():
+        at_top = {name.split(".")[0] for node in parsed.body for name in imported(node)}
         assert at_top.isdisjoint(HOMES), file
 
 
 def test_torch_cuda_is_used_where_a_gpu_is_looked_at() -> None:
     def uses_cuda(file: str) -> bool:
-        attributes = [node for node in ast.walk(TREES[file]) if isinstance(node, ast.Attribute)]
+        attributes = [node for node in nodes(file) if isinstance(node, ast.Attribute)]
         named = [node for node in attributes if node.attr == "cuda" and isinstance(node.value, ast.Name)]
         by_attribute = any(node.value.id == "torch" for node in named if isinstance(node.value, ast.Name))
         return by_attribute or any(name.startswith("torch.cuda") for name in imports_of(file))
@@ -315,6 +319,24 @@ def test_packages_without_torch_import_none() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == importable
+
+
+def test_releases_are_told_apart_in_one_place() -> None:
+    """By name (system/torch_release.py): whoever compares a version in place hides what differs.
+
+    cuDNN's own version is compared where torch's C++ compares it (simulate/kernels/attention_choice.py).
+    """
+    version = re.compile(r"__version__|(?<!cudnn_)version\b|TorchRelease|\.torch$")
+
+    def compares(node: ast.AST) -> bool:
+        if not isinstance(node, ast.Compare) or not isinstance(
+            node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE
+        ):
+            return False
+        return any(version.search(ast.unparse(side)) for side in (node.left, *node.comparators))
+
+    assert any(map(compares, ast.walk(ast.parse("f(gpu.torch >= (2, 15))"))))
+    assert [file for file in FILES if any(map(compares, nodes(file)))] == []
 
 
 def test_no_tool_of_tests_runs_in_the_program() -> None:
@@ -343,11 +365,11 @@ def test_files_are_short() -> None:
 
 def test_a_file_that_is_named_exists() -> None:
     """In docstrings and comments, as `folder/file.py`: what has moved is named where it is now."""
-    from re import findall
-
     named = 0
     for file, path in FILES.items():
-        for name in findall(r"(?<![\w./<-])((?:[a-z_]+/)+[a-z_]+\.py)\b", path.read_text(encoding="utf-8")):
+        for name in re.findall(
+            r"(?<![\w./<-])((?:[a-z_]+/)+[a-z_]+\.py)\b", path.read_text(encoding="utf-8")
+        ):
             short = name.removeprefix("harness/")
             if short.split("/")[0] in LEVEL:
                 named += 1

@@ -8,12 +8,12 @@ from __future__ import annotations
 import ast
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
-from tests.support.places import ROOT
+from pages.source import FILES, nodes
 
-HARNESS = ROOT / "harness"
 LIST = Path(__file__).with_name("private_names.toml")
 
 PUBLIC = ("_asdict", "_replace", "_fields", "_make", "_exit")
@@ -25,10 +25,10 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and len(name) > 1 and name not in PUBLIC
 
 
-def defined(tree: ast.AST) -> set[str]:
+def defined(nodes: Iterable[ast.AST]) -> set[str]:
     """What a file defines itself: functions, classes, names and attributes that it assigns."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -42,13 +42,13 @@ def is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
-def taken(tree: ast.AST, here: set[str], everywhere: set[str]) -> Iterator[str]:
+def taken(nodes: Iterable[ast.AST], here: set[str], everywhere: set[str]) -> Iterator[str]:
     """The private names that a file takes from a library: attributes, imports, and names in strings.
 
     `here` is what the file defines, `everywhere` what any file does. Operators (torch.ops.aten._name) are no
     attributes of Python's, and so not meant.
     """
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             of_super = isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()"
             ours = everywhere if is_self(node.value) else set() if of_super else here
@@ -73,16 +73,16 @@ def taken(tree: ast.AST, here: set[str], everywhere: set[str]) -> Iterator[str]:
             yield from filter(is_private, [str(getattr(node.args[1], "value", ""))])
 
 
+@cache
 def found() -> dict[str, set[str]]:
     """By private name of a library: the packages of harness/ that use it."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(HARNESS.rglob("*.py"))}
-    own = {path: defined(tree) for path, tree in trees.items()}
+    own = {file: defined(nodes(file)) for file in FILES}
     everywhere = set().union(*own.values())
     uses: dict[str, set[str]] = defaultdict(set)
-    for path, tree in trees.items():
-        for name in taken(tree, own[path], everywhere):
+    for file in FILES:
+        for name in taken(nodes(file), own[file], everywhere):
             if is_private(name):
-                uses[name].add(path.relative_to(HARNESS).parts[0])
+                uses[name].add(file.split("/")[0])
     return uses
 
 
@@ -121,5 +121,5 @@ class Own(torch.Tensor):
     def _mine(self): return super()._d(), self._mine(), self._e
 def _ours(other): return other._f, torch.ops.aten._operator, hasattr(other, "_g"), "torch.x._h", f"{other}._i"
 """
-    tree = ast.parse(source)
-    assert {*taken(tree, defined(tree), defined(tree))} == {f"_{letter}" for letter in "acdefghi"}
+    every = [*ast.walk(ast.parse(source))]
+    assert {*taken(every, defined(every), defined(every))} == {f"_{letter}" for letter in "acdefghi"}

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from harness.recipe.fields import Fields
+from pages.source import nodes
 from pages.toggle_reads import (
     EXCEPTIONS,
     MOST_FILES,
     OWN,
     PAGE,
     TOGGLES,
+    files,
     follows_from,
     is_recipe,
     page,
     readers,
-    trees,
 )
 
 STRING_METHODS = ("startswith", "endswith", "removeprefix", "removesuffix", "lower", "split")
 
 
-def compared(tree: ast.AST) -> Iterator[ast.expr]:
-    """What is compared with a value in `tree`: by an operator, a method of str, match, or as a key."""
-    for node in ast.walk(tree):
+def compared(found: Iterable[ast.AST]) -> Iterator[ast.expr]:
+    """What is compared with a value: by an operator, a method of str, match, or as a key."""
+    for node in found:
         if isinstance(node, ast.Compare):
             yield from (node.left, *node.comparators)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -40,24 +41,24 @@ def compared(tree: ast.AST) -> Iterator[ast.expr]:
             yield node.slice
 
 
-def values_compared(tree: ast.AST, file: str) -> set[str]:
-    """The toggles whose field is compared with a value in `tree`."""
+def values_compared(found: Iterable[ast.AST], file: str) -> set[str]:
+    """The toggles whose field is compared with a value in a file's nodes."""
     return {
         node.attr
-        for node in compared(tree)
+        for node in compared(found)
         if isinstance(node, ast.Attribute) and node.attr in TOGGLES and is_recipe(node.value, file)
     }
 
 
 @pytest.mark.parametrize("toggle", TOGGLES)
 def test_few_files_read_a_toggle(toggle: str):
-    files = readers(toggle)
-    assert len(files) <= MOST_FILES, files
+    found = readers(toggle)
+    assert len(found) <= MOST_FILES, found
     argued = {file for name, file in EXCEPTIONS if name == toggle}
-    assert {file for file in files if file != OWN[toggle] and not file.startswith("napkin/")} == argued
-    assert len(argued) <= 2 or OWN[toggle] not in files
-    assert sum(file.startswith("napkin/") for file in files) <= 1, "a toggle has its price in one place"
-    touched = {*files, *(f for name, of in follows_from().items() if toggle in of for f in readers(name))}
+    assert {file for file in found if file != OWN[toggle] and not file.startswith("napkin/")} == argued
+    assert len(argued) <= 2 or OWN[toggle] not in found
+    assert sum(file.startswith("napkin/") for file in found) <= 1, "a toggle has its price in one place"
+    touched = {*found, *(f for name, of in follows_from().items() if toggle in of for f in readers(name))}
     assert OWN[toggle] in touched
 
 
@@ -66,10 +67,10 @@ def test_every_toggle_is_built_somewhere():
     assert len(TOGGLES) == 24
 
 
-@pytest.mark.parametrize("file", [file for file in trees() if not file.startswith(("recipe/", "napkin/"))])
+@pytest.mark.parametrize("file", [file for file in files() if not file.startswith(("recipe/", "napkin/"))])
 def test_values_of_a_toggle_are_compared_in_its_own_file(file: str):
     """Others ask for a property of the recipe, which says what the value means."""
-    found = values_compared(trees()[file], file)
+    found = values_compared(nodes(file), file)
     assert {toggle for toggle in found if OWN[toggle] != file} == set()
 
 
@@ -90,8 +91,8 @@ match recipe.quantization:
         "quantization",
         "max_grad_norm",
     }
-    assert values_compared(ast.parse(seen), "a.py") == every
-    assert sum(bool(values_compared(tree, file)) for file, tree in trees().items()) > 5
+    assert values_compared(ast.walk(ast.parse(seen)), "a.py") == every
+    assert sum(bool(values_compared(nodes(file), file)) for file in files()) > 5
 
 
 def test_properties_say_what_they_follow_from():

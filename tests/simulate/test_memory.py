@@ -227,3 +227,23 @@ def test_live_spans_from_before_carry_their_category() -> None:
     assert at_peak.optimizer_state_bytes is not None
     # AdamW: two moments as large as the parameters that it trains; the buffer inv_freq is not trained
     assert 2 * parameters - at_peak.optimizer_state_bytes in range(0, 2 * 4096)
+
+
+def test_where_a_repeated_step_runs_out_is_a_moment_of_the_recorded_one() -> None:
+    """What was live there is told, and not what lives between two steps."""
+    memory = SimulatedMemory(Settings(), 66 * MiB)
+    memory.born(1, 10 * MiB, False, "kept", ())
+    memory.restart()
+    memory.phase = "backward"
+    memory.reset_peak()
+    for key, size_bytes in ((2, 20 * MiB), (3, 10 * MiB)):
+        memory.born(key, size_bytes, False, "made", ())
+    for key in (3, 2):
+        memory.died(key, 0, False)
+    memory.allocator.empty_cache()
+    memory.allocator.malloc(30 * MiB)  # another part of the program takes what was free
+    with pytest.raises(AllocatorOutOfMemory):
+        memory.repeat(1)
+    assert [span.size_bytes for span in memory.live_spans()] == [10 * MiB, 20 * MiB]
+    assert memory.allocated_bytes == 30 * MiB
+    assert memory.phase == "backward"

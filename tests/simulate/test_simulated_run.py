@@ -70,7 +70,7 @@ def test_a_step_longer_than_any_memory_is_answered():
 def test_the_peak_may_fall_when_the_batch_grows(
     micro_batch_size: int, peak_allocated_bytes: int, peak_reserved_bytes: int
 ) -> None:
-    """PyTorch's own allocator says these numbers, in its CUDA build on the stand-in (tests/stand_in_cuda,
+    """PyTorch's own allocator says these numbers, in its CUDA build on a virtual GPU (harness/virtual_gpu,
     h100, torch 2.13): a cached block with at most 1 MiB too much is handed out whole and counts as allocated
     whole, and which blocks are cached depends on the batch.
     """

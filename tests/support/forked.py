@@ -14,10 +14,10 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.support.places import ROOT
 
@@ -79,14 +79,15 @@ def serve() -> None:
 
     import harness.cli.app
     import harness.measure.measured_run
-    import harness.report
+    import harness.report  # noqa: F401
+    from harness.cli import script
 
     for line in sys.stdin:
-        print(json.dumps(_run(harness.cli.app.main, **json.loads(line))), flush=True)
+        print(json.dumps(_run(script, **json.loads(line))), flush=True)
 
 
 def _run(
-    main: Any,
+    script: Callable[[], NoReturn],
     arguments: list[str],
     folder: str,
     signal: int | None,
@@ -98,7 +99,7 @@ def _run(
     has_begun, begins = os.pipe()
     child = os.fork()
     if child == 0:
-        _become(main, arguments, folder, printed, begins, ordinary)
+        _become(script, arguments, folder, printed, begins, ordinary)
     os.close(begins)
     os.read(has_begun, 1)
     os.close(has_begun)
@@ -123,7 +124,14 @@ def _run(
     return {"status": os.waitstatus_to_exitcode(status), "printed": text, "seconds": seconds}
 
 
-def _become(main: Any, arguments: list[str], folder: str, printed: Path, begins: int, ordinary: bool) -> None:
+def _become(
+    script: Callable[[], NoReturn],
+    arguments: list[str],
+    folder: str,
+    printed: Path,
+    begins: int,
+    ordinary: bool,
+) -> None:
     status = 1
     try:
         output = os.open(printed, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -137,9 +145,7 @@ def _become(main: Any, arguments: list[str], folder: str, printed: Path, begins:
         os.chdir(folder)
         sys.argv = ["harness", *arguments]
         os.write(begins, b".")
-        main()
-    except SystemExit as ended:
-        status = int(ended.code or 0)
+        script()
     except BaseException:
         traceback.print_exc()
     finally:

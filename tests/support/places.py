@@ -6,4 +6,4 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 MODELS = TESTS / "models"
 LLAMA = MODELS / "llama.json"
-RECORDINGS = TESTS / "data"
+RECORDINGS = TESTS / "recordings"

@@ -38,6 +38,7 @@ from harness.sweep.folder import (
     sole_sweep_in,
     write_outcome,
 )
+from harness.sweep.launchers.launcher import Question
 from harness.sweep.plan import Cell, Plan, plan_sweep, spelled
 from harness.sweep.processes import Row, run_cells
 from harness.sweep.table import as_markdown
@@ -371,12 +372,12 @@ def test_whatever_goes_wrong_has_its_reason(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_simulated_cells_and_a_border(call: Call, monkeypatch: pytest.MonkeyPatch):
-    def here(waiting: list[tuple[str, Cell]], plan: Plan, *_: Any) -> Iterator[tuple[str, Cell, Outcome]]:
-        for key, cell in waiting:
-            assert cell.recipe is not None
-            yield key, cell, answer("simulated", cell.recipe, cell.hardware)
+    def here(launcher: Any, questions: list[Question], *_: Any) -> Iterator[tuple[Question, Outcome]]:
+        for asked in questions:
+            assert asked.cell.recipe is not None
+            yield asked, answer("simulated", asked.cell.recipe, asked.cell.hardware)
 
-    monkeypatch.setattr(harness.sweep.processes, "_in_processes", here)  # torch is imported here already
+    monkeypatch.setattr(harness.sweep.processes, "outcomes", here)  # torch is imported here already
     # 8 million tokens: their fp32 logits alone, 264 each, are 8.6 GB
     values = ("micro_batch_size=1,2,4000", "seq_len=2048", "master_weights=false,true", "hardware=l4")
     status, out, err = call("sweep", "tiny.yaml", *values, "--out", "made", "--json")

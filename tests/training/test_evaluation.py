@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Trainer, TrainingArguments
 
 from harness.errors import InputError
 from harness.training.evaluation import Evaluated, Evaluation, _batches, evaluate
@@ -30,6 +29,8 @@ def evaluated(recipe, evaluation: Evaluation) -> tuple[Evaluated, list[int], tor
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
 def test_logits_and_losses_are_trainers(precision: str, tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments  # seconds, and with it data sets and accelerate
+
     recipe = tiny(precision=precision)
     done, _, model = evaluated(recipe, EVALUATION)
     rows = [

@@ -25,7 +25,7 @@ from harness.run_folder.run_folder import FILES
 from harness.snapshot.safe_read import read_snapshot
 from harness.step_profile.step_profile import StepProfile
 from harness.sweep.cell import Outcome
-from harness.system.interruption import interrupted_status, interruptible
+from harness.system.interruption import interrupted_status, interruptible, signals_answered
 from tests.support.forked import Ended, Forks
 from tests.support.trust_report import Tried
 
@@ -162,11 +162,15 @@ def test_an_interrupt_that_python_drops_is_made_again(number: signal.Signals, tr
     class Tensor:
         pass
 
-    tensor = Tensor()
-    callback = weakref.ref(tensor, lambda _: signal.raise_signal(number))
-    with pytest.raises(KeyboardInterrupt), interruptible():  # noqa: PT012
-        del tensor
+    tensors = [Tensor()]
+    callback = weakref.ref(tensors[0], lambda _: signal.raise_signal(number))
+
+    def command() -> None:
+        tensors.clear()
         time.sleep(5)  # without the repetition nothing is raised
+
+    with pytest.raises(KeyboardInterrupt), signals_answered():
+        interruptible(command)
     assert callback() is None
     assert interrupted_status() == 128 + number
     fault = "an interrupt that arrives in a callback of a weak reference, where Python drops it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -52,6 +53,39 @@ def test_two_interrupts(number: signal.Signals, forks: Forks, folder: Path, trie
     tried(
         "Killed at a random moment", fault, f"left {found}; no traceback, nothing by halves", times=len(gaps)
     )
+
+
+MOMENTS = {
+    "while the commands are imported": "sys.meta_path.insert(0, Finder())",
+    "while the first is answered": "app.complain = again",
+    "while the process ends": "atexit.register(again)",
+}
+SENT = """
+import atexit, signal, sys, time
+def again(*_):
+    time.sleep(0.1)  # later than what passes for one signal
+    signal.raise_signal({number})
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "harness.cli.app":
+            again()
+if {imported}:
+    from harness.cli import app
+    app._command = lambda: signal.raise_signal({number})
+{moment}
+from harness.cli import script
+script()
+"""
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_an_interrupt_outside_the_command(number: signal.Signals, moment: str) -> None:
+    """Where there is nothing to put in order, the process ends without a word."""
+    code = SENT.format(number=int(number), moment=MOMENTS[moment], imported="import" not in moment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    said = "harness: interrupted\n" if "ends" in moment else ""
+    assert (done.returncode, done.stdout, done.stderr) == (STATUS[number], "", said)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere root cannot give up its rights")

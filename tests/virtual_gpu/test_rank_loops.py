@@ -1,4 +1,4 @@
-"""The peaks that hold napkin's ranks (tests/napkin/ranks) are what hand-written loops have today."""
+"""The peaks that hold napkin's ranks (tests/recordings/ranks) are what hand-written loops have today."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.places import ROOT
+from tests.support.places import RECORDINGS, ROOT
 
 pytestmark = pytest.mark.virtual_gpu
 
@@ -20,5 +20,5 @@ def test_loops_of_two_ranks_peak_as_recorded(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     loops = (sys.executable, "-m", "benchmarks.virtual_gpu.rank_loops", str(tmp_path / "2.json"))
     emulate(*loops, options=("--world-size", "2", "--rank", "0"))
-    recorded = (ROOT / "tests" / "napkin" / "ranks" / "2.json").read_text()
+    recorded = (RECORDINGS / "ranks" / "2.json").read_text()
     assert json.loads((tmp_path / "2.json").read_text()) == json.loads(recorded)

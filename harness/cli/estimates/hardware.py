@@ -56,6 +56,7 @@ def hardware(
         render_table,
     )
     from harness.hardware import hardware_names, read_prices
+    from harness.napkin import warnings_of
     from harness.recipe import load_recipe
     from harness.system import quiet_libraries, stdout_kept_for_json
 
@@ -83,6 +84,8 @@ def hardware(
         print(json.dumps(document, indent=1))
     else:
         tell(text)
+    for warning in warnings_of(loaded):
+        tell(f"warning: {warning}", stderr=as_json)
 
 
 def _on_stderr(line: str) -> None:

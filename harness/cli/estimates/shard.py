@@ -36,17 +36,19 @@ def shard(
 ) -> None:
     """Divide the step among GPUs: memory and communication of each, under DDP, FSDP2, ZeRO and others."""
     from harness.fit import Sharded, strategies
-    from harness.napkin import estimate
+    from harness.napkin import estimate, warnings_of
 
     name, loaded, device = asked_for(recipe, overrides, memory)
     estimated = estimate(loaded, device)
     rows = strategies(estimated, gpus, group)
     if as_json:
         print(json.dumps([asdict(row) for row in rows if isinstance(row, Sharded)], indent=1))
-        return
-    tell(f"{name} on {gpus} × {device.datasheet.title}: per GPU, one optimizer step\n")
-    _table(rows)
-    _notes(rows, gpus)
+    else:
+        tell(f"{name} on {gpus} × {device.datasheet.title}: per GPU, one optimizer step\n")
+        _table(rows)
+        _notes(rows, gpus)
+    for warning in warnings_of(loaded):
+        tell(f"warning: {warning}", stderr=as_json)
 
 
 def _table(rows: list[Sharded | Refused]) -> None:

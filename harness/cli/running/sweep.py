@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from harness.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.sweep import Plan, Row, Sweep
+    from harness.sweep import Elsewhere, Plan, Row, Sweep
 
 
 A_CELL_FAILED = 1
@@ -29,6 +30,9 @@ Examples:
   harness sweep mistral-7b-qlora seq_len=1024,2048,4096 micro_batch_size=1,2,4 --grid --napkin
 
   harness sweep smoke micro_batch_size=1,2,4 steps=3 --measure
+
+  harness sweep llama-3.1-8b-lora seq_len=1024,2048 --measure --launcher submitit \\
+--launcher-option slurm_partition=gpu
 
 Values are separated by commas; several names of offload or lora_targets are joined by a plus sign. A field \
 with one value changes the base recipe. hardware=h100,l4 compares devices of the table.
@@ -64,7 +68,26 @@ def sweep(
     jobs: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Simulations at the same time. Default: half the processors.", show_default=False
+            min=1,
+            help="Cells at the same time. Default: simulations, half the processors; measurements, 1; with "
+            "--launcher 100, for the engine to queue.",
+            show_default=False,
+        ),
+    ] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option(
+            metavar="submitit|ray",
+            help="Start the cells elsewhere: as SLURM jobs (submitit), or on a Ray cluster.",
+            show_default=False,
+        ),
+    ] = None,
+    launcher_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="For the engine, as it names it: slurm_partition=gpu, timeout_min=120, num_cpus=4.",
+            show_default=False,
         ),
     ] = None,
     out: Annotated[
@@ -88,16 +111,16 @@ def sweep(
     """Change one field at a time, or all combinations: a table, curves, and the answer in a sentence."""
     from harness.cli.exit_status import INTERRUPTED
     from harness.cli.terminal.sweep import print_sweep
-    from harness.cli.terminal.terminal import Terminal
+    from harness.cli.terminal.terminal import Terminal, say
     from harness.sweep import default_folder, plan_sweep, sole_sweep_in, sweep_of
-    from harness.system import complain, quiet_libraries
+    from harness.system import complain, quiet_libraries, stdout_kept_for_json
     from harness.track import tracker_names
 
     trackers = tracker_names(track or [])
     quiet_libraries()  # here, so that the cells' processes begin with it
     kind = _one_of({"--measure": measure, "--simulate": simulate, "--napkin": napkin}) or "--simulate"
     form = _one_of({"--json": as_json, "--csv": as_csv, "--markdown": as_markdown})
-    if measure and (jobs or 1) > 1:
+    if measure and (jobs or 1) > 1 and launcher is None:
         raise InputError(
             "--jobs: cells that are measured at the same time disturb each other. Leave --jobs out."
         )
@@ -108,15 +131,27 @@ def sweep(
         from harness.report import drawing
 
         drawing()  # without it, not after the last cell
+    if launcher_option and launcher is None:
+        raise InputError("--launcher-option is for --launcher submitit or ray.")
     plan = plan_sweep(recipe, values or [], sources[kind], grid=grid)  # type: ignore[arg-type]
     folder = out or default_folder(plan)
     log, people = Terminal(stderr=True), Terminal(stderr=form is not None)
     at_once = 1 if measure else jobs or max(1, (os.cpu_count() or 2) // 2)
+    elsewhere = None
+    if launcher is not None:
+        from harness.sweep import launcher_named
+
+        if measure and device is None:
+            device = "cuda"  # a machine that turns out to have none says so
+        told = partial(say, log, whole=True)
+        elsewhere = launcher_named(launcher, launcher_option or [], folder, plan.kind, device, told)
+        at_once = jobs or (1 if device == "cpu" else elsewhere.at_once)
     rows, interrupted = [], False
     with sole_sweep_in(folder):
         _refuse_another_question(folder, plan)
         try:
-            _run(plan, folder, at_once, device, log, rows)
+            with stdout_kept_for_json(form is not None or elsewhere is not None):  # engines talk on it
+                _run(plan, folder, at_once, device, elsewhere, log, rows)
         except KeyboardInterrupt:
             interrupted = True
         place = {id(cell): n for n, cell in enumerate(plan.cells)}
@@ -171,13 +206,22 @@ def _one_of(options: dict[str, bool]) -> str | None:
     return given[0] if given else None
 
 
-def _run(plan: Plan, folder: Path, jobs: int, device: str | None, log: Console, rows: list[Row]) -> None:
+def _run(
+    plan: Plan,
+    folder: Path,
+    jobs: int,
+    device: str | None,
+    elsewhere: Elsewhere | None,
+    log: Console,
+    rows: list[Row],
+) -> None:
     """Fill `rows` as cells are done, and show each."""
     from harness.cli.terminal.sweep_progress import SweepProgress
+    from harness.cli.terminal.terminal import say
     from harness.sweep import run_cells
 
     with SweepProgress(log, len(plan.cells)) as progress:
-        finished = run_cells(plan, folder, jobs, device)
+        finished = run_cells(plan, folder, jobs, device, elsewhere, partial(say, log, whole=True))
         try:
             for row in finished:
                 rows.append(row)

@@ -34,8 +34,9 @@ def wrapped(line: str, columns: int | None, hanging: int = 2) -> list[str]:
     )
 
 
-def tell(text: str, hanging: int = 2) -> None:
-    """Print `text` on stdout for people: nothing in it can steer a terminal, and every line fits."""
-    columns = columns_here(terminal=sys.stdout.isatty())
+def tell(text: str, hanging: int = 2, *, stderr: bool = False) -> None:
+    """Print `text` for people: nothing in it can steer a terminal, and every line fits."""
+    file = sys.stderr if stderr else sys.stdout
+    columns = columns_here(terminal=file.isatty())
     for line in printable(text).rstrip("\n").split("\n"):
-        print("\n".join(wrapped(line, columns, hanging)))
+        print("\n".join(wrapped(line, columns, hanging)), file=file)

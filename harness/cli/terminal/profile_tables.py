@@ -6,7 +6,15 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli.terminal.terminal import plain_table, print_table, say
-from harness.step_profile import CATEGORIES, MEMORY_KINDS, PHASES, RanksReport, StepProfile, TimeStats
+from harness.step_profile import (
+    CATEGORIES,
+    MEMORY_KINDS,
+    PHASES,
+    RanksReport,
+    StepProfile,
+    TimeStats,
+    ranks_in_words,
+)
 from harness.units import in_gib, ms
 
 
@@ -20,6 +28,8 @@ def print_profile(console: Console, profile: StepProfile) -> None:
         whose = f"the other tables are of rank {profile.ranks.peak_rank}, which peaks highest"
         say(console, f"{profile.ranks.world_size} ranks; {whose}")
         print_table(console, _ranks_table(profile.ranks))
+        for line in ranks_in_words(profile.ranks):
+            say(console, line)
     if profile.memory.at_peak.total_bytes():
         say(console, f"memory at the peak, in {profile.memory.peak_phase}")
         print_table(console, _memory_table(profile))
@@ -37,6 +47,7 @@ def _phase_table(profile: StepProfile, *, tight: bool) -> Table:
             _median(stats.time_s),
             _range(stats.time_s),
             f"{(stats.time_s.median or 0) / total:.0%}" if total and name in PHASES else "-",
+            "-" if stats.communication_s is None else ms(stats.communication_s),
             in_gib(stats.peak_allocated_bytes),
             in_gib(stats.peak_reserved_bytes),
             in_gib(stats.allocated_at_end_bytes),
@@ -44,10 +55,12 @@ def _phase_table(profile: StepProfile, *, tight: bool) -> Table:
         for name in profile.phase_names()
         for stats in [profile.phases[name]]
     }
-    headings = ("phase", "time, ms", "p10 - p90", "share", "peak", "reserved", "at end")
+    headings = ("phase", "time, ms", "p10 - p90", "share", "waiting, ms", "peak", "reserved", "at end")
     known = [i for i in range(len(headings)) if any(row[i] != "-" for row in rows.values())]
     peaks = (in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes))
-    rows["step"] = ("step", _median(step), _range(step), "", *peaks, "")
+    waits = [s for stats in profile.phases.values() if (s := stats.communication_s) is not None]
+    waited = ms(sum(waits)) if waits else "-"
+    rows["step"] = ("step", _median(step), _range(step), "", waited, *peaks, "")
     table = plain_table(0 if tight else 1)
     for i in known:
         table.add_column(headings[i], justify="right" if i else "left", no_wrap=True)
@@ -67,6 +80,10 @@ def _ranks_table(ranks: RanksReport) -> Table:
         "reserved": [(rank.peak_reserved_bytes, rank.rank) for rank in ranks.ranks],
         **{f"{name}, ms": [(rank.phases_s.get(name), rank.rank) for rank in ranks.ranks] for name in PHASES},
         "step, ms": [(rank.step_s, rank.rank) for rank in ranks.ranks],
+        "waiting, ms": [
+            (sum(rank.communication_s.values()) if rank.communication_s else None, rank.rank)
+            for rank in ranks.ranks
+        ],
     }
     for name, found in rows.items():
         known = [(value, rank) for value, rank in found if value is not None]

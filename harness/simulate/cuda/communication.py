@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -23,19 +24,23 @@ KINDS: dict[str, Collective] = {
 }
 NCCL_STREAM = -1
 """Where NCCL works off what is not to be waited for at once. No memory is allocated for it."""
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+"""PyTorch's environment variable: when true there is no watchdog, and who has waited keeps nothing."""
 
 
 class Communication:
     """What a rank gives NCCL to do. DDP's first step has one bucket for all gradients; PyTorch keeps what a
     collective works on until its watchdog, which looks every 100 ms, has seen it end, and then until the next
     collective (csrc/distributed/c10d/ProcessGroupNCCL.cpp, WorkNCCL's shelf). So when the second step makes
-    new buckets the first one may be there still: here it is, until that step's backward.
+    new buckets the first one may be there still: here it is, until that step's backward. Where PyTorch is
+    told to run without a watchdog, nothing is kept.
     """
 
     def __init__(self, time: SimulatedTime) -> None:
         self.time = time
         self._steps = 0
         self._kept: list[Tensor] = []
+        self._watched = os.environ.get(BLOCKING_WAIT, "").lower() not in ("1", "t", "true", "y", "yes")
 
     def begin_step(self) -> None:
         """A step begins."""
@@ -53,7 +58,7 @@ class Communication:
     def summed(self, group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
         """DDP's hook for a bucket of gradients: summed on NCCL's stream, and waited for after backward."""
         gradients = bucket.buffer()
-        if self._steps == 1:
+        if self._steps == 1 and self._watched:
             self._kept.append(gradients)
         else:
             self._kept.clear()

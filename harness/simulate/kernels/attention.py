@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from harness.simulate.kernels.attention_choice import HALF_DTYPES
-from harness.simulate.kernels.gpu import Gpu, TorchRelease
+from harness.simulate.kernels.gpu import Gpu
 from harness.simulate.kernels.operators import kernel
 from harness.simulate.kernels.reductions import Kernel, reduce
 from harness.simulate.kernels.script import Script, ceil_div, round_up, size_of
+from harness.system import TorchRelease
 
 FLOAT_BYTES = 4
 CUDNN_ALIGNMENT_BYTES = 128
@@ -127,7 +128,7 @@ def cudnn_plan_bytes(parts: Sequence[int], gpu: Gpu) -> int:
     """What a plan of cuDNN with these parts asks for: aligned, with room to align the first, 0 for none.
 
     Hopper's kernels have one more small part of their own. Not published; cuDNN 9.19 to 9.26, asked for
-    their plans of 1,400 random calls, never answered anything else (tests/data/cudnn_plans).
+    their plans of 1,400 random calls, never answered anything else (tests/recordings/cudnn_plans).
     """
     own = [1] if gpu.capability[0] == 9 else []
     aligned = [round_up(part, CUDNN_ALIGNMENT_BYTES) for part in (*parts, *own) if part]

@@ -1,6 +1,6 @@
 """What cuDNN's attention takes, against what cuDNN itself asked for when PyTorch let it plan.
 
-tests/data/cudnn_plans: recorded with `python -m benchmarks.virtual_gpu.cudnn_plans`, cuDNN 9.19 to 9.26.
+The calls are in tests/recordings/cudnn_plans, cuDNN 9.19 to 9.26.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from benchmarks.virtual_gpu.cudnn_plans import ATTENTION, BACKWARD
 from harness.hardware.hardware import find_hardware
-from harness.simulate.kernels.gpu import Gpu, TorchRelease, capability_of
+from harness.simulate.kernels.gpu import Gpu, capability_of
 from harness.simulate.kernels.operators import script_of
 from harness.simulate.kernels.script import Take
+from harness.system import TorchRelease
 from tests.support.places import RECORDINGS
 
 RECORDED = sorted((RECORDINGS / "cudnn_plans").glob("*.json"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from torch import Tensor
 from harness.hardware.hardware import find_hardware
 from harness.observe.flops import FORMULAS
 from harness.simulate.cuda.behaviour import CudaRules
-from harness.simulate.kernels.gpu import Gpu, TorchRelease
+from harness.simulate.kernels.gpu import Gpu
 from harness.simulate.kernels.operators import OPERATORS, declare, script_of
 from harness.simulate.kernels.script import Keep, Take
-from tests.support.places import ROOT
+from harness.system import TorchRelease
+from pages.source import FILES, nodes
 from tests.support.tiny import tiny
 
 aten = torch.ops.aten
@@ -34,30 +36,31 @@ def _names_an_operator(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and ast.unparse(node).startswith(("aten.", "torch.ops."))
 
 
-def _tables(source: str) -> list[str]:
+def _tables(found: Iterable[ast.AST]) -> list[str]:
     """The displays (dicts by their keys, sets, lists, tuples) with two operators or more."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
+    tables = []
+    for node in found:
         if isinstance(node, ast.Dict | ast.Set | ast.List | ast.Tuple):
             items = node.keys if isinstance(node, ast.Dict) else node.elts
             if sum(item is not None and _names_an_operator(item) for item in items) >= 2:
-                found.append(ast.unparse(node))
-    return found
+                tables.append(ast.unparse(node))
+    return tables
 
 
 def test_tables_keyed_by_operators_are_recognised() -> None:
-    assert _tables('T = {"aten::mm": 1, "aten::bmm": 2}')
-    assert _tables("T = (aten.mm, aten.bmm)")
-    assert _tables("T = {torch.ops.aten.mm.default: 0, torch.ops.aten.add.Tensor: 1}")
-    assert _tables('T = {"aten.uniform_.default", "aten.normal_.default"}')
-    assert not _tables('T = {"transformers.integrations": 1, "here": aten.mm}')
+    def tables(source: str) -> list[str]:
+        return _tables(ast.walk(ast.parse(source)))
+
+    assert tables('T = {"aten::mm": 1, "aten::bmm": 2}')
+    assert tables("T = (aten.mm, aten.bmm)")
+    assert tables("T = {torch.ops.aten.mm.default: 0, torch.ops.aten.add.Tensor: 1}")
+    assert tables('T = {"aten.uniform_.default", "aten.normal_.default"}')
+    assert not tables('T = {"transformers.integrations": 1, "here": aten.mm}')
 
 
 def test_there_is_no_second_table_of_operators() -> None:
-    files = {str(path.relative_to(ROOT / "harness")): path for path in (ROOT / "harness").rglob("*.py")}
-    assert len(files) > 100
-    found = {name for name, path in files.items() if _tables(path.read_text(encoding="utf-8"))}
-    assert found == TABLES
+    assert len(FILES) > 100
+    assert {file for file in FILES if _tables(nodes(file))} == TABLES
 
 
 def test_an_operator_is_declared_once() -> None:

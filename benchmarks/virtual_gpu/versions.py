@@ -1,0 +1,74 @@
+"""Which tests of the virtual GPU pass with the PyTorch of this interpreter: a row of a table of versions.
+
+    python -m benchmarks.virtual_gpu.versions [--out docs/data/virtual_gpu_versions.json] [PYTEST OPTION ...]
+
+Run it once in each environment that has another PyTorch; a row of the same PyTorch is replaced. An option
+like `-k values` chooses among the tests, and stands in the row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from harness.system import installed_version, write_whole
+from harness.virtual_gpu.build import installed_torch
+
+TESTS = ("tests/virtual_gpu", "-m", "virtual_gpu and not slow", "-p", "no:cacheprovider")
+LIBRARIES = ("triton", "transformers", "peft", "trl", "accelerate", "bitsandbytes")
+
+
+def row(options: list[str]) -> dict[str, Any]:
+    """Versions, which tests were chosen, how many of them passed, failed and were skipped, and which failed."""
+    torch = installed_torch()
+    found: dict[str, Any] = {
+        "torch": torch and torch.version,
+        "cuda": torch and torch.cuda_version,
+        "libraries": {name: installed_version(name) for name in LIBRARIES},
+        "chosen": " ".join(options) or "all",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tests.xml"
+        subprocess.run([sys.executable, "-m", "pytest", *TESTS, f"--junit-xml={path}", *options], check=False)
+        cases = list(ElementTree.parse(path).iter("testcase"))
+    outcomes = {f"{case.get('classname')}::{case.get('name')}": _outcome(case) for case in cases}
+    counts = Counter(outcomes.values())
+    found |= {outcome: counts[outcome] for outcome in ("passed", "failed", "skipped")}
+    found["which_failed"] = sorted(name for name, outcome in outcomes.items() if outcome == "failed")
+    return found
+
+
+def _outcome(case: ElementTree.Element) -> str:
+    if case.find("skipped") is not None:
+        return "skipped"
+    return "passed" if case.find("failure") is None and case.find("error") is None else "failed"
+
+
+def main() -> int:
+    """Exit status: 1 if a test failed, or none ran."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.virtual_gpu.versions",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path)
+    options, others = parser.parse_known_args()
+    here = row(others)
+    print(json.dumps(here, indent=1))
+    if options.out is not None:
+        rows = json.loads(options.out.read_bytes())["rows"] if options.out.exists() else []
+        kept = [each for each in rows if (each["torch"], each["cuda"]) != (here["torch"], here["cuda"])]
+        rows = sorted([*kept, here], key=lambda each: [int(part) for part in each["torch"].split(".")[:2]])
+        write_whole(options.out, json.dumps({"rows": rows}, indent=1) + "\n")
+    return int(here["failed"] > 0 or not here["passed"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

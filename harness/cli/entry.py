@@ -1,0 +1,22 @@
+"""The process of a command, which answers signals before the commands are imported and until it is over."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import NoReturn
+
+from harness.system import end_process, signals_answered
+
+
+def script() -> NoReturn:
+    """main() in a process that is over after it: what `harness` and `python -m harness` run."""
+    with signals_answered():
+        from harness.cli.app import main
+
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without our signs spells them
+            sys.stdout.reconfigure(errors="backslashreplace")
+        try:
+            main()
+        except SystemExit as ended:
+            end_process(ended.code if isinstance(ended.code, int) else 1)

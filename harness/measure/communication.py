@@ -1,0 +1,98 @@
+"""How long a rank waits for the others in each phase, from PyTorch's profiler over one more step.
+
+gloo's collectives are events of the profiler, from when the backend takes one up to when it is done. While
+one is in flight and no operator runs, the rank does nothing but communicate, or wait for a rank that is
+late. FSDP2, DDP and DTensor are the same to it: nothing of theirs is replaced or wrapped.
+
+NCCL's collectives run on streams of the GPU, where waiting is another question; of those nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+PHASE = "harness phase: "
+Interval = tuple[float, float]
+"""Begin and end."""
+
+
+class Communication:
+    """A LoopObserver (training/loop.py) of one step; `seconds` are there when the block has ended."""
+
+    def __init__(self) -> None:
+        self._profile = profile(activities=[ProfilerActivity.CPU])
+        self.seconds: dict[str, float] = {}
+        """By phase: in which a collective was in flight and no operator ran."""
+
+    def __enter__(self) -> Self:
+        self._profile.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._profile.__exit__(*exception)
+        if exception[0] is None:
+            events = self._profile.events() or ()
+            named = ((event.name, (event.time_range.start, event.time_range.end)) for event in events)
+            self.seconds = {phase: micros / 1e6 for phase, micros in waiting(named).items()}
+
+    def begin_step(self, index: int, kind: str) -> None:
+        """See LoopObserver."""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        with record_function(PHASE + name):
+            yield
+
+
+def waiting(events: Iterable[tuple[str, Interval]]) -> dict[str, float]:
+    """By phase, how long a collective was in flight and no operator ran, in the events' own unit."""
+    phases: dict[str, list[Interval]] = {}
+    in_flight, operators, waits = [], [], []
+    for name, interval in events:
+        if name.startswith(PHASE):
+            phases.setdefault(name.removeprefix(PHASE), []).append(interval)
+        elif name.startswith("gloo:"):
+            in_flight.append(interval)
+        elif name.startswith("aten::"):
+            operators.append(interval)
+        elif name == "_c10d_functional::wait_tensor":  # within the operator that needs the result
+            waits.append(interval)
+    idle = _without(in_flight, _without(operators, waits))
+    return {
+        name: sum(end - begin for begin, end in idle) - sum(end - begin for begin, end in _without(idle, own))
+        for name, own in phases.items()
+    }
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time in intervals apart from each other, in order."""
+    found: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _without(intervals: Iterable[Interval], taken: Iterable[Interval]) -> list[Interval]:
+    """The time in `intervals` that is not in `taken`."""
+    left: list[Interval] = []
+    away = _union(taken)
+    first = 0
+    for begin, end in _union(intervals):
+        while first < len(away) and away[first][1] <= begin:
+            first += 1
+        for gone, back in away[first:]:
+            if gone >= end:
+                break
+            if gone > begin:
+                left.append((begin, gone))
+            begin = max(begin, back)
+        if begin < end:
+            left.append((begin, end))
+    return left

@@ -1,0 +1,8 @@
+"""Who answers the cells of a sweep: processes of this machine, or an engine that starts them on others. One
+loop asks them all, and asks again for a cell that an engine lost.
+"""
+
+from harness.sweep.launchers.launcher import Elsewhere, Launcher, Lost, Question, outcomes
+from harness.sweep.launchers.named import launcher_named
+
+__all__ = ["Elsewhere", "Launcher", "Lost", "Question", "launcher_named", "outcomes"]

@@ -1,0 +1,107 @@
+"""An answer on another machine: that it answers the very question of this one, and how it comes back.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from harness.sweep.cell import Outcome, answer
+from harness.sweep.folder import cell_facts, write_outcome
+from harness.sweep.launchers.launcher import Question
+from harness.system import SETTINGS, quiet_libraries
+
+MOST_AT_ONCE = 100
+"""Cells that an engine is given at the same time, where --jobs does not say: it has a queue of its own."""
+IN_WORDS = {
+    "code": "harness's code",
+    "hardware": "the device's table or calibration",
+    "model": "the model's config",
+}
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What another machine is told: the question, and what its answer depends on here."""
+
+    question: Question
+    machine: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    """See cell_facts (sweep/folder.py)."""
+    settings: Mapping[str, str | None]
+    """Of the environment: those that change memory or time."""
+    working_folder: str
+    """To which paths in a recipe are relative."""
+    keep_in: str | None = None
+    """A sweep's folder that every machine sees: the answer is kept there even if nobody waits for it."""
+
+
+def assignment(question: Question, machine: Mapping[str, Any], keep_in: Path | None = None) -> Assignment:
+    """The assignment for `question`, as things are here."""
+    return Assignment(
+        question,
+        machine,
+        cell_facts(question.cell, question.kind, question.device, machine),
+        {name: os.environ.get(name) for name in SETTINGS},
+        os.getcwd(),
+        None if keep_in is None else str(keep_in.absolute()),
+    )
+
+
+def answered(told: Assignment) -> str:
+    """On the other machine, in a process of its own: the outcome as JSON."""
+    for name, value in told.settings.items():
+        if value is not None:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
+    if Path(told.working_folder).is_dir():
+        os.chdir(told.working_folder)
+    quiet_libraries()
+    asked = told.question
+    assert asked.cell.recipe is not None
+    difference = _difference(told)
+    if difference is None:
+        outcome = answer(asked.kind, asked.cell.recipe, asked.cell.hardware, asked.device)
+    else:
+        outcome = Outcome("failed", difference)
+    if told.keep_in is not None:
+        write_outcome(Path(told.keep_in), asked.key, asked.cell, outcome)
+    return json.dumps(outcome.as_json())
+
+
+def read_answer(text: str, origin: str) -> Outcome:
+    """What `answered` returned. Raises InputError naming `origin` for anything else."""
+    return Outcome.from_json(json.loads(text), origin)
+
+
+def _difference(told: Assignment) -> str | None:
+    """Why this machine would answer another question than the one that was asked; None if it would not."""
+    asked = told.question
+    here = cell_facts(asked.cell, asked.kind, asked.device, told.machine)
+    different: list[str] = []
+    for name, there in told.facts.items():
+        if here[name] == there or (name == "model" and None in (here[name], there)):
+            continue  # of a model's id, the config may come later
+        if isinstance(there, dict):  # versions, settings
+            ours = cast("dict[str, Any]", here[name])
+            different += [
+                f"{what} ({ours.get(what)} instead of {value})"
+                for what, value in cast("dict[str, Any]", there).items()
+                if ours.get(what) != value
+            ]
+        else:
+            different.append(IN_WORDS.get(name, name))
+    if not different:
+        return None
+    return (
+        f"{platform.node()} would answer another question than was asked: other there is "
+        f"{', '.join(different)}. Install the same on all machines, or share one environment among them"
+    )

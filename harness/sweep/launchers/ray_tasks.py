@@ -1,0 +1,111 @@
+"""Cells as tasks of a Ray cluster: a worker of its own each; answers come back through Ray's object store.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from harness.errors import InputError, MissingDependency
+from harness.sweep.cell import Outcome
+from harness.sweep.launchers.elsewhere import MOST_AT_ONCE, answered, assignment, read_answer
+from harness.sweep.launchers.launcher import Lost, Question
+
+ADDRESS = "address"
+"""The option that says which cluster; without it, the one of this machine (or RAY_ADDRESS)."""
+OURS = ("max_calls", "max_retries", "num_returns", "retry_exceptions")
+"""How often a cell is asked, and in which process, is the sweep's business."""
+
+
+class RayTasks:
+    """The launcher `ray`."""
+
+    def __init__(self, options: Mapping[str, Any], *, on_gpu: bool, tell: Callable[[str], None]) -> None:
+        """`options` are those of ray.remote, and `address`. Joins the cluster.
+
+        Raises MissingDependency without ray, InputError without a cluster or for options it does not take.
+        """
+        try:
+            import ray
+        except ImportError:
+            raise MissingDependency("ray", "ray", "--launcher ray") from None
+        options = dict(options)
+        address = options.pop(ADDRESS, None)
+        if ours := [name for name in options if name in OURS]:
+            raise InputError(f"--launcher-option {ours[0]}: the sweep decides that. Leave it out.")
+        self._ray: Any = ray
+        self.machine = {"launcher": "ray", "options": dict(sorted(options.items()))}
+        self.at_once = MOST_AT_ONCE
+        try:
+            # one call, then the worker ends: what one cell leaves in memory is none of the next one's
+            remote = self._ray.remote(max_calls=1, max_retries=0)(answered)
+            self._task = (
+                remote.options(num_gpus=int(on_gpu), **options) if on_gpu else remote.options(**options)
+            )
+        except (ValueError, TypeError) as error:
+            raise InputError(f"--launcher ray does not take its options: {error}") from None
+        self._joined = not self._ray.is_initialized()
+        if self._joined:
+            self._join(address)
+        if on_gpu and not self._ray.cluster_resources().get("GPU"):
+            tell("No node of the Ray cluster has a GPU now: cells that are measured wait until one has.")
+
+    def start(self, question: Question) -> Any:
+        return self._task.remote(assignment(question, self.machine))
+
+    def ended(self, running: Sequence[Any]) -> Sequence[Any]:
+        return self._ray.wait(list(running), num_returns=1)[0]
+
+    def outcome(self, one: Any) -> Outcome | Lost:
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            return read_answer(self._ray.get(one), "what the task returned")
+        except RayTaskError as error:  # before a cell's own code: no harness there, say
+            said = [line for line in str(error).splitlines() if line.strip()]
+            return Outcome("failed", said[-1].strip() if said else "the task failed", traceback=str(error))
+        except RayError as error:
+            return Lost(f"its worker ended without an answer: {_first_line(error)}")
+
+    def close(self, running: Sequence[Any]) -> None:
+        for one in running:
+            self._ray.cancel(one, force=True)
+        if self._joined:
+            self._ray.shutdown()
+
+    def _join(self, address: str | None) -> None:
+        where = address or os.environ.get("RAY_ADDRESS") or "auto"
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that starts here tells nobody
+        main = threading.current_thread() is threading.main_thread()
+        kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            _knock(where)
+            self._ray.init(where, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            raise InputError(
+                f"--launcher ray: no cluster answers at {where}: {_first_line(error)}. Start one with "
+                "`ray start --head`, name it with --launcher-option address=HOST:PORT, or give address=local "
+                "to start one here."
+            ) from None
+        finally:
+            if main:  # Ctrl-C and SIGTERM are this command's
+                for number, handler in kept.items():
+                    signal.signal(number, handler)
+
+
+def _knock(where: str) -> None:
+    """Raises OSError where nobody listens at HOST:PORT: Ray would try for minutes."""
+    host, colon, port = where.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def _first_line(error: object) -> str:
+    return next((line.rstrip(". ") for line in str(error).splitlines() if line), type(error).__name__)

@@ -1,0 +1,206 @@
+"""Tests run with a mutant, in a fork of a process that has imported the libraries and collected the tests.
+
+The file is never written: in the fork the code of the functions that differ is put in place of the original,
+or, for what runs at import, the module is imported from the changed text. A fork that a mutant hangs or makes
+eat memory is ended by the kernel's count of its processor time and memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib.machinery
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType
+
+import pytest
+
+from tests.mutation.mutant import Mutant
+from tests.support.places import ROOT
+
+QUIET = [
+    "-x",
+    "-q",
+    "--no-header",
+    *(f"-p no:{name}".replace(" ", "") for name in ("cacheprovider", "xdist", "unraisableexception")),
+]
+MOST_MEMORY_BYTES = 12 * 2**30
+OURS = ("harness", "tests", "conftest", "__")
+NEEDS_IMPORT = 77
+"""Exit status of a fork that found no function to replace."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a fork."""
+
+    status: int
+    """pytest's exit status: 0 where every test passed; less than 0, the signal that ended it."""
+    first_failure: str
+    """The test that failed, where one did."""
+    cpu_s: float
+
+    @property
+    def timed_out(self) -> bool:
+        return self.status in (-signal.SIGXCPU, -signal.SIGKILL)
+
+
+class Collected:
+    """A process that has collected tests: what a fork of it replaces functions in."""
+
+    def __init__(self, tests: Sequence[str], paths: Sequence[str]) -> None:
+        """Import the modules of `tests`; `paths` are the files that mutants are of."""
+        with _silence():
+            status = pytest.main([*QUIET, "--collect-only", *tests])
+        if status != 0:
+            raise RuntimeError(f"pytest could not collect {' '.join(tests)}: exit status {int(status)}")
+        files = {str(ROOT / path) for path in paths}
+        objects = gc.get_objects()
+        self._functions = [
+            o for o in objects if isinstance(o, FunctionType) and o.__code__.co_filename in files
+        ]
+        caches = (o for o in objects if isinstance(o, functools._lru_cache_wrapper))
+        self._caches = [o for o in caches if str(getattr(o, "__module__", "")).startswith(OURS)]
+        del objects
+        gc.freeze()  # no fork walks through what the libraries made
+
+    def put_in(self, mutant: Mutant) -> bool:
+        """Whether the mutant is what this process runs from now on."""
+        import_from(mutant)
+        if mutant.path.removesuffix(".py").replace("/", ".") not in sys.modules:
+            return True
+        for cache in self._caches:
+            cache.cache_clear()  # what it keeps was made by the original
+        path = str(ROOT / mutant.path)
+        before = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        after = compile(mutant.source, path, "exec", dont_inherit=True)
+        old, new = list(_functions(before)), list(_functions(after))
+        if len(old) != len(new):
+            return False
+        pairs = zip(old, new, strict=True)
+        changed = {(a.co_qualname, a.co_firstlineno): b for a, b in pairs if a != b}
+        found = set()
+        for function in self._functions:
+            key = (function.__code__.co_qualname, function.__code__.co_firstlineno)
+            if function.__code__.co_filename == path and key in changed:
+                if function.__code__.co_freevars != changed[key].co_freevars:
+                    return False  # it would look for what is around it in the wrong places
+                function.__code__ = changed[key]
+                found.add(key)
+        return found == changed.keys()
+
+
+def libraries_of(tests: Sequence[str], limit_s: float) -> tuple[Outcome, list[str]]:
+    """Whether `tests` pass as things are, and what they import that is not this project's."""
+    with tempfile.TemporaryDirectory() as folder:
+        names = Path(folder, "names")
+
+        def body(note: Callable[[str], None], folder: str) -> int:
+            status = int(
+                pytest.main([*QUIET, f"--basetemp={folder}/tests", *tests], plugins=[_FirstFailure(note)])
+            )
+            names.write_text("\n".join(name for name in sys.modules if not name.startswith(OURS)))
+            return status
+
+        outcome = _in_a_fork(body, limit_s)
+        return outcome, names.read_text().split() if names.exists() else []
+
+
+def run_tests(tests: Sequence[str], put_in: Callable[[], bool], limit_s: float) -> Outcome:
+    """Whether `tests` pass after `put_in`, in a fork that may compute for `limit_s`."""
+
+    def body(note: Callable[[str], None], folder: str) -> int:
+        if not put_in():
+            return NEEDS_IMPORT
+        arguments = [*QUIET, f"--basetemp={folder}/tests", *tests]
+        return int(pytest.main(arguments, plugins=[_FirstFailure(note)]))
+
+    return _in_a_fork(body, limit_s)
+
+
+def _in_a_fork(body: Callable[[Callable[[str], None], str], int], limit_s: float) -> Outcome:
+    folder = tempfile.mkdtemp(prefix="mutant-")
+    note = Path(folder, "first_failure")
+    child = os.fork()
+    if not child:
+        status = 70
+        try:
+            os.setpgid(0, 0)
+            resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s) + 1, int(limit_s) + 5))
+            resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            status = body(note.write_text, folder)
+        except BaseException as error:
+            note.write_text(repr(error)[:200])
+        finally:
+            os._exit(status)
+    ends = time.monotonic() + 60 + 30 * limit_s  # one that sleeps uses no processor
+    while True:
+        ended, status, usage = os.wait4(child, os.WNOHANG)
+        if ended:
+            break
+        if time.monotonic() > ends:
+            os.killpg(child, signal.SIGKILL)
+        time.sleep(0.01)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)  # what its tests started
+    first = note.read_text() if note.exists() else ""
+    shutil.rmtree(folder, ignore_errors=True)
+    return Outcome(os.waitstatus_to_exitcode(status), first, usage.ru_utime + usage.ru_stime)
+
+
+class _FirstFailure:
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._note(report.nodeid)
+            os._exit(1)  # what a session does at its end takes longer than most tests
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._note(f"{report.nodeid} (at import)")
+
+
+def _functions(code: CodeType) -> Iterator[CodeType]:
+    """The functions that exist once the module is imported: of the module, and of its classes."""
+    for inner in (constant for constant in code.co_consts if isinstance(constant, CodeType)):
+        if inner.co_flags & 1:  # CO_OPTIMIZED: a function, not the body of a class
+            yield inner
+        else:
+            yield from _functions(inner)
+
+
+def import_from(mutant: Mutant) -> bool:
+    """The module, where it is imported from now on, is the mutant."""
+    path, original = str(ROOT / mutant.path), importlib.machinery.SourceFileLoader.get_code
+
+    def get_code(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
+        if loader.path == path:
+            return compile(mutant.source, path, "exec", dont_inherit=True)
+        return original(loader, name)
+
+    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+    return True
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        yield
