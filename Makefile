@@ -18,7 +18,7 @@ OTHERS = $(VIRTUAL)/others
 OTHERS_LIST = tests/virtual_gpu/programs/others.txt
 OTHERS_STAMP = $(OTHERS)/.installed
 
-.PHONY: help setup run test test-fast check bench docs pages trust fuzz soak gpu virtual-gpu virtual-gpu-all clean
+.PHONY: help setup run test test-fast check bench docs pages trust fuzz soak mutate gpu virtual-gpu virtual-gpu-all clean
 
 help:
 	@echo "make run     fine-tune recipes/smoke.yaml here and show where bytes and milliseconds went"
@@ -31,6 +31,8 @@ help:
 	@echo "make trust   kill, fill the disk, feed hostile files, thousands of times; writes docs/trust.md"
 	@echo "             from what happened (half an hour)"
 	@echo "make fuzz    30,000 broken and hostile inputs (a quarter of an hour)"
+	@echo "make mutate  changes the code, one place at a time, and looks whether a test fails; writes"
+	@echo "             docs/mutation.md from what happened (half an hour; MODULES=\"fit step\" tries some)"
 	@echo "make soak    2,000 steps: memory flat, log complete, time flat (five minutes on an idle machine)"
 	@echo "make gpu     on a machine with an NVIDIA GPU: measure everything (under an hour), bring it into"
 	@echo "             profiles/, and run the tests that need a GPU; PY=python3 where there is no network"
@@ -68,7 +70,7 @@ bench: $(READY)
 	$(PY) -m benchmarks.speed.simulate
 
 # Each is a module that writes its part from committed results, and with --check fails if it is not so.
-PAGES = pictures readme profiles toggle_reads map trust watched virtual_gpu
+PAGES = pictures readme profiles toggle_reads map trust mutation watched virtual_gpu
 
 pages: $(READY)
 	@for page in $(PAGES); do echo "pages.$$page"; $(PY) -m pages.$$page $(CHECK) || exit 1; done
@@ -90,6 +92,12 @@ trust: $(READY)
 
 fuzz: $(READY)
 	FUZZ=$(FUZZ) $(PY) -m pytest -n $(WORKERS) $(wildcard tests/trust/test_fuzz*.py)
+
+# The tool is wanted here alone. In one process: two cores do not make the forks faster than the tests need.
+mutate: $(READY)
+	@$(PY) -c 'import mutmut' 2>/dev/null || $(PY) -m pip install -c constraints.txt -e '.[mutate]'
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(PY) -m tests.mutation $(MODULES)
+	$(PY) -m pages.mutation
 
 soak: $(READY)
 	$(PY) -m benchmarks.soak --out profiles/cpu/soak.json

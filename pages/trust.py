@@ -29,6 +29,8 @@ same with fewer tries. What is trusted and what is not is in `SECURITY.md`.
 - A file is written beside its place, reaches the disk, and then takes its name: a reader sees the old one or
   the new one. Only SIGKILL or a power cut leaves a `.partial` file behind, which nothing reads.
 - SIGTERM (143) and a closed terminal (129) end a command as Ctrl-C (130) does: what is known is written.
+
+What the tests themselves would not notice is on [a page of its own](mutation.md).
 """
 
 COLUMNS = ("fault", "tried", "what happened", "test")

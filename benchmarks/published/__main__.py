@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.published import kernels, litgpt, napkin
-from benchmarks.published.cases import FOLDER, published_cases
-from harness.hardware.hardware import Hardware, find_hardware
+from benchmarks.published.cases import FOLDER, device_of, published_cases
+from harness.hardware.hardware import Hardware
 from harness.system.files import write_whole
 from harness.system.versions import provenance
 from pages.published import readme
@@ -70,11 +70,6 @@ def _row(case: dict[str, Any], sources: Path, liger: dict[str, int]) -> dict[str
     }
 
 
-def device_of(case: dict[str, Any]) -> Hardware:
-    """The device that the case was measured on."""
-    return find_hardware("a100-40gb" if case["id"].startswith("litgpt") else "a100-80gb")
-
-
 def measured_bytes(case: dict[str, Any]) -> int | None:
     """The peak that was measured; None where it ran out of memory, or where no peak was published."""
     for name, value in case["measured"].items():
@@ -111,8 +106,8 @@ def _simulated_answer(
         return None, LEFT_OUT[source]
     if source == "liger-kernel":
         own = provider == "liger"
-        return (liger[case["id"]] if own else kernels.simulated_row(case, hardware)), ""
-    return litgpt.simulated_row(sources / "litgpt", case, hardware), ""
+        return (liger[case["id"]] if own else kernels.allocated_row(case, hardware)), ""
+    return litgpt.allocated_row(sources / "litgpt", case, hardware), ""
 
 
 def _of_liger(sources: Path, wanted: str) -> dict[str, int]:

@@ -1,10 +1,15 @@
-"""The simulator's device for code that others wrote: their model and their step, on shape-only tensors."""
+"""The device for code that others wrote: their model and their step, on shape-only tensors; in a process on a
+virtual GPU, that one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
 
+import torch
+
+from harness.allocator.allocator import AllocatorOutOfMemory
 from harness.allocator.settings import Settings
 from harness.hardware.hardware import Hardware
 from harness.recipe.recipe import Recipe
@@ -15,13 +20,39 @@ from harness.simulate.cuda.libraries import import_bitsandbytes_fast
 from harness.simulate.device import SimulatedDevice
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
+from harness.virtual_gpu import emulated_device
+
+PLACE = torch.device("cuda" if emulated_device() else "meta")
+OUT_OF_MEMORY = (AllocatorOutOfMemory, torch.OutOfMemoryError)
+
+
+class Memory(Protocol):
+    """What a step has allocated at most since the last reset, in bytes."""
+
+    @property
+    def peak_bytes(self) -> int: ...
+    def reset_peak(self) -> None: ...
+
+
+class _OfPyTorch:
+    """The allocator's own counters."""
+
+    @property
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated()
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
 
 
 @contextmanager
-def simulated(
+def counted(
     hardware: Hardware, capacity_bytes: int | None
-) -> Iterator[tuple[SimulatedMemory, SimulatedDevice]]:
-    """Memory that counts while its device is entered; CUDA's behaviour all the while."""
+) -> Iterator[tuple[Memory, AbstractContextManager[object]]]:
+    """Memory that counts while its device is entered; of the simulation, CUDA's behaviour all the while."""
+    if emulated_device():
+        yield _OfPyTorch(), nullcontext()
+        return
     import_bitsandbytes_fast()
     memory = SimulatedMemory(Settings(), capacity_bytes)
     time = SimulatedTime(hardware)

@@ -21,10 +21,9 @@ import torch
 from torch import nn
 
 from benchmarks.published.cases import published_cases
-from benchmarks.published.device import simulated
+from benchmarks.published.device import PLACE, counted
 from harness.hardware.hardware import Hardware, find_hardware
 
-META = torch.device("meta")
 BF16 = torch.bfloat16
 ROUNDS = 3
 """The second round equals the third: gradients are there since the first."""
@@ -33,8 +32,8 @@ ROUNDS = 3
 def cross_entropy(config: dict[str, Any], vocab: int, liger: bool) -> Callable[[], None]:
     """benchmark_cross_entropy.py: B * T rows of fp32 logits."""
     rows = config["B"] * config["T"]
-    logits = torch.randn(rows, vocab, requires_grad=True, device=META)
-    target = torch.randint(vocab, (rows, 1), device=META).squeeze(1)
+    logits = torch.randn(rows, vocab, requires_grad=True, device=PLACE)
+    target = torch.randint(vocab, (rows, 1), device=PLACE).squeeze(1)
     if liger:
         loss = _liger("cross_entropy", "LigerCrossEntropyFunction")
         return lambda: _first(loss(logits, target, -100)).backward()
@@ -44,9 +43,9 @@ def cross_entropy(config: dict[str, Any], vocab: int, liger: bool) -> Callable[[
 def fused_linear_cross_entropy(config: dict[str, Any], rows: int, liger: bool) -> Callable[[], None]:
     """benchmark_fused_linear_cross_entropy.py: a bf16 head and cross-entropy on its output."""
     hidden, vocab = config["H"], config["V"]
-    head, unused = (nn.Linear(hidden, vocab, bias=False, dtype=BF16, device=META) for _ in range(2))
-    states = torch.randn(rows, hidden, requires_grad=True, dtype=BF16, device=META)
-    target = torch.randint(vocab, (rows, 1), dtype=torch.long, device=META).squeeze(1)
+    head, unused = (nn.Linear(hidden, vocab, bias=False, dtype=BF16, device=PLACE) for _ in range(2))
+    states = torch.randn(rows, hidden, requires_grad=True, dtype=BF16, device=PLACE)
+    target = torch.randint(vocab, (rows, 1), dtype=torch.long, device=PLACE).squeeze(1)
     if liger:
         fused = _liger("fused_linear_cross_entropy", "LigerFusedLinearCrossEntropyFunction")
         return _keeping(unused, lambda: _first(fused(states, head.weight, target)).backward())
@@ -58,10 +57,10 @@ def rms_norm(config: dict[str, Any], hidden: int, liger: bool) -> Callable[[], N
     """benchmark_rms_norm.py: fp32 weight on a bf16 input."""
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-    x = torch.randn(config["M"], hidden, dtype=BF16, device=META)
+    x = torch.randn(config["M"], hidden, dtype=BF16, device=PLACE)
     dy = torch.randn_like(x)
     x.requires_grad_(True)
-    layer, unused = LlamaRMSNorm(hidden).to(META), torch.ones(hidden, device=META)
+    layer, unused = LlamaRMSNorm(hidden).to(PLACE), torch.ones(hidden, device=PLACE)
     if liger:
         normed = _liger("rms_norm", "LigerRMSNormFunction")
         return _keeping(
@@ -78,8 +77,8 @@ def gated_mlp(config: dict[str, Any], length: int, liger: bool) -> Callable[[], 
     names = ("hidden_size", "intermediate_size", "hidden_act")
     sizes = LlamaConfig(**{name: config[name] for name in names})
     batch = config.get("B") or config["bsz"]
-    x = torch.randn(batch, length, config["hidden_size"], dtype=BF16, device=META, requires_grad=True)
-    layer: Any = LlamaMLP(sizes).to(META).to(BF16)
+    x = torch.randn(batch, length, config["hidden_size"], dtype=BF16, device=PLACE, requires_grad=True)
+    layer: Any = LlamaMLP(sizes).to(PLACE).to(BF16)
     if liger and config["hidden_act"] == "silu":
         multiplied = _liger("swiglu", "LigerSiLUMulFunction")
     elif liger:
@@ -100,14 +99,14 @@ def rope(config: dict[str, Any], size: int, liger: bool) -> Callable[[], None]:
     heads, kv_heads = config["num_q_heads"], config["num_kv_heads"]
     head_dim = hidden // heads
     leaves = [
-        torch.randn(1, length, n, head_dim, requires_grad=True, dtype=BF16, device=META)
+        torch.randn(1, length, n, head_dim, requires_grad=True, dtype=BF16, device=PLACE)
         for n in (heads, kv_heads)
     ]
     q, k = (leaf.transpose(1, 2) for leaf in leaves)
     dq, dk = torch.randn_like(q), torch.randn_like(k)
-    positions = torch.arange(length, device=META).unsqueeze(0)
+    positions = torch.arange(length, device=PLACE).unsqueeze(0)
     # transformers of that day multiplied matrices here (today's does not): that is when cuBLAS starts
-    inv_freq = torch.ones(head_dim // 2, device=META)
+    inv_freq = torch.ones(head_dim // 2, device=PLACE)
     freqs = (inv_freq[None, :, None].expand(1, -1, 1) @ positions[:, None, :].float()).transpose(1, 2)
     angles = torch.cat((freqs, freqs), dim=-1)
     cos, sin = angles.cos().to(BF16), angles.sin().to(BF16)
@@ -131,7 +130,7 @@ KERNELS = {
 }
 
 
-def simulated_row(case: dict[str, Any], hardware: Hardware) -> int:
+def allocated_row(case: dict[str, Any], hardware: Hardware) -> int:
     """Peak bytes of a case of the published measurements."""
     _, kernel, provider, *_ = case["id"].split("/")
     size = int(case["x"]["value"])
@@ -156,7 +155,7 @@ def _keeping(unused: object, function: Callable[[], None]) -> Callable[[], None]
 
 def peak_bytes(setup: Callable[[], Callable[[], None]], hardware: Hardware) -> int:
     """max_memory_allocated of one steady round, in bytes."""
-    with simulated(hardware, hardware.memory_bytes) as (memory, device), device:
+    with counted(hardware, hardware.memory_bytes) as (memory, device), device:
         function = setup()
         for _ in range(ROUNDS):
             memory.reset_peak()
@@ -172,7 +171,7 @@ def main() -> None:
     hardware = find_hardware("a100-80gb")
     cases = [case for case in published_cases("liger-kernel") if case["versions"]["liger"] == wanted]
     print(
-        json.dumps({c["id"]: simulated_row(c, hardware) for c in cases if c["id"].split("/")[2] == "liger"})
+        json.dumps({c["id"]: allocated_row(c, hardware) for c in cases if c["id"].split("/")[2] == "liger"})
     )
 
 

@@ -22,12 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from benchmarks.published.device import simulated
-from harness.allocator.allocator import AllocatorOutOfMemory
+from benchmarks.published.device import OUT_OF_MEMORY, PLACE, counted
 from harness.hardware.hardware import Hardware
 
 COMMIT = "0cc02afa"
-META = torch.device("meta")
 CHECKPOINTS = {
     "phi-1.5": "phi-1_5",
     "StableLM-base-alpha-3b": "stablelm-base-alpha-3b",
@@ -41,19 +39,19 @@ HEAD_CHUNK = 128
 """Tokens of one product of the output head (finetune/*.py: lm_head_chunk_size)."""
 
 
-def simulated_row(checkout: Path, case: dict[str, Any], hardware: Hardware) -> int | None:
+def allocated_row(checkout: Path, case: dict[str, Any], hardware: Hardware) -> int | None:
     """max_memory_allocated in bytes of the first iteration of a case; None: out of memory."""
     quantization, length = case["quantization"], case["max_seq"]
     module, utils = _imported(checkout, case["method"])
     old_product = patch("bitsandbytes.autograd._functions.MatMul4Bit", MatMul4Bit)
-    with simulated(hardware, hardware.memory_bytes) as (memory, device), old_product:
+    with counted(hardware, hardware.memory_bytes) as (memory, device), old_product:
         try:
             with device:
                 model = _model(module, CHECKPOINTS[case["model"]], case["method"], quantization)
                 model.max_seq_length = length  # train(): fp32 cosines and sines of that many positions
                 memory.reset_peak()
                 _first_iteration(model, utils.chunked_cross_entropy, case["batch"], length)
-        except AllocatorOutOfMemory:
+        except OUT_OF_MEMORY:
             return None
         return memory.peak_bytes
 
@@ -61,7 +59,7 @@ def simulated_row(checkout: Path, case: dict[str, Any], hardware: Hardware) -> i
 def _first_iteration(model: Any, loss_of: Any, micro_batch: int, length: int) -> None:
     """train() of finetune/*.py; outputs become fp32 (Fabric's HalfPrecision.convert_output)."""
     ids, targets = (
-        torch.zeros(micro_batch, length, dtype=torch.int64, device="cpu").to(META) for _ in range(2)
+        torch.zeros(micro_batch, length, dtype=torch.int64, device="cpu").to(PLACE) for _ in range(2)
     )
     logits = [chunk.float() for chunk in model(ids, lm_head_chunk_size=HEAD_CHUNK)]
     logits[-1] = logits[-1][..., :-1, :]
@@ -75,7 +73,7 @@ def _model(module: ModuleType, checkpoint: str, method: str, quantization: str |
     linear_class = _quantized_linear(double=quantization.endswith("-dq")) if quantization else torch.nn.Linear
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with META, patch("torch.nn.Linear", linear_class):
+        with PLACE, patch("torch.nn.Linear", linear_class):
             model = module.GPT(config)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -83,7 +81,7 @@ def _model(module: ModuleType, checkpoint: str, method: str, quantization: str |
     for layer in model.modules():
         if quantization and isinstance(layer, linear_class):
             layer.quantize(
-                torch.empty(layer.out_features, layer.in_features, dtype=torch.float16, device=META)
+                torch.empty(layer.out_features, layer.in_features, dtype=torch.float16, device=PLACE)
             )
     return model.train()
 

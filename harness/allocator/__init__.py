@@ -5,7 +5,6 @@ from harness.allocator.blocks import Block
 from harness.allocator.device_memory import kRoundLarge
 from harness.allocator.memory_stats import snapshot_segments
 from harness.allocator.settings import (
-    FreeBlockOrder,
     Settings,
     allocator_settings,
     kLargeBuffer,
@@ -20,7 +19,6 @@ __all__ = [
     "Allocator",
     "AllocatorOutOfMemory",
     "Block",
-    "FreeBlockOrder",
     "Replay",
     "Settings",
     "allocator_settings",

@@ -52,10 +52,10 @@ class Segment:
 class Stat:
     """Current, peak and accumulated values of a quantity that changes rarely."""
 
-    __slots__ = ("allocated", "current", "freed", "peak")
+    __slots__ = ("allocated", "current", "peak")
 
     def __init__(self) -> None:
-        self.current = self.peak = self.allocated = self.freed = 0
+        self.current = self.peak = self.allocated = 0
 
     def increase(self, amount: int) -> None:
         self.current += amount
@@ -65,7 +65,6 @@ class Stat:
 
     def decrease(self, amount: int) -> None:
         self.current -= amount
-        self.freed += amount
 
 
 class BlockPool:

@@ -10,9 +10,10 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from harness.errors import InputError
+from harness.system import FreeBlockOrder, TorchRelease, installed_version
 
 MiB = 2**20
 kSmallSize = 1 * MiB
@@ -28,8 +29,6 @@ kRoundUpPowerOfTwoIntervals = 16
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """The environment variables that PyTorch reads, the first one set wins."""
-
-FreeBlockOrder = Literal["address", "block_counter", "segment_counter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +49,6 @@ class Settings:
     """How equally large free blocks are ranked; no option but the PyTorch version decides it."""
     ignored: tuple[str, ...] = ()
     """Options that were given and that change nothing in this model."""
-
-
-def free_block_order(torch_version: str) -> FreeBlockOrder:
-    """How this PyTorch ranks equally large free blocks of a stream, the first is taken first.
-
-    Up to 2.11 by address; 2.12 by a number each block gets when it is made (pytorch pull request 178362);
-    since 2.13 by a number that its segment got, then by address (pull request 183591).
-    """
-    match = re.match(r"(\d+)\.(\d+)", torch_version)
-    if not match:
-        raise InputError(f"torch version {torch_version!r} does not start like 2.13. Give one that does.")
-    version = (int(match[1]), int(match[2]))
-    if version < (2, 12):
-        return "address"
-    return "block_counter" if version == (2, 12) else "segment_counter"
 
 
 def settings_from_environment(environment: Mapping[str, str], torch_version: str = "2.13") -> Settings:
@@ -99,7 +83,8 @@ def parse_settings(text: str, torch_version: str = "2.13", origin: str = VARIABL
             except ValueError as error:
                 raise InputError(f"{origin}: {key}:{values[key]} is wrong, {error}.") from None
     ignored = tuple(key for key in values if key in _NEUTRAL)
-    return replace(Settings(free_block_order=free_block_order(torch_version), ignored=ignored), **fields)
+    order = TorchRelease.of(torch_version).free_block_order
+    return replace(Settings(free_block_order=order, ignored=ignored), **fields)
 
 
 def _options(text: str, origin: str) -> list[tuple[str, str]]:
@@ -254,8 +239,6 @@ _NEUTRAL = {
 
 def allocator_settings(environment: Mapping[str, str], text: str | None = None) -> Settings:
     """The settings in `text`, or else in the environment, for the installed torch. Raises InputError."""
-    from harness.system import installed_version
-
     version = installed_version("torch") or "2.13"
     if text is not None:
         return parse_settings(text, version, origin="--allocator")

@@ -17,7 +17,7 @@ from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.recipe import Recipe, recipe_yaml
 from harness.snapshot import Divergence, diff_traces, read_snapshot
-from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats, StepProfile
+from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats, StepProfile, ranks_in_words
 from harness.units import in_gib
 
 MODULES = 8
@@ -55,6 +55,8 @@ class ProfileDiff:
     """Totals, categories and phases that differ; not the peak."""
     modules: list[Difference]
     """At the peak, layers of one kind together, the largest change first."""
+    ranks: tuple[list[str], list[str]]
+    """Of a profile of several ranks, what its ranks are like side by side."""
     divergences: list[Divergence] = field(default_factory=list[Divergence])
     """The first allocations that only one has, where both left their histories."""
 
@@ -64,6 +66,7 @@ class ProfileDiff:
             "recipe": self.recipe,
             "versions": self.versions,
             "notes": self.notes,
+            "ranks": self.ranks,
             "differences": [
                 {"place": d.place, "name": d.name, "first": d.first, "second": d.second}
                 for d in (self.peak, *self.bytes, *self.modules)
@@ -96,9 +99,24 @@ def diff_profiles(first: StepProfile, second: StepProfile) -> ProfileDiff:
         versions=_versions(first, second),
         notes=list(_notes(first, second)),
         peak=peak,
-        bytes=[difference for difference in rest if difference.first != difference.second],
+        bytes=[change for change in [*rest, *_ranks(first, second)] if change.first != change.second],
         modules=[change for change in changes if change.change],
+        ranks=(_side_by_side(first), _side_by_side(second)),
     )
+
+
+def _side_by_side(profile: StepProfile) -> list[str]:
+    return [] if profile.ranks is None else list(ranks_in_words(profile.ranks))
+
+
+def _ranks(first: StepProfile, second: StepProfile) -> Iterator[Difference]:
+    """Each rank's peak; of a profile of one process, its own is in no rank."""
+    peaks = [
+        {} if p.ranks is None else {r.rank: r.peak_allocated_bytes for r in p.ranks.ranks}
+        for p in (first, second)
+    ]
+    for rank in sorted(set(peaks[0]) | set(peaks[1])):
+        yield Difference("rank", str(rank), peaks[0].get(rank), peaks[1].get(rank))
 
 
 def _bytes(profile: StepProfile) -> dict[tuple[str, str], int | None]:
@@ -214,6 +232,8 @@ def diff_lines(diff: ProfileDiff, names: tuple[str, str]) -> Iterator[str]:
         change = "-" if row.change is None else signed(row.change)
         values = f"{in_gib(row.first):>12} {in_gib(row.second):>12} {change:>12}"
         yield f"  {row.place:<16} {row.name:<18} {values}"
+    for which, words in zip(("first", "second"), diff.ranks, strict=True):
+        yield from (f"{which}: {sentence}" for sentence in words)
     if diff.modules:
         yield ""
         yield "modules at the peak, layers of one kind (*) together, the largest changes"

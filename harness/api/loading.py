@@ -24,7 +24,9 @@ def load_recipe(recipe: AnyRecipe, **overrides: Any) -> Recipe:
 
 def load_profile(path: Location) -> StepProfile:
     """The profile of a run folder, or in a profile.json. Raises InputError if there is none."""
-    return StepProfile.read(_inside(path, "profile.json"))
+    from harness.run_folder import read_profile
+
+    return read_profile(Path(path))
 
 
 def load_snapshot(path: Location) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from harness.hardware.roofline import (
     time_of,
     transfer_s,
 )
-from harness.hardware.table import NCCL_COMMUNICATOR, TABLE_NAMES
+from harness.hardware.table import NCCL_COMMUNICATOR, TABLE_NAMES, threads_per_sm
 
 __all__ = [
     "DEFAULT_HARDWARE",
@@ -48,6 +48,7 @@ __all__ = [
     "read_prices",
     "split_hardware",
     "table_device",
+    "threads_per_sm",
     "time_of",
     "transfer_s",
     "with_memory",

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import InputError
-from harness.hardware.table import DATASHEETS, MIB, NOT_MODELLED, SM_COUNTS, Datasheet
+from harness.hardware.table import DATASHEETS, MIB, NOT_MODELLED, SM_COUNTS, Datasheet, threads_per_sm
 from harness.step_profile import HardwareSummary, StepProfile
 from harness.system import parse_json, profiles_folder, read_whole
 
@@ -103,6 +103,12 @@ class Hardware:
     def sm_count(self) -> int:
         """Streaming multiprocessors."""
         return SM_COUNTS[self.datasheet.name]
+
+    @property
+    def gpu_threads(self) -> int:
+        """Threads that all multiprocessors together hold at once."""
+        major, minor = self.datasheet.compute_capability.split(".")
+        return self.sm_count * threads_per_sm((int(major), int(minor)))
 
     @property
     def memory_bytes(self) -> int:

@@ -259,3 +259,11 @@ NOT_MODELLED: dict[str, tuple[str, str]] = {
 gradients, optimizer states and what autograd saves take the same bytes there; which kernels run, what they
 and hipBLASLt take beside (PyTorch: 128 MiB a handle on gfx94x and gfx95x, 32 MiB on others) and how fast they
 are is not known here."""
+
+
+def threads_per_sm(compute_capability: tuple[int, int]) -> int:
+    """Resident threads of one multiprocessor (CUDA programming guide, technical specifications)."""
+    major, minor = compute_capability
+    if compute_capability == (7, 5):
+        return 1024
+    return 1536 if (major == 8 and minor >= 6) or major >= 12 else 2048

@@ -17,7 +17,6 @@ import functools
 import sys
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -31,6 +30,7 @@ from torch.utils.hooks import RemovableHandle
 
 from harness.errors import InputError
 from harness.loops.recorder import LoopRecorder
+from harness.loops.trained import TrainedModels
 from harness.loops.wraps import Wraps
 
 MOST_STEPS_OF_OTHERS = 100
@@ -95,10 +95,7 @@ class LoopFinder:
         self._depth = 0
         self._calls_in_backward = False
         """Whether modules were ever called within a backward pass; then nobody looks there any more."""
-        self._called: dict[int, weakref.ref[nn.Module]] = {}
-        """Called since the last backward, by id."""
-        self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
-        """Models that backward followed, by id: whether they were in training mode."""
+        self._trained = TrainedModels()
         self._searched = False
         """Whether modules that are compiled in place were looked for: no hook finds them."""
         self._unscaled: Tensor | None = None
@@ -172,7 +169,7 @@ class LoopFinder:
         if kind is None:
             return
         if kind == "forward":
-            self._called[id(module)] = weakref.ref(module)
+            self._trained.called(module)
             self._in_step()
         elif (kind == "generation" and self.recorder.phase != "evaluation") or not self._begun:
             self._in_step()
@@ -209,8 +206,8 @@ class LoopFinder:
         with_grad = torch.is_grad_enabled()
         if not with_grad and _in_generate():
             return "generation"
-        was = self._trained_in(module)
-        another = was is None and not with_grad and (self._trained or phase == "forward")
+        was = self._trained.mode_of(module)
+        another = was is None and not with_grad and (self._trained.any or phase == "forward")
         if another or not self.recorder.kept.trains(
             module
         ):  # a loss function, a frozen encoder, a reference model
@@ -218,19 +215,6 @@ class LoopFinder:
         if module.training:
             return "forward"
         return "evaluation" if was or not with_grad else "forward"
-
-    def _trained_in(self, module: nn.Module) -> bool | None:
-        """Whether it was in training mode when it was trained; None if it was not trained."""
-        known = self._trained.get(id(module))
-        if known is not None and known[0]() is module:
-            return known[1]
-        return next((mode for model, mode in self._trained_models() if _same(model, module)), None)
-
-    def _trained_models(self) -> Iterator[tuple[nn.Module, bool]]:
-        return ((model, mode) for known, mode in self._trained.values() if (model := known()) is not None)
-
-    def _is_evaluating(self) -> bool:
-        return any(mode and not model.training for model, mode in self._trained_models())
 
     # Steps.
 
@@ -317,7 +301,7 @@ class LoopFinder:
         if self._begun and self._is_over():  # no module was called since
             self._in_step()
         self._backwards += 1
-        if not self._called and not self._searched:
+        if not self._trained.any_called and not self._searched:
             self._searched = True
             self._wraps.modules_compiled_in_place()
         if self._begun or not self.counts_steps:
@@ -331,13 +315,7 @@ class LoopFinder:
 
     @_safely
     def _backward_ends(self) -> None:
-        if self._backwards == 1:
-            self._trained.clear()  # those of this step, and no others
-        for number, known in self._called.items():
-            model = known()
-            if model is not None:
-                self._trained[number] = known, model.training
-        self._called.clear()
+        self._trained.backward_ended(first=self._backwards == 1)
         self._look_outside(True)
         before = self._steps_after_before
         self._enter("optimizer_step" if not before or self._backwards in before else "data")
@@ -369,7 +347,7 @@ class LoopFinder:
     def _batch_begins(self) -> None:
         if self._running is not None or self._depth:
             return
-        if self._is_evaluating():
+        if self._trained.is_evaluating():
             self._enter("evaluation")
         elif self._begun or not self.counts_steps:
             self._in_step()
@@ -386,15 +364,6 @@ class LoopFinder:
         yield
         if self.recorder.phase == "saving" and before != "saving":
             self._enter(before)
-
-
-def _same(model: nn.Module, other: nn.Module) -> bool:
-    """Whether one is the other, or wraps it (DistributedDataParallel, a compiled one)."""
-    return (
-        model is other
-        or any(child is other for child in model.children())
-        or (any(child is model for child in other.children()))
-    )
 
 
 def _in_generate() -> bool:

@@ -36,7 +36,7 @@ class watch:
         """- `model`, `optimizer`: one or several; what is seen in the loop is added.
         - `steps`: the first and the last step whose memory is recorded, counted from 1.
         - `out`: the run folder, which must not hold a run; None: profiles/runs/<script>-<time>. Of several
-          ranks each has a folder rank-N in it.
+          ranks each has a folder ranks/N in it.
 
         Raises InputError for impossible steps, DataParallel, and a folder that is taken or cannot be written.
         """

@@ -101,5 +101,5 @@ def tensors_in(*values: Any) -> Iterator[Tensor]:
                 yield value
             elif isinstance(value, (list, tuple)):
                 waiting.append(value)
-            elif isinstance(value, dict) or isinstance(value, Mapping | UserDict):  # UserDict: BatchEncoding
+            elif isinstance(value, dict | Mapping | UserDict):  # a BatchEncoding is a UserDict
                 waiting.append(value.values())

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from harness.errors import InputError
-from harness.loops.process import folder_of_rank
+from harness.loops.place import own_folder
 from harness.loops.recorder import LoopRecorder, Window
 from harness.run_folder import RunFolder, new_path, without_secrets
 
@@ -20,5 +20,5 @@ def recorder_of_script(steps: tuple[int, int], out: str | Path | None) -> LoopRe
     if not 1 <= first <= last:
         raise InputError(f"steps={steps!r}: give the first and the last step to record, e.g. (3, 5).")
     command = without_secrets([sys.argv[0] or "python", *sys.argv[1:]])
-    path = folder_of_rank(Path(out) if out is not None else new_path(Path(command[0]).stem or "python"))
+    path = own_folder(Path(out) if out is not None else new_path(Path(command[0]).stem or "python"))
     return LoopRecorder(RunFolder(path, "watch", command), command, Window(first, last))

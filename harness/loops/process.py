@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.errors import HarnessError
 from harness.loops.finder import LOOKED_FOR, LoopFinder
+from harness.loops.place import own_folder
 from harness.loops.recorder import LoopRecorder, Window
 from harness.run_folder import FILES, RunFolder
 from harness.system import complain
@@ -31,7 +32,7 @@ def watch_process(out: Path, command: list[str], steps: tuple[int, int], caller:
     if watched_already():
         return
     try:
-        path = folder_of_rank(out)
+        path = own_folder(out)
         if any(os.path.lexists(path / name) for name in FILES):  # by another process of the command
             path = path / f"process-{os.getpid()}"
         folder = RunFolder(path, "watch", command)
@@ -80,19 +81,3 @@ def until_the_end(finder: LoopFinder) -> Callable[[], None]:
     atexit.register(ended)
     os.register_at_fork(after_in_child=forked)
     return ended
-
-
-def folder_of_rank(out: Path) -> Path:
-    """`out`; of one rank of several a folder in it."""
-    rank, world = _rank_and_world()
-    return out / f"rank-{rank}" if world > 1 else out
-
-
-def _rank_and_world() -> tuple[int, int]:
-    import torch
-
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    return (int(rank), int(world)) if rank.isdecimal() and world.isdecimal() else (0, 1)

@@ -8,6 +8,7 @@ such as a full disk, is said once on stderr and ends the watching, never the pro
 from __future__ import annotations
 
 import math
+import socket
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from torch import Tensor
 from harness.errors import HarnessError, is_out_of_memory
 from harness.loops.kept import Kept, tensors_in
 from harness.loops.losses import Losses
+from harness.loops.place import rank_and_world_size
 from harness.measure import (
     DeviceObserver,
     LookBack,
@@ -323,4 +325,13 @@ class LoopRecorder:
             "recorded_steps": f"{self.window.first}-{self.window.last}",
             "models": [type(model).__name__ for model in self.kept.models()],
             "optimizers": [type(optimizer).__name__ for optimizer in self.kept.optimizers()],
+            **_place(),
         }
+
+
+def _place() -> dict[str, Any]:
+    """Of one rank of several: which, and where."""
+    rank, world_size = rank_and_world_size()
+    if world_size == 1:
+        return {}
+    return {"rank": rank, "world_size": world_size, "host": socket.gethostname()}

@@ -147,7 +147,7 @@ class CudaObserver:
         return max(self._step_peak_bytes, self._allocated()["peak"])
 
     def _allocated(self) -> dict[str, int]:
-        """Not torch.cuda.memory_stats, nor what asks it: it sorts and renames a hundred counters each time."""
+        """Not torch.cuda.memory_stats, nor what asks it: it renames and sorts a hundred counters."""
         return torch.cuda.memory.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
 
     def peak_reserved_bytes(self) -> int | None:

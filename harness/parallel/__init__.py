@@ -2,8 +2,17 @@
 that are gathered together, the plan that divides a layer, and what ranks tell each other about a step.
 """
 
-from harness.parallel.deferred import Deferred
+from harness.parallel.deferred import Deferred, loaded_by_one_thread
 from harness.parallel.engines import divide, summed_at_the_end
 from harness.parallel.mesh import ALONE, Ranks, lost_rank, ranks_of
 
-__all__ = ["ALONE", "Deferred", "Ranks", "divide", "lost_rank", "ranks_of", "summed_at_the_end"]
+__all__ = [
+    "ALONE",
+    "Deferred",
+    "Ranks",
+    "divide",
+    "loaded_by_one_thread",
+    "lost_rank",
+    "ranks_of",
+    "summed_at_the_end",
+]

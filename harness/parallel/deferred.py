@@ -4,13 +4,19 @@ A model that is to be divided may be larger than the device. So it is built with
 every operator that made or changed one of its tensors, and where the random numbers stood before each draw.
 `make` then plays for some of the modules what concerns their tensors: the same operators on the same random
 numbers, in whatever order modules are asked for, give the values that building the whole at once gives.
+
+A checkpoint is loaded so too: the tape holds its tensors as they lie in the files, which are mapped into
+memory and not read. The ranks of one machine read the same pages, when they make their units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from traceback import walk_stack
 from typing import Any
@@ -51,22 +57,35 @@ class _Done:
         return written
 
 
+Make = Callable[[Iterable[nn.Module]], None]
+"""What gives modules their memory and values, when they are about to be divided."""
+
+
 class Deferred(TorchDispatchMode):
     """The tape of one model, which is made on `device` (cuda, cpu; or meta, where memory is simulated)."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, then: Callable[[nn.Module], None] = lambda module: None) -> None:
+        """`then` is called with every module that was made (to quantize it)."""
         super().__init__()
-        self.device = device
+        self.device, self.then = device, then
         self.left_out = False
-        """Whether a value was not made because it would be a shape's."""
+        """Whether a value was not made: it would be a shape's, or is made by what is no operator."""
+        self.loading = False
+        self.draws = True
+        """Whether what is recorded now would draw random numbers on the device."""
         self._tape: list[tuple[_Done, set[int], set[int]]] = []
+        self._writers: dict[int, list[int]] = defaultdict(list)
+        """By tensor: where on the tape it is made or changed."""
 
     @contextmanager
-    def recording(self) -> Iterator[torch.device]:
+    def recording(self, *, loading: bool = False) -> Iterator[torch.device]:
         """Within, tensors on the device that is yielded have no memory, and are made later.
 
         Random numbers are drawn as if they had, one tensor at a time: what comes after draws the same ones.
+        `loading`: the values come from a checkpoint. What is built `with` META as the device, before it is
+        read, is not drawn.
         """
+        self.loading = loading
         with self, _AsOnTheDevice(self):
             yield META
 
@@ -75,7 +94,7 @@ class Deferred(TorchDispatchMode):
         if not _shapes((args, kwargs)) and kwargs.get("device") != META:
             return func(*args, **kwargs)
         numbers = None
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and self.draws:
             numbers = self._generator().get_state()
             self._draw(func, args, kwargs)
         with _disable_current_modes():  # who counts bytes sees what is made later
@@ -88,6 +107,8 @@ class Deferred(TorchDispatchMode):
             )
         done = _Done(func, args, kwargs, out_then, numbers)
         writes = done.writes()
+        for key in writes:
+            self._writers[key].append(len(self._tape))
         if writes:  # a view is none
             self._tape.append((done, done.reads(), writes))
         return out
@@ -98,48 +119,68 @@ class Deferred(TorchDispatchMode):
 
     def knows(self, model: nn.Module) -> bool:
         """Whether all tensors of `model` can be made: a family's own code may do what is on no tape."""
-        written = self._written()
         read = {key for _, reads, _ in self._tape for key in reads}
         held = {_key(tensor) for tensor in _shapes([*model.parameters(), *model.buffers()])}
-        return read | held <= written and not self.left_out
+        return read | held <= self._writers.keys() and not self.left_out
 
-    @torch.no_grad()
-    def make(self, modules: Iterable[nn.Module], model: nn.Module) -> None:
-        """Give the parameters and buffers of `modules`, all within `model`, their memory and values.
+    def maker(self, model: nn.Module) -> Make:
+        """Gives modules of `model` their parameters' and buffers' memory and values, one module after the
+        other.
 
         A parameter that is tied is made for every module that has it; what is made already is left alone.
+        `model` is as it was built: what is in no module of it any more can no longer be made.
         """
-        written = self._written()
-        inside = list(dict.fromkeys(part for module in modules for part in module.modules()))
-        weights = {p: _key(p) for part in inside for p in part._parameters.values() if p is not None}
-        buffers = {b: _key(b) for part in inside for b in part._buffers.values() if b is not None}
-        weights, buffers = (
-            {x: key for x, key in found.items() if key in written} for found in (weights, buffers)
-        )
-        made = self._play({*weights.values(), *buffers.values()})
-        new: dict[Tensor, Any] = {buffer: _view(made[key], buffer) for buffer, key in buffers.items()}
-        for weight, key in weights.items():
-            new[weight] = nn.Parameter(_view(made[key], weight), weight.requires_grad)
-            new[weight].__dict__.update(weight.__dict__)
+        places: dict[Tensor, list[tuple[dict[str, Any], str]]] = defaultdict(list)
         for part in model.modules():
             for held in (part._parameters, part._buffers):
-                known = {name: new[old] for name, old in held.items() if old is not None and old in new}
-                held.update(known)
+                for name, tensor in held.items():
+                    if tensor is not None and _is_shape(tensor) and _key(tensor) in self._writers:
+                        places[tensor].append((held, name))
 
-    def _written(self) -> set[int]:
-        return {key for *_, writes in self._tape for key in writes}
+        def make(modules: Iterable[nn.Module]) -> None:
+            for part in dict.fromkeys(part for module in modules for part in module.modules()):
+                held = [t for t in (*part._parameters.values(), *part._buffers.values()) if t is not None]
+                wanted = [tensor for tensor in held if tensor in places]
+                if wanted:
+                    self._place({tensor: places.pop(tensor) for tensor in dict.fromkeys(wanted)})
+                    self.then(part)
+
+        return make
+
+    @torch.no_grad()
+    def _place(self, places: dict[Tensor, list[tuple[dict[str, Any], str]]]) -> None:
+        """Make the tensors that are shapes in `places`, and put them there."""
+        made = self._play({_key(shape) for shape in places})
+        for shape, holders in places.items():
+            new = _view(made[_key(shape)], shape)
+            if isinstance(shape, nn.Parameter):  # or what a library derives from it
+                new = torch.Tensor._make_subclass(type(shape), new, shape.requires_grad)
+                new.__dict__.update(shape.__dict__)
+            for held, name in holders:
+                held[name] = new
 
     def _play(self, wanted: set[int]) -> dict[int, Tensor]:
         """The tensors of the storages `wanted`, made from what the tape says of them."""
-        needed, concerned = set(wanted), []
-        for done, reads, writes in reversed(self._tape):
-            if writes & needed:
-                concerned.append(done)
-                needed |= reads
+        concerned: list[int] = []
+        last_use: dict[int, int] = dict.fromkeys(wanted, len(self._tape))
+        ahead = [-at for at in {at for key in wanted for at in self._writers[key]}]
+        heapify(ahead)  # from the tape's end to its start: what is read counts as it was then
+        while ahead:
+            at = -heappop(ahead)
+            if concerned and concerned[-1] == at:
+                continue
+            concerned.append(at)
+            for key in self._tape[at][1]:
+                if key not in last_use:
+                    last_use[key] = at
+                    for earlier in self._writers[key]:
+                        if earlier < at:
+                            heappush(ahead, -earlier)
         made: dict[int, Tensor] = {}
         generator = self._generator()
         before = generator.get_state()
-        for done in reversed(concerned):
+        for at in reversed(concerned):
+            done, reads, writes = self._tape[at]
             args, kwargs = tree_map(
                 lambda x: _view(made[_key(x)], x) if _is_shape(x) else x, (done.args, done.kwargs)
             )
@@ -149,6 +190,10 @@ class Deferred(TorchDispatchMode):
             for shape, tensor in zip(tree_leaves(done.out), tree_leaves(out), strict=True):
                 if _is_shape(shape):
                     made.setdefault(_key(shape), tensor)
+            args = kwargs = out = tensor = None  # the last names of what is not needed any more
+            for key in reads | writes:
+                if last_use.get(key, at) <= at:
+                    made.pop(key, None)
         generator.set_state(before)
         return made
 
@@ -170,8 +215,9 @@ class _AsOnTheDevice(TorchFunctionMode):
 
     torch.tensor puts values where no operator is seen to bring them: they are brought by one that is. What
     has no values stays on the host. By the device of torch.tensor([]) transformers decides whether weights
-    are drawn (get_torch_context_manager_or_global_device), and here they are. And torch.nn.init leaves out
-    what looks at the numbers it draws (trunc_normal_, orthogonal_), after it has asked is_meta.
+    are drawn (get_torch_context_manager_or_global_device), and here they are, unless a checkpoint has them.
+    And torch.nn.init leaves out what looks at the numbers it draws (trunc_normal_, orthogonal_), after it
+    has asked is_meta.
     """
 
     def __init__(self, deferred: Deferred) -> None:
@@ -182,11 +228,32 @@ class _AsOnTheDevice(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is FROM_VALUES and torch.device(kwargs.get("device") or "cpu") == META:
             values = func(*args, **{**kwargs, "device": "cpu"})
-            return values.to(META) if values.numel() else values
+            return values.to(META) if values.numel() or self.deferred.loading else values
         if func == IS_META:
-            callers = [frame.f_globals.get("__name__") for frame, _ in islice(walk_stack(None), 4)]
-            self.deferred.left_out |= "torch.nn.init" in callers  # `with device` may stand between
-        return func(*args, **kwargs)
+            self.deferred.left_out |= "torch.nn.init" in _callers()  # `with device` may stand between
+        self.deferred.draws = not (self.deferred.loading and "torch.utils._device" in _callers())
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.deferred.draws = True
+
+
+def _callers() -> list[Any]:
+    """Names of the modules whose functions called the one that asks, nearest first."""
+    return [frame.f_globals.get("__name__") for frame, _ in islice(walk_stack(None), 5)]
+
+
+@contextmanager
+def loaded_by_one_thread() -> Iterator[None]:
+    """Within, transformers loads a checkpoint by the thread that asks: no other's operators are recorded."""
+    before = os.environ.get("HF_DEACTIVATE_ASYNC_LOAD")
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["HF_DEACTIVATE_ASYNC_LOAD"]
+        if before is not None:
+            os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = before
 
 
 def _is_shape(value: Any) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.parallel.deferred import Deferred
+from harness.parallel.deferred import Deferred, Make
 from harness.parallel.mesh import Ranks
 from harness.recipe import Recipe
 
@@ -30,14 +30,17 @@ def divide(
     mesh = ranks.mesh
     if mesh is None:
         return model
+    make: Make = (lambda modules: None) if deferred is None else deferred.maker(model)
     if recipe.tensor_parallel:
-        from harness.parallel.layers import divide_layers  # what FSDP2 and DTensor import takes a second
+        from harness.parallel.layers import divided_layers  # what FSDP2 and DTensor import takes a second
 
-        divide_layers(recipe, model, mesh["tp"])
+        make = divided_layers(recipe, model, mesh["tp"], make)
     if recipe.fsdp:
         from harness.parallel.units import shard_units
 
-        shard_units(recipe, model, _data_mesh(recipe, mesh), device, deferred)
+        shard_units(recipe, model, _data_mesh(recipe, mesh), device, make)
+    elif recipe.tensor_parallel:
+        make([model])
     if recipe.ddp:
         return DistributedDataParallel(model, process_group=mesh.get_group("dp_replicate"))
     return model

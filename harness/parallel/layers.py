@@ -9,6 +9,7 @@ step plain and divided tensors together.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -22,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from harness.errors import InputError
+from harness.parallel.deferred import Make
 from harness.recipe import Recipe
 
 STYLES = ("colwise", "rowwise", "colwise_gather_output", "embedding_rowwise")
@@ -46,8 +48,9 @@ class Whole(ParallelStyle):
         return distribute_module(module, device_mesh, replicate, enter, leave)
 
 
-def divide_layers(recipe: Recipe, model: Any, mesh: DeviceMesh) -> None:
-    """Divide the layers of `model` among the ranks of `mesh`, in place.
+def divided_layers(recipe: Recipe, model: Any, mesh: DeviceMesh, make: Make) -> Make:
+    """What makes modules of `model` and divides their layers among the ranks of `mesh`, one after the other:
+    one layer is whole at a time.
 
     Raises InputError for a model without such a plan, and for heads that do not divide.
     """
@@ -55,18 +58,38 @@ def divide_layers(recipe: Recipe, model: Any, mesh: DeviceMesh) -> None:
     plan = _plan(recipe, base)
     embedding, head = base.get_input_embeddings(), base.get_output_embeddings()
     tied: bool = head is not None and embedding.weight is head.weight
-    styles: dict[str, ParallelStyle] = {}
+    styles: dict[nn.Module, ParallelStyle] = {}
+    found: set[str] = set()
     for name, module in base.named_modules():
-        style = plan.get(re.sub(r"\d+", "*", name))
+        style = plan.get(re.sub(r"\b\d+\b", "*", name))
         if style is not None:
-            styles |= _styles(name, module, style)
-        elif not any(name.startswith(f"{other}.") for other in styles) and _has_weights(module):
-            styles[name] = Whole()
-    for style in styles.values():
-        style.src_data_rank = None  # every rank has the same values already
-    parallelize_module(base, mesh, styles)
-    if head is not None and tied:
-        head.weight = embedding.weight
+            new = _styles(name, module, style)
+        elif _has_weights(module) and found.isdisjoint(_with_ancestors(name)):
+            new = {name: Whole()}
+        else:
+            continue
+        found |= new.keys()
+        styles |= {base.get_submodule(part): style for part, style in new.items()}
+
+    def make_divided(modules: Iterable[nn.Module]) -> None:
+        modules = list(modules)
+        for part in [part for module in modules for part in module.modules()]:
+            style = styles.pop(part, None)
+            if style is None:
+                continue
+            make([part])
+            parallelize_module(part, mesh, style, src_data_rank=None)  # every rank has the same values
+            if tied and part in (embedding, head):
+                embedding.weight = head.weight = part.weight
+        make(modules)  # buffers
+
+    return make_divided
+
+
+def _with_ancestors(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
 
 
 def _plan(recipe: Recipe, base: Any) -> dict[str, str]:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from harness.errors import InputError
-from harness.parallel.deferred import Deferred
+from harness.parallel.deferred import Make
 from harness.recipe import Recipe
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -28,13 +28,12 @@ def shard_units(
     model: nn.Module,
     mesh: DeviceMesh,
     device: torch.device,
-    deferred: Deferred | None = None,
+    make: Make,
 ) -> None:
     """Divide the weights of `model` among the ranks of `mesh`, unit by unit, the model itself last.
 
-    Of a model that is `deferred` each unit is made just before: one is whole at a time, beside the parts of
-    those before it. The last unit takes what no other has. PyTorch keeps it gathered from its forward to
-    its backward.
+    Just before, each unit is made: one is whole at a time, beside the parts of those before it. The last
+    unit takes what no other has. PyTorch keeps it gathered from its forward to its backward.
 
     Raises InputError for a model without blocks, and for cpu_offload where there is nothing to leave.
     """
@@ -47,11 +46,9 @@ def shard_units(
     }
     layout = {"block": _blocks, "accelerate": _as_accelerate, "transformers": _as_transformers}[recipe.wrap]
     for unit, kept in list(layout(model)):  # found before any is made: tied weights are the same objects
-        if deferred is not None:
-            deferred.make(unit if isinstance(unit, list) else [unit], model)
+        make(unit if isinstance(unit, list) else [unit])
         fully_shard(unit, reshard_after_forward=recipe.reshard_after_forward and not kept, **how)
-    if deferred is not None:
-        deferred.make([model], model)
+    make([model])
     fully_shard(model, **how)
 
 

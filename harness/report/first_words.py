@@ -8,7 +8,7 @@ from harness.report.groups import BEFORE
 from harness.report.history import History
 from harness.report.run import ReportRun
 from harness.snapshot import oom_in_words, remedy
-from harness.step_profile import CATEGORIES, StepProfile, between_steps_in_words, verdict
+from harness.step_profile import CATEGORIES, StepProfile, between_steps_in_words, ranks_in_words, verdict
 from harness.units import in_gib
 
 MOST_CHANGES = 3
@@ -29,6 +29,8 @@ def first_words(run: ReportRun) -> list[str]:
     sentences += [
         f"{words[0].upper()}{words[1:]}." for words in map(str.strip, between_steps_in_words(profile))
     ]
+    if profile.ranks is not None:
+        sentences += [words[0].upper() + words[1:] for words in ranks_in_words(profile.ranks)]
     sentences += _largest(profile)
     if run.shape is not None:
         sentences += _logits(profile, run.shape)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import InputError
+from harness.run_folder import RANKS, read_profile
 from harness.step_profile import MAX_FILE_BYTES, MAX_VALUES, StepProfile
 from harness.system import TooManyValues, parse_json, read_whole
 
@@ -63,8 +64,8 @@ def read_run(path: Path, device: int | None = None) -> ReportRun:
 
 
 def _of_folder(folder: Path, device: int | None) -> ReportRun:
-    profile_path = folder / "profile.json"
-    profile = StepProfile.read(profile_path) if os.path.lexists(profile_path) else None
+    of_ranks = (folder / RANKS).is_dir()
+    profile = read_profile(folder) if of_ranks or os.path.lexists(folder / "profile.json") else None
     snapshot = next((folder / name for name in SNAPSHOTS if os.path.lexists(folder / name)), None)
     if profile is None and snapshot is None:
         raise InputError(

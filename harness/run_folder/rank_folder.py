@@ -1,7 +1,6 @@
 """One run folder of several ranks: rank 0 writes the log, and each rank its own profile.
 
-RUN/ranks/<rank>/profile.json and snapshot.pickle are a rank's; RUN/profile.json is written at the end, when
-all is known (launch/collected.py).
+The run's own profile is written at the end, when all is known (run_folder/collected.py).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import Any
 
 from harness.errors import InputError
 from harness.recipe import Recipe
+from harness.run_folder.collected import folder_of_rank
 from harness.run_folder.run_folder import RunFolder, last_checkpoint
 from harness.step_profile import StepProfile
 from harness.system import write_whole
@@ -53,7 +53,7 @@ class RankFolder(RunFolder):
     def _own(self) -> Path:
         if self._rank == 0:
             self._create()
-        own = self.path / "ranks" / str(self._rank)
+        own = folder_of_rank(self.path, self._rank)
         try:
             own.mkdir(parents=True, exist_ok=True)
         except OSError as error:

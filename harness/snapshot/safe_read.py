@@ -23,19 +23,21 @@ from harness.snapshot.as_json import is_document, snapshot_of_document
 from harness.snapshot.shape import validate_snapshot
 from harness.system import TooManyValues, parse_json, read_whole
 
-MAX_FILE_BYTES = 2**30
+MAX_FILE_BYTES = 2**29
 MAX_STRING_BYTES = 2**20
-MAX_INSTRUCTIONS = 2**27
-"""Of a pickle: two million events, each with a stack of thirty frames. One makes a place in a list or half
+MAX_WIDE_BYTES = 2**24
+"""Of a pickle's strings that are not ASCII, together: in memory each of their characters may take four."""
+MAX_INSTRUCTIONS = 2**26
+"""Of a pickle: a million events, each with a stack of thirty frames. One makes a place in a list or half
 of one in a dict, and at most one of the objects below."""
 MOST_OBJECTS = {
-    "dicts and lists": (2**23, b"}])\x86"),
-    "numbers": (2**24, b"JM\x8aG"),
-    "strings": (2**23, b"\x8cX"),
+    "dicts and lists": (2**22, b"}])\x86"),
+    "numbers": (2**22, b"JM\x8aG"),
+    "strings": (2**21, b"\x8cX"),
 }
-"""How many objects a pickle may make, and the instructions that make them. They are counted as bytes, which
-strings and numbers hold too: one in 256 of those. Together they bound the memory, for 3 bytes of a file make
-an integer of 32: 5 GiB at most, of which two million events take 2."""
+"""How many objects a pickle may make, and the instructions that make them: of the first two an event of
+torch's takes 3, of strings 1. They are counted as bytes, which strings and numbers hold too: one in 256 of
+those. With the instructions they bound the memory, for 3 bytes of a file make an integer of 32."""
 SMALLER = "Record fewer steps, or set a smaller max_entries."
 MAX_JSON_BYTES = 2**28
 """Of a snapshot in JSON: one character beyond the first 65,536 makes four bytes of every other one."""
@@ -130,7 +132,7 @@ def _check_instructions(data: bytes, origin: str) -> None:
         name = _NAMES.get(data[position : position + 1], "an unknown instruction")
         raise InputError(f"{origin}: {name} at byte {position}: {reason}.")
 
-    instructions = 0
+    instructions = wide = 0
     if data[1:2] not in (b"\x02", b"\x03", b"\x04", b"\x05"):
         refuse(0, "only pickle protocols 2 to 5 are read")
     position = 2
@@ -162,9 +164,11 @@ def _check_instructions(data: bytes, origin: str) -> None:
         else:
             position = start + length
             try:  # the unpickler would let halves of surrogate pairs pass, which cannot be printed
-                data[start:position].decode()
+                wide += 0 if data[start:position].decode().isascii() else length
             except UnicodeDecodeError:
                 refuse(start - 1 - length_bytes, "its string is not UTF-8")
+            if wide > MAX_WIDE_BYTES:
+                raise InputError(f"{origin} holds more than {MAX_WIDE_BYTES:,} bytes of text beyond ASCII.")
     if position + 1 != len(data):
         refuse(position, f"{len(data) - position - 1} bytes follow the end")
 

@@ -12,6 +12,7 @@ from harness.step_profile.in_words import (
     between_steps_in_words,
     explain_oom,
     leak_in_words,
+    ranks_in_words,
     verdict,
 )
 from harness.step_profile.step_profile import (
@@ -69,6 +70,7 @@ __all__ = [
     "between_steps_in_words",
     "explain_oom",
     "leak_in_words",
+    "ranks_in_words",
     "utilization",
     "verdict",
 ]

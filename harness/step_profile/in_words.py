@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 
 from harness.step_profile.between_steps import PHASES_BETWEEN_STEPS, EvaluationStats, EvaluationWay
 from harness.step_profile.step_profile import (
     LeakReport,
+    RanksReport,
     StepProfile,
 )
-from harness.units import in_gib
+from harness.units import in_gib, ms
 
+WORTH_SAYING = 1.1
+"""A rank that takes this many times the median of all in a phase is named. In backward, where gradients are
+exchanged, the others wait for the last one: who takes longest there came first."""
 MEMORY_KINDS = {
     "cuda_allocator": "the CUDA allocator's counters",
     "simulated_allocator": "a model of the CUDA allocator",
@@ -99,6 +104,29 @@ def _logits(evaluation: EvaluationStats) -> str:
         if evaluation.host_bytes
         else logits
     )
+
+
+def ranks_in_words(ranks: RanksReport) -> Iterator[str]:
+    """Which rank peaks and how far they differ; by phase, a rank that takes much longer than most."""
+    peaks = {r.rank: r.peak_allocated_bytes for r in ranks.ranks if r.peak_allocated_bytes is not None}
+    if len(ranks.ranks) < ranks.world_size:
+        yield f"{len(ranks.ranks)} of {ranks.world_size} ranks left a profile."
+    if len(peaks) > 1:
+        most, least = max(peaks, key=peaks.__getitem__), min(peaks, key=peaks.__getitem__)
+        spread = peaks[most] - peaks[least]
+        words = f"{ranks.world_size} ranks: rank {most} peaks highest, at {in_gib(peaks[most])}"
+        below = f"rank {least} lowest, {in_gib(spread)} ({spread / peaks[most]:.1%}) below it"
+        alike = f"{ranks.world_size} ranks: all peak at {in_gib(peaks[most])}, to the byte"
+        yield f"{words}; {below}." if spread else f"{alike}."
+    for phase in dict.fromkeys(name for r in ranks.ranks for name in r.phases_s):
+        times = {r.rank: r.phases_s[phase] for r in ranks.ranks if phase in r.phases_s}
+        longest = max(times, key=times.__getitem__)
+        middle = median(times.values())
+        if len(times) > 1 and times[longest] > WORTH_SAYING * middle:
+            yield (
+                f"{phase}: rank {longest} takes longest, {ms(times[longest])} ms; the median of all is "
+                f"{ms(middle)} ms."
+            )
 
 
 def leak_in_words(leak: LeakReport) -> str:

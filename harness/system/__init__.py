@@ -16,6 +16,7 @@ from harness.system.notebook import Rows, notebook_html
 from harness.system.streams import complain, quiet_libraries, stdout_kept_for_json, warn_of_trusted_code
 from harness.system.strict_json import TooManyValues, is_object, parse_json, unrepeated
 from harness.system.strict_yaml import parse_yaml, read_mapping, to_yaml
+from harness.system.torch_release import FreeBlockOrder, TorchRelease
 from harness.system.versions import PACKAGES, SETTINGS, installed_version, provenance
 
 __all__ = [
@@ -24,8 +25,10 @@ __all__ = [
     "PACKAGES",
     "SETTINGS",
     "FolderLock",
+    "FreeBlockOrder",
     "Rows",
     "TooManyValues",
+    "TorchRelease",
     "collected_by_hand",
     "complain",
     "end_process",

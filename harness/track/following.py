@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
+from harness.run_folder import folder_of_rank, read_profile
 from harness.track.jobs import Job, profile_values, step_values
 from harness.track.trackers import KEEPS_FILES, OpenTracker, known_trackers
 
 Say = Callable[[str], None]
 POLL_S = 0.5
-FIRST_RANK = "rank-0"
+FIRST_RANK = folder_of_rank(Path(), 0)
+"""In a run folder."""
 GIVEN_UP_AFTER = 3
 """Steps, one after the other, that a tracker did not take."""
 LONGEST_REASON = 400
@@ -117,9 +119,8 @@ def follow(job: Job, over: threading.Event, say: Say) -> None:
     going_on = True
     while going_on:
         ended = over.wait(POLL_S)  # before reading: what was written until then is read
-        if folder.name != FIRST_RANK and (folder / FIRST_RANK).is_dir():
-            folder /= FIRST_RANK
-            log = Log(folder / "log.jsonl", None)
+        if log.path.parent == folder and (folder / FIRST_RANK / "log.jsonl").exists():
+            log = Log(folder / FIRST_RANK / "log.jsonl", None)
         for line in log.more():
             if follower.tracker is None and not follower.open():
                 return
@@ -161,10 +162,8 @@ def in_words(error: BaseException) -> str:
 
 
 def _profile(folder: Path) -> Any:
-    from harness.step_profile import StepProfile
-
     try:
-        return StepProfile.read(folder / "profile.json")
+        return read_profile(folder)
     except InputError:  # killed before it was written
         return None
 

@@ -6,7 +6,8 @@ checkpointing, loss, host memory for parameters, compile, ranks, optimizer, scal
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pickle import UnpicklingError
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 from harness.errors import InputError, is_out_of_memory
-from harness.parallel import ALONE, Deferred, Ranks, divide, summed_at_the_end
+from harness.parallel import ALONE, Deferred, Ranks, divide, loaded_by_one_thread, summed_at_the_end
 from harness.recipe import Recipe, find_model_config
 from harness.training.learned_positions import refuse_longer_sequences
 from harness.training.model_config import first_line, load_config
@@ -38,6 +39,8 @@ from harness.training.toggles.quantization import (
     build_random,
     prepare_for_kbit,
     quantize_experts,
+    quantize_linear,
+    quantized_experts,
     quantized_on_loading,
 )
 
@@ -54,7 +57,7 @@ def build_training(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -
 
     Raises InputError for a config that does not build or a toggle that cannot work on `device`.
     """
-    deferred = Deferred(device) if _made_by_units(recipe) else None
+    deferred = Deferred(device, quantize_linear) if recipe.fsdp or recipe.tensor_parallel else None
     model = build_model(recipe, device, deferred)
     if deferred is not None and not deferred.knows(model):
         deferred, model = None, build_model(recipe, device)
@@ -83,14 +86,6 @@ def import_libraries(recipe: Recipe) -> None:
     import_peft(recipe)
 
 
-def _made_by_units(recipe: Recipe) -> bool:
-    """Whether a rank makes and divides one unit of FSDP2 after the other, not the whole model at once.
-
-    Plans of tensor parallelism divide a whole model, and a checkpoint is loaded whole.
-    """
-    return recipe.fsdp and not recipe.tensor_parallel and recipe.weights == "random" and not recipe.quantized
-
-
 def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None = None) -> Any:
     """The model of `recipe` in training mode with every toggle applied, its weights on `device`; or none yet,
     and `deferred` knows how they are made."""
@@ -98,8 +93,12 @@ def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None 
     refuse_what_cannot_run(recipe, config, device)
     refuse_what_is_no_language_model(recipe, config)
     torch.manual_seed(recipe.seed)
-    with built_where(recipe, device) if deferred is None else deferred.recording() as place:
-        model = _with_weights(recipe, config, place)
+    pretrained = recipe.weights == "pretrained" and device.type != "meta"  # shapes need no checkpoint
+    with _built_where(recipe, device, deferred, pretrained) as place:
+        make = _from_checkpoint if pretrained else _random
+        model = _built(recipe, partial(make, recipe, config, place, deferred is not None))
+        if deferred is not None:
+            deferred.left_out |= any(quantized_experts(recipe, module) for module in model.modules())
         refuse_empty_weights(recipe, model)
         model.config.use_cache = False
         prepare_for_kbit(recipe, model)
@@ -113,27 +112,48 @@ def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None 
     return model
 
 
-def _with_weights(recipe: Recipe, config: Any, device: torch.device) -> Any:
+def _built_where(
+    recipe: Recipe, device: torch.device, deferred: Deferred | None, pretrained: bool
+) -> AbstractContextManager[torch.device]:
+    return built_where(recipe, device) if deferred is None else deferred.recording(loading=pretrained)
+
+
+def _from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later: bool) -> Any:
+    if find_model_config(recipe.model) is not None:
+        raise InputError(
+            f"weights: pretrained: {recipe.model} is a config without weights. "
+            "Give model a checkpoint folder or a Hugging Face id, or set weights: random."
+        )
     from transformers import AutoModelForCausalLM
 
-    common = {
+    how = {**_how(recipe, config), **quantized_on_loading(recipe), "device_map": {"": device}}
+    with loaded_by_one_thread() if later else nullcontext():
+        model = AutoModelForCausalLM.from_pretrained(recipe.model, **how)
+    if not later:
+        for module in model.modules():  # transformers has loaded a mixture's experts in 16 bit
+            quantize_experts(recipe, module)
+    return model
+
+
+def _random(recipe: Recipe, config: Any, device: torch.device, later: bool) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    build = partial(AutoModelForCausalLM.from_config, config, **_how(recipe, config))
+    return build_random(recipe, build, device, later=later)
+
+
+def _how(recipe: Recipe, config: Any) -> dict[str, Any]:
+    return {
         "dtype": weights_dtype(recipe, config),
         "attn_implementation": recipe.attention,
         "trust_remote_code": recipe.trust_remote_code,
     }
+
+
+def _built(recipe: Recipe, build: Callable[[], Any]) -> Any:
+    """What `build` makes. Raises InputError for a config or a checkpoint that does not build."""
     try:
-        if recipe.weights == "pretrained" and device.type != "meta":  # shapes need no checkpoint
-            if find_model_config(recipe.model) is not None:
-                raise InputError(
-                    f"weights: pretrained: {recipe.model} is a config without weights. "
-                    "Give model a checkpoint folder or a Hugging Face id, or set weights: random."
-                )
-            how = {**common, **quantized_on_loading(recipe), "device_map": {"": device}}
-            model = AutoModelForCausalLM.from_pretrained(recipe.model, **how)
-            for module in model.modules():  # transformers has loaded a mixture's experts in 16 bit
-                quantize_experts(recipe, module)
-            return model
-        return build_random(recipe, partial(AutoModelForCausalLM.from_config, config, **common), device)
+        return build()
     except InputError:
         raise
     except BUILD_ERRORS as error:

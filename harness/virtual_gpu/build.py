@@ -159,7 +159,8 @@ def _headers(installed: Torch) -> list[Path]:
 def _build(installed: Torch, parts: dict[str, tuple[str, ...]], folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+        _remove_killed(folder.parent)
+        beside = Path(tempfile.mkdtemp(prefix=f"{_building()}{os.getpid()}-", dir=folder.parent))
     except OSError as error:
         raise InputError(
             f"cannot write {folder.parent}: {error.strerror}. The virtual GPU's libraries are kept there: "
@@ -178,7 +179,9 @@ def _build(installed: Torch, parts: dict[str, tuple[str, ...]], folder: Path) ->
         for file in beside.iterdir():
             if file.name not in parts:
                 file.unlink()
-        (beside / "libcuda.so").symlink_to("libcuda.so.1")  # what Triton links with
+        for name in parts:  # libcuda.so is what Triton links with, and what others open
+            if name != CUDNN:
+                (beside / f"{name.partition('.so')[0]}.so").symlink_to(name)
         try:
             beside.rename(folder)
         except OSError:
@@ -186,6 +189,18 @@ def _build(installed: Torch, parts: dict[str, tuple[str, ...]], folder: Path) ->
                 raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _building() -> str:
+    return f".building-{platform.node()}-"
+
+
+def _remove_killed(cache: Path) -> None:
+    """Remove what a process of this machine left that was killed while it compiled."""
+    for left in cache.glob(f"{_building()}*-*"):
+        number = left.name.removeprefix(_building()).partition("-")[0]
+        if number.isdecimal() and not Path("/proc", number).exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _compile(installed: Torch, name: str, sources: tuple[str, ...], folder: Path) -> subprocess.Popen[str]:

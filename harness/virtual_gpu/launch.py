@@ -55,6 +55,7 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
         **environment,
         **variables,
         "LD_PRELOAD": in_front("LD_PRELOAD", *loaded),
+        "LD_LIBRARY_PATH": in_front("LD_LIBRARY_PATH", loaded[0].parent),  # for who opens libcuda.so by name
         "PYTHONPATH": in_front("PYTHONPATH", STARTUP),
         "PATH": in_front("PATH", STARTUP / "bin"),
         "TRITON_LIBCUDA_PATH": str(loaded[0].parent),
@@ -102,9 +103,11 @@ def outside(environment: Mapping[str, str]) -> dict[str, str]:
     made = {name: value for name, value in environment.items() if not name.startswith("VIRTUAL_GPU")}
     if len(made) == len(environment):
         return made
-    for name in ("PYTHONPATH", "PATH"):
-        kept = [part for part in made.get(name, "").split(os.pathsep) if not part.startswith(str(STARTUP))]
-        made[name] = os.pathsep.join(kept)
+    ours = (str(STARTUP), made.get("TRITON_LIBCUDA_PATH") or str(STARTUP))
+    for name in ("PYTHONPATH", "PATH", "LD_LIBRARY_PATH"):
+        kept = [part for part in made.pop(name, "").split(os.pathsep) if not part.startswith(ours)]
+        if any(kept):
+            made[name] = os.pathsep.join(kept)
     for name in ("LD_PRELOAD", "TRITON_LIBCUDA_PATH"):
         made.pop(name, None)
     return made

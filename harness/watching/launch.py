@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
-from harness.run_folder import FILES, without_secrets
+from harness.run_folder import FILES, RANKS, without_secrets
 from harness.system import PACKAGE
 from harness.virtual_gpu import Options, surroundings
 
@@ -61,8 +61,7 @@ def run_watched(command: Sequence[str], steps: tuple[int, int], out: Path, gpus:
 
 
 def _prepare(out: Path) -> None:
-    taken = [name for name in FILES if os.path.lexists(out / name)]
-    taken += sorted(path.name for path in out.glob("rank-*"))[:1]
+    taken = [name for name in (*FILES, RANKS) if os.path.lexists(out / name)]
     if taken:
         raise InputError(f"--out {out}: it already holds a {taken[0]}. Give another folder, or remove it.")
     try:

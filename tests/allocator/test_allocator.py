@@ -216,6 +216,16 @@ def test_with_max_split_size_only_as_many_oversize_blocks_are_freed_as_needed() 
     assert memory_stats(allocator)["num_alloc_retries"] == 0
 
 
+def test_a_block_of_just_max_split_size_is_oversize_and_freed_with_others() -> None:
+    """release_available_cached_blocks: `while totalReleased < key.size && (*it)->size >= max_split_size`."""
+    allocator, events = made("max_split_size_mb:24", capacity_bytes=48 * MiB)
+    for block in [allocator.malloc(24 * MiB) for _ in range(2)]:
+        allocator.free(block)
+    allocator.malloc(40 * MiB)
+    assert events[2:] == [("segment_free", 24 * MiB)] * 2 + [("segment_alloc", 40 * MiB)]
+    assert memory_stats(allocator)["num_alloc_retries"] == 0  # nothing more had to be given back
+
+
 def test_garbage_collection_frees_what_went_unused_longest() -> None:
     allocator, events = made(
         "per_process_memory_fraction:0.5,garbage_collection_threshold:0.5", device_bytes=400 * MiB

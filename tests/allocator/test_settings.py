@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.allocator.settings import Settings, free_block_order, parse_settings, settings_from_environment
+from harness.allocator.settings import Settings, parse_settings, settings_from_environment
 from harness.errors import InputError
 
 MiB = 2**20
@@ -127,13 +127,12 @@ def test_the_cuda_variable_hides_the_general_one_even_when_empty() -> None:
     ],
 )
 def test_free_blocks_are_ranked_as_the_version_does(version: str, order: str) -> None:
-    assert free_block_order(version) == order
     assert parse_settings("", version).free_block_order == order
 
 
 def test_a_version_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match="main"):
-        free_block_order("main")
+        parse_settings("", "main")
 
 
 limits = st.sampled_from(["max_split_size_mb", "max_non_split_rounding_mb", "large_segment_size_mb"])

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from benchmarks.published.__main__ import device_of, measured_bytes, napkin_answer
-from benchmarks.published.cases import FOLDER, published_cases
+from benchmarks.published.__main__ import measured_bytes, napkin_answer
+from benchmarks.published.cases import FOLDER, device_of, published_cases
 from benchmarks.published.distributed import BUILT, OF_ITS_DAY, REASONS
-from benchmarks.published.kernels import simulated_row
+from benchmarks.published.kernels import allocated_row
 from harness.hardware.hardware import PLENTY_BYTES, find_hardware, with_memory
 from harness.napkin.prediction import predict
 from harness.recipe.check import check_recipe
@@ -71,7 +71,7 @@ def test_napkin_answers_as_committed():
 @keeps_workspaces
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_simulate_as_committed(name):
-    assert simulated_row(CASES[name], device_of(CASES[name])) == ROWS[name]["simulated_bytes"]
+    assert allocated_row(CASES[name], device_of(CASES[name])) == ROWS[name]["simulated_bytes"]
 
 
 def test_the_page_is_that_of_the_results():

@@ -166,6 +166,8 @@ def test_what_a_recipe_cannot_have_is_said_with_the_reason():
     refused = [row for row in strategies(memory, 2) if isinstance(row, Refused)]
     assert {row.strategy for row in refused} == {"FSDP2", "hybrid sharding"}
     assert all("bitsandbytes" in row.reason for row in refused)
+    # the strategy stands before it, and where the values come from is no file
+    assert all(row.reason.startswith("parallel: fsdp with optimizer: ") for row in refused)
 
 
 # DDP's buckets ----------------------------------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 python -m tests.mutation                       every module of modules.toml; writes docs/data/mutation.json
 python -m tests.mutation allocator optimizer   only these, and leaves the others as they are
+python -m tests.mutation --survivors fit       only the mutants of it that survived before
+python -m tests.mutation --sample 20 fit       fewer: those that come first in its sample
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import json
@@ -18,41 +21,46 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutation.forks import NEEDS_IMPORT, Collected, Outcome, import_from, libraries_of, run_tests
-from tests.mutation.mutants import Mutant, mutants_of, sample_of
+from tests.mutation.mutant import Mutant
+from tests.mutation.mutants import mutants_of, sample_of
 from tests.support.places import ROOT
 
 HERE = ROOT / "tests/mutation"
 RESULTS = ROOT / "docs/data/mutation.json"
+UNJUDGED = "not judged"
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "pydantic", "hypothesis", "rich", "typer")
 
 
-def run_module(module: dict[str, Any]) -> dict[str, Any]:
-    """The row of one module; nothing of harness is imported in this process."""
+def run_module(module: dict[str, Any], most: int) -> dict[str, Any]:
+    """The row of one module, of `most` mutants at most; nothing of harness is imported in this process."""
     every = [mutant for path in module["files"] for mutant in mutants_of(path)]
-    named = [_named(row) for row in module.get("named", [])]
-    chosen = [*named, *sample_of(every, module["sample"])]
-    outcomes = _outcomes(module["tests"], chosen)
-    survivors = []
-    for mutant, outcome in zip(chosen, outcomes, strict=True):
-        if outcome.status == 0:
-            survivors.append(
-                {"file": mutant.path, "line": mutant.line, "was": mutant.was, "becomes": mutant.becomes}
-            )
-    sampled = outcomes[len(named) :]
+    written = module.get("named", [])
+    named, sample = [_named(row) for row in written], sample_of(every, min(module["sample"], most))
+    outcomes = _outcomes(module["tests"], [*named, *sample])
+    tried = list(zip(sample, outcomes[len(named) :], strict=True))
     return {
-        "name": module["name"],
-        "files": module["files"],
-        "tests": module["tests"],
+        **{key: module[key] for key in ("name", "title", "files", "tests")},
         "mutants": len(every),
-        "tried": len(sampled),
-        "killed": sum(outcome.status != 0 and not outcome.timed_out for outcome in sampled),
-        "timed_out": sum(outcome.timed_out for outcome in sampled),
-        "survivors": survivors,
+        "tried": len(sample),
+        "killed": sum(outcome.status != 0 and not outcome.timed_out for _, outcome in tried),
+        "timed_out": sum(outcome.timed_out for _, outcome in tried),
+        "survivors": [_judged(mutant) for mutant, outcome in tried if outcome.status == 0],
         "named": [
             {"what": row["what"], "file": row["file"], "killed_by": outcome.first_failure}
-            for row, outcome in zip(module.get("named", []), outcomes, strict=False)
+            for row, outcome in zip(written, outcomes, strict=False)
         ],
     }
+
+
+def try_survivors_again(module: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """The row, after its survivors alone were tried again: with tests that were added since."""
+    changes = [(each["file"], each["was"], each["becomes"]) for each in row["survivors"]]
+    every = [mutant for path in module["files"] for mutant in mutants_of(path)]
+    again = [mutant for mutant in every if (mutant.path, mutant.was, mutant.becomes) in changes]
+    outcomes = _outcomes(module["tests"], again)
+    alive = [mutant for mutant, outcome in zip(again, outcomes, strict=True) if outcome.status == 0]
+    killed = row["tried"] - row["timed_out"] - len(alive)
+    return row | {"killed": killed, "survivors": [_judged(mutant) for mutant in alive]}
 
 
 def _outcomes(tests: list[str], mutants: list[Mutant]) -> list[Outcome]:
@@ -65,7 +73,7 @@ def _outcomes(tests: list[str], mutants: list[Mutant]) -> list[Outcome]:
         if name not in sys.modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)  # once, instead of in every fork
-    limit_s = 20 + 4 * baseline.cpu_s
+    limit_s = 8 + 3 * baseline.cpu_s
     print(f"  {len(mutants)} mutants, {baseline.cpu_s:.0f} s of processor for all tests", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder, "outcomes.json")
@@ -103,41 +111,63 @@ def _said(outcome: Outcome, mutant: Mutant) -> Outcome:
     return outcome
 
 
+def _judged(mutant: Mutant) -> dict[str, Any]:
+    """The survivor, with what tests/mutation/judged.toml says of it."""
+    rows = tomllib.loads((HERE / "judged.toml").read_text(encoding="utf-8"))["survivor"]
+    change = {"file": mutant.path, "was": mutant.was, "becomes": mutant.becomes}
+    said = next((row for row in rows if change.items() <= row.items()), {})
+    judgement = {"judgement": said.get("judgement", UNJUDGED), "why": said.get("why", "")}
+    return {"file": mutant.path, "line": mutant.line, **change, **judgement}
+
+
 def _named(row: dict[str, str]) -> Mutant:
     """A mutant written by hand: `was`, which stands in the file once, and what it becomes."""
     source = (ROOT / row["file"]).read_text(encoding="utf-8")
-    if source.count(row["was"]) != 1:
-        raise SystemExit(
-            f"tests/mutation/modules.toml: {row['was']!r} stands {source.count(row['was'])} times in {row['file']}"
-        )
+    times = source.count(row["was"])
+    if times != 1:
+        raise SystemExit(f"tests/mutation/modules.toml: {row['was']!r} stands {times} times in {row['file']}")
     line = source[: source.index(row["was"])].count("\n") + 1
-    return Mutant(
-        row["file"], line, row["was"], row["becomes"], source.replace(row["was"], row["becomes"]), True
-    )
+    changed = source.replace(row["was"], row["becomes"])
+    return Mutant(row["file"], line, row["was"], row["becomes"], changed, in_function=True)
 
 
-def main(names: list[str]) -> None:
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="MODULE")
+    parser.add_argument("--survivors", action="store_true")
+    parser.add_argument("--sample", type=int, default=10**6, metavar="N")
+    asked = parser.parse_args(arguments)
+    names = asked.names
     modules = tomllib.loads((HERE / "modules.toml").read_text(encoding="utf-8"))["module"]
+    if unknown := set(names) - {module["name"] for module in modules}:
+        raise SystemExit(f"tests/mutation/modules.toml has no module {', '.join(sorted(unknown))}")
     for library in LIBRARIES:
         __import__(library)
     import hypothesis
 
-    hypothesis.settings.register_profile("mutation", derandomize=True, database=None)
+    # the same examples each time; the first that fails is enough, the smallest is not looked for
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile(
+        "mutation", derandomize=True, database=None, phases=phases, deadline=None
+    )
     hypothesis.settings.load_profile("mutation")
-    for module in modules:
-        if names and module["name"] not in names:
-            continue
+    for module in (module for module in modules if not names or module["name"] in names):
         print(module["name"], flush=True)
-        row = run_module(module)
-        rows = {row["name"]: row for row in json.loads(RESULTS.read_bytes())} if RESULTS.exists() else {}
-        rows[row["name"]] = row
+        again = _rows().get(module["name"]) if asked.survivors else None
+        row = try_survivors_again(module, again) if again else run_module(module, asked.sample)
+        rows = _rows() | {row["name"]: row}
         print(
-            f"  {row['tried']} of {row['mutants']}: {row['killed']} killed, {row['timed_out']} timed out, {len(row['survivors'])} survived",
+            f"  {row['tried']} of {row['mutants']}: {row['killed']} killed, {row['timed_out']} timed out, "
+            f"{len(row['survivors'])} survived",
             flush=True,
         )
-        RESULTS.write_text(
-            json.dumps([rows[m["name"]] for m in modules if m["name"] in rows], indent=1) + "\n"
-        )
+        kept = [rows[module["name"]] for module in modules if module["name"] in rows]
+        RESULTS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+
+
+def _rows() -> dict[str, dict[str, Any]]:
+    rows = json.loads(RESULTS.read_bytes()) if RESULTS.exists() else []
+    return {row["name"]: row for row in rows}
 
 
 if __name__ == "__main__":

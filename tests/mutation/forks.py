@@ -25,7 +25,7 @@ from types import CodeType, FunctionType
 
 import pytest
 
-from tests.mutation.mutants import Mutant
+from tests.mutation.mutant import Mutant
 from tests.support.places import ROOT
 
 QUIET = [
@@ -84,12 +84,17 @@ class Collected:
         path = str(ROOT / mutant.path)
         before = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
         after = compile(mutant.source, path, "exec", dont_inherit=True)
-        pairs = list(zip(_functions(before), _functions(after), strict=True))
+        old, new = list(_functions(before)), list(_functions(after))
+        if len(old) != len(new):
+            return False
+        pairs = zip(old, new, strict=True)
         changed = {(a.co_qualname, a.co_firstlineno): b for a, b in pairs if a != b}
         found = set()
         for function in self._functions:
             key = (function.__code__.co_qualname, function.__code__.co_firstlineno)
             if function.__code__.co_filename == path and key in changed:
+                if function.__code__.co_freevars != changed[key].co_freevars:
+                    return False  # it would look for what is around it in the wrong places
                 function.__code__ = changed[key]
                 found.add(key)
         return found == changed.keys()

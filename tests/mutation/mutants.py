@@ -7,16 +7,15 @@ mutant of cosmic-ray costs is a process that imports torch: so only the operator
 from __future__ import annotations
 
 import ast
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import libcst as cst
 import libcst.matchers as m
 from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators, operator_arg_removal, operator_string
 
+from tests.mutation.mutant import Mutant
 from tests.support.places import ROOT
 
 CODE = cst.Module([])
@@ -26,31 +25,8 @@ NOT_MUTATED = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom, cst.As
 """What says nothing about what the code does, or fails at once when it is changed."""
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One change of one file."""
-
-    path: str
-    """From the root of the checkout."""
-    line: int
-    was: str
-    """The lines that change, in one, without indentation."""
-    becomes: str
-    source: str
-    """The whole file as changed."""
-    in_function: bool
-    """Not what runs when the module is imported."""
-    nth: int = 0
-    """How many like it stand above."""
-
-    @property
-    def key(self) -> str:
-        """The same for as long as these lines and this change are the same, wherever the lines are."""
-        return hashlib.sha256(f"{self.path}\n{self.was}\n{self.becomes}\n{self.nth}".encode()).hexdigest()
-
-
 def mutants_of(path: str) -> list[Mutant]:
-    """Every mutant of the file at `path`, from the root; some may not compile, or say the same: see `sample_of`."""
+    """Every mutant of the file at `path`, from the root. Some do not compile, or say the same."""
     code = (ROOT / path).read_bytes()
     module = MetadataWrapper(cst.parse_module(code), unsafe_skip_copy=True)
     found = _Found()
@@ -66,8 +42,8 @@ def mutants_of(path: str) -> list[Mutant]:
 
 
 def sample_of(mutants: list[Mutant], size: int) -> list[Mutant]:
-    """`size` of them, or all: as good as random, and hardly others when a few lines change. Each compiles and is
-    another program.
+    """`size` of them, or all: as good as random, and hardly others when a few lines change. Each compiles and
+    is another program.
     """
     chosen: list[Mutant] = []
     for mutant in sorted(mutants, key=lambda mutant: mutant.key):

@@ -9,8 +9,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness.errors import InputError
+from harness.hardware.hardware import find_hardware
 from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.tape.attention import choose_kernel
+from harness.napkin.tape.ops import sum_of_rows_bytes
+from harness.simulate.kernels.gpu import Gpu, TorchRelease, capability_of
+from harness.simulate.kernels.reductions import Kernel, iterator_dims, split_to_32_bit, staging_bytes
 from tests.support.napkin_oracle import CONFIGS, napkin, recipe_for, saved_bytes
 
 # The CPU keeps LayerNorm's mean and deviation in 16 bit for 16-bit inputs, CUDA in fp32, so these run in
@@ -203,3 +207,20 @@ def test_logits_and_loss_take_two_four_four_and_four_bytes_a_token_and_word(tmp_
     fused = napkin(recipe.model_copy(update={"loss": "fused_linear"})).moments[:-1]
     # chunks about as large as the hidden states, and the head's gradient made in forward
     assert max(s.activations + s.temporaries for s in fused) < 50_000 * 64 * 2 + 2**20 < largest["loss"] / 2
+
+
+@pytest.mark.parametrize("name", ["h100", "a100-80gb", "rtx-4090", "t4"])
+def test_a_sum_of_rows_takes_what_the_simulated_kernel_takes(name):
+    """The gradient of a norm's weight or of a scale: one row, summed from as many as there are tokens."""
+    device = find_hardware(name)
+    gpu = Gpu(capability_of(device.datasheet.compute_capability), device.sm_count, TorchRelease(2, 13))
+    found = set[int]()
+    for rows in (256, 1020, 1021, 2048, 5000, 2**16, 2**20):
+        for columns in (128, 256, 1000, 2048, 5632, 11008, 32768):
+            values = torch.empty(rows, columns, device="meta")
+            parts = split_to_32_bit(iterator_dims(values, [0], values.dtype), 4, 4)
+            expected = max(staging_bytes(part, 4, Kernel(4), gpu)[0] for part in parts)
+            if len(parts) == 1:
+                assert sum_of_rows_bytes(rows, columns, device.gpu_threads) == expected, (rows, columns)
+                found.add(expected)
+    assert len(found) > 10

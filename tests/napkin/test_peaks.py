@@ -156,3 +156,10 @@ def test_the_gradient_that_waits_while_a_block_is_computed_again(tmp_path):
         seq_len=256,
     )
     check(recipe)
+
+
+def test_new_gradients_are_added_to_earlier_ones_and_freed(tmp_path):
+    """Few tokens, so that gradients and not activations make the peak."""
+    recipe = recipe_for(tmp_path, "llama", micro_batch_size=1, seq_len=16, gradient_accumulation_steps=2)
+    predicted = predicted_peaks(napkin(recipe))["backward"]
+    assert predicted == pytest.approx(peaks_by_phase(recipe)["backward"], rel=SMALL)

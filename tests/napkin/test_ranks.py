@@ -6,6 +6,7 @@ The recordings are of benchmarks/virtual_gpu/rank_loops.py, which says how they 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,8 +17,8 @@ from harness.hardware.hardware import find_hardware
 from harness.napkin.memory.moments import Memory
 from harness.napkin.model.weights import Weight
 from harness.napkin.prediction import estimate, predict
-from harness.napkin.ranks.parts import part_of, whole_bytes
-from harness.napkin.ranks.units import Unit, Units
+from harness.napkin.ranks.parts import described_mesh, part_of, whole_bytes
+from harness.napkin.ranks.units import Unit, Units, as_computed
 from harness.recipe.check import check_recipe
 from tests.support.places import RECORDINGS, ROOT
 from tests.support.tiny import tiny
@@ -73,7 +74,8 @@ def test_half_of_the_peaks_are_far_closer(tmp_path):
 
 
 def test_a_part_is_the_first_dimension_divided_and_rounded_up():
-    matrix = Weight("w", 10, 6, "fp32", 240, True)
+    matrix = Weight("w", 10, 6, "fp32", 240, True, formula="10 * 6 * 4")
+    assert part_of(matrix, 4).formula == "10 * 6 * 4 / 4"  # the row of a derivation
     assert (part_of(matrix, 4).rows, part_of(matrix, 4).size_bytes) == (3, 3 * 6 * 4)
     assert whole_bytes(matrix, 4, None) == 12 * 6 * 4
     assert whole_bytes(matrix, 4, "bf16") == 12 * 6 * 2
@@ -86,9 +88,18 @@ def test_a_part_is_the_first_dimension_divided_and_rounded_up():
 
 def test_scales_of_packed_weights_are_whole_on_every_rank():
     packed, scales = 4096 // 2, 4096 // 64 * 4 + 64
-    weight = Weight("w", 64, 64, "nf4", packed + scales, False)
+    weight = Weight("w", 64, 64, "nf4", packed + scales, False, formula="half a byte and scales")
+    assert part_of(weight, 4).formula == "half a byte and scales, the packed half byte / 4"
     assert part_of(weight, 4).size_bytes == packed // 4 + scales
     assert whole_bytes(weight, 4, "bf16") == packed
+    uneven = Weight("w", 3, 64, "nf4", 96, False)  # 48 elements of 16 bit on 5 ranks: 10 each, rounded up
+    assert (part_of(uneven, 5).size_bytes, whole_bytes(uneven, 5, None)) == (20, 100)
+
+
+def test_a_mesh_is_said_by_the_names_of_its_dimensions():
+    assert described_mesh(tiny(parallel="fsdp", dp_shard=2)) == "2 ranks: dp_shard 2"
+    hybrid = tiny(parallel="fsdp", dp_shard=2, dp_replicate=3)
+    assert described_mesh(hybrid) == "6 ranks: dp_replicate 3 × dp_shard 2"
 
 
 # units ------------------------------------------------------------------------------------------------
@@ -97,10 +108,10 @@ OUTER = [Weight("embed_tokens", 8, 4, "fp32", 128, True), Weight("lm_head", 8, 4
 BLOCK = [Weight("q_proj", 4, 4, "fp32", 64, True, count=3)]
 
 
-def units(**fields: Any) -> Units:
+def units(outer: list[Weight] = OUTER, **fields: Any) -> Units:
     recipe = tiny(**{"parallel": "fsdp", "dp_shard": 2, "precision": "fp32", **fields})
     return Units(
-        recipe, OUTER, BLOCK, tied=False, micro_batches=recipe.gradient_accumulation_steps, on_host=False
+        recipe, outer, BLOCK, tied=False, micro_batches=recipe.gradient_accumulation_steps, on_host=False
     )
 
 
@@ -127,6 +138,7 @@ def test_kept_units_stay_until_their_backward():
 def test_a_head_apart_is_gathered_for_the_loss_and_reduced_before_the_blocks():
     found = units(wrap="accelerate")
     assert (found.own, found.embeddings.weights, found.tail.weights) == (Unit(), 128, 128)
+    assert (found.embeddings.last, found.tail.last) == (128, 128)  # of the only weight of each
     assert found.in_block() == 2 * 64
     assert found.at_loss() == 2 * 128
     assert found.being_reduced(2) == 128
@@ -138,6 +150,12 @@ def test_mixed_precision_gathers_in_16_bit_and_holds_fp32():
     assert found.block == Unit(weights=32, gradients=32, reduced=64, part=32, output=32)
 
 
+@pytest.mark.parametrize("fields", [{"precision": "bf16-mixed"}, {"parallel": "fsdp", "dp_shard": 2}])
+def test_without_fsdp2s_mixed_precision_a_model_computes_as_it_was_built(fields):
+    built = estimate(tiny(**fields), H100).sizes.built
+    assert as_computed(built) is built
+
+
 def test_unsynced_micro_batches_hold_whole_gradients():
     unsynced = {"gradient_accumulation_steps": 4, "sync_each_micro_batch": False}
     found = units(**unsynced)
@@ -145,6 +163,14 @@ def test_unsynced_micro_batches_hold_whole_gradients():
     assert found.accumulates
     assert not units(**unsynced, precision="bf16-mixed", reduce_dtype="fp32").accumulates
     assert units(gradient_accumulation_steps=4).accumulated == 0
+    frozen = [replace(weight, trained=False) for weight in OUTER]
+    assert units(frozen, **unsynced).accumulates  # the blocks' are all there are
+    assert found.left_by(found.block) == 32 - 64  # a part comes, and what had gathered goes
+
+
+def test_parts_of_gradients_stay_where_there_were_none():
+    assert units().left_by(units().block) == 32
+    assert units(gradient_accumulation_steps=4).left_by(units().block) == 0  # added to the earlier ones'
 
 
 def test_one_rank_gathers_without_a_buffer():

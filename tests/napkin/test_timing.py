@@ -9,8 +9,8 @@ from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.napkin.timing import Timing
 from harness.observe.flops import FlopCount
-from harness.simulate.kernels.gpu import TorchRelease
 from harness.simulate.simulated_run import simulate
+from harness.system import TorchRelease
 from harness.training.model import build_training
 from harness.training.step import train_step
 from tests.support.napkin_oracle import napkin, recipe_for

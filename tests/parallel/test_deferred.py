@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from harness.parallel import Deferred
-from tests.support.tiny import CPU
+from harness.training.model import build_model
+from harness.training.toggles.quantization import quantize_linear
+from tests.support.tiny import CPU, tiny
 
 
 class Model(nn.Module):
@@ -47,11 +52,12 @@ def test_made_in_parts_and_out_of_order_it_has_the_same_values(dtype: torch.dtyp
     assert deferred.knows(model)
     assert all(tensor.is_meta for tensor in values(model).values())
     assert torch.equal(torch.rand((), dtype=dtype), next_number)
+    make = deferred.maker(model)
     before = torch.get_rng_state()
-    deferred.make([model.blocks[2], model.head], model)
+    make([model.blocks[2], model.head])
     assert [p.is_meta for p in (model.blocks[2].weight, model.blocks[1].weight)] == [False, True]
     assert model.head.weight is model.embedding.weight
-    deferred.make([model], model)
+    make([model])
     assert torch.equal(torch.get_rng_state(), before)
     assert model.head.weight is model.embedding.weight
     for name, tensor in values(model).items():
@@ -74,3 +80,47 @@ def test_draws_that_look_at_their_numbers_it_does_not_know() -> None:
         model = nn.Linear(3, 3)
         nn.init.trunc_normal_(model.weight)
     assert not deferred.knows(model)
+
+
+NF4: dict[str, Any] = {"adapter": "lora", "quantization": "nf4", "parallel": "fsdp", "dp_shard": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "lora": {"adapter": "lora"},
+    "nf4": NF4,
+    "nf4 twice, mixed": NF4 | {"double_quant": True, "precision": "bf16-mixed"},
+    "nf4 prepared": NF4 | {"upcast_for_kbit": True, "precision": "bf16"},
+}
+
+
+@pytest.mark.parametrize("weights", ["random", "pretrained"])
+@pytest.mark.parametrize("fields", MODELS.values(), ids=MODELS)
+def test_a_model_made_layer_by_layer_is_the_one_built_at_once(
+    fields: dict[str, Any], weights: str, tmp_path: Path
+) -> None:
+    build_model(tiny(), CPU).save_pretrained(tmp_path)
+    recipe = tiny(**fields, weights=weights, **({"model": str(tmp_path)} if weights == "pretrained" else {}))
+    expected = build_model(recipe, CPU)
+    deferred = Deferred(CPU, quantize_linear)
+    model = build_model(recipe, CPU, deferred)
+    assert deferred.knows(model)
+    assert all(tensor.is_meta for tensor in values_with_scales(model).values())
+    deferred.maker(model)([model])
+    ours, theirs = values_with_scales(model), values_with_scales(expected)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert tensor.dtype == theirs[name].dtype, name
+        assert tensor.requires_grad == theirs[name].requires_grad, name
+        assert torch.equal(bytes_of(tensor), bytes_of(theirs[name])), name
+
+
+def values_with_scales(model: nn.Module) -> dict[str, Tensor]:
+    found = dict([*model.named_parameters(), *model.named_buffers()])
+    for name, module in model.named_modules():
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        found |= {} if state is None else {f"{name}.absmax": state.absmax, f"{name}.code": state.code}
+    return found
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Packed values are no numbers of their dtype."""
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)

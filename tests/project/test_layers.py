@@ -7,6 +7,7 @@ never reach one another; every library has its home; there is one training step.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -320,6 +321,24 @@ def test_packages_without_torch_import_none() -> None:
     assert done.stdout.split() == importable
 
 
+def test_releases_are_told_apart_in_one_place() -> None:
+    """By name (system/torch_release.py): whoever compares a version in place hides what differs.
+
+    cuDNN's own version is compared where torch's C++ compares it (simulate/kernels/attention_choice.py).
+    """
+    version = re.compile(r"__version__|(?<!cudnn_)version\b|TorchRelease|\.torch$")
+
+    def compares(node: ast.AST) -> bool:
+        if not isinstance(node, ast.Compare) or not isinstance(
+            node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE
+        ):
+            return False
+        return any(version.search(ast.unparse(side)) for side in (node.left, *node.comparators))
+
+    assert any(map(compares, ast.walk(ast.parse("f(gpu.torch >= (2, 15))"))))
+    assert [file for file in FILES if any(map(compares, nodes(file)))] == []
+
+
 def test_no_tool_of_tests_runs_in_the_program() -> None:
     """What a simulation replaces, it replaces by name and with a reason (simulate/replacement.py)."""
     assert not [file for file in FILES if "unittest" in {name.split(".")[0] for name in imports_of(file)}]
@@ -346,11 +365,11 @@ def test_files_are_short() -> None:
 
 def test_a_file_that_is_named_exists() -> None:
     """In docstrings and comments, as `folder/file.py`: what has moved is named where it is now."""
-    from re import findall
-
     named = 0
     for file, path in FILES.items():
-        for name in findall(r"(?<![\w./<-])((?:[a-z_]+/)+[a-z_]+\.py)\b", path.read_text(encoding="utf-8")):
+        for name in re.findall(
+            r"(?<![\w./<-])((?:[a-z_]+/)+[a-z_]+\.py)\b", path.read_text(encoding="utf-8")
+        ):
             short = name.removeprefix("harness/")
             if short.split("/")[0] in LEVEL:
                 named += 1

@@ -498,15 +498,50 @@ def test_as_many_as_the_bounds_are_read(monkeypatch: pytest.MonkeyPatch) -> None
     assert load_plain(b'{"a": 1}') == {"a": 1}
 
 
+def test_text_beyond_ascii_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One such character makes four bytes of every character of its string."""
+    monkeypatch.setattr(safe_pickle, "MAX_WIDE_BYTES", 100)
+    wide, plain = text(b"\xf0\x9f\x98\x80" + b"a" * 46), text(b"a" * 50)
+    assert len(load_plain(b"\x80\x02](" + wide * 2 + plain * 9 + b"e.")) == 11
+    with pytest.raises(InputError, match="more than 100 bytes of text beyond ASCII"):
+        load_plain(b"\x80\x02](" + wide * 3 + b"e.")
+
+
+def test_a_million_events_as_torch_dumps_them_are_within_the_bounds() -> None:
+    """Counted for a few thousand, each with a stack of its own thirty lines of known code."""
+    lines = [{"name": f"f{n}", "filename": f"/site-packages/part_{n}.py", "line": n} for n in range(3000)]
+    trace = [
+        {
+            "action": "alloc" if n % 2 else "free_completed",
+            "addr": 0x7F00_0000_0000 + 512 * n,
+            "size": 70_000 + 512 * n,
+            "stream": 0,
+            "time_us": 1_795_357_579_187_945 + n,
+            "compile_context": "N/A",
+            "user_metadata": "",
+            "pool_id": (0, 0),
+            "frames": lines[n % 2900 : n % 2900 + 30],
+        }
+        for n in range(20_000)
+    ]
+    data = pickle.dumps({"segments": [], "device_traces": [trace]}, 4)
+    assert load_plain(data)["device_traces"] == [trace]
+    million = 1_000_000 / len(trace)
+    assert len(data) * million < safe_pickle.MAX_FILE_BYTES
+    assert sum(1 for _ in pickletools.genops(data)) * million < safe_pickle.MAX_INSTRUCTIONS
+    for most, opcodes in safe_pickle.MOST_OBJECTS.values():
+        assert sum(data.count(opcode) for opcode in opcodes) * million < most
+
+
 def test_security_md_says_the_bounds() -> None:
     """The numbers there are those of the code."""
     said = " ".join((ROOT / "SECURITY.md").read_text().split())
     most = {name: number for name, (number, _) in safe_pickle.MOST_OBJECTS.items()}
     for number, words in (
-        (most["dicts and lists"], "2**23 dicts and lists"),
-        (most["numbers"], "2**24 numbers"),
-        (most["strings"], "2**23 strings"),
-        (safe_pickle.MAX_INSTRUCTIONS, "2**27 instructions"),
+        (most["dicts and lists"], "2**22 dicts and lists"),
+        (most["numbers"], "2**22 numbers"),
+        (most["strings"], "2**21 strings"),
+        (safe_pickle.MAX_INSTRUCTIONS, "2**26 instructions"),
         (safe_pickle.MAX_JSON_VALUES, "2**23 in a snapshot as JSON"),
         (step_profile.MAX_VALUES, "2**20 in a profile"),
         (strict_json.MAX_VALUES, "2**18 elsewhere"),
@@ -514,7 +549,8 @@ def test_security_md_says_the_bounds() -> None:
         assert words in said
         assert number == 2 ** int(words.split()[0].removeprefix("2**"))
     for number, words in (
-        (safe_pickle.MAX_FILE_BYTES, "at most 1 GiB"),
+        (safe_pickle.MAX_FILE_BYTES, "at most 512 MiB"),
+        (safe_pickle.MAX_WIDE_BYTES, "16 MiB of them beyond ASCII"),
         (safe_pickle.MAX_JSON_BYTES, "at most 256 MiB"),
         (step_profile.MAX_FILE_BYTES, "16 MiB for a profile"),
         (sweep_document.MAX_FILE_BYTES, "64 MiB for a sweep"),
@@ -571,7 +607,7 @@ def test_json_is_bounded_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_runs_of_instructions_are_counted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event takes sixty instructions, and two million of them are within the bound."""
+    """An event takes sixty instructions, and a million of them are within the bound."""
     body = b"j\0\0\0\0" * 40_000  # five bytes each
     monkeypatch.setattr(safe_pickle, "MAX_INSTRUCTIONS", 40_000 + safe_pickle._RUN)
     safe_pickle._check_instructions(b"\x80\x02](" + body + b"e.", "snapshot")

@@ -21,7 +21,7 @@ from harness.napkin.memory.moments import Memory, memory_of
 from harness.napkin.model.built_model import BuiltModel
 from harness.observe.storage_tracker import StorageTracker
 from harness.recipe.recipe import Recipe
-from harness.simulate.kernels.gpu import TorchRelease
+from harness.system import TorchRelease
 from harness.training.model import build_training
 from harness.training.step import train_step
 

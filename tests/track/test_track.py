@@ -248,7 +248,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 @pytest.mark.parametrize(
     ("words", "log"),
     [
-        ((*WATCH, *TORCHRUN, "loop.py"), "run/rank-0"),
+        ((*WATCH, *TORCHRUN, "loop.py"), "run/ranks/0"),
         ((*RUN, "parallel=fsdp", "--gpus", "2", "--out", "run", "--track", "tensorboard"), "run"),
     ],
     ids=["a command", "a recipe"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shutil
 import signal
@@ -77,19 +78,74 @@ def test_a_crash_in_c_says_so(emulate) -> None:
     assert "crashed in C (SIGSEGV). The last CUDA call was cuda" in error
 
 
+def test_a_stack_that_is_full_says_so_too(emulate) -> None:
+    code = """
+import ctypes, torch
+chain = ctypes.CFUNCTYPE(None)
+deeper = chain(lambda: deeper())
+import sys, resource
+sys.setrecursionlimit(10**9)
+torch.empty(1, device="cuda")
+deeper()
+"""
+    assert "crashed in C (SIGSEGV)" in emulate(code=code, status=-signal.SIGSEGV).stderr
+
+
+def test_libraries_of_another_cuda(emulate, tmp_path: Path) -> None:
+    """Or that call what nobody has: PyTorch's or the linker's own error, and a sentence after it."""
+    sources = {
+        "tomorrow": "int cudaFromTomorrow(void); int call(void) { return cudaFromTomorrow(); }",
+        "old": "",
+    }
+    for name, source in sources.items():
+        (tmp_path / f"{name}.c").write_text(source)
+    compiler = ["cc", "-shared", "-fPIC", "-o"]
+    for command in (
+        [*compiler, "libcudart.so.7", "old.c", "-Wl,-soname,libcudart.so.7"],
+        [*compiler, "libold.so", "old.c", "-Wl,--no-as-needed", "./libcudart.so.7"],
+        [*compiler, "libtomorrow.so", "tomorrow.c"],
+    ):
+        subprocess.run(command, check=True, cwd=tmp_path)
+    (tmp_path / "libcudart.so.7").unlink()
+    code = "import ctypes, os; ctypes.CDLL('./lib{}.so', mode=os.RTLD_NOW)"
+    error = emulate(code=code.format("old"), status=1).stderr
+    assert "virtual GPU: a library needs libcudart.so.7, which is not here" in error
+    error = emulate(code=code.format("tomorrow"), status=1).stderr
+    assert "virtual GPU: there is no cudaFromTomorrow here" in error
+
+
+def test_another_runtime_is_told_about(emulate, tmp_path: Path) -> None:
+    """A library that asks the driver as NVIDIA's runtime of another CUDA does."""
+    (tmp_path / "runtime.c").write_text(
+        "int cuGetProcAddress_v2(const char*, void**, int, unsigned long, void*);"
+        'int find(void) { void* f = 0; return cuGetProcAddress_v2("cuInit", &f, 7000, 0, 0) || f; }'
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libcudart.so.7", "runtime.c"], check=True, cwd=tmp_path)
+    error = emulate(code="import ctypes; l = ctypes.CDLL('./libcudart.so.7'); l.find(); l.find()").stderr
+    assert error.count("libcudart.so.7 is the runtime of another CUDA than PyTorch's") == 1
+
+
 def test_a_command_that_is_not_there(emulate) -> None:
     assert "there is no command nonesuch" in emulate("nonesuch", status=2).stderr
 
 
-def test_real_devices_are_out_of_sight(emulate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No library of a real driver is loaded, and the numbers of real devices mean nothing."""
+def test_real_devices_are_out_of_sight(emulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No library of a real driver is loaded, by any name, and the numbers of real devices mean nothing."""
+    names = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1", "nvidia-smi")
+    for name in names:
+        (tmp_path / name).write_text("the real one")
+        (tmp_path / name).chmod(0o755)
+    for variable in ("LD_LIBRARY_PATH", "PATH"):
+        monkeypatch.setenv(variable, str(tmp_path), prepend=":")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
-    code = """
-import torch
+    assert "virtual" in emulate("nvidia-smi").stdout
+    code = f"""
+import ctypes, torch
+[ctypes.CDLL(name) for name in {names[:4]}]
 torch.ones(1, device="cuda")
 maps = open("/proc/self/maps").read().splitlines()
-print(sorted({line.split("/")[-1] for line in maps if "libcuda.so" in line or "nvidia-ml" in line}))
-print({line.split()[-1].rsplit("/", 1)[0] for line in maps if "libcuda.so" in line})
+print(sorted({{line.split("/")[-1] for line in maps if "libcuda.so" in line or "nvidia-ml" in line}}))
+print({{line.split()[-1].rsplit("/", 1)[0] for line in maps if "libcuda.so" in line}})
 """
     names, folder = emulate(code=code).stdout.splitlines()
     assert names == "['libcuda.so.1', 'libnvidia-ml.so.1']"
@@ -108,8 +164,14 @@ def test_a_program_s_own_sitecustomize_is_imported(
     assert emulate(code="import torch; print(torch.cuda.is_available())").stdout.endswith("mine\nTrue\n")
 
 
-def test_two_that_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_that_build_at_once_and_one_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ended = subprocess.Popen("true")
+    ended.wait()
+    killed = tmp_path / "harness" / "virtual-gpu" / f".building-{platform.node()}-{ended.pid}-x"
+    killed.mkdir(parents=True)
     command = [sys.executable, "-m", "harness", "emulate", "--gpu", "h100", "--", "true"]
     both = [subprocess.Popen(command) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness.answers import diff_profiles
+from harness.api import load_profile
 from harness.cli.app import main
 from harness.errors import InputError
+from harness.report.first_words import first_words
+from harness.report.run import read_run
 from harness.run_folder.run_folder import without_secrets
 from harness.serve.index import Index
 from harness.step_profile.step_profile import StepProfile
@@ -65,15 +68,29 @@ def test_a_program_with_workers(tmp_path: Path, monkeypatch, capsys) -> None:
 def test_two_ranks(tmp_path: Path) -> None:
     """The second has twice the batch."""
     done = watch(tmp_path, *TORCHRUN, PROGRAM)
-    found = json.loads((tmp_path / "run" / "ranks.json").read_text())
-    profiles = [StepProfile.read(tmp_path / "run" / f"rank-{n}" / "profile.json") for n in (0, 1)]
+    profiles = [StepProfile.read(tmp_path / "run" / "ranks" / str(n) / "profile.json") for n in (0, 1)]
     peaks = [profile.memory.peak_allocated_bytes or 0 for profile in profiles]
     assert all(profile.complete for profile in profiles)
     assert peaks[0] < peaks[1]
-    assert found["peaks"] == {"0": peaks[0], "1": peaks[1]}
-    assert (found["peak_rank"], found["spread_bytes"]) == (1, peaks[1] - peaks[0])
-    assert set(found["stragglers"]) >= {"data", "forward", "backward", "optimizer_step"}
-    assert "2 ranks: rank 1 peaks" in done.stderr
+    whole = StepProfile.read(tmp_path / "run" / "profile.json")
+    assert whole.ranks is not None
+    assert whole.complete
+    assert (whole.ranks.world_size, whole.ranks.peak_rank) == (2, 1)
+    assert whole.memory == profiles[1].memory
+    assert [rank.peak_allocated_bytes for rank in whole.ranks.ranks] == peaks
+    assert all(
+        set(rank.phases_s) >= {"data", "forward", "backward", "optimizer_step"} for rank in whole.ranks.ranks
+    )
+    assert "2 ranks: rank 1 peaks highest" in done.stderr
+    history = (tmp_path / "run" / "snapshot.pickle").read_bytes()
+    assert history == (tmp_path / "run" / "ranks" / "1" / "snapshot.pickle").read_bytes()
+    sentences = first_words(read_run(tmp_path / "run"))
+    assert any("rank 1 peaks highest" in sentence for sentence in sentences)
+    (tmp_path / "run" / "profile.json").unlink()  # as harness.watch in a script under torchrun leaves it
+    assert read_run(tmp_path / "run").profile == whole
+    assert load_profile(tmp_path / "run") == whole
+    other = diff_profiles(whole, profiles[0])
+    assert ("rank", "1", peaks[1], None) in [(d.place, d.name, d.first, d.second) for d in other.bytes]
 
 
 def test_memory_that_runs_out(tmp_path: Path) -> None:

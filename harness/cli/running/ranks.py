@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from contextlib import nullcontext
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import InputError
-from harness.system import complain, quiet_libraries, write_whole
+from harness.system import complain, quiet_libraries
 
 if TYPE_CHECKING:
     from harness.launch import PlaceInRanks
@@ -49,23 +48,21 @@ def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | Non
     Returns the run's profile (None if no rank left one), its folder, and the exit status after saying what
     went wrong. Raises InputError where the ranks cannot start.
     """
-    from harness.launch import profiles_of_ranks, put_together, start_ranks
-    from harness.run_folder import RunFolder
+    from harness.launch import start_ranks
+    from harness.run_folder import RANKS, RunFolder, profiles_of_ranks, put_folder_together
 
     quiet_libraries()
     _refuse_missing_gpus(recipe, asked.device)
     run = RunFolder(asked.out, name, recipe, asked.resume)
     folder = run.path
-    shutil.rmtree(folder / "ranks", ignore_errors=True)  # of the run that is resumed
+    shutil.rmtree(folder / RANKS, ignore_errors=True)  # of the run that is resumed
     with _following(asked, run, recipe):
         ending = start_ranks(asked.command(folder), recipe.world_size, asked.patience_s)
         reason, status = ending.reason, ending.status
         profiles = profiles_of_ranks(folder)
         if not profiles:
             return None, folder, complain(reason or "no rank left a profile", status or 1)
-        profile = put_together(profiles, recipe.world_size, reason)
-        write_whole(folder / "profile.json", profile.to_json() + "\n")
-        _show_snapshot_of(profile, folder)
+        profile = put_folder_together(folder, profiles, recipe.world_size, reason)
     if reason is not None:
         left = len(profiles)
         kept = f"{left} of {recipe.world_size} ranks left a profile, which is marked incomplete"
@@ -79,18 +76,6 @@ def _following(asked: Asked, run: RunFolder, recipe: Recipe) -> Tracking:
 
     log = Terminal(stderr=True)
     return track_run(asked.trackers, run, recipe, lambda words: say(log, words, whole=True))
-
-
-def _show_snapshot_of(profile: StepProfile, folder: Path) -> None:
-    """The history of the rank that peaks is the run's, for all that read a run folder."""
-    snapshot = folder / "snapshot.pickle"
-    snapshot.unlink(missing_ok=True)
-    own = folder / "ranks" / str(profile.ranks.peak_rank if profile.ranks else 0) / snapshot.name
-    if own.exists():
-        try:
-            os.link(own, snapshot)
-        except OSError:  # a file system without links
-            shutil.copyfile(own, snapshot)
 
 
 def run_as_rank(
@@ -123,7 +108,7 @@ def _gathered(profile: StepProfile, folder: RankFolder, place: PlaceInRanks) -> 
     """On rank 0 what all ranks saw, over the network: their folders may be on machines of their own."""
     import torch.distributed as dist
 
-    from harness.launch import put_together
+    from harness.run_folder import put_together
     from harness.step_profile import StepProfile
 
     texts: list[str] | None = [""] * place.world_size if place.rank == 0 else None

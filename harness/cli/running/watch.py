@@ -53,7 +53,13 @@ def watch(
 ) -> None:
     """Run any training command and record where its bytes and milliseconds go."""
     from harness.cli.terminal.terminal import Terminal, say
-    from harness.run_folder import new_path, without_secrets
+    from harness.run_folder import (
+        new_path,
+        profiles_of_ranks,
+        put_folder_together,
+        without_secrets,
+        world_size_of,
+    )
     from harness.system import complain
     from harness.track import Tracking, tracker_names
     from harness.virtual_gpu import Options
@@ -64,6 +70,9 @@ def watch(
     about = {"command": shlex.join(without_secrets(command))}
     with Tracking(trackers, folder, name, about, lambda words: say(people, words, whole=True)):
         status = run_watched(command, recorded, folder, None if gpu is None else Options(gpu, gpus))
+        ranks = profiles_of_ranks(folder)
+        if ranks:  # before the trackers ask for it
+            put_folder_together(folder, ranks, world_size_of(ranks), None)
     if _show(people, folder, status):
         say(people, f"run folder: {folder}", whole=True)
     else:
@@ -79,30 +88,22 @@ def watch(
 
 
 def _show(people: Console, folder: Path, status: int) -> bool:
-    """The ranks side by side, and the tables of the one that peaks; or of every process. Returns whether any
-    left a profile.
-    """
+    """The tables of the run, ranks side by side; or of every process. Returns whether any left a profile."""
     from harness.cli.terminal.profile_tables import print_profile
     from harness.cli.terminal.terminal import say
+    from harness.run_folder import folder_of_rank
     from harness.step_profile import StepProfile
-    from harness.system import complain, write_whole
-    from harness.watching import rank_folders, summary_of_ranks
+    from harness.system import complain
 
     shown = [folder, *sorted(folder.glob("process-*"))]
-    ranks = rank_folders(folder)
-    if ranks:
-        summary = summary_of_ranks(ranks)
-        write_whole(folder / "ranks.json", summary.to_json())
-        for line in summary.in_words():
-            say(people, line)
-        shown = ranks[:1] if summary.peak_rank is None else [folder / f"rank-{summary.peak_rank}"]
     profiles = [path / "profile.json" for path in shown if (path / "profile.json").is_file()]
     for path in profiles:
         profile = StepProfile.read(path)
         say(people, f"{profile.subject} on {profile.hardware.name}")
         print_profile(people, profile)
         if status > 128 and not profile.complete:
-            ended = f"the command was ended by signal {status - 128} in step {_next_step(path.parent)}"
+            own = folder_of_rank(folder, profile.ranks.peak_rank) if profile.ranks else path.parent
+            ended = f"the command was ended by signal {status - 128} in step {_next_step(own)}"
             complain(f"{ended}; the profile so far is marked incomplete", 1)
     return bool(profiles)
 

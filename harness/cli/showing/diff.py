@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,15 +68,14 @@ def diff(
 
 
 def _two_profiles(what: list[str]) -> Found:
-    from harness.step_profile import StepProfile
+    from harness.run_folder import read_profile
 
     if len(what) != 2:
         raise InputError(
             f"there are {len(what)} arguments. Give two profiles or run folders, or a recipe with --python "
             "twice."
         )
-    paths = [os.path.join(text, "profile.json") if os.path.isdir(text) else text for text in what]
-    first, second = (StepProfile.read(Path(path)) for path in paths)
+    first, second = (read_profile(Path(text)) for text in what)
     return (what[0], what[1]), (first, second), None
 
 

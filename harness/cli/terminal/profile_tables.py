@@ -6,7 +6,15 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.cli.terminal.terminal import plain_table, print_table, say
-from harness.step_profile import CATEGORIES, MEMORY_KINDS, PHASES, RanksReport, StepProfile, TimeStats
+from harness.step_profile import (
+    CATEGORIES,
+    MEMORY_KINDS,
+    PHASES,
+    RanksReport,
+    StepProfile,
+    TimeStats,
+    ranks_in_words,
+)
 from harness.units import in_gib, ms
 
 
@@ -20,6 +28,8 @@ def print_profile(console: Console, profile: StepProfile) -> None:
         whose = f"the other tables are of rank {profile.ranks.peak_rank}, which peaks highest"
         say(console, f"{profile.ranks.world_size} ranks; {whose}")
         print_table(console, _ranks_table(profile.ranks))
+        for line in ranks_in_words(profile.ranks):
+            say(console, line)
     if profile.memory.at_peak.total_bytes():
         say(console, f"memory at the peak, in {profile.memory.peak_phase}")
         print_table(console, _memory_table(profile))

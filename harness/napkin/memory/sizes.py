@@ -41,7 +41,8 @@ class Sizes:
                 micro_batches=self.micro_batches,
                 on_host=self.parts_on_host,
             )
-        self.stages: Stages = build_stages(as_computed(built), float(hardware.datasheet.compute_capability))
+        capability = float(hardware.datasheet.compute_capability)
+        self.stages: Stages = build_stages(as_computed(built), capability, hardware.gpu_threads)
         self.optimizer: OptimizerMemory = optimizer_memory(
             built.recipe, self.trained, parts_on_host=self.parts_on_host
         )

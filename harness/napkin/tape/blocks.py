@@ -17,11 +17,14 @@ from harness.napkin.tape.ops import activate, add, dropout, multiply, norm, rota
 from harness.napkin.tape.tape import Tape, Tensor
 
 
-def new_tape(built: BuiltModel) -> Tape:
-    """An empty tape for this model and recipe, one micro batch."""
+def new_tape(built: BuiltModel, gpu_threads: int) -> Tape:
+    """An empty tape for this model and recipe, one micro batch, on a GPU that holds so many threads."""
     sizes = {letter: dim.size(built) for letter, dim in DIMS.items()}
     caches = not built.recipe.parameters_on_host
-    return Tape(sizes, built.autocast, caches_casts=caches, compiled=built.recipe.compile)
+    hooked = built.recipe.activations_on_host
+    return Tape(
+        sizes, built.autocast, gpu_threads, hooked, caches_casts=caches, compiled=built.recipe.compile
+    )
 
 
 def embed(tape: Tape, built: BuiltModel) -> Tensor:

@@ -173,7 +173,8 @@ def _ia3(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, di
         x = cast(tape, x, "fp32")
     if feedforward:
         given = x.dtype
-        scaled = multiply(tape, x if quantized else cast(tape, x, dtype), scales, f"{name}: input scaled")
+        wide = x if quantized else cast(tape, x, dtype)
+        scaled = multiply(tape, wide, scales, f"{name}: input scaled", columns=width)
         return _base(tape, built, scaled if quantized else cast(tape, scaled, given), matrix, name, dims)
     out = _base(tape, built, x, matrix, name, dims)
-    return cast(tape, multiply(tape, out, scales, f"{name} scaled"), out.dtype)
+    return cast(tape, multiply(tape, out, scales, f"{name} scaled", columns=width), out.dtype)

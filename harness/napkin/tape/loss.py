@@ -42,9 +42,11 @@ class HeadAndLoss:
     fused: FusedLoss | None = None
 
 
-def head_and_loss(built: BuiltModel, dtype: str, grad: bool, compute_capability: float) -> HeadAndLoss:
+def head_and_loss(
+    built: BuiltModel, dtype: str, grad: bool, compute_capability: float, gpu_threads: int
+) -> HeadAndLoss:
     """The end of the model on a residual stream of `dtype`; `grad`: it needs a gradient."""
-    tape = new_tape(built)
+    tape = new_tape(built, gpu_threads)
     entering = tape.tensor("block input", "B S H", dtype, grad=grad)
     hidden = norm(tape, built, entering, "final norm")
     if built.recipe.loss == "fused_linear":

@@ -39,13 +39,33 @@ def add(tape: Tape, a: Tensor, b: Tensor, name: str, *, recomputable: bool = Fal
     return tape.op(name, a.dims, dtype, [a, b], passes_gradient=True, recomputable=recomputable)
 
 
-def multiply(tape: Tape, a: Tensor, b: Tensor, name: str, dims: str | None = None) -> Tensor:
-    """a * b: keeps each factor that the other's gradient needs. `b` may be smaller and broadcast."""
+def multiply(
+    tape: Tape, a: Tensor, b: Tensor, name: str, dims: str | None = None, *, columns: int = 0
+) -> Tensor:
+    """a * b: keeps each factor that the other's gradient needs. `b` may be smaller and broadcast; with
+    `columns` it is a vector of so many."""
     dtype = promoted(a.dtype, b.dtype)
     # the smaller factor's gradient is summed from a product of the full size
     summed = a.size_bytes if b.grad and b.size_bytes < a.size_bytes else 0
+    if summed and columns:
+        staged = sum_of_rows_bytes(a.size_bytes // SIZES[a.dtype] // columns, columns, tape.gpu_threads)
+        summed += max(0, staged - (a.size_bytes if tape.hooked else 0))
     saves = [b if a.grad else None, a if b.grad else None]
     return tape.op(name, dims or a.dims, dtype, [a, b], saves, temporary_bytes=summed)
+
+
+def sum_of_rows_bytes(rows: int, columns: int, gpu_threads: int) -> int:
+    """What CUDA takes to sum rows into one (ATen/native/cuda/Reduce.cuh, setReduceConfig).
+
+    A block of 32 x 4 threads sums 128 columns, four a thread. Where these blocks leave the GPU idle, several
+    share the rows of each, and meet in a buffer with 32 x 4 fp32 places for every column.
+    """
+    grid, most = -(-columns // 128), gpu_threads // 128
+    values = -(-rows // 4)  # a thread's
+    if columns % 4 or columns < 128 or values < 256 or grid > most:
+        return 0
+    blocks = max(min(-(-most // grid), -(-values // 16)), -(-values // 256))
+    return 4 * columns * blocks * 128 if blocks > 1 else 0
 
 
 def scale(tape: Tape, x: Tensor, name: str) -> Tensor:
@@ -89,9 +109,9 @@ def _rms_norm(tape: Tape, built: BuiltModel, x: Tensor, name: str) -> Tensor:
     width = x.size_bytes // SIZES[x.dtype] // tape.elements(rows)
     if built.shape.family in ("gemma", "gemma2"):  # (1 + weight) in fp32, then cast
         weight = Tensor(f"{name}: 1 + weight", "width", "fp32", 4 * width, trained)
-        return cast(tape, multiply(tape, normed, weight, name), x.dtype)
+        return cast(tape, multiply(tape, normed, weight, name, columns=width), x.dtype)
     weight = Tensor(f"{name}: weight", "width", dtype, 0, trained)  # a parameter: kept anyway
-    return multiply(tape, cast(tape, normed, x.dtype), weight, name)
+    return multiply(tape, cast(tape, normed, x.dtype), weight, name, columns=width)
 
 
 def rotate(tape: Tape, built: BuiltModel, x: Tensor, tables: tuple[Tensor, Tensor], name: str) -> Tensor:

@@ -111,10 +111,11 @@ class Stages:
         return [self.embedding, *self.blocks, self.loss]
 
 
-def build_stages(built: BuiltModel, compute_capability: float) -> Stages:
-    """The stages of `built` on a GPU of `compute_capability` (it decides which attention kernel runs)."""
+def build_stages(built: BuiltModel, compute_capability: float, gpu_threads: int) -> Stages:
+    """The stages of `built` on a GPU of `compute_capability` (it decides which attention kernel runs) that
+    holds `gpu_threads` at once (they decide among how many blocks a sum is divided)."""
     shape, packed, checkpointed = built.shape, built.recipe.packing, built.recipe.gradient_checkpointing
-    tape = new_tape(built)
+    tape = new_tape(built, gpu_threads)
     x = embed(tape, built)
     if checkpointed:
         x.grad = True  # peft makes the embeddings' output require a gradient, for checkpointing's sake
@@ -124,7 +125,8 @@ def build_stages(built: BuiltModel, compute_capability: float) -> Stages:
     names = ["input_ids", "labels", *(["position_ids"] if packed else [])]
     blocks: list[Stage] = []
     for name, count in [("first block", 1), ("block", shape.layers - 1)][: min(shape.layers, 2)]:
-        of_block = new_tape(built)
+        of_block = new_tape(built, gpu_threads)
+        of_block.hooked |= checkpointed
         entering = of_block.tensor("block input", "B S H", x.dtype, grad=x.grad)
         x = block(of_block, built, entering, tables, masks[0] if masks else None, compute_capability)
         blocks.append(
@@ -137,7 +139,7 @@ def build_stages(built: BuiltModel, compute_capability: float) -> Stages:
                 checkpointed=checkpointed,
             )
         )
-    head = head_and_loss(built, x.dtype, x.grad, compute_capability)
+    head = head_and_loss(built, x.dtype, x.grad, compute_capability, gpu_threads)
     saved = {id(t) for t in saved_storages(blocks[-1].tape.ops)}
     return Stages(
         batch=[*(tape.tensor(name, "B S", "int64") for name in names), *(given or [])],

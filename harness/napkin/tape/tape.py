@@ -70,6 +70,11 @@ class Tape:
     sizes: dict[str, int]
     autocast: str | None = None
     """The dtype autocast runs matrix products in; None without autocast."""
+    gpu_threads: int = 0
+    """Threads that the whole GPU holds at once."""
+    hooked: bool = False
+    """Hooks of autograd give back what was kept, as checkpointing's and offloading's do: it is gone when the
+    operator has run, before its gradients are summed to their shapes (torch/csrc/autograd/engine.cpp)."""
     caches_casts: bool = True
     """Autocast keeps its copies of trained weights; of weights that visit from host memory it cannot."""
     compiled: bool = False

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from harness.simulate.kernels.gpu import TorchRelease
 from harness.simulate.replacement import Replacement, all_replaced
+from harness.system import TorchRelease
 
 
 def _names(text: str) -> frozenset[str]:

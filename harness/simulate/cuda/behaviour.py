@@ -32,9 +32,10 @@ from harness.simulate.kernels.attention_choice import (
     AttentionCall,
     chosen_backend,
 )
-from harness.simulate.kernels.gpu import Gpu, TorchRelease, capability_of
+from harness.simulate.kernels.gpu import Gpu, capability_of
 from harness.simulate.kernels.operators import operator_of
 from harness.simulate.replacement import Replacement, all_replaced
+from harness.system import TorchRelease
 
 aten = torch.ops.aten
 

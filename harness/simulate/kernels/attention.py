@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from harness.simulate.kernels.attention_choice import HALF_DTYPES
-from harness.simulate.kernels.gpu import Gpu, TorchRelease
+from harness.simulate.kernels.gpu import Gpu
 from harness.simulate.kernels.operators import kernel
 from harness.simulate.kernels.reductions import Kernel, reduce
 from harness.simulate.kernels.script import Script, ceil_div, round_up, size_of
+from harness.system import TorchRelease
 
 FLOAT_BYTES = 4
 CUDNN_ALIGNMENT_BYTES = 128

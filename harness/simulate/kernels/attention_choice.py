@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from harness.simulate.kernels.gpu import TorchRelease
+from harness.system import TorchRelease
 
 Backend = Literal["flash", "efficient", "cudnn", "math"]
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
-from harness.allocator import FreeBlockOrder, Replay, parse_settings, replay
+from harness.allocator import Replay, parse_settings, replay
 from harness.errors import InputError
+from harness.system import FreeBlockOrder
 
 
 class Reserved(NamedTuple):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,9 +49,11 @@ def _bitsandbytes_config(recipe: Recipe) -> Any:
     )
 
 
-def build_random(recipe: Recipe, build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+def build_random(
+    recipe: Recipe, build: Callable[[], nn.Module], device: torch.device, *, later: bool = False
+) -> nn.Module:
     """The model that `build` makes, with random weights; quantized layer by layer: at most one is in 16 bit
-    at a time.
+    at a time. If `later`, none is quantized yet: `quantize_linear` is called when each has its weights.
 
     The same layers are quantized as when transformers loads a checkpoint: every linear layer but the output
     head (and what is tied to it). `build` is called under the meta device then.
@@ -75,14 +76,11 @@ def build_random(recipe: Recipe, build: Callable[[], nn.Module], device: torch.d
     dtype = next(model.parameters()).dtype
     for module in list(model.modules()):  # not those that quantizing experts adds: they would be emptied
         if isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt):
-            _make_linear(model, module, dtype, device)
-        elif any(True for _ in module.parameters(recurse=False)) or any(
-            True for _ in module.buffers(recurse=False)
-        ):
-            with _new_parameters():
-                module.to_empty(device=device, recurse=False)
+            _make_linear(model, module, dtype, device, later)
+        elif _empty(module, device):
             model._init_weights(module)  # type: ignore[operator]
-            quantize_experts(recipe, module)
+            if not later:
+                quantize_experts(recipe, module)
     model.tie_weights()  # type: ignore[operator]
     flag = "is_loaded_in_8bit" if recipe.quantization == "int8" else "is_loaded_in_4bit"
     setattr(model, flag, True)  # what peft asks before it chooses its quantized layers
@@ -91,39 +89,55 @@ def build_random(recipe: Recipe, build: Callable[[], nn.Module], device: torch.d
     return model
 
 
-@contextmanager
-def _new_parameters() -> Iterator[None]:
-    """Conversions make new parameters, as they do from meta to a GPU; from meta to meta a tied one would
-    lose its first memory to its second.
-    """
-    before = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
-    try:
-        yield
-    finally:
-        torch.__future__.set_overwrite_module_params_on_conversion(before)
+def _empty(module: nn.Module, device: torch.device) -> bool:
+    """Give what `module` itself holds memory on `device`, tied weights too. Whether it holds any."""
+    tensors = [(held, name) for held in (module._parameters, module._buffers) for name in held]
+    tensors = [(held, name) for held, name in tensors if held[name] is not None]
+    for held, name in tensors:
+        shape = held[name]
+        new = torch.empty(shape.shape, dtype=shape.dtype, device=device)
+        held[name] = nn.Parameter(new, shape.requires_grad) if isinstance(shape, nn.Parameter) else new
+    return bool(tensors)
 
 
-def _make_linear(model: nn.Module, layer: Any, dtype: torch.dtype, device: torch.device) -> None:
-    """Random weight in `dtype`, quantized at once into `layer` (a bitsandbytes linear layer)."""
+def _make_linear(model: nn.Module, layer: Any, dtype: torch.dtype, device: torch.device, later: bool) -> None:
+    """Random weight in `dtype` for `layer` (a bitsandbytes linear layer), quantized at once or `later`."""
     std = getattr(model.config, "initializer_range", 0.02)  # type: ignore[union-attr]
     shape = (layer.out_features, layer.in_features)
     values = torch.empty(shape, dtype=dtype, device=device).normal_(0.0, std)
-    weight = type(layer.weight)(values, **{**layer.weight.__dict__, "requires_grad": False, "module": layer})
-    layer.weight = weight._quantize(device)
+    layer.weight = _with_values(layer, values)
+    if not later:
+        layer.weight = layer.weight._quantize(device)
     if layer.bias is not None:
         layer.bias = nn.Parameter(torch.zeros(layer.out_features, dtype=dtype, device=device), False)
 
 
+def quantize_linear(module: Any) -> None:
+    """Quantize the weight of `module` where it lies, if it is a 4-bit one that was left for later."""
+    weight = getattr(module, "weight", None)
+    if getattr(weight, "bnb_quantized", True):
+        return
+    module.weight = _with_values(module, weight.data)._quantize(weight.device)
+
+
+def _with_values(layer: Any, values: torch.Tensor) -> Any:
+    """The weight of `layer`, bitsandbytes' own kind, with `values` that are not quantized yet."""
+    return type(layer.weight)(values, **{**layer.weight.__dict__, "requires_grad": False, "module": layer})
+
+
 def quantize_experts(recipe: Recipe, module: nn.Module) -> None:
     """Quantize the expert weights that `module` itself holds, if any. bitsandbytes does it in 4 bit only."""
-    if recipe.quantization not in ("nf4", "fp4"):
-        return
-    from bitsandbytes.nn.parametrize import replace_parameter_4bit
+    for name in quantized_experts(recipe, module):
+        from bitsandbytes.nn.parametrize import replace_parameter_4bit
 
-    for name in MIXTURE_PARAMETERS:
-        parameter = getattr(module, name, None)
-        if isinstance(parameter, nn.Parameter) and parameter.dim() == 3:
-            replace_parameter_4bit(
-                module, name, compress_statistics=recipe.double_quant, quant_type=recipe.quantization
-            )
+        replace_parameter_4bit(
+            module, name, compress_statistics=recipe.double_quant, quant_type=recipe.quantization
+        )
+
+
+def quantized_experts(recipe: Recipe, module: nn.Module) -> list[str]:
+    """Names of the parameters of `module` itself that `quantize_experts` quantizes."""
+    if recipe.quantization not in ("nf4", "fp4"):
+        return []
+    found = {name: getattr(module, name, None) for name in MIXTURE_PARAMETERS}
+    return [name for name, held in found.items() if isinstance(held, nn.Parameter) and held.dim() == 3]

@@ -41,9 +41,11 @@ static void crashed(int number) {
 }
 
 __attribute__((constructor)) static void watch(void) {
+  static char stack[64 << 10];  // of the main thread: its own may be full
+  sigaltstack(&(stack_t){.ss_sp = stack, .ss_size = sizeof stack}, NULL);
   const int numbers[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
   for (unsigned i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-    struct sigaction before, ours = {.sa_handler = crashed, .sa_flags = SA_RESETHAND | SA_NODEFER};
+    struct sigaction before, ours = {.sa_handler = crashed, .sa_flags = SA_RESETHAND | SA_NODEFER | SA_ONSTACK};
     if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler == SIG_DFL) sigaction(numbers[i], &ours, NULL);
   }
 }

@@ -1,9 +1,12 @@
 // The driver, for those who call it themselves: Triton, and torch when it looks for a compiler of kernels.
+#define _GNU_SOURCE
 #include "virtual_gpu.h"
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <stdio.h>
+#include <string.h>
 
 #define SUCCEEDS(name, arguments, effect) \
   CUresult name arguments {               \
@@ -37,6 +40,18 @@ SUCCEEDS(cuFuncGetAttribute, (int* value, CUfunction_attribute which, CUfunction
          *value = which == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : which == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0)
 SUCCEEDS(cuPointerGetAttribute, (void* value, CUpointer_attribute which, CUdeviceptr pointer),
          *(CUdeviceptr*)value = pointer)
+// A runtime of another CUDA (libcudart.so.12 beside PyTorch's 13) finds its way into the driver by this function, and
+// else says that the driver is too old, which would mislead.
+CUresult cuGetProcAddress_v2(const char* name, void** function, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult* status) {
+  static int said;
+  Dl_info caller;
+  CALLED;
+  if (dladdr(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libcudart.so") && !said++)
+    fprintf(stderr, "virtual GPU: %s is the runtime of another CUDA than PyTorch's and does not work here. Install the "
+            "build for PyTorch's CUDA of what loads it.\n", caller.dli_fname);
+  return CUDA_SUCCESS;
+}
 CUresult cuGetExportTable(const void** table, const CUuuid* which) {
   return CUDA_ERROR_NOT_FOUND;  // NVIDIA's own libraries ask for private tables: there are none
 }

@@ -5,6 +5,7 @@ It needs nothing of harness, and hands on to the sitecustomize that it hides.
 """
 
 import os
+import re
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -39,6 +40,37 @@ class _After:
         return spec
 
 
+_OF_ANOTHER_CUDA = re.compile(r"(lib(?:cu|nv|nccl)\w*\.so\.\d+)[\d.]*: cannot open shared object file")
+_UNKNOWN = re.compile(r"undefined symbol: ((?:__)?(?:cuda[A-Z]|cu[A-Z]|cublas|nccl|nvml)\w*)")
+
+
+def _sentence(error):
+    """What a library that could not be loaded has to do with a virtual GPU; None for nothing."""
+    if found := _OF_ANOTHER_CUDA.search(str(error)):
+        torch = sys.modules.get("torch")
+        ours = f" (CUDA {torch.version.cuda})" if torch else ""
+        return (
+            f"a library needs {found[1]}, which is not here: it was built for another CUDA than "
+            f"PyTorch's{ours}. On a GPU it would fail too. Install its build for this CUDA."
+        )
+    if found := _UNKNOWN.search(str(error)):
+        return (
+            f"there is no {found[1]} here. If it does not fail on a GPU, report it with the command, the "
+            "versions that `harness doctor` prints, and this text."
+        )
+    return None
+
+
+def _explained(hook):
+    def excepthook(kind, error, traceback):
+        hook(kind, error, traceback)
+        sentence = _sentence(error) if isinstance(error, (OSError, ImportError)) else None
+        if sentence:
+            print(f"virtual GPU: {sentence}", file=sys.stderr)
+
+    return excepthook
+
+
 def _hand_on():
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != _HERE]
     hidden = sys.modules.pop("sitecustomize", None)
@@ -49,6 +81,7 @@ def _hand_on():
 
 
 if os.environ.get("VIRTUAL_GPU"):
+    sys.excepthook = _explained(sys.excepthook)
     sys.meta_path.insert(0, _After("torch", "begin"))
     if os.environ.get("VIRTUAL_GPU_VALUES") == "1":
         sys.meta_path.insert(0, _After("torch._dynamo.output_graph", "begin_to_compile"))

@@ -34,7 +34,7 @@ class _IsFake(type):
 class _Gloo(metaclass=_IsFake):
     """In the place of gloo, which would connect to the others: PyTorch's own group that moves nothing."""
 
-    def __new__(cls, store, rank, size, timeout=None):
+    def __new__(cls, store, rank, size, **_):  # timeout; since 2.15 enable_reconfigure
         return FakeProcessGroup._create_internal(rank, size)
 
 

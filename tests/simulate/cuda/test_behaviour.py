@@ -18,9 +18,9 @@ from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
 from harness.simulate.cuda.libraries import library_replacements
 from harness.simulate.cuda.says_cuda import as_on_cuda
 from harness.simulate.device import SimulatedDevice
-from harness.simulate.kernels.gpu import TorchRelease
 from harness.simulate.replacement import Replacement, all_replaced, replaced
 from harness.simulate.simulated_run import simulate
+from harness.system import TorchRelease
 from harness.training.loop import set_up
 from tests.support.tiny import NullObserver, tiny
 

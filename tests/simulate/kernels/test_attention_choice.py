@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.simulate.cuda.attention_call import attention_on_meta
 from harness.simulate.kernels.attention_choice import AttentionCall, chosen_backend
-from harness.simulate.kernels.gpu import Gpu, TorchRelease, capability_of
+from harness.simulate.kernels.gpu import Gpu, capability_of
 from harness.simulate.kernels.operators import script_of
 from harness.simulate.kernels.script import Free, Take
+from harness.system import TorchRelease
 
 aten = torch.ops.aten
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

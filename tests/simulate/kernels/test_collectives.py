@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
-from harness.simulate.kernels.gpu import Gpu, TorchRelease
+from harness.simulate.kernels.gpu import Gpu
 from harness.simulate.kernels.operators import script_of, unknown_ops
 from harness.simulate.kernels.script import Take
+from harness.system import TorchRelease
 
 assert fully_shard  # whose import defines the operators
 H100 = Gpu((9, 0), 132, TorchRelease(2, 13))

@@ -14,9 +14,10 @@ from torch import Tensor
 from harness.hardware.hardware import find_hardware
 from harness.observe.flops import FORMULAS
 from harness.simulate.cuda.behaviour import CudaRules
-from harness.simulate.kernels.gpu import Gpu, TorchRelease
+from harness.simulate.kernels.gpu import Gpu
 from harness.simulate.kernels.operators import OPERATORS, declare, script_of
 from harness.simulate.kernels.script import Keep, Take
+from harness.system import TorchRelease
 from pages.source import FILES, nodes
 from tests.support.tiny import tiny
 

@@ -17,11 +17,12 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.hardware.hardware import find_hardware
-from harness.simulate.kernels.gpu import Gpu, TorchRelease
+from harness.simulate.kernels.gpu import Gpu
 from harness.simulate.kernels.operators import OPERATORS, UNKNOWN, operator_name, script_of, unknown_ops
 from harness.simulate.kernels.script import Free, Keep, Take
 from harness.simulate.kernels.sorting import radix_sort_scratch, scan_scratch
 from harness.simulate.simulated_run import simulate
+from harness.system import TorchRelease
 from tests.support.tiny import tiny
 
 aten = torch.ops.aten

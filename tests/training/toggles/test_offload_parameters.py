@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from harness.errors import InputError
 from harness.observe.storage_tracker import StorageTracker
 from harness.training.step import Training, train_step
-from harness.training.toggles.host_memory import is_on_host, on_host
+from harness.training.toggles.host_memory import SideStream, is_on_host, on_host
 from harness.training.toggles.offload_activations import OffloadedActivations
 from harness.training.toggles.offload_parameters import offload_parameters
 
@@ -198,6 +198,50 @@ def test_same_losses_and_weights_to_the_bit_out_of_host_memory(case: Case) -> No
     for ours, theirs in zip(weights, plain_weights, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     assert [p for p in training.model.parameters() if p.requires_grad] == weights
+
+
+class LateStream:
+    """A side stream as far behind as it may be: what is copied in it is there once somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.queued: list[tuple[Tensor, Tensor]] = []
+        self.waited = 0
+
+    def __enter__(self) -> None:
+        def queue(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+            self.queued.append((target, source))
+            return target.fill_(float("nan"))  # what is in memory that nobody has written
+
+        Tensor.copy_ = queue  # type: ignore[method-assign, assignment]
+
+    def __exit__(self, *_: object) -> None:
+        del Tensor.copy_  # Tensor has what it inherits again
+
+    def wait_stream(self, other: LateStream) -> None:
+        """This stream goes on after all that was queued in the other."""
+        self.waited += bool(other.queued)
+        for target, source in other.queued:
+            target.copy_(source)
+        other.queued.clear()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["full", "lora, checkpointing", "autocast"])
+def test_nothing_is_used_before_it_has_arrived(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[name]
+    plain, plain_weights = build_case(case, offload=False)
+    plain_losses = run_steps(plain, case)
+
+    side, compute = LateStream(), LateStream()
+    monkeypatch.setattr(
+        SideStream, "__init__", lambda self, device: vars(self).update(_device=device, _stream=side)
+    )
+    monkeypatch.setattr(torch.accelerator, "current_stream", {CPU: compute}.get)  # of this device, no other
+    training, weights = build_case(case, offload=True)
+    assert run_steps(training, case) == plain_losses
+    assert compute.waited > 0
+    for ours, theirs in zip(weights, plain_weights, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 class Sink:
