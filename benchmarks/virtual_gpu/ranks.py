@@ -12,7 +12,6 @@ how long DDP's first bucket stays. `--traces` keeps the recordings; some are in 
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import os
 import subprocess
@@ -25,6 +24,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_programme.import_results import sanitised_trace
 from benchmarks.gpu_programme.recipes import Spec, with_layers
 from benchmarks.gpu_programme.trace_file import load_trace
 from benchmarks.traces import compared, hardware_of
@@ -92,7 +92,7 @@ def record_here(name: str, path: Path) -> None:
     torch.cuda.set_device(0)
     distributed.init_process_group("cpu:fake,cuda:nccl")
     result = record(SimpleNamespace(device="cuda:0", tiny=False), cells()[name])  # type: ignore[arg-type]
-    path.write_bytes(base64.b64decode(result["trace"]))
+    path.write_bytes(sanitised_trace(result["trace"], name))
     distributed.destroy_process_group()
 
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.virtual_gpu.versions [--out docs/data/virtual_gpu_versions.json] [PYTEST OPTION ...]
 
-Run it once in each environment that has another PyTorch; a row of the same PyTorch is replaced.
+Run it once in each environment that has another PyTorch; a row of the same PyTorch is replaced. An option
+like `-k values` chooses among the tests, and stands in the row.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ LIBRARIES = ("triton", "transformers", "peft", "trl", "accelerate", "bitsandbyte
 
 
 def row(options: list[str]) -> dict[str, Any]:
-    """Versions, how many tests passed, failed and were skipped, and which failed."""
+    """Versions, which tests were chosen, how many of them passed, failed and were skipped, and which failed."""
     torch = installed_torch()
     found: dict[str, Any] = {
         "torch": torch and torch.version,
         "cuda": torch and torch.cuda_version,
         "libraries": {name: installed_version(name) for name in LIBRARIES},
+        "chosen": " ".join(options) or "all",
     }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tests.xml"

@@ -17,32 +17,41 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from harness.run_folder import folder_of_rank, profiles_of_ranks
 from harness.step_profile import StepProfile
 from harness.system import PACKAGE, provenance, write_whole
 
 PROGRAMS = PACKAGE.parent / "tests" / "virtual_gpu" / "programs"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+ACCELERATE = (
+    *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"),
+    *("--num_machines", "1", "--mixed_precision", "bf16", "--dynamo_backend", "no"),
+    *("--main_process_port", "0"),
+)
 CASES: dict[str, tuple[tuple[str, ...], int]] = {
     "plain loop": ((sys.executable, "plain.py"), 3),
     "transformers Trainer, full": ((sys.executable, "trainer.py", "full"), 3),
     "TRL SFTTrainer": ((sys.executable, "sft.py", "plain"), 3),
     "TRL DPOTrainer": ((sys.executable, "preferences.py", "dpo"), 2),
+    "Lightning": ((sys.executable, "lit.py"), 3),
     "Trainer, torchrun, 2 ranks": ((*TORCHRUN, "trainer.py", "full"), 3),
+    "Trainer, accelerate launch, 2 ranks": ((*ACCELERATE, "trainer.py", "full"), 3),
 }
 """By name: the command, in PROGRAMS, and how many steps it takes."""
+LIBRARIES = {"Lightning": "lightning"}
+"""What a program needs that the virtual GPU's environment may not have."""
 
 
 def both(command: tuple[str, ...], steps: int, folder: Path) -> list[dict[str, Any]]:
     """A row for each process: what was found, and the three peaks in bytes."""
     alone, run = folder / "alone", folder / "watched"
     command = tuple(str(PROGRAMS / word) if word.endswith(".py") else word for word in command)
-    gpus = "2" if command[: len(TORCHRUN)] == TORCHRUN else "1"
+    gpus = "2" if "-m" in command else "1"
     _run("emulate", "--gpu", "h100", "--gpus", gpus, "--out", str(alone), "--", *command, folder=folder)
     options = ("--gpu", "h100", "--gpus", gpus, "--steps", f"1-{steps}", "--out", str(run))
     _run("watch", *options, "--", *command, folder=folder)
-    folders = sorted(run.glob("rank-*"))
-    ranks = dict(enumerate(folders)) if folders else {None: run}
-    return [_row(where, steps, _unwatched(alone, rank)) for rank, where in ranks.items()]
+    ranks = [(rank, folder_of_rank(run, rank)) for rank in profiles_of_ranks(run)]
+    return [_row(where, steps, _unwatched(alone, rank)) for rank, where in ranks or [(None, run)]]
 
 
 def _run(*words: str, folder: Path) -> None:
@@ -75,6 +84,7 @@ def _row(run: Path, steps: int, unwatched: int) -> dict[str, Any]:
         "complete": profile.complete,
         "peak_bytes": profile.memory.peak_allocated_bytes,
         "sum_of_categories_bytes": profile.memory.at_peak.total_bytes(),
+        "at_peak": profile.memory.at_peak.model_dump(exclude_none=True),
         "unwatched_peak_bytes": unwatched,
     }
 

@@ -32,6 +32,7 @@ from harness.measure import (
     phase_stats,
     step_stats,
 )
+from harness.observe import labelled_tensors
 from harness.run_folder import RunFolder
 from harness.step_profile import NotFiniteReport, OutOfMemoryReport, StepProfile, explain_oom
 from harness.system import complain, held_back, provenance
@@ -111,6 +112,8 @@ class LoopRecorder:
             self._open = None
             running.__exit__(None, None, None)
         self.phase = phase
+        if phase == "between" and self._kind == "recorded":
+            self._label_what_stays()
         self._open = begun = self._observer.phase(phase)
         begun.__enter__()
 
@@ -128,6 +131,8 @@ class LoopRecorder:
         assert self._observer is not None
         self._leave()
         timed = self._kind == "timed"
+        if self._kind == "recorded":
+            self._label_what_stays()
         self._observer.end_step(RUNNING if timed else 0)
         tokens, self._tokens = self._tokens or None, 0
         times_s = self._observer.times_s[-1] if timed and not self._emulated else {}
@@ -135,6 +140,12 @@ class LoopRecorder:
         self._log(everything=not timed)
         if self._kind == "recorded" or self.steps == 1:
             self._write(complete=False)  # who is killed from now on leaves this much
+
+    def _label_what_stays(self) -> None:
+        """Now: when the program ends, its model may be gone, or on the host."""
+        assert self._observer is not None
+        for category, tensor in labelled_tensors(self.kept):
+            self._observer.label(category, tensor)
 
     def inputs(self, *values: Any) -> None:
         """What a model was called with."""

@@ -153,9 +153,9 @@ class Deferred(TorchDispatchMode):
         made = self._play({_key(shape) for shape in places})
         for shape, holders in places.items():
             new = _view(made[_key(shape)], shape)
-            if isinstance(shape, nn.Parameter):  # or what a library derives from it
+            if isinstance(shape, nn.Parameter):  # or what a library derives from it (bitsandbytes)
                 new = torch.Tensor._make_subclass(type(shape), new, shape.requires_grad)
-                new.__dict__.update(shape.__dict__)
+                vars(new).update(vars(shape))
             for held, name in holders:
                 held[name] = new
 

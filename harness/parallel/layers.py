@@ -79,7 +79,7 @@ def divided_layers(recipe: Recipe, model: Any, mesh: DeviceMesh, make: Make) -> 
                 continue
             make([part])
             parallelize_module(part, mesh, style, src_data_rank=None)  # every rank has the same values
-            if tied and part in (embedding, head):
+            if head is not None and tied and part in (embedding, head):
                 embedding.weight = head.weight = part.weight
         make(modules)  # buffers
 

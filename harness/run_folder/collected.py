@@ -8,12 +8,14 @@ peaks, with what all ranks saw: whoever reads a run folder reads them.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from harness.errors import InputError
-from harness.step_profile import RanksReport, RankStats, StepProfile
+from harness.step_profile import MOST_RANKS, RanksReport, RankStats, StepProfile
 from harness.system import write_whole
 
 RANKS = "ranks"
@@ -24,15 +26,18 @@ def folder_of_rank(run: Path, rank: int) -> Path:
     return run / RANKS / str(rank)
 
 
-def profiles_of_ranks(run: Path) -> dict[int, StepProfile]:
-    """Of the run folder `run`, by rank: those that were written whole."""
+def profiles_of_ranks(run: Path, world_size: int | None = None) -> dict[int, StepProfile]:
+    """Of the run folder `run`, by rank: those written whole. Without `world_size`, of all that are there."""
     found: dict[int, StepProfile] = {}
-    for path in run.glob(f"{RANKS}/*/profile.json"):
-        try:
-            found[int(path.parent.name)] = StepProfile.read(path)
-        except (InputError, ValueError):  # half a file of a rank that was killed, or none of ours
-            continue
-    return dict(sorted(found.items()))
+    for rank in range(world_size) if world_size is not None else _ranks_in(run):
+        with suppress(InputError):  # of a rank that was killed there is none
+            found[rank] = StepProfile.read(folder_of_rank(run, rank) / "profile.json")
+    return found
+
+
+def _ranks_in(run: Path) -> list[int]:
+    names = [path.name for path in (run / RANKS).glob("*")]
+    return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,8}", name))[:MOST_RANKS]
 
 
 def put_together(profiles: Mapping[int, StepProfile], world_size: int, ended_by: str | None) -> StepProfile:

@@ -16,6 +16,7 @@ from typing import Any, cast
 from harness.errors import InputError
 from harness.recipe import Recipe, recipe_yaml
 from harness.run_folder.checkpoint_files import checkpoints
+from harness.run_folder.collected import RANKS
 from harness.run_folder.log_file import LogFile
 from harness.step_profile import StepProfile
 from harness.system import (
@@ -63,7 +64,8 @@ class RunFolder:
         self._lock: FolderLock | None = None
         self._log = LogFile(self.path / "log.jsonl")
         refuse_held(self.path, f"--out {self.path}")
-        self._refuse_taken()
+        has_ranks = isinstance(about, Recipe) and about.distributed
+        self._refuse_taken((*FILES, RANKS) if has_ranks else FILES)
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise InputError(
                 f"--out {self.path}: cannot write in {nearest}. Give a folder that can be written."
@@ -131,9 +133,16 @@ class RunFolder:
         text = json.dumps({"command": about}) + "\n" if isinstance(about, list) else self._yaml(about)
         write_whole(self.path / self._says_what, text)
 
-    def _refuse_taken(self) -> None:
+    def forget_ranks(self) -> None:
+        """Remove what the ranks of the run that is resumed left here, and nothing else."""
+        for rank in sorted((self.path / RANKS).glob("*")) if self._goes_on else ():
+            if rank.name.isdecimal() and not rank.is_symlink():
+                for name in ("profile.json", "snapshot.pickle"):
+                    (rank / name).unlink(missing_ok=True)
+
+    def _refuse_taken(self, names: Sequence[str] = FILES) -> None:
         """Raise InputError if the folder holds files of another run."""
-        taken = [] if self._goes_on else [file for file in FILES if os.path.lexists(self.path / file)]
+        taken = [] if self._goes_on else [file for file in names if os.path.lexists(self.path / file)]
         if taken:
             raise InputError(
                 f"--out {self.path}: it already holds a {taken[-1]}. Give another folder, or remove it."

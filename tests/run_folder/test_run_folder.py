@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from harness.cli.exit_status import OUT_OF_MEMORY
+from harness.cli.running.ranks import Asked, run_here
 from harness.cli.running.run import _status
 from harness.errors import InputError
 from harness.fit.advice import advise
@@ -17,6 +19,7 @@ from harness.measure.cpu import CpuObserver
 from harness.measure.measured_run import measure
 from harness.measure.observer import Unobserved
 from harness.recipe.file import load_recipe
+from harness.run_folder import profiles_of_ranks
 from harness.run_folder.run_folder import RunFolder
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.step_profile import StepProfile
@@ -141,3 +144,44 @@ def test_a_model_that_no_host_can_hold_is_out_of_memory_in_setup(tmp_path):
 def test_a_misspelt_model_hears_the_nearest_name():
     with pytest.raises(InputError, match=r"Did you mean llama-3\.2-1b\?"):
         set_up(tiny().model_copy(update={"model": "llama-3.2-1B"}), CPU, Unobserved())
+
+
+# ranks ----------------------------------------------------------------------------------
+
+
+DDP = {"parallel": "ddp", "dp_replicate": 2}
+
+
+def test_a_folder_of_somebody_s_that_is_called_ranks_stays(tmp_path, monkeypatch):
+    """It was removed when the ranks started, whoever's it was."""
+    note = tmp_path / "ranks" / "1" / "notes.txt"
+    note.parent.mkdir(parents=True)
+    note.write_text("mine")
+    monkeypatch.setattr("harness.launch.start_ranks", lambda *_: pytest.fail("the ranks were started"))
+    asked = Asked("tiny", [], tmp_path, None, True, "cpu", 10.0, [])
+    with pytest.raises(InputError, match="already holds a ranks"):
+        run_here("tiny", tiny(**DDP), asked)
+    assert note.read_text() == "mine"
+    RunFolder(tmp_path, "tiny", tiny()).log({"step": 0})  # a run of one process has none
+
+
+def test_of_the_run_that_goes_on_the_ranks_files_alone_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("harness.run_folder.run_folder.last_checkpoint", lambda path: path)
+    kept = [tmp_path / "ranks" / name for name in ("0/notes.txt", "old/profile.json", "٣x/profile.json")]
+    gone = [tmp_path / "ranks" / name for name in ("0/profile.json", "7/snapshot.pickle")]
+    for path in (*kept, *gone):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    RunFolder(tmp_path, "tiny", tiny(**DDP), tmp_path).forget_ranks()
+    assert [path.exists() for path in (*kept, *gone)] == [True, True, True, False, False]
+
+
+def test_of_a_rank_only_its_own_profile_is_read(tmp_path):
+    """What lies beside them, and what is no file, is not waited for and does not count."""
+    text = ran(tiny(), tmp_path / "one").to_json()
+    for name in ("0", "2", "-1", "٣", "1x"):
+        (tmp_path / "ranks" / name).mkdir(parents=True)
+        (tmp_path / "ranks" / name / "profile.json").write_text(text)
+    (tmp_path / "ranks" / "1").mkdir()
+    os.mkfifo(tmp_path / "ranks" / "1" / "profile.json")
+    assert list(profiles_of_ranks(tmp_path, 2)) == [0]

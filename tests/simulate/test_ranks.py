@@ -70,6 +70,28 @@ def test_in_setup_one_unit_is_whole_at_a_time(fields: dict[str, Any]) -> None:
     assert expected < (setup_bytes or 0) < 1.05 * expected
 
 
+NF4 = {"adapter": "lora", "adapter_dtype": "base", "quantization": "nf4", "double_quant": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "bound"),
+    [
+        ({"parallel": "fsdp", "dp_shard": 8, **NF4}, 0.97e9 / 8 + 0.53e9 + 0.53e9 / 8),
+        ({"parallel": "tp", "tp": 8}, 2.47e9 / 8 + 0.53e9),
+        ({"parallel": "tp", "tp": 8, "adapter": "lora", "adapter_dtype": "base"}, 2.47e9 / 8 + 0.53e9),
+        ({"parallel": "fsdp+tp", "dp_shard": 2, "tp": 4}, 2.47e9 / 8 + 0.53e9 + 0.53e9 / 4),
+    ],
+    ids=["nf4", "tp", "tp lora", "fsdp+tp"],
+)
+def test_in_setup_one_layer_is_whole_at_a_time(fields: dict[str, Any], bound: float) -> None:
+    """Llama-3.2-1B: 0.53 GB of embedding, 1.95 GB in blocks, whose largest layer has 34 MB; in 4 bit 0.49 GB
+    with scales, which are whole on each rank. Whole it is 2.47 GB."""
+    recipe = Recipe(model="llama-3.2-1b", precision="bf16", seq_len=8, **fields)
+    memory = simulate(recipe, H100)[0].memory
+    assert 0.53e9 < (memory.setup_peak_allocated_bytes or 0) < 1.1 * bound
+    assert (memory.at_peak.parameters_bytes or 0) < 1.05 * bound - 0.53e9
+
+
 def test_streams_keep_their_memory_apart() -> None:
     """The default one, the one that copies weights in for a gathering, and the one that sums gradients."""
     _, memory = simulated(parallel="fsdp", dp_shard=2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.virtual_gpu.watched import CASES, both
+from benchmarks.virtual_gpu.watched import CASES, LIBRARIES, both
 
 pytestmark = pytest.mark.virtual_gpu
 FEW = ("plain loop", "TRL SFTTrainer")
@@ -15,13 +15,19 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not
 
 @pytest.mark.parametrize("name", [*FEW, *SLOW])
 def test_categories_add_up_to_the_peak_of_the_unwatched_program(name: str, tmp_path: Path) -> None:
+    if name in LIBRARIES:
+        pytest.importorskip(LIBRARIES[name])
     command, steps = CASES[name]
     rows = both(command, steps, tmp_path)
-    assert len(rows) == (2 if "torchrun" in name else 1)
+    assert len(rows) == (2 if "2 ranks" in name else 1)
     for row in rows:
         assert row["source"] == "emulated"
         assert row["complete"]
         assert row["steps"] == steps
         assert set(row["phases"]) >= {"forward", "backward", "optimizer_step"}
         assert row["sum_of_categories_bytes"] == row["peak_bytes"]
+        # known although the plain loop and Lightning take the model off the GPU before the program ends
+        stays = row["at_peak"]["parameters_bytes"], row["at_peak"]["optimizer_state_bytes"]
+        assert min(stays) > 0
+        assert max(stays) < row["peak_bytes"]
         assert row["sum_of_categories_bytes"] == pytest.approx(row["unwatched_peak_bytes"], rel=0.001)

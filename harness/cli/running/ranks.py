@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -49,17 +48,17 @@ def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | Non
     went wrong. Raises InputError where the ranks cannot start.
     """
     from harness.launch import start_ranks
-    from harness.run_folder import RANKS, RunFolder, profiles_of_ranks, put_folder_together
+    from harness.run_folder import RunFolder, profiles_of_ranks, put_folder_together
 
     quiet_libraries()
     _refuse_missing_gpus(recipe, asked.device)
     run = RunFolder(asked.out, name, recipe, asked.resume)
     folder = run.path
-    shutil.rmtree(folder / RANKS, ignore_errors=True)  # of the run that is resumed
+    run.forget_ranks()
     with _following(asked, run, recipe):
         ending = start_ranks(asked.command(folder), recipe.world_size, asked.patience_s)
         reason, status = ending.reason, ending.status
-        profiles = profiles_of_ranks(folder)
+        profiles = profiles_of_ranks(folder, recipe.world_size)
         if not profiles:
             return None, folder, complain(reason or "no rank left a profile", status or 1)
         profile = put_folder_together(folder, profiles, recipe.world_size, reason)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.system import TorchRelease
-
 from harness.hardware import threads_per_sm
+from harness.system import TorchRelease
 
 MIB, KIB = 2**20, 2**10
 THREADS = 2

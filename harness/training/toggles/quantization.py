@@ -91,13 +91,15 @@ def build_random(
 
 def _empty(module: nn.Module, device: torch.device) -> bool:
     """Give what `module` itself holds memory on `device`, tied weights too. Whether it holds any."""
-    tensors = [(held, name) for held in (module._parameters, module._buffers) for name in held]
-    tensors = [(held, name) for held, name in tensors if held[name] is not None]
-    for held, name in tensors:
-        shape = held[name]
-        new = torch.empty(shape.shape, dtype=shape.dtype, device=device)
-        held[name] = nn.Parameter(new, shape.requires_grad) if isinstance(shape, nn.Parameter) else new
-    return bool(tensors)
+    weights, buffers = module._parameters.items(), module._buffers.items()
+    for held in (weights, buffers):
+        for name, shape in [(name, tensor) for name, tensor in held if tensor is not None]:
+            new = torch.empty(shape.shape, dtype=shape.dtype, device=device)
+            if held is weights:
+                module._parameters[name] = nn.Parameter(new, shape.requires_grad)
+            else:
+                module._buffers[name] = new
+    return any(tensor is not None for held in (weights, buffers) for _, tensor in held)
 
 
 def _make_linear(model: nn.Module, layer: Any, dtype: torch.dtype, device: torch.device, later: bool) -> None:
@@ -114,10 +116,9 @@ def _make_linear(model: nn.Module, layer: Any, dtype: torch.dtype, device: torch
 
 def quantize_linear(module: Any) -> None:
     """Quantize the weight of `module` where it lies, if it is a 4-bit one that was left for later."""
-    weight = getattr(module, "weight", None)
-    if getattr(weight, "bnb_quantized", True):
-        return
-    module.weight = _with_values(module, weight.data)._quantize(weight.device)
+    weight: Any = getattr(module, "weight", None)
+    if not getattr(weight, "bnb_quantized", True):
+        module.weight = _with_values(module, weight.data)._quantize(weight.device)
 
 
 def _with_values(layer: Any, values: torch.Tensor) -> Any:
@@ -127,12 +128,11 @@ def _with_values(layer: Any, values: torch.Tensor) -> Any:
 
 def quantize_experts(recipe: Recipe, module: nn.Module) -> None:
     """Quantize the expert weights that `module` itself holds, if any. bitsandbytes does it in 4 bit only."""
+    how: Any = {"compress_statistics": recipe.double_quant, "quant_type": recipe.quantization}
     for name in quantized_experts(recipe, module):
         from bitsandbytes.nn.parametrize import replace_parameter_4bit
 
-        replace_parameter_4bit(
-            module, name, compress_statistics=recipe.double_quant, quant_type=recipe.quantization
-        )
+        replace_parameter_4bit(module, name, **how)
 
 
 def quantized_experts(recipe: Recipe, module: nn.Module) -> list[str]:

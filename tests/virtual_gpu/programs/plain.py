@@ -72,3 +72,4 @@ for _ in range(3):
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
 print(f"done: peak {torch.cuda.max_memory_allocated()} bytes, loss {loss.item()}, scale {scaler.get_scale()}")
+model.to("cpu")  # as whoever exports it does: nothing of it is on the GPU when the process ends
