@@ -73,6 +73,8 @@ def _outcomes(tests: list[str], mutants: list[Mutant]) -> list[Outcome]:
         if name not in sys.modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)  # once, instead of in every fork
+    if "harness" in sys.modules:  # what runs at its import could not be changed any more
+        raise SystemExit(f"tests.mutation: a library that {tests} use imports harness; see OURS in forks.py")
     limit_s = 8 + 3 * baseline.cpu_s
     print(f"  {len(mutants)} mutants, {baseline.cpu_s:.0f} s of processor for all tests", flush=True)
     with tempfile.TemporaryDirectory() as folder:
