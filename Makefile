@@ -32,7 +32,7 @@ help:
 	@echo "             from what happened (half an hour)"
 	@echo "make fuzz    30,000 broken and hostile inputs (a quarter of an hour)"
 	@echo "make mutate  changes the code, one place at a time, and looks whether a test fails; writes"
-	@echo "             docs/mutation.md from what happened (half an hour; MODULES=\"fit step\" tries some)"
+	@echo "             docs/mutation.md from what happened (long; MODULES=\"fit step\" tries some modules)"
 	@echo "make soak    2,000 steps: memory flat, log complete, time flat (five minutes on an idle machine)"
 	@echo "make gpu     on a machine with an NVIDIA GPU: measure everything (under an hour), bring it into"
 	@echo "             profiles/, and run the tests that need a GPU; PY=python3 where there is no network"

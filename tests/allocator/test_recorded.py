@@ -200,3 +200,10 @@ def test_a_recording_that_began_too_late_is_named() -> None:
     divergence = replay([trace[first_free]], settings).divergence
     assert divergence is not None
     assert "record from the start" in divergence.problem
+
+
+def test_an_action_that_is_not_known_is_not_passed_over() -> None:
+    entry = {"action": "segment_grow", "addr": 0, "size": 512, "stream": 0}
+    found = replay([entry], Settings()).divergence
+    assert found is not None
+    assert found.problem == "unknown action 'segment_grow'"

@@ -56,7 +56,8 @@ def try_survivors_again(module: dict[str, Any], row: dict[str, Any]) -> dict[str
     """The row, after its survivors alone were tried again: with tests that were added since."""
     changes = [(each["file"], each["was"], each["becomes"]) for each in row["survivors"]]
     every = [mutant for path in module["files"] for mutant in mutants_of(path)]
-    again = [mutant for mutant in every if (mutant.path, mutant.was, mutant.becomes) in changes]
+    sample = sample_of(every, row["tried"])  # a line that stands twice may be in it once
+    again = [mutant for mutant in sample if (mutant.path, mutant.was, mutant.becomes) in changes]
     outcomes = _outcomes(module["tests"], again)
     alive = [mutant for mutant, outcome in zip(again, outcomes, strict=True) if outcome.status == 0]
     killed = row["tried"] - row["timed_out"] - len(alive)
@@ -73,6 +74,8 @@ def _outcomes(tests: list[str], mutants: list[Mutant]) -> list[Outcome]:
         if name not in sys.modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)  # once, instead of in every fork
+    if "harness" in sys.modules:  # what runs at its import could not be changed any more
+        raise SystemExit(f"tests.mutation: a library that {tests} use imports harness; see OURS in forks.py")
     limit_s = 8 + 3 * baseline.cpu_s
     print(f"  {len(mutants)} mutants, {baseline.cpu_s:.0f} s of processor for all tests", flush=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -35,7 +35,7 @@ QUIET = [
     *(f"-p no:{name}".replace(" ", "") for name in ("cacheprovider", "xdist", "unraisableexception")),
 ]
 MOST_MEMORY_BYTES = 12 * 2**30
-OURS = ("harness", "tests", "conftest", "__")
+OURS = ("harness", "tests", "benchmarks", "pages", "conftest", "__")
 NEEDS_IMPORT = 77
 """Exit status of a fork that found no function to replace."""
 
