@@ -58,7 +58,7 @@ def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | Non
     with _following(asked, run, recipe):
         ending = start_ranks(asked.command(folder), recipe.world_size, asked.patience_s)
         reason, status = ending.reason, ending.status
-        profiles = profiles_of_ranks(folder, recipe.world_size)
+        profiles = profiles_of_ranks(folder)
         if not profiles:
             return None, folder, complain(reason or "no rank left a profile", status or 1)
         profile = put_folder_together(folder, profiles, recipe.world_size, reason)
