@@ -116,8 +116,9 @@ def _trl_words(size: Size) -> list[str]:
     ]
 
 
-def _with_length(command: Callable[[Size], list[str]]) -> Callable[[Size], list[str]]:
-    return lambda size: [*command(size), "--max_length", str(size.length)]
+def _with_length(command: Callable[[Size], list[str]], times: int = 1) -> Callable[[Size], list[str]]:
+    """The rows are cut to it; but a reward model's trainer leaves out what is longer: twice is enough."""
+    return lambda size: [*command(size), "--max_length", str(times * size.length)]
 
 
 def _grpo(size: Size) -> list[str]:
@@ -209,7 +210,7 @@ PROGRAMS: dict[str, Program] = {
     "trl sft, LoRA": Program("completions", _with_length(_trl("sft", *LORA)), full=_EIGHT_B),
     "trl sft, packing": Program("texts", _with_length(_trl("sft", "--packing"))),
     "trl dpo": Program("preferences", _with_length(_trl("dpo"))),
-    "trl reward": Program("preferences", _with_length(_trl("reward"))),
+    "trl reward": Program("preferences", _with_length(_trl("reward"), times=2)),
     "trl grpo": Program("prompts", _grpo),
     "accelerate launch, FSDP2, trl sft": Program("completions", _fsdp2, gpus=2),
     "FSDP2 loop, torchrun": Program(
