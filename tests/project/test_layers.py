@@ -95,6 +95,7 @@ USES_CUDA = {
     "measure/joining.py",  # which device a loop that is not ours uses
     "measure/doctor.py",  # what this machine can do, by trying it
     "virtual_gpu/startup/virtual_gpu_out.py",  # the allocator's statistics of somebody's program
+    "virtual_gpu/startup/virtual_gpu_start.py",  # says once that a virtual device is used
 }
 FOR_TERMINALS = {"typer", "rich"}
 
