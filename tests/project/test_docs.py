@@ -19,7 +19,7 @@ from harness.sweep.document import Sweep
 from harness.sweep.figures import digest
 from harness.sweep.plan import plan_sweep
 from harness.system.strict_yaml import parse_yaml
-from pages import virtual_gpu
+from pages import several_gpus, virtual_gpu
 from pages.links import anchors, broken_links, external_links, links
 from pages.pictures import DATA, PICTURES, data_of, drawn_from, picture_of, toggles_page, with_numbers
 from pages.toggles import SEVERAL_GPUS, TOGGLES, Toggle
@@ -129,6 +129,7 @@ def test_a_figure_and_its_data_are_of_the_toggles_command(toggle: Toggle):
 
 def test_the_page_of_the_virtual_gpu_is_of_its_results(monkeypatch, tmp_path: Path):
     virtual_gpu.main(check=True)
+    several_gpus.main(check=True)
     stale = tmp_path / "emulate.svg"
     stale.write_text(virtual_gpu.PICTURE.read_text().replace(" GiB", " GB"))
     monkeypatch.setattr(virtual_gpu, "ROOT", tmp_path)
