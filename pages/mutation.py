@@ -11,6 +11,7 @@ import sys
 import tomllib
 from typing import Any
 
+from harness.report.table import markdown_table
 from harness.system import write_whole
 from pages.links import DOCS
 
@@ -31,7 +32,11 @@ imports and the words of messages stay as they are. Where a module has more muta
 is drawn by a hash, so that it is the same on every machine, and nearly the same after a small edit. Which
 tests hold which module is in `tests/mutation/modules.toml`. Of what survives them, the rest of the suite
 might still notice something.
+
+What survived at first was given tests. So the first run, and not the last, says how many survivors are to be
+expected among the mutants that were not tried.
 """
+COUNTS = ("code", "mutants", "tried", "survived at first", "a test fails", "runs too long", "survive", "gaps")
 
 
 def page(modules: list[dict[str, Any]]) -> str:
@@ -49,41 +54,48 @@ def _not_tried(modules: list[dict[str, Any]]) -> list[str]:
 
 
 def _modules(modules: list[dict[str, Any]]) -> list[str]:
-    total = {key: sum(row[key] for row in modules) for key in ("mutants", "tried", "killed", "timed_out")} | {
-        "name": "all",
-        "survivors": [survivor for row in modules for survivor in row["survivors"]],
-    }
-    lines = [
-        "\n## Module by module\n\n",
-        "A mutant that never ends, or that a limit on its memory ends, is noticed as well.\n\n",
-        "| code | mutants | tried | a test failed | ran too long | survived | of these gaps |\n",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
-    ]
+    numbers = ("mutants", "tried", "survived_at_first", "killed", "timed_out")
+    total: dict[str, Any] = {key: sum(row[key] for row in modules) for key in numbers}
+    total |= {"title": "all", "survivors": [each for row in modules for each in row["survivors"]]}
+    table: list[tuple[str, ...]] = []
     for row in (*modules, total):
         gaps = sum(survivor["judgement"] == "gap" for survivor in row["survivors"])
-        survived = f"{len(row['survivors'])} ({len(row['survivors']) / max(row['tried'], 1):.1%})"
-        counts = [f"{row[key]:,}" for key in ("mutants", "tried", "killed", "timed_out")]
-        lines.append(f"| {' | '.join([row['title'], *counts, survived, str(gaps)])} |\n")
-    return lines
+        first, alive = (
+            _share(number, row["tried"]) for number in (row["survived_at_first"], len(row["survivors"]))
+        )
+        counts = (row["title"], f"{row['mutants']:,}", f"{row['tried']:,}", first)
+        table.append((*counts, f"{row['killed']:,}", str(row["timed_out"]), alive, str(gaps)))
+    return [
+        "\n## Module by module\n\n",
+        "A mutant that never ends, or that a limit on its memory ends, is noticed as well.\n\n",
+        markdown_table(COUNTS, table, range(1, len(COUNTS))),
+    ]
+
+
+def _share(number: int, whole: int) -> str:
+    return f"{number} ({number / whole:.1%})"
 
 
 def _named(modules: list[dict[str, Any]]) -> list[str]:
-    lines = [
+    table = [
+        (
+            row["what"],
+            f"`{row['file'].removeprefix('harness/')}`",
+            _code(row["killed_by"].removeprefix("tests/")) if row["killed_by"] else "**none**",
+        )
+        for module in modules
+        for row in module["named"]
+    ]
+    return [
         "\n## Mutants that were once alive\n\n",
         "Somebody made each of these by hand and saw every test pass. They are tried every time.\n\n",
-        "| change | file | the test that fails |\n| --- | --- | --- |\n",
+        markdown_table(("change", "file", "the test that fails"), table),
     ]
-    for row in (row for module in modules for row in module["named"]):
-        test = _code(row["killed_by"].removeprefix("tests/")) if row["killed_by"] else "**none**"
-        lines.append(f"| {row['what']} | `{row['file'].removeprefix('harness/')}` | {test} |\n")
-    return lines
 
 
 def _survivors(modules: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "\n## Survivors\n\n",
-        "Each with the reason why no test can tell it from the original, or with what is missing.\n",
-    ]
+    said = "Each with the reason why no test can tell it from the original, or with what is missing.\n"
+    lines = ["\n## Survivors\n\n", said if any(row["survivors"] for row in modules) else "None.\n"]
     for module in modules:
         if module["survivors"]:
             lines.append(f"\n### {module['title'].capitalize()}\n\n")

@@ -51,8 +51,14 @@ SEVERAL_GPUS = """\
 source reserved, which is more by what lies in pieces."""
 
 
-def readme(results: dict[str, Any], several: dict[str, Any]) -> str:
-    """The whole page, in Markdown: of one GPU and of several."""
+EMULATED = """\
+[emulated.json](emulated.json) has some rows that differ in kind, written by
+`python -m benchmarks.published.emulated`: the same code on PyTorch's own operators and allocator, the CUDA
+build of torch {torch} on a virtual GPU."""
+
+
+def readme(results: dict[str, Any], several: dict[str, Any], emulated: dict[str, Any]) -> str:
+    """The whole page, in Markdown: of one GPU, of virtual ones and of several."""
     rows = results["rows"]
     versions = results["provenance"]["versions"]
     parts = [
@@ -66,6 +72,9 @@ def readme(results: dict[str, Any], several: dict[str, Any]) -> str:
         _out_of_memory(rows),
         "## Left out",
         *(_left_out(rows, answer) for answer in ANSWERS),
+        "## On virtual GPUs",
+        EMULATED.format(**emulated["provenance"]["versions"]),
+        _emulated(emulated["rows"], {_name(row): row for row in rows}),
         "## Several GPUs",
         SEVERAL_GPUS.format(count=len(several["rows"])),
         _built(several["rows"]),
@@ -119,6 +128,21 @@ def _out_of_memory(rows: list[dict[str, Any]]) -> str:
         if row["out_of_memory"]
     ]
     return markdown_table(("row", "device, GiB", "napkin", "simulated"), lines, range(1, 4)).strip()
+
+
+def _emulated(rows: list[dict[str, Any]], others: dict[str, dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        other = {**others[row["id"]], **row}
+        measured, peak, simulated = (other[f"{name}_bytes"] for name in ("measured", "emulated", "simulated"))
+        if peak is None or simulated is None:
+            said = [name for name, size in (("emulated", peak), ("simulated", simulated)) if size is None]
+            lines.append((row["id"], "out of memory", f"{' and '.join(said)}: out of memory", "", ""))
+            continue
+        cells = f"{measured / GIB:.4f}", f"{peak / GIB:.4f}", f"{error(other, 'emulated'):+.3%}"
+        lines.append((row["id"], *cells, f"{simulated - peak:+,}" if simulated != peak else "the same"))
+    columns = ("row", "measured, GiB", "emulated", "error", "simulated, bytes apart")
+    return markdown_table(columns, lines, range(1, 5)).strip()
 
 
 def _verdict(row: dict[str, Any], answer: str) -> str:

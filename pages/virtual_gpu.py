@@ -1,33 +1,51 @@
-"""The table of docs/virtual-gpu.md from profiles/cpu/virtual_gpu_recipes.json, which
-`python -m benchmarks.virtual_gpu.recipes --out profiles/cpu/virtual_gpu_recipes.json` writes.
+"""The tables of docs/virtual-gpu.md and README's picture of programs, from committed results:
 
-python -m pages.virtual_gpu            write it
-python -m pages.virtual_gpu --check    fail if it is not so
+    profiles/cpu/virtual_gpu_recipes.json     python -m benchmarks.virtual_gpu.recipes --out FILE
+    profiles/cpu/virtual_gpu_programs.json    python -m benchmarks.virtual_gpu.programs --out FILE
+    profiles/cpu/virtual_gpu_compiled.json    python -m benchmarks.virtual_gpu.compiled --out FILE
+
+python -m pages.virtual_gpu            write them
+python -m pages.virtual_gpu --check    fail if they are not so
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from harness.report.table import markdown_table
-from harness.system.files import write_whole
+from harness.system import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "profiles" / "cpu" / "virtual_gpu_recipes.json"
+RESULTS = ROOT / "profiles" / "cpu"
 PAGE = ROOT / "docs" / "virtual-gpu.md"
-BEGIN, END = "<!-- recipes -->\n", "<!-- end of recipes -->\n"
+PICTURE = ROOT / "docs" / "pictures" / "emulate.svg"
 
 
-def table(found: dict[str, Any]) -> str:
-    """Markdown: a row for each recipe on each device, and the versions it is of."""
-    columns = ("recipe", "device", "emulated, allocated", "simulated", "emulated, reserved", "simulated")
-    rows = [(f"`{row['recipe']}`", row["gpu"], *_cells(row)) for row in found["rows"]]
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    said = f"\nWith {versions}; `{' '.join(found['changed'])}`.\n"
-    return markdown_table(columns, rows, range(2, 6)) + said
+def _markdown(head: str, rows: Iterable[Iterable[str]]) -> str:
+    """`head`: a column is left, or with a colon behind its name right."""
+    names = head.split("|")
+    right = [place for place, name in enumerate(names) if ":" in name]
+    return markdown_table([name.strip(" :") for name in names], [tuple(row) for row in rows], right)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def recipes(found: dict[str, Any]) -> str:
+    """A row for each recipe on each device, and the versions it is of."""
+    head = "recipe | device | emulated, allocated: | simulated: | emulated, reserved: | simulated:"
+    rows = ([f"`{row['recipe']}`", row["gpu"], *_cells(row)] for row in found["rows"])
+    return f"{_markdown(head, rows)}\nWith {_versions(found['versions'])}; `{' '.join(found['changed'])}`.\n"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -36,22 +54,164 @@ def _cells(row: dict[str, Any]) -> list[str]:
     emulated, simulated = row["emulated"], row["simulated"]
     cells = []
     for name in ("allocated_bytes", "reserved_bytes"):
-        cells.append(f"{emulated[name] / 2**30:.2f} GiB" if emulated["fits"] else "out of memory")
-        apart = simulated[name] - emulated[name]
-        alike = "the same" if apart == 0 else f"{apart:+,} bytes"
-        cells.append(alike if simulated["fits"] else "out of memory")
+        cells.append(_gib(emulated[name]) if emulated["fits"] else "out of memory")
+        cells.append(_beside(simulated, emulated, name))
     return cells
 
 
+def _beside(simulated: dict[str, Any], emulated: dict[str, Any], name: str) -> str:
+    if not simulated["fits"]:
+        return "out of memory"
+    if not emulated["fits"]:
+        return _gib(simulated[name])
+    apart = simulated[name] - emulated[name]
+    return "the same" if apart == 0 else f"{apart:+,} bytes"
+
+
+def programs(found: dict[str, Any]) -> str:
+    """A row for each program at full size, and what its authors saw of the same on a GPU."""
+    full = _full(found)
+    head = "program | model | device | processes: | allocated: | reserved: | processor seconds: | versions"
+    table = _markdown(head, (_program(row) for row in full))
+    said = "".join(_said(row) for row in full if row["published"])
+    torch = ", ".join(sorted({row["versions"]["torch"] for row in full}))
+    return f"{table}\nWith torch {torch}; of several processes, the one that peaks.\n{said}"
+
+
+def _full(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in found["rows"] if row["size"] == "full"]
+
+
+def _program(row: dict[str, Any]) -> list[str]:
+    processes = row["processes"]
+    peaks = (
+        _gib(max(each[f"peak_{what}_bytes"] for each in processes)) for what in ("allocated", "reserved")
+    )
+    versions = _versions({name: number for name, number in row["versions"].items() if name != "torch"})
+    first = [row["program"], row["model"], row["gpu"], str(len(processes))]
+    return [*first, *peaks, f"{row['processor_s']:.0f}", versions]
+
+
+def _said(row: dict[str, Any]) -> str:
+    ours = list(dict.fromkeys(row["said"]))
+    return (
+        f"\n`{row['program']}` says here: {'; '.join(ours)}. Its authors published, of a GPU: "
+        f"{'; '.join(row['published']['said'])} ({row['published']['source']}).\n"
+    )
+
+
+def compiled(found: dict[str, Any]) -> str:
+    """A row for each model, eager against compiled."""
+    peaks = "eager, allocated: | compiled: | eager, reserved: | compiled:"
+    head = f"model, layers | {peaks} | kernels: | processor seconds:"
+    rows = []
+    for row in found["rows"]:
+        eager, made = row["eager"], row["compiled"]
+        peaks = [
+            _gib(each[f"peak_{what}_bytes"]) for what in ("allocated", "reserved") for each in (eager, made)
+        ]
+        seconds = f"{eager['processor_s']:.0f}, {made['processor_s']:.0f}"
+        rows.append([f"{row['model']}, {row['layers']}", *peaks, str(made["kernels"]), seconds])
+    about = f"`{found['recipe']}` on {found['rows'][0]['gpu']} with `{' '.join(found['changed'])}`"
+    return f"{_markdown(head, rows)}\n{about}; {_versions(found['versions'])}.\n"
+
+
+EXAMPLES = {
+    "trl sft": "An unmodified command of TRL:",
+    "FSDP2 loop, rank 0 of 8": "One rank of eight, alone, of a loop written by hand over FSDP2:",
+    "FSDP2 loop, torchrun": "The same loop with a smaller model, two processes and a stand-in for NCCL:",
+}
+
+
+def examples(found: dict[str, Any]) -> str:
+    """Commands as they were run, and what they took."""
+    rows = {row["program"]: row for row in _full(found)}
+    parts = []
+    for name, sentence in EXAMPLES.items():
+        row = rows[name]
+        _, model, _, processes, allocated, reserved, seconds, _ = _program(row)
+        each = "" if processes == "1" else f", each of {processes} processes"
+        parts.append(
+            f"{sentence}\n\n    {row['command']}\n\n"
+            f"{allocated} allocated and {reserved} reserved at the peak{each}, for {model}; "
+            f"{seconds} seconds of a processor in all.\n"
+        )
+    return "\n".join(parts)
+
+
+HEADING = "What programs need of a GPU, found without one: peak of a process, allocated (dark) and reserved"
+ROW_PX, BARS_PX, LEFT_PX = 24, 500, 290
+STYLE = (
+    "text{font:13px sans-serif;fill:#333}.head{font-weight:600}.reserved{fill:#c6dbef}"
+    ".allocated{fill:#2b6ca3}.grid{stroke:#ddd}"
+)
+
+
+def picture(found: dict[str, Any]) -> str:
+    """SVG: bars of each program's peak, allocated over reserved, on a white ground."""
+    rows = _full(found)
+    peaks = [
+        [max(each[f"peak_{what}_bytes"] for each in row["processes"]) for what in ("reserved", "allocated")]
+        for row in rows
+    ]
+    most = -(-max(max(pair) for pair in peaks) // (8 << 30)) * 8  # GiB
+    width, height = LEFT_PX + BARS_PX + 40, ROW_PX * (len(rows) + 2) + 8
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
+        f"<title>What programs of others need, found without a GPU</title><style>{STYLE}</style>",
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        f'<text class="head" x="10" y="18">{HEADING}</text>',
+    ]
+    for gib in range(0, most + 1, 8):
+        x, bottom = LEFT_PX + BARS_PX * gib / most, ROW_PX * (len(rows) + 1) + 8
+        parts.append(f'<line class="grid" x1="{x:g}" x2="{x:g}" y1="{ROW_PX + 4}" y2="{bottom}"/>')
+        parts.append(f'<text x="{x:g}" y="{bottom + 16}" text-anchor="middle">{gib} GiB</text>')
+    for n, (row, (reserved, allocated)) in enumerate(zip(rows, peaks, strict=True), 1):
+        y = ROW_PX * n + 8
+        parts.append(f'<text x="10" y="{y + 14}">{escape(_title(row))}</text>')
+        for kind, size in (("reserved", reserved), ("allocated", allocated)):
+            bar = BARS_PX * size / 2**30 / most
+            parts.append(
+                f'<rect class="{kind}" x="{LEFT_PX}" y="{y}" width="{bar:.1f}" height="{ROW_PX - 6}"/>'
+            )
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _title(row: dict[str, Any]) -> str:
+    """What fits before the bars."""
+    name = row["program"].removeprefix("accelerate launch, ").removesuffix(", 3B")
+    name = name.replace("run lora_finetune_single_device", "run, LoRA")
+    return f"{name}: {row['model']}"
+
+
+PARTS = {"recipes": ("recipes", recipes), "programs": ("programs", programs)}
+PARTS |= {"examples": ("programs", examples), "compiled": ("compiled", compiled)}
+"""Of the page, between comments of their names: the results that each is of."""
+
+
+def _results(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"virtual_gpu_{name}.json").read_bytes())
+
+
+def with_parts(text: str) -> str:
+    """The page with its parts as the committed results have them."""
+    for name, (results, write) in PARTS.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (found and closed):
+            sys.exit(f"docs/{PAGE.name} has no part {begin.strip()} … {end.strip()}")
+        text = f"{before}{begin}\n{write(_results(results))}\n{end}{after}"
+    return text
+
+
 def main(check: bool) -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    written = f"{before}{BEGIN}\n{table(json.loads(RESULTS.read_bytes()))}\n{END}{after}"
-    if not check:
-        write_whole(PAGE, written)
-    elif text != written:
-        sys.exit(f"docs/{PAGE.name} is not of {RESULTS.name}. Run: python -m pages.virtual_gpu")
+    written = {PAGE: with_parts(PAGE.read_text(encoding="utf-8")), PICTURE: picture(_results("programs"))}
+    for path, text in written.items():
+        if not check:
+            write_whole(path, text)
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            sys.exit(f"{path.relative_to(ROOT)} is not of the results. Run: python -m pages.virtual_gpu")
 
 
 if __name__ == "__main__":

@@ -129,10 +129,9 @@ def main() -> None:
             sys.exit(f"{sources} lacks {', '.join(missing)}. These commands make it:\n{FETCH}")
         found = {"provenance": provenance(), "rows": rows(sources)}
         write_whole(results, json.dumps(found, indent=1) + "\n")
-    one, several = (
-        json.loads(path.read_text(encoding="utf-8")) for path in (results, FOLDER / "distributed.json")
-    )
-    write_whole(FOLDER / "README.md", readme(one, several))
+    names = ("results", "distributed", "emulated")
+    found = [json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")) for name in names]
+    write_whole(FOLDER / "README.md", readme(*found))
 
 
 if __name__ == "__main__":

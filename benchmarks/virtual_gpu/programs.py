@@ -9,7 +9,8 @@ downloaded. What is not in this environment is looked for where these say:
     PROGRAMS_OF_OTHERS   a folder of packages, of `pip install --no-deps --target FOLDER -r
                          tests/virtual_gpu/programs/others.txt`: torchtune 0.6 wants a torchao that peft
                          refuses, so it stays beside the environment
-    PEFT_EXAMPLES        the folder `examples` of a checkout of github.com/huggingface/peft
+    PEFT_EXAMPLES        the folder `examples` of a checkout of github.com/huggingface/peft; the committed
+                         result is of its commit 5d602fdb
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ TINY: dict[str, Any] = {
     "eos_token_id": 128001,
 }
 PYTHON = sys.executable
+WRITTEN = PACKAGE.parent / "tests" / "virtual_gpu" / "programs"
 TRL = str(Path(PYTHON).with_name("trl"))
 
 
@@ -66,6 +69,17 @@ SIZES = {
     "full": Size("llama-3.2-1b", "phi-1_5", 1024, 4),
 }
 STEPS = 2
+SAID = re.compile(r"(?:GPU peak memory|Memory Used)[^|\n]*")
+"""What programs themselves print of their memory."""
+FOLDERS = re.compile(r"^/.*/(?:site-packages/|examples/|(?=tests/))")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a program said of its memory when its authors ran it, on a GPU."""
+
+    source: str
+    said: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -76,11 +90,15 @@ class Program:
     """Their kind, in checkpoint.py."""
     command: Callable[[Size], list[str]]
     libraries: tuple[str, ...] = ("trl", "transformers", "peft", "accelerate")
+    gpu: str = "h100"
     gpus: int = 1
+    """As many processes, unless `world_size` says that rank 0 runs alone."""
+    world_size: int | None = None
     beside: bool = False
     """Whether it needs PROGRAMS_OF_OTHERS."""
     full: Size = SIZES["full"]
     litgpt: bool = False
+    published: Published | None = None
 
     def size(self, name: str) -> Size:
         return self.full if name == "full" else SIZES[name]
@@ -117,6 +135,12 @@ def _fsdp2(size: Size) -> list[str]:
     return [*launch, "--num_processes", "2", "-m", "trl.scripts.sft", *words]
 
 
+def _by_hand(*launch: str) -> Callable[[Size], list[str]]:
+    """A loop over FSDP2 as a user writes it."""
+    words = (*launch, str(WRITTEN / "llama_fsdp2.py"), "model/config.json")
+    return lambda size: [PYTHON, *words, str(size.batch), str(size.length)]
+
+
 def _peft_example(size: Size) -> list[str]:
     """examples/sft/train.py, as its run_peft.sh calls it; QLoRA."""
     program = Path(os.environ["PEFT_EXAMPLES"]) / "sft" / "train.py"
@@ -132,19 +156,13 @@ def _peft_example(size: Size) -> list[str]:
     ]
 
 
-def _torchtune(size: Size) -> list[str]:
-    """Its own recipe with its own configuration; files and data are those here, and the model is built by
-    the builder that the configuration's own calls, with the sizes of config.json."""
-    config = model_config(size)
-    sizes = {
-        "vocab_size": config["vocab_size"],
-        "num_layers": config["num_hidden_layers"],
-        "num_heads": config["num_attention_heads"],
-        "num_kv_heads": config["num_key_value_heads"],
-        "embed_dim": config["hidden_size"],
-        "intermediate_dim": config["intermediate_size"],
-        "max_seq_len": 131072,
-    }
+def _torchtune(configuration: str) -> Callable[[Size], list[str]]:
+    """Its own recipe with its own configuration, on files and data that are here."""
+    tune = [PYTHON, "-m", "torchtune._cli.tune", "run", "lora_finetune_single_device"]
+    return lambda size: [*tune, "--config", configuration, *_torchtune_words(size)]
+
+
+def _torchtune_words(size: Size) -> list[str]:
     changed = {
         "output_dir": "trained",
         "checkpointer.checkpoint_dir": "model",
@@ -159,12 +177,18 @@ def _torchtune(size: Size) -> list[str]:
         "max_steps_per_epoch": STEPS,
         "save_adapter_weights_only": True,
     }
-    if size.model is None:
-        changed["model._component_"] = "torchtune.models.llama3_1.lora_llama3_1"
-        changed |= {f"model.{name}": value for name, value in sizes.items()}
-    tune = [PYTHON, "-m", "torchtune._cli.tune", "run", "lora_finetune_single_device"]
-    words = [f"{name}={value}" for name, value in changed.items()]
-    return [*tune, "--config", "llama3_1/8B_lora_single_device", *words]
+    if size.model is None:  # the builder under that of the configuration takes sizes
+        changed |= {
+            "model._component_": "torchtune.models.llama3_1.lora_llama3_1",
+            "model.vocab_size": TINY["vocab_size"],
+            "model.num_layers": TINY["num_hidden_layers"],
+            "model.num_heads": TINY["num_attention_heads"],
+            "model.num_kv_heads": TINY["num_key_value_heads"],
+            "model.embed_dim": TINY["hidden_size"],
+            "model.intermediate_dim": TINY["intermediate_size"],
+            "model.max_seq_len": 131072,
+        }
+    return [f"{name}={value}" for name, value in changed.items()]
 
 
 def _litgpt(size: Size) -> list[str]:
@@ -181,19 +205,59 @@ def _litgpt(size: Size) -> list[str]:
 LORA = ("--use_peft", "--lora_target_modules", "all-linear", "--learning_rate", "1e-4")
 _EIGHT_B = replace(SIZES["full"], model="llama-3.1-8b", batch=1)
 PROGRAMS: dict[str, Program] = {
-    "trl sft": Program("completions", _with_length(_trl("sft"))),
+    "trl sft": Program("completions", _with_length(_trl("sft")), gpu="h200"),
     "trl sft, LoRA": Program("completions", _with_length(_trl("sft", *LORA)), full=_EIGHT_B),
     "trl sft, packing": Program("texts", _with_length(_trl("sft", "--packing"))),
     "trl dpo": Program("preferences", _with_length(_trl("dpo"))),
     "trl reward": Program("preferences", _with_length(_trl("reward"))),
     "trl grpo": Program("prompts", _grpo),
     "accelerate launch, FSDP2, trl sft": Program("completions", _fsdp2, gpus=2),
-    "PEFT examples/sft, QLoRA": Program("texts", _peft_example, full=_EIGHT_B),
+    "FSDP2 loop, torchrun": Program(
+        "texts", _by_hand("-m", "torch.distributed.run", "--nproc-per-node", "2"), ("transformers",), gpus=2
+    ),
+    "FSDP2 loop, rank 0 of 8": Program(
+        "texts",
+        _by_hand(),
+        ("transformers",),
+        gpus=8,
+        world_size=8,
+        full=replace(SIZES["full"], model="llama-3.1-8b", batch=2, length=4096),
+    ),
+    "PEFT examples/sft, QLoRA": Program("texts", _peft_example),
     "tune run lora_finetune_single_device": Program(
-        "instructions", _torchtune, ("torchtune", "torchao"), beside=True, full=replace(_EIGHT_B, batch=2)
+        "instructions",
+        _torchtune("llama3_1/8B_lora_single_device"),
+        ("torchtune", "torchao"),
+        beside=True,
+        full=replace(_EIGHT_B, batch=2),
+    ),
+    "tune run lora_finetune_single_device, 3B": Program(
+        "instructions",
+        _torchtune("llama3_2/3B_lora_single_device"),
+        ("torchtune", "torchao"),
+        beside=True,
+        gpu="a100-80gb",
+        full=replace(_EIGHT_B, model="llama-3.2-3b", batch=4, length=512),
+        published=Published(
+            "torchtune, docs/source/tutorials/e2e_flow.rst (run of December 2024)",
+            (
+                "GPU peak memory allocation: 6.21 GiB",
+                "GPU peak memory reserved: 6.27 GiB",
+                "GPU peak memory active: 6.21 GiB",
+            ),
+        ),
     ),
     "litgpt finetune_lora": Program(
-        "instructions", _litgpt, ("litgpt", "lightning"), beside=True, litgpt=True
+        "instructions",
+        _litgpt,
+        ("litgpt", "lightning"),
+        beside=True,
+        litgpt=True,
+        full=replace(SIZES["full"], length=1044),
+        published=Published(
+            "litgpt, tutorials/resource-tables.md (October 2023, torch 2.1.0, A100 40 GB)",
+            ("Memory Used: 10.68 GB",),
+        ),
     ),
 }
 
@@ -240,10 +304,13 @@ def run(name: str, size: str, gpu: str, folder: Path) -> dict[str, Any]:
     program = PROGRAMS[name]
     prepare(name, program.size(size), folder)
     command = program.command(program.size(size))
-    options = ["--gpu", gpu, "--gpus", str(program.gpus), "--out", str(folder / "statistics")]
+    options = ["--gpu", gpu, "--gpus", str(program.gpus)]
+    if program.world_size is not None:
+        options += ["--world-size", str(program.world_size), "--rank", "0"]
+    statistics = folder / "statistics"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [PYTHON, "-m", "harness", "emulate", *options, "--", *command],
+        [PYTHON, "-m", "harness", "emulate", *options, "--out", str(statistics), "--", *command],
         cwd=folder,
         env=environment(name),
         capture_output=True,
@@ -258,11 +325,13 @@ def run(name: str, size: str, gpu: str, folder: Path) -> dict[str, Any]:
         "program": name,
         "size": size,
         "gpu": gpu,
-        "command": " ".join(_as_typed(command)),
+        "command": " ".join(["harness", "emulate", *options, "--", *_as_typed(command)]),
         "model": program.size(size).litgpt_model if program.litgpt else program.size(size).model or "tiny",
         "versions": _versions(program),
-        "processes": _peaks(folder / "statistics"),
+        "processes": _peaks(statistics),
         "processor_s": round(used, 1),
+        "said": [" ".join(line.split()) for line in SAID.findall(done.stdout + done.stderr)],
+        "published": asdict(program.published) if program.published and size == "full" else None,
     }
 
 
@@ -281,14 +350,9 @@ def _peaks(folder: Path) -> list[dict[str, int]]:
 
 
 def _as_typed(command: list[str]) -> list[str]:
-    """Without what is of this machine: the interpreter's folder, and those of packages."""
+    """Without what is of this machine: where Python, packages and checkouts are."""
     shorter = {PYTHON: "python", TRL: "trl"}
-    words = []
-    for word in command:
-        parts = Path(word).parts
-        marks = [place for place, part in enumerate(parts) if part in ("site-packages", "examples")]
-        words.append(shorter.get(word) or ("/".join(parts[marks[-1] + 1 :]) if marks else word))
-    return words
+    return [shorter.get(word) or FOLDERS.sub("", word) for word in command]
 
 
 def _versions(program: Program) -> dict[str, str]:
@@ -308,7 +372,7 @@ def main() -> int:
     )
     parser.add_argument("program", nargs="*")
     parser.add_argument("--size", choices=SIZES, default="full")
-    parser.add_argument("--gpu", default="h100")
+    parser.add_argument("--gpu", help="default: the one that PROGRAMS says")
     parser.add_argument("--out", type=Path, help="a JSON file; rows that it has are kept or replaced")
     parser.add_argument("--list", action="store_true", help="only the programs, and why any cannot run")
     options = parser.parse_args()
@@ -322,7 +386,7 @@ def main() -> int:
             print(f"{name}: {missing(name) or 'can run'}", flush=True)
             continue
         with tempfile.TemporaryDirectory() as folder:
-            row = run(name, options.size, options.gpu, Path(folder))
+            row = run(name, options.size, options.gpu or PROGRAMS[name].gpu, Path(folder))
         print(json.dumps(row), flush=True)
         if options.out is not None:
             _keep(row, options.out)

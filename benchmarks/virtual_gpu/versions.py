@@ -1,6 +1,6 @@
 """Which tests of the virtual GPU pass with the PyTorch of this interpreter: a row of a table of versions.
 
-    python -m benchmarks.virtual_gpu.versions [--out docs/data/virtual_gpu_versions.json] [PYTEST OPTION ...]
+    python -m benchmarks.virtual_gpu.versions [--out FILE] [PYTEST OPTION ...]
 
 Run it once in each environment that has another PyTorch; a row of the same PyTorch is replaced. An option
 like `-k values` chooses among the tests, and stands in the row.
@@ -26,7 +26,7 @@ LIBRARIES = ("triton", "transformers", "peft", "trl", "accelerate", "bitsandbyte
 
 
 def row(options: list[str]) -> dict[str, Any]:
-    """Versions, which tests were chosen, how many of them passed, failed and were skipped, and which failed."""
+    """Versions, the tests that were chosen, how many passed, failed and were skipped, and which failed."""
     torch = installed_torch()
     found: dict[str, Any] = {
         "torch": torch and torch.version,

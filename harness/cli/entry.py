@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from typing import NoReturn
 
@@ -14,8 +13,9 @@ def script() -> NoReturn:
     with signals_answered():
         from harness.cli.app import main
 
-        if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without our signs spells them
-            sys.stdout.reconfigure(errors="backslashreplace")
+        reconfigure = getattr(sys.stdout, "reconfigure", None)
+        if reconfigure is not None:  # a terminal without our signs spells them
+            reconfigure(errors="backslashreplace")
         try:
             main()
         except SystemExit as ended:

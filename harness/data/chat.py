@@ -30,7 +30,7 @@ def plain_chat(example: Example) -> list[tuple[str, bool]]:
     """Pieces of text and whether each is learned, in the ChatML form: for random weights, whose tokens are
     bytes, so that no template is theirs.
     """
-    pieces = []
+    pieces: list[tuple[str, bool]] = []
     for number, message in enumerate(example.messages):
         learned = message["role"] == "assistant" and number >= example.num_given
         content = message["content"] or str(message.get("tool_calls", ""))
@@ -64,7 +64,7 @@ def templated_chat(tokenizer: Any, example: Example) -> Chat:
         )
         text = rendered(len(messages), False)
         given = len(rendered(example.num_given, False)) if example.num_given else 0
-        spans = [] if marked else _assistant_spans(example, text, rendered)
+        spans: Sequence[Span] = [] if marked else _assistant_spans(example, text, rendered)
     except InputError:
         raise
     except Exception as error:  # a template is a program: jinja's errors, its own, and Python's
@@ -89,7 +89,7 @@ def _assistant_spans(example: Example, text: str, rendered: Callable[[int, bool]
     A template may write a turn otherwise once others follow it (without what the assistant thought): then
     the turn's end is found by its words and by what the template puts behind them.
     """
-    spans = []
+    spans: list[Span] = []
     for number, message in enumerate(example.messages):
         if message["role"] != "assistant" or number < example.num_given:
             continue

@@ -13,7 +13,7 @@ from typing import Any
 from harness.data.examples import FORMS, Example, read_example
 from harness.errors import InputError, MissingDependency
 from harness.recipe import Recipe
-from harness.system import open_regular, read_whole
+from harness.system import is_array, is_object, open_regular, read_whole
 
 LONGEST_LINE_BYTES = 2**24
 """16 MiB of text is millions of tokens, more than any row; a longer line is not one example a line."""
@@ -166,18 +166,18 @@ def _json_examples(data: str, path: Path) -> Iterator[Example]:
         rows = json.loads(_whole_text(data, path))
     except (ValueError, RecursionError) as error:
         raise InputError(f"data: {data} is not JSON: {error}. JSON lines are called .jsonl.") from None
-    if not isinstance(rows, list):
+    if not is_array(rows):
         raise InputError(f"data: {data} is a JSON {type(rows).__name__}, not a list of objects.")
     for number, row in enumerate(rows, start=1):
         where = f"data: {data}, example {number}"
-        if not isinstance(row, dict):
+        if not is_object(row):
             raise InputError(f"{where} is a JSON {type(row).__name__}, not an object with {FORMS}.")
         yield read_example(row, where)
 
 
 def _parquet_examples(data: str, path: Path) -> Iterator[Example]:
     try:
-        from pyarrow import ArrowException, parquet  # pyright: ignore[reportMissingImports] (an extra)
+        from pyarrow import ArrowException, parquet
     except ModuleNotFoundError:
         raise MissingDependency("pyarrow", "data", f"data: {data}, a parquet file,") from None
     number = 0
@@ -196,8 +196,8 @@ def _parquet_examples(data: str, path: Path) -> Iterator[Example]:
 
 def _dataset_examples(name: str) -> Iterator[Example]:
     try:
-        from datasets import load_dataset  # pyright: ignore[reportMissingImports] (an extra)
-        from datasets.exceptions import DatasetsError  # pyright: ignore[reportMissingImports]
+        from datasets import load_dataset
+        from datasets.exceptions import DatasetsError
     except ModuleNotFoundError:
         raise MissingDependency("datasets", "data", f"data: {name}, a Hugging Face dataset id,") from None
     try:
@@ -228,7 +228,7 @@ def _json_object(line: str, where: str) -> dict[str, Any]:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not JSON: {error}. Give one JSON object a line.") from None
-    if not isinstance(value, dict):
+    if not is_object(value):
         raise InputError(
             f"{where} is a JSON {type(value).__name__}, not an object. Give one object a line, with {FORMS}."
         )

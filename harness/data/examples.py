@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from harness.errors import InputError
+from harness.system import is_array, is_object
 
 FORMS = (
     "`text`; `prompt` and `completion`; `messages`; `conversations` (ShareGPT); "
@@ -102,7 +103,7 @@ def _answered(fields: Mapping[str, Any], where: str) -> Example:
 
 
 def _messages(value: Any, field: str, where: str) -> tuple[Mapping[str, Any], ...]:
-    if not isinstance(value, list) or not value:
+    if not is_array(value) or not value:
         kind = "empty" if value == [] else type(value).__name__
         raise InputError(
             f"{where}: `{field}` is {kind}, not a list of messages. "
@@ -117,7 +118,7 @@ def _messages(value: Any, field: str, where: str) -> tuple[Mapping[str, Any], ..
 
 
 def _message(message: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(message, Mapping):
+    if not is_object(message):
         raise InputError(f"{where} is {type(message).__name__}, not an object with role and content.")
     if "role" not in message and "from" in message:
         return _from_sharegpt(message, where)
@@ -126,7 +127,7 @@ def _message(message: Any, where: str) -> Mapping[str, Any]:
         raise InputError(f"{where} has no `role`. Say who speaks: system, user, assistant or tool.")
     rest = {name: value for name, value in message.items() if name not in ("role", "content")}
     content = message.get("content")
-    if isinstance(content, list):
+    if is_array(content):
         content = "".join(_part(part, where) for part in content)
     elif content is not None:
         content = _string(message, "content", where)
@@ -149,15 +150,15 @@ def _part(part: Any, where: str) -> str:
     """The text of one part of a message's content."""
     if isinstance(part, str):
         return part
-    if isinstance(part, Mapping) and part.get("type", "text") == "text" and "text" in part:
+    if is_object(part) and part.get("type", "text") == "text" and "text" in part:
         return _string(part, "text", where)
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    kind = part.get("type") if is_object(part) else type(part).__name__
     raise InputError(f"{where} holds {kind!r:.40}. Recipes train on text alone: leave such messages out.")
 
 
 def _tools(fields: Mapping[str, Any], where: str) -> tuple[Any, ...]:
-    tools = fields.get("tools") or ()
-    if not isinstance(tools, list | tuple):
+    tools: Any = fields.get("tools") or []
+    if not is_array(tools):
         raise InputError(f"{where}: `tools` is {type(tools).__name__}, not a list of JSON schemas.")
     return tuple(tools)
 

@@ -135,8 +135,11 @@ def corpus_rows(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int, longest: 
         members = [pieces[i] for i in packed[index]] if packed else [pieces[index]]
         return _fill(corpus, members, recipe.seq_len, padding)
 
+    def lengths(number: int) -> list[int]:
+        return draw(number).document_lengths
+
     summary = _summary(recipe, corpus, pieces, num_rows, longest)
-    return Rows(draw, lambda number: draw(number).document_lengths, num_rows, num_skipped, summary)
+    return Rows(draw, lengths, num_rows, num_skipped, summary)
 
 
 def _summary(

@@ -25,6 +25,7 @@ from harness.loops.place import rank_and_world_size
 from harness.measure import (
     DeviceObserver,
     LookBack,
+    find_kept,
     joining_observer,
     log_line,
     look_back,
@@ -34,7 +35,14 @@ from harness.measure import (
 )
 from harness.observe import labelled_tensors
 from harness.run_folder import RunFolder
-from harness.step_profile import NotFiniteReport, OutOfMemoryReport, StepProfile, explain_oom
+from harness.step_profile import (
+    LeakReport,
+    NotFiniteReport,
+    OutOfMemoryReport,
+    StepProfile,
+    explain_oom,
+    leak_in_words,
+)
 from harness.system import complain, held_back, provenance
 from harness.training import Kind
 from harness.units import in_gib
@@ -77,6 +85,7 @@ class LoopRecorder:
         self._tokens_of_steps: deque[int | None] = deque(maxlen=MOST_TIMES)
         self._values: list[float | None] = []
         self._looked: LookBack | None = None
+        self._leak: LeakReport | None = None
         self._oom: OutOfMemoryReport | None = None
         self._not_finite: NotFiniteReport | None = None
         self._warnings: list[str] = []
@@ -245,6 +254,7 @@ class LoopRecorder:
         self._leave()
         self._looked = look_back(self._observer, ran_out=self._oom is not None)
         snapshot = self._looked.history.snapshot
+        self._leak = find_kept(self._looked.history.spans, self._looked.history.step_ends)
         self._looked.history = self._looked.history._replace(spans=[], snapshot={})
         if snapshot and self._looked.memory.peak_allocated_bytes is not None:
             self.folder.write_snapshot(snapshot)
@@ -292,7 +302,7 @@ class LoopRecorder:
         if self._looked is None:
             memory.peak_allocated_bytes = self._observer.peak_bytes()
         phases = phase_stats(self._observer.phase_memory(), list(self._times_s), None)
-        warnings = list(self._warnings)
+        warnings = [*self._warnings, *([leak_in_words(self._leak)] if self._leak else [])]
         for name, apart in self._observer.apart_memory().items():
             phases[name] = phases[name].model_copy(
                 update={
@@ -327,6 +337,7 @@ class LoopRecorder:
             top=[] if self._looked is None else self._looked.top,
             oom=self._oom,
             not_finite=self._not_finite,
+            leak=self._leak,
             warnings=warnings,
         )
 

@@ -3,6 +3,7 @@
 from harness.measure.cpu_speed import matmul_flops_per_s
 from harness.measure.doctor import examine
 from harness.measure.joining import joining_observer
+from harness.measure.leak import find_kept
 from harness.measure.looking_back import LookBack, look_back
 from harness.measure.measured_run import RECORDED_STEPS, chosen_device, measure, num_gpus, total_steps
 from harness.measure.observer import DeviceObserver, Progress
@@ -15,6 +16,7 @@ __all__ = [
     "Progress",
     "chosen_device",
     "examine",
+    "find_kept",
     "joining_observer",
     "log_line",
     "look_back",

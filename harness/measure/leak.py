@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
 from harness.snapshot import BEFORE_RECORDING, AllocationSpan, breakdown_at, top_allocations
 from harness.step_profile import CATEGORIES, LeakReport
 
+LEAST_BYTES = 4096
+"""What a step of a watched loop may leave behind: a detached loss that waits for the next line of a log takes
+512 bytes of a GPU."""
 FEWEST_ENDS = 3
 """Steps that must end, each with more than the one before: two may differ by chance."""
 
@@ -40,6 +45,29 @@ def find_leak(
     if not survived or each <= 0:
         return None
     return LeakReport(bytes_per_step=each, num_steps=2, by_category=grown, largest=left)
+
+
+def find_kept(spans: Sequence[AllocationSpan], recorded_ends: Sequence[int]) -> LeakReport | None:
+    """A leak of a loop whose batches may differ in length: what every recorded step but the last made, and
+    what is still there when the last has ended. None where a step left next to nothing, or too few ended.
+    """
+    if len(recorded_ends) < FEWEST_ENDS:
+        return None
+    last = recorded_ends[-1]
+    left: list[list[AllocationSpan]] = [[] for _ in range(len(recorded_ends) + 1)]
+    for span in spans:
+        if BEFORE_RECORDING < span.born <= last and span.live_at(last):
+            # between two steps the next one's batch may be made
+            left[bisect_left(recorded_ends, span.born) + (span.birth_phase == "between")].append(span)
+    del left[-2:]  # the last step's batch and loss have names until the next one's
+    sizes = [sum(span.size_bytes for span in of_step) for of_step in left]
+    if min(sizes) < LEAST_BYTES:
+        return None
+    made = Counter[str]()
+    for allocation in (found := top_allocations(left[-1], last, len(left[-1]))):
+        made[allocation.category] += allocation.size_bytes
+    each = sum(sizes) // len(sizes)
+    return LeakReport(bytes_per_step=each, num_steps=len(sizes), by_category=made, largest=found[0])
 
 
 def _growth(spans: Sequence[AllocationSpan], before: int, after: int) -> dict[str, int]:

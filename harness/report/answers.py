@@ -41,7 +41,7 @@ def _table(comparison: Comparison) -> Table:
     columns = ["place", "quantity", *shown]
     for source in comparison.predictions:
         columns += [f"{source} / {comparison.reference}", f"{UNEXPLAINED} by {source}"]
-    rows = []
+    rows: list[list[Cell]] = []
     for row in comparison.rows:
         cells = [
             Cell(row.place),

@@ -21,9 +21,9 @@ MOST_KINDS = 300
 class Icicle:
     """Boxes in boxes: `parents` are indices, -1 for the whole; a value holds those inside it."""
 
-    labels: list[str] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    bytes: list[int] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list[str])
+    parents: list[int] = field(default_factory=list[int])
+    bytes: list[int] = field(default_factory=list[int])
 
     def add(self, label: str, parent: int, size_bytes: int) -> int:
         """Returns the new box's index."""
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
     """Allocations at the peak that came from one stack, of one group and phase."""
 
     total_bytes: int
-    count: int
+    num_allocations: int
     largest_bytes: int
     group: str
     phase: str | None
@@ -118,7 +118,7 @@ def kinds(history: History | None, profile: StepProfile | None) -> list[Kind]:
     return [
         Kind(
             total_bytes=sum(span.size_bytes for span in spans),
-            count=len(spans),
+            num_allocations=len(spans),
             largest_bytes=max(span.size_bytes for span in spans),
             group=history.groups[group],
             phase=phase,
@@ -136,7 +136,11 @@ def kinds_table(found: Sequence[Kind], when: str = "at the peak") -> Table:
     rows = [
         (
             *(Cell(kind.group), Cell(kind.phase), Cell(kind.module or kind.place)),
-            *(Cell(kind.total_bytes, "bytes"), Cell(kind.count, "number"), Cell(kind.largest_bytes, "bytes")),
+            *(
+                Cell(kind.total_bytes, "bytes"),
+                Cell(kind.num_allocations, "number"),
+                Cell(kind.largest_bytes, "bytes"),
+            ),
         )
         for kind in found
     ]

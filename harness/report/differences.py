@@ -65,7 +65,7 @@ def _numbers(names: Sequence[str], known: Sequence[dict[Any, float | None]]) -> 
     columns = ["place", "quantity", names[0]]
     for name in names[1:]:
         columns += [name, "change", "in percent"]
-    rows = []
+    rows: list[list[Cell]] = []
     for key in known[0]:
         place, quantity, unit = key
         values = [found[key] for found in known]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,9 @@ def _free_name(name: str, taken: Any) -> str:
     return found
 
 
-def _charts(run: ReportRun) -> dict[str, Any]:
+def _charts(run: ReportRun) -> dict[str, Callable[[Any], None]]:
     """What can be drawn of a run: a function of matplotlib's axes by name."""
-    charts: dict[str, Any] = {}
+    charts: dict[str, Callable[[Any], None]] = {}
     profile, history = run.profile, run.history
     if history is not None and history.events:
         charts["timeline"] = lambda axes: draw_timeline(axes, run.title, history, _capacity(profile))

@@ -67,7 +67,7 @@ def _of_snapshot(history: History) -> list[str]:
     if first.stack:
         sentences.append(
             f"Most was asked for at {first.called_from or first.place}: {in_gib(first.total_bytes)} in "
-            f"{first.count:,} allocation{'s' if first.count > 1 else ''}."
+            f"{first.num_allocations:,} allocation{'s' if first.num_allocations > 1 else ''}."
         )
     return sentences
 

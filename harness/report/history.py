@@ -6,7 +6,7 @@ long. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -157,7 +157,7 @@ def history_of(
     groups, codes, by_category = groups_of(recording)
     tree = CallTree()
     stacks = np.array([tree.node_of(span.frames) for span in spans], np.uint32)
-    which = zip(of_span.tolist(), (changes > 0).tolist(), strict=True)
+    which: Iterable[tuple[int, bool]] = zip(of_span.tolist(), (changes > 0).tolist(), strict=True)
     there_before = born < 0
     baseline = np.bincount(codes[there_before], sizes[there_before], len(groups)).astype(np.int64)
     birth_event, death_event = _event_by_span(of_span, changes, len(spans))
@@ -249,7 +249,7 @@ def _reserved(
 
 
 def _notes(snapshot: Mapping[str, Any], recording: Recording) -> list[str]:
-    notes = []
+    notes: list[str] = []
     devices = devices_in(snapshot)
     if len(devices) > 1:
         there = ", ".join(map(str, devices))

@@ -58,7 +58,7 @@ class PhaseRoofline:
             "of its ceiling",
             "time",
         )
-        rows = []
+        rows: list[tuple[Cell, ...]] = []
         for point in self.points:
             bandwidth = point.bytes_moved / point.seconds
             ceiling = self.ceiling(point.intensity)
@@ -106,7 +106,7 @@ def roofline_of(profile: StepProfile, answers: Sequence[StepProfile] = ()) -> Ph
         return (
             "Roofline: nobody says how many bytes the phases move. A simulated answer beside this one would."
         )
-    points = []
+    points: list[Point] = []
     for name in PHASES:
         stats, bytes_moved = (
             profile.phases.get(name),

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.report.table import Cell, Table, Unit
 from harness.step_profile import CATEGORIES, MEMORY_KINDS, PHASES, StepProfile
+from harness.system import is_object
 
 
 def profile_tables(profile: StepProfile) -> dict[str, Table]:
@@ -63,7 +64,7 @@ def phase_table(profile: StepProfile) -> Table:
         "FLOPs",
     )
     total = sum(profile.phases[name].time_s.median or 0 for name in PHASES if name in profile.phases)
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for name in profile.phase_names():
         stats = profile.phases[name]
         time = stats.time_s
@@ -100,9 +101,9 @@ def _pairs(values: dict[str, Any]) -> list[Any]:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, dict):
+        if is_object(value):
             flat |= _flat(value, f"{prefix}{name}.")
         else:
             flat[f"{prefix}{name}"] = value

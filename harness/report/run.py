@@ -30,12 +30,12 @@ class ReportRun:
     name: str
     profile: StepProfile | None = None
     history: History | None = None
-    answers: list[StepProfile] = field(default_factory=list)
+    answers: list[StepProfile] = field(default_factory=list[StepProfile])
     """Other answers about the same recipe, to be put beside this one."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
     shape: ModelShape | None = None
     """The model's sizes, where whoever asks for the report has read them."""
-    changes: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list[str])
     """What would save memory and how much, the most first; the same condition."""
 
     @property

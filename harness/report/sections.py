@@ -37,12 +37,12 @@ class Section:
     """Name, value, detail."""
     missing: list[str]
     """What there is nothing to show of, and why."""
-    tables: dict[str, Table] = field(default_factory=dict)
-    kinds: list[Kind] = field(default_factory=list)
+    tables: dict[str, Table] = field(default_factory=dict[str, Table])
+    kinds: list[Kind] = field(default_factory=list[Kind])
     answers: Answers | None = None
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
     """For the scripts."""
-    words: dict[str, str] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict[str, str])
     """What charts show, for those who cannot see them; and what is left out."""
 
 
@@ -129,7 +129,7 @@ def _tiles(run: ReportRun) -> list[tuple[str, str, str]]:
             return []
         return _snapshot_tiles(history)
     memory, step, device = profile.memory, profile.step, profile.hardware
-    tiles = []
+    tiles: list[tuple[str, str, str]] = []
     if memory.peak_allocated_bytes is not None:
         where = f"in {memory.peak_phase}" if memory.peak_phase else ""
         tiles.append(("Peak allocated", in_gib(memory.peak_allocated_bytes), where))

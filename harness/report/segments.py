@@ -10,7 +10,7 @@ from harness.snapshot import Piece, Segment, free_stretches
 
 def segment_table(used: Sequence[tuple[Segment, list[Piece]]], when: str = "at the peak") -> Table:
     """By kind: how many segments, what of them is allocated, and the largest stretch that is free."""
-    rows = []
+    rows: list[Sequence[Cell]] = []
     for kind in ("small", "large", "expandable"):
         of_kind = [(segment, pieces) for segment, pieces in used if segment.kind == kind]
         if of_kind:

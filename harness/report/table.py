@@ -52,7 +52,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     keys: int = 1
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list[str])
 
     def numeric(self, column: int) -> bool:
         """Whether the column holds values and not names."""
@@ -76,7 +76,7 @@ def markdown_of(table: Table) -> str:
 
 def to_markdown(tables: Iterable[Table]) -> str:
     """GitHub's Markdown: the tables under their names, with their notes."""
-    parts = []
+    parts: list[str] = []
     for table in tables:
         body = markdown_of(table)
         if len(table.rows) > LONG:

@@ -19,6 +19,8 @@ from harness.step_profile import MOST_RANKS, RanksReport, RankStats, StepProfile
 from harness.system import write_whole
 
 RANKS = "ranks"
+MAX_BYTES = 2**28
+"""Of the profiles of all ranks together: some 6,000 of them."""
 
 
 def folder_of_rank(run: Path, rank: int) -> Path:
@@ -27,17 +29,37 @@ def folder_of_rank(run: Path, rank: int) -> Path:
 
 
 def profiles_of_ranks(run: Path, world_size: int | None = None) -> dict[int, StepProfile]:
-    """Of the run folder `run`, by rank: those written whole. Without `world_size`, of all that are there."""
+    """Of the run folder `run`, by rank: those that were written whole, and lie there themselves. Without
+    `world_size`, of all ranks that are there.
+
+    Raises InputError for more than a machine should read at once.
+    """
+    paths: dict[int, Path] = {}
+    size_bytes = 0
+    for folder in (run / RANKS).glob("*"):
+        rank, path = rank_of(folder), folder / "profile.json"
+        if rank is None or path.is_symlink() or not path.is_file():
+            continue
+        if world_size is not None and rank >= world_size:
+            continue
+        paths[rank] = path
+        size_bytes += path.stat().st_size
+        if len(paths) > MOST_RANKS or size_bytes > MAX_BYTES:
+            raise InputError(
+                f"{run / RANKS} holds more than {MOST_RANKS:,} ranks or {MAX_BYTES / 2**20:g} MiB of their "
+                f"profiles. Give the folder of one of them, such as {folder}."
+            )
     found: dict[int, StepProfile] = {}
-    for rank in range(world_size) if world_size is not None else _ranks_in(run):
-        with suppress(InputError):  # of a rank that was killed there is none
-            found[rank] = StepProfile.read(folder_of_rank(run, rank) / "profile.json")
+    for rank in sorted(paths):
+        with suppress(InputError):  # half a file of a rank that was killed, or none of ours
+            found[rank] = StepProfile.read(paths[rank])
     return found
 
 
-def _ranks_in(run: Path) -> list[int]:
-    names = [path.name for path in (run / RANKS).glob("*")]
-    return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,8}", name))[:MOST_RANKS]
+def rank_of(folder: Path) -> int | None:
+    """Whose folder in RUN/ranks it is; None for what no rank made."""
+    named = re.fullmatch(r"0|[1-9][0-9]{0,8}", folder.name)
+    return int(named[0]) if named and not folder.is_symlink() else None
 
 
 def put_together(profiles: Mapping[int, StepProfile], world_size: int, ended_by: str | None) -> StepProfile:

@@ -16,7 +16,7 @@ from typing import Any, cast
 from harness.errors import InputError
 from harness.recipe import Recipe, recipe_yaml
 from harness.run_folder.checkpoint_files import checkpoints
-from harness.run_folder.collected import RANKS
+from harness.run_folder.collected import RANKS, rank_of
 from harness.run_folder.log_file import LogFile
 from harness.step_profile import StepProfile
 from harness.system import (
@@ -136,7 +136,7 @@ class RunFolder:
     def forget_ranks(self) -> None:
         """Remove what the ranks of the run that is resumed left here, and nothing else."""
         for rank in sorted((self.path / RANKS).glob("*")) if self._goes_on else ():
-            if rank.name.isdecimal() and not rank.is_symlink():
+            if rank_of(rank) is not None:
                 for name in ("profile.json", "snapshot.pickle"):
                     (rank / name).unlink(missing_ok=True)
 

@@ -14,7 +14,7 @@ from harness.system.interruption import (
 from harness.system.locations import PACKAGE, profiles_folder, recipes_folder
 from harness.system.notebook import Rows, notebook_html
 from harness.system.streams import complain, quiet_libraries, stdout_kept_for_json, warn_of_trusted_code
-from harness.system.strict_json import TooManyValues, is_object, parse_json, unrepeated
+from harness.system.strict_json import TooManyValues, is_array, is_object, parse_json, unrepeated
 from harness.system.strict_yaml import parse_yaml, read_mapping, to_yaml
 from harness.system.torch_release import FreeBlockOrder, TorchRelease
 from harness.system.versions import PACKAGES, SETTINGS, installed_version, provenance
@@ -36,6 +36,7 @@ __all__ = [
     "installed_version",
     "interrupted_status",
     "interruptible",
+    "is_array",
     "is_held",
     "is_object",
     "is_writing",

@@ -25,6 +25,11 @@ def is_object(value: object) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict)
 
 
+def is_array(value: object) -> TypeGuard[list[Any]]:
+    """Whether a parsed value is a list, of anything."""
+    return isinstance(value, list)
+
+
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 

@@ -10,7 +10,16 @@ Imports no torch, and nothing of the other answers.
 """
 
 from harness.virtual_gpu.build import libraries, why_not
-from harness.virtual_gpu.device import emulated_device
+from harness.virtual_gpu.device import emulated_device, runs_alone
 from harness.virtual_gpu.launch import Options, emulate, outside, surroundings
 
-__all__ = ["Options", "emulate", "emulated_device", "libraries", "outside", "surroundings", "why_not"]
+__all__ = [
+    "Options",
+    "emulate",
+    "emulated_device",
+    "libraries",
+    "outside",
+    "runs_alone",
+    "surroundings",
+    "why_not",
+]

@@ -20,6 +20,11 @@ def emulated_device() -> str | None:
     return os.environ.get(VARIABLE)
 
 
+def runs_alone() -> bool:
+    """Whether this process is one rank of many whose others are answered for."""
+    return os.environ.get("VIRTUAL_GPU_ALONE") == "1"
+
+
 def device_variables(name: str, gpus: int) -> dict[str, str]:
     """The environment of `gpus` virtual GPUs of the kind `name`. Raises InputError for an unknown one."""
     hardware = find_hardware(name)

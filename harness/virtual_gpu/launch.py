@@ -95,6 +95,7 @@ def emulate(command: Sequence[str], options: Options) -> NoReturn:
             raise InputError(
                 f"--out {options.out}: {error.strerror}. Give a folder that can be written."
             ) from None
+    environment["VIRTUAL_GPU_MAIN"] = str(os.getpid())  # which stays what it is
     os.execve(program, list(command), environment)
 
 

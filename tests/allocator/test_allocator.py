@@ -341,3 +341,11 @@ def test_pytorchs_own_tools_read_the_segments() -> None:
     segments = snapshot_segments(allocator)
     assert segments[0]["blocks"][0]["frames"] == [{"filename": "model.py", "line": 7, "name": "forward"}]
     assert "total_reserved: 22.0MiB" in _memory_viz.segsum({"segments": segments, "device_traces": []})
+
+
+def test_a_segment_of_a_snapshot_names_its_pool() -> None:
+    """`segment_type` of torch.cuda.memory._snapshot(): "small" below a block of 1 MiB, else "large"."""
+    allocator, _ = made()
+    for size in (1 * MiB, 30 * MiB):
+        allocator.malloc(size)
+    assert [segment["segment_type"] for segment in snapshot_segments(allocator)] == ["small", "large"]

@@ -18,6 +18,7 @@ from tests.support.napkin_oracle import keeps_workspaces
 
 SEVERAL = json.loads((FOLDER / "distributed.json").read_text(encoding="utf-8"))
 RESULTS = json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))
+EMULATED = json.loads((FOLDER / "emulated.json").read_text(encoding="utf-8"))
 ROWS = {row["id"]: row for row in RESULTS["rows"]}
 CASES = {case["id"]: case for case in published_cases()}
 MODULES = [
@@ -60,6 +61,15 @@ def test_what_ran_out_of_memory_runs_out_of_memory_simulated():
         assert simulated == row["out_of_memory"], row["id"]
 
 
+def test_what_virtual_gpus_made_of_rows_is_within_half_a_percent():
+    known = {name.partition("/{")[0]: row for name, row in ROWS.items()}
+    assert len(EMULATED["rows"]) >= 10
+    for row in EMULATED["rows"]:
+        measured = known[row["id"]]["measured_bytes"]
+        assert (row["emulated_bytes"] is None) == known[row["id"]]["out_of_memory"]
+        assert measured is None or row["emulated_bytes"] == pytest.approx(measured, rel=0.005)
+
+
 def test_napkin_answers_as_committed():
     for name, row in ROWS.items():
         assert napkin_answer(CASES[name], device_of(CASES[name])) == (
@@ -75,7 +85,7 @@ def test_modules_simulate_as_committed(name):
 
 
 def test_the_page_is_that_of_the_results():
-    assert (FOLDER / "README.md").read_text(encoding="utf-8") == readme(RESULTS, SEVERAL)
+    assert (FOLDER / "README.md").read_text(encoding="utf-8") == readme(RESULTS, SEVERAL, EMULATED)
 
 
 # Several GPUs -----------------------------------------------------------------------------------------

@@ -146,6 +146,9 @@ def test_of_changes_together_only_those_stay_that_are_needed():
     assert combined(recipe, 650, steps, price) == {"loss": "fused_linear", "gradient_checkpointing": True}
     assert combined(recipe, 649, steps, price) is None
     assert combined(recipe, 1000, steps, price) == {}
+    # the first needs more: with it the second would not be enough, and the third would be asked for as well
+    dearer = priced_by_hand(optimizer_impl=-100, loss=200, gradient_checkpointing=150)
+    assert combined(recipe, 850, steps, dearer) == {"loss": "fused_linear"}
 
 
 def test_offloads_made_one_after_the_other_add_up():

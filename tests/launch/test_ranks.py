@@ -241,15 +241,7 @@ def test_what_an_earlier_run_left_at_the_rendezvous_is_no_rendezvous(
 
 def two_machines(folder: Path, *arguments: str) -> list[list[str]]:
     """What one types on each of two machines that share a folder: torchrun, and a rank on each."""
-    torchrun = [
-        "torch.distributed.run",
-        "--nnodes",
-        "2",
-        "--nproc-per-node",
-        "1",
-        "--local-addr",
-        "127.0.0.1",
-    ]
+    torchrun = ["torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     # found by a file, where machines have a port: another program may take a port before it is used
     meeting = ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-id", "one"]
     where = ["--rdzv-endpoint", str(folder / "rendezvous"), "--local-addr", "127.0.0.1", "-m"]

@@ -74,6 +74,7 @@ def weights_of(model: nn.Module) -> int:
 def is_whole(profile: StepProfile, weights_bytes: int) -> None:
     """All phases were found and every byte of the peak is something."""
     assert profile.complete, profile.warnings
+    assert profile.leak is None
     assert set(profile.phases) >= {"data", "forward", "backward", "optimizer_step"}
     assert profile.phases["forward"].time_s.n == 2  # the second step and the sixth
     at_peak = profile.memory.at_peak

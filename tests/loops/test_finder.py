@@ -488,3 +488,39 @@ def test_modules_that_are_called_in_backward_begin_no_step(tmp_path: Path, use_r
     seen = watched(tmp_path, loop)
     assert seen.finder.seen == {"forward": 6, "backward": 6, "optimizer step": 6}
     assert len(seen.lines) == 6
+
+
+def test_what_every_step_leaves_behind_is_a_leak(tmp_path: Path) -> None:
+    """A list of losses that still have their graphs, of batches that differ in length."""
+    net, losses = model(), list[torch.Tensor]()
+    optimizer = torch.optim.SGD(net.parameters())
+
+    def loop() -> None:
+        for rows in (9, 3, 7, 5, 8, 6):
+            loss = net(torch.randn(100 * rows, WIDTH)).square().mean()
+            loss.backward(retain_graph=True)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss)
+
+    profile = watched(tmp_path, loop).profile
+    assert profile.leak is not None
+    # of a step whose graph stays: its rows, what the ReLU made of the first layer's output, and the output
+    kept = 4 * (WIDTH + 2 * WIDTH + 4)
+    assert profile.leak.num_steps == 2
+    assert profile.leak.bytes_per_step == pytest.approx(100 * (7 + 5) / 2 * kept, rel=0.001)
+    assert profile.leak.largest is not None
+    assert any("test_finder.py" in line for line in profile.leak.largest.stack)
+    assert [words for words in profile.warnings if words.startswith("memory leak")]
+
+
+@pytest.mark.parametrize("rows", [(2, 4, 6, 8, 10, 12), (12, 10, 8, 6, 4, 2), (3, 9, 1, 7, 2, 8)])
+def test_longer_batches_are_no_leak(tmp_path: Path, rows: tuple[int, ...]) -> None:
+    net, values = model(), list[torch.Tensor]()
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def loop() -> None:
+        for count in rows:
+            values.append(torch.tensor(step(net, optimizer, torch.randn(100 * count, WIDTH))))
+
+    assert watched(tmp_path, loop).profile.leak is None

@@ -132,7 +132,9 @@ def _named(row: dict[str, str]) -> Mutant:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutation", description="What the tests do not notice."
+    )
     parser.add_argument("names", nargs="*", metavar="MODULE")
     parser.add_argument("--survivors", action="store_true")
     parser.add_argument("--sample", type=int, default=10**6, metavar="N")
@@ -155,7 +157,9 @@ def main(arguments: list[str]) -> None:
         print(module["name"], flush=True)
         again = _rows().get(module["name"]) if asked.survivors else None
         row = try_survivors_again(module, again) if again else run_module(module, asked.sample)
-        rows = _rows() | {row["name"]: row}
+        before = _rows()
+        alive = before.get(row["name"], {}).get("survived_at_first", len(row["survivors"]))
+        rows = before | {row["name"]: row | {"survived_at_first": alive}}
         print(
             f"  {row['tried']} of {row['mutants']}: {row['killed']} killed, {row['timed_out']} timed out, "
             f"{len(row['survivors'])} survived",

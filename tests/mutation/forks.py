@@ -131,6 +131,10 @@ def run_tests(tests: Sequence[str], put_in: Callable[[], bool], limit_s: float) 
 def _in_a_fork(body: Callable[[Callable[[str], None], str], int], limit_s: float) -> Outcome:
     folder = tempfile.mkdtemp(prefix="mutant-")
     note = Path(folder, "first_failure")
+
+    def noted(text: str) -> None:
+        note.write_text(text)
+
     child = os.fork()
     if not child:
         status = 70
@@ -140,7 +144,7 @@ def _in_a_fork(body: Callable[[Callable[[str], None], str], int], limit_s: float
             resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            status = body(note.write_text, folder)
+            status = body(noted, folder)
         except BaseException as error:
             note.write_text(repr(error)[:200])
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
 import libcst.matchers as m
@@ -87,9 +88,9 @@ class _Found(cst.CSTVisitor):
         return not isinstance(node, cst.Raise)  # a message is read by people
 
     def _change(self, node: cst.CSTNode, becomes: str) -> None:
-        span = self.get_metadata(ByteSpanPositionProvider, node)
-        line = self.get_metadata(PositionProvider, node).start.line
-        self.changes.append(((span.start, span.length), line, becomes, self._functions > 0))
+        span: Any = self.get_metadata(ByteSpanPositionProvider, node)
+        place: Any = self.get_metadata(PositionProvider, node)
+        self.changes.append(((span.start, span.length), place.start.line, becomes, self._functions > 0))
 
 
 def _changes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

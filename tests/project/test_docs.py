@@ -19,6 +19,7 @@ from harness.sweep.document import Sweep
 from harness.sweep.figures import digest
 from harness.sweep.plan import plan_sweep
 from harness.system.strict_yaml import parse_yaml
+from pages import several_gpus, virtual_gpu
 from pages.links import anchors, broken_links, external_links, links
 from pages.pictures import DATA, PICTURES, data_of, drawn_from, picture_of, toggles_page, with_numbers
 from pages.toggles import SEVERAL_GPUS, TOGGLES, Toggle
@@ -101,7 +102,7 @@ def test_every_figure_stands_under_the_command_that_made_it():
                 makes = "--png pictures" if name.startswith("step-") else f" {name}="
                 assert makes in command, f"{page.name}: {found[2]}"
                 assert "--png" in command
-    assert shown | {"pictures/cover.png"} == {
+    assert shown | {"pictures/cover.png", "pictures/emulate.svg"} == {
         f"pictures/{path.name}" for path in PICTURES.iterdir()
     }  # README
 
@@ -124,6 +125,17 @@ def test_a_figure_and_its_data_are_of_the_toggles_command(toggle: Toggle):
         name: value for name, value in asked.items() if name in sweep.base
     }
     assert {cell.status for cell in sweep.cells} <= {"ok", "out_of_memory"}
+
+
+def test_the_page_of_the_virtual_gpu_is_of_its_results(monkeypatch, tmp_path: Path):
+    virtual_gpu.main(check=True)
+    several_gpus.main(check=True)
+    stale = tmp_path / "emulate.svg"
+    stale.write_text(virtual_gpu.PICTURE.read_text().replace(" GiB", " GB"))
+    monkeypatch.setattr(virtual_gpu, "ROOT", tmp_path)
+    monkeypatch.setattr(virtual_gpu, "PICTURE", stale)
+    with pytest.raises(SystemExit, match="not of the results"):
+        virtual_gpu.main(check=True)
 
 
 def test_every_toggle_is_in_the_guide():

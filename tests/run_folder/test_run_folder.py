@@ -19,7 +19,8 @@ from harness.measure.cpu import CpuObserver
 from harness.measure.measured_run import measure
 from harness.measure.observer import Unobserved
 from harness.recipe.file import load_recipe
-from harness.run_folder import profiles_of_ranks
+from harness.run_folder import collected
+from harness.run_folder.collected import profiles_of_ranks, read_profile
 from harness.run_folder.run_folder import RunFolder
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.step_profile import StepProfile
@@ -176,12 +177,28 @@ def test_of_the_run_that_goes_on_the_ranks_files_alone_are_removed(tmp_path, mon
     assert [path.exists() for path in (*kept, *gone)] == [True, True, True, False, False]
 
 
-def test_of_a_rank_only_its_own_profile_is_read(tmp_path):
-    """What lies beside them, and what is no file, is not waited for and does not count."""
+def test_of_a_rank_only_its_own_profile_is_read(tmp_path, monkeypatch):
+    """What no rank made, a link to somewhere else, and what is no file: not waited for, and not counted."""
     text = ran(tiny(), tmp_path / "one").to_json()
-    for name in ("0", "2", "-1", "٣", "1x"):
-        (tmp_path / "ranks" / name).mkdir(parents=True)
-        (tmp_path / "ranks" / name / "profile.json").write_text(text)
-    (tmp_path / "ranks" / "1").mkdir()
-    os.mkfifo(tmp_path / "ranks" / "1" / "profile.json")
-    assert list(profiles_of_ranks(tmp_path, 2)) == [0]
+    ranks = tmp_path / "all" / "ranks"
+    for name in ("0", "-1", "٣", "1x", "007", "3", "4"):
+        (ranks / name).mkdir(parents=True)
+    for name in ("0", "-1", "٣", "1x", "007"):
+        (ranks / name / "profile.json").write_text(text)
+    os.mkfifo(ranks / "3" / "profile.json")
+    (ranks / "4" / "profile.json").symlink_to(tmp_path / "one" / "profile.json")
+    (ranks / "5").symlink_to(tmp_path / "one")
+    assert list(profiles_of_ranks(tmp_path / "all")) == [0]
+    monkeypatch.setattr(collected, "MAX_BYTES", len(text) // 2)
+    with pytest.raises(InputError, match=r"more than 10,000 ranks or .* Give the folder of one of them"):
+        read_profile(tmp_path / "all")
+
+
+def test_ranks_are_counted_before_one_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(collected, "MOST_RANKS", 10)
+    monkeypatch.setattr(StepProfile, "read", lambda _: pytest.fail("one was read"))
+    for rank in range(11):
+        (tmp_path / "ranks" / str(rank)).mkdir(parents=True)
+        (tmp_path / "ranks" / str(rank) / "profile.json").write_text("{}")
+    with pytest.raises(InputError, match="more than 10 ranks"):
+        profiles_of_ranks(tmp_path)

@@ -78,6 +78,46 @@ def test_a_crash_in_c_says_so(emulate) -> None:
     assert "crashed in C (SIGSEGV). The last CUDA call was cuda" in error
 
 
+NEVER_USED = "virtual GPU: this program never used it"
+USE = "import torch; torch.ones(1, device='cuda')"
+IN_A_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {USE!r}], check=True)"
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "status"),
+    [
+        ("import torch; torch.ones(1)", True, 0),
+        (USE, False, 0),
+        (IN_A_CHILD, False, 0),
+        ("raise SystemError", False, 1),  # which has its own reason
+    ],
+    ids=["on the CPU", "used", "used in a child", "failed"],
+)
+def test_a_program_that_never_uses_it_is_told_so(emulate, code: str, told: bool, status: int) -> None:
+    assert (NEVER_USED in emulate(code=code, status=status).stderr) == told
+
+
+def test_a_watched_program_that_trains_on_the_cpu_is_told_so(tmp_path: Path) -> None:
+    """And asking whether torch is there leaves the hooks in place."""
+    code = """
+from importlib.util import find_spec
+assert find_spec("torch")
+import torch
+weight = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([weight])
+for _ in range(2):
+    weight.sum().backward()
+    optimizer.step()
+"""
+    watch = [sys.executable, "-m", "harness", "watch", "--gpu", "h100", "--steps", "1-2", "--out", "run"]
+    done = subprocess.run(
+        [*watch, "--", sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no step used the virtual h100: the program trained on the CPU" in done.stderr
+    assert (tmp_path / "run" / "profile.json").exists()
+
+
 def test_a_stack_that_is_full_says_so_too(emulate) -> None:
     code = """
 import ctypes, torch

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.answers import predicted
+from harness.hardware import find_hardware
+from harness.recipe import load_recipe
+from harness.step_profile import StepProfile
+
 pytestmark = pytest.mark.virtual_gpu
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -109,6 +114,21 @@ print(dist.get_rank(), dist.get_world_size(), names, count.item())
     assert said.startswith("1 4 [1, 1, 1, 1] ")
     if values == "--values":
         assert said.endswith(" 12")
+
+
+@pytest.mark.slow
+def test_one_rank_of_a_recipe_alone(emulate, tmp_path: Path) -> None:
+    """Any rank: it has a run folder to itself, and takes what the simulation says."""
+    changed = ["parallel=fsdp", "dp_shard=8", "steps=2", "warmup_steps=1", "data=synthetic"]
+    emulate(
+        *(sys.executable, "-m", "harness", "run", "smoke", *changed, "--out", "run"),
+        options=("--gpus", "8", "--world-size", "8", "--rank", "3"),
+    )
+    profile = StepProfile.read(tmp_path / "run" / "profile.json")
+    simulated = predicted("simulated", load_recipe("smoke", changed)[1], find_hardware("h100"))
+    assert (profile.source, profile.ranks) == ("emulated", None)
+    assert profile.memory.peak_allocated_bytes == simulated.memory.peak_allocated_bytes
+    assert profile.memory.peak_reserved_bytes == simulated.memory.peak_reserved_bytes
 
 
 def test_one_rank_of_many_alone(emulate) -> None:

@@ -115,13 +115,14 @@ def simulate(
     from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
     name, loaded, hardware = asked_for(recipe, overrides, memory)
-    named = {
+    named: dict[str, tuple[str, int | bool | None]] = {
         "--eval-batches": ("batches", eval_batches),
         "--eval-batch-size": ("batch_size", eval_batch_size),
         "--eval-accumulation-steps": ("accumulation_steps", eval_accumulation_steps),
         "--eval-loss-only": ("keep_logits", False if eval_loss_only else None),
     }
-    after = after_step(phases, {option: pair for option, pair in named.items() if pair[1] is not None})
+    given = {option: (field, value) for option, (field, value) in named.items() if value is not None}
+    after = after_step(phases, given)
     settings = allocator_settings(os.environ, allocator)
     folder = RunFolder(out, name, loaded) if out is not None else None
     recorded = read_snapshot(trace_diff) if trace_diff is not None else None

@@ -58,7 +58,7 @@ def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | Non
     with _following(asked, run, recipe):
         ending = start_ranks(asked.command(folder), recipe.world_size, asked.patience_s)
         reason, status = ending.reason, ending.status
-        profiles = profiles_of_ranks(folder, recipe.world_size)
+        profiles = profiles_of_ranks(folder)
         if not profiles:
             return None, folder, complain(reason or "no rank left a profile", status or 1)
         profile = put_folder_together(folder, profiles, recipe.world_size, reason)
@@ -84,23 +84,28 @@ def run_as_rank(
     from harness.cli.running.measuring import measured_with_progress
     from harness.launch import SignsOfLife, joined
     from harness.measure import chosen_device, num_gpus
-    from harness.run_folder import RankFolder
+    from harness.run_folder import RankFolder, RunFolder
+    from harness.virtual_gpu import runs_alone
 
     quiet_libraries()
     kind = asked.device or ("cuda" if num_gpus() else "cpu")
     device = kind if kind == "cpu" or ":" in kind else f"{kind}:{place.local_rank}"
     with joined(place, chosen_device(device), asked.patience_s):
-        folder = RankFolder(_agreed(name, recipe, asked, place), name, recipe, asked.resume, place.rank)
+        if runs_alone():  # nobody to agree with: the others would say what this one says
+            folder = RunFolder(asked.out, name, recipe, asked.resume)
+        else:
+            folder = RankFolder(_agreed(name, recipe, asked, place), name, recipe, asked.resume, place.rank)
         signs = SignsOfLife(place)
-        alone = place.rank == 0 and not place.watched  # else whoever started the ranks tells the trackers
-        with _following(asked, folder, recipe) if alone else nullcontext():
+        speaks = place.rank == 0 or runs_alone()
+        tells = speaks and not place.watched  # else whoever started the ranks tells the trackers
+        with _following(asked, folder, recipe) if tells else nullcontext():
             profile = measured_with_progress(
-                recipe, folder, device, snapshot=asked.snapshot, quiet=place.rank > 0, alive=signs.tell
+                recipe, folder, device, snapshot=asked.snapshot, quiet=not speaks, alive=signs.tell
             )
             signs.tell("")
-            if place.watched or not profile.complete:
-                return profile, folder.path
-            return _gathered(profile, folder, place), folder.path
+            if isinstance(folder, RankFolder) and not place.watched and profile.complete:
+                return _gathered(profile, folder, place), folder.path
+            return profile, folder.path
 
 
 def _gathered(profile: StepProfile, folder: RankFolder, place: PlaceInRanks) -> StepProfile | None:

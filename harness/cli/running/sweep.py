@@ -146,7 +146,8 @@ def sweep(
         told = partial(say, log, whole=True)
         elsewhere = launcher_named(launcher, launcher_option or [], folder, plan.kind, device, told)
         at_once = jobs or (1 if device == "cpu" else elsewhere.at_once)
-    rows, interrupted = [], False
+    rows: list[Row] = []
+    interrupted = False
     with sole_sweep_in(folder):
         _refuse_another_question(folder, plan)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from harness.cli.terminal.terminal import say
 from harness.errors import InputError
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
+
+if TYPE_CHECKING:
+    from harness.answers import Comparison
 
 EXAMPLES = """
 Examples:
@@ -57,7 +60,7 @@ def validate(
 
     if tolerance is not None and not tolerance >= 0:
         raise InputError(f"--tolerance {tolerance}: give a fraction of at least 0, e.g. 0.02.")
-    comparisons = []
+    comparisons: list[Comparison] = []
     with stdout_kept_for_json(as_json):
         quiet_libraries()
         people = Terminal(stderr=as_json)

@@ -73,7 +73,7 @@ def watch(
         ranks = profiles_of_ranks(folder)
         if ranks:  # before the trackers ask for it
             put_folder_together(folder, ranks, world_size_of(ranks), None)
-    if _show(people, folder, status):
+    if _show(people, folder, status, gpu):
         say(people, f"run folder: {folder}", whole=True)
     else:
         complain(
@@ -87,7 +87,7 @@ def watch(
     raise typer.Exit(status)
 
 
-def _show(people: Console, folder: Path, status: int) -> bool:
+def _show(people: Console, folder: Path, status: int, gpu: str | None) -> bool:
     """The tables of the run, ranks side by side; or of every process. Returns whether any left a profile."""
     from harness.cli.terminal.profile_tables import print_profile
     from harness.cli.terminal.terminal import say
@@ -96,15 +96,21 @@ def _show(people: Console, folder: Path, status: int) -> bool:
     from harness.system import complain
 
     shown = [folder, *sorted(folder.glob("process-*"))]
-    profiles = [path / "profile.json" for path in shown if (path / "profile.json").is_file()]
-    for path in profiles:
-        profile = StepProfile.read(path)
+    paths = [path / "profile.json" for path in shown if (path / "profile.json").is_file()]
+    profiles = [StepProfile.read(path) for path in paths]
+    for path, profile in zip(paths, profiles, strict=True):
         say(people, f"{profile.subject} on {profile.hardware.name}")
         print_profile(people, profile)
         if status > 128 and not profile.complete:
             own = folder_of_rank(folder, profile.ranks.peak_rank) if profile.ranks else path.parent
             ended = f"the command was ended by signal {status - 128} in step {_next_step(own)}"
             complain(f"{ended}; the profile so far is marked incomplete", 1)
+    if gpu is not None and profiles and all(profile.source != "emulated" for profile in profiles):
+        complain(
+            f"no step used the virtual {gpu}: the program trained on the CPU. If it can choose its "
+            "device, choose cuda.",
+            1,
+        )
     return bool(profiles)
 
 

@@ -15,6 +15,7 @@ from harness.step_profile import (
     TimeStats,
     ranks_in_words,
 )
+from harness.system import is_object
 from harness.units import in_gib, ms
 
 
@@ -137,7 +138,7 @@ def _data(profile: StepProfile) -> list[str]:
     """How the documents fit the rows, where a producer says so (rows.DataSummary)."""
     data = profile.provenance.get("data")
     names = ("documents", "rows", "documents_cut", "longest_document_tokens", "tokens_cut", "padding_share")
-    if not isinstance(data, dict) or not all(isinstance(data.get(name), int | float) for name in names):
+    if not is_object(data) or not all(isinstance(data.get(name), int | float) for name in names):
         return []
     padding = f"{data['padding_share']:.0%} of them padding"
     line = f"data: {data['documents']:,} documents in {data['rows']:,} rows, {padding}"

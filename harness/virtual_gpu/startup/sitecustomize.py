@@ -4,6 +4,7 @@ imported.
 It needs nothing of harness, and hands on to the sitecustomize that it hides.
 """
 
+import atexit
 import os
 import re
 import sys
@@ -21,8 +22,8 @@ class _After:
     def find_spec(self, name, path=None, target=None):
         if name != self.module:
             return None
-        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, others), None)
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in behind)), None)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
@@ -38,6 +39,22 @@ class _After:
 
             spec.loader.exec_module = exec_module
         return spec
+
+
+def _note_use():
+    """A place in this process's memory, for it and all that it starts to say that they use the GPU."""
+    place = os.memfd_create("virtual GPU")
+    os.environ["VIRTUAL_GPU_USED"] = f"/proc/{os.getpid()}/fd/{place}"
+    atexit.register(_say_if_unused, os.getpid(), place)
+
+
+def _say_if_unused(process, place):
+    if os.getpid() == process and not os.fstat(place).st_size and not hasattr(sys, "last_value"):
+        print(
+            "virtual GPU: this program never used it: no process of it began to use CUDA. If it can choose "
+            "its device, choose cuda.",
+            file=sys.stderr,
+        )
 
 
 _OF_ANOTHER_CUDA = re.compile(r"(lib(?:cu|nv|nccl)\w*\.so\.\d+)[\d.]*: cannot open shared object file")
@@ -81,6 +98,8 @@ def _hand_on():
 
 
 if os.environ.get("VIRTUAL_GPU"):
+    if os.environ.pop("VIRTUAL_GPU_MAIN", None) == str(os.getpid()):
+        _note_use()
     sys.excepthook = _explained(sys.excepthook)
     sys.meta_path.insert(0, _After("torch", "begin"))
     if os.environ.get("VIRTUAL_GPU_VALUES") == "1":

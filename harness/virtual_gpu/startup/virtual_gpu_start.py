@@ -11,6 +11,8 @@ _has_begun = False
 
 def begin(torch):
     global _has_begun
+    if os.environ.get("VIRTUAL_GPU_USED"):
+        torch.cuda._lazy_call(_say_it_is_used)
     if os.environ.get("VIRTUAL_GPU_OUT"):
         _install("virtual_gpu_out")
     if _VALUES:
@@ -18,6 +20,14 @@ def begin(torch):
     _has_begun = True
     if "torch.distributed.distributed_c10d" in sys.modules:
         begin_distributed(None)
+
+
+def _say_it_is_used():
+    try:
+        with open(os.environ["VIRTUAL_GPU_USED"], "ab") as place:
+            place.write(b"1")
+    except OSError:  # the command's own process has ended
+        pass
 
 
 def begin_to_compile(output_graph):

@@ -11,20 +11,20 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _AfterTorch:
-    """Finds torch as others would, and puts the first hooks in once it is imported."""
+    """Finds torch as others would, and puts the first hooks in once it is imported: not when somebody only
+    asks whether it is there."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        from importlib.util import find_spec
-
-        spec = find_spec(name)
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in behind)), None)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def exec_module(module):
                 load(module)
+                sys.meta_path.remove(self)
                 _wait_for_a_loop()
 
             spec.loader.exec_module = exec_module

@@ -52,7 +52,7 @@ def interpreted() -> list[dict[str, Any]]:
     settings = json.dumps([fields for fields, _, _ in SETTINGS])
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.fused_linear_interpreted", settings],
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path))},
         capture_output=True,
         text=True,
         check=False,

@@ -1,0 +1,3 @@
+from pyarrow import parquet as parquet
+
+class ArrowException(Exception): ...
