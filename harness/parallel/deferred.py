@@ -154,7 +154,7 @@ class Deferred(TorchDispatchMode):
         for shape, holders in places.items():
             new = _view(made[_key(shape)], shape)
             if isinstance(shape, nn.Parameter):  # or what a library derives from it (bitsandbytes)
-                new = torch.Tensor._make_subclass(type(shape), new, shape.requires_grad)
+                new = new.detach().as_subclass(type(shape)).requires_grad_(shape.requires_grad)
                 vars(new).update(vars(shape))
             for held, name in holders:
                 held[name] = new
