@@ -21,6 +21,8 @@ class LogFile:
     def append(self, line: dict[str, Any]) -> None:
         """Raises OSError where it cannot be written; then nothing of it is there. Numbers are finite."""
         rest = memoryview(to_json(line) + b"\n")
+        if self._file is not None and os.fstat(self._file).st_nlink == 0:
+            self.close()  # somebody removed it: what is written there nobody would read
         if self._file is None:
             self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             self._closing = weakref.finalize(self, os.close, self._file)
