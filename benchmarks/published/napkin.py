@@ -66,18 +66,18 @@ def module(case: dict[str, Any], hardware: Hardware) -> int:
         "swiglu": _gated_mlp,
     }[kernel]
     workspaces = hardware.cublas_workspace_bytes if price in (_head_and_loss, _gated_mlp) else 0
-    return price(case["config"], int(case["x"]["value"])) + workspaces
+    return price(case["config"], int(case["x"]["value"]), hardware) + workspaces
 
 
-def _cross_entropy(config: dict[str, Any], vocab: int) -> int:
-    tape, _ = _empty(config["B"], config["T"], vocab=vocab)
+def _cross_entropy(config: dict[str, Any], vocab: int, hardware: Hardware) -> int:
+    tape, _ = _empty(hardware, config["B"], config["T"], vocab=vocab)
     logits = tape.tensor("logits", "B S V", "fp32", grad=True)
     cross_entropy(tape, logits)
     return 2 * logits.size_bytes + _largest(tape, [logits])
 
 
-def _head_and_loss(config: dict[str, Any], rows: int) -> int:
-    tape, built = _empty(1, rows, hidden=config["H"], vocab=config["V"])
+def _head_and_loss(config: dict[str, Any], rows: int, hardware: Hardware) -> int:
+    tape, built = _empty(hardware, 1, rows, hidden=config["H"], vocab=config["V"])
     states = tape.tensor("states", "B S H", "bf16", grad=True)
     logits = linear(tape, built, states, head_matrix(built.shape), "logits", "B S V")
     cross_entropy(tape, logits)
@@ -86,8 +86,8 @@ def _head_and_loss(config: dict[str, Any], rows: int) -> int:
     return 2 * (states.size_bytes + weight) + unused + _largest(tape, [states])
 
 
-def _rms_norm(config: dict[str, Any], hidden: int) -> int:
-    tape, built = _empty(1, config["M"], hidden=hidden, precision="fp32")
+def _rms_norm(config: dict[str, Any], hidden: int, hardware: Hardware) -> int:
+    tape, built = _empty(hardware, 1, config["M"], hidden=hidden, precision="fp32")
     x = tape.tensor("x", "B S H", "bf16", grad=True)
     y = norm(tape, built, x, "norm")
     weight, dy = 4 * hidden, x.size_bytes
@@ -95,9 +95,11 @@ def _rms_norm(config: dict[str, Any], hidden: int) -> int:
     return 2 * (x.size_bytes + weight) + unused + dy + 2 * y.size_bytes + _largest(tape, [x], retained=True)
 
 
-def _gated_mlp(config: dict[str, Any], length: int) -> int:
+def _gated_mlp(config: dict[str, Any], length: int, hardware: Hardware) -> int:
     hidden, intermediate = config["hidden_size"], config["intermediate_size"]
-    tape, built = _empty(config.get("B") or config["bsz"], length, hidden=hidden, intermediate=intermediate)
+    tape, built = _empty(
+        hardware, config.get("B") or config["bsz"], length, hidden=hidden, intermediate=intermediate
+    )
     x = tape.tensor("x", "B S H", "bf16", grad=True)
     y = mlp(tape, built, x)
     weights = 2 * 3 * hidden * intermediate
@@ -105,6 +107,7 @@ def _gated_mlp(config: dict[str, Any], length: int) -> int:
 
 
 def _empty(
+    hardware: Hardware,
     rows: int,
     length: int,
     hidden: int = 1,
@@ -118,7 +121,7 @@ def _empty(
     )
     recipe = Recipe(model="none", precision=precision, micro_batch_size=rows, seq_len=length)
     built = BuiltModel(recipe, shape)
-    return new_tape(built), built
+    return new_tape(built, hardware.gpu_threads), built
 
 
 def _largest(tape: Tape, inputs: list[Tensor], retained: bool = False) -> int:

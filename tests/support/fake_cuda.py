@@ -99,6 +99,9 @@ class FakeCuda:
             "num_alloc_retries": 3,
         }
 
+    def nested_stats(self, device: Any) -> dict[str, Any]:
+        return {"allocated_bytes": {"all": {"current": self.allocated, "peak": self.peak}}}
+
     def synchronize(self, device: Any) -> None:
         self.calls.append("synchronize")
 
@@ -153,6 +156,7 @@ def install(patch: pytest.MonkeyPatch, cuda: FakeCuda, nvml: FakeNvml) -> None:
     patch.setattr(torch.cuda, "synchronize", cuda.synchronize)
     patch.setattr(torch.cuda, "reset_peak_memory_stats", cuda.reset_peak_memory_stats)
     patch.setattr(torch.cuda, "memory_stats", cuda.memory_stats)
+    patch.setattr(torch.cuda.memory, "memory_stats_as_nested_dict", cuda.nested_stats)
     patch.setattr(torch.cuda, "max_memory_allocated", lambda device: cuda.peak)
     patch.setattr(torch.cuda, "memory_reserved", lambda device: cuda.allocated + CACHED)
     patch.setattr(

@@ -134,7 +134,7 @@ def test_two_runs_into_one_folder(tmp_path: Path, tried: Tried) -> None:
     first.write_profile(profile)
     with pytest.raises(InputError, match=r"already holds a profile\.json"):
         second.write_profile(profile)  # the first has ended, and left its files
-    assert (folder / "log.jsonl").read_text() == '{"step": 0}\n{"step": 1}\n'
+    assert (folder / "log.jsonl").read_text() == '{"step":0}\n{"step":1}\n'
     fault = "two runs started at once into one new folder"
     tried(
         "Two runs into one folder", fault, "exit 2 for the second, who is at work there named; nothing mixed"

@@ -47,11 +47,12 @@ def multiply(
     dtype = promoted(a.dtype, b.dtype)
     # the smaller factor's gradient is summed from a product of the full size
     summed = a.size_bytes if b.grad and b.size_bytes < a.size_bytes else 0
+    staged = 0
     if summed and columns:
         staged = sum_of_rows_bytes(a.size_bytes // SIZES[a.dtype] // columns, columns, tape.gpu_threads)
-        summed += max(0, staged - (a.size_bytes if tape.hooked else 0))
+        staged = max(0, staged - (a.size_bytes if tape.hooked else 0))
     saves = [b if a.grad else None, a if b.grad else None]
-    return tape.op(name, dims or a.dims, dtype, [a, b], saves, temporary_bytes=summed)
+    return tape.op(name, dims or a.dims, dtype, [a, b], saves, temporary_bytes=summed, workspace_bytes=staged)
 
 
 def sum_of_rows_bytes(rows: int, columns: int, gpu_threads: int) -> int:

@@ -111,6 +111,7 @@ class Tape:
         looks_up: bool = False,
         gathers: bool = False,
         temporary_bytes: int = 0,
+        workspace_bytes: int = 0,
         passes: tuple[int, int] | None = None,
     ) -> Tensor:
         """Record an elementwise operator or a reduction, and return its result.
@@ -118,8 +119,8 @@ class Tape:
         `saves` are the tensors it keeps if backward will visit it; None entries are skipped. `looks_up`: it
         reads as much of its input as it returns, and backward none. `gathers`: its result's rows are its
         input's in another order, and backward adds theirs to zeros. `temporary_bytes` come and go within
-        its backward. `passes`: how often it goes over the bytes of its result, forward and backward, where
-        it is several operators in truth.
+        its backward, and so do `workspace_bytes`, of which next to nothing is written. `passes`: how often
+        it goes over the bytes of its result, forward and backward, where it is several operators in truth.
         """
         out = self.tensor(name, dims, dtype, grad=any(t.grad for t in inputs))
         if self.compiled and recomputable:
@@ -147,7 +148,7 @@ class Tape:
                 forward=Work(0, moved),
                 backward=Work(0, back, len(made)) if made else NOTHING,
                 passes_gradient=passes_gradient,
-                backward_temporary_bytes=temporary_bytes,
+                backward_temporary_bytes=temporary_bytes + workspace_bytes,
             )
         )
         return out
