@@ -68,6 +68,7 @@ bench: $(READY)
 	$(PY) -m benchmarks.speed.report
 	$(PY) -m benchmarks.speed.startup
 	$(PY) -m benchmarks.speed.simulate
+	$(PY) -m benchmarks.speed.ranks
 
 # Each is a module that writes its part from committed results, and with --check fails if it is not so.
 PAGES = pictures readme profiles toggle_reads map trust mutation watched virtual_gpu several_gpus window
