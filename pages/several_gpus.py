@@ -1,8 +1,11 @@
-"""The table of docs/several-gpus.md that holds the virtual GPU, the simulation and napkin side by side, from
-docs/data/ranks.json (python -m benchmarks.virtual_gpu.ranks --out FILE).
+"""The tables of docs/several-gpus.md: the virtual GPU, the simulation and napkin side by side, and what the
+simulation of a rank costs. They are of
 
-python -m pages.several_gpus            write it
-python -m pages.several_gpus --check    fail if it is not so
+    docs/data/ranks.json            python -m benchmarks.virtual_gpu.ranks --out FILE
+    profiles/ranks_speed.json       python -m benchmarks.speed.ranks --out FILE
+
+python -m pages.several_gpus            write them
+python -m pages.several_gpus --check    fail if they are not so
 """
 
 from __future__ import annotations
@@ -17,8 +20,6 @@ from harness.system import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "several-gpus.md"
-RESULTS = ROOT / "docs" / "data" / "ranks.json"
-BEGIN, END = "<!-- ranks -->\n", "<!-- end of ranks -->\n"
 HEAD = (
     "rank 0 of 8",
     "emulated, allocated",
@@ -61,17 +62,38 @@ def _apart(size_bytes: int) -> str:
     return "the same" if size_bytes == 0 else f"{size_bytes:+,} bytes"
 
 
+def speed(found: dict[str, Any]) -> str:
+    """A row for each simulated rank."""
+    head = ("simulated", "seconds", "of a processor", "memory of the host")
+    rows = [
+        [
+            "rank 0 of {1}, {0} model".format(*row["case"].split(" on ")),
+            f"{row['wall_s']:.1f}",
+            f"{row['cpu_s']:.1f}",
+            _gib(row["resident_bytes"]),
+        ]
+        for row in found["rows"]
+    ]
+    return markdown_table(head, rows, range(1, len(head)))
+
+
+PARTS = {"ranks": ("docs/data/ranks.json", ranks), "speed": ("profiles/ranks_speed.json", speed)}
+"""Of the page, between comments of their names: the results that each is of, and what writes it."""
+
+
 def main(check: bool) -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    before, found, rest = text.partition(BEGIN)
-    _, closed, after = rest.partition(END)
-    if not (found and closed):
-        sys.exit(f"docs/{PAGE.name} has no part {BEGIN.strip()} … {END.strip()}")
-    written = f"{before}{BEGIN}\n{ranks(json.loads(RESULTS.read_bytes()))}\n{END}{after}"
+    text = written = PAGE.read_text(encoding="utf-8")
+    for name, (results, write) in PARTS.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        before, found, rest = written.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (found and closed):
+            sys.exit(f"docs/{PAGE.name} has no part {begin.strip()} … {end.strip()}")
+        written = f"{before}{begin}\n{write(json.loads((ROOT / results).read_bytes()))}\n{end}{after}"
     if not check:
         write_whole(PAGE, written)
     elif text != written:
-        sys.exit("docs/several-gpus.md is not of docs/data/ranks.json. Run: python -m pages.several_gpus")
+        sys.exit(f"docs/{PAGE.name} is not of its results. Run: python -m pages.several_gpus")
 
 
 if __name__ == "__main__":
