@@ -12,6 +12,7 @@ from harness.answers.comparison import (
 )
 from harness.answers.forecast import Forecast, forecast_on_cpu
 from harness.answers.one_answer import emulated, measured, predicted, simulated
+from harness.answers.phases import after_training
 from harness.answers.two_profiles import diff_lines, diff_profiles, first_divergences, simulated_by
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Comparison",
     "Forecast",
     "Row",
+    "after_training",
     "compare",
     "complete",
     "diff_lines",

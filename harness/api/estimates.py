@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.allocator import allocator_settings
-from harness.answers import predicted, simulated
+from harness.answers import after_training, predicted, simulated
 from harness.api.asked import AnyRecipe, asked_hardware, asked_recipe
+from harness.errors import InputError, nearest
 from harness.hardware import DEFAULT_HARDWARE
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile
 from harness.system import quiet_libraries
+
+EVALUATION = ("batches", "batch_size", "accumulation_steps", "keep_logits")
+"""What of an evaluation can be chosen (harness.training.Evaluation)."""
 
 
 def napkin(
@@ -42,22 +47,34 @@ def simulate(
     memory: str | int | None = None,
     allocator: str | None = None,
     out: str | os.PathLike[str] | None = None,
+    rank: int = 0,
+    phases: str = "train",
+    evaluation: Mapping[str, int | bool] | None = None,
     **overrides: Any,
 ) -> StepProfile:
     """The training step on shape-only tensors: memory to the byte and estimated time, without a GPU.
 
     `recipe`, `hardware`, `memory` and `overrides` as in harness.napkin. `allocator`: settings of the CUDA
     caching allocator, as in "expandable_segments:True"; None takes those of PYTORCH_CUDA_ALLOC_CONF or
-    PYTORCH_ALLOC_CONF. `out`: a new folder for profile.json, recipe.yaml and snapshot.pickle. Returns the
-    profile, whose `oom` says where the memory ran out and what would help. Raises InputError for wrong
-    arguments, a folder that is taken, and a recipe that cannot be simulated (compile: true).
+    PYTORCH_ALLOC_CONF. `out`: a new folder for profile.json, recipe.yaml and snapshot.pickle. `rank`: which
+    one, of a recipe that is divided among several. `phases`: "train,eval,save" adds an evaluation as
+    transformers' Trainer does it, and its checkpoint; `evaluation` chooses its batches, batch_size,
+    accumulation_steps and keep_logits. Returns the profile, whose `oom` says where the memory ran out and
+    what would help. Raises InputError for wrong arguments, a folder that is taken, and a recipe that cannot
+    be simulated (compile: true).
     """
     name, asked = asked_recipe(recipe, overrides)
     device = asked_hardware(hardware, memory)
     settings = allocator_settings(os.environ, allocator)
+    for field in evaluation or ():
+        if field not in EVALUATION:
+            hint = nearest(field, EVALUATION)
+            raise InputError(f"evaluation: there is no {field}.{hint} It has {', '.join(EVALUATION)}.")
+    given = {f"evaluation {field}": (field, value) for field, value in (evaluation or {}).items()}
+    after = after_training(phases, given)
     folder = None if out is None else RunFolder(Path(out), name, asked)
     quiet_libraries()
-    profile, remembered = simulated(asked, device, settings)
+    profile, remembered = simulated(asked, device, settings, rank, after)
     profile.provenance["recipe_name"] = name
     if folder is not None:
         folder.write_snapshot(remembered.snapshot())

@@ -97,6 +97,16 @@ class Questions:
         allocator: Annotated[
             str | None, Field(description="Allocator settings, such as expandable_segments:True.")
         ] = None,
+        phases: Annotated[
+            str,
+            Field(
+                description="What to simulate: train, or train,eval,save for what an evaluation and a "
+                "checkpoint, as transformers' Trainer makes them, need behind it."
+            ),
+        ] = "train",
+        rank: Annotated[
+            int, Field(ge=0, description="Which rank of a recipe that is divided among several.")
+        ] = 0,
     ) -> dict[str, Any]:
         """GPU memory of a training step to the byte, and its estimated time, by running it without data.
 
@@ -104,7 +114,8 @@ class Questions:
         would help.
         """
         name, asked = self._asked(recipe, overrides)
-        return _answer(name, api.simulate(asked, hardware=hardware, memory=memory, allocator=allocator))
+        where: dict[str, Any] = {"hardware": hardware, "memory": memory, "allocator": allocator}
+        return _answer(name, api.simulate(asked, **where, phases=phases, rank=rank))
 
     def fit(
         self,

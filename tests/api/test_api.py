@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import harness
+from harness.errors import InputError
 from harness.step_profile.step_profile import StepProfile
 from tests.support.places import ROOT
 from tests.support.reported import HOSTILE
@@ -45,6 +46,21 @@ def test_overrides_are_values_of_python(tmp_path: Path, monkeypatch: pytest.Monk
     assert recipe.gradient_checkpointing
     assert recipe.offload == ("activations",)
     assert harness.load_recipe(recipe, gradient_checkpointing=False).offload == ("activations",)
+
+
+def test_what_follows_the_steps_is_simulated_as_the_command_does():
+    few = {"batches": 2, "batch_size": 1}
+    found = harness.simulate("smoke", phases="train,eval,save", evaluation=few, **SMALL)
+    alone = harness.simulate("smoke", **SMALL)
+    assert {"evaluation", "saving"} <= found.phases.keys()
+    assert found.memory.peak_allocated_bytes == alone.memory.peak_allocated_bytes
+    assert not {"evaluation", "saving"} & alone.phases.keys()
+    with pytest.raises(InputError, match=r"phases=train,evil: there is no phase evil\. Did you mean eval\?"):
+        harness.simulate("smoke", phases="train,evil")
+    with pytest.raises(InputError, match=r"there is no batch_sice\. Did you mean batch_size\?"):
+        harness.simulate("smoke", phases="train,eval", evaluation={"batch_sice": 1})
+    with pytest.raises(InputError, match="evaluation batches belongs to an evaluation"):
+        harness.simulate("smoke", evaluation={"batches": 1})
 
 
 def test_the_answers_are_those_of_the_commands():

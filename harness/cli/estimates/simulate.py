@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,16 +13,13 @@ from harness.allocator import allocator_settings
 from harness.cli.arguments import JsonOnStdout, MemorySize, OverridesAndHardware, RecipeName, asked_for
 from harness.cli.exit_status import OUT_OF_MEMORY
 from harness.cli.terminal.terminal import say
-from harness.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.simulate import AfterStep, SimulatedMemory
+    from harness.simulate import SimulatedMemory
     from harness.step_profile import StepProfile
 
-
-SIMULATED_PHASES = ("train", "eval", "save")
 
 EXAMPLES = """
 Examples:
@@ -107,7 +103,7 @@ def simulate(
     as_json: JsonOnStdout = False,
 ) -> None:
     """Run the training step on shape-only tensors: memory to the byte and estimated time, without a GPU."""
-    from harness.answers import simulated
+    from harness.answers import after_training, simulated
     from harness.cli.terminal.progress import Waiting
     from harness.cli.terminal.terminal import Terminal
     from harness.run_folder import RunFolder
@@ -122,7 +118,7 @@ def simulate(
         "--eval-loss-only": ("keep_logits", False if eval_loss_only else None),
     }
     given = {option: (field, value) for option, (field, value) in named.items() if value is not None}
-    after = after_step(phases, given)
+    after = after_training(phases, given, "--phases ")
     settings = allocator_settings(os.environ, allocator)
     folder = RunFolder(out, name, loaded) if out is not None else None
     recorded = read_snapshot(trace_diff) if trace_diff is not None else None
@@ -145,32 +141,6 @@ def simulate(
         from harness.step_profile import explain_oom
 
         raise typer.Exit(complain(explain_oom(profile), OUT_OF_MEMORY))
-
-
-def after_step(phases: str, evaluation: Mapping[str, tuple[str, int | bool]]) -> AfterStep | None:
-    """What `--phases` names behind the training steps; `evaluation`: field and value by option that is given.
-
-    Raises InputError for a phase there is none of, and for options without a phase they belong to.
-    """
-    names = [name.strip() for name in phases.split(",")]
-    for name in names:
-        if name not in SIMULATED_PHASES:
-            hint = nearest(name, SIMULATED_PHASES)
-            raise InputError(f"--phases {phases}: there is no phase {name}.{hint} Write train,eval,save.")
-    if "train" not in names:
-        raise InputError(
-            f"--phases {phases}: what follows the training steps needs them. Write train,{phases}."
-        )
-    if evaluation and "eval" not in names:
-        option = next(iter(evaluation))
-        raise InputError(f"{option} belongs to an evaluation. Write --phases train,eval too.")
-    if len({*names}) == 1:
-        return None
-    from harness.simulate import AfterStep
-    from harness.training import Evaluation
-
-    asked: dict[str, Any] = {field: value for field, value in evaluation.values()}
-    return AfterStep(Evaluation(**asked) if "eval" in names else None, "save" in names)
 
 
 def _show(

@@ -1,0 +1,43 @@
+"""What is to be simulated behind the training steps, as people name it. Imports torch when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from harness.simulate import AfterStep
+
+SIMULATED_PHASES = ("train", "eval", "save")
+
+
+def after_training(
+    phases: str, evaluation: Mapping[str, tuple[str, int | bool]], named: str = "phases="
+) -> AfterStep | None:
+    """What `phases`, names with commas between them, says behind train; None for train alone.
+
+    `evaluation`: the field of Evaluation and its value, by the option that gives it. `named`: how `phases`
+    is written where it is asked for. Raises InputError for a phase there is none of, and for options without
+    the phase they belong to.
+    """
+    names = [name.strip() for name in phases.split(",")]
+    for name in names:
+        if name not in SIMULATED_PHASES:
+            hint = nearest(name, SIMULATED_PHASES)
+            raise InputError(f"{named}{phases}: there is no phase {name}.{hint} Write train,eval,save.")
+    if "train" not in names:
+        raise InputError(
+            f"{named}{phases}: what follows the training steps needs them. Write train,{phases}."
+        )
+    if evaluation and "eval" not in names:
+        option = next(iter(evaluation))
+        raise InputError(f"{option} belongs to an evaluation. Write {named}train,eval too.")
+    if len({*names}) == 1:
+        return None
+    from harness.simulate import AfterStep
+    from harness.training import Evaluation
+
+    asked: dict[str, Any] = {field: value for field, value in evaluation.values()}
+    return AfterStep(Evaluation(**asked) if "eval" in names else None, "save" in names)
