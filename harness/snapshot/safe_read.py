@@ -60,13 +60,17 @@ _FIXED_LENGTH = re.compile(
     rb"(?:h.|j....|[]})aeus(N\x88\x89\x94]|"
     + _SMALL
     + _SMALL
-    + rb"\x86|"
+    + rb"\x86|(?P<half>"
+    + _SMALL
+    + rb")(?=\x95)|"
     + _INTEGER
     + rb"|q.|r...\x00|G.{8}|"
     + _SHORT
     + rb"){0,%d}+" % _RUN,
     re.DOTALL,
 )
+_OTHER_HALF = re.compile(_SMALL + rb"\x86", re.DOTALL)
+"""Of a pair, behind a frame: a pickler begins one before any object as soon as 64 KiB are full."""
 _LENGTH_BYTES = {b"\x8c": 1, b"X": 4, b"\x95": 8}  # SHORT_BINUNICODE, BINUNICODE, FRAME
 _WITH_ARGUMENT = b"hjKJMqrG\x86\x8a"  # admitted above, but for what they are given
 _NAMES = {opcode.code.encode("latin1"): opcode.name for opcode in pickletools.opcodes}
@@ -133,14 +137,16 @@ def _check_instructions(data: bytes, origin: str) -> None:
         raise InputError(f"{origin}: {name} at byte {position}: {reason}.")
 
     instructions = wide = 0
+    in_a_pair = False
     if data[1:2] not in (b"\x02", b"\x03", b"\x04", b"\x05"):
         refuse(0, "only pickle protocols 2 to 5 are read")
     position = 2
     while True:
         instructions += 1
-        while (end := _FIXED_LENGTH.match(data, position).end()) > position:  # type: ignore[union-attr]
+        while (run := _FIXED_LENGTH.match(data, position)) and (end := run.end()) > position:
             instructions += min(end - position, _RUN)  # a shorter run has at most as many as bytes
             position = end
+            in_a_pair = run.end("half") == end
             if instructions > MAX_INSTRUCTIONS:
                 raise InputError(f"{origin} holds more than {MAX_INSTRUCTIONS:,} instructions. {SMALLER}")
         opcode = data[position : position + 1]
@@ -158,7 +164,8 @@ def _check_instructions(data: bytes, origin: str) -> None:
         if start + length > len(data):
             refuse(position, f"{length} bytes announced, more than the file has")
         if opcode == b"\x95":  # the unpickler reads a frame ahead; its instructions follow here
-            position = start
+            other = _OTHER_HALF.match(data, start) if in_a_pair else None
+            position = other.end() if other else start
         elif length > MAX_STRING_BYTES:
             refuse(position, f"a string of {length} bytes, more than {MAX_STRING_BYTES}")
         else:
@@ -169,6 +176,7 @@ def _check_instructions(data: bytes, origin: str) -> None:
                 refuse(start - 1 - length_bytes, "its string is not UTF-8")
             if wide > MAX_WIDE_BYTES:
                 raise InputError(f"{origin} holds more than {MAX_WIDE_BYTES:,} bytes of text beyond ASCII.")
+        in_a_pair = False
     if position + 1 != len(data):
         refuse(position, f"{len(data) - position - 1} bytes follow the end")
 

@@ -684,3 +684,36 @@ def test_pickle_and_json_give_the_same_snapshot(tmp_path: Path) -> None:
     from_pickle, from_json = read_snapshot(tmp_path / "a.pickle"), read_snapshot(tmp_path / "a.json")
     assert json.loads(json.dumps(from_pickle)) == from_json
     assert from_pickle == snapshot()
+
+
+def test_a_pair_that_a_new_frame_divides_is_read():
+    """A pickler begins one before any object as soon as 64 KiB are full: before the second of a pair too."""
+    divided = set()
+    for padding in range(12):
+        written = [
+            [f"{number:0100}" for number in range(620)],
+            "p" * padding,
+            [(n % 9, 300) for n in range(400)],
+        ]
+        data = pickle.dumps(written, protocol=4)
+        names = [opcode.name for opcode, _, _ in pickletools.genops(data)]
+        at = names.index("FRAME", 10)
+        divided.add(tuple(names[at - 2 : at + 3]))
+        assert load_plain(data) == written
+    assert ("MEMOIZE", "BININT1", "FRAME", "BININT2", "TUPLE2") in divided
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"\x8c\x04K\x01K\x02",  # the numbers are characters of a string
+        b"K\x01\x8a\x08" + b"\x7f" * 8,  # a number that can be chosen freely
+        b"K\x01]",
+        b"K\x01K\x02\x95" + bytes(8) + b"\x8c\x01a",
+        b"]K\x01",
+    ],
+)
+def test_what_a_frame_divides_is_no_other_tuple(before: bytes):
+    data = b"\x80\x04" + before + b"\x95" + struct.pack("<Q", 2) + b"\x86."
+    with pytest.raises(InputError, match="TUPLE2 at byte"):
+        load_plain(data)
