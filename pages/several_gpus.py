@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from harness.report.table import markdown_table
-from harness.system import write_whole
+from harness.units import in_gib
+from pages.parts import ROOT, with_parts, write_or_check
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "several-gpus.md"
 HEAD = (
     "rank 0 of 8",
@@ -45,17 +44,13 @@ def _row(row: dict[str, Any]) -> list[str]:
     napkin = allocated.get("napkin")
     return [
         name,
-        _gib(allocated["emulated"]),
+        in_gib(allocated["emulated"]),
         _apart(allocated["simulated"] - allocated["emulated"]),
         "" if napkin is None else f"{napkin / allocated['emulated'] - 1:+.1%}",
-        _gib(reserved["emulated"]),
+        in_gib(reserved["emulated"]),
         _apart(reserved["simulated"] - reserved["emulated"]),
         "yes" if row["same_requests"] else "no",
     ]
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.2f} GiB"
 
 
 def _apart(size_bytes: int) -> str:
@@ -70,7 +65,7 @@ def speed(found: dict[str, Any]) -> str:
             "rank 0 of {1}, {0} model".format(*row["case"].split(" on ")),
             f"{row['wall_s']:.1f}",
             f"{row['cpu_s']:.1f}",
-            _gib(row["resident_bytes"]),
+            in_gib(row["resident_bytes"]),
         ]
         for row in found["rows"]
     ]
@@ -82,19 +77,11 @@ PARTS = {"ranks": ("docs/data/ranks.json", ranks), "speed": ("profiles/ranks_spe
 
 
 def main(check: bool) -> None:
-    text = written = PAGE.read_text(encoding="utf-8")
-    for name, (results, write) in PARTS.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
-        before, found, rest = written.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            sys.exit(f"docs/{PAGE.name} has no part {begin.strip()} … {end.strip()}")
-        written = f"{before}{begin}\n{write(json.loads((ROOT / results).read_bytes()))}\n{end}{after}"
-    if not check:
-        write_whole(PAGE, written)
-    elif text != written:
-        sys.exit(f"docs/{PAGE.name} is not of its results. Run: python -m pages.several_gpus")
+    parts = {
+        name: write(json.loads((ROOT / results).read_bytes())) for name, (results, write) in PARTS.items()
+    }
+    write_or_check({PAGE: with_parts(PAGE, parts)}, "pages.several_gpus", check=check)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] == ["--check"])
+    main("--check" in sys.argv[1:])

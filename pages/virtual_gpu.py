@@ -14,13 +14,12 @@ import json
 import sys
 from collections.abc import Iterable
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from harness.report.table import markdown_table
-from harness.system import write_whole
+from harness.units import in_gib
+from pages.parts import ROOT, with_parts, write_or_check
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "profiles" / "cpu"
 PAGE = ROOT / "docs" / "virtual-gpu.md"
 PICTURE = ROOT / "docs" / "pictures" / "emulate.svg"
@@ -31,10 +30,6 @@ def _markdown(head: str, rows: Iterable[Iterable[str]]) -> str:
     names = head.split("|")
     right = [place for place, name in enumerate(names) if ":" in name]
     return markdown_table([name.strip(" :") for name in names], [tuple(row) for row in rows], right)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"
 
 
 def _versions(versions: dict[str, str]) -> str:
@@ -54,7 +49,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     emulated, simulated = row["emulated"], row["simulated"]
     cells = []
     for name in ("allocated_bytes", "reserved_bytes"):
-        cells.append(_gib(emulated[name]) if emulated["fits"] else "out of memory")
+        cells.append(in_gib(emulated[name]) if emulated["fits"] else "out of memory")
         cells.append(_beside(simulated, emulated, name))
     return cells
 
@@ -63,7 +58,7 @@ def _beside(simulated: dict[str, Any], emulated: dict[str, Any], name: str) -> s
     if not simulated["fits"]:
         return "out of memory"
     if not emulated["fits"]:
-        return _gib(simulated[name])
+        return in_gib(simulated[name])
     apart = simulated[name] - emulated[name]
     return "the same" if apart == 0 else f"{apart:+,} bytes"
 
@@ -85,7 +80,7 @@ def _full(found: dict[str, Any]) -> list[dict[str, Any]]:
 def _program(row: dict[str, Any]) -> list[str]:
     processes = row["processes"]
     peaks = (
-        _gib(max(each[f"peak_{what}_bytes"] for each in processes)) for what in ("allocated", "reserved")
+        in_gib(max(each[f"peak_{what}_bytes"] for each in processes)) for what in ("allocated", "reserved")
     )
     versions = _versions({name: number for name, number in row["versions"].items() if name != "torch"})
     first = [row["program"], row["model"], row["gpu"], str(len(processes))]
@@ -108,7 +103,7 @@ def compiled(found: dict[str, Any]) -> str:
     for row in found["rows"]:
         eager, made = row["eager"], row["compiled"]
         peaks = [
-            _gib(each[f"peak_{what}_bytes"]) for what in ("allocated", "reserved") for each in (eager, made)
+            in_gib(each[f"peak_{what}_bytes"]) for what in ("allocated", "reserved") for each in (eager, made)
         ]
         seconds = f"{eager['processor_s']:.0f}, {made['processor_s']:.0f}"
         rows.append([f"{row['model']}, {row['layers']}", *peaks, str(made["kernels"]), seconds])
@@ -193,25 +188,10 @@ def _results(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"virtual_gpu_{name}.json").read_bytes())
 
 
-def with_parts(text: str) -> str:
-    """The page with its parts as the committed results have them."""
-    for name, (results, write) in PARTS.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
-        before, found, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            sys.exit(f"docs/{PAGE.name} has no part {begin.strip()} … {end.strip()}")
-        text = f"{before}{begin}\n{write(_results(results))}\n{end}{after}"
-    return text
-
-
 def main(check: bool) -> None:
-    written = {PAGE: with_parts(PAGE.read_text(encoding="utf-8")), PICTURE: picture(_results("programs"))}
-    for path, text in written.items():
-        if not check:
-            write_whole(path, text)
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
-            sys.exit(f"{path.relative_to(ROOT)} is not of the results. Run: python -m pages.virtual_gpu")
+    parts = {name: write(_results(results)) for name, (results, write) in PARTS.items()}
+    written = {PAGE: with_parts(PAGE, parts), PICTURE: picture(_results("programs"))}
+    write_or_check(written, "pages.virtual_gpu", check=check)
 
 
 if __name__ == "__main__":

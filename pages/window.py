@@ -8,11 +8,10 @@ from typing import Any
 
 from benchmarks.window import RELEASES, RESULTS, ROOT
 from harness.report.table import markdown_table
-from harness.system import write_whole
+from pages.parts import with_parts, write_or_check
 
 PAGE = ROOT / "docs" / "contributing.md"
 KINDS = ("passed", "failed", "error", "skipped")
-BEGIN, END = "<!-- window -->\n", "<!-- end of window -->\n"
 
 
 def table(found: dict[str, Any]) -> str:
@@ -31,14 +30,8 @@ def table(found: dict[str, Any]) -> str:
 
 def main(check: bool) -> None:
     """Write the table, or compare it."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    written = f"{before}{BEGIN}\n{table(json.loads(RESULTS.read_bytes()))}\n{END}{after}"
-    if not check:
-        write_whole(PAGE, written)
-    elif text != written:
-        sys.exit(f"docs/{PAGE.name} is not of {RESULTS.name}. Run: python -m pages.window")
+    written = with_parts(PAGE, {"window": table(json.loads(RESULTS.read_bytes()))})
+    write_or_check({PAGE: written}, "pages.window", check=check)
 
 
 if __name__ == "__main__":
