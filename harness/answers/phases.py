@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import InputError, nearest
@@ -19,8 +20,8 @@ def after_training(
     """What `phases`, names with commas between them, says behind train; None for train alone.
 
     `evaluation`: the field of Evaluation and its value, by the option that gives it. `named`: how `phases`
-    is written where it is asked for. Raises InputError for a phase there is none of, and for options without
-    the phase they belong to.
+    is written where it is asked for. Raises InputError for a phase or a field there is none of, and for
+    options without the phase they belong to.
     """
     names = [name.strip() for name in phases.split(",")]
     for name in names:
@@ -39,5 +40,10 @@ def after_training(
     from harness.simulate import AfterStep
     from harness.training import Evaluation
 
+    known = [field.name for field in fields(Evaluation)]
+    for field, _ in evaluation.values():
+        if field not in known:
+            hint = nearest(field, known)
+            raise InputError(f"evaluation: there is no {field}.{hint} It has {', '.join(known)}.")
     asked: dict[str, Any] = {field: value for field, value in evaluation.values()}
     return AfterStep(Evaluation(**asked) if "eval" in names else None, "save" in names)

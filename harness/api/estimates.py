@@ -10,14 +10,10 @@ from typing import Any
 from harness.allocator import allocator_settings
 from harness.answers import after_training, predicted, simulated
 from harness.api.asked import AnyRecipe, asked_hardware, asked_recipe
-from harness.errors import InputError, nearest
 from harness.hardware import DEFAULT_HARDWARE
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile
 from harness.system import quiet_libraries
-
-EVALUATION = ("batches", "batch_size", "accumulation_steps", "keep_logits")
-"""What of an evaluation can be chosen (harness.training.Evaluation)."""
 
 
 def napkin(
@@ -66,10 +62,6 @@ def simulate(
     name, asked = asked_recipe(recipe, overrides)
     device = asked_hardware(hardware, memory)
     settings = allocator_settings(os.environ, allocator)
-    for field in evaluation or ():
-        if field not in EVALUATION:
-            hint = nearest(field, EVALUATION)
-            raise InputError(f"evaluation: there is no {field}.{hint} It has {', '.join(EVALUATION)}.")
     given = {f"evaluation {field}": (field, value) for field, value in (evaluation or {}).items()}
     after = after_training(phases, given)
     folder = None if out is None else RunFolder(Path(out), name, asked)

@@ -208,9 +208,8 @@ class LoopFinder:
             return "generation"
         was = self._trained.mode_of(module)
         another = was is None and not with_grad and (self._trained.any or phase == "forward")
-        if another or not self.recorder.kept.trains(
-            module
-        ):  # a loss function, a frozen encoder, a reference model
+        # a loss function, a frozen encoder, a reference model
+        if another or not self.recorder.kept.trains(module):
             return None if phase in ("forward", "evaluation", "generation") else "forward"
         if module.training:
             return "forward"
