@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 from torch import nn
 
@@ -44,14 +43,17 @@ def _left_in_16_bit(model: nn.Module) -> dict[str, int]:
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     head = model.get_output_embeddings()  # type: ignore[operator]
     apart = {id(p) for table in [*tables, *([head] if head is not None else [])] for p in table.parameters()}
+    quantized = [module for module in model.modules() if _quantized(module)]
+    apart |= {id(p) for module in quantized for p in module.parameters(recurse=False)}
     left: dict[str, int] = defaultdict(int)
     for name, parameter in model.named_parameters():
         matrix = parameter.dim() >= 2 and parameter.is_floating_point() and not parameter.requires_grad
-        if matrix and id(parameter) not in apart and not _quantized(parameter):
+        if matrix and id(parameter) not in apart:
             path = name.replace(".base_layer", "")  # where peft keeps what it adapts
             left[".".join(path.rsplit(".", 2)[-2:])] += parameter.nbytes
     return left
 
 
-def _quantized(parameter: Any) -> bool:
-    return type(parameter).__name__ in ("Params4bit", "Int8Params")
+def _quantized(module: nn.Module) -> bool:
+    """Asked of the module: under FSDP its weight is a DTensor, whose 16-bit numbers each hold four values."""
+    return type(module).__name__ in ("Linear4bit", "Linear8bitLt", "ParametrizationList")

@@ -92,6 +92,14 @@ def test_in_setup_one_layer_is_whole_at_a_time(fields: dict[str, Any], bound: fl
     assert (memory.at_peak.parameters_bytes or 0) < 1.05 * bound - 0.53e9
 
 
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_divided_weights_in_4_bit_are_not_called_left_in_16_bit(family: str) -> None:
+    """FSDP stores them as 16-bit numbers."""
+    fields = {"family": family, "precision": "bf16", **ENGINES["fsdp"], **NF4, "lora_targets": ["q_proj"]}
+    warnings = simulated(**fields)[0].warnings
+    assert not [warning for warning in warnings if "as they were" in warning]
+
+
 def test_streams_keep_their_memory_apart() -> None:
     """The default one, the one that copies weights in for a gathering, and the one that sums gradients."""
     _, memory = simulated(parallel="fsdp", dp_shard=2)
