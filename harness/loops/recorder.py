@@ -39,6 +39,7 @@ from harness.step_profile import (
     LeakReport,
     NotFiniteReport,
     OutOfMemoryReport,
+    PhaseStats,
     StepProfile,
     explain_oom,
     leak_in_words,
@@ -301,23 +302,20 @@ class LoopRecorder:
         memory = self._observer.memory() if self._looked is None else self._looked.memory
         if self._looked is None:
             memory.peak_allocated_bytes = self._observer.peak_bytes()
-        phases = phase_stats(self._observer.phase_memory(), list(self._times_s), None)
         warnings = [*self._warnings, *([leak_in_words(self._leak)] if self._leak else [])]
+        memory_of = dict(self._observer.phase_memory())
         for name, apart in self._observer.apart_memory().items():
-            phases[name] = phases[name].model_copy(
-                update={
-                    "peak_allocated_bytes": max(
-                        apart.peak_allocated_bytes or 0, phases[name].peak_allocated_bytes or 0
-                    )
-                }
+            peak = apart.peak_allocated_bytes or 0
+            known = memory_of.get(name, PhaseStats())
+            memory_of[name] = known.model_copy(
+                update={"peak_allocated_bytes": max(peak, known.peak_allocated_bytes or 0)}
             )
-            if memory.peak_allocated_bytes is not None and (
-                (apart.peak_allocated_bytes or 0) > memory.peak_allocated_bytes
-            ):
+            if memory.peak_allocated_bytes is not None and peak > memory.peak_allocated_bytes:
                 warnings.append(
-                    f"{name} in a step that was not recorded peaked at {in_gib(apart.peak_allocated_bytes)}, "
-                    "above the recorded steps: record it with --steps to see what it holds"
+                    f"{name} in a step that was not recorded peaked at {in_gib(peak)}, above the recorded "
+                    "steps: record it with --steps to see what it holds"
                 )
+        phases = phase_stats(memory_of, list(self._times_s), None)
         tokens = [count for count in self._tokens_of_steps if count is not None]
         typical = sorted(tokens)[len(tokens) // 2] if tokens else None
         step = step_stats(typical, self._hardware, list(self._times_s), None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +35,36 @@ def test_categories_add_up_to_the_peak_of_the_unwatched_program(name: str, tmp_p
         if name in LEAVES_THE_GPU:
             assert 0 < row["at_peak"]["optimizer_state_bytes"] < row["peak_bytes"]
         assert row["sum_of_categories_bytes"] == pytest.approx(row["unwatched_peak_bytes"], rel=0.001)
+
+
+EVALUATES_AFTERWARDS = """
+import torch
+from torch import nn
+model = nn.Linear(512, 512).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(4):
+    model(torch.ones(8, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+model.eval()
+with torch.no_grad():
+    logits = [model(torch.ones(4096, 512, device="cuda")) for _ in range(3)]
+print(torch.cuda.max_memory_allocated())
+torch.save(model.state_dict(), "weights.pt")
+"""
+
+
+def test_an_evaluation_after_the_recorded_steps_has_its_peak(tmp_path: Path) -> None:
+    """It is a phase that no recorded step has. It peaks above all else, so PyTorch's own peak is its peak."""
+    (tmp_path / "train.py").write_text(EVALUATES_AFTERWARDS)
+    watch = [sys.executable, "-m", "harness", "watch", "--gpu", "h100", "--steps", "2-3", "--out", "run"]
+    done = subprocess.run(
+        [*watch, "--", sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    profile = json.loads((tmp_path / "run" / "profile.json").read_bytes())
+    peak = profile["phases"]["evaluation"]["peak_allocated_bytes"]
+    assert str(peak) in done.stdout.splitlines()
+    assert 0 < profile["phases"]["saving"]["peak_allocated_bytes"] <= peak
+    assert any(
+        warning.startswith("evaluation in a step that was not recorded") for warning in profile["warnings"]
+    )
