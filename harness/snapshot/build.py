@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.snapshot.attribution import categorize
+from harness.snapshot.devices import segments_of
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan, Frame
-from harness.snapshot.trace import phase_metadata, stated_phases
+from harness.snapshot.trace import allocated_blocks, phase_metadata, stated_phases
 from harness.system import write_whole
 
 PICKLE_PROTOCOL = 4
@@ -92,24 +93,31 @@ def snapshot_of_storages(spans: Sequence[AllocationSpan]) -> dict[str, Any]:
             continue
         events.extend(_storage_events(span, address, category))
         if span.died is None:
-            segments.append(_full_segment(address, span.size_bytes, _list(span.frames)))
+            segments.append(_full_segment(address, span.size_bytes, _list(span.frames), category))
         address += span.size_bytes
     events.sort(key=lambda indexed: indexed[0])
     return build_snapshot([event for _, event in events], segments)
 
 
 def label_snapshot(snapshot: dict[str, Any], spans: Sequence[AllocationSpan], device: int = 0) -> None:
-    """Write categories and missing phases into a recorded snapshot's trace, in place.
+    """Write categories and missing phases into a recorded snapshot, in place: into its trace, and into the
+    blocks that its segments hold, of which most were there before the trace began.
 
     `spans` are those of `spans_from_trace` on the same trace: their indices point into it.
     """
     trace = snapshot["device_traces"][device]
     for entry, stated in zip(trace, stated_phases(trace), strict=True):
         entry["user_metadata"] = stated
+    held: dict[int, str] = {}
     for span, category in zip(spans, categorize(spans), strict=True):
+        if span.died is None:
+            held[span.address] = category
         for index in (span.born, span.died):
             if index is not None and index != BEFORE_RECORDING:
                 trace[index]["category"] = category
+    for address, block in allocated_blocks(segments_of(snapshot, device)):
+        if address in held:
+            block["category"] = held[address]
     if trace:
         trace.append(_end_of_trace(trace[-1].get("time_us", 0), 0))
 
@@ -169,13 +177,14 @@ def _trace_entry(event: TraceEvent) -> dict[str, Any]:
     return entry
 
 
-def _full_segment(address: int, size_bytes: int, frames: list[Frame]) -> dict[str, Any]:
+def _full_segment(address: int, size_bytes: int, frames: list[Frame], category: str) -> dict[str, Any]:
     block = {
         "address": address,
         "size": size_bytes,
         "requested_size": size_bytes,
         "state": "active_allocated",
         "frames": frames,
+        "category": category,
     }
     return {
         "device": 0,

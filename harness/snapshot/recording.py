@@ -14,7 +14,13 @@ from harness.snapshot.devices import chosen_device, segments_of, trace_of
 from harness.snapshot.from_stacks import label_from_phases, phases_of_trace
 from harness.snapshot.out_of_memory import OutOfMemory, out_of_memory
 from harness.snapshot.spans import AllocationSpan
-from harness.snapshot.trace import MIN_BLOCK_BYTES, phase_of, spans_from_trace, stated_phases
+from harness.snapshot.trace import (
+    MIN_BLOCK_BYTES,
+    allocated_blocks,
+    phase_of,
+    spans_from_trace,
+    stated_phases,
+)
 from harness.step_profile import CATEGORIES
 
 _OF_PROFILER = {
@@ -70,7 +76,8 @@ def recording_of(snapshot: Mapping[str, Any], device: int | None = None) -> Reco
     phases = stated if read is None else read
     round_to = MIN_BLOCK_BYTES if _in_blocks(trace, segments) else 1
     spans = spans_from_trace(trace, segments=segments, round_to_bytes=round_to, phases=phases)
-    labels = [_label(trace, span) for span in spans]
+    held = dict(allocated_blocks(segments))
+    labels = [_label(trace, held, span) for span in spans]
     from_stacks = not any(stated) and not any(labels)
     if from_stacks:
         label_from_phases(spans, phases, [i for i, entry in enumerate(trace) if entry["action"] == "oom"])
@@ -93,10 +100,14 @@ def _in_blocks(trace: Sequence[Mapping[str, Any]], segments: Sequence[Mapping[st
     return not any(address % MIN_BLOCK_BYTES for address in addresses)
 
 
-def _label(trace: Sequence[Mapping[str, Any]], span: AllocationSpan) -> str | None:
-    """What the trace itself says: the memory-viz page's `category`, which harness and profile_plot write."""
+def _label(
+    trace: Sequence[Mapping[str, Any]], held: Mapping[int, Mapping[str, Any]], span: AllocationSpan
+) -> str | None:
+    """What the snapshot itself says: the memory-viz page's `category`, which harness and profile_plot write.
+    Where no entry of the trace tells of it, the block that is `held` at its address does.
+    """
     index = span.died if span.born < 0 else span.born
-    category = None if index is None else trace[index].get("category")
+    category = (held[span.address] if index is None else trace[index]).get("category")
     return category if category in CATEGORIES else _OF_PROFILER.get(category or "")
 
 

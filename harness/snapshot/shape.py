@@ -18,7 +18,7 @@ _OF_A_SEGMENT = {
     "segment_type": str,
     "is_expandable": bool,
 }
-_OF_A_BLOCK = {"address": int, "requested_size": int}
+_OF_A_BLOCK = {"address": int, "requested_size": int, "category": str}
 _IN_WORDS = {int: "an integer of 64 bits", str: "a string", bool: "true or false"}
 _can_nest = frozenset((dict, list)).__contains__  # the only tuples are pairs of integers: pool ids
 

@@ -124,7 +124,7 @@ def spans_from_trace(
                 span = AllocationSpan(entry["addr"], size, BEFORE_RECORDING)
                 spans.append(span)
             span.died, span.death_phase = index, phase
-    for address, block in _allocated_blocks(segments):
+    for address, block in allocated_blocks(segments):
         span = live.get(address)
         if span is None:
             frames = block.get("frames", ())
@@ -146,7 +146,8 @@ def _apply(labels: Iterable[Label], spans: Iterable[AllocationSpan], times_us: l
                 span.category, span.module = label.category, label.module
 
 
-def _allocated_blocks(segments: Iterable[Mapping[str, Any]]) -> Iterable[tuple[int, Mapping[str, Any]]]:
+def allocated_blocks(segments: Iterable[Mapping[str, Any]]) -> Iterable[tuple[int, dict[str, Any]]]:
+    """Every block of these segments that a program holds, with its address."""
     for segment in segments:
         address = segment["address"]
         for block in segment["blocks"]:

@@ -23,10 +23,11 @@ from harness.snapshot.build import (
     snapshot_of_storages,
     write_snapshot,
 )
+from harness.snapshot.recording import recording_of
 from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.shape import validate_snapshot
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
-from harness.snapshot.trace import phase_metadata, spans_from_trace
+from harness.snapshot.trace import Label, phase_metadata, spans_from_trace
 
 # Every `case` of unpickle() in pytorch's torch/utils/viz/MemoryViz.js; anything else makes the page throw.
 PAGE_READS = {
@@ -160,7 +161,7 @@ def test_structure_is_torchs(snapshot: dict[str, Any]) -> None:
     assert {"segments", "device_traces", "allocator_settings", "external_annotations"} == set(snapshot)
     for segment in snapshot["segments"]:
         assert set(segment) == SEGMENT_KEYS
-        assert all(set(block) == BLOCK_KEYS for block in segment["blocks"])
+        assert all(set(block) - {"category"} == BLOCK_KEYS for block in segment["blocks"])
         assert segment["total_size"] == sum(block["size"] for block in segment["blocks"])
         assert segment["allocated_size"] == _memory_viz.calc_active(segment)
         address = segment["address"]
@@ -289,6 +290,26 @@ def test_recorded_snapshots_get_categories_and_the_phases_of_autograds_thread() 
     assert categorize(spans) == ["activations", "temporaries", "temporaries"]
     assert trace[5]["category"] == "temporaries"  # its free, which names it where the alloc is missing
     assert "unknown" in {entry.get("category") for entry in trace}
+    _memory_viz.trace(recorded)
+
+
+def test_what_was_there_before_the_recording_keeps_its_category(tmp_path: Path) -> None:
+    """As the parameters of a step that is recorded after others: no entry of the trace tells of them."""
+    recorded = allocator_snapshot()
+    address = 0x7F12_0000_0000
+    blocks = [(1 << 20, 1 << 20, "active_allocated"), (1 << 20, 0, "inactive")]
+    recorded["segments"].append(segment(address, "large", blocks))
+    trace = recorded["device_traces"][0]
+    label_snapshot(recorded, spans_from_trace(trace, [Label(address, "parameters")], recorded["segments"]))
+    validate_snapshot(recorded)
+    write_snapshot(tmp_path / "snapshot.pickle", recorded)
+    recording = recording_of(read_snapshot(tmp_path / "snapshot.pickle"))
+    (category,) = [
+        category
+        for span, category in zip(recording.spans, recording.categories or [], strict=True)
+        if span.address == address
+    ]
+    assert category == "parameters"
     _memory_viz.trace(recorded)
 
 

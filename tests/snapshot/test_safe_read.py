@@ -385,6 +385,10 @@ BAD_SHAPES: dict[str, tuple[Any, str]] = {
         {"segments": [{**SEGMENT, "blocks": [{"size": 512}]}], "device_traces": []},
         r"segments\[0\]\['blocks'\]\[0\]\['state'\]",
     ),
+    "a block whose category is no text": (
+        {"segments": [{**SEGMENT, "blocks": [{**BLOCK, "category": 7}]}], "device_traces": []},
+        r"segments\[0\]\['blocks'\]\[0\]\['category'\]",
+    ),
     "blocks that do not fill": (
         {"segments": [{**SEGMENT, "total_size": 1024}], "device_traces": []},
         "exactly",
