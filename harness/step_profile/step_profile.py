@@ -6,7 +6,7 @@ GiB = 2**30 bytes. "allocated", "reserved" and "active" mean what torch.cuda.mem
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -323,8 +323,11 @@ class StepProfile(Fields):
 
     @property
     def subject(self) -> str:
-        """What the profile is about: the recipe's model, or the command."""
-        return " ".join(self.command or ()) if self.recipe is None else str(self.recipe.get("model", "-"))
+        """What the profile is about: the recipe's model, or the command, its program without the folder."""
+        if self.recipe is not None:
+            return str(self.recipe.get("model", "-"))
+        program, *arguments = self.command or [""]
+        return " ".join([PurePath(program).name, *arguments])
 
     def phase_names(self) -> list[str]:
         """The phases that are known, in the order of a step, those of other loops last."""

@@ -97,3 +97,13 @@ def test_a_file_of_any_size_is_refused_before_it_is_read(tmp_path: Path) -> None
 def test_a_long_run_has_a_loss_a_step(document: dict[str, Any]) -> None:
     document["step"]["loss"] = [2.5, None] * 250_000
     assert len(StepProfile.from_json(json.dumps(document)).step.loss or ()) == 500_000
+
+
+def test_a_profile_is_called_by_its_model_or_by_its_command(document: dict[str, Any]) -> None:
+    """A command's program may lie deep in an environment's folder, which says nothing."""
+    assert StepProfile.model_validate(document).subject == document["recipe"]["model"]
+    watched = document | {
+        "recipe": None,
+        "command": ["/opt/env/bin/python", "/data/train.py", "--steps", "3"],
+    }
+    assert StepProfile.model_validate(watched).subject == "python /data/train.py --steps 3"
