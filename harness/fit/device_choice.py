@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from harness.architecture import ModelShape, load_shape
@@ -141,21 +142,31 @@ def render_choice(name: str, offers: list[Offer]) -> str:
 def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
     yield f"{name} on every device of the table"
     yield ""
-    columns = f"{'memory GiB':>10} {'needs GiB':>10} {'tokens/s':>10} {'bound':>8} {'per hour':>9}"
-    yield f"  {'device':<17} {columns} {'per 1M tokens':>14}"
-    for offer in offers:
-        cells = [
-            f"{offer.memory_bytes / GIB:10.1f}",
-            f"{_number(offer.required_bytes, 1 / GIB, 1):>10}",
-            f"{_number(offer.tokens_per_s if offer.fits else None, 1, 0):>10}",
-            f"{(offer.fits and offer.bound) or '-':>8}",
-            f"{_number(offer.price_per_hour, 1, 2):>9}",
-            f"{_number(offer.cost_per_million_tokens, 1, 3):>14}",
-        ]
-        verdict = "cannot run it" if offer.required_bytes is None else "does not fit"
-        why = "" if offer.fits else f"  {verdict}: {offer.reason}"
-        yield f"  {offer.name:<17} {' '.join(cells)}{why}"
+    yield "  device            has GiB needs GiB  tokens/s   bound per hour per 1M tokens"
     running = [offer for offer in offers if offer.fits]
+    for offer in running:
+        cells = [
+            f"{offer.memory_bytes / GIB:7.1f}",
+            f"{_number(offer.required_bytes, 1 / GIB, 1):>9}",
+            f"{_number(offer.tokens_per_s, 1, 0):>9}",
+            f"{offer.bound or '-':>7}",
+            f"{_number(offer.price_per_hour, 1, 2):>8}",
+            f"{_number(offer.cost_per_million_tokens, 1, 3):>13}",
+        ]
+        yield f"  {offer.name:<17} {' '.join(cells)}"
+    if len(running) < len(offers):
+        yield ""
+    too_small: dict[str, list[str]] = {}
+    unable: dict[str, list[str]] = {}
+    for offer in offers:
+        if not offer.fits:
+            size = "" if offer.required_bytes is None else f" ({offer.memory_bytes / GIB:.1f} GiB)"
+            kept = unable if offer.required_bytes is None else too_small
+            kept.setdefault(offer.reason, []).append(offer.name + size)
+    for verdict, kept in ("does not fit", too_small), ("cannot run it", unable):
+        for reason, names in kept.items():
+            text = f"{verdict}, {reason}: {', '.join(names)}"
+            yield from wrap(text, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     yield ""
     if not running:
         yield "  none of them fits (see `harness fit`)"
