@@ -102,7 +102,7 @@ def without_workspaces() -> Hardware:
 def simulation_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Of a recording's environment variables those that the simulation reads: which kernels run, and whether
     NCCL's watchdog does."""
-    names = ("TORCH_CUDNN_SDPA_DEPRIORITIZED", "TORCH_NCCL_BLOCKING_WAIT")
+    names = ("TORCH_CUDNN_SDPA_DEPRIORITIZED", "TORCH_DISABLE_NATIVE_JIT", "TORCH_NCCL_BLOCKING_WAIT")
     return {name: environment[name] for name in names if name in environment}
 
 

@@ -54,7 +54,8 @@ source reserved, which is more by what lies in pieces."""
 EMULATED = """\
 [emulated.json](emulated.json) has some rows that differ in kind, written by
 `python -m benchmarks.published.emulated`: the same code on PyTorch's own operators and allocator, the CUDA
-build of torch {torch} on a virtual GPU."""
+build of torch {torch} on a virtual GPU. TORCH_DISABLE_NATIVE_JIT=1 takes away operators that PyTorch has
+had in Triton since 2.13, and not when these rows were measured."""
 
 
 def readme(results: dict[str, Any], several: dict[str, Any], emulated: dict[str, Any]) -> str:

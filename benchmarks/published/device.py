@@ -3,9 +3,11 @@ virtual GPU, that one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
+from unittest.mock import patch
 
 import torch
 
@@ -23,6 +25,9 @@ from harness.simulate.module_paths import ModulePaths
 from harness.virtual_gpu import emulated_device
 
 PLACE = torch.device("cuda" if emulated_device() else "meta")
+AS_THEN = {"TORCH_DISABLE_NATIVE_JIT": "1"}
+"""PyTorch's own switch. The measurements are older than its operators in Triton: their products of rotary
+frequencies and positions called cuBLAS."""
 OUT_OF_MEMORY = (AllocatorOutOfMemory, torch.OutOfMemoryError)
 
 
@@ -56,6 +61,7 @@ def counted(
     import_bitsandbytes_fast()
     memory = SimulatedMemory(Settings(), capacity_bytes)
     time = SimulatedTime(hardware)
-    rules = CudaRules(Recipe(model="none"), hardware)
+    with patch.dict(os.environ, AS_THEN):
+        rules = CudaRules(Recipe(model="none"), hardware)
     with cuda_behaviour(rules):
         yield memory, SimulatedDevice(memory, rules, time, ModulePaths(), Communication(time))

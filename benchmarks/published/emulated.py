@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.published import kernels, litgpt
 from benchmarks.published.cases import FOLDER, device_of, published_cases
+from benchmarks.published.device import AS_THEN
 from harness.system.files import write_whole
 from harness.system.versions import provenance
 from harness.virtual_gpu import Options, emulated_device, surroundings
@@ -53,7 +54,7 @@ def on_virtual_gpus(sources: Path, names: list[str]) -> list[dict[str, Any]]:
         groups[device_of(cases[name]).name, cases[name]["versions"]["liger"] if own else ""].append(name)
     found = []
     for (gpu, liger), group in groups.items():
-        environment = surroundings(Options(gpu), os.environ)
+        environment = surroundings(Options(gpu), os.environ) | AS_THEN
         paths = [str(sources / f"liger-kernel-{liger}")] if liger else []
         environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], *paths, os.getcwd()])
         command = [sys.executable, "-m", "benchmarks.published.emulated", str(sources), *group]

@@ -61,6 +61,12 @@ class TorchRelease(NamedTuple):
     """The "unified" workspace: cuBLASLt uses that of cuBLAS."""
     blackwell_has_hoppers_workspace = _Difference((2, 12))
 
+    adds_matrices_in_cublaslt = _Difference((2, 15))
+    """native/cuda/Blas.cpp, addmm: in 16 bits. Before, only a bias of one row."""
+    multiplies_outer_products_in_triton = _Difference((2, 13))
+    """torch/_native/ops/bmm_outer_product (pytorch pull request 179082): bmm of inner size 1 calls no
+    cuBLAS."""
+
     # native/transformers/cuda/sdp_utils.cpp, by the names of its checks
     every_gpu_10_prefers_cudnn = _Difference((2, 13))
     """check_prefer_cudnn_attention: before, 10.0 and 10.3 of compute capability 10.x."""

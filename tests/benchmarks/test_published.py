@@ -68,6 +68,7 @@ def test_what_virtual_gpus_made_of_rows_is_within_half_a_percent():
         measured = known[row["id"]]["measured_bytes"]
         assert (row["emulated_bytes"] is None) == known[row["id"]]["out_of_memory"]
         assert measured is None or row["emulated_bytes"] == pytest.approx(measured, rel=0.005)
+        assert row["emulated_bytes"] == known[row["id"]]["simulated_bytes"]
 
 
 def test_napkin_answers_as_committed():

@@ -32,7 +32,7 @@ from harness.simulate.kernels.attention_choice import (
     AttentionCall,
     chosen_backend,
 )
-from harness.simulate.kernels.gpu import Gpu, capability_of
+from harness.simulate.kernels.gpu import NATIVE_JIT_DISABLED, Gpu, capability_of
 from harness.simulate.kernels.operators import operator_of
 from harness.simulate.replacement import Replacement, all_replaced
 from harness.system import TorchRelease
@@ -57,6 +57,7 @@ class CudaRules:
             capability_of(hardware.datasheet.compute_capability),
             hardware.sm_count,
             TorchRelease.of(torch.__version__),
+            os.environ.get(NATIVE_JIT_DISABLED) != "1",
             hardware.calibration.cublas_workspace_bytes,
         )
 

@@ -9,6 +9,8 @@ from harness.hardware import threads_per_sm
 from harness.system import TorchRelease
 
 MIB, KIB = 2**20, 2**10
+NATIVE_JIT_DISABLED = "TORCH_DISABLE_NATIVE_JIT"
+"""An environment variable of PyTorch's: with "1" it does without operators that it compiles when called."""
 THREADS = 2
 """That multiply in a training step, each with a workspace of its own: Python's, and autograd's."""
 
@@ -36,6 +38,8 @@ class Gpu:
     sm_count: int
     """Streaming multiprocessors: 132 on an H100 or H200 SXM, 108 on an A100."""
     torch: TorchRelease
+    native_jit: bool = True
+    """Whether NATIVE_JIT_DISABLED leaves them."""
     kept_workspace_bytes: int | None = None
     """What both threads together were seen to keep on this device; None: nobody has looked."""
 
@@ -43,6 +47,11 @@ class Gpu:
     def threads_per_sm(self) -> int:
         """Resident threads of one multiprocessor."""
         return threads_per_sm(self.capability)
+
+    @property
+    def multiplies_outer_products_in_triton(self) -> bool:
+        """See TorchRelease."""
+        return self.native_jit and self.torch.multiplies_outer_products_in_triton
 
     @property
     def workspaces(self) -> Workspaces:

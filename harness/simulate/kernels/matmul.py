@@ -1,4 +1,4 @@
-"""Matrix products on CUDA: cuBLAS' workspaces, operands it cannot read, grouped products."""
+"""Matrix products on CUDA: cuBLAS' workspaces, operands it cannot read, outer and grouped products."""
 
 from __future__ import annotations
 
@@ -26,24 +26,37 @@ def call_cublas(script: Script, gpu: Gpu, *, lt: bool = False) -> None:
 
 
 def calls_cublaslt(
-    bias: Tensor, first: Sequence[int], second: Sequence[int], alpha: float = 1, beta: float = 1
+    bias: Tensor, first: Sequence[int], second: Sequence[int], gpu: Gpu, *, beta: float = 1
 ) -> bool:
-    """Whether addmm of matrices of these shapes adds its bias in cuBLASLt's epilogue.
+    """Whether addmm of matrices of these shapes adds its bias in cuBLASLt: one row, or a whole matrix.
 
-    ATen/native/cuda/Blas.cpp, isInputCompliesAddmmCudaLt.
+    ATen/native/cuda/Blas.cpp, addmm_out_cuda_impl.
     """
-    return (
-        bias.dim() == 1
-        and bias.is_contiguous()
-        and bias.shape[0] == second[1]
-        and alpha == beta == 1
-        and min(*first, *second) > 1
-    )
+    rows, inner, columns = *first, second[1]
+    if inner == 1 or columns == 1:
+        return False
+    if bias.dim() and bias.numel() == bias.shape[-1] == columns and bias.is_contiguous():
+        return beta == 1
+    whole = bias.shape == (rows, columns) and bias.dtype in (torch.float16, torch.bfloat16)
+    return gpu.torch.adds_matrices_in_cublaslt and beta != 0 and whole and _is_dense(columns, *bias.stride())
 
 
-@kernel("mm bmm")
+@kernel("mm")
 def mm(script: Script, self: Tensor, mat2: Tensor, gpu: Gpu) -> None:
     _matrix_product(script, self, mat2, gpu)
+
+
+@kernel("bmm")
+def bmm(script: Script, self: Tensor, mat2: Tensor, gpu: Gpu, out_dtype: torch.dtype | None = None) -> None:
+    """With an inner size of 1, as of frequencies and positions, there may be a kernel that needs no library.
+
+    torch/_native/ops/bmm_outer_product/triton_impl.py: it reads any strides. bmm.dtype has no such kernel.
+    """
+    outer = self.shape[2] == 1 and not self.is_complex() and out_dtype is None
+    if outer and gpu.multiplies_outer_products_in_triton:
+        script.output(0)
+    else:
+        _matrix_product(script, self, mat2, gpu)
 
 
 @kernel("baddbmm")
@@ -57,19 +70,20 @@ def _given_out(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @kernel("addmm", result=_given_out)
-def addmm(
-    script: Script, self: Tensor, mat1: Tensor, mat2: Tensor, beta: float, alpha: float, gpu: Gpu
-) -> None:
-    _matrix_product(script, mat1, mat2, gpu, lt=calls_cublaslt(self, mat1.shape, mat2.shape, alpha, beta))
+def addmm(script: Script, self: Tensor, mat1: Tensor, mat2: Tensor, beta: float, gpu: Gpu) -> None:
+    _matrix_product(script, mat1, mat2, gpu, lt=calls_cublaslt(self, mat1.shape, mat2.shape, gpu, beta=beta))
 
 
 def _matrix_product(script: Script, first: Tensor, second: Tensor, gpu: Gpu, *, lt: bool = False) -> None:
     """The output, then contiguous copies of operands cuBLAS cannot read.
 
-    prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas in ATen/native/cuda/Blas.cpp.
+    cublasCommonArgs and bmm_out_cuda_impl in ATen/native/cuda/Blas.cpp. cuBLAS writes by columns, so an
+    output by rows is the product of both transposed, in the other order; a batch of columns is as it is.
     """
     script.output(0)
-    copies = [script.take(size_of(operand)) for operand in (first, second) if not cublas_reads(operand)]
+    by_columns = second.dim() == 3 and second.shape[2] == 1
+    operands = (first, second) if by_columns else (second, first)
+    copies = [script.take(size_of(operand)) for operand in operands if not cublas_reads(operand)]
     call_cublas(script, gpu, lt=lt)
     script.free(*reversed(copies))
 
@@ -77,10 +91,15 @@ def _matrix_product(script: Script, first: Tensor, second: Tensor, gpu: Gpu, *, 
 def cublas_reads(matrix: Tensor) -> bool:
     """Whether one of the last two dimensions is dense and the other's stride leaves room for it."""
     rows, columns = matrix.shape[-2:]
-    row_stride, column_stride = matrix.stride()[-2:]
-    by_column = row_stride == 1 and column_stride >= max(1, rows)
-    by_row = column_stride == 1 and row_stride >= max(1, columns)
-    return by_column or by_row or (matrix.dim() == 2 and min(rows, columns) <= 1 and matrix.is_contiguous())
+    by_row, by_column = matrix.stride()[-2:]
+    if _is_dense(columns, by_row, by_column) or _is_dense(rows, by_column, by_row):
+        return True
+    return matrix.dim() == 2 and min(rows, columns) <= 1 and matrix.is_contiguous()
+
+
+def _is_dense(length: int, stride: int, step: int) -> bool:
+    """Whether rows (or columns) of this length, a stride apart, have their elements side by side."""
+    return step == 1 and stride >= max(1, length)
 
 
 def _grouped_result(func: Any, args: Any, kwargs: Any) -> Tensor:

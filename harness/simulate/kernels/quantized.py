@@ -56,7 +56,9 @@ def gemm_4bit(
     weight = script.take(prod(shapeB) * A.dtype.itemsize)
     script.output(0)
     columns, inner = shapeB
-    call_cublas(script, gpu, lt=bias is not None and calls_cublaslt(bias, (rows, inner), (inner, columns)))
+    call_cublas(
+        script, gpu, lt=bias is not None and calls_cublaslt(bias, (rows, inner), (inner, columns), gpu)
+    )
     script.free(scaled, offset_free, weight)  # as Python clears the locals of a function
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from harness.hardware.hardware import find_hardware
 from harness.observe.flops import FORMULAS
 from harness.simulate.cuda.behaviour import CudaRules
-from harness.simulate.kernels.gpu import Gpu
+from harness.simulate.kernels.gpu import NATIVE_JIT_DISABLED, Gpu
 from harness.simulate.kernels.operators import OPERATORS, declare, script_of
 from harness.simulate.kernels.script import Keep, Take
 from harness.system import TorchRelease
@@ -103,6 +103,18 @@ def test_a_workspace_is_kept_or_taken_and_never_both(
         assert step == Keep("cublas", (measured_bytes or 64 * MIB) // 2)
     else:
         assert step == Take(32 * MIB, workspace=True)
+
+
+@pytest.mark.parametrize(("value", "native_jit"), [("1", False), ("0", True), (None, True)])
+def test_pytorchs_switch_for_what_it_compiles_is_read(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, native_jit: bool
+) -> None:
+    monkeypatch.delenv(NATIVE_JIT_DISABLED, raising=False)
+    if value is not None:
+        monkeypatch.setenv(NATIVE_JIT_DISABLED, value)
+    gpu = CudaRules(tiny(), find_hardware("h100")).gpu
+    assert gpu.native_jit == native_jit
+    assert gpu.multiplies_outer_products_in_triton == (native_jit and gpu.torch >= (2, 13))
 
 
 def test_a_release_is_read_from_its_version() -> None:
