@@ -18,6 +18,9 @@ from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
 from harness.snapshot.stacks import stack_line
 from harness.step_profile import CATEGORIES, Allocation, MemoryBreakdown
 
+MOST_MODULES = 200
+"""Named: the rest of a larger model is one sum."""
+
 
 @dataclass(frozen=True)
 class Peak:
@@ -80,10 +83,10 @@ def breakdown_at(spans: Sequence[AllocationSpan], index: int) -> MemoryBreakdown
     return MemoryBreakdown(**{f"{name}_bytes": size for name, size in totals.items()})
 
 
-def bytes_by_module(spans: Sequence[AllocationSpan], index: int, n: int = 200) -> dict[str, int]:
+def bytes_by_module(spans: Sequence[AllocationSpan], index: int) -> dict[str, int]:
     """The bytes live right after event `index` by module path, largest first; they add up to all of them.
 
-    The `n` largest modules by name, then what the others hold together, and what belongs to none.
+    The MOST_MODULES largest by name, then what the others hold together, and what belongs to none.
     """
     totals: dict[str, int] = {}
     for span in spans:
@@ -91,8 +94,8 @@ def bytes_by_module(spans: Sequence[AllocationSpan], index: int, n: int = 200) -
             totals[span.module or ""] = totals.get(span.module or "", 0) + span.size_bytes
     nobody = totals.pop("", 0)
     ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
-    rest = {"(other modules)": sum(size for _, size in ordered[n:]), "(no module)": nobody}
-    return dict(ordered[:n]) | {name: size for name, size in rest.items() if size}
+    rest = {"(other modules)": sum(size for _, size in ordered[MOST_MODULES:]), "(no module)": nobody}
+    return dict(ordered[:MOST_MODULES]) | {name: size for name, size in rest.items() if size}
 
 
 def top_allocations(spans: Sequence[AllocationSpan], index: int, n: int = 20) -> list[Allocation]:
