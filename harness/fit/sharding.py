@@ -167,7 +167,7 @@ def _by_states(memory: Memory, strategy: str, gpus: int) -> Sharded:
     states = model_states(strategy, whole, gpus)
     buffers = zero_buffers(sizes, strategy) if gpus > 1 else []
     held = sum(buffer.size_bytes for buffer in buffers)
-    peak = held + max(_at(memory, moment, strategy, states, whole, gpus) for moment in memory.moments[1:])
+    peak = held + max(_at(moment, strategy, states, whole, gpus) for moment in memory.moments[1:])
     sent, exposed = _traffic(memory, strategy, gpus)
     link = sizes.hardware.datasheet.gpu_link.value
     exposed_s = exposed / link + max(0.0, (sent - exposed) / link - _hidden_s(memory, strategy))
@@ -185,7 +185,7 @@ def _hidden_s(memory: Memory, strategy: str) -> float:
     return forward_s + backward_s
 
 
-def _at(memory: Memory, moment: Moment, strategy: str, states: States, whole: States, gpus: int) -> float:
+def _at(moment: Moment, strategy: str, states: States, whole: States, gpus: int) -> float:
     """A moment of the step with the states divided."""
     share = states.gradients / whole.gradients if whole.gradients else 1.0
     held = states.parameters + moment.gradients * share + states.optimizer
