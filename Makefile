@@ -18,7 +18,10 @@ OTHERS = $(VIRTUAL)/others
 OTHERS_LIST = tests/virtual_gpu/programs/others.txt
 OTHERS_STAMP = $(OTHERS)/.installed
 
-.PHONY: help setup run test test-fast check bench docs pages trust fuzz soak mutate gpu virtual-gpu virtual-gpu-all clean
+# The releases at the two ends of what pyproject.toml allows, each in an environment of its own
+WINDOW = oldest newest
+
+.PHONY: help setup run test test-fast check bench docs pages trust fuzz soak mutate gpu virtual-gpu virtual-gpu-all window clean
 
 help:
 	@echo "make run     fine-tune recipes/smoke.yaml here and show where bytes and milliseconds went"
@@ -39,8 +42,10 @@ help:
 	@echo "make virtual-gpu  the tests that need PyTorch's CUDA build and no GPU, in .venv-virtual-gpu (Linux;"
 	@echo "             some GB to download the first time, then a few minutes)"
 	@echo "make virtual-gpu-all  with the slow ones too: all programs of others, recordings made anew"
+	@echo "make window  the whole test suite with the oldest and with the newest releases of tests/window/, in"
+	@echo "             .venv-oldest and .venv-newest; writes profiles/cpu/window.json (some GB to download)"
 	@echo "make setup   .venv with the versions in constraints.txt (the others do this by themselves)"
-	@echo "make clean   remove .venv and .venv-virtual-gpu"
+	@echo "make clean   remove .venv and the other environments"
 
 setup: $(STAMP)
 
@@ -118,8 +123,14 @@ virtual-gpu-all: $(OTHERS_STAMP)
 virtual-gpu virtual-gpu-all: $(VIRTUAL_STAMP)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PROGRAMS_OF_OTHERS=$(CURDIR)/$(OTHERS) $(VIRTUAL)/bin/python -m pytest -n $(WORKERS) -m '$(CHOSEN)' tests/virtual_gpu
 
+# Both are run, whatever fails in the first.
+window: $(READY) $(WINDOW:%=.venv-%/.installed)
+	@status=0; for end in $(WINDOW); do \
+	    $(PY) -m benchmarks.window $$end --python .venv-$$end/bin/python --workers $(WORKERS) || status=1; \
+	done; $(PY) -m pages.window; exit $$status
+
 clean:
-	rm -rf .venv $(VIRTUAL)
+	rm -rf .venv $(VIRTUAL) $(WINDOW:%=.venv-%)
 
 # python3 first: it is the one the user chose. A candidate must be new enough and able to make a venv.
 define make_environment
@@ -154,4 +165,11 @@ $(VIRTUAL_STAMP): pyproject.toml constraints.txt
 	$(call make_environment,$(VIRTUAL))
 	$(VIRTUAL)/bin/python -m pip install -c constraints.txt "$$(sed -n 's/^torch==/torch===/p' constraints.txt)"
 	$(VIRTUAL)/bin/python -m pip install -c constraints.txt -e '.[dev,liger,data,virtual-gpu]'
+	@touch $@
+
+# Of a name in both lists, the first list's release holds.
+.venv-%/.installed: tests/window/%.txt pyproject.toml constraints.txt
+	$(call make_environment,.venv-$*)
+	awk -F== '!seen[$$1]++' tests/window/$*.txt constraints.txt > .venv-$*/constraints.txt
+	.venv-$*/bin/python -m pip install -c .venv-$*/constraints.txt -e '.[dev,docs,liger,loops,mcp,submitit,trackers]'
 	@touch $@

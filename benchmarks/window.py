@@ -1,12 +1,12 @@
 """The test suite with other releases of the libraries: the ends of what pyproject.toml allows.
 
-    python -m benchmarks.window oldest --python PYTHON [--path FOLDER] [TESTS ...]
-    python -m benchmarks.window newest --python PYTHON
+    make window
+    python -m benchmarks.window oldest|newest --python PYTHON [--path FOLDER] [--workers 2] [TESTS ...]
 
-PYTHON is an interpreter that has the releases and what the tests need; FOLDER, made with
-`pip install --no-deps --target FOLDER PACKAGE==VERSION ...`, comes before what it has. The test files run one
-after the other, each in a process of its own. What happened goes to profiles/cpu/window.json after each, and
-a file that has been run with the same releases is not run again. `python -m pages.window` shows it.
+PYTHON is an interpreter that has the releases of tests/window/oldest.txt or newest.txt, and what the tests
+need; FOLDER, made by `pip install --no-deps --target FOLDER PACKAGE==VERSION ...`, comes before what it has.
+What happened goes to profiles/cpu/window.json by test file: all of a whole run; of a run of TESTS theirs,
+beside what is there of the same releases. `python -m pages.window` shows it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,27 +27,43 @@ from harness.system import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "profiles" / "cpu" / "window.json"
-RELEASES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "numpy", "pydantic", "typer")
-VERSIONS = f"""
-import importlib.metadata, json
-print(json.dumps({{name: importlib.metadata.version(name) for name in {RELEASES}}}))
+PINS = ROOT / "tests" / "window"
+KINDS = ("passed", "failed", "error", "skipped")
+VERSIONS = """
+import importlib.metadata, json, sys
+print(json.dumps({name: importlib.metadata.version(name) for name in sys.argv[1:]}))
 """
-PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "-m", "not gpu and not virtual_gpu")
-COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped)\b")
 
 
-def counts(output: str) -> dict[str, int]:
-    """{"passed": 3, "failed": 1} of the last lines that pytest printed."""
-    last = [line for line in output.splitlines() if COUNT.search(line)][-1:]
-    found = {kind.removesuffix("s"): int(number) for line in last for number, kind in COUNT.findall(line)}
-    return {kind: found.get(kind, 0) for kind in ("passed", "failed", "error", "skipped")}
+def pins(end: str) -> dict[str, str]:
+    """{"torch": "2.11.0", ...} of tests/window/`end`.txt."""
+    lines = (PINS / f"{end}.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
 
 
-def test_files(asked: list[str]) -> list[str]:
-    """Every test file in these folders, by its path in the checkout."""
-    paths = [ROOT / name for name in asked or ["tests"]]
-    files = {file for path in paths for file in ([path] if path.is_file() else path.rglob("test_*.py"))}
-    return sorted(str(file.relative_to(ROOT)) for file in files)
+def _file(case: ET.Element) -> str:
+    """Of the test; of a file that could not be imported pytest names only the module."""
+    return case.get("file") or f"{case.attrib['name'].replace('.', '/')}.py"
+
+
+def counts(cases: Iterable[ET.Element]) -> dict[str, dict[str, int]]:
+    """How many tests of each file passed, failed, ... from the `testcase` elements of pytest's JUnit XML."""
+    found: dict[str, dict[str, int]] = {}
+    for case in cases:
+        outcome = next(
+            (kind for kind in ("error", "failure", "skipped") if case.find(kind) is not None), "passed"
+        )
+        of_file = found.setdefault(_file(case), dict.fromkeys(KINDS, 0))
+        of_file["failed" if outcome == "failure" else outcome] += 1
+    return found
+
+
+def _not_passed(cases: Iterable[ET.Element]) -> list[str]:
+    return sorted(
+        f"{_file(case)}::{case.attrib['name']}"
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    )
 
 
 def _kept() -> dict[str, Any]:
@@ -52,34 +71,49 @@ def _kept() -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run them. Exit status 1 where a test failed."""
+    """Run them. Exit status: that of pytest."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.window")
-    parser.add_argument("name", choices=("oldest", "newest"))
+    parser.add_argument("end", choices=("oldest", "newest"))
     parser.add_argument("--python", required=True)
     parser.add_argument("--path", type=Path)
+    parser.add_argument("--workers", default="2")
     parser.add_argument("tests", nargs="*")
     options = parser.parse_intermixed_args(arguments)
     path = os.pathsep.join(str(part) for part in (options.path and options.path.resolve(), ROOT) if part)
     environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
-    def run(*command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [options.python, *command], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    wanted = pins(options.end)
+    versions = [options.python, "-c", VERSIONS, *wanted]
+    releases = json.loads(subprocess.check_output(versions, env=environment, cwd=ROOT, text=True))
+    releases = {name: version.partition("+")[0] for name, version in releases.items()}
+    if other := [
+        f"{name} {has}, not {wanted[name]}" for name, has in releases.items() if has != wanted[name]
+    ]:
+        sys.exit(
+            f"{options.python} has {'; '.join(other)}. Install what tests/window/{options.end}.txt says."
         )
-
-    releases = json.loads(run("-c", VERSIONS).stdout)
-    entry = _kept().get(options.name, {})
-    if entry.get("releases") != releases:
-        entry = {"releases": releases, "date": "", "files": {}}
-    for file in test_files(options.tests):
-        if file in entry["files"]:
-            continue
-        found = counts(run(*PYTEST, "-o", "addopts=--strict-markers --import-mode=importlib", file).stdout)
-        entry["files"][file] = found
-        entry["date"] = datetime.now(UTC).date().isoformat()
-        write_whole(RESULTS, json.dumps(_kept() | {options.name: entry}, indent=1) + "\n")
-        print(file, found, flush=True)
-    return int(any(of["failed"] + of["error"] for of in entry["files"].values()))
+    with tempfile.NamedTemporaryFile(suffix=".xml") as report:
+        told = (
+            "-o",
+            "junit_family=xunit1",
+            f"--junitxml={report.name}",
+        )  # the older form names each test's file
+        pytest = (options.python, "-m", "pytest", "-p", "no:cacheprovider", *told)
+        parallel = ("-n", options.workers, "--dist", "loadgroup", *options.tests)
+        status = subprocess.run([*pytest, *parallel], env=environment, cwd=ROOT, check=False).returncode
+        cases = list(ET.parse(report.name).iter("testcase"))
+    before = _kept().get(options.end, {})
+    again = bool(options.tests) and before.get("releases") == releases
+    files = counts(cases)
+    kept = [name for name in before["not_passed"] if name.partition("::")[0] not in files] if again else []
+    entry = {
+        "releases": releases,
+        "date": datetime.now(UTC).date().isoformat(),
+        "files": dict(sorted(({**before["files"], **files} if again else files).items())),
+        "not_passed": sorted([*kept, *_not_passed(cases)]),
+    }
+    write_whole(RESULTS, json.dumps(_kept() | {options.end: entry}, indent=1) + "\n")
+    return status
 
 
 if __name__ == "__main__":

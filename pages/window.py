@@ -6,25 +6,25 @@ import json
 import sys
 from typing import Any
 
-from benchmarks.window import RELEASES, RESULTS, ROOT
+from benchmarks.window import KINDS, RESULTS, ROOT
 from harness.report.table import markdown_table
 from pages.parts import with_parts, write_or_check
 
 PAGE = ROOT / "docs" / "contributing.md"
-KINDS = ("passed", "failed", "error", "skipped")
+SHOWN = ("torch", "transformers", "peft", "bitsandbytes")
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown: a row for each environment, and every file with a test that failed."""
+    """Markdown: a row for each environment, and every test that failed."""
     rows, failed = [], []
-    for name, entry in found.items():
-        releases = " ".join(f"{of} {entry['releases'][of]}," for of in RELEASES).removesuffix(",")
+    for end, entry in found.items():
+        releases = ", ".join(f"{name} {entry['releases'][name]}" for name in SHOWN)
         files = entry["files"]
         sums = [str(sum(of[kind] for of in files.values())) for kind in KINDS]
-        rows.append((name, releases, entry["date"], str(len(files)), *sums))
-        failed += [f"- {name}: `{file}`" for file, of in files.items() if of["failed"] + of["error"]]
+        rows.append((end, releases, entry["date"], str(len(files)), *sums))
+        failed += [f"- {end}: `{test}`" for test in entry["not_passed"]]
     columns = ("end", "releases", "last run", "test files", "passed", "failed", "errors", "skipped")
-    said = f"\nNot all passed in:\n\n{chr(10).join(failed)}\n" if failed else ""
+    said = f"\nNot all passed:\n\n{chr(10).join(failed)}\n" if failed else ""
     return markdown_table(columns, rows, range(3, 8)) + said
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from harness.data import check_data
 from harness.errors import InputError
@@ -17,15 +17,16 @@ UNNAMED = "recipe"
 """The name of a Recipe that comes from no file."""
 
 
-def asked_recipe(recipe: AnyRecipe, overrides: Mapping[str, Any]) -> tuple[str, Recipe]:
-    """Name and recipe, with the overrides in it and its data looked at. Raises InputError."""
-    changes = {
-        name: os.fspath(value) if isinstance(value, os.PathLike) else value
-        for name, value in overrides.items()
-    }
+def _is_path(value: object) -> TypeGuard[str | os.PathLike[str]]:
+    return isinstance(value, str | os.PathLike)
+
+
+def asked_recipe(recipe: object, overrides: Mapping[str, Any]) -> tuple[str, Recipe]:
+    """Name and recipe of an AnyRecipe, with the overrides in it and its data looked at. Raises InputError."""
+    changes = {name: os.fspath(value) if _is_path(value) else value for name, value in overrides.items()}
     if isinstance(recipe, Recipe):
         name, asked = UNNAMED, changed_recipe(recipe, changes) if changes else recipe
-    elif isinstance(recipe, str | os.PathLike):
+    elif _is_path(recipe):
         name, asked = load_recipe(os.fspath(recipe), changes)
     else:
         raise InputError(
@@ -36,7 +37,7 @@ def asked_recipe(recipe: AnyRecipe, overrides: Mapping[str, Any]) -> tuple[str, 
     return name, asked
 
 
-def asked_hardware(hardware: str, memory: str | int | None) -> Hardware:
+def asked_hardware(hardware: object, memory: str | int | None) -> Hardware:
     """The device of the table, with `memory` (as in "16GiB", or bytes) if given. Raises InputError."""
     if not isinstance(hardware, str):
         names = ", ".join(hardware_names())

@@ -59,7 +59,7 @@ def content_of(recipe: Recipe) -> dict[str, str | None]:
 
     Their paths may change from machine to machine; what is in them may not.
     """
-    paths = {"model": config_here(recipe.model), "data": Path(recipe.data)}
+    paths = {"model": config_here(recipe.model), "data": Path(os.path.expanduser(recipe.data))}
     return {field: _digest(path) if path and os.path.isfile(path) else None for field, path in paths.items()}
 
 

@@ -9,7 +9,7 @@ from harness.fit.exact import fit_exact
 from harness.fit.host_memory import check_host_memory
 from harness.fit.lengths import fit_lengths, lengths_document, lengths_lines
 from harness.fit.search import fit
-from harness.fit.sharding import Refused, Sharded, bucket_note, shard, strategies
+from harness.fit.sharding import Refused, Sharded, bucket_note, strategies
 from harness.fit.text import exact_lines, fit_document, fit_lines
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "render_choice",
     "render_counts",
     "render_table",
-    "shard",
     "strategies",
     "suggestions",
 ]

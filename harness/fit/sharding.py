@@ -79,33 +79,22 @@ class Refused:
     reason: str
 
 
-def model_states(strategy: str, whole: States, gpus: int, group: int = GPUS_PER_NODE) -> States:
+def model_states(strategy: str, whole: States, gpus: int) -> States:
     """What one of `gpus` GPUs holds of the `whole` states (arXiv 1910.02054, figure 1).
 
-    ZeRO-1 divides the optimizer states, ZeRO-2 the gradients as well, ZeRO-3 the parameters too, as FSDP2
-    does. Hybrid sharding divides all three within a `group` and replicates them across groups.
+    ZeRO-1 divides the optimizer states, ZeRO-2 the gradients as well, ZeRO-3 the parameters too.
     """
-    parts = min(group, gpus) if strategy == "hybrid sharding" else gpus
-    divided = {
-        "DDP": (1, 1, 1),
-        "ZeRO-1": (1, 1, parts),
-        "ZeRO-2": (1, parts, parts),
-    }.get(strategy, (parts, parts, parts))
+    divided = {"ZeRO-1": (1, 1, gpus), "ZeRO-2": (1, gpus, gpus)}.get(strategy, (gpus, gpus, gpus))
     return States(whole.parameters / divided[0], whole.gradients / divided[1], whole.optimizer / divided[2])
 
 
-def shard(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sharded]:
-    """Every strategy that the recipe can have on `gpus` GPUs, each with its own micro batch (model parallel:
-    sharing one). A recipe that says how it is divided says so for the strategies that divide it so.
+def strategies(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sharded | Refused]:
+    """Every strategy on `gpus` GPUs, each with its own micro batch (model parallel: sharing one); or why the
+    recipe cannot have it. A recipe that says how it is divided says so for the strategies that divide it so.
 
     Raises InputError unless gpus is at least 1, and for offloaded or in-backward optimizers, whose states
     are not where these strategies divide them.
     """
-    return [row for row in strategies(memory, gpus, group) if isinstance(row, Sharded)]
-
-
-def strategies(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sharded | Refused]:
-    """`shard`, with what the recipe cannot have and why."""
     recipe = memory.sizes.recipe
     if gpus < 1 or group < 1:
         raise InputError(f"--gpus {gpus}: it must be at least 1.")
@@ -178,7 +167,7 @@ def _by_states(memory: Memory, strategy: str, gpus: int) -> Sharded:
     states = model_states(strategy, whole, gpus)
     buffers = zero_buffers(sizes, strategy) if gpus > 1 else []
     held = sum(buffer.size_bytes for buffer in buffers)
-    peak = held + max(_at(memory, moment, strategy, states, whole, gpus) for moment in memory.moments[1:])
+    peak = held + max(_at(moment, strategy, states, whole, gpus) for moment in memory.moments[1:])
     sent, exposed = _traffic(memory, strategy, gpus)
     link = sizes.hardware.datasheet.gpu_link.value
     exposed_s = exposed / link + max(0.0, (sent - exposed) / link - _hidden_s(memory, strategy))
@@ -196,7 +185,7 @@ def _hidden_s(memory: Memory, strategy: str) -> float:
     return forward_s + backward_s
 
 
-def _at(memory: Memory, moment: Moment, strategy: str, states: States, whole: States, gpus: int) -> float:
+def _at(moment: Moment, strategy: str, states: States, whole: States, gpus: int) -> float:
     """A moment of the step with the states divided."""
     share = states.gradients / whole.gradients if whole.gradients else 1.0
     held = states.parameters + moment.gradients * share + states.optimizer

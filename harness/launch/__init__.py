@@ -2,12 +2,10 @@
 them on several machines; how one joins the others.
 """
 
-from harness.launch.agent import Ending, start_ranks
-from harness.launch.rank import PATIENCE_S, PlaceInRanks, SignsOfLife, joined, place_in_ranks
+from harness.launch.agent import start_ranks
+from harness.launch.rank import PlaceInRanks, SignsOfLife, joined, place_in_ranks
 
 __all__ = [
-    "PATIENCE_S",
-    "Ending",
     "PlaceInRanks",
     "SignsOfLife",
     "joined",

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +99,7 @@ def _not_started(num_ranks: int, why: str) -> InputError:
 
 
 @contextmanager
-def _told(folder: Path) -> Iterator[Path]:
+def _told(folder: Path) -> Generator[Path]:
     """The variables that ranks inherit, and a folder for their signs of life."""
     signs = folder / "signs"
     signs.mkdir()

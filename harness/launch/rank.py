@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -58,7 +58,7 @@ def place_in_ranks() -> PlaceInRanks | None:
 
 
 @contextmanager
-def joined(place: PlaceInRanks, device: torch.device, patience_s: float = PATIENCE_S) -> Iterator[None]:
+def joined(place: PlaceInRanks, device: torch.device, patience_s: float = PATIENCE_S) -> Generator[None]:
     """Inside, this process and the others are one group: gloo for tensors of the host, NCCL for GPUs'.
 
     Raises InputError where they cannot find one another.

@@ -5,12 +5,11 @@ from harness.measure.doctor import examine
 from harness.measure.joining import joining_observer
 from harness.measure.leak import find_kept
 from harness.measure.looking_back import LookBack, look_back
-from harness.measure.measured_run import RECORDED_STEPS, chosen_device, measure, num_gpus, total_steps
+from harness.measure.measured_run import chosen_device, measure, num_gpus, total_steps
 from harness.measure.observer import DeviceObserver, Progress
 from harness.measure.step_times import log_line, peak_rss_bytes, phase_stats, step_stats
 
 __all__ = [
-    "RECORDED_STEPS",
     "DeviceObserver",
     "LookBack",
     "Progress",

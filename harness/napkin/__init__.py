@@ -3,8 +3,7 @@
 from harness.napkin.derivation.text import render
 from harness.napkin.memory.moments import Memory, Moment, required_bytes
 from harness.napkin.memory.sizes import Sizes
-from harness.napkin.model.weights import Weight
-from harness.napkin.prediction import derive, estimate, predict, profile, warnings_of
+from harness.napkin.prediction import estimate, predict, profile, warnings_of
 from harness.napkin.ranks.traffic import ring, traffic
 from harness.napkin.timing import Timing
 
@@ -13,8 +12,6 @@ __all__ = [
     "Moment",
     "Sizes",
     "Timing",
-    "Weight",
-    "derive",
     "estimate",
     "predict",
     "profile",

@@ -8,8 +8,6 @@ from __future__ import annotations
 from harness.architecture import ModelShape, load_shape
 from harness.errors import InputError
 from harness.hardware import Hardware
-from harness.napkin.derivation.activations import derive_terms
-from harness.napkin.derivation.model_states import Term
 from harness.napkin.memory.moments import Memory, Moment, memory_of, required_bytes
 from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.model.weights import surprises
@@ -53,11 +51,6 @@ def warnings_of(recipe: Recipe) -> list[str]:
         return surprises(BuiltModel(recipe, load_shape(recipe.model)))
     except InputError:
         return []
-
-
-def derive(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None) -> list[Term]:
-    """Every term of the memory estimate: name, formula with the numbers put in, bytes, source."""
-    return derive_terms(estimate(recipe, hardware, shape))
 
 
 def predict(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None) -> StepProfile:

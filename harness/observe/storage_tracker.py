@@ -103,11 +103,11 @@ class StorageTracker(TorchDispatchMode):
         """The key of `tensor`'s storage, None if it was never seen."""
         return self._keys.get(storage_of(tensor)._cdata)
 
-    def adopt(self, tensor: Tensor, op: str = "adopted") -> int | None:
+    def adopt(self, tensor: Tensor) -> int | None:
         """Follow a tensor that was made while the tracker was not active. Returns its key."""
         storage = storage_of(tensor)
         if storage._cdata not in self._keys and self.follows(storage):
-            self._born(storage, op)
+            self._born(storage, "adopted")
         return self.key_of(tensor)
 
     def stack(self) -> tuple[Frame, ...]:

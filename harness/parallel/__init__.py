@@ -3,11 +3,13 @@ that are gathered together, the plan that divides a layer, and what ranks tell e
 """
 
 from harness.parallel.deferred import Deferred, loaded_by_one_thread
+from harness.parallel.dtypes import DTYPES
 from harness.parallel.engines import divide, summed_at_the_end
 from harness.parallel.mesh import ALONE, Ranks, lost_rank, ranks_of
 
 __all__ = [
     "ALONE",
+    "DTYPES",
     "Deferred",
     "Ranks",
     "divide",

@@ -18,9 +18,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 
 from harness.errors import InputError
 from harness.parallel.deferred import Make
+from harness.parallel.dtypes import DTYPES
 from harness.recipe import Recipe
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def shard_units(

@@ -28,6 +28,7 @@ from harness.simulate.cuda.one_rank import one_rank
 from harness.simulate.cuda.streams import Streams
 from harness.simulate.device import SimulatedDevice
 from harness.simulate.kernels.operators import unknown_ops
+from harness.simulate.kernels.quantized import unasked_tables
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
 from harness.snapshot import BEFORE_RECORDING, breakdown_at, bytes_by_module, find_peak, top_allocations
@@ -312,6 +313,7 @@ class SimulatedRun:
             warnings.append(
                 f"what these operators take inside on CUDA nobody has looked at: {', '.join(unknown)}"
             )
+        warnings += unasked_tables(self.device.operators)
         context = self.hardware.calibration.cuda_context_bytes
         whole = self.memory.peak_reserved_bytes + context + self.memory.host_peak_bytes
         if self.recipe.pages_optimizer and whole > self.hardware.memory_bytes:

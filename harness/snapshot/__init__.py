@@ -9,24 +9,21 @@ from harness.snapshot.build import (
     snapshot_of_storages,
     write_snapshot,
 )
-from harness.snapshot.devices import Device, chosen_device, devices_in, segments_of, trace_of
-from harness.snapshot.diff.held import Amount, Change, HeldDiff, Holder, diff_held, held_at
+from harness.snapshot.devices import devices_in
+from harness.snapshot.diff.held import Change, HeldDiff, diff_held, held_at
 from harness.snapshot.diff.segments import Reserved, SegmentDiff, diff_segments
 from harness.snapshot.diff.traces import Divergence, Event, Group, TraceDiff, diff_traces
-from harness.snapshot.from_stacks import phases_of_trace
 from harness.snapshot.leaks import FEWEST_ENDS, Growth, Leaks, find_leaks
 from harness.snapshot.out_of_memory import OutOfMemory, oom_in_words, remedy
 from harness.snapshot.recording import Recording, recording_of
 from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.segments import Piece, Segment, free_stretches, pieces_in_use, segments_at
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan, Frame
-from harness.snapshot.stacks import NO_STACK, own_place, place, place_of, readable, stack_line
+from harness.snapshot.stacks import NO_STACK, own_place, place, readable, stack_line
 from harness.snapshot.trace import (
-    MIN_BLOCK_BYTES,
     Label,
     busiest_device,
     phase_metadata,
-    phase_of,
     spans_from_trace,
     step_ends,
 )
@@ -34,19 +31,15 @@ from harness.snapshot.trace import (
 __all__ = [
     "BEFORE_RECORDING",
     "FEWEST_ENDS",
-    "MIN_BLOCK_BYTES",
     "NO_STACK",
     "AllocationSpan",
-    "Amount",
     "Change",
-    "Device",
     "Divergence",
     "Event",
     "Frame",
     "Group",
     "Growth",
     "HeldDiff",
-    "Holder",
     "Label",
     "Leaks",
     "OutOfMemory",
@@ -62,7 +55,6 @@ __all__ = [
     "busiest_device",
     "bytes_by_module",
     "categorize",
-    "chosen_device",
     "devices_in",
     "diff_held",
     "diff_segments",
@@ -75,23 +67,18 @@ __all__ = [
     "oom_in_words",
     "own_place",
     "phase_metadata",
-    "phase_of",
-    "phases_of_trace",
     "pieces_in_use",
     "place",
-    "place_of",
     "read_snapshot",
     "readable",
     "recording_of",
     "remedy",
     "segments_at",
-    "segments_of",
     "snapshot_of_storages",
     "snapshot_to_json",
     "spans_from_trace",
     "stack_line",
     "step_ends",
     "top_allocations",
-    "trace_of",
     "write_snapshot",
 ]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.errors import InputError
+from harness.snapshot.shape import is_dict, is_list
 
 FORMAT = "harness-snapshot"
 VERSION = 1
@@ -54,7 +55,7 @@ def snapshot_to_json(snapshot: dict[str, Any]) -> str:
 
 def is_document(value: Any) -> bool:
     """Whether `value` is a parsed document of snapshot_to_json."""
-    return type(value) is dict and value.get("format") == FORMAT
+    return is_dict(value) and value.get("format") == FORMAT
 
 
 def snapshot_of_document(document: dict[str, Any], origin: str) -> Any:
@@ -68,7 +69,7 @@ def snapshot_of_document(document: dict[str, Any], origin: str) -> Any:
             f"{origin} is of version {version!r:.40} of {FORMAT}; this version reads {VERSION}. "
             "Write it again with `harness snapshot to-json`."
         )
-    if type(stacks) is not list:
+    if not is_list(stacks):
         raise InputError(f"{origin} has no list of stacks. Write it again with `harness snapshot to-json`.")
     for holder in _holders(snapshot):
         index = holder.get("frames")
@@ -81,23 +82,23 @@ def snapshot_of_document(document: dict[str, Any], origin: str) -> Any:
             holder["frames"] = stacks[index]
         for key in _PAIRS:
             pair = holder.get(key)
-            if type(pair) is list and len(pair) == 2 and all(type(number) is int for number in pair):
+            if is_list(pair) and len(pair) == 2 and all(type(number) is int for number in pair):
                 holder[key] = tuple(pair)
     return snapshot
 
 
 def _holders(snapshot: Any) -> Iterator[dict[str, Any]]:
     """Every segment, block and trace entry. What has another shape is left to snapshot/shape.py to refuse."""
-    if type(snapshot) is not dict:
+    if not is_dict(snapshot):
         return
     segments = _dicts(snapshot.get("segments"))
     for segment in segments:
         yield segment
         yield from _dicts(segment.get("blocks"))
     traces = snapshot.get("device_traces")
-    for trace in traces if type(traces) is list else []:
+    for trace in traces if is_list(traces) else []:
         yield from _dicts(trace)
 
 
 def _dicts(values: Any) -> list[dict[str, Any]]:
-    return [value for value in values if type(value) is dict] if type(values) is list else []
+    return [value for value in values if is_dict(value)] if is_list(values) else []

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import nlargest
-from itertools import accumulate, groupby
-from typing import NamedTuple
+from itertools import accumulate
 
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
 from harness.snapshot.stacks import stack_line
 from harness.step_profile import CATEGORIES, Allocation, MemoryBreakdown
 
+MOST_MODULES = 200
+"""Named: the rest of a larger model is one sum."""
 
-class Peak(NamedTuple):
+
+@dataclass(frozen=True)
+class Peak:
     """The first moment with the most bytes allocated."""
 
     index: int
@@ -28,34 +32,12 @@ class Peak(NamedTuple):
     phase: str | None
 
 
-class PhaseMemory(NamedTuple):
-    peak_bytes: int
-    """The largest value, counting what was allocated when the phase began (as a reset counter would)."""
-    end_bytes: int
-    """Allocated when the phase last ended."""
-
-
-def find_peak(spans: Sequence[AllocationSpan], baseline_bytes: int = 0) -> Peak:
-    """The peak over the recording. `baseline_bytes`: allocated all along and shown by no span."""
-    allocated, phases = _timeline(spans, baseline_bytes)
+def find_peak(spans: Sequence[AllocationSpan]) -> Peak:
+    """The peak over the recording."""
+    allocated, phases = _timeline(spans)
     most = max(allocated)
     slot = allocated.index(most)
     return Peak(slot - 1, most, phases[slot])
-
-
-def memory_by_phase(spans: Sequence[AllocationSpan], baseline_bytes: int = 0) -> dict[str, PhaseMemory]:
-    """Peak and final bytes of every phase in which something was allocated or freed."""
-    allocated, phases = _timeline(spans, baseline_bytes)
-    memory: dict[str, PhaseMemory] = {}
-    start = 0
-    for phase, slots in groupby(phases):
-        end = start + sum(1 for _ in slots)
-        if phase is not None:
-            peak = max(allocated[max(start - 1, 0) : end])
-            before = memory.get(phase)
-            memory[phase] = PhaseMemory(max(peak, before.peak_bytes) if before else peak, allocated[end - 1])
-        start = end
-    return memory
 
 
 def categorize(spans: Sequence[AllocationSpan]) -> list[str]:
@@ -92,25 +74,19 @@ def categorize(spans: Sequence[AllocationSpan]) -> list[str]:
     return [category(span) for span in spans]
 
 
-def breakdown_at(spans: Sequence[AllocationSpan], index: int, baseline_bytes: int = 0) -> MemoryBreakdown:
-    """The bytes live right after event `index`, by category. `baseline_bytes` goes to `other`."""
+def breakdown_at(spans: Sequence[AllocationSpan], index: int) -> MemoryBreakdown:
+    """The bytes live right after event `index`, by category."""
     totals: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
-    totals["other"] = baseline_bytes
     for span, category in zip(spans, categorize(spans), strict=True):
         if span.live_at(index):
             totals[category] += span.size_bytes
     return MemoryBreakdown(**{f"{name}_bytes": size for name, size in totals.items()})
 
 
-def breakdown_at_peak(spans: Sequence[AllocationSpan], baseline_bytes: int = 0) -> MemoryBreakdown:
-    """The breakdown at `find_peak`; its total is the peak's allocated_bytes."""
-    return breakdown_at(spans, find_peak(spans).index, baseline_bytes)
-
-
-def bytes_by_module(spans: Sequence[AllocationSpan], index: int, n: int = 200) -> dict[str, int]:
+def bytes_by_module(spans: Sequence[AllocationSpan], index: int) -> dict[str, int]:
     """The bytes live right after event `index` by module path, largest first; they add up to all of them.
 
-    The `n` largest modules by name, then what the others hold together, and what belongs to none.
+    The MOST_MODULES largest by name, then what the others hold together, and what belongs to none.
     """
     totals: dict[str, int] = {}
     for span in spans:
@@ -118,8 +94,8 @@ def bytes_by_module(spans: Sequence[AllocationSpan], index: int, n: int = 200) -
             totals[span.module or ""] = totals.get(span.module or "", 0) + span.size_bytes
     nobody = totals.pop("", 0)
     ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
-    rest = {"(other modules)": sum(size for _, size in ordered[n:]), "(no module)": nobody}
-    return dict(ordered[:n]) | {name: size for name, size in rest.items() if size}
+    rest = {"(other modules)": sum(size for _, size in ordered[MOST_MODULES:]), "(no module)": nobody}
+    return dict(ordered[:MOST_MODULES]) | {name: size for name, size in rest.items() if size}
 
 
 def top_allocations(spans: Sequence[AllocationSpan], index: int, n: int = 20) -> list[Allocation]:
@@ -141,12 +117,11 @@ def top_allocations(spans: Sequence[AllocationSpan], index: int, n: int = 20) ->
     ]
 
 
-def _timeline(spans: Sequence[AllocationSpan], baseline_bytes: int) -> tuple[list[int], list[str | None]]:
+def _timeline(spans: Sequence[AllocationSpan]) -> tuple[list[int], list[str | None]]:
     """Bytes allocated after each event, and the event's phase. Slot 0 is before event 0."""
     last = max((max(span.born, span.died or 0) for span in spans), default=BEFORE_RECORDING)
     changes = [0] * (last + 2)
     phases: list[str | None] = [None] * (last + 2)
-    changes[0] = baseline_bytes
     for span in spans:
         changes[span.born + 1] += span.size_bytes
         if span.born != BEFORE_RECORDING:

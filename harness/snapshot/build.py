@@ -57,15 +57,10 @@ class TraceEvent:
     stream: int = 0
 
 
-def build_snapshot(
-    events: Iterable[TraceEvent],
-    segments: Iterable[Mapping[str, Any]],
-    allocator_settings: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+def build_snapshot(events: Iterable[TraceEvent], segments: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The snapshot of one device, index 0: its events in order, and its segments after the last one.
 
-    `segments` are as torch gives them (allocator_snapshot.snapshot_segments makes such). The
-    `allocator_settings` override torch's defaults, under the names torch gives them.
+    `segments` are as torch gives them (allocator/memory_stats.py makes such).
     """
     shown = list(segments)
     trace = [_trace_entry(event) for event in events]
@@ -74,7 +69,7 @@ def build_snapshot(
     return {
         "segments": shown,
         "device_traces": [trace],
-        "allocator_settings": {**_default_allocator_settings(), **(allocator_settings or {})},
+        "allocator_settings": _default_allocator_settings(),
         "external_annotations": [],
     }
 

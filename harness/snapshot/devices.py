@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from harness.errors import InputError
 from harness.units import in_gib
 
 
-class Device(NamedTuple):
+@dataclass(frozen=True)
+class Device:
     """What a snapshot has of one device."""
 
     index: int

@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.snapshot.diff.held import Holder, holders_of
 from harness.snapshot.recording import Recording
+from harness.snapshot.shape import is_dict, is_list
 from harness.snapshot.spans import AllocationSpan
 from harness.snapshot.trace import step_ends
 
@@ -80,13 +81,15 @@ class Leaks:
         }
 
 
-def find_leaks(recording: Recording, annotations: Any = ()) -> Leaks:
+def find_leaks(recording: Recording, annotations: Any = None) -> Leaks:
     """What holds more at each of several steps' ends. `annotations`: the snapshot's external_annotations.
 
     Grown is what never shrinks from one end to the next and grows at two ends or more: what a list keeps of
     every step, whatever its size. Optimizer state, made in the first step, is not.
     """
-    ends, found = _steps(recording, annotations if isinstance(annotations, list) else ())
+    ends, found = _steps(
+        recording, [one for one in annotations if is_dict(one)] if is_list(annotations) else []
+    )
     if len(ends) < FEWEST_ENDS:
         return Leaks(found, ends, [], [])
     by_stack: dict[tuple[str, ...], list[tuple[AllocationSpan, Holder]]] = {}
@@ -94,7 +97,7 @@ def find_leaks(recording: Recording, annotations: Any = ()) -> Leaks:
         by_stack.setdefault(holder.stack, []).append((span, holder))
     looked_at = _evenly(ends)
     allocated = _at_ends(recording.spans, looked_at)
-    growths = []
+    growths: list[Growth] = []
     for held in by_stack.values():
         if sum(span.live_at(ends[-1]) - span.live_at(ends[0]) for span, _ in held) <= 0:
             continue
@@ -124,7 +127,7 @@ def _at_ends(spans: Sequence[AllocationSpan], ends: Sequence[int]) -> list[int]:
     return [total := total + change for change in changes[:-1]]
 
 
-def _steps(recording: Recording, annotations: Sequence[Any]) -> tuple[list[int], str]:
+def _steps(recording: Recording, annotations: Sequence[Mapping[str, Any]]) -> tuple[list[int], str]:
     """The last entry of each step, and by what it was found."""
     trace = recording.trace
     if len(ends := step_ends(trace)) > 1:
@@ -143,14 +146,14 @@ def _steps(recording: Recording, annotations: Sequence[Any]) -> tuple[list[int],
     )
 
 
-def _annotated(recording: Recording, annotations: Sequence[Any]) -> list[int]:
+def _annotated(recording: Recording, annotations: Sequence[Mapping[str, Any]]) -> list[int]:
     """Where ranges of one name end: of an optimizer the one that steps least often (of a GAN's two)."""
     times = [entry.get("time_us", 0) for entry in recording.trace]
     if not times or times[-1] <= 0:
         return []
     moments: dict[str, list[int]] = {}
     for one in annotations:
-        name, time = (one.get("name"), one.get("time_us")) if isinstance(one, Mapping) else (None, None)
+        name, time = one.get("name"), one.get("time_us")
         if not isinstance(name, str) or not isinstance(time, int) or one.get("stage") != "END":
             continue
         match = _OF_A_STEP.match(name)

@@ -69,13 +69,13 @@ def pieces_in_use(
 ) -> list[tuple[Segment, list[Piece]]]:
     """Each segment with its allocated stretches, by address; neighbours are one stretch."""
     blocks = sorted((span.address, span.address + span.size_bytes) for span in live)
-    found = []
+    found: list[tuple[Segment, list[Piece]]] = []
     i = 0
     for segment in segments:
         end = segment.address + segment.size_bytes
         while i < len(blocks) and blocks[i][0] < segment.address:
             i += 1
-        inside = []
+        inside: list[tuple[int, int]] = []
         while i < len(blocks) and blocks[i][0] < end:
             inside.append((blocks[i][0], min(blocks[i][1], end)))
             i += 1

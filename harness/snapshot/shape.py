@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from harness.errors import InputError
 
@@ -23,6 +23,16 @@ _IN_WORDS = {int: "an integer of 64 bits", str: "a string", bool: "true or false
 _can_nest = frozenset((dict, list)).__contains__  # the only tuples are pairs of integers: pool ids
 
 
+def is_dict(value: Any) -> TypeGuard[dict[Any, Any]]:
+    """Whether it is a dict itself, and nothing that is made of one."""
+    return type(value) is dict
+
+
+def is_list(value: Any) -> TypeGuard[list[Any]]:
+    """Whether it is a list itself."""
+    return type(value) is list
+
+
 def validate_snapshot(snapshot: Any, origin: str = "snapshot") -> None:
     """Check that plain data has the shape torch.cuda.memory._snapshot() gives.
 
@@ -30,19 +40,19 @@ def validate_snapshot(snapshot: Any, origin: str = "snapshot") -> None:
     that segments and traces can be walked without surprise, and that nothing nests without end.
     """
     check = _Check(origin)
-    check.require(type(snapshot) is dict, "the top level", "a dict with segments and device_traces")
+    check.require(is_dict(snapshot), "the top level", "a dict with segments and device_traces")
     check.keys("the top level", snapshot)
     for key in ("segments", "device_traces"):
-        check.require(type(snapshot.get(key)) is list, key, "a list")
-    check.count(sum(len(trace) for trace in snapshot["device_traces"] if type(trace) is list))
+        check.require(is_list(snapshot.get(key)), key, "a list")
+    check.count(sum(len(trace) for trace in snapshot["device_traces"] if is_list(trace)))
     for i, segment in enumerate(snapshot["segments"]):
         check.segment(f"segments[{i}]", segment)
     for device, trace in enumerate(snapshot["device_traces"]):
-        check.require(type(trace) is list, f"device_traces[{device}]", "a list")
+        check.require(is_list(trace), f"device_traces[{device}]", "a list")
         for i, entry in enumerate(trace):
             check.trace_entry(device, i, entry)
     settings = snapshot.get("allocator_settings", {})
-    check.require(type(settings) is dict, "allocator_settings", "a dict")
+    check.require(is_dict(settings), "allocator_settings", "a dict")
     check.optional("allocator_settings", settings, {"PYTORCH_CUDA_ALLOC_CONF": str})
     check.rest("the top level", (v for k, v in snapshot.items() if k not in ("segments", "device_traces")))
 
@@ -89,16 +99,16 @@ class _Check:
             )
 
     def segment(self, where: str, segment: Any) -> None:
-        self.require(type(segment) is dict, where, "a dict")
+        self.require(is_dict(segment), where, "a dict")
         self.keys(where, segment)
         self.size(where, segment, "address", "total_size")
         self.optional(where, segment, _OF_A_SEGMENT)
         blocks = segment.get("blocks")
-        self.require(type(blocks) is list, f"{where}['blocks']", "a list")
+        self.require(is_list(blocks), f"{where}['blocks']", "a list")
         self.count(1 + len(blocks))
         for i, block in enumerate(blocks):
             inside = f"{where}['blocks'][{i}]"
-            self.require(type(block) is dict, inside, "a dict")
+            self.require(is_dict(block), inside, "a dict")
             self.keys(inside, block)
             self.size(inside, block, "size")
             self.require(type(block.get("state")) is str, f"{inside}['state']", "a string")
@@ -115,7 +125,7 @@ class _Check:
 
     def trace_entry(self, device: int, i: int, entry: Any) -> None:
         # A million entries: the text that says where is only put together when something is wrong.
-        if type(entry) is not dict or type(entry.get("action")) is not str:
+        if not is_dict(entry) or type(entry.get("action")) is not str:
             self.require(False, f"device_traces[{device}][{i}]", "a dict with an action")
         if tuple(entry) not in self.seen_keys:
             self.keys(f"device_traces[{device}][{i}]", entry)
@@ -130,7 +140,7 @@ class _Check:
             self.optional(f"device_traces[{device}][{i}]", entry, {"stream": int, "category": str})
         if type(entry.get("user_metadata", "")) is not str:
             self.require(False, f"device_traces[{device}][{i}]['user_metadata']", "a string")
-        stack = entry.get("frames")
+        stack: object = entry.get("frames")
         if id(stack) not in self.seen_stacks:
             self.frames(f"device_traces[{device}][{i}]", entry)
         if sum(map(_can_nest, map(type, entry.values()))) > _can_nest(type(stack)):
@@ -146,7 +156,7 @@ class _Check:
             return
         for frame in stack:
             right = (
-                type(frame) is dict
+                is_dict(frame)
                 and type(frame.get("filename")) is str
                 and type(frame.get("name")) is str
                 and type(frame.get("line")) is int
@@ -161,11 +171,11 @@ class _Check:
         open_values = [(value, 1) for value in values]
         while open_values:
             value, depth = open_values.pop()
-            if not _can_nest(type(value)):
+            inner = value.values() if is_dict(value) else value if is_list(value) else None
+            if inner is None:
                 continue
             self.require(depth <= MAX_DEPTH, where, f"nested less than {MAX_DEPTH} deep")
-            self.count(1 + len(value))
-            if type(value) is dict:
+            self.count(1 + len(inner))
+            if is_dict(value):
                 self.keys(where, value)
-            inner = value.values() if type(value) is dict else value
             open_values.extend((item, depth + 1) for item in inner)

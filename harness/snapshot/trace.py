@@ -78,7 +78,6 @@ def spans_from_trace(
     trace: Sequence[Mapping[str, Any]],
     labels: Iterable[Label] = (),
     segments: Iterable[Mapping[str, Any]] = (),
-    block_bytes: Mapping[int, int] | None = None,
     round_to_bytes: int = MIN_BLOCK_BYTES,
     phases: Sequence[str | None] | None = None,
 ) -> list[AllocationSpan]:
@@ -86,28 +85,26 @@ def spans_from_trace(
 
     An allocation ends when its free is requested, as torch's "allocated" has it. `segments` are the
     same snapshot's (of this device): they add the blocks that were never allocated or freed within the
-    trace, and give the exact size of those still live. `block_bytes` gives exact sizes by trace index
-    (from a replay through an allocator); the rest is rounded up to `round_to_bytes`, which leaves out
-    what the allocator did not split off: up to 1 MiB of a large block. Storages have 1: they are not rounded.
+    trace, and give the exact size of those still live. The rest is rounded up to `round_to_bytes`, which
+    leaves out what the allocator did not split off: up to 1 MiB of a large block. Storages have 1: they are
+    not rounded.
     The first label of an allocation holds; one whose address is not live at its moment is not on this
     device and is passed over. `born` and `died` index the trace. `phases`: of every entry, where its own
     metadata states none that counts (from_stacks.py). A recording may leave actions out (skip_actions): an
     allocation without a requested free ends with the completed one, or when its address is given again.
     """
-    exact = block_bytes or {}
     if phases is None:
         phases = [phase_of(stated) for stated in stated_phases(trace)]
 
-    def block_size(index: int, requested_bytes: int) -> int:
-        rounded = max(1, -(-requested_bytes // round_to_bytes)) * round_to_bytes
-        return exact.get(index, rounded)
+    def block_size(requested_bytes: int) -> int:
+        return max(1, -(-requested_bytes // round_to_bytes)) * round_to_bytes
 
     spans: list[AllocationSpan] = []
     live: dict[int, AllocationSpan] = {}
     for index, (entry, phase) in enumerate(zip(trace, phases, strict=True)):
         action = entry["action"]
         if action == "alloc":
-            size = block_size(index, entry["size"])
+            size = block_size(entry["size"])
             frames = entry.get("frames", ())
             span = AllocationSpan(entry["addr"], size, index, birth_phase=phase, frames=frames)
             before = live.get(span.address)
@@ -120,7 +117,7 @@ def spans_from_trace(
             if span is None and action == "free_completed":
                 continue  # its free was requested before, perhaps before the recording
             if span is None:
-                size = block_size(index, entry["size"])
+                size = block_size(entry["size"])
                 span = AllocationSpan(entry["addr"], size, BEFORE_RECORDING)
                 spans.append(span)
             span.died, span.death_phase = index, phase

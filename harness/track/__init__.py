@@ -4,18 +4,15 @@ What is measured knows no tracker, and a tracker that fails, hangs or is missing
 have been told is in log.jsonl. The trackers are accelerate's, so none is a dependency. Imports no torch.
 """
 
-from harness.track.jobs import Job, profile_values, recipe_config, step_values
-from harness.track.trackers import known_trackers, tracker_names
-from harness.track.tracking import Told, Tracking, track_all, track_run
+from harness.track.jobs import Job, profile_values, recipe_config
+from harness.track.trackers import tracker_names
+from harness.track.tracking import Tracking, track_all, track_run
 
 __all__ = [
     "Job",
-    "Told",
     "Tracking",
-    "known_trackers",
     "profile_values",
     "recipe_config",
-    "step_values",
     "track_all",
     "track_run",
     "tracker_names",

@@ -22,10 +22,10 @@ class Job:
     folder: str
     """Of the run: where log.jsonl grows, and where a tracker that writes files may write them."""
     name: str
-    config: dict[str, str | int | float | bool] = field(default_factory=dict)
+    config: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
     values: dict[str, float] | None = None
     """Numbers of a run that is over, such as a cell of a sweep. None: the folder's log is followed."""
-    attach: list[str] = field(default_factory=list)
+    attach: list[str] = field(default_factory=list[str])
     """Files to keep with the run, where the tracker keeps files."""
     passed_over: int | None = None
     """The inode of a log that is there already, of the run that is resumed: it is written anew."""
@@ -44,12 +44,14 @@ def recipe_config(recipe: Mapping[str, Any]) -> dict[str, str | int | float | bo
     """A recipe's fields as trackers take them: numbers, booleans and text. Lists are joined by commas."""
     config: dict[str, str | int | float | bool] = {}
     for name, value in recipe.items():
-        if isinstance(value, list | tuple):
-            config[name] = ",".join(map(str, value)) or "none"
+        if isinstance(value, str | int | float | bool):
+            config[name] = value
         elif value is None:
             config[name] = "none"
+        elif type(value) in (list, tuple):
+            config[name] = ",".join(map(str, value)) or "none"
         else:
-            config[name] = value if isinstance(value, str | int | float | bool) else json.dumps(value)
+            config[name] = json.dumps(value)
     return config
 
 

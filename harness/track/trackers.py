@@ -64,7 +64,8 @@ class OpenTracker:
                 return str(inside.url or inside.dir)
             case "mlflow":
                 return str(inside.info.artifact_uri)
-        return str(getattr(inside, "url", None) or self.kind)
+            case _:
+                return str(getattr(inside, "url", None) or self.kind)
 
     def log(self, values: dict[str, float], step: int) -> None:
         """Tell numbers of a step, counted from 0."""
@@ -95,7 +96,8 @@ def _arguments(job: Job) -> tuple[str, ...]:
             return (os.environ.get("WANDB_PROJECT", PROJECT),)
         case "dvclive":
             return ()
-    return (PROJECT,)
+        case _:
+            return (PROJECT,)
 
 
 def _options(job: Job) -> dict[str, Any]:
@@ -114,4 +116,5 @@ def _options(job: Job) -> dict[str, Any]:
             return {"dir": str(Path(job.folder, "dvclive"))}
         case "clearml":
             return {"task_name": job.name}
-    return {}
+        case _:
+            return {}

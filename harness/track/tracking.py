@@ -71,7 +71,7 @@ def track_all(trackers: Iterable[str], jobs: Sequence[Job], told: Told) -> None:
 
     A job that has nothing but files is for the trackers that keep files.
     """
-    beside = []
+    beside: list[_Beside] = []
     for tracker in trackers:
         of_it = [replace(job, tracker=tracker) for job in jobs if job.values or tracker in KEEPS_FILES]
         if of_it:

@@ -1,5 +1,6 @@
 """The one training step and everything it is made of: model, toggles, data, loop."""
 
+from harness.parallel import DTYPES
 from harness.training.batches import Batches, StepBatches
 from harness.training.evaluation import Evaluation, evaluate
 from harness.training.loop import Kind, LoopObserver, Step, remaining_kinds, run_steps, set_up, step_kinds
@@ -9,7 +10,6 @@ from harness.training.step import Training
 from harness.training.toggles.attention import attention_kernel
 from harness.training.toggles.host_memory import is_dense, is_on_host, on_host, to_host
 from harness.training.toggles.optimizer_state import restore_state
-from harness.training.toggles.precision import DTYPES
 from harness.training.warnings import surprises_of_model
 
 __all__ = [

@@ -207,7 +207,7 @@ def _compile(installed: Torch, name: str, sources: tuple[str, ...], folder: Path
     """Start compiling one library. What the real one exports and `sources` lack succeeds without an
     effect."""
     real = _find(installed, name)
-    wanted = exported_functions(real) if real is not None else set()
+    wanted: set[str] = exported_functions(real) if real is not None else set()
     if name == "libcuda.so.1":
         wanted = _declared(installed)
     functions = sorted(each for each in wanted if re.fullmatch(r"[A-Za-z_]\w*", each))

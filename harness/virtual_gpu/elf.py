@@ -19,7 +19,9 @@ def exported_functions(library: Path) -> set[str]:
             raise ValueError(f"{library} is no 64-bit ELF library")
         (first,) = struct.unpack_from("<Q", data, 0x28)
         size, count = struct.unpack_from("<HH", data, 0x3A)
-        sections = [_SECTION.unpack_from(data, first + size * number) for number in range(count)]
+        sections: list[tuple[int, ...]] = [
+            _SECTION.unpack_from(data, first + size * number) for number in range(count)
+        ]
         names: set[str] = set()
         for section in sections:
             if section[1] != _DYNSYM:

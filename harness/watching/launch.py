@@ -76,9 +76,11 @@ def _waited_for(process: subprocess.Popen[bytes]) -> int:
     def forward(number: int, _: Any) -> None:
         process.send_signal(number)
 
+    def leave(number: int, _: Any) -> None:
+        """Ctrl-C reaches the command by itself: the terminal sends it to both."""
+
     before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGHUP)}
-    # Ctrl-C reaches the command by itself: the terminal sends it to both
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, leave)
     try:
         status = process.wait()
     finally:

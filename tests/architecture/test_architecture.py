@@ -13,10 +13,31 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from harness.architecture.families import FAMILIES
 from harness.architecture.model_shape import ModelShape, load_shape, read_shape
 from harness.errors import InputError
-from harness.napkin.model.layers import parameter_count
+from harness.napkin.model.layers import (
+    attention_matrices,
+    block_vectors,
+    expert_matrices,
+    head_matrix,
+    mlp_matrices,
+    outer_vectors,
+    router_matrix,
+)
 from harness.recipe.file import find_model_config, list_models
 
 MODELS = list_models()
+
+
+def parameter_count(shape):
+    """Parameters of the model; a tied head counts once."""
+    matrices = [*attention_matrices(shape), *mlp_matrices(shape), *expert_matrices(shape)]
+    matrices += [router_matrix(shape)] if shape.experts else []
+    block = sum(m.elements + m.bias * m.outputs for m in matrices) + sum(
+        v.elements for v in block_vectors(shape)
+    )
+    head = head_matrix(shape)
+    head_elements = 0 if shape.tied else head.elements
+    outer = (shape.vocab + shape.positions) * shape.hidden + head_elements + head.bias * head.outputs
+    return shape.layers * block + outer + sum(v.elements for v in outer_vectors(shape))
 
 
 def build(config):

@@ -274,6 +274,17 @@ def test_files_are_known_by_what_is_in_them(tmp_path):
         read(path, recipe.model_copy(update={"model": str(model), "data": str(elsewhere)}))
 
 
+def test_a_file_of_the_home_folder_is_known_by_what_is_in_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = tmp_path / "a.txt"
+    text.write_text("one text. " * 50)
+    recipe = tiny(data="~/a.txt")
+    path = saved(recipe, tmp_path / "checkpoints")
+    text.write_text("two texts " * 50)
+    with pytest.raises(InputError, match="data: the file has changed"):
+        read(path, recipe)
+
+
 def test_a_frozen_base_of_other_values_is_refused(lora, monkeypatch):
     training, batches = built(LORA)
     with torch.no_grad():

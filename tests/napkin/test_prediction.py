@@ -17,7 +17,7 @@ from harness.hardware.hardware import all_hardware, find_hardware, hardware_name
 from harness.napkin.derivation.activations import derive_terms
 from harness.napkin.derivation.text import render
 from harness.napkin.memory.moments import required_bytes
-from harness.napkin.prediction import derive, estimate, predict
+from harness.napkin.prediction import estimate, predict
 from harness.napkin.timing import Timing
 from harness.recipe.effects import EFFECTS
 from harness.recipe.file import list_recipes, load_recipe
@@ -375,7 +375,7 @@ def test_every_recipe_has_a_profile_and_a_derivation(name):
     assert profile.memory.kind == "closed_form"
     unknowable = [profile.memory.peak_reserved_bytes, profile.memory.process_bytes, profile.step.loss]
     assert unknowable == [None, None, None]
-    terms = derive(recipe, H100)
+    terms = derive_terms(estimate(recipe, H100))
     assert all(term.formula and term.source for term in terms)
     text = render(name, estimate(recipe, H100))
     assert all(term.name in text for term in terms)
@@ -398,7 +398,8 @@ def test_the_terms_of_a_section_add_up(name):
 
 
 def test_a_line_can_be_redone_by_hand():
-    terms = {term.name: term for term in derive(load_recipe("llama-3.1-8b-full-bf16")[1], H100)}
+    recipe = load_recipe("llama-3.1-8b-full-bf16")[1]
+    terms = {term.name: term for term in derive_terms(estimate(recipe, H100))}
     # 32 layers x (q and o 4096², k and v 1024·4096) x 2 bytes
     assert terms["attention projections, bf16"].size_bytes == 32 * (2 * 4096**2 + 2 * 1024 * 4096) * 2
     assert terms["log-probabilities"].formula.startswith("B·S·V × 4 B = 1·2,048·128,256 × 4 B")

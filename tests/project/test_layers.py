@@ -340,6 +340,27 @@ def test_releases_are_told_apart_in_one_place() -> None:
     assert [file for file in FILES if any(map(compares, nodes(file)))] == []
 
 
+def test_dtypes_have_their_names_once() -> None:
+    """A recipe's name for a dtype of torch is looked up in one table."""
+
+    def is_table(node: ast.AST) -> bool:
+        values = {ast.unparse(value) for value in node.values} if isinstance(node, ast.Dict) else set()
+        return {"torch.float32", "torch.bfloat16"} <= values
+
+    assert [file for file in FILES if any(map(is_table, nodes(file)))] == ["parallel/dtypes.py"]
+
+
+def test_lines_for_people_are_printed_by_one_function() -> None:
+    """What files say steers no terminal: only `say` and its console may print what is given."""
+    told = {
+        file
+        for file in FILES
+        for node in nodes(file)
+        if isinstance(node, ast.keyword) and node.arg == "markup"
+    }
+    assert told == {"cli/terminal/terminal.py"}
+
+
 def test_no_tool_of_tests_runs_in_the_program() -> None:
     """What a simulation replaces, it replaces by name and with a reason (simulate/replacement.py)."""
     assert not [file for file in FILES if "unittest" in {name.split(".")[0] for name in imports_of(file)}]

@@ -20,6 +20,7 @@ from harness.errors import InputError
 from harness.hardware.hardware import Hardware, find_hardware, with_memory
 from harness.recipe.file import list_models, list_recipes, load_recipe
 from harness.recipe.recipe import Recipe
+from harness.simulate.kernels import quantized
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.in_words import explain_oom
 from harness.step_profile.step_profile import StepProfile
@@ -308,6 +309,15 @@ def test_torch_is_as_it_was_when_a_simulation_was_the_first_to_ask_for_construct
     simulate(tiny("llama"), find_hardware("l4"))
     with torch.device("meta"):
         assert torch.tensor([]).is_meta
+
+
+def test_kernels_that_could_not_be_asked_for_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bitsandbytes' tables of its 4-bit kernel have private names."""
+    recipe = tiny(quantization="nf4", adapter="lora")
+    assert not any("4-bit" in warning for warning in simulated(recipe).warnings)
+    monkeypatch.setattr(quantized, "bitsandbytes_cuda", lambda: None)
+    assert any("from 8 rows on" in warning for warning in simulated(recipe).warnings)
+    assert not any("4-bit" in warning for warning in simulated(tiny()).warnings)
 
 
 @pytest.mark.parametrize(("mib", "rests"), [(40, False), (10, True)])

@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.snapshot.attribution import (
+    Peak,
     breakdown_at,
-    breakdown_at_peak,
     categorize,
     find_peak,
-    memory_by_phase,
     top_allocations,
 )
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
@@ -69,32 +68,26 @@ def slow_totals(events: list[Event], before: dict[int, int]) -> list[int]:
 
 
 @settings(max_examples=80, deadline=None)
-@given(recordings(), st.integers(0, 5000))
-def test_breakdown_adds_up_to_the_peak(recording, baseline: int) -> None:
+@given(recordings())
+def test_breakdown_adds_up_to_the_peak(recording) -> None:
     spans, events, before = recording
     totals = slow_totals(events, before)
-    peak = find_peak(spans, baseline)
-    assert peak.allocated_bytes == max(totals) + baseline
+    peak = find_peak(spans)
+    assert peak.allocated_bytes == max(totals)
     assert totals[peak.index + 1] == max(totals) not in totals[: peak.index + 1]
     assert peak.phase == (events[peak.index].phase if peak.index >= 0 else None)
-    breakdown = breakdown_at_peak(spans, baseline)
+    breakdown = breakdown_at(spans, peak.index)
     assert breakdown.total_bytes() == peak.allocated_bytes
     assert sum(a.size_bytes for a in top_allocations(spans, peak.index, n=1000)) == max(totals)
 
 
 @settings(max_examples=80, deadline=None)
 @given(recordings())
-def test_every_moment_and_phase_agrees_with_the_slow_sum(recording) -> None:
+def test_every_moment_agrees_with_the_slow_sum(recording) -> None:
     spans, events, before = recording
     totals = slow_totals(events, before)
     for index in range(-1, len(events)):
         assert breakdown_at(spans, index).total_bytes() == totals[index + 1]
-    expected: dict[str, tuple[int, int]] = {}
-    for i, event in enumerate(events):
-        entered = i == 0 or events[i - 1].phase != event.phase
-        seen = [totals[i + 1], expected.get(event.phase, (0, 0))[0], totals[i] if entered else 0]
-        expected[event.phase] = (max(seen), totals[i + 1])
-    assert memory_by_phase(spans) == expected
 
 
 @settings(max_examples=80, deadline=None)
@@ -152,8 +145,8 @@ def test_two_micro_batches_by_hand() -> None:
     ]
     # Largest at event 8: 100 + 7 + 20 + 4 + 30 + 2 + 50 = 213 (at event 10: 100+7+20+4+2+60+8 = 201).
     peak = find_peak(spans)
-    assert peak == (8, 213, "backward")
-    assert breakdown_at_peak(spans).model_dump() == {
+    assert peak == Peak(8, 213, "backward")
+    assert breakdown_at(spans, peak.index).model_dump() == {
         "parameters_bytes": 100,
         "gradients_bytes": 20,
         "optimizer_state_bytes": 0,
@@ -162,10 +155,6 @@ def test_two_micro_batches_by_hand() -> None:
         "inputs_bytes": 0,
         "other_bytes": 7,
     }
-    assert breakdown_at_peak(spans, baseline_bytes=1000).other_bytes == 1007
-    # forward: 107 before it, 137, 142, 137 | second: 131 before it (107 + 20 + 4), 161, 163.
-    assert memory_by_phase(spans)["forward"] == (163, 163)
-    assert memory_by_phase(spans)["optimizer_step"] == (201, 119)
 
 
 def test_a_run_that_ends_in_forward_was_saving_activations() -> None:
@@ -182,9 +171,8 @@ def test_unlabelled_memory_by_the_phase_that_made_it(phase: str | None, category
 
 
 def test_nothing_recorded() -> None:
-    assert find_peak([]) == (BEFORE_RECORDING, 0, None)
-    assert breakdown_at_peak([], baseline_bytes=3).total_bytes() == 3
-    assert memory_by_phase([]) == {}
+    assert find_peak([]) == Peak(BEFORE_RECORDING, 0, None)
+    assert breakdown_at([], BEFORE_RECORDING).total_bytes() == 0
     assert top_allocations([], BEFORE_RECORDING) == []
 
 

@@ -132,7 +132,7 @@ def allocator_snapshot() -> dict[str, Any]:
             ],
         ),
     ]
-    return build_snapshot(events, segments, {"expandable_segments": True})
+    return build_snapshot(events, segments)
 
 
 def storage_spans() -> list[AllocationSpan]:

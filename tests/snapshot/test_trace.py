@@ -75,8 +75,8 @@ def test_sizes_are_blocks_exact_where_they_are_known() -> None:
     trace = [entry("alloc", 0, 1), entry("alloc", 4096, 5 * 2**20), entry("alloc", 2**30, 512)]
     segment = {"address": 2**30, "blocks": [{"size": 1024, "state": "active_allocated"}]}
     assert [s.size_bytes for s in spans_from_trace(trace)] == [512, 5 * 2**20, 512]
-    spans = spans_from_trace(trace, segments=[segment], block_bytes={1: 6 * 2**20})
-    assert [s.size_bytes for s in spans] == [512, 6 * 2**20, 1024]
+    spans = spans_from_trace(trace, segments=[segment])
+    assert [s.size_bytes for s in spans] == [512, 5 * 2**20, 1024]
 
 
 def test_metadata_round_trip() -> None:

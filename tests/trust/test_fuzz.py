@@ -31,7 +31,7 @@ from harness.report import read_run, report_tables, to_csv, to_markdown
 from harness.report.sections import section_of
 from harness.report.write import report_html
 from harness.snapshot.as_json import snapshot_to_json
-from harness.snapshot.attribution import breakdown_at_peak, memory_by_phase, top_allocations
+from harness.snapshot.attribution import breakdown_at, find_peak, top_allocations
 from harness.snapshot.diff.held import diff_held, held_at
 from harness.snapshot.diff.segments import diff_segments
 from harness.snapshot.diff.traces import diff_traces
@@ -73,8 +73,7 @@ def read_whole(snapshot: dict[str, Any]) -> None:
     device = busiest_device(snapshot)
     trace = snapshot["device_traces"][device]
     spans = spans_from_trace(trace, segments=snapshot["segments"])
-    memory_by_phase(spans)
-    breakdown_at_peak(spans)
+    breakdown_at(spans, find_peak(spans).index)
     top_allocations(spans, len(trace) // 2)
     diff_traces(trace, trace).as_json()
     diff_segments(snapshot, snapshot, device)

@@ -167,7 +167,7 @@ def sweep(
             print_sweep(people, done)
             if form is not None:
                 print(written[form], end="")
-            people.print(f"sweep folder: {folder}", markup=False, highlight=False, soft_wrap=True)
+            say(people, f"sweep folder: {folder}", whole=True)
             _tell(trackers, plan, rows, folder, log)
     if interrupted:
         rest = f"{len(rows)} of {len(plan.cells)} cells are done; run the same command to go on"

@@ -72,7 +72,7 @@ def report(
 ) -> None:
     """Show what fills the memory and when, and what takes the time: one HTML file that opens offline."""
     from harness.api import read_runs
-    from harness.cli.terminal.terminal import Terminal
+    from harness.cli.terminal.terminal import Terminal, say
     from harness.report import report_tables, section_of, to_csv, to_markdown, write_report
 
     wanted = [name for name, given in (("--markdown", markdown), ("--csv", as_csv), ("--png", png)) if given]
@@ -103,7 +103,7 @@ def report(
         write_report(runs, target)
         written = [target]
     for path in written:
-        people.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+        say(people, f"written: {path}", whole=True)
 
 
 def _beside(paths: Sequence[Path]) -> Path:

@@ -136,16 +136,3 @@ def head_matrix(shape: ModelShape) -> Matrix:
 def outer_vectors(shape: ModelShape) -> list[Vector]:
     """The final norm."""
     return [Vector("norm", size) for size in norm_sizes(shape, shape.hidden)]
-
-
-def parameter_count(shape: ModelShape) -> int:
-    """Parameters of the model; a tied head counts once."""
-    matrices = [*attention_matrices(shape), *mlp_matrices(shape), *expert_matrices(shape)]
-    matrices += [router_matrix(shape)] if shape.experts else []
-    block = sum(m.elements + m.bias * m.outputs for m in matrices) + sum(
-        v.elements for v in block_vectors(shape)
-    )
-    head = head_matrix(shape)
-    head_elements = 0 if shape.tied else head.elements
-    outer = (shape.vocab + shape.positions) * shape.hidden + head_elements + head.bias * head.outputs
-    return shape.layers * block + outer + sum(v.elements for v in outer_vectors(shape))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from math import prod
 from typing import Any
@@ -16,6 +16,9 @@ from harness.simulate.kernels.operators import declare, kernel
 from harness.simulate.kernels.reductions import Kernel, reduce
 from harness.simulate.kernels.script import Script, size_of
 from harness.simulate.replacement import replaced
+from harness.system import installed_version
+
+FEW_ROWS = 8
 
 
 @cache
@@ -30,6 +33,15 @@ def bitsandbytes_cuda() -> Any:
         return None
     names = ("_gemm_4bit_custom_max_m", "_gemm_4bit_use_custom_fn", "_gpu_dispatch_props")
     return ops if all(hasattr(ops, name) for name in names) else None
+
+
+def unasked_tables(operators: Iterable[str]) -> list[str]:
+    """A warning where one of these operators ("aten::mm") is decided by tables that could not be asked."""
+    if "bitsandbytes::gemm_4bit" not in operators or bitsandbytes_cuda() is not None:
+        return []
+    release = installed_version("bitsandbytes")
+    said = f"bitsandbytes {release} does not say which of its kernels multiplies by a 4-bit weight"
+    return [f"{said}: from {FEW_ROWS} rows on it is taken to be dequantized whole"]
 
 
 @kernel("bitsandbytes::gemm_4bit")
@@ -68,13 +80,13 @@ def reads_4bit_weights(
     """Whether bitsandbytes' own kernel runs, not dequantize and multiply.
 
     By rows, shape, dtype and GPU it looks into tables of its own, which are asked here. Where they cannot be
-    asked (before bitsandbytes 0.50, or after a change of names): below 8 rows.
+    asked (after a change of names): below FEW_ROWS.
     """
     if weight_shape[1] % block_size != 0:
         return False
     operators = bitsandbytes_cuda()
     if operators is None:
-        return rows < 8
+        return rows < FEW_ROWS
     if rows > operators._gemm_4bit_custom_max_m:
         return False
     properties = gpu.sm_count, *gpu.capability

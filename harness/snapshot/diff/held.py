@@ -6,7 +6,7 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from harness.snapshot.recording import Recording
@@ -25,7 +25,8 @@ class Holder(NamedTuple):
     """The line to name it by."""
 
 
-class Amount(NamedTuple):
+@dataclass(frozen=True)
+class Amount:
     total_bytes: int
     count: int
 
@@ -99,8 +100,8 @@ class HeldDiff:
                     "kind": change.kind,
                     **change.holder._asdict(),
                     "bytes": change.bytes,
-                    "before": change.before._asdict(),
-                    "after": change.after._asdict(),
+                    "before": asdict(change.before),
+                    "after": asdict(change.after),
                 }
                 for change in self.changes
                 if change.kind != "same"
@@ -114,7 +115,7 @@ def holders_of(recording: Recording) -> list[Holder]:
     line_of: dict[int, str] = {}  # of a frame: millions of stacks share some thousands
     places: dict[tuple[str, ...], str] = {}
     known: dict[tuple[str | None, int], Holder] = {}
-    holders = []
+    holders: list[Holder] = []
     for span, category in zip(recording.spans, categories, strict=True):
         key = category, id(span.frames)
         if key not in known:
@@ -134,8 +135,8 @@ def held_at(recording: Recording, moment: int) -> dict[Holder, Amount]:
     held: dict[Holder, Amount] = {}
     for span, holder in zip(recording.spans, holders_of(recording), strict=True):
         if span.live_at(moment):
-            size, count = held.get(holder, NOTHING)
-            held[holder] = Amount(size + span.size_bytes, count + 1)
+            so_far = held.get(holder, NOTHING)
+            held[holder] = Amount(so_far.total_bytes + span.size_bytes, so_far.count + 1)
     return held
 
 

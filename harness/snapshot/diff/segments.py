@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, get_args
 
 from harness.allocator import Replay, parse_settings, replay
@@ -11,7 +11,8 @@ from harness.errors import InputError
 from harness.system import FreeBlockOrder
 
 
-class Reserved(NamedTuple):
+@dataclass(frozen=True)
+class Reserved:
     """The segments of one pool at the end of a recording."""
 
     count: int
@@ -31,8 +32,8 @@ class SegmentDiff(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """The same as plain data."""
         return {
-            "real": {pool: reserved._asdict() for pool, reserved in self.real.items()},
-            "simulated": {pool: reserved._asdict() for pool, reserved in self.simulated.items()},
+            "real": {pool: asdict(reserved) for pool, reserved in self.real.items()},
+            "simulated": {pool: asdict(reserved) for pool, reserved in self.simulated.items()},
             "replayed_requests": self.replayed_requests,
             "replay_problem": self.replay_problem,
         }
@@ -60,9 +61,9 @@ def _replayed(snapshot: Mapping[str, Any], device: int) -> Replay | str:
 
     A snapshot does not say which PyTorch wrote it, and versions rank equally large free blocks differently.
     """
-    text = (snapshot.get("allocator_settings") or {}).get("PYTORCH_CUDA_ALLOC_CONF", "")
+    stated: Mapping[str, str] = snapshot.get("allocator_settings") or {}
     try:
-        settings = parse_settings(text)
+        settings = parse_settings(stated.get("PYTORCH_CUDA_ALLOC_CONF", ""))
     except InputError as error:
         return f"its settings cannot be simulated: {error}"
     trace = _with_addresses(snapshot["device_traces"][device])
@@ -83,7 +84,11 @@ def _reserved(segments: Iterable[Mapping[str, Any]]) -> dict[str, Reserved]:
     pools: dict[str, Reserved] = {}
     for segment in segments:
         pool = segment.get("segment_type", "unknown")
-        count, total, allocated = pools.get(pool, Reserved(0, 0, 0))
+        so_far = pools.get(pool, Reserved(0, 0, 0))
         in_use = sum(block["size"] for block in segment["blocks"] if block["state"] == "active_allocated")
-        pools[pool] = Reserved(count + 1, total + segment["total_size"], allocated + in_use)
+        pools[pool] = Reserved(
+            so_far.count + 1,
+            so_far.total_bytes + segment["total_size"],
+            so_far.allocated_bytes + in_use,
+        )
     return pools

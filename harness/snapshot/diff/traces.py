@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
@@ -23,8 +23,8 @@ CONTEXT = 3
 class Event(NamedTuple):
     """One entry of a trace that counts: memory was given out, or taken back."""
 
-    index: int
-    """Of the entry in its trace."""
+    entry: int
+    """Its number in the trace."""
     action: Literal["alloc", "free"]
     size_bytes: int
     """Requested, not rounded to blocks."""
@@ -76,7 +76,8 @@ class PhaseDiff:
     """False: too different to align; everything between the equal beginning and end is one divergence."""
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True)
+class Group:
     """What one place in the code allocates in only one of the traces."""
 
     phase: str
@@ -116,7 +117,7 @@ class TraceDiff:
         def events(found: Sequence[Event]) -> list[dict[str, Any]]:
             return [
                 {
-                    "index": e.index,
+                    "index": e.entry,
                     "action": e.action,
                     "size_bytes": e.size_bytes,
                     "place": e.place,
@@ -140,8 +141,8 @@ class TraceDiff:
                 }
                 for p in self.phases
             ],
-            "only_real": [group._asdict() for group in self.only_real],
-            "only_simulated": [group._asdict() for group in self.only_simulated],
+            "only_real": [asdict(group) for group in self.only_real],
+            "only_simulated": [asdict(group) for group in self.only_simulated],
             "divergences": [
                 {
                     "phase": d.phase,
@@ -166,7 +167,7 @@ def diff_traces(real: Sequence[Mapping[str, Any]], simulated: Sequence[Mapping[s
     if [phase for phase, _ in real_runs] != [phase for phase, _ in simulated_runs]:
         real_runs = [("whole trace", [e for _, events in real_runs for e in events])]
         simulated_runs = [("whole trace", [e for _, events in simulated_runs for e in events])]
-    phases = []
+    phases: list[PhaseDiff] = []
     real_bytes = simulated_bytes = 0
     for (phase, theirs), (_, ours) in zip(real_runs, simulated_runs, strict=True):
         alignment = align([e.token for e in theirs], [e.token for e in ours])
@@ -188,7 +189,7 @@ def diff_traces(real: Sequence[Mapping[str, Any]], simulated: Sequence[Mapping[s
 
 
 def _events(trace: Sequence[Mapping[str, Any]]) -> list[Event]:
-    events = []
+    events: list[Event] = []
     for index, (entry, stated) in enumerate(zip(trace, stated_phases(trace), strict=True)):
         action = {"alloc": "alloc", "free_requested": "free"}.get(entry["action"])
         if action is not None:
@@ -226,7 +227,7 @@ def _peak_and_end(events: Sequence[Event], start_bytes: int) -> tuple[int, int]:
 
 
 def _divergences(phase: str, real: list[Event], simulated: list[Event], matches: Any) -> list[Divergence]:
-    found = []
+    found: list[Divergence] = []
     i = j = 0
     for start, other_start, length in [*matches, (len(real), len(simulated), 0)]:
         if start > i or other_start > j:
@@ -256,7 +257,7 @@ def _surplus_of(diff: PhaseDiff, side: str, other: str) -> list[Group]:
     elsewhere = Counter[int]()
     for (size_bytes, _), count in (theirs - ours).items():
         elsewhere[size_bytes] += count
-    groups = []
+    groups: list[Group] = []
     for (size_bytes, place), count in (ours - theirs).items():
         cancelled = min(count, elsewhere[size_bytes])
         elsewhere[size_bytes] -= cancelled

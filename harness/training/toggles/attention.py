@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from harness.errors import InputError, MissingDependency
+from harness.parallel import DTYPES
 from harness.recipe import Recipe
 from harness.training.model_config import model_class
-from harness.training.toggles.precision import DTYPES
 from harness.training.toggles.problem import Problem
 
 

@@ -44,9 +44,9 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
 from harness.errors import InputError
+from harness.parallel import DTYPES
 from harness.recipe import Recipe
 from harness.training.toggles.host_memory import SideStream, on_host
-from harness.training.toggles.precision import DTYPES
 
 
 @contextmanager

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
+from harness.parallel import DTYPES
 from harness.recipe import Recipe
 from harness.training.toggles.optimizer_state import state_shapes
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def weights_dtype(recipe: Recipe, config: Any) -> torch.dtype:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.errors import MissingDependency
+from harness.parallel import DTYPES
 from harness.recipe import Recipe
-from harness.training.toggles.precision import DTYPES
 
 
 def prepare_for_kbit(recipe: Recipe, model: Any) -> None:

@@ -18,7 +18,7 @@ from harness.hardware.hardware import find_hardware
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.simulated_run import simulate
 from harness.snapshot.build import write_snapshot
-from harness.snapshot.diff.segments import diff_segments
+from harness.snapshot.diff.segments import Reserved, diff_segments
 from harness.snapshot.diff.traces import Group, TraceDiff, diff_traces
 from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.stacks import NO_STACK, place_of
@@ -99,7 +99,7 @@ def test_an_allocation_that_was_not_simulated_is_found_with_its_place() -> None:
     (divergence,) = diff.divergences
     assert [e.token for e in divergence.only_real] == [("alloc", ODD), ("free", ODD)]
     assert divergence.only_simulated == []
-    assert [e.index for e in divergence.only_real] == [at, at + 1]
+    assert [e.entry for e in divergence.only_real] == [at, at + 1]
     assert not divergence.reordered
     assert diff.only_real == [Group("backward", "models/llama.py:7 forward", ODD, 1)]
     assert diff.only_simulated == []
@@ -241,9 +241,10 @@ def test_segments_of_a_recording_from_the_start_are_replayed() -> None:
     assert diff.replay_problem is None
     assert diff.replayed_requests == 8
     assert diff.real == diff.simulated
-    assert diff.real["small"][:2] == (1, 2 * 2**20)  # one 2 MiB segment for what is at most 1 MiB
+    small = diff.real["small"]
+    assert (small.count, small.total_bytes) == (1, 2 * 2**20)  # one 2 MiB segment for what is at most 1 MiB
     # 20 MiB for the two requests of 3 MiB, 40 MiB for the one of 40, which then holds the 30
-    assert diff.real["large"] == (2, 60 * 2**20, 3 * 2**20 + 40 * 2**20 - 10 * 2**20)
+    assert diff.real["large"] == Reserved(2, 60 * 2**20, 3 * 2**20 + 40 * 2**20 - 10 * 2**20)
 
 
 @pytest.mark.parametrize(

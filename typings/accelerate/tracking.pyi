@@ -1,0 +1,3 @@
+from typing import Any
+
+LOGGER_TYPE_TO_CLASS: dict[str, Any]
