@@ -25,6 +25,7 @@ from harness.fit.batching import (
 from harness.fit.exact import fit_exact
 from harness.hardware import Hardware
 from harness.recipe import Recipe
+from harness.step_profile import StepProfile
 from harness.units import in_gib
 
 FACTORS = (0.5, 1, 2, 4)
@@ -78,6 +79,8 @@ class LengthsFit:
     tokens_lost: int
     micro_batches: list[MicroBatch] = field(default_factory=list[MicroBatch])
     ways: list[Way] = field(default_factory=list[Way])
+    notes: list[str] = field(default_factory=list[str])
+    """What the simulations warned of, each once."""
 
 
 def fit_lengths(
@@ -108,7 +111,9 @@ def fit_lengths(
     )
     sizes = {1, *(int(recipe.micro_batch_size * factor) for factor in FACTORS)}
     for rows in sorted(size for size in sizes if 1 <= size <= len(cut)):
-        found.micro_batches.append(_micro_batch(recipe, hardware, settings, cut, rows, told))
+        batch, profile = _micro_batch(recipe, hardware, settings, cut, rows, told)
+        found.micro_batches.append(batch)
+        found.notes += [warning for warning in profile.warnings if warning not in found.notes]
         if found.micro_batches[-1].fits_up_to == 0:
             break
     asked = next((b for b in found.micro_batches if b.rows == recipe.micro_batch_size), None)
@@ -124,9 +129,11 @@ def _micro_batch(
     lengths: NDArray[np.int64],
     rows: int,
     told: Callable[[str], None],
-) -> MicroBatch:
+) -> tuple[MicroBatch, StepProfile]:
+    """What it is like, and what the simulation of its worst batch says."""
     sized = recipe.model_copy(update={"micro_batch_size": rows, "seq_len": int(lengths.max())})
-    peak = _peak(sized, hardware, settings)
+    profile = _simulated(sized, hardware, settings)
+    peak = _peak(profile)
     told(f"{rows} x {sized.seq_len}: {'fits' if peak is not None else 'does not fit'}")
     longest = sized.seq_len
     if peak is None:
@@ -140,7 +147,7 @@ def _micro_batch(
         )
         longest = min(search.value or 0, sized.seq_len - 1)
     longer = int((lengths > longest).sum())
-    return MicroBatch(
+    batch = MicroBatch(
         rows=rows,
         fits_up_to=longest,
         peak_allocated_bytes=peak,
@@ -149,6 +156,7 @@ def _micro_batch(
         half_of_epochs_by=half_of_epochs_by(len(lengths), longer, rows),
         padding_share=padded_tokens(lengths, rows).padding_share,
     )
+    return batch, profile
 
 
 def _ways(
@@ -167,7 +175,7 @@ def _ways(
     if asked.longer_rows and asked.fits_up_to:
         shorter = np.minimum(lengths, asked.fits_up_to)
         sized = recipe.model_copy(update={"micro_batch_size": rows, "seq_len": asked.fits_up_to})
-        peak_there = _peak(sized, hardware, settings)
+        peak_there = _peak(_simulated(sized, hardware, settings))
         less = padded_tokens(shorter, rows)
         gone = int((lengths > asked.fits_up_to).sum()), int((lengths - shorter).sum())
         name = f"seq_len={asked.fits_up_to}"
@@ -177,17 +185,20 @@ def _ways(
     yield Way("grouped by length", at_once, peak, grouped.padding_share, grouped.tokens, batches, *lost)
     packed = len(pack(cut.tolist(), recipe.seq_len))
     tokens = packed * recipe.seq_len
-    peak_packed = _peak(recipe.model_copy(update={"packing": True}), hardware, settings)
+    peak_packed = _peak(_simulated(recipe.model_copy(update={"packing": True}), hardware, settings))
     runs_out = "no" if peak_packed is not None else "in batch 1"
     share = 1 - int(cut.sum()) / tokens
     yield Way("packing=true", runs_out, peak_packed, share, float(tokens), -(-packed // rows), *lost)
 
 
-def _peak(recipe: Recipe, hardware: Hardware, settings: Settings) -> int | None:
-    """Allocated bytes at most; None: it does not fit."""
+def _simulated(recipe: Recipe, hardware: Hardware, settings: Settings) -> StepProfile:
     from harness.simulate import simulate  # here: nothing else of it needs torch
 
-    profile, _ = simulate(recipe, hardware, settings, explain_oom=False)
+    return simulate(recipe, hardware, settings, explain_oom=False)[0]
+
+
+def _peak(profile: StepProfile) -> int | None:
+    """Allocated bytes at most; None: it does not fit."""
     return profile.memory.peak_allocated_bytes if profile.oom is None else None
 
 
@@ -238,6 +249,8 @@ def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: Lengt
         "  Chances and padding are exact, over all orders; a last, smaller batch is taken to fit. Grouped by "
         f"length is one epoch with seed {GROUPED_SEED}."
     )
+    for note in found.notes:
+        yield f"Note: {note}"
 
 
 def _share(chance: float) -> str:

@@ -32,7 +32,7 @@ from harness.fit.lengths import fit_lengths, lengths_lines
 from harness.hardware.hardware import find_hardware, with_memory
 from harness.simulate.simulated_run import simulate
 from tests.support.places import LLAMA
-from tests.support.tiny import tiny
+from tests.support.tiny import MODELS, tiny
 
 H100 = find_hardware("h100")
 LENGTHS = np.array([3, 5, 5, 8, 13, 21, 2], dtype=np.int64)
@@ -140,6 +140,16 @@ def test_what_fits_is_what_a_simulation_sees() -> None:
     text = "\n".join(lengths_lines("tiny", "h100", "texts", recipe, found))
     assert "certain" in text
     assert max(map(len, text.splitlines()[5:-1])) <= 80
+
+
+def test_what_bitsandbytes_leaves_in_16_bit_is_said(tmp_path: Path) -> None:
+    """The experts of a mixture are half of this model: `fit --data` says what `fit` says about them."""
+    recipe = tiny(model=str(MODELS / "mixtral.json"), adapter="lora", precision="bf16", quantization="int8")
+    warned = simulate(recipe, H100)[0].warnings
+    found = fit_lengths(recipe, H100, parse_settings(""), LENGTHS)
+    assert found.notes == warned
+    text = "\n".join(lengths_lines("tiny", "h100", "texts", recipe, found))
+    assert any("bitsandbytes" in warning and f"Note: {warning}" in text for warning in warned)
 
 
 def test_too_few_rows_are_refused() -> None:
