@@ -23,6 +23,7 @@ from harness.fit.batching import (
     padded_tokens,
 )
 from harness.fit.exact import fit_exact
+from harness.fit.simulations import Simulations
 from harness.hardware import Hardware
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
@@ -100,6 +101,7 @@ def fit_lengths(
             "Set a smaller one, or give more data."
         )
     recipe = recipe.model_copy(update={"data": "synthetic", "packing": False})
+    simulations = Simulations(hardware, settings)
     cut = np.minimum(lengths, recipe.seq_len)
     found = LengthsFit(
         rows=len(cut),
@@ -111,37 +113,35 @@ def fit_lengths(
     )
     sizes = {1, *(int(recipe.micro_batch_size * factor) for factor in FACTORS)}
     for rows in sorted(size for size in sizes if 1 <= size <= len(cut)):
-        batch, profile = _micro_batch(recipe, hardware, settings, cut, rows, told)
+        batch, profile = _micro_batch(recipe, simulations, cut, rows, told)
         found.micro_batches.append(batch)
         found.notes += [warning for warning in profile.warnings if warning not in found.notes]
         if found.micro_batches[-1].fits_up_to == 0:
             break
     asked = next((b for b in found.micro_batches if b.rows == recipe.micro_batch_size), None)
     if asked is not None:
-        found.ways = list(_ways(recipe, hardware, settings, lengths, asked))
+        found.ways = list(_ways(recipe, simulations, lengths, asked))
     return found
 
 
 def _micro_batch(
     recipe: Recipe,
-    hardware: Hardware,
-    settings: Settings,
+    simulations: Simulations,
     lengths: NDArray[np.int64],
     rows: int,
     told: Callable[[str], None],
 ) -> tuple[MicroBatch, StepProfile]:
     """What it is like, and what the simulation of its worst batch says."""
     sized = recipe.model_copy(update={"micro_batch_size": rows, "seq_len": int(lengths.max())})
-    profile = _simulated(sized, hardware, settings)
+    profile = simulations.profile(sized)
     peak = _peak(profile)
     told(f"{rows} x {sized.seq_len}: {'fits' if peak is not None else 'does not fit'}")
     longest = sized.seq_len
     if peak is None:
         search = fit_exact(
             sized,
-            hardware,
+            simulations,
             "seq_len",
-            settings=settings,
             guided=True,
             told=lambda value, fits: told(f"{rows} x {value}: {'fits' if fits else 'does not fit'}"),
         )
@@ -160,7 +160,7 @@ def _micro_batch(
 
 
 def _ways(
-    recipe: Recipe, hardware: Hardware, settings: Settings, lengths: NDArray[np.int64], asked: MicroBatch
+    recipe: Recipe, simulations: Simulations, lengths: NDArray[np.int64], asked: MicroBatch
 ) -> Iterator[Way]:
     """As they come; cut off where it fits; grouped by length; packed."""
     rows = asked.rows
@@ -175,7 +175,7 @@ def _ways(
     if asked.longer_rows and asked.fits_up_to:
         shorter = np.minimum(lengths, asked.fits_up_to)
         sized = recipe.model_copy(update={"micro_batch_size": rows, "seq_len": asked.fits_up_to})
-        peak_there = _peak(_simulated(sized, hardware, settings))
+        peak_there = _peak(simulations.profile(sized))
         less = padded_tokens(shorter, rows)
         gone = int((lengths > asked.fits_up_to).sum()), int((lengths - shorter).sum())
         name = f"seq_len={asked.fits_up_to}"
@@ -185,16 +185,10 @@ def _ways(
     yield Way("grouped by length", at_once, peak, grouped.padding_share, grouped.tokens, batches, *lost)
     packed = len(pack(cut.tolist(), recipe.seq_len))
     tokens = packed * recipe.seq_len
-    peak_packed = _peak(_simulated(recipe.model_copy(update={"packing": True}), hardware, settings))
+    peak_packed = _peak(simulations.profile(recipe.model_copy(update={"packing": True})))
     runs_out = "no" if peak_packed is not None else "in batch 1"
     share = 1 - int(cut.sum()) / tokens
     yield Way("packing=true", runs_out, peak_packed, share, float(tokens), -(-packed // rows), *lost)
-
-
-def _simulated(recipe: Recipe, hardware: Hardware, settings: Settings) -> StepProfile:
-    from harness.simulate import simulate  # here: nothing else of it needs torch
-
-    return simulate(recipe, hardware, settings, explain_oom=False)[0]
 
 
 def _peak(profile: StepProfile) -> int | None:
