@@ -123,8 +123,9 @@ def _facts(profile: StepProfile) -> list[str]:
     lines.append("; ".join(f"{name} {in_gib(size)}" for name, size in apart if size is not None))
     if step.tokens_per_s is not None:
         mfu = "" if step.mfu is None else f", MFU {step.mfu:.1%}"
-        bound = "" if step.bound is None else f", {step.bound} bound"
-        lines.append(f"{step.tokens_per_s:,.0f} tokens/s{mfu}{bound}")
+        lines.append(f"{step.tokens_per_s:,.0f} tokens/s{mfu}")
+    if step.bound is not None:
+        lines.append(f"the step is {step.bound} bound")
     if step.loss:
         first, last = _loss(step.loss[0]), _loss(step.loss[-1])
         lines.append(f"loss {first} -> {last} over {len(step.loss)} steps")
