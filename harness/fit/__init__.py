@@ -10,12 +10,14 @@ from harness.fit.host_memory import check_host_memory
 from harness.fit.lengths import fit_lengths, lengths_document, lengths_lines
 from harness.fit.search import fit
 from harness.fit.sharding import Refused, Sharded, bucket_note, strategies
+from harness.fit.simulations import Simulations
 from harness.fit.text import exact_lines, fit_document, fit_lines
 
 __all__ = [
     "ConfirmedFit",
     "Refused",
     "Sharded",
+    "Simulations",
     "advise",
     "among",
     "bucket_note",

@@ -27,9 +27,9 @@ from harness.fit.changes import (
 )
 from harness.fit.exact import ExactFit, fit_exact, fits_beyond
 from harness.fit.search import DEFAULT_MARGIN, MULTIPLES, Fit, FitField, fit, usable_bytes
-from harness.hardware import PLENTY_BYTES, Hardware, with_memory
+from harness.fit.simulations import Simulations
+from harness.hardware import Hardware
 from harness.recipe import Recipe
-from harness.step_profile import StepProfile
 from harness.units import in_gib
 
 SEEN_TO_FIT = 2
@@ -117,6 +117,7 @@ class _Confirming:
         told: Callable[[str], None],
     ) -> None:
         self.recipe, self.hardware, self.settings = recipe, hardware, settings
+        self.simulations = Simulations(hardware, settings)
         self.found, self.told = found, told
 
     def sizes(self) -> None:
@@ -124,10 +125,9 @@ class _Confirming:
         for name in MULTIPLES:
             self.found.largest[name] = fit_exact(
                 self.recipe,
-                self.hardware,
+                self.simulations,
                 name,
                 multiple_of=self._step(name),
-                settings=self.settings,
                 guided=True,
                 told=lambda value, fits, name=name: self._tell(f"{name}={value}", fits),
             )
@@ -155,9 +155,8 @@ class _Confirming:
             return
         larger = fits_beyond(
             self.recipe,
-            self.hardware,
+            Simulations(self.hardware, replace(self.settings, expandable_segments=True)),
             known,
-            replace(self.settings, expandable_segments=True),
             lambda value, fits: self._tell(f"{name}={value} with expandable_segments:True", fits),
         )
         if larger.value is not None:
@@ -178,7 +177,6 @@ class _Confirming:
     def _price(self) -> Pricing:
         if self.found.arithmetic is not None:
             return by_arithmetic(self.hardware, load_shape(self.recipe.model))
-        plenty = with_memory(self.hardware, PLENTY_BYTES)
         context = self.hardware.calibration.cuda_context_bytes
 
         prices: dict[str, Price] = {}
@@ -186,7 +184,7 @@ class _Confirming:
         def price(recipe: Recipe) -> Price:
             changes = overrides(self.recipe, recipe.model_dump())
             if changes not in prices:
-                profile = self._simulated(recipe, plenty)
+                profile = self.simulations.with_plenty(recipe)
                 needed = context + (profile.memory.peak_allocated_bytes or 0)
                 prices[changes] = Price(needed, profile.step.tokens_per_s or 0.0)
                 self.told(f"{changes or 'as it is'}: needs {in_gib(needed)}")
@@ -221,16 +219,11 @@ class _Confirming:
     def _fits(self, recipe: Recipe) -> int | None:
         """None if a simulation of `recipe` fits; else the bytes that lay in pieces when it ran out."""
         try:
-            oom = self._simulated(recipe, self.hardware).oom
+            oom = self.simulations.profile(recipe).oom
         except (InputError, ValidationError):  # what this device or library cannot do
             return 0
         self._tell(overrides(self.recipe, recipe.model_dump()), oom is None)
         return None if oom is None else oom.reserved_unallocated_bytes or 0
-
-    def _simulated(self, recipe: Recipe, hardware: Hardware) -> StepProfile:
-        from harness.simulate import simulate  # here: arithmetic alone needs no torch
-
-        return simulate(recipe, hardware, self.settings, explain_oom=False)[0]
 
     def _tell(self, what: str, fits: bool) -> None:
         self.told(f"{what}: {'fits' if fits else 'does not fit'}")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from harness.allocator import Settings
 from harness.architecture import load_shape
 from harness.errors import InputError
 from harness.fit.search import (
@@ -20,7 +19,7 @@ from harness.fit.search import (
     needs_of,
     usable_bytes,
 )
-from harness.hardware import Hardware
+from harness.fit.simulations import Simulations
 from harness.recipe import Recipe, check_recipe
 from harness.step_profile import StepProfile
 
@@ -68,11 +67,10 @@ class ExactFit:
 
 def fit_exact(
     recipe: Recipe,
-    hardware: Hardware,
+    simulations: Simulations,
     field: FitField = "micro_batch_size",
     *,
     multiple_of: int | None = None,
-    settings: Settings | None = None,
     guided: bool = False,
     told: Callable[[int, bool], None] = lambda value, fits: None,
 ) -> ExactFit:
@@ -83,22 +81,21 @@ def fit_exact(
     InputError for a recipe that cannot be simulated.
     """
     unit = multiple_of or MULTIPLES[field]
-    return _Search(recipe, hardware, field, unit, settings, guided, told).largest()
+    return _Search(recipe, simulations, field, unit, guided, told).largest()
 
 
 def fits_beyond(
     recipe: Recipe,
-    hardware: Hardware,
+    simulations: Simulations,
     known: ExactFit,
-    settings: Settings,
     told: Callable[[int, bool], None] = lambda value, fits: None,
 ) -> ExactFit:
-    """A larger value than the one `known`, which other settings gave, that fits with `settings`.
+    """A larger value than the one `known`, which other allocator settings gave, that fits with these.
 
     Three simulations at the most: where arithmetic expects the end if nothing is lost in pieces, half way
     there, and the next value. The value is None if none of them fits.
     """
-    return _Search(recipe, hardware, known.field, known.multiple_of, settings, True, told).beyond(known)
+    return _Search(recipe, simulations, known.field, known.multiple_of, True, told).beyond(known)
 
 
 class _Search:
@@ -110,14 +107,14 @@ class _Search:
     def __init__(
         self,
         recipe: Recipe,
-        hardware: Hardware,
+        simulations: Simulations,
         field: FitField,
         unit: int,
-        settings: Settings | None,
         guided: bool,
         told: Callable[[int, bool], None],
     ) -> None:
-        self.recipe, self.hardware, self.settings, self.told = recipe, hardware, settings, told
+        self.recipe, self.simulations, self.told = recipe, simulations, told
+        self.hardware = simulations.hardware
         self.found = ExactFit(field, unit)
         self.fitting: dict[int, StepProfile] = {}
         """By value."""
@@ -184,16 +181,16 @@ class _Search:
 
     def _simulated(self, value: int) -> StepProfile | None:
         """The profile with that value; None if it cannot be (the reason goes to found.limit)."""
-        from harness.simulate import simulate  # here: what else is in fit/ needs no torch
-
         try:
-            asked = check_recipe({**self.recipe.model_dump(), self.found.field: value}, "fit")
-            return simulate(asked, self.hardware, self.settings, explain_oom=False)[0]
+            return self.simulations.profile(self._with(value))
         except InputError as error:
             if value <= getattr(self.recipe, self.found.field):
                 raise  # the recipe itself cannot be simulated
             self.found.limit = str(error)
             return None
+
+    def _with(self, value: int) -> Recipe:
+        return check_recipe({**self.recipe.model_dump(), self.found.field: value}, "fit")
 
     def _next(self, tried: int, profile: StepProfile | None) -> int:
         """What to try next, after `tried` gave `profile`: in units, between low and high."""
@@ -207,6 +204,8 @@ class _Search:
                     return guess
         if low and end_is_known:
             return max(low + 1, low + (high - low) * 2 // 3) if high - low > 2 else low + 1
+        if not low and not self.arithmetic:
+            return 1  # whether anything fits at all: if so, a line leads from there to the end
         self.stride = 2 * self.stride or max(1, self.start // FIRST_STRIDE)
         if not low:
             return max(1, high - self.stride)
@@ -219,10 +218,14 @@ class _Search:
         return largest(lambda units: _needs_at_most(needs, units * unit, limit), most)
 
     def _line(self) -> Callable[[int], int] | None:
-        """Memory is nearly a straight line in both fields: that through the two largest that fit."""
-        if len(self.fitting) < 2:
+        """Memory is nearly a straight line in both fields: that through the largest that fits, and where the
+        search began if that does not, or else the next smaller one that fits."""
+        known, start = dict(self.fitting), self.start * self.found.multiple_of
+        if known and self.found.tried.get(start) is False:
+            known[start] = self.simulations.with_plenty(self._with(start))
+        if len(known) < 2:
             return None
-        (a, first), (b, second) = sorted(self.fitting.items())[-2:]
+        (a, first), (b, second) = sorted(known.items())[-2:]
         slope = (_allocated(second) - _allocated(first)) / (b - a)
         at_b = _allocated(second) + self.hardware.calibration.cuda_context_bytes
         return (lambda value: int(at_b + slope * (value - b))) if slope > 0 else None

@@ -23,8 +23,10 @@ from harness.fit.batching import (
     padded_tokens,
 )
 from harness.fit.exact import fit_exact
+from harness.fit.simulations import Simulations
 from harness.hardware import Hardware
 from harness.recipe import Recipe
+from harness.step_profile import StepProfile
 from harness.units import in_gib
 
 FACTORS = (0.5, 1, 2, 4)
@@ -78,6 +80,8 @@ class LengthsFit:
     tokens_lost: int
     micro_batches: list[MicroBatch] = field(default_factory=list[MicroBatch])
     ways: list[Way] = field(default_factory=list[Way])
+    notes: list[str] = field(default_factory=list[str])
+    """What the simulations warned of, each once."""
 
 
 def fit_lengths(
@@ -97,6 +101,7 @@ def fit_lengths(
             "Set a smaller one, or give more data."
         )
     recipe = recipe.model_copy(update={"data": "synthetic", "packing": False})
+    simulations = Simulations(hardware, settings)
     cut = np.minimum(lengths, recipe.seq_len)
     found = LengthsFit(
         rows=len(cut),
@@ -108,39 +113,41 @@ def fit_lengths(
     )
     sizes = {1, *(int(recipe.micro_batch_size * factor) for factor in FACTORS)}
     for rows in sorted(size for size in sizes if 1 <= size <= len(cut)):
-        found.micro_batches.append(_micro_batch(recipe, hardware, settings, cut, rows, told))
+        batch, profile = _micro_batch(recipe, simulations, cut, rows, told)
+        found.micro_batches.append(batch)
+        found.notes += [warning for warning in profile.warnings if warning not in found.notes]
         if found.micro_batches[-1].fits_up_to == 0:
             break
     asked = next((b for b in found.micro_batches if b.rows == recipe.micro_batch_size), None)
     if asked is not None:
-        found.ways = list(_ways(recipe, hardware, settings, lengths, asked))
+        found.ways = list(_ways(recipe, simulations, lengths, asked))
     return found
 
 
 def _micro_batch(
     recipe: Recipe,
-    hardware: Hardware,
-    settings: Settings,
+    simulations: Simulations,
     lengths: NDArray[np.int64],
     rows: int,
     told: Callable[[str], None],
-) -> MicroBatch:
+) -> tuple[MicroBatch, StepProfile]:
+    """What it is like, and what the simulation of its worst batch says."""
     sized = recipe.model_copy(update={"micro_batch_size": rows, "seq_len": int(lengths.max())})
-    peak = _peak(sized, hardware, settings)
+    profile = simulations.profile(sized)
+    peak = _peak(profile)
     told(f"{rows} x {sized.seq_len}: {'fits' if peak is not None else 'does not fit'}")
     longest = sized.seq_len
     if peak is None:
         search = fit_exact(
             sized,
-            hardware,
+            simulations,
             "seq_len",
-            settings=settings,
             guided=True,
             told=lambda value, fits: told(f"{rows} x {value}: {'fits' if fits else 'does not fit'}"),
         )
         longest = min(search.value or 0, sized.seq_len - 1)
     longer = int((lengths > longest).sum())
-    return MicroBatch(
+    batch = MicroBatch(
         rows=rows,
         fits_up_to=longest,
         peak_allocated_bytes=peak,
@@ -149,10 +156,11 @@ def _micro_batch(
         half_of_epochs_by=half_of_epochs_by(len(lengths), longer, rows),
         padding_share=padded_tokens(lengths, rows).padding_share,
     )
+    return batch, profile
 
 
 def _ways(
-    recipe: Recipe, hardware: Hardware, settings: Settings, lengths: NDArray[np.int64], asked: MicroBatch
+    recipe: Recipe, simulations: Simulations, lengths: NDArray[np.int64], asked: MicroBatch
 ) -> Iterator[Way]:
     """As they come; cut off where it fits; grouped by length; packed."""
     rows = asked.rows
@@ -167,7 +175,7 @@ def _ways(
     if asked.longer_rows and asked.fits_up_to:
         shorter = np.minimum(lengths, asked.fits_up_to)
         sized = recipe.model_copy(update={"micro_batch_size": rows, "seq_len": asked.fits_up_to})
-        peak_there = _peak(sized, hardware, settings)
+        peak_there = _peak(simulations.profile(sized))
         less = padded_tokens(shorter, rows)
         gone = int((lengths > asked.fits_up_to).sum()), int((lengths - shorter).sum())
         name = f"seq_len={asked.fits_up_to}"
@@ -177,17 +185,14 @@ def _ways(
     yield Way("grouped by length", at_once, peak, grouped.padding_share, grouped.tokens, batches, *lost)
     packed = len(pack(cut.tolist(), recipe.seq_len))
     tokens = packed * recipe.seq_len
-    peak_packed = _peak(recipe.model_copy(update={"packing": True}), hardware, settings)
+    peak_packed = _peak(simulations.profile(recipe.model_copy(update={"packing": True})))
     runs_out = "no" if peak_packed is not None else "in batch 1"
     share = 1 - int(cut.sum()) / tokens
     yield Way("packing=true", runs_out, peak_packed, share, float(tokens), -(-packed // rows), *lost)
 
 
-def _peak(recipe: Recipe, hardware: Hardware, settings: Settings) -> int | None:
+def _peak(profile: StepProfile) -> int | None:
     """Allocated bytes at most; None: it does not fit."""
-    from harness.simulate import simulate  # here: nothing else of it needs torch
-
-    profile, _ = simulate(recipe, hardware, settings, explain_oom=False)
     return profile.memory.peak_allocated_bytes if profile.oom is None else None
 
 
@@ -238,6 +243,8 @@ def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: Lengt
         "  Chances and padding are exact, over all orders; a last, smaller batch is taken to fit. Grouped by "
         f"length is one epoch with seed {GROUPED_SEED}."
     )
+    for note in found.notes:
+        yield f"Note: {note}"
 
 
 def _share(chance: float) -> str:

@@ -280,6 +280,20 @@ def test_a_terminal_without_our_signs_spells_them():
     assert r"264\xb7128" in done.stdout
 
 
+@pytest.mark.parametrize(("foreign", "command"), [("typer", "--version"), ("mcp", "mcp")])
+def test_a_file_of_the_current_folder_is_not_taken_for_a_library(tmp_path, foreign, command):
+    (tmp_path / f"{foreign}.py").write_text("raise RuntimeError('the file of this folder was imported')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", command],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_library_s_notice_about_kernels_is_kept_out():
     quiet_libraries()
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")

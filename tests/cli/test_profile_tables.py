@@ -57,7 +57,7 @@ def profile(**changes) -> StepProfile:
             setup_peak_allocated_bytes=2**20,
         ),
         "phases": dict.fromkeys(("data", "forward", "backward", "optimizer_step"), phase),
-        "step": StepStats(time_s=time_s, tokens_per_s=12345.6, mfu=0.5, loss=[2.0, 1.5]),
+        "step": StepStats(time_s=time_s, tokens_per_s=12345.6, mfu=0.5, bound="compute", loss=[2.0, 1.5]),
     }
     return StepProfile(**{**fields, **changes})
 
@@ -85,6 +85,7 @@ def test_a_wide_profile_fits_in_80_columns_and_loses_nothing():
     assert row(lines, "peak") == ["peak", "123.00", "GiB"]
     assert "memory at the peak, in optimizer_step" in lines
     assert "12,346 tokens/s, MFU 50.0%" in lines
+    assert "the step is compute bound" in lines
     assert "loss 2.0000 -> 1.5000 over 2 steps" in lines
     assert not any(line.split()[:1] == ["other"] for line in lines)  # nothing is there
 

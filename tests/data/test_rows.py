@@ -480,6 +480,11 @@ def test_what_cannot_be_walked_through_is_refused(fields: dict[str, Any], says: 
         next(batches_of("synthetic", shapes_only=True, dense_mask=dense_mask, **fields))
 
 
+def test_as_many_micro_batches_as_the_message_says_are_walked_through() -> None:
+    step = next(batches_of("synthetic", shapes_only=True, gradient_accumulation_steps=10_000))
+    assert len(step.batches) == 10_000
+
+
 # --- bad input ----------------------------------------------------------------------------------------
 
 

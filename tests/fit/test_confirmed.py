@@ -12,6 +12,7 @@ from harness.errors import InputError
 from harness.fit.confirmed import ConfirmedFit, fit_confirmed
 from harness.fit.exact import fit_exact
 from harness.fit.search import MULTIPLES, FitField, fit
+from harness.fit.simulations import Simulations
 from harness.fit.text import fit_document, fit_lines
 from harness.hardware.hardware import Hardware, find_hardware, with_memory
 from harness.recipe.check import check_recipe
@@ -118,6 +119,25 @@ def test_a_model_that_arithmetic_does_not_know_is_searched_by_simulation(tmp_pat
     assert any(change.seen and change.fits for change in found.changes)
 
 
+@pytest.mark.parametrize(("mib", "most"), [(40, 6), (12, 2)])
+def test_a_size_of_an_unknown_model_takes_few_simulations(tmp_path, monkeypatch, mib: int, most: int) -> None:
+    """Nothing fits at the recipe's own length, and with the smaller memory no length does."""
+    asked: list[tuple[Recipe, int, Settings | None]] = []
+
+    def counted(recipe: Recipe, hardware: Hardware, settings: Settings | None, **options):
+        asked.append((recipe, hardware.memory_bytes, settings))
+        return simulate(recipe, hardware, settings, **options)
+
+    monkeypatch.setattr("harness.simulate.simulate", counted)
+    recipe = olmo(tmp_path, micro_batch_size=1).model_copy(update={"seq_len": 8192})
+    found = fit_confirmed(recipe, with_mib(mib), EXPANDABLE)
+    tokens = found.largest["seq_len"]
+    assert tokens.tried[8192] is False
+    assert len(tokens.tried) <= most
+    assert bool(tokens.value) == (mib == 40)
+    assert len(asked) == len(set(asked))  # none twice
+
+
 def test_what_neither_can_answer_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="compile"):
         fit_confirmed(olmo(tmp_path, compile=True), A100, PLAIN)
@@ -139,7 +159,7 @@ def test_a_full_size_recipe_of_which_arithmetic_says_too_much() -> None:
     3.96 GiB in pieces when 2.93 are asked for."""
     recipe = Recipe(model="mistral-7b", quantization="nf4", adapter="lora", gradient_checkpointing=True)
     device = find_hardware("rtx-4090")
-    rows = fit_exact(recipe, device, guided=True)
+    rows = fit_exact(recipe, Simulations(device), guided=True)
     assert fit(recipe, device).micro_batch_size > (rows.value or 0)
     assert rows.next_profile is not None
     assert rows.next_profile.oom is not None

@@ -10,6 +10,7 @@ import pytest
 from harness.errors import InputError
 from harness.fit.exact import ExactFit, fit_exact
 from harness.fit.search import FitField
+from harness.fit.simulations import Simulations
 from harness.hardware.hardware import Hardware, find_hardware, with_memory
 from harness.recipe.recipe import Recipe
 from harness.simulate.simulated_run import simulate
@@ -32,7 +33,7 @@ def fits(recipe: Recipe, mib: int) -> bool:
 @cache
 def found_in(mib: int, field: FitField = "micro_batch_size", unit: int = 1) -> ExactFit:
     """The largest value with so much memory beside the CUDA context."""
-    return fit_exact(LORA, with_mib(mib), field, multiple_of=unit)
+    return fit_exact(LORA, Simulations(with_mib(mib)), field, multiple_of=unit)
 
 
 @pytest.mark.parametrize(("field", "unit"), [("micro_batch_size", 1), ("seq_len", 1024)])
@@ -56,21 +57,21 @@ def test_it_fits_and_the_next_one_does_not(field: FitField, unit: int) -> None:
 def test_a_recipe_that_is_too_large_as_it_is_shrinks() -> None:
     heavy = LORA.model_copy(update={"micro_batch_size": 8})
     told: dict[int, bool] = {}
-    found = fit_exact(heavy, with_mib(60), told=told.__setitem__)
+    found = fit_exact(heavy, Simulations(with_mib(60)), told=told.__setitem__)
     assert found.value == found_in(60).value
     assert told == found.tried
     assert next(iter(told)) == 8  # it starts at what the recipe says
 
 
 def test_when_nothing_fits_there_is_no_value() -> None:
-    found = fit_exact(LORA, with_mib(4))
+    found = fit_exact(LORA, Simulations(with_mib(4)))
     assert (found.value, found.profile, found.next_value) == (None, None, 1)
     assert found.next_profile is not None
     assert found.next_profile.oom is not None
 
 
 def test_a_limit_that_is_not_memory_is_named() -> None:
-    found = fit_exact(tiny("gpt2", seq_len=128), A100, "seq_len", multiple_of=128)
+    found = fit_exact(tiny("gpt2", seq_len=128), Simulations(A100), "seq_len", multiple_of=128)
     assert (found.value, found.next_value) == (128, 256)  # tests/models/gpt2.json has 128 positions
     assert found.next_profile is None
     assert found.limit is not None
@@ -85,7 +86,7 @@ def test_more_memory_fits_more() -> None:
 
 
 def test_less_memory_than_the_context_takes_fits_nothing() -> None:
-    assert fit_exact(LORA, with_memory(A100, 5)).value is None
+    assert fit_exact(LORA, Simulations(with_memory(A100, 5))).value is None
 
 
 def test_json_has_what_was_found_and_tried() -> None:
@@ -94,10 +95,10 @@ def test_json_has_what_was_found_and_tried() -> None:
     assert document["peak_reserved_bytes"] <= 60 * MiB
     assert document["next_out_of_memory_in"] in ("forward", "backward")
     assert document["tried"][str(document["next"])] is False
-    nothing = fit_exact(LORA, with_mib(4)).as_json()
+    nothing = fit_exact(LORA, Simulations(with_mib(4))).as_json()
     assert (nothing["largest"], nothing["peak_allocated_bytes"]) == (None, None)
 
 
 def test_what_cannot_be_simulated_is_refused() -> None:
     with pytest.raises(InputError, match="compile"):
-        fit_exact(tiny(compile=True), A100)
+        fit_exact(tiny(compile=True), Simulations(A100))

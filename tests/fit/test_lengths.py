@@ -1,8 +1,7 @@
-"""The lengths of a data set against what fits: by brute force, by transformers' own sampler, by hand."""
+"""The lengths of a data set against what fits: by simulation, and by hand."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -11,72 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from harness.allocator.settings import parse_settings
 from harness.cli.app import main
 from harness.data.lengths import example_lengths
 from harness.errors import InputError
-from harness.fit.batching import (
-    chance_in_an_epoch,
-    expected_longest,
-    grouped_order,
-    grouped_padded_tokens,
-    half_of_epochs_by,
-    padded_tokens,
-)
 from harness.fit.lengths import fit_lengths, lengths_lines
 from harness.hardware.hardware import find_hardware, with_memory
 from harness.simulate.simulated_run import simulate
 from tests.support.places import LLAMA
-from tests.support.tiny import tiny
+from tests.support.tiny import MODELS, tiny
 
 H100 = find_hardware("h100")
 LENGTHS = np.array([3, 5, 5, 8, 13, 21, 2], dtype=np.int64)
-
-
-def batches_of(order: tuple[int, ...], rows: int) -> list[list[int]]:
-    return [[int(LENGTHS[i]) for i in order[at : at + rows]] for at in range(0, len(order), rows)]
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 7])
-def test_counted_over_every_order(rows: int) -> None:
-    """All 5,040 orders of seven rows."""
-    padded = first = 0
-    never = 0
-    firsts: list[int] = []
-    limit = 10  # longer: 13 and 21
-    for order in itertools.permutations(range(len(LENGTHS))):
-        batches = batches_of(order, rows)
-        padded += sum(len(batch) * max(batch) for batch in batches)
-        out = [n for n, batch in enumerate(batches, 1) if len(batch) == rows and max(batch) > limit]
-        firsts.append(out[0] if out else sys.maxsize)
-        never += not out
-        first += max(batches[0])
-    orders = len(firsts)
-    assert padded_tokens(LENGTHS, rows).tokens == pytest.approx(padded / orders)
-    assert padded_tokens(LENGTHS, rows).padding_share == pytest.approx(1 - LENGTHS.sum() * orders / padded)
-    assert expected_longest(LENGTHS, rows) == pytest.approx(first / orders)
-    assert chance_in_an_epoch(len(LENGTHS), 2, rows) == pytest.approx(1 - never / orders)
-    half = sorted(firsts)[(orders - 1) // 2]
-    assert half_of_epochs_by(len(LENGTHS), 2, rows) == (None if half == sys.maxsize else half)
-
-
-def test_nothing_longer_never_runs_out() -> None:
-    assert chance_in_an_epoch(100, 0, 4) == 0
-    assert half_of_epochs_by(100, 0, 4) is None
-
-
-def test_rows_are_grouped_as_transformers_does() -> None:
-    random = np.random.default_rng(3)
-    lengths = random.permutation(np.arange(1, 1001)).astype(np.int64)  # all different: no ties to break
-    shuffled = torch.randperm(1000, generator=torch.Generator().manual_seed(5)).numpy()
-    theirs = get_length_grouped_indices(lengths.tolist(), 8, generator=torch.Generator().manual_seed(5))
-    assert grouped_order(lengths, 8, shuffled).tolist() == theirs
-    assert grouped_padded_tokens(lengths, 8, 0).padding_share < padded_tokens(lengths, 8).padding_share / 4
 
 
 @pytest.fixture
@@ -140,6 +88,16 @@ def test_what_fits_is_what_a_simulation_sees() -> None:
     text = "\n".join(lengths_lines("tiny", "h100", "texts", recipe, found))
     assert "certain" in text
     assert max(map(len, text.splitlines()[5:-1])) <= 80
+
+
+def test_what_bitsandbytes_leaves_in_16_bit_is_said(tmp_path: Path) -> None:
+    """The experts of a mixture are half of this model: `fit --data` says what `fit` says about them."""
+    recipe = tiny(model=str(MODELS / "mixtral.json"), adapter="lora", precision="bf16", quantization="int8")
+    warned = simulate(recipe, H100)[0].warnings
+    found = fit_lengths(recipe, H100, parse_settings(""), LENGTHS)
+    assert found.notes == warned
+    text = "\n".join(lengths_lines("tiny", "h100", "texts", recipe, found))
+    assert any("bitsandbytes" in warning and f"Note: {warning}" in text for warning in warned)
 
 
 def test_too_few_rows_are_refused() -> None:

@@ -58,6 +58,9 @@ def try_survivors_again(module: dict[str, Any], row: dict[str, Any]) -> dict[str
     every = [mutant for path in module["files"] for mutant in mutants_of(path)]
     sample = sample_of(every, row["tried"])  # a line that stands twice may be in it once
     again = [mutant for mutant in sample if (mutant.path, mutant.was, mutant.becomes) in changes]
+    gone = {change[1] for change in changes} - {mutant.was for mutant in again}
+    if gone:
+        raise SystemExit(f"{row['name']}: no longer in the sample, try the module again: {'; '.join(gone)}")
     outcomes = _outcomes(module["tests"], again)
     alive = [mutant for mutant, outcome in zip(again, outcomes, strict=True) if outcome.status == 0]
     killed = row["tried"] - row["timed_out"] - len(alive)

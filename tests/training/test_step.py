@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,29 @@ def test_gradients_are_freed_and_the_loss_holds_no_graph() -> None:
     loss = train_step(training, micro_batches, num_tokens, NullObserver())
     assert (loss.shape, loss.requires_grad) == (torch.Size([]), False)
     assert all(p.grad is None for p in training.model.parameters())
+
+
+def test_a_model_and_an_optimizer_are_enough() -> None:
+    """What a recipe does not ask for changes nothing: without it the step is that of plain PyTorch."""
+    model = build_training(tiny(), CPU).model
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    gradients, _ = gradients_by_torch(Training(model, torch.optim.SGD(model.parameters())))
+    training = Training(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    train_step(training, split(rows(), 2), sum(TOKENS_IN_ROW), NullObserver())
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(before[name] - p.detach(), gradients[name], rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_ranks_sum_gradients_in_the_last_micro_batch_alone() -> None:
+    said: list[bool] = []
+
+    def summing(last: bool) -> AbstractContextManager[None]:
+        said.append(last)
+        return nullcontext()
+
+    training = replace(build_training(tiny(), CPU), summing=summing)
+    train_step(training, split(rows(), 1), sum(TOKENS_IN_ROW), NullObserver())
+    assert said == [False, False, False, True]
 
 
 def step_of_sgd(recipe: Recipe) -> dict[str, Tensor]:

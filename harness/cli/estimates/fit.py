@@ -145,14 +145,12 @@ def fit_by_simulation(
     log = Terminal(stderr=True)
     with stdout_kept_for_json(as_json):
         quiet_libraries()
-        from harness.fit import fit_exact
+        from harness.fit import Simulations, fit_exact
 
-        settings = allocator_settings(os.environ)
         found = fit_exact(
             recipe,
-            hardware,
+            Simulations(hardware, allocator_settings(os.environ)),
             field,  # type: ignore[arg-type]
-            settings=settings,
             guided=True,
             told=lambda value, fits: say(log, f"{field} {value}: {'fits' if fits else 'does not fit'}"),
         )

@@ -124,6 +124,8 @@ def _facts(profile: StepProfile) -> list[str]:
     if step.tokens_per_s is not None:
         mfu = "" if step.mfu is None else f", MFU {step.mfu:.1%}"
         lines.append(f"{step.tokens_per_s:,.0f} tokens/s{mfu}")
+    if step.bound is not None:
+        lines.append(f"the step is {step.bound} bound")
     if step.loss:
         first, last = _loss(step.loss[0]), _loss(step.loss[-1])
         lines.append(f"loss {first} -> {last} over {len(step.loss)} steps")
