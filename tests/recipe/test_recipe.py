@@ -84,7 +84,7 @@ BROKEN: list[dict[str, Any]] = [
     {"parallel": "ddp", "compile": True},
     {"parallel": "fsdp", "optimizer": "adamw_8bit"},
     {"parallel": "fsdp", "optimizer": "adafactor"},
-    {"parallel": "tp", "tp": 2, "optimizer": "sgd", "optimizer_impl": "fused"},
+    {"parallel": "fsdp", "optimizer": "sgd", "optimizer_impl": "fused"},
     {"parallel": "tp", "adapter": "lora", "quantization": "nf4"},
     {"parallel": "fsdp", "adapter": "lora", "quantization": "int8"},
     {"parallel": "fsdp", "cpu_offload": True, "precision": "fp16"},
