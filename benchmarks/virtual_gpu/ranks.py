@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -55,6 +54,8 @@ SUMMED: dict[str, dict[str, Any]] = {
     "-once": {"gradient_accumulation_steps": 2, "sync_each_micro_batch": False},
 }
 _MIXED: dict[str, Any] = {"precision": "bf16-mixed", "reduce_dtype": "fp32", "gradient_checkpointing": True}
+UNTIED: dict[str, Any] = {"model": "llama-3.1-8b", "gradient_checkpointing": True}
+"""Layers of a model whose embeddings and head are two weights."""
 OTHERS: dict[str, dict[str, Any]] = {
     "fsdp-full-mixed": ENGINES["fsdp"] | _MIXED | {"max_grad_norm": 1.0},
     "fsdp-full-fp16": ENGINES["fsdp"] | {"precision": "fp16-mixed", "reduce_dtype": "fp32"},
@@ -62,6 +63,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "fsdp-full-accelerate": ENGINES["fsdp"] | {"wrap": "accelerate", "gradient_checkpointing": True},
     "fsdp-full-hybrid": {"parallel": "fsdp", "dp_shard": 4, "dp_replicate": 2} | _MIXED,
     "fsdp+tp-full": {"parallel": "fsdp+tp", "dp_shard": 2, "tp": 4, "gradient_checkpointing": True},
+    "fsdp+tp-full-untied": {"parallel": "fsdp+tp", "dp_shard": 2, "tp": 4} | UNTIED,
+    "tp-full-untied": ENGINES["tp"] | UNTIED,
     "ddp-full-mixed": ENGINES["ddp"] | {"precision": "bf16-mixed", "gradient_checkpointing": True},
 }
 WHOLE: dict[str, dict[str, Any]] = {
@@ -119,8 +122,7 @@ def with_napkin(found: dict[str, Any]) -> dict[str, Any]:
         spec = cells()[found["cell"]]
         with tempfile.TemporaryDirectory() as folder:
             recipe = with_layers(spec.recipe(), spec.layers, Path(folder))
-            with suppress(InputError):  # it has no terms for tensor parallelism
-                found["allocated"]["napkin"] = predict(recipe, find_hardware(GPU)).memory.peak_allocated_bytes
+            found["allocated"]["napkin"] = predict(recipe, find_hardware(GPU)).memory.peak_allocated_bytes
     return found
 
 

@@ -107,7 +107,7 @@ def strategies(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sh
         )
     group = min(group, gpus)
     given = recipe.model_dump()
-    alone = estimate(check_recipe(given | ALONE, "shard"), memory.sizes.hardware, memory.sizes.built.shape)
+    alone = estimate(check_recipe(given | ALONE, "shard"), memory.sizes.hardware, memory.sizes.built.whole)
     of_fsdp = given if recipe.fsdp else given | ALONE
     ddp = recipe.distributed and not (recipe.fsdp or recipe.tensor_parallel)
     of_ddp = given if ddp else given | ALONE
@@ -143,14 +143,14 @@ def bucket_note(rows: Iterable[Sharded | Refused]) -> str:
 def _by_napkin(alone: Memory, strategy: str, fields: dict[str, Any]) -> Sharded:
     """The recipe on so many ranks of PyTorch's engines."""
     recipe = check_recipe(fields, strategy)
-    rank = estimate(recipe, alone.sizes.hardware, alone.sizes.built.shape)
+    rank = estimate(recipe, alone.sizes.hardware, alone.sizes.built.whole)
     sizes = rank.sizes
     phases = Timing(sizes).phases.values()
     return Sharded(
         strategy,
         States(sizes.parameter_bytes, sizes.gradient_bytes, sizes.device_state),
         rank.peak.total_bytes,
-        sum(sent.sent for sent in traffic(sizes).values()),
+        sum(sent.sent for of_phase in traffic(sizes).values() for sent in of_phase),
         sum(phase.sent_s for phase in phases),
         sum(phase.exposed_s for phase in phases),
         OVERLAP[strategy],

@@ -4,7 +4,8 @@ from harness.napkin.derivation.text import render
 from harness.napkin.memory.moments import Memory, Moment, required_bytes
 from harness.napkin.memory.sizes import Sizes
 from harness.napkin.prediction import estimate, predict, profile, warnings_of
-from harness.napkin.ranks.traffic import ring, traffic
+from harness.napkin.ranks.traffic import traffic
+from harness.napkin.tape.collectives import ring
 from harness.napkin.timing import Timing
 
 __all__ = [

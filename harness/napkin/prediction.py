@@ -30,11 +30,6 @@ def estimate(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None
 
     Raises InputError for a model that cannot be read, and a toggle that it or the device cannot have.
     """
-    if recipe.tensor_parallel:
-        raise InputError(
-            "parallel: tp: arithmetic has no terms for divided layers; `harness simulate` "
-            "runs them. Set parallel: fsdp to divide the weights alone."
-        )
     hardware.peak_flops(recipe.compute_dtype)  # refuses a dtype the device has no units for
     shape = shape or load_shape(recipe.model)
     if shape.positions and recipe.seq_len > shape.positions:

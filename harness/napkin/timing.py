@@ -9,7 +9,7 @@ from functools import cached_property
 from harness.hardware import Bound, Time, Work, time_of, transfer_s
 from harness.napkin.memory.optimizer import step_work
 from harness.napkin.memory.sizes import Sizes
-from harness.napkin.ranks.traffic import link_rate, traffic
+from harness.napkin.ranks.traffic import traffic
 from harness.napkin.tape.stages import Stage
 from harness.step_profile import utilization
 
@@ -73,11 +73,14 @@ class Timing:
             "backward": self._backward(),
             "optimizer_step": self._step(),
         }
-        link = link_rate(self.sizes)
-        for name, sent in traffic(self.sizes).items():
-            share = sent.times / self.sizes.micro_batches
-            times = {"sent_s": sent.sent / link, "shown_s": sent.exposed / link, "sending_share": share}
-            phases[name] = replace(phases[name], **times)
+        for name, all_sent in traffic(self.sizes).items():
+            phases[name] = replace(
+                phases[name],
+                sent_s=sum(sent.sent / sent.link for sent in all_sent),
+                shown_s=sum(sent.exposed / sent.link for sent in all_sent),
+                # what is exposed in full needs nothing to hide it
+                sending_share=min((sent.times for sent in all_sent), default=1) / self.sizes.micro_batches,
+            )
         return phases
 
     @property

@@ -226,6 +226,12 @@ RULES: tuple[Rule, ...] = (
         "set optimizer: adamw, or parallel: ddp",
     ),
     Rule(
+        ("parallel", "optimizer_impl"),
+        lambda r: r.optimizer == "sgd" and r.optimizer_impl == "fused" and (r.fsdp or r.tensor_parallel),
+        "PyTorch's fused SGD does not know divided weights (DTensor); "
+        "set optimizer_impl: foreach, or parallel: ddp",
+    ),
+    Rule(
         ("parallel", "quantization"),
         lambda r: r.quantized and r.tensor_parallel,
         "bitsandbytes packs a weight's rows and columns together, and no layer can be divided by them; "

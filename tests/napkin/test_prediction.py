@@ -85,6 +85,7 @@ PRICED = {
     "max_grad_norm": ({}, 1.0),
     "weight_decay": ({}, 0.1),
     "parallel": ({}, "ddp"),
+    "tp": ({"parallel": "tp"}, 2),
     "dp_replicate": (DDP, 4),
     "dp_shard": (FSDP, 4),
     "reshard_after_forward": (FSDP, False),
@@ -95,7 +96,6 @@ PRICED = {
 }
 ELSEWHERE = {
     "model": "its shape is given apart: test_monotone_in_layers",
-    "tp": "refused: test_divided_layers_are_refused",
 }
 OTHER_VALUES = {
     "weights": "pretrained",
@@ -121,12 +121,6 @@ def test_a_recipe_field_is_priced_or_neutral_for_a_reason(field):
         assert len(EFFECTS[field].why) > 20
         base = LORA if field == "lora_alpha" else {}
         assert answer(small(**base)) == answer(small(**base, **{field: OTHER_VALUES[field]}))
-
-
-@pytest.mark.parametrize("parallel", ["tp", "fsdp+tp"])
-def test_divided_layers_are_refused(parallel):
-    with pytest.raises(InputError, match=r"no terms for divided layers.*simulate"):
-        predict(small(parallel=parallel, tp=2), H100, SMALL)
 
 
 CHOICES = {

@@ -83,7 +83,7 @@ def test_a_part_is_the_first_dimension_divided_and_rounded_up():
     assert (part_of(vector, 4).elements, whole_bytes(vector, 4, None)) == (3, 24)
     experts = Weight("e", 24, 5, "bf16", 240, True, stacked=3)
     assert part_of(experts, 2).elements == 2 * 8 * 5
-    assert part_of(matrix, 1) is matrix
+    assert part_of(matrix, 1) == matrix
 
 
 def test_scales_of_packed_weights_are_whole_on_every_rank():

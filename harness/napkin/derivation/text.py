@@ -11,7 +11,7 @@ from harness.napkin.derivation.model_states import Term
 from harness.napkin.memory.moments import Memory, Moment, required_bytes
 from harness.napkin.model.weights import surprises
 from harness.napkin.ranks.parts import described_mesh
-from harness.napkin.ranks.traffic import link_rate
+from harness.napkin.ranks.traffic import engine_link, layer_link
 from harness.napkin.tape.attention import described
 from harness.napkin.tape.dims import DIMS
 from harness.napkin.timing import Timing
@@ -153,6 +153,8 @@ def _timing(memory: Memory) -> Iterator[str]:
     yield f"  arithmetic intensity {intensity:.0f} FLOP/byte, machine balance {balance:.0f} ({dtype})"
     waited = sum(phase.exposed_s for phase in timing.phases.values())
     if sizes.recipe.distributed:
-        link = link_rate(sizes) / 1e9
-        yield f"  of the step, {waited * 1e3:,.1f} ms wait for other ranks, at {link:.3g} GB/s"
+        links = [layer_link(sizes)] if sizes.built.tp > 1 else []
+        links += [engine_link(sizes)] if not links or sizes.recipe.fsdp else []
+        rates = " and ".join(f"{link / 1e9:.3g}" for link in dict.fromkeys(links))
+        yield f"  of the step, {waited * 1e3:,.1f} ms wait for other ranks, at {rates} GB/s"
     yield f"  rates: {hardware.calibration.source}"

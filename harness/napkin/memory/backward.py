@@ -95,6 +95,8 @@ def _in_backward(
     third, share = 0, optimizer.in_backward_share
     if stage is stages.embedding and sizes.tied_bytes:
         third, share = sizes.tied_sum_bytes, 0  # a part of the sum is gone when the weight is stepped
+    elif stage is stages.embedding and sizes.units and not _adds_to_earlier(sizes):
+        third = sizes.units.cut_out
     peak = Backward(
         stage.tape.ops,
         elsewhere,

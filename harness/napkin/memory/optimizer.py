@@ -120,13 +120,15 @@ def step_temporary_bytes(recipe: Recipe, trained: Sequence[Weight]) -> int:
     """The most the step holds besides parameters, gradients and state.
 
     foreach AdamW makes the root of every second moment at once (adam.py, exp_avg_sq_sqrt), and foreach
-    Adafactor every update; tensor by tensor it is one tensor's (AdamW: the root, and the root divided).
+    Adafactor every update; tensor by tensor it is one tensor's (AdamW: the root, and the root divided). Of a
+    gradient that is larger than its weight, the part that steps it is copied out.
     """
+    cut_out = max((w.elements * SIZES[stepped_dtype(recipe, w)] for w in trained if w.larger_gradient), default=0)
     sizes = [(w.elements * SIZES[stepped_dtype(recipe, w)], w.count) for w in trained]
     share = _in_step(recipe)
     if recipe.optimizer_impl == "for_loop":
-        return share * max((size for size, _ in sizes), default=0)
-    return share * sum(size * count for size, count in sizes)
+        return max(cut_out, share * max((size for size, _ in sizes), default=0))
+    return max(cut_out, share * sum(size * count for size, count in sizes))
 
 
 def _in_step(recipe: Recipe) -> int:

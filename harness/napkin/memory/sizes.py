@@ -12,7 +12,6 @@ from harness.hardware import Hardware
 from harness.napkin.dtypes import SIZES
 from harness.napkin.memory.optimizer import OptimizerMemory, optimizer_memory
 from harness.napkin.model.built_model import BuiltModel
-from harness.napkin.model.layers import head_matrix
 from harness.napkin.model.weights import block_weights, buffer_bytes, outer_weights
 from harness.napkin.ranks.buckets import ddp_buckets, in_forward_order, rounded_bytes
 from harness.napkin.ranks.parts import packed_part, part_of
@@ -28,11 +27,11 @@ class Sizes:
         self.built, self.hardware = built, hardware
         self.recipe = built.recipe
         outer, in_blocks = outer_weights(built), block_weights(built)
-        ranks = self.recipe.dp_shard
-        self.outer, self.in_blocks = ([part_of(w, ranks) for w in kinds] for kinds in (outer, in_blocks))
-        self.trained = [w for w in [*self.outer, *self.in_blocks] if w.trained]
+        self.outer, self.in_blocks = outer, in_blocks
         self.units: Units | None = None
         if self.recipe.fsdp:
+            ranks = self.recipe.dp_shard
+            self.outer, self.in_blocks = ([part_of(w, ranks) for w in kinds] for kinds in (outer, in_blocks))
             self.units = Units(
                 self.recipe,
                 outer,
@@ -41,6 +40,7 @@ class Sizes:
                 micro_batches=self.micro_batches,
                 on_host=self.parts_on_host,
             )
+        self.trained = [w for w in [*self.outer, *self.in_blocks] if w.trained]
         capability = float(hardware.datasheet.compute_capability)
         self.stages: Stages = build_stages(as_computed(built), capability, hardware.gpu_threads)
         self.optimizer: OptimizerMemory = optimizer_memory(
@@ -60,7 +60,7 @@ class Sizes:
     @cached_property
     def gradient_bytes(self) -> int:
         """A gradient for each trained parameter, in its dtype."""
-        return sum(w.total_bytes for w in self.trained)
+        return sum(w.count * w.gradient_elements * SIZES[w.dtype] for w in self.trained)
 
     @property
     def quantizing_bytes(self) -> int:
@@ -107,8 +107,8 @@ class Sizes:
     @property
     def head_bytes(self) -> int:
         """The weight of the output head as it is used; tied embeddings share it."""
-        matrix = head_matrix(self.built.shape)
-        return matrix.elements * SIZES[self.built.linear_dtype(matrix)]
+        head = self.built.head
+        return head.elements * SIZES[self.built.linear_dtype(head)]
 
     @property
     def device_state(self) -> int:
@@ -179,7 +179,7 @@ class Sizes:
     @cached_property
     def buckets(self) -> list[int]:
         """DDP's buckets of gradients, in bytes; none without DDP."""
-        if self.units or not self.recipe.distributed:
+        if not self.recipe.ddp:
             return []
         return ddp_buckets(in_forward_order(self.outer, self.in_blocks))
 
@@ -197,7 +197,10 @@ class Sizes:
     def tied_sum_bytes(self) -> int:
         """What the sum of the two parts takes. Autograd adds into the head's part if nobody else holds its
         memory: a cast's result, or a gradient that a fused loss has kept and that was not fetched from the
-        host; but not the transpose of a product (torch/csrc/autograd/input_buffer.cpp)."""
+        host; but not the transpose of a product (torch/csrc/autograd/input_buffer.cpp), nor a DTensor. Of
+        that, the embeddings' words that a rank has are taken out first."""
+        if self.built.tp > 1:
+            return 2 * self.tied_bytes
         if self.stages.head.fused:
             return self.tied_bytes if self.recipe.activations_on_host else 0
         return 0 if self.built.autocast else self.tied_bytes

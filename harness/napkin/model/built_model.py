@@ -12,9 +12,11 @@ from typing import Literal
 
 from harness.architecture import ModelShape
 from harness.errors import InputError
+from harness.napkin.model.divided import EMBEDDINGS_WHOLE, Style, largest_part, shape_of_rank, style_of
 from harness.napkin.model.layers import (
     Matrix,
     attention_matrices,
+    embedding_matrix,
     expert_matrices,
     head_matrix,
     mlp_matrices,
@@ -42,7 +44,46 @@ class BuiltModel:
     """A model shape under a recipe."""
 
     recipe: Recipe
-    shape: ModelShape
+    whole: ModelShape
+    """The model's, before tensor parallelism divides it."""
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        """The model as a rank computes it. Raises InputError for one that cannot be divided."""
+        return shape_of_rank(self.whole, self.tp)
+
+    @property
+    def tp(self) -> int:
+        """Ranks that share every layer (tensor parallelism)."""
+        return self.recipe.tp
+
+    @cached_property
+    def embedding(self) -> Matrix:
+        """The token embeddings that a rank holds."""
+        words = 1 if self.shape.family in EMBEDDINGS_WHOLE else self.tp
+        return embedding_matrix(self.shape, largest_part(self.shape.vocab, words))
+
+    @property
+    def embedding_gradient_elements(self) -> int:
+        """Of the embeddings' gradient as backward makes it: of all words, whatever part of them a rank has.
+
+        DTensor knows no division of it by words (torch/distributed/tensor/_ops/_embedding_ops.py, 2.13).
+        """
+        return embedding_matrix(self.shape, self.shape.vocab).elements
+
+    @cached_property
+    def head(self) -> Matrix:
+        """The output head that a rank holds."""
+        return head_matrix(self.shape, self.words)
+
+    @property
+    def words(self) -> int:
+        """Of the vocabulary, those that a rank's head scores."""
+        return largest_part(self.shape.vocab, self.tp)
+
+    def divided(self, matrix: Matrix) -> Style | None:
+        """How a linear layer is divided among the ranks of a layer; None without tensor parallelism."""
+        return style_of(matrix, self.shape) if self.tp > 1 else None
 
     @property
     def trains_base(self) -> bool:
@@ -67,7 +108,7 @@ class BuiltModel:
     def linear_dtype(self, matrix: Matrix) -> str:
         """The dtype in which a linear layer's unquantized weight is on the device. When the model lives in
         host memory it is cast as it arrives, but for a head that is tied (toggles/offload_parameters.py)."""
-        tied = self.shape.tied and matrix == head_matrix(self.shape)
+        tied = self.shape.tied and matrix == self.head
         arrives_cast = self.recipe.parameters_on_host and self.loose_dtype == "fp32" and not tied
         return self.autocast or "fp32" if arrives_cast else self.loose_dtype
 
@@ -105,7 +146,7 @@ class BuiltModel:
             targets, feedforward = _IA3_TARGETS[family], _IA3_FEEDFORWARD
         if targets == "all-linear":
             return {**dict.fromkeys((m.name for m in inside), "lora"), **self._adapted_mixture()}
-        candidates = [*inside, head_matrix(self.shape)]
+        candidates = [*inside, self.head]
         found: dict[str, AdapterKind] = {}
         for target in targets:
             matched = [m.name for m in candidates if _matches(m.name, (target,))]

@@ -123,14 +123,14 @@ def norm_sizes(shape: ModelShape, size: int) -> list[int]:
     return [size, size] if shape.family in LAYER_NORM_FAMILIES else [size]
 
 
-def embedding_matrix(shape: ModelShape) -> Matrix:
-    """Token embeddings: one row of `hidden` for each token of the vocabulary."""
-    return Matrix("embed_tokens", shape.hidden, shape.vocab)
+def embedding_matrix(shape: ModelShape, words: int) -> Matrix:
+    """Token embeddings: one row of `hidden` for each of `words`."""
+    return Matrix("embed_tokens", shape.hidden, words)
 
 
-def head_matrix(shape: ModelShape) -> Matrix:
-    """The output head. Tied models use the embeddings' weight for it."""
-    return Matrix("lm_head", shape.hidden, shape.vocab, shape.head_bias)
+def head_matrix(shape: ModelShape, words: int) -> Matrix:
+    """The output head, of `words`. Tied models use the embeddings' weight for it."""
+    return Matrix("lm_head", shape.hidden, words, shape.head_bias)
 
 
 def outer_vectors(shape: ModelShape) -> list[Vector]:

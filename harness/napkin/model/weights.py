@@ -10,9 +10,7 @@ from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.model.layers import (
     Matrix,
     block_vectors,
-    embedding_matrix,
     expert_matrices,
-    head_matrix,
     outer_vectors,
     router_matrix,
 )
@@ -46,6 +44,8 @@ class Weight:
     """Added by peft."""
     used_as: str = ""
     """The dtype in which it is used, if it is cast as it arrives from host memory."""
+    larger_gradient: int = 0
+    """Elements of its gradient, where they are more than its own."""
 
     @property
     def elements(self) -> int:
@@ -66,20 +66,27 @@ class Weight:
     def total_bytes(self) -> int:
         return self.count * self.size_bytes
 
+    @property
+    def gradient_elements(self) -> int:
+        """Elements of the gradient of one tensor."""
+        return self.larger_gradient or self.elements
+
 
 def outer_weights(built: BuiltModel) -> list[Weight]:
     """Embeddings, output head, final norm: what is outside the blocks."""
     shape, base, dtype = built.shape, built.trains_base, built.loose_dtype
-    result = [_plain(embedding_matrix(shape), dtype, base)]
+    result = [_plain(built.embedding, dtype, base)]
+    if not shape.tied:  # a tied one is divided as the head's gradient is, when they are added
+        result[0] = replace(result[0], larger_gradient=built.embedding_gradient_elements)
     if not shape.tied:
-        used_as = built.linear_dtype(head_matrix(shape))
-        result.append(replace(_plain(head_matrix(shape), dtype, base), used_as=used_as))
+        used_as = built.linear_dtype(built.head)
+        result.append(replace(_plain(built.head, dtype, base), used_as=used_as))
     if shape.head_bias:
-        result.append(_vector("lm_head.bias", shape.vocab, dtype, base))
+        result.append(_vector("lm_head.bias", built.head.outputs, dtype, base))
     if shape.positions:
         result.append(_plain(Matrix("position_embeddings", shape.hidden, shape.positions), dtype, base))
     result += [_vector(v.name, v.elements, dtype, base) for v in outer_vectors(shape)]
-    return result + _adapter_weights(built, head_matrix(shape), 1)
+    return result + _adapter_weights(built, built.head, 1)
 
 
 def block_weights(built: BuiltModel) -> list[Weight]:

@@ -15,7 +15,8 @@ from harness.recipe import Recipe
 
 
 def part_of(weight: Weight, ranks: int) -> Weight:
-    """What one of `ranks` holds of `weight`."""
+    """What one of `ranks` of FSDP2 holds of `weight`, and of its gradient once that is reduced."""
+    weight = replace(weight, larger_gradient=0)
     if ranks == 1:
         return weight
     if weight.quantized:

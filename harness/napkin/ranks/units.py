@@ -65,6 +65,9 @@ class Units:
         self.embeddings = self._unit([w for w in outer if apart and "embed" in w.name], last="embed_tokens")
         self.tail = self._unit([w for w in outer if apart and "embed" not in w.name], last=last)
         self.own = self._unit([w for w in outer if not apart], last=last)
+        larger = [w for w in outer if w.trained and w.larger_gradient]
+        self.cut_out = sum(w.elements * SIZES[gathered_dtype(recipe) or w.dtype] for w in larger)
+        """Of a gradient that is larger than its weight, what enters the reduction: a copy (unsharded_grad_data)."""
 
     def _unit(self, weights: Iterable[Weight], *, each: bool = False, last: str = "") -> Unit:
         """The unit of `weights`: all of each kind, or for a block one of each, whose last is small."""
@@ -86,7 +89,7 @@ class Units:
             sums["part"] += count * part
             sums["output"] += count * (part + (other if reduced_in != weight.dtype else 0))
             if recipe.syncs_per_step < self.micro_batches:
-                whole = weight.elements * SIZES[reduced_in]
+                whole = weight.gradient_elements * SIZES[reduced_in]
                 sums["accumulated"] += count * whole
             if weight.name == last:
                 sums["last"] = whole
@@ -212,4 +215,4 @@ def as_computed(built: BuiltModel) -> BuiltModel:
     if not (recipe.fsdp and recipe.mixed):
         return built
     plain = {"precision": recipe.compute_dtype, "adapter_dtype": "base"}
-    return BuiltModel(recipe.model_copy(update=plain), built.shape)
+    return BuiltModel(recipe.model_copy(update=plain), built.whole)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from harness.napkin.dtypes import SIZES
 from harness.napkin.model.built_model import BuiltModel
-from harness.napkin.model.layers import Matrix, attention_matrices, embedding_matrix, mlp_matrices
+from harness.napkin.model.layers import Matrix, attention_matrices, mlp_matrices
 from harness.napkin.tape.attention import attention
+from harness.napkin.tape.collectives import summed_over_ranks
 from harness.napkin.tape.dims import DIMS
 from harness.napkin.tape.experts import experts
 from harness.napkin.tape.linear import linear
@@ -22,8 +23,9 @@ def new_tape(built: BuiltModel, gpu_threads: int) -> Tape:
     sizes = {letter: dim.size(built) for letter, dim in DIMS.items()}
     caches = not built.recipe.parameters_on_host
     hooked = built.recipe.activations_on_host
+    compiled = built.recipe.compile
     return Tape(
-        sizes, built.autocast, gpu_threads, hooked, caches_casts=caches, compiled=built.recipe.compile
+        sizes, built.autocast, gpu_threads, hooked, caches_casts=caches, compiled=compiled, ranks=built.tp
     )
 
 
@@ -31,9 +33,10 @@ def embed(tape: Tape, built: BuiltModel) -> Tensor:
     """Token embeddings (and GPT-2's positions): B S H, in the embeddings' dtype."""
     shape, dtype, trained = built.shape, built.loose_dtype, built.trains_base
     ids = tape.tensor("input_ids", "B S", "int64")
-    matrix = embedding_matrix(shape)
-    gradient = matrix.elements * SIZES[dtype] if trained else 0
+    gradient = built.embedding_gradient_elements * SIZES[dtype] if trained else 0
     x = tape.product("embeddings", "B S H", dtype, [ids], [], flops=0, weight_gradient_bytes=gradient)
+    if built.embedding.outputs < shape.vocab:
+        x = summed_over_ranks(tape, x)
     if shape.family in ("gemma", "gemma2"):
         x = scale(tape, x, "embeddings scaled")
     if shape.positions:

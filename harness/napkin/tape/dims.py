@@ -32,6 +32,7 @@ DIMS = {
     "I": Dim("MLP", lambda m: m.shape.intermediate),
     "J": Dim("gate and up in one, 2I", lambda m: 2 * m.shape.intermediate),
     "V": Dim("vocabulary", lambda m: m.shape.vocab),
+    "U": Dim("words that a rank's head scores, V / tp", lambda m: m.words),
     "R": Dim("LoRA's rank", lambda m: m.adapter_rank),
     "E": Dim("experts", lambda m: m.shape.experts),
     "X": Dim("experts a token goes to", lambda m: m.shape.experts_per_token),

@@ -10,7 +10,9 @@ from math import prod
 from harness.hardware import Work
 from harness.napkin.dtypes import SIZES
 from harness.napkin.model.built_model import BuiltModel
+from harness.napkin.model.divided import Style
 from harness.napkin.model.layers import Matrix
+from harness.napkin.tape.collectives import gathered, read_by_ranks, summed_over_ranks
 from harness.napkin.tape.ops import add, cast, dropout, multiply, scale, under_autocast
 from harness.napkin.tape.tape import NOTHING, Tape, Tensor
 
@@ -29,17 +31,29 @@ def _base(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, d
     if built.quantized(matrix):
         four_bit = built.recipe.four_bit
         return (_four_bit if four_bit else _int8)(tape, built, x, matrix, name, dims)
-    return plain_linear(tape, x, matrix, name, dims, built.linear_dtype(matrix), trained=built.trains_base)
+    dtype, divided = built.linear_dtype(matrix), built.divided(matrix)
+    return plain_linear(tape, x, matrix, name, dims, dtype, trained=built.trains_base, divided=divided)
 
 
 def plain_linear(
-    tape: Tape, x: Tensor, matrix: Matrix, name: str, dims: str, weight_dtype: str, *, trained: bool
+    tape: Tape,
+    x: Tensor,
+    matrix: Matrix,
+    name: str,
+    dims: str,
+    weight_dtype: str,
+    *,
+    trained: bool,
+    divided: Style | None = None,
 ) -> Tensor:
-    """x W^T: keeps x if W is trained, and autocast's 16-bit copy of W if x needs a gradient.
+    """x W^T: keeps x if W is trained, and autocast's 16-bit copy of W if x needs a gradient. `matrix` is what
+    a rank has of a layer that is `divided`.
 
     Autocast keeps its copy of a trained fp32 weight until the forward pass ends, and makes a frozen
     weight's anew every time (aten/src/ATen/autocast_mode.cpp, cached_cast).
     """
+    if divided in ("colwise", "colwise_gather_output"):
+        x = read_by_ranks(tape, x)
     x = under_autocast(tape, x)
     compute = tape.autocast or weight_dtype
     copy = None
@@ -49,9 +63,10 @@ def plain_linear(
         tape.weight_cast(f"{name}: weight to {compute}", weight_bytes, copy.size_bytes, trained=trained)
         if trained and tape.caches_casts:
             tape.cached.append(copy)
-    return tape.product(
+    gathers = divided == "colwise_gather_output"
+    out = tape.product(
         name,
-        dims,
+        dims.replace("V", "U") if gathers else dims,
         compute,
         [x],
         [x if trained else None, copy if x.grad else None],
@@ -62,6 +77,9 @@ def plain_linear(
         # under autocast the weight's gradient is 16 bit first, then cast to the weight's dtype
         backward_temporary_bytes=matrix.elements * SIZES[compute] if trained and copy else 0,
     )
+    if divided == "rowwise":
+        return summed_over_ranks(tape, out)
+    return gathered(tape, out, dims) if gathers else out
 
 
 def _weight_copy(matrix: Matrix, dtype: str) -> Tensor:
@@ -145,8 +163,10 @@ def _lora(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, d
     given = cast(tape, x, dtype) if casts else x
     inner = dropout(tape, given, built.adapter_dropout)
     rank_dims = f"{_leading(tape, x, matrix)} R"
-    inner = plain_linear(tape, inner, a, f"{name}: A x", rank_dims, dtype, trained=True)
-    inner = plain_linear(tape, inner, b, f"{name}: B A x", dims, dtype, trained=True)
+    divided = built.divided(matrix)
+    of_a, of_b = (divided, None) if divided == "rowwise" else (None, divided)
+    inner = plain_linear(tape, inner, a, f"{name}: A x", rank_dims, dtype, trained=True, divided=of_a)
+    inner = plain_linear(tape, inner, b, f"{name}: B A x", dims, dtype, trained=True, divided=of_b)
     inner = scale(tape, inner, f"{name}: scaled")
     if quantized and casts:
         inner = cast(tape, inner, out.dtype)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from harness.hardware import Work
 from harness.napkin.dtypes import SIZES
 from harness.napkin.model.built_model import BuiltModel
-from harness.napkin.model.layers import head_matrix
 from harness.napkin.tape.blocks import new_tape
 from harness.napkin.tape.linear import linear
 from harness.napkin.tape.ops import cast, norm, scale
@@ -53,7 +52,7 @@ def head_and_loss(
         fused = _fused(tape, built, hidden, compute_capability)
         return HeadAndLoss(tape, entering, hidden, held=[hidden], fused=fused)
     before = len(tape.ops)
-    logits = linear(tape, built, hidden, head_matrix(built.shape), "logits", "B S V")
+    logits = linear(tape, built, hidden, built.head, "logits", "B S V")
     head = tape.ops[before:]
     if built.shape.logit_softcap:
         logits = scale(tape, logits, "logits / cap")
@@ -78,7 +77,7 @@ def _fused(tape: Tape, built: BuiltModel, hidden: Tensor, compute_capability: fl
     """Liger's fused linear cross-entropy: logits for a chunk of tokens at a time, as many as make the
     chunk about as large as the hidden states, and both gradients at once
     (liger_kernel 0.8.5, ops/fused_linear_cross_entropy.py)."""
-    shape, trained, dtype = built.shape, built.trains_base, built.linear_dtype(head_matrix(built.shape))
+    shape, trained, dtype = built.shape, built.trains_base, built.linear_dtype(built.head)
     tokens, weight = tape.elements("T"), shape.vocab * shape.hidden
     compute = tape.autocast or hidden.dtype
     parts = -(-shape.vocab // shape.hidden)

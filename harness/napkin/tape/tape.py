@@ -61,6 +61,9 @@ class Op:
     weight_gradient_bytes: int = 0
     forward_temporary_bytes: int = 0
     backward_temporary_bytes: int = 0
+    forward_sent: float = 0.0
+    """Bytes that a rank sends to those it shares a layer with, while the operator runs."""
+    backward_sent: float = 0.0
 
 
 @dataclass
@@ -79,6 +82,8 @@ class Tape:
     """Autocast keeps its copies of trained weights; of weights that visit from host memory it cannot."""
     compiled: bool = False
     """Elementwise operators fuse: they move nothing of their own, and keep only what cannot be recomputed."""
+    ranks: int = 1
+    """That share every layer (tensor parallelism)."""
     cached: list[Tensor] = field(default_factory=list[Tensor])
     """16-bit copies of trained weights that autocast's cache holds until the forward pass ends."""
     attention_kernel: str = ""
