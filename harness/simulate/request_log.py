@@ -35,8 +35,8 @@ class RequestLog:
         self._events.append((key, -1, 0))
 
     def steady(self, lost: Container[int] = ()) -> dict[int, int] | None:
-        """For each key that the step found and freed, the one that it left in its place. None: what it leaves,
-        but for what is `lost`, is not what it found, and no step like it can follow.
+        """For each key that the step found and freed, the one that it left in its place. None: what it
+        leaves, but for what is `lost`, is not what it found, and no step like it can follow.
         """
         born = {key: (size, stream) for key, size, stream in self._events if size >= 0}
         died = {key for key, size, _ in self._events if size < 0}

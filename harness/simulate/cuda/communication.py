@@ -43,9 +43,9 @@ class Communication:
         self._kept: list[Tensor] = []
         self._not_waited: dict[int, Tensor] = {}
         """By storage. PyTorch's WorkRegistry (csrc/distributed/c10d/Functional.cpp) keeps the result of a
-        functional collective until someone waits for it. Nobody does where a checkpointed block runs again and
-        stops at the last tensor that backward needs: the sum of a tp group launched before that is lost
-        (pytorch/torchtitan#2763)."""
+        functional collective until someone waits for it. Nobody does where a checkpointed block runs again
+        and stops at the last tensor that backward needs: a sum of a tp group that was launched before that
+        is lost (pytorch/torchtitan#2763)."""
         self._watched = os.environ.get(BLOCKING_WAIT, "").lower() not in ("1", "t", "true", "y", "yes")
 
     def begin_step(self) -> None:
