@@ -10,7 +10,7 @@ import torch
 from harness.observe import StorageTracker
 from harness.simulate.clock import Cost, SimulatedTime, is_on_device
 from harness.simulate.cuda.behaviour import CudaRules
-from harness.simulate.cuda.communication import KINDS, Communication
+from harness.simulate.cuda.communication import KINDS, WAIT, Communication
 from harness.simulate.cuda.shape_cache import VIEW, tensors_in
 from harness.simulate.kernels.operators import operator_name, script_of
 from harness.simulate.kernels.script import Free, Keep, Step, Take
@@ -58,11 +58,17 @@ class SimulatedDevice(StorageTracker):
                 call.cost = self.time.cost(func, args, kwargs, out, call.script)
             self.time.recomputing = self.memory.phase == "backward" and self.paths.in_module
             self._clock(call.cost, func, args)
-        if "c10d" in func.namespace and (name := operator_name(func)) in KINDS:
-            self.communication.launched(name, args, out, timed=self.frames)
+        if "c10d" in func.namespace:
+            self._communicate(operator_name(func), args, out)
         if call.script:
             self._play(call.script, func, out)
         return out
+
+    def _communicate(self, name: str, args: Any, out: Any) -> None:
+        if name in KINDS:
+            self.communication.launched(name, args, out, timed=self.frames)
+        elif name == WAIT:
+            self.communication.waited(args[0])
 
     def _clock(self, cost: Cost, func: Any, args: Any) -> None:
         """The time of an operator: a kernel's, a copy's between the two memories, or the host's own."""

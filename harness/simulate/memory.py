@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from harness.allocator import Allocator, AllocatorOutOfMemory, Block, Settings, snapshot_segments
@@ -109,11 +109,11 @@ class SimulatedMemory(Recording):
         reserved = self.allocator.device.reserved_bytes
         reserved.peak = reserved.current
 
-    def repeat(self, times: int) -> dict[str, tuple[int, int]]:
+    def repeat(self, times: int, lost: Collection[int] = ()) -> dict[str, tuple[int, int]]:
         """Do the recorded step again, at most `times`: allocated and reserved bytes at most, by phase.
 
         Steps are all alike, but the blocks they leave are not: for a few steps more reserved memory can grow,
-        and allocated by what is not split off a block.
+        and allocated by what is not split off a block, and by what is `lost` in each of them.
         See RequestLog.repeat. Raises AllocatorOutOfMemory. The snapshot stays that of the recording.
         """
         log, self._log = self._log, None
@@ -122,7 +122,7 @@ class SimulatedMemory(Recording):
         if log is None:
             return {}
         try:
-            return log.repeat(times, self.allocator, self._blocks, self._enter)
+            return log.repeat(times, self.allocator, self._blocks, self._enter, lost)
         except AllocatorOutOfMemory:
             self._ran_out_after = None if log.refused is None else log.refused - 1
             self.allocated_bytes = sum(block.size for block in self._blocks.values())

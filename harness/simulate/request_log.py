@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Container
+from itertools import count
 
 from harness.allocator import Allocator, AllocatorOutOfMemory, Block
+
+NOBODYS = -(2**62)
+"""From here up are keys of what was lost in steps that were made again: no storage has them."""
 
 
 class RequestLog:
@@ -30,30 +34,39 @@ class RequestLog:
     def died(self, key: int) -> None:
         self._events.append((key, -1, 0))
 
-    def steady(self) -> dict[int, int] | None:
-        """For each key that the step found and freed, the one that it left in its place. None: what it leaves
-        is not what it found, and no step like it can follow.
+    def steady(self, lost: Container[int] = ()) -> dict[int, int] | None:
+        """For each key that the step found and freed, the one that it left in its place. None: what it
+        leaves, but for what is `lost`, is not what it found, and no step like it can follow.
         """
         born = {key: (size, stream) for key, size, stream in self._events if size >= 0}
         died = {key for key, size, _ in self._events if size < 0}
-        left = [key for key in born if key not in died]
+        left = [key for key in born if key not in died and key not in lost]
         freed = [key for key in self._found if key in died]
         same = [born[key] for key in left] == [self._found[key] for key in freed]
         return dict(zip(freed, left, strict=True)) if same else None
 
     def repeat(
-        self, times: int, allocator: Allocator, blocks: dict[int, Block], enter: Callable[[str], None]
+        self,
+        times: int,
+        allocator: Allocator,
+        blocks: dict[int, Block],
+        enter: Callable[[str], None],
+        lost: Collection[int] = (),
     ) -> dict[str, tuple[int, int]]:
         """Make the step's requests again, at most `times`: allocated and reserved bytes at most, by phase.
 
         It ends when a step leaves the blocks it found; a step that is not `steady` is not repeated. `blocks`
-        are those by key at its end, and `enter` is told each phase. Raises AllocatorOutOfMemory.
+        are those by key at its end, and `enter` is told each phase. What the step made and nobody frees is
+        `lost`: each step loses as much again. Raises AllocatorOutOfMemory.
         """
         peaks: dict[str, tuple[int, int]] = {}
-        left = self.steady()
+        lost = {key for key, size, _ in self._events if size >= 0 and key in lost}
+        left = self.steady(lost)
         state = None if left is None else all_blocks(allocator)
+        nobodys = count(NOBODYS)
         for _ in range(times if left is not None else 0):
             blocks |= {old: blocks.pop(new) for old, new in (left or {}).items()}
+            blocks |= {next(nobodys): blocks.pop(key) for key in lost}
             self._once(allocator, blocks, enter, peaks)
             before, state = state, all_blocks(allocator)
             if state == before:

@@ -148,6 +148,8 @@ class SimulatedRun:
         self.after = after or AfterStep()
         self.evaluation: EvaluationStats | None = None
         self.checkpoint: CheckpointStats | None = None
+        self.lost_bytes = 0
+        """In each step, and never freed."""
         self.of_the_step: tuple[MemoryStats, StepStats, list[Allocation]] | None = None
         """Once the steps are over."""
 
@@ -212,7 +214,9 @@ class SimulatedRun:
 
     def _repeat_the_step(self) -> None:
         """What a measurement's other steps add: its warm-up, timed and recorded ones."""
-        peaks = self.memory.repeat(self.steps_beyond)
+        lost = {self.device.key_of(tensor): tensor.nbytes for tensor in self.communication.not_waited}
+        self.lost_bytes = sum(lost.values()) // self.num_steps
+        peaks = self.memory.repeat(self.steps_beyond, [key for key in lost if key is not None])
         for name, (allocated, reserved) in peaks.items():
             stats = self.phases[name]
             stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, allocated)
@@ -314,6 +318,12 @@ class SimulatedRun:
                 f"what these operators take inside on CUDA nobody has looked at: {', '.join(unknown)}"
             )
         warnings += unasked_tables(self.device.operators)
+        if self.lost_bytes:
+            warnings.append(
+                f"every step loses {self.lost_bytes / 2**20:.1f} MiB, which PyTorch never frees: sums of the tp "
+                "ranks that a recomputed block starts and does not wait for. A long run ends out of memory. "
+                "Set gradient_checkpointing: false"
+            )
         context = self.hardware.calibration.cuda_context_bytes
         whole = self.memory.peak_reserved_bytes + context + self.memory.host_peak_bytes
         if self.recipe.pages_optimizer and whole > self.hardware.memory_bytes:

@@ -174,3 +174,15 @@ def test_collectives_take_their_share_over_the_slowest_link() -> None:
     assert collective_s("reduce_scatter", size, range(16), H100) == pytest.approx(15 / 16 * size / between)
     assert collective_s("all_reduce", size, (0, 8), H100) == pytest.approx(size / NETWORK.value)
     assert collective_s("all_reduce", size, (3,), H100) == 0
+
+
+def test_a_sum_that_nobody_waits_for_is_lost_in_every_step() -> None:
+    """The recomputed block stops within the down projection, when its base's sum has begun."""
+    fields = ENGINES["tp"] | {"adapter": "lora", "gradient_checkpointing": True, "precision": "bf16"}
+    few, many = (simulated(steps=steps, **fields)[0] for steps in (2, 12))
+    assert any("every step loses" in warning for warning in many.warnings)
+    grown = (many.memory.peak_allocated_bytes or 0) - (few.memory.peak_allocated_bytes or 0)
+    recipe = tiny(**fields)
+    assert grown > 0
+    assert grown % (10 * recipe.micro_batch_size * recipe.seq_len) == 0
+    assert not any("every step loses" in warning for warning in simulated(**ENGINES["tp"])[0].warnings)

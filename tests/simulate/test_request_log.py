@@ -49,3 +49,10 @@ def test_it_is_repeated_until_a_step_leaves_the_blocks_that_it_found() -> None:
         assert peaks == {"forward": (allocated, 20 * MIB + (2 * MIB if times == 1 else 0))}
         assert entered == ["forward"] * times
         assert len(blocks) == 1
+
+
+def test_each_repeated_step_loses_what_the_step_lost() -> None:
+    log, allocator, blocks = logged((1, 3 * MIB), (0, -1), (2, 3 * MIB))
+    peaks = log.repeat(3, allocator, blocks, lambda _: None, lost=[2, 77])
+    assert peaks["forward"][0] == (3 + 3 * 3 + 3) * MIB
+    assert sum(block.size for block in blocks.values()) == (3 + 4 * 3) * MIB

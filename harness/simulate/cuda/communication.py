@@ -22,6 +22,7 @@ KINDS: dict[str, Collective] = {
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
     "_c10d_functional::all_reduce": "all_reduce",
 }
+WAIT = "_c10d_functional::wait_tensor"
 NCCL_STREAM = -1
 """Where NCCL works off what is not to be waited for at once. No memory is allocated for it."""
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
@@ -40,6 +41,11 @@ class Communication:
         self.time = time
         self._steps = 0
         self._kept: list[Tensor] = []
+        self._not_waited: dict[int, Tensor] = {}
+        """By storage. PyTorch's WorkRegistry (csrc/distributed/c10d/Functional.cpp) keeps the result of a
+        functional collective until someone waits for it. Nobody does where a checkpointed block runs again
+        and stops at the last tensor that backward needs: a sum of a tp group that was launched before that
+        is lost (pytorch/torchtitan#2763)."""
         self._watched = os.environ.get(BLOCKING_WAIT, "").lower() not in ("1", "t", "true", "y", "yes")
 
     def begin_step(self) -> None:
@@ -50,10 +56,21 @@ class Communication:
         """The collective called `name` ("c10d::allreduce_") was launched on the current stream."""
         if not all(tensor.is_meta for tensor in tensors_in(args)):
             return  # the host's own: gloo's
+        if name.startswith("_c10d_functional::"):
+            self._not_waited[out.untyped_storage()._cdata] = out
         if timed:
             size_bytes = max((t.nbytes for t in tensors_in([*args, out])), default=0)
             seconds = self._seconds(KINDS[name], size_bytes, _group(args))
             self.time.communicate(seconds, self.time.stream)
+
+    def waited(self, result: Tensor) -> None:
+        """Someone has waited for the result of a functional collective."""
+        self._not_waited.pop(result.untyped_storage()._cdata, None)
+
+    @property
+    def not_waited(self) -> list[Tensor]:
+        """Results of functional collectives that nobody has waited for."""
+        return list(self._not_waited.values())
 
     def summed(self, group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
         """DDP's hook for a bucket of gradients: summed on NCCL's stream, and waited for after backward."""
