@@ -16,6 +16,8 @@ class LookBack:
     memory: MemoryStats
     top: list[Allocation]
     """The largest allocations at the peak."""
+    filled: list[Allocation]
+    """The largest allocations when memory ran out, if it did."""
     history: History
 
 
@@ -29,7 +31,7 @@ def look_back(observer: DeviceObserver, *, ran_out: bool) -> LookBack:
     history = observer.history()
     spans = history.spans
     if not spans or not (phases or ran_out):
-        return LookBack(memory, [], history)  # ended before a step was recorded: its peak is not known
+        return LookBack(memory, [], [], history)  # ended before a step was recorded: its peak is not known
     peak = find_peak(spans)
     memory.at_peak = breakdown_at(spans, peak.index)
     if memory.peak_allocated_bytes is None:
@@ -37,4 +39,6 @@ def look_back(observer: DeviceObserver, *, ran_out: bool) -> LookBack:
     if memory.kind == "cuda_allocator" and memory.at_peak.other_bytes is not None:
         # The trace has requested sizes; what the allocator did not split off is known only in total.
         memory.at_peak.other_bytes += max(0, memory.peak_allocated_bytes - peak.allocated_bytes)
-    return LookBack(memory, top_allocations(spans, peak.index), history)
+    at_shortage = peak.index if history.ran_out is None else history.ran_out
+    filled = top_allocations(spans, at_shortage) if ran_out else []
+    return LookBack(memory, top_allocations(spans, peak.index), filled, history)
