@@ -44,6 +44,7 @@ class CpuObserver:
         """Whether every tensor is followed now."""
         self._started = 0.0
         self._ends: list[int] = []
+        self._recorded: list[int] = []
         self._ran_out: int | None = None
 
     def trained(self, training: Owner) -> None:
@@ -61,6 +62,8 @@ class CpuObserver:
         self._kinds.append(kind)
         first = self._follow_first_step and self._kinds == ["warmup"]
         self._follows = kind == "recorded" or first
+        if kind == "recorded":
+            self._recorded.append(index)
         self.times_s.append(defaultdict(float))
         self._started = time.perf_counter()
 
@@ -123,7 +126,7 @@ class CpuObserver:
         if "recorded" not in self._kinds:  # a run that ended early
             self._adopt()
         spans = list(self._recording.spans)
-        return History(spans, snapshot_of_storages(spans), self._ends, self._ran_out)
+        return History(spans, snapshot_of_storages(spans), self._ends, self._recorded, self._ran_out)
 
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
         self._ran_out = self._recording.last_event

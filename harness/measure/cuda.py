@@ -59,6 +59,7 @@ class CudaObserver:
         self.times_s: list[dict[str, float]] = []
         self._index = device.index or 0
         self._kinds: list[Kind] = []
+        self._recorded: list[int] = []
         self._nvml = Nvml(str(torch.cuda.get_device_properties(self.device).uuid))
         self._utilization: float | None = None
         self._with_history = with_history
@@ -95,6 +96,8 @@ class CudaObserver:
             self._labels.clear()  # of addresses that mean something else by now
             if kind == "timed":
                 self._nvml.start()
+        if kind == "recorded":
+            self._recorded.append(index)
         self._kinds.append(kind)
         self.times_s.append(defaultdict(float))
 
@@ -200,7 +203,7 @@ class CudaObserver:
         trace = snapshot["device_traces"][self._index]
         ran_out = (n for n in reversed(range(len(trace))) if trace[n]["action"] == "oom")
         ends = step_ends(trace) if "recorded" in self._kinds else []
-        return History(spans, snapshot, ends, next(ran_out, None))
+        return History(spans, snapshot, ends, self._recorded, next(ran_out, None))
 
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
         """Without history the request is as rounded as torch's message has it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -40,6 +40,8 @@ class History(NamedTuple):
     """The same for memory-viz."""
     step_ends: list[int]
     """The index, in the spans, of each recorded step's last event."""
+    steps: Sequence[int] = ()
+    """Which steps these are."""
     ran_out: int | None = None
     """The index of the last event before memory ran out, if it did while every allocation was recorded."""
 

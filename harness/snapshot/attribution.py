@@ -8,10 +8,10 @@ This module imports no torch.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from heapq import nlargest
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
@@ -105,6 +105,21 @@ def breakdown_at(spans: Sequence[AllocationSpan], index: int, baseline_bytes: in
 def breakdown_at_peak(spans: Sequence[AllocationSpan], baseline_bytes: int = 0) -> MemoryBreakdown:
     """The breakdown at `find_peak`; its total is the peak's allocated_bytes."""
     return breakdown_at(spans, find_peak(spans).index, baseline_bytes)
+
+
+def breakdowns_at_peaks(spans: Sequence[AllocationSpan], ends: Sequence[int]) -> list[MemoryBreakdown]:
+    """The breakdown at the first peak of each step, what was there as it began included. `ends`: the last
+    event of each, one after the other.
+    """
+    allocated, _ = _timeline(spans, 0)
+    slots = [0, *(min(end + 1, len(allocated) - 1) for end in ends)]  # after the last, a trace may go on
+    peaks = [max(range(start, end + 1), key=allocated.__getitem__) - 1 for start, end in pairwise(slots)]
+    totals = [dict.fromkeys(CATEGORIES, 0) for _ in peaks]
+    for span, category in zip(spans, categorize(spans), strict=True):
+        until = len(peaks) if span.died is None else bisect_left(peaks, span.died)
+        for step in range(bisect_left(peaks, span.born), until):
+            totals[step][category] += span.size_bytes
+    return [MemoryBreakdown(**{f"{name}_bytes": size for name, size in sums.items()}) for sums in totals]
 
 
 def bytes_by_module(spans: Sequence[AllocationSpan], index: int, n: int = 200) -> dict[str, int]:

@@ -4,7 +4,7 @@ What is measured knows no tracker, and a tracker that fails, hangs or is missing
 have been told is in log.jsonl. The trackers are accelerate's, so none is a dependency. Imports no torch.
 """
 
-from harness.track.jobs import Job, profile_values, recipe_config, step_values
+from harness.track.jobs import Job, profile_values, recipe_config, step_values, values_by_step
 from harness.track.trackers import known_trackers, tracker_names
 from harness.track.tracking import Told, Tracking, track_all, track_run
 
@@ -19,4 +19,5 @@ __all__ = [
     "track_all",
     "track_run",
     "tracker_names",
+    "values_by_step",
 ]
