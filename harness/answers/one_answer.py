@@ -20,8 +20,8 @@ from harness.step_profile import EvaluationStats, EvaluationWay, StepProfile
 
 if TYPE_CHECKING:
     from harness.measure import Progress
-    from harness.simulate import AfterStep, SimulatedMemory
-    from harness.training import Evaluation
+    from harness.simulate import SimulatedMemory
+    from harness.training import AfterStep, Evaluation
 
 Prediction = Literal["napkin", "simulated"]
 
@@ -77,7 +77,8 @@ def _add_other_ways(
     settings: Settings,
 ) -> None:
     """How else to evaluate where all logits, or too many of them, stay on the device."""
-    from harness.simulate import AfterStep, simulate
+    from harness.simulate import simulate
+    from harness.training import AfterStep
 
     peak, step = profile.phases.get("evaluation"), profile.memory.peak_allocated_bytes or 0
     ran_out = profile.oom is not None and profile.oom.phase == "evaluation"
@@ -114,9 +115,12 @@ def measured(
     progress: Progress | None = None,
     *,
     snapshot: bool = True,
+    after: AfterStep | None = None,
     alive: Callable[[str], None] | None = None,
 ) -> StepProfile:
     """The profile of a run on `device` of this machine (default: the first GPU, else the CPU) into `folder`.
+
+    `after`: what to measure behind the training steps.
 
     Raises InputError for a device that is not there, and where the host's memory cannot hold the recipe.
     """
@@ -133,6 +137,7 @@ def measured(
         snapshot=snapshot,
         advise=advise,
         warnings=[unchecked] if unchecked else [],
+        after=after,
         alive=alive,
     )
 

@@ -1,4 +1,4 @@
-"""What is to be simulated behind the training steps, as people name it. Imports torch when it is asked."""
+"""What is to be looked at behind the training steps, as people name it. Imports torch when it is asked."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from harness.simulate import AfterStep
+    from harness.recipe import Recipe
+    from harness.training import AfterStep
 
-SIMULATED_PHASES = ("train", "eval", "save")
+PHASES_OF_A_RUN = ("train", "eval", "save")
 
 
 def after_training(
-    phases: str, evaluation: Mapping[str, tuple[str, int | bool]], named: str = "phases="
+    recipe: Recipe, phases: str, evaluation: Mapping[str, tuple[str, int | bool]], named: str = "phases="
 ) -> AfterStep | None:
     """What `phases`, names with commas between them, says behind train; None for train alone.
 
     `evaluation`: the field of Evaluation and its value, by the option that gives it. `named`: how `phases`
     is written where it is asked for. Raises InputError for a phase or a field there is none of, and for
-    options without the phase they belong to.
+    options without the phase they belong to, and where the recipe divides a step among several ranks.
     """
     names = [name.strip() for name in phases.split(",")]
     for name in names:
-        if name not in SIMULATED_PHASES:
-            hint = nearest(name, SIMULATED_PHASES)
+        if name not in PHASES_OF_A_RUN:
+            hint = nearest(name, PHASES_OF_A_RUN)
             raise InputError(f"{named}{phases}: there is no phase {name}.{hint} Write train,eval,save.")
     if "train" not in names:
         raise InputError(
@@ -37,8 +38,12 @@ def after_training(
         raise InputError(f"{option} belongs to an evaluation. Write {named}train,eval too.")
     if len({*names}) == 1:
         return None
-    from harness.simulate import AfterStep
-    from harness.training import Evaluation
+    if recipe.world_size > 1:
+        raise InputError(
+            "what follows the training steps is looked at in one process alone, and the mesh of the recipe "
+            f"has {recipe.world_size}. Write {named}train, or ask for one GPU."
+        )
+    from harness.training import AfterStep, Evaluation
 
     known = [field.name for field in fields(Evaluation)]
     for field, _ in evaluation.values():

@@ -63,7 +63,7 @@ def simulate(
     device = asked_hardware(hardware, memory)
     settings = allocator_settings(os.environ, allocator)
     given = {f"evaluation {field}": (field, value) for field, value in (evaluation or {}).items()}
-    after = after_training(phases, given)
+    after = after_training(asked, phases, given)
     folder = None if out is None else RunFolder(Path(out), name, asked)
     quiet_libraries()
     profile, remembered = simulated(asked, device, settings, rank, after)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.answers import measured
+from harness.answers import after_training, measured
 from harness.api.asked import AnyRecipe, asked_recipe
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile
@@ -22,6 +22,8 @@ def run(
     device: str | None = None,
     out: str | os.PathLike[str] | None = None,
     snapshot: bool = True,
+    phases: str = "train",
+    evaluation: Mapping[str, int | bool] | None = None,
     track: str | Sequence[str] = (),
     **overrides: Any,
 ) -> StepProfile:
@@ -29,7 +31,8 @@ def run(
 
     `recipe` and `overrides` as in harness.napkin. `device`: "cuda", "cuda:1" or "cpu"; None takes the first
     GPU, else the CPU. `out`: the folder for profile.json, recipe.yaml, log.jsonl and snapshot.pickle; None
-    takes profiles/runs/<recipe>-<time>. `snapshot`: whether to record the memory history.
+    takes profiles/runs/<recipe>-<time>. `snapshot`: whether to record the memory history. `phases` and
+    `evaluation` as in harness.simulate: an evaluation and a checkpoint behind the training steps.
     `track`: experiment trackers that are told too, as in "tensorboard,wandb"; what they say goes to stderr.
 
     Returns the profile. A run that is interrupted, runs out of memory or is stopped by a nan loss returns
@@ -37,8 +40,10 @@ def run(
     folder that is taken, a device that is not there, and a recipe that cannot run here.
     """
     name, asked = asked_recipe(recipe, overrides)
+    given = {f"evaluation {field}": (field, value) for field, value in (evaluation or {}).items()}
+    after = after_training(asked, phases, given)
     folder = RunFolder(None if out is None else Path(out), name, asked)
     trackers = tracker_names([track] if isinstance(track, str) else track)
     quiet_libraries()
     with track_run(trackers, folder, asked, lambda words: print(words, file=sys.stderr)):
-        return measured(asked, folder, device, snapshot=snapshot)
+        return measured(asked, folder, device, snapshot=snapshot, after=after)

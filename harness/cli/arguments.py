@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from harness.hardware import Hardware
     from harness.recipe import Recipe
+    from harness.training import AfterStep
 
 RecipeName = Annotated[
     str, typer.Argument(help="A name in recipes/ (`harness recipes` lists them), or the path of a YAML file.")
@@ -48,6 +49,60 @@ Track = Annotated[
         show_default=False,
     ),
 ]
+Phases = Annotated[
+    str,
+    typer.Option(
+        "--phases",
+        help="What to look at, by commas: train, and behind it eval (an evaluation as transformers' Trainer "
+        "does it) and save (its checkpoint).",
+    ),
+]
+EvalBatches = Annotated[
+    int | None,
+    typer.Option(
+        "--eval-batches", help="How many batches an evaluation has. Default: 10.", show_default=False
+    ),
+]
+EvalBatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--eval-batch-size", help="Their rows, per_device_eval_batch_size. Default: 8.", show_default=False
+    ),
+]
+EvalAccumulationSteps = Annotated[
+    int | None,
+    typer.Option(
+        "--eval-accumulation-steps",
+        help="After so many batches logits go to the host. Default: at the end.",
+        show_default=False,
+    ),
+]
+EvalLossOnly = Annotated[
+    bool,
+    typer.Option("--eval-loss-only", help="Keep no logits: prediction_loss_only, or no compute_metrics."),
+]
+
+
+def what_follows(
+    recipe: Recipe,
+    phases: str,
+    batches: int | None,
+    batch_size: int | None,
+    accumulation_steps: int | None,
+    *,
+    loss_only: bool,
+) -> AfterStep | None:
+    """What is asked for behind the training steps, by the options above. Raises InputError."""
+    from harness.answers import after_training
+
+    named: dict[str, tuple[str, int | bool | None]] = {
+        "--eval-batches": ("batches", batches),
+        "--eval-batch-size": ("batch_size", batch_size),
+        "--eval-accumulation-steps": ("accumulation_steps", accumulation_steps),
+        "--eval-loss-only": ("keep_logits", False if loss_only else None),
+    }
+    given = {option: (field, value) for option, (field, value) in named.items() if value is not None}
+    return after_training(recipe, phases, given, "--phases ")
 
 
 def asked_for(

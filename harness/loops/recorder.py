@@ -190,8 +190,9 @@ class LoopRecorder:
         if is_out_of_memory(error):
             with held_back():
                 self._oom = self._observer.shortage(self.phase, error)
-                self._oom.top = look_back(self._observer, ran_out=True).top
-                self._look_back()
+                over = self._looked is not None  # the recorded steps
+                found = look_back(self._observer, ran_out=True) if over else self._look_back()
+                self._oom.top = found.filled
         else:
             self._warnings.append(
                 f"the program ended in {self.phase} of step {self.steps}: {type(error).__name__}"
@@ -215,12 +216,13 @@ class LoopRecorder:
             self._log(everything=True)
             done = self.steps - (unfinished or not complete)
             if done < self.window.last:
+                if complete or self.steps < self.window.first:  # else it died in a step that was recorded
+                    wanted = f"{self.window.first}-{self.window.last}"
+                    self._warnings.append(
+                        f"the loop ended after {done} steps, and steps {wanted} were to be recorded. Give "
+                        f"others, e.g. --steps {max(1, done)}."
+                    )
                 complete = False
-                wanted = f"{self.window.first}-{self.window.last}"
-                self._warnings.append(
-                    f"the loop ended after {done} steps, and steps {wanted} were to be recorded. Give "
-                    f"others, e.g. --steps {max(1, done)}."
-                )
             self._look_back()
             profile = self._write(complete=complete, last=True)
         self.over = True
@@ -248,9 +250,9 @@ class LoopRecorder:
             ended, self._open = self._open, None
             ended.__exit__(None, None, None)
 
-    def _look_back(self) -> None:
+    def _look_back(self) -> LookBack:
         if self._looked is not None:
-            return
+            return self._looked
         assert self._observer is not None
         self._leave()
         self._looked = look_back(self._observer, ran_out=self._oom is not None)
@@ -259,6 +261,7 @@ class LoopRecorder:
         self._looked.history = self._looked.history._replace(spans=[], snapshot={})
         if snapshot and self._looked.memory.peak_allocated_bytes is not None:
             self.folder.write_snapshot(snapshot)
+        return self._looked
 
     def _log(self, *, everything: bool) -> None:
         """Write a line for each step whose numbers are there; for `everything`, they are."""

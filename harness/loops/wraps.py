@@ -5,7 +5,8 @@
 - torch.amp.GradScaler.scale and .step: the loss before it is scaled, and a step that the scaler leaves out.
 - the iterator of torch.utils.data.DataLoader, its __next__: taking a batch.
 - a module that was compiled in place (model.compile()): its hooks would be compiled with it.
-- torch.save and safetensors.torch.save_file (which save_pretrained calls): saving.
+- torch.save and safetensors.torch.save_file (which save_pretrained calls): saving. Not where pickle calls
+  torch.save for a tensor that goes to another process.
 
 Each calls what it wraps with the same arguments and returns the same; all are put back when the watching
 ends. Who bound safetensors' function to a name of its own before is given the wrapped one too.
@@ -74,6 +75,8 @@ class Wraps:
 
         def saving(original: Callable[..., Any]) -> Callable[..., Any]:
             def wrapped(*args: Any, **kwargs: Any) -> Any:
+                if sys._getframe(1).f_code.co_name == "__reduce__":  # of a storage: torch/storage.py
+                    return original(*args, **kwargs)
                 with told.saves():
                     return original(*args, **kwargs)
 

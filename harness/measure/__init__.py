@@ -1,11 +1,12 @@
 """Answer three: the training step on a device; what this machine can do; and what measures any loop."""
 
 from harness.measure.cpu_speed import matmul_flops_per_s
+from harness.measure.devices import chosen_device, num_gpus
 from harness.measure.doctor import examine
 from harness.measure.joining import joining_observer
 from harness.measure.leak import find_kept
 from harness.measure.looking_back import LookBack, look_back
-from harness.measure.measured_run import chosen_device, measure, num_gpus, total_steps
+from harness.measure.measured_run import measure, total_steps
 from harness.measure.observer import DeviceObserver, Progress
 from harness.measure.step_times import log_line, peak_rss_bytes, phase_stats, step_stats
 

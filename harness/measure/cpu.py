@@ -26,7 +26,7 @@ from harness.measure.observer import History
 from harness.observe import Owner, PhasePeaks, Recording, StorageTracker, gradients_seen, labelled_tensors
 from harness.snapshot import snapshot_of_storages
 from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
-from harness.training import Kind
+from harness.training import HostPeak, Kind
 
 
 class CpuObserver:
@@ -44,6 +44,8 @@ class CpuObserver:
         """Whether every tensor is followed now."""
         self._started = 0.0
         self._ends: list[int] = []
+        self._recorded: list[int] = []
+        self._ran_out: int | None = None
 
     def trained(self, training: Owner) -> None:
         self._training = training
@@ -60,6 +62,8 @@ class CpuObserver:
         self._kinds.append(kind)
         first = self._follow_first_step and self._kinds == ["warmup"]
         self._follows = kind == "recorded" or first
+        if kind == "recorded":
+            self._recorded.append(index)
         self.times_s.append(defaultdict(float))
         self._started = time.perf_counter()
 
@@ -114,14 +118,18 @@ class CpuObserver:
             first_step_peak_allocated_bytes=self._peaks.first_step_bytes,
         )
 
+    def host_peak(self) -> HostPeak:
+        return self._recording.host_peak()
+
     def history(self) -> History:
         """Addresses in the snapshot are made up, times are event indices."""
         if "recorded" not in self._kinds:  # a run that ended early
             self._adopt()
         spans = list(self._recording.spans)
-        return History(spans, snapshot_of_storages(spans), self._ends)
+        return History(spans, snapshot_of_storages(spans), self._ends, self._recorded, self._ran_out)
 
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
+        self._ran_out = self._recording.last_event
         tried = re.search(r"tried to allocate (\d+) bytes", str(error))  # c10/core/impl/alloc_cpu.cpp
         return OutOfMemoryReport(
             phase=phase,

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from harness.step_profile import (
     OutOfMemoryReport,
     PhaseStats,
 )
-from harness.training import Kind
+from harness.training import HostPeak, Kind
 
 MAX_ENTRIES = 2_000_000
 """Bound of the recorded history; a step of a 70B model has about 100,000 entries."""
@@ -59,6 +59,7 @@ class CudaObserver:
         self.times_s: list[dict[str, float]] = []
         self._index = device.index or 0
         self._kinds: list[Kind] = []
+        self._recorded: list[int] = []
         self._nvml = Nvml(str(torch.cuda.get_device_properties(self.device).uuid))
         self._utilization: float | None = None
         self._with_history = with_history
@@ -95,6 +96,8 @@ class CudaObserver:
             self._labels.clear()  # of addresses that mean something else by now
             if kind == "timed":
                 self._nvml.start()
+        if kind == "recorded":
+            self._recorded.append(index)
         self._kinds.append(kind)
         self.times_s.append(defaultdict(float))
 
@@ -181,6 +184,10 @@ class CudaObserver:
             first_step_peak_allocated_bytes=self._peaks.first_step_bytes,
         )
 
+    def host_peak(self) -> HostPeak:
+        """Nobody counts what is not pinned."""
+        return nullcontext(lambda: None)
+
     def history(self) -> History:
         """Since recording began again; the snapshot shows the categories."""
         if not self._with_history:
@@ -194,7 +201,9 @@ class CudaObserver:
                 span.category = "parameters"
         label_snapshot(snapshot, spans, self._index)
         trace = snapshot["device_traces"][self._index]
-        return History(spans, snapshot, step_ends(trace) if "recorded" in self._kinds else [])
+        ran_out = (n for n in reversed(range(len(trace))) if trace[n]["action"] == "oom")
+        ends = step_ends(trace) if "recorded" in self._kinds else []
+        return History(spans, snapshot, ends, self._recorded, next(ran_out, None))
 
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
         """Without history the request is as rounded as torch's message has it."""

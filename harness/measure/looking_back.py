@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.measure.observer import DeviceObserver, History
-from harness.snapshot import breakdown_at, find_peak, top_allocations
-from harness.step_profile import Allocation, MemoryStats
+from harness.snapshot import breakdown_at, breakdowns_at_peaks, find_peak, top_allocations
+from harness.step_profile import MOST_STEPS, Allocation, MemoryStats, StepPeak
 
 
 @dataclass
@@ -16,6 +16,8 @@ class LookBack:
     memory: MemoryStats
     top: list[Allocation]
     """The largest allocations at the peak."""
+    filled: list[Allocation]
+    """The largest allocations when memory ran out, if it did."""
     history: History
 
 
@@ -29,7 +31,7 @@ def look_back(observer: DeviceObserver, *, ran_out: bool) -> LookBack:
     history = observer.history()
     spans = history.spans
     if not spans or not (phases or ran_out):
-        return LookBack(memory, [], history)  # ended before a step was recorded: its peak is not known
+        return LookBack(memory, [], [], history)  # ended before a step was recorded: its peak is not known
     peak = find_peak(spans)
     memory.at_peak = breakdown_at(spans, peak.index)
     if memory.peak_allocated_bytes is None:
@@ -37,4 +39,11 @@ def look_back(observer: DeviceObserver, *, ran_out: bool) -> LookBack:
     if memory.kind == "cuda_allocator" and memory.at_peak.other_bytes is not None:
         # The trace has requested sizes; what the allocator did not split off is known only in total.
         memory.at_peak.other_bytes += max(0, memory.peak_allocated_bytes - peak.allocated_bytes)
-    return LookBack(memory, top_allocations(spans, peak.index), history)
+    recorded = list(zip(history.steps, history.step_ends, strict=False))[:MOST_STEPS]
+    found = breakdowns_at_peaks(spans, [end for _, end in recorded])
+    memory.at_peak_by_step = [
+        StepPeak(step=step, at_peak=at_peak) for (step, _), at_peak in zip(recorded, found, strict=True)
+    ]
+    at_shortage = peak.index if history.ran_out is None else history.ran_out
+    filled = top_allocations(spans, at_shortage) if ran_out else []
+    return LookBack(memory, top_allocations(spans, peak.index), filled, history)

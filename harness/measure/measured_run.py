@@ -14,11 +14,13 @@ import torch
 from harness.checkpoint import NotFiniteWeights, Saved, read, restore, save
 from harness.data import DataSummary
 from harness.errors import InputError, is_out_of_memory
+from harness.measure.checkpoint import measure_checkpoint
 from harness.measure.communication import Communication
+from harness.measure.devices import chosen_device, device_observer
 from harness.measure.leak import find_leak
-from harness.measure.looking_back import look_back
+from harness.measure.looking_back import LookBack, look_back
 from harness.measure.not_finite import Origin, origin_of_loss, origin_of_weights
-from harness.measure.observer import Advise, DeviceObserver, Progress
+from harness.measure.observer import Advise, Progress
 from harness.measure.step_times import log_line, peak_rss_bytes, phase_stats, step_stats
 from harness.observe import FlopCount
 from harness.parallel import lost_rank
@@ -26,7 +28,10 @@ from harness.recipe import Recipe
 from harness.run_folder import RunFolder, steps_done_of
 from harness.step_profile import (
     MOST_WEIGHTS,
+    PHASES_BETWEEN_STEPS,
     Allocation,
+    CheckpointStats,
+    EvaluationStats,
     LeakReport,
     MemoryStats,
     NotFiniteReport,
@@ -36,15 +41,18 @@ from harness.step_profile import (
 )
 from harness.system import held_back, provenance
 from harness.training import (
+    AfterStep,
     Batches,
     Kind,
     LoopObserver,
     Step,
     Training,
     attention_kernel,
+    evaluate_into,
     remaining_kinds,
     run_steps,
     set_up,
+    stats_of,
     step_kinds,
     surprises_of_model,
 )
@@ -61,6 +69,7 @@ def measure(
     device: torch.device | None = None,
     *,
     snapshot: bool = True,
+    after: AfterStep | None = None,
     advise: Advise | None = None,
     warnings: list[str] | None = None,
     alive: Callable[[str], None] | None = None,
@@ -73,11 +82,12 @@ def measure(
     own. Raises InputError for a recipe that cannot run here and for a checkpoint that cannot be resumed,
     before anything is written; for a full disk, after writing what of profile and snapshot has room; and
     for a rank that is gone, after writing what this one knows. `alive` is told each phase that begins.
+    `after`: what to measure behind the training steps.
     """
     resumed = None if folder.checkpoint is None else read(folder.checkpoint, recipe)
     device = device or chosen_device()
     run = MeasuredRun(recipe, device, folder, progress, resumed, list(warnings or ()), with_history=snapshot)
-    run.alive = alive or run.alive
+    run.alive, run.after = alive or run.alive, after or run.after
     failed: InputError | None = None
     broke: BaseException | None = None
     try:
@@ -93,7 +103,7 @@ def measure(
             failed = run.broken_by(broke)
             broke = None
         profile = run.profile()
-        if profile.oom is not None and advise is not None:
+        if profile.oom is not None and advise is not None and profile.oom.phase not in PHASES_BETWEEN_STEPS:
             profile.oom.advice = advise(recipe, profile.hardware, profile.oom)
         try:
             if snapshot and run.snapshot:
@@ -111,25 +121,6 @@ def measure(
 def total_steps(recipe: Recipe) -> int:
     """The steps of a whole run: warmup, timed, recorded."""
     return len(step_kinds(recipe, RECORDED_STEPS))
-
-
-def num_gpus() -> int:
-    """GPUs of this machine that torch can use."""
-    return torch.cuda.device_count()
-
-
-def chosen_device(name: str | None = None) -> torch.device:
-    """The device called `name` (cuda, cuda:1, cpu); for None the first GPU, else the CPU.
-
-    Raises InputError for a device this machine does not have.
-    """
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    here = ["cpu", *(["cuda"] if gpus else []), *gpus]
-    if name not in here:
-        raise InputError(f"--device {name}: this machine has {', '.join(here)}.")
-    return torch.device(name)
 
 
 class MeasuredRun:
@@ -161,7 +152,7 @@ class MeasuredRun:
         # on a virtual GPU times and losses are of a device that computes nothing
         self.emulated = device.type == "cuda" and emulated_device() is not None
         self.flop_count = FlopCount()
-        self.observer = _observer(device, recipe, with_history)
+        self.observer = device_observer(device, recipe, with_history)
         self.watching: LoopObserver = self.observer
         self.phase_now = "setup"
         self.alive: Callable[[str], None] = lambda doing: None
@@ -171,6 +162,9 @@ class MeasuredRun:
         """GradScaler's, after the last step."""
         self.communication_s: dict[str, float] = {}
         """By phase; empty where nobody can tell."""
+        self.after = AfterStep()
+        self.evaluation: EvaluationStats | None = None
+        self.checkpoint: CheckpointStats | None = None
         self.complete = False
         self.oom: OutOfMemoryReport | None = None
         self.not_finite: NotFiniteReport | None = None
@@ -210,6 +204,7 @@ class MeasuredRun:
             if self.not_finite is not None and self.recipe.on_nan == "stop":
                 return
         self.look_back()
+        self._after_the_step(training)
         # One more step, which nobody times and whose memory nobody reads: counting is slow, and sees only
         # eager code.
         self.watching = self.flop_count
@@ -222,9 +217,23 @@ class MeasuredRun:
             self.communication_s = communication.seconds
         self.complete = True
 
+    def _after_the_step(self, training: Training) -> None:
+        evaluation = self.after.evaluation
+        if evaluation is None and not self.after.checkpoint:
+            return
+        if evaluation is not None:
+            self.evaluation, host_peak = stats_of(evaluation), self.observer.host_peak()
+            asked = self.recipe, training, evaluation, self.device, self
+            evaluate_into(self.evaluation, *asked, torch.cuda.empty_cache, host_peak)
+        if self.after.checkpoint:
+            self.checkpoint = measure_checkpoint(training, self.folder.path, self)
+        self.snapshot = self.observer.history().snapshot
+
     def look_back(self) -> MemoryStats:
         """Ask the observer what the memory was, before later steps and deaths change the answer."""
-        found = look_back(self.observer, ran_out=self.oom is not None)
+        return self._note_steps(look_back(self.observer, ran_out=False))
+
+    def _note_steps(self, found: LookBack) -> MemoryStats:
         self.memory, self.top, self.snapshot = found.memory, found.top, found.history.snapshot
         ends = self.observer.step_end_bytes()
         self.leak = find_leak(ends, found.history.spans, found.history.step_ends)
@@ -243,10 +252,13 @@ class MeasuredRun:
         if gone is None and not is_out_of_memory(error):
             raise error
         self.oom = None if gone else self.observer.shortage(self.phase_now, error)
-        if self.memory is None:
-            self.look_back()
+        known = self.memory is not None  # of the steps, where what is behind them broke
+        found = look_back(self.observer, ran_out=self.oom is not None)
+        if not known:
+            self._note_steps(found)
+        self.snapshot = found.history.snapshot
         if self.oom is not None:
-            self.oom.top = self.top
+            self.oom.top = found.filled
             return None
         return InputError(f"{gone}, in {self.phase_now} after {len(self.losses)} steps.")
 
@@ -279,6 +291,8 @@ class MeasuredRun:
             oom=self.oom,
             not_finite=self.not_finite,
             leak=self.leak,
+            evaluation=self.evaluation,
+            checkpoint=self.checkpoint,
             warnings=self.warnings + ([leak_in_words(self.leak)] if self.leak else []),
         )
 
@@ -365,13 +379,3 @@ def _surprises(recipe: Recipe, batches: Batches, device: torch.device) -> list[s
             f"optimizer: {recipe.optimizer}: bitsandbytes pages only on a GPU; here its state is not paged"
         )
     return found
-
-
-def _observer(device: torch.device, recipe: Recipe, with_history: bool) -> DeviceObserver:
-    if device.type == "cuda":
-        from harness.measure.cuda import CudaObserver
-
-        return CudaObserver(device, with_history=with_history)
-    from harness.measure.cpu import CpuObserver
-
-    return CpuObserver(follow_first_step=not recipe.compile)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ from harness.observe import Owner
 from harness.recipe import Recipe
 from harness.snapshot import AllocationSpan
 from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
-from harness.training import Kind, LoopObserver
+from harness.training import HostPeak, Kind, LoopObserver
 
 Advise = Callable[[Recipe, HardwareSummary, OutOfMemoryReport], list[str]]
 """What to change when the memory of a device ran out, a line each, the cheapest first (fit/advice.py)."""
@@ -40,6 +40,10 @@ class History(NamedTuple):
     """The same for memory-viz."""
     step_ends: list[int]
     """The index, in the spans, of each recorded step's last event."""
+    steps: Sequence[int] = ()
+    """Which steps these are."""
+    ran_out: int | None = None
+    """The index of the last event before memory ran out, if it did while every allocation was recorded."""
 
 
 class DeviceObserver(LoopObserver, Protocol):
@@ -80,6 +84,10 @@ class DeviceObserver(LoopObserver, Protocol):
 
     def memory(self) -> MemoryStats:
         """All that is known without the history."""
+        ...
+
+    def host_peak(self) -> HostPeak:
+        """To be entered around what puts tensors into host memory."""
         ...
 
     def history(self) -> History:

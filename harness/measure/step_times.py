@@ -37,7 +37,7 @@ def phase_stats(
         name: memory.get(name, PhaseStats()).model_copy(
             update={
                 "time_s": _spread(times_s, name),
-                "flops": None if flop_count is None else flop_count.flops.get(name, 0),
+                "flops": flop_count.flops.get(name, 0) if flop_count and name in PHASES else None,
             }
         )
         for name in (*PHASES, *(other for other in OTHER_PHASES if other in seen))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from harness.observe.storage_tracker import Frame as TrackedFrame
 from harness.snapshot import BEFORE_RECORDING, AllocationSpan
@@ -97,6 +98,16 @@ class Recording:
     def reset_peak(self) -> None:
         """Start a new peak at what is live now."""
         self.peak_bytes = self.allocated_bytes
+
+    @contextmanager
+    def host_peak(self) -> Iterator[Callable[[], int]]:
+        """Inside: a function that says how many bytes more than before were in host memory at most."""
+        before, peak = self.host_bytes, self.host_peak_bytes
+        self.host_peak_bytes = before
+        try:
+            yield lambda: self.host_peak_bytes - before
+        finally:
+            self.host_peak_bytes = max(peak, self.host_peak_bytes)
 
     def label(self, key: int | None, category: str) -> None:
         """Say what a live storage is. The first label stays; what is on the host needs none."""

@@ -1,7 +1,6 @@
 """Answer two: the training step on shape-only tensors, into a model of the CUDA caching allocator."""
 
-from harness.simulate.after_step import AfterStep
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.simulated_run import simulate
 
-__all__ = ["AfterStep", "SimulatedMemory", "simulate"]
+__all__ = ["SimulatedMemory", "simulate"]

@@ -19,7 +19,7 @@ from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.observe import PhasePeaks, gradients_seen, labelled_tensors, owned_tensors
 from harness.recipe import Recipe
-from harness.simulate.after_step import AfterStep, simulate_checkpoint, simulate_evaluation, stats_of
+from harness.simulate.checkpoint import simulate_checkpoint
 from harness.simulate.clock import SimulatedTime
 from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
 from harness.simulate.cuda.communication import Communication
@@ -49,13 +49,16 @@ from harness.step_profile import (
 )
 from harness.system import collected_by_hand, older_objects_kept, provenance
 from harness.training import (
+    AfterStep,
     Batches,
     Kind,
     StepBatches,
     Training,
+    evaluate_into,
     import_libraries,
     run_steps,
     set_up,
+    stats_of,
     surprises_of_model,
 )
 
@@ -92,11 +95,6 @@ def simulate(
         raise InputError(
             "compile: true cannot be simulated: the compiler decides which kernels and buffers there are. "
             "Set compile: false, or ask `harness napkin`."
-        )
-    if after is not None and recipe.world_size > 1:
-        raise InputError(
-            f"what follows the training steps is simulated for one process, and the mesh of the recipe has "
-            f"{recipe.world_size}. Leave eval and save out of --phases, or ask for one GPU."
         )
     settings = settings or parse_settings("", torch.__version__)
     with collected_by_hand():
@@ -230,7 +228,9 @@ class SimulatedRun:
         self.memory.go_on_recording()
         if evaluation is not None:
             self.evaluation = stats_of(evaluation)
-            simulate_evaluation(self.recipe, training, evaluation, self.device, self, self.evaluation)
+            empty_cache, host_peak = self.rules.empty_cache, self.memory.host_peak()
+            asked = self.recipe, training, evaluation, META, self
+            evaluate_into(self.evaluation, *asked, empty_cache, host_peak)
         if self.after.checkpoint:
             self.checkpoint = simulate_checkpoint(self.recipe, training, self.device, self)
 
@@ -320,9 +320,9 @@ class SimulatedRun:
         warnings += unasked_tables(self.device.operators)
         if self.lost_bytes:
             warnings.append(
-                f"every step loses {self.lost_bytes / 2**20:.1f} MiB, which PyTorch never frees: sums of the tp "
-                "ranks that a recomputed block starts and does not wait for. A long run ends out of memory. "
-                "Set gradient_checkpointing: false"
+                f"every step loses {self.lost_bytes / 2**20:.1f} MiB, which PyTorch never frees: sums of the "
+                "tp ranks that a recomputed block starts and does not wait for. A long run ends out of "
+                "memory. Set gradient_checkpointing: false"
             )
         context = self.hardware.calibration.cuda_context_bytes
         whole = self.memory.peak_reserved_bytes + context + self.memory.host_peak_bytes

@@ -1,7 +1,14 @@
 """The memory history: what each byte was and when, memory-viz files in and out, differences of two."""
 
 from harness.snapshot.as_json import snapshot_to_json
-from harness.snapshot.attribution import breakdown_at, bytes_by_module, categorize, find_peak, top_allocations
+from harness.snapshot.attribution import (
+    breakdown_at,
+    breakdowns_at_peaks,
+    bytes_by_module,
+    categorize,
+    find_peak,
+    top_allocations,
+)
 from harness.snapshot.build import (
     TraceEvent,
     build_snapshot,
@@ -51,6 +58,7 @@ __all__ = [
     "TraceDiff",
     "TraceEvent",
     "breakdown_at",
+    "breakdowns_at_peaks",
     "build_snapshot",
     "busiest_device",
     "bytes_by_module",

@@ -8,11 +8,11 @@ This module imports no torch.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
 from harness.snapshot.stacks import stack_line
@@ -81,6 +81,21 @@ def breakdown_at(spans: Sequence[AllocationSpan], index: int) -> MemoryBreakdown
         if span.live_at(index):
             totals[category] += span.size_bytes
     return MemoryBreakdown(**{f"{name}_bytes": size for name, size in totals.items()})
+
+
+def breakdowns_at_peaks(spans: Sequence[AllocationSpan], ends: Sequence[int]) -> list[MemoryBreakdown]:
+    """The breakdown at the first peak of each step, what was there as it began included. `ends`: the last
+    event of each, one after the other.
+    """
+    allocated, _ = _timeline(spans)
+    slots = [0, *(min(end + 1, len(allocated) - 1) for end in ends)]  # after the last, a trace may go on
+    peaks = [max(range(start, end + 1), key=allocated.__getitem__) - 1 for start, end in pairwise(slots)]
+    totals: list[dict[str, int]] = [dict.fromkeys(CATEGORIES, 0) for _ in peaks]
+    for span, category in zip(spans, categorize(spans), strict=True):
+        until = len(peaks) if span.died is None else bisect_left(peaks, span.died)
+        for step in range(bisect_left(peaks, span.born), until):
+            totals[step][category] += span.size_bytes
+    return [MemoryBreakdown(**{f"{name}_bytes": size for name, size in sums.items()}) for sums in totals]
 
 
 def bytes_by_module(spans: Sequence[AllocationSpan], index: int) -> dict[str, int]:

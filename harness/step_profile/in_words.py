@@ -75,8 +75,9 @@ def between_steps_in_words(profile: StepProfile) -> Iterator[str]:
     if checkpoint is not None:
         files = f"{in_gib(checkpoint.weights_bytes)} of weights"
         files += f" and {in_gib(checkpoint.optimizer_bytes)} of optimizer state"
-        host = f"{in_gib(checkpoint.host_bytes)} of copies on the host at most"
-        yield f"checkpoint of {files}: {_peak_of(profile, 'saving')}; {host}"
+        known = checkpoint.host_bytes is not None
+        host = f"; {in_gib(checkpoint.host_bytes)} of copies on the host at most" if known else ""
+        yield f"checkpoint of {files}: {_peak_of(profile, 'saving')}{host}"
 
 
 def _peak_of(profile: StepProfile, phase: str) -> str:

@@ -24,6 +24,7 @@ MAX_VALUES = 2**20
 MAX_DETAILS = 10_000
 MAX_DEPTH = 50
 """Of a recipe, and of a provenance: every value is a line of a report."""
+MOST_STEPS = 1000
 MOST_MODULES = 1000
 """That a profile names; a simulation names the 200 largest."""
 PHASES = ("data", "forward", "backward", "optimizer_step")
@@ -79,6 +80,15 @@ class MemoryBreakdown(Fields):
         return sum(getattr(self, f"{name}_bytes") or 0 for name in CATEGORIES)
 
 
+class StepPeak(Fields):
+    """What the memory of one recorded step was at its highest."""
+
+    step: Count
+    """Counted from 0, as in log.jsonl."""
+    at_peak: MemoryBreakdown
+    """Adds up to the peak; on a GPU of the sizes that were asked for, before the allocator rounds them."""
+
+
 class MemoryStats(Fields):
     """Memory of the steady step. Setup and the first step have their own peaks, never mixed in."""
 
@@ -90,6 +100,8 @@ class MemoryStats(Fields):
     """The whole process on the device, as NVML sees it."""
     peak_phase: str | None = None
     at_peak: MemoryBreakdown = Field(default_factory=MemoryBreakdown)
+    at_peak_by_step: list[StepPeak] = Field(default_factory=list[StepPeak], max_length=MOST_STEPS)
+    """Of a measurement's recorded steps, the first MOST_STEPS of them."""
     at_peak_by_module: (
         Annotated[dict[Annotated[str, Field(max_length=300)], Count], Field(max_length=MOST_MODULES)] | None
     ) = None

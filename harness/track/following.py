@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.errors import InputError
 from harness.run_folder import folder_of_rank, read_profile
-from harness.track.jobs import Job, profile_values, step_values
+from harness.track.jobs import Job, profile_values, step_values, values_by_step
 from harness.track.trackers import KEEPS_FILES, OpenTracker, known_trackers
 
 Say = Callable[[str], None]
@@ -82,12 +82,13 @@ class Follower:
             self.say(self.tracker.where)
         return True
 
-    def tell(self, values: dict[str, float], step: int) -> bool:
-        """Whether to go on; a step that is not taken is counted."""
+    def tell(self, values: dict[str, float], step: int, *, afterwards: bool = False) -> bool:
+        """Whether to go on; a step that is not taken is counted. `afterwards`: others have followed it."""
         assert self.tracker is not None
+        log = self.tracker.log_afterwards if afterwards else self.tracker.log
         try:
             if values:
-                self.tracker.log(values, step)
+                log(values, step)
         except Exception as error:
             self.failed, self.missed, self.reason = self.failed + 1, self.missed + 1, in_words(error)
         else:
@@ -135,6 +136,8 @@ def follow(job: Job, over: threading.Event, say: Say) -> None:
         return
     if profile is not None:
         follower.tell(profile_values(profile), step)
+        for recorded, values in values_by_step(profile).items():
+            follower.tell(values, recorded, afterwards=True)
     with tempfile.TemporaryDirectory() as made:
         follower.close(_kept_files(folder, Path(made)) if job.tracker in KEEPS_FILES else [])
 

@@ -92,6 +92,16 @@ def profile_values(profile: StepProfile) -> dict[str, float]:
     return {name: value for name, value in known.items() if value is not None}
 
 
+def values_by_step(profile: StepProfile) -> dict[int, dict[str, float]]:
+    """Of the steps that were recorded, by step: memory/at_peak/<category>_bytes."""
+    return {
+        one.step: {
+            f"memory/at_peak/{name}": size for name, size in one.at_peak.model_dump(exclude_none=True).items()
+        }
+        for one in profile.memory.at_peak_by_step
+    }
+
+
 def run_job(
     tracker: str, folder: Path, name: str, recipe: Mapping[str, Any], *, resumed: bool = False
 ) -> Job:

@@ -14,6 +14,7 @@ KEEPS_FILES = ("mlflow", "wandb")
 """Those that are given report and snapshot. Others are told numbers alone."""
 ARTIFACT = "harness"
 """The type of W&B's artifacts."""
+AFTERWARDS = "recorded_step"
 
 
 def known_trackers() -> list[str]:
@@ -70,6 +71,19 @@ class OpenTracker:
     def log(self, values: dict[str, float], step: int) -> None:
         """Tell numbers of a step, counted from 0."""
         self._tracker.log(values, step=step)
+
+    def log_afterwards(self, values: dict[str, float], step: int) -> None:
+        """Tell numbers of a step that others have followed since.
+
+        W&B takes no number for a step that is past. There they have an axis of their own, AFTERWARDS, whose
+        value is the step.
+        """
+        if self.kind == "wandb":
+            for name in values:
+                self._tracker.tracker.define_metric(name, step_metric=AFTERWARDS)
+            self._tracker.log({**values, AFTERWARDS: step})
+        else:
+            self._tracker.log(values, step=step)
 
     def attach(self, files: Iterable[Path]) -> None:
         """Keep the files with the run, if this tracker keeps files."""

@@ -1,11 +1,12 @@
 """The one training step and everything it is made of: model, toggles, data, loop."""
 
 from harness.parallel import DTYPES
+from harness.training.after_step import AfterStep, HostPeak, evaluate_into, stats_of
 from harness.training.batches import Batches, StepBatches
-from harness.training.evaluation import Evaluation, evaluate
+from harness.training.evaluation import Evaluation
 from harness.training.loop import Kind, LoopObserver, Step, remaining_kinds, run_steps, set_up, step_kinds
 from harness.training.model import import_libraries
-from harness.training.saving import save_as_trainer
+from harness.training.saving import CANNOT_WRITE, save_as_trainer
 from harness.training.step import Training
 from harness.training.toggles.attention import attention_kernel
 from harness.training.toggles.host_memory import is_dense, is_on_host, on_host, to_host
@@ -13,16 +14,19 @@ from harness.training.toggles.optimizer_state import restore_state
 from harness.training.warnings import surprises_of_model
 
 __all__ = [
+    "CANNOT_WRITE",
     "DTYPES",
+    "AfterStep",
     "Batches",
     "Evaluation",
+    "HostPeak",
     "Kind",
     "LoopObserver",
     "Step",
     "StepBatches",
     "Training",
     "attention_kernel",
-    "evaluate",
+    "evaluate_into",
     "import_libraries",
     "is_dense",
     "is_on_host",
@@ -32,6 +36,7 @@ __all__ = [
     "run_steps",
     "save_as_trainer",
     "set_up",
+    "stats_of",
     "step_kinds",
     "surprises_of_model",
     "to_host",

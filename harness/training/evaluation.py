@@ -22,7 +22,7 @@ from harness.training.batches import Batch
 from harness.training.loop import batches_of, moved
 from harness.training.model_config import load_config
 from harness.training.step import Observer, Training
-from harness.training.toggles.host_memory import on_host, to_host
+from harness.training.toggles.host_memory import on_host
 
 MOST_BATCHES = 10_000
 """That are walked through one by one."""
@@ -59,6 +59,18 @@ class Evaluated:
     labels: Tensor | None
     logits_dtype: torch.dtype | None
     """On the device. On the host there is no bfloat16: numpy has none."""
+
+    @property
+    def logits_bytes(self) -> int | None:
+        """All logits as the device had them; None where they were not kept."""
+        if self.logits is None or self.logits_dtype is None:
+            return None
+        return self.logits.numel() * self.logits_dtype.itemsize
+
+    @property
+    def logits_type(self) -> str | None:
+        """The name of their dtype on the device."""
+        return None if self.logits_dtype is None else str(self.logits_dtype).removeprefix("torch.")
 
 
 def evaluate(
@@ -152,8 +164,9 @@ class _Kept:
     def to_host(self) -> None:
         if self._here is None:
             return
-        copied = to_host(self._here)
-        with on_host():
+        with on_host():  # Tensor.cpu(), which a shape-only tensor has not: neither pinned nor asynchronous
+            device = "meta" if self._here.is_meta else "cpu"
+            copied = torch.empty_like(self._here, device=device).copy_(self._here)
             if copied.dtype == torch.bfloat16:
                 copied = copied.float()
             self._copied = copied if self._copied is None else torch.cat((self._copied, copied))

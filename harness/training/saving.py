@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from harness.training.step import Observer, Training
 
 OPTIMIZER = "optimizer.pt"
 """Trainer's name for it; the weights' are transformers' and peft's own."""
+CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
+"""What Python, torch and safetensors raise where the disk is full."""
 
 
 def save_as_trainer(training: Training, folder: Path, observer: Observer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 import warnings
 from collections.abc import Callable
@@ -114,6 +115,20 @@ def test_a_plain_loop(tmp_path: Path) -> None:
     assert (at_peak.inputs_bytes or 0) >= 4 * ROWS * WIDTH
     events = read_snapshot(tmp_path / "run" / "snapshot.pickle")["device_traces"][0]
     assert {"phase=forward", "phase=evaluation"} <= {event["user_metadata"] for event in events}
+
+
+def test_a_tensor_that_is_pickled_is_not_saved(tmp_path: Path) -> None:
+    """Pickle calls torch.save: what is sent to another process goes into no file."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters())
+
+    def loop() -> None:
+        for _ in range(6):
+            step(net, optimizer)
+            assert torch.equal(pickle.loads(pickle.dumps(net[0].weight)), net[0].weight)
+
+    seen = watched(tmp_path, loop)
+    assert set(seen.profile.phases) == {"forward", "backward", "optimizer_step", "between"}
 
 
 def test_nothing_that_is_computed_changes(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ HOMES = {
 """The only files that import a package, always where it is used: without it, all else works."""
 
 USES_CUDA = {
-    "measure/measured_run.py",  # which device there is
+    "measure/devices.py",  # which device there is
+    "measure/measured_run.py",  # its cache, which an evaluation empties
     "measure/cuda.py",  # events, allocator statistics, snapshots
     "measure/joining.py",  # which device a loop that is not ours uses
     "measure/doctor.py",  # what this machine can do, by trying it

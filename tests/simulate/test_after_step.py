@@ -17,10 +17,10 @@ from harness.hardware.hardware import find_hardware, with_memory
 from harness.report.run import read_run
 from harness.report.sections import section_of
 from harness.run_folder.run_folder import RunFolder
-from harness.simulate.after_step import AfterStep
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.in_words import between_steps_in_words, explain_oom, verdict
 from harness.step_profile.step_profile import PHASES, StepProfile
+from harness.training.after_step import AfterStep
 from harness.training.evaluation import Evaluation
 from harness.training.loop import run_steps
 from harness.training.saving import save_as_trainer

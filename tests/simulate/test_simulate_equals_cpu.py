@@ -24,7 +24,8 @@ from harness.simulate.cuda.autocast import cuda_autocast_on_meta
 from harness.simulate.cuda.behaviour import seen_tensor
 from harness.simulate.cuda.shape_cache import ShapeCache
 from harness.simulate.kernels.operators import operator_of
-from harness.training.loop import run_steps, set_up
+from harness.training.evaluation import Evaluation, evaluate
+from harness.training.loop import batches_of, run_steps, set_up
 from tests.support.tiny import NullObserver, tiny
 
 LORA: dict[str, Any] = {"adapter": "lora", "lora_rank": 4}
@@ -127,8 +128,10 @@ class _ShapeOnly(StorageTracker):
         return self._shapes.run(func, args, kwargs)[0] if out is NotImplemented else out
 
 
-def _events(recipe: Recipe, device: torch.device) -> list[tuple[str, int, int, bool]]:
-    """Every birth and death from the first step to the end of the second."""
+def _events(
+    recipe: Recipe, device: torch.device, evaluation: Evaluation | None = None
+) -> list[tuple[str, int, int, bool]]:
+    """Every birth and death from the first step to the end of the second, and of the evaluation behind it."""
     events = _Events()
     tracker = StorageTracker(events) if device.type == "cpu" else _ShapeOnly(events)
     with ExitStack() as stack:
@@ -143,8 +146,18 @@ def _events(recipe: Recipe, device: torch.device) -> list[tuple[str, int, int, b
         stack.enter_context(tracker)
         for _ in run_steps(training, batches, device, ["warmup"] * 2, NullObserver()):
             events.seen.append(("end of step", 0, 0, False))
+        if evaluation is not None:
+            real_rows = patch("harness.training.evaluation.batches_of", _real_rows)
+            with real_rows:  # as above
+                done = evaluate(recipe, training, evaluation, device, NullObserver(), lambda: None)
+            events.seen.append(("end of evaluation", 0, 0, False))
+            del done
         seen = events.seen[:]  # what follows is Python taking the run apart
     return _deaths_in_order(seen) if recipe.mixed else seen
+
+
+def _real_rows(*asked: Any, shapes_only: bool) -> Any:
+    return batches_of(*asked, shapes_only=False)
 
 
 def _deaths_in_order(events: list[Any]) -> list[Any]:
@@ -168,6 +181,25 @@ def test_shape_only_events_equal_those_of_real_tensors(fields: dict[str, Any]) -
     difference = next((pair for pair in zip(real, shapes, strict=False) if pair[0] != pair[1]), None)
     assert difference is None
     assert len(real) == len(shapes)
+
+
+EVALUATED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "all logits": ({"precision": "bf16"}, {}),
+    "all logits, mixed": ({"precision": "bf16-mixed"}, {}),
+    "accumulated": ({"precision": "fp32"}, {"accumulation_steps": 2}),
+    "accumulated, lora": ({**LORA, "precision": "bf16"}, {"accumulation_steps": 1}),
+    "loss alone": ({"precision": "bf16"}, {"keep_logits": False}),
+}
+
+
+@pytest.mark.parametrize(("fields", "how"), EVALUATED.values(), ids=EVALUATED.keys())
+def test_an_evaluation_on_shapes_is_that_on_real_tensors(fields: dict[str, Any], how: dict[str, Any]) -> None:
+    recipe, evaluation = tiny(**fields), Evaluation(batches=5, batch_size=2, **how)
+    cpu, meta = (_events(recipe, torch.device(name), evaluation) for name in ("cpu", "meta"))
+    begin = len(_events(recipe, torch.device("cpu")))
+    assert sum(on_host for _, _, _, on_host in cpu[begin:]) >= 2
+    assert len(cpu) - begin > 100
+    assert cpu == meta
 
 
 FALCON: dict[str, dict[str, Any]] = {

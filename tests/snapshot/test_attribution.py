@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from harness.snapshot.attribution import (
     Peak,
     breakdown_at,
+    breakdowns_at_peaks,
     categorize,
     find_peak,
     top_allocations,
@@ -79,6 +80,21 @@ def test_breakdown_adds_up_to_the_peak(recording) -> None:
     breakdown = breakdown_at(spans, peak.index)
     assert breakdown.total_bytes() == peak.allocated_bytes
     assert sum(a.size_bytes for a in top_allocations(spans, peak.index, n=1000)) == max(totals)
+
+
+@settings(max_examples=80, deadline=None)
+@given(recordings(), st.sets(st.integers(0, 29)))
+def test_each_step_has_its_own_peak(recording, cuts: set[int]) -> None:
+    spans, events, before = recording
+    totals = slow_totals(events, before)
+    ends = sorted(end for end in cuts if end < len(events))
+    late = [*ends[:-1], ends[-1] + 5] if ends and ends[-1] == len(events) - 1 else ends
+    starts = [-1, *ends]
+    expected = [
+        breakdown_at(spans, max(range(start, end + 1), key=lambda index: totals[index + 1]))
+        for start, end in zip(starts, ends, strict=False)
+    ]
+    assert breakdowns_at_peaks(spans, late) == expected  # what follows the last is no allocation
 
 
 @settings(max_examples=80, deadline=None)

@@ -78,6 +78,15 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, said
 
 
+def activations_by_step(profile: StepProfile) -> list[tuple[int, float]]:
+    """Of the recorded steps, which are the last two; the higher one is the profile's."""
+    by_step = {one.step: one.at_peak for one in profile.memory.at_peak_by_step}
+    assert list(by_step) == [3, 4]
+    assert max(one.total_bytes() for one in by_step.values()) == profile.memory.peak_allocated_bytes
+    assert profile.memory.at_peak in by_step.values()
+    return [(step, float(one.activations_bytes or 0)) for step, one in by_step.items()]
+
+
 def expected(run: Path) -> tuple[dict[str, list[tuple[int, float]]], dict[str, float]]:
     """Of the log and the profile, by the names that the guide gives."""
     lines, profile = logged(run), StepProfile.read(run / "profile.json")
@@ -88,6 +97,7 @@ def expected(run: Path) -> tuple[dict[str, list[tuple[int, float]]], dict[str, f
     }
     assert len(lines) == 5
     assert [len(values) for values in told.values()] == [5, 2, 2]
+    told["memory/at_peak/activations_bytes"] = activations_by_step(profile)
     at_peak = profile.memory.at_peak
     return told, {
         "at_peak/activations_bytes": float(at_peak.activations_bytes or 0),
@@ -140,6 +150,11 @@ def test_wandb_has_every_step_the_recipe_and_the_files(tracked: tuple[Path, str]
             for name, value in items.items():
                 told.setdefault(name, []).append((items["_step"], value))
     steps, at_end = expected(folder / "run")
+    past = [value for _, value in steps.pop("memory/at_peak/activations_bytes")]
+    assert [value for _, value in told["memory/at_peak/activations_bytes"]] == past
+    assert [value for _, value in told["recorded_step"]] == [3, 4]
+    axes = {r.metric.name: r.metric.step_metric for r in records if r.WhichOneof("record_type") == "metric"}
+    assert axes["memory/at_peak/activations_bytes"] == "recorded_step"
     assert {name: told[name] for name in steps} == steps
     assert {name: told[name] for name in at_end} == {name: [(4, value)] for name, value in at_end.items()}
     config = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 
 from harness.hardware.hardware import find_hardware
-from harness.simulate.after_step import AfterStep
+from harness.recipe.file import recipe_yaml
 from harness.simulate.simulated_run import simulate
+from harness.step_profile.step_profile import StepProfile
+from harness.training.after_step import AfterStep
 from harness.training.evaluation import Evaluation
 from tests.support.places import ROOT
 from tests.support.tiny import tiny
@@ -49,3 +52,40 @@ def test_evaluation_and_checkpoint(
     found = {name: profile.phases[name].peak_allocated_bytes for name in ("evaluation", "saving")}
     before = profile.phases["evaluation"].allocated_at_end_bytes
     assert {"before": before, **found} == theirs
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        (LORA, ("--eval-accumulation-steps", "2")),
+        pytest.param({"precision": "bf16"}, (), marks=pytest.mark.slow),
+    ],
+    ids=["lora, accumulated", "whole"],
+)
+def test_a_run_with_them_is_the_simulation_of_it(
+    fields: dict[str, Any], options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """`harness run --gpu`: our own evaluation, by PyTorch's allocator, to the byte."""
+    recipe = tiny(optimizer="adamw", seq_len=256, steps=1, warmup_steps=1, **fields)
+    (tmp_path / "mine.yaml").write_text(recipe_yaml(recipe), encoding="utf-8")
+    asked = ["--phases", "train,eval,save", "--eval-batches", "5", *options, "--json"]
+    found = []
+    for command in (["run", "mine.yaml", "--gpu", "h100", "--out", "run"], ["simulate", "mine.yaml"]):
+        whole = [sys.executable, "-m", "harness", *command, *asked]
+        done = subprocess.run(whole, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        found.append(StepProfile.from_json(done.stdout, command[0]))
+    emulated, simulated = found
+    assert emulated.source == "emulated"
+    for name in ("forward", "backward", "optimizer_step", "evaluation", "saving"):
+        ours, theirs = emulated.phases[name], simulated.phases[name]
+        assert ours.peak_allocated_bytes == theirs.peak_allocated_bytes, name
+        assert ours.allocated_at_end_bytes == theirs.allocated_at_end_bytes, name
+    assert emulated.evaluation is not None
+    assert simulated.evaluation is not None
+    assert emulated.evaluation.host_bytes is None  # nobody counts there
+    assert emulated.evaluation.logits_bytes == simulated.evaluation.logits_bytes
+    assert emulated.checkpoint is not None
+    assert simulated.checkpoint is not None
+    assert emulated.checkpoint.weights_bytes == simulated.checkpoint.weights_bytes
+    assert emulated.checkpoint.optimizer_bytes == simulated.checkpoint.optimizer_bytes

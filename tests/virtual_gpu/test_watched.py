@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.virtual_gpu.watched import CASES, LIBRARIES, both
+from benchmarks.virtual_gpu.watched import CASES, LIBRARIES, PROGRAMS, TORCHRUN, both
+from harness.report.run import read_run
+from harness.report.sections import section_of
+from harness.step_profile.step_profile import StepProfile
 
 pytestmark = pytest.mark.virtual_gpu
 FEW = ("plain loop", "TRL SFTTrainer")
@@ -68,3 +71,45 @@ def test_an_evaluation_after_the_recorded_steps_has_its_peak(tmp_path: Path) -> 
     assert any(
         warning.startswith("evaluation in a step that was not recorded") for warning in profile["warnings"]
     )
+
+
+GiB = 2**30
+RUNS_OUT = {
+    "plain": (sys.executable, "runs_out.py", "plain"),
+    "torchrun": (*TORCHRUN, "runs_out.py", "plain"),
+    "trainer": (sys.executable, "runs_out.py", "trainer"),
+    "trainer, torchrun": (*TORCHRUN, "runs_out.py", "trainer"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if "trainer" in name else ()) for name in RUNS_OUT]
+)
+def test_memory_that_runs_out_in_a_recorded_step_is_explained(name: str, tmp_path: Path) -> None:
+    command = [str(PROGRAMS / word) if word.endswith(".py") else word for word in RUNS_OUT[name]]
+    gpus = "2" if "torchrun" in name else "1"
+    options = ["--gpu", "rtx-4090", "--gpus", gpus, "--steps", "2-3", "--out", str(tmp_path / "run")]
+    whole = [sys.executable, "-m", "harness", "watch", *options, "--", *command]
+    done = subprocess.run(whole, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
+    assert done.returncode == 1
+    assert "torch.OutOfMemoryError" in done.stderr  # the program's own
+    profile = StepProfile.read(tmp_path / "run" / "profile.json")
+    assert not profile.complete
+    assert profile.warnings == []
+    assert (profile.ranks is not None) == ("torchrun" in name)
+    oom = profile.oom
+    assert oom is not None
+    assert (oom.phase, oom.requested_bytes) == ("backward", 7 * GiB)
+    assert oom.free_bytes is not None
+    assert oom.free_bytes < 7 * GiB
+    # as backward wants a fourth: what it was given, and what it has made
+    assert [(held.size_bytes, held.category, held.phase) for held in oom.top[:3]] == [
+        (7 * GiB, "activations", "forward"),
+        (7 * GiB, "activations", "forward"),
+        (7 * GiB, "temporaries", "backward"),
+    ]
+    assert "runs_out.py" in oom.top[0].stack[0]
+    explained = "out of memory in backward, asking for 7.00 GiB on NVIDIA GeForce RTX 4090"
+    assert done.stderr.split("emulated: one step by phase")[1].count(explained) == 1  # as the last words too
+    section = section_of(read_run(tmp_path / "run"))
+    assert any("the memory runs out in backward" in line for line in section.answer)

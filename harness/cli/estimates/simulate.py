@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.allocator import allocator_settings
-from harness.cli.arguments import JsonOnStdout, MemorySize, OverridesAndHardware, RecipeName, asked_for
+from harness.cli.arguments import (
+    EvalAccumulationSteps,
+    EvalBatches,
+    EvalBatchSize,
+    EvalLossOnly,
+    JsonOnStdout,
+    MemorySize,
+    OverridesAndHardware,
+    Phases,
+    RecipeName,
+    asked_for,
+    what_follows,
+)
 from harness.cli.exit_status import OUT_OF_MEMORY
 from harness.cli.terminal.terminal import say
 
@@ -63,31 +75,11 @@ def simulate(
             show_default=False,
         ),
     ] = None,
-    phases: Annotated[
-        str,
-        typer.Option(
-            help="What to simulate, by commas: train, and behind it eval (an evaluation as transformers' "
-            "Trainer does it) and save (its checkpoint)."
-        ),
-    ] = "train",
-    eval_batches: Annotated[
-        int | None,
-        typer.Option(help="How many batches an evaluation has. Default: 10.", show_default=False),
-    ] = None,
-    eval_batch_size: Annotated[
-        int | None,
-        typer.Option(help="Their rows, per_device_eval_batch_size. Default: 8.", show_default=False),
-    ] = None,
-    eval_accumulation_steps: Annotated[
-        int | None,
-        typer.Option(
-            help="After so many batches logits go to the host. Default: at the end.", show_default=False
-        ),
-    ] = None,
-    eval_loss_only: Annotated[
-        bool,
-        typer.Option("--eval-loss-only", help="Keep no logits: prediction_loss_only, or no compute_metrics."),
-    ] = False,
+    phases: Phases = "train",
+    eval_batches: EvalBatches = None,
+    eval_batch_size: EvalBatchSize = None,
+    eval_accumulation_steps: EvalAccumulationSteps = None,
+    eval_loss_only: EvalLossOnly = False,
     memory: MemorySize = None,
     rank: Annotated[
         int,
@@ -103,7 +95,7 @@ def simulate(
     as_json: JsonOnStdout = False,
 ) -> None:
     """Run the training step on shape-only tensors: memory to the byte and estimated time, without a GPU."""
-    from harness.answers import after_training, simulated
+    from harness.answers import simulated
     from harness.cli.terminal.progress import Waiting
     from harness.cli.terminal.terminal import Terminal
     from harness.run_folder import RunFolder
@@ -111,14 +103,8 @@ def simulate(
     from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
     name, loaded, hardware = asked_for(recipe, overrides, memory)
-    named: dict[str, tuple[str, int | bool | None]] = {
-        "--eval-batches": ("batches", eval_batches),
-        "--eval-batch-size": ("batch_size", eval_batch_size),
-        "--eval-accumulation-steps": ("accumulation_steps", eval_accumulation_steps),
-        "--eval-loss-only": ("keep_logits", False if eval_loss_only else None),
-    }
-    given = {option: (field, value) for option, (field, value) in named.items() if value is not None}
-    after = after_training(phases, given, "--phases ")
+    how = eval_batches, eval_batch_size, eval_accumulation_steps
+    after = what_follows(loaded, phases, *how, loss_only=eval_loss_only)
     settings = allocator_settings(os.environ, allocator)
     folder = RunFolder(out, name, loaded) if out is not None else None
     recorded = read_snapshot(trace_diff) if trace_diff is not None else None

@@ -11,6 +11,7 @@ from harness.step_profile import StepProfile
 
 if TYPE_CHECKING:
     from harness.answers import Forecast
+    from harness.training import AfterStep
 
 LONG_S = 60
 """A run on a CPU that takes longer is announced."""
@@ -22,6 +23,7 @@ def measured_with_progress(
     device: str | None = None,
     *,
     snapshot: bool = True,
+    after: AfterStep | None = None,
     trackers: Sequence[str] = (),
     quiet: bool = False,
     alive: Callable[[str], None] | None = None,
@@ -45,7 +47,7 @@ def measured_with_progress(
             say(log, line)
     following = track_run(trackers, folder, recipe, lambda words: say(log, words, whole=True))
     with following, RunProgress(log, total_steps(recipe), forecast and forecast.step_s) as progress:
-        return measured(recipe, folder, device, progress, snapshot=snapshot, alive=alive)
+        return measured(recipe, folder, device, progress, snapshot=snapshot, after=after, alive=alive)
 
 
 def in_words(forecast: Forecast) -> list[str]:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import Overrides, RecipeName, Track
+from harness.cli.arguments import (
+    EvalAccumulationSteps,
+    EvalBatches,
+    EvalBatchSize,
+    EvalLossOnly,
+    Overrides,
+    Phases,
+    RecipeName,
+    Track,
+    what_follows,
+)
 from harness.cli.exit_status import INTERRUPTED, NOT_FINITE, OUT_OF_MEMORY
 from harness.cli.running.ranks import Asked, run_as_rank, run_here
 from harness.system import complain, quiet_libraries, stdout_kept_for_json
@@ -32,6 +42,8 @@ Examples:
   harness run mine.yaml steps=1000 checkpoint_every=100 --out here
 
   harness run mine.yaml steps=1000 checkpoint_every=100 --resume here
+
+  harness run mine.yaml --phases train,eval,save --eval-accumulation-steps 1
 
   harness run mine.yaml parallel=fsdp --gpus 2
 
@@ -101,6 +113,11 @@ def run(
             min=1, help="Seconds that a rank may be silent, or wait for the others, before all are ended."
         ),
     ] = 600,
+    phases: Phases = "train",
+    eval_batches: EvalBatches = None,
+    eval_batch_size: EvalBatchSize = None,
+    eval_accumulation_steps: EvalAccumulationSteps = None,
+    eval_loss_only: EvalLossOnly = False,
     track: Track = None,
 ) -> None:
     """Run a recipe on this machine and record where the bytes and milliseconds went."""
@@ -112,10 +129,13 @@ def run(
         loaded, place = _on_ranks(loaded, gpu, gpus)
     if gpu is not None:
         _go_to_virtual_gpu(gpu, gpus or loaded.world_size)
+    how = eval_batches, eval_batch_size, eval_accumulation_steps
+    after = what_follows(loaded, phases, *how, loss_only=eval_loss_only)
     from harness.cli.running.measuring import measured_with_progress
     from harness.cli.terminal.profile_tables import print_profile
     from harness.cli.terminal.terminal import Terminal, say
     from harness.run_folder import RunFolder
+    from harness.step_profile import between_steps_in_words
     from harness.track import tracker_names
 
     trackers = tracker_names(track or [])
@@ -132,11 +152,15 @@ def run(
                 raise typer.Exit(_status(profile, loaded) if profile and status is None else status or 0)
         else:
             folder = RunFolder(out, name, loaded, resume)
-            profile = measured_with_progress(loaded, folder, device, snapshot=snapshot, trackers=trackers)
+            profile = measured_with_progress(
+                loaded, folder, device, snapshot=snapshot, after=after, trackers=trackers
+            )
             path = folder.path
         people = Terminal(stderr=as_json)
         say(people, f"{name}: {loaded.model} on {profile.hardware.name}")
         print_profile(people, profile)
+        for line in between_steps_in_words(profile):
+            say(people, line)
         say(people, f"run folder: {path}", whole=True)
     if as_json:
         print(profile.to_json())

@@ -92,7 +92,7 @@ def _show(people: Console, folder: Path, status: int, gpu: str | None) -> bool:
     from harness.cli.terminal.profile_tables import print_profile
     from harness.cli.terminal.terminal import say
     from harness.run_folder import folder_of_rank
-    from harness.step_profile import StepProfile
+    from harness.step_profile import StepProfile, explain_oom
     from harness.system import complain
 
     shown = [folder, *sorted(folder.glob("process-*"))]
@@ -101,6 +101,8 @@ def _show(people: Console, folder: Path, status: int, gpu: str | None) -> bool:
     for path, profile in zip(paths, profiles, strict=True):
         say(people, f"{profile.subject} on {profile.hardware.name}")
         print_profile(people, profile)
+        if profile.oom is not None:  # the process has said it too, above all that the command printed since
+            say(people, explain_oom(profile))
         if status > 128 and not profile.complete:
             own = folder_of_rank(folder, profile.ranks.peak_rank) if profile.ranks else path.parent
             ended = f"the command was ended by signal {status - 128} in step {_next_step(own)}"

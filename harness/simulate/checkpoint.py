@@ -1,72 +1,25 @@
-"""What follows the steps now and then: an evaluation, a checkpoint. The real code on shape-only tensors.
-
-Both have peaks of their own, which no number of the step contains.
-"""
+"""A checkpoint on shape-only tensors: the libraries' own code, up to where it would write a file."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from harness.observe import tensors_in
 from harness.recipe import Recipe
 from harness.simulate.device import SimulatedDevice
 from harness.simulate.replacement import Replacement, all_replaced
-from harness.step_profile import CheckpointStats, EvaluationStats
+from harness.step_profile import CheckpointStats
 from harness.training import (
-    Evaluation,
     LoopObserver,
     Training,
-    evaluate,
     save_as_trainer,
     to_host,
 )
-
-META = torch.device("meta")
-
-
-@dataclass(frozen=True)
-class AfterStep:
-    """What to simulate behind the training steps."""
-
-    evaluation: Evaluation | None = None
-    checkpoint: bool = False
-
-
-def simulate_evaluation(
-    recipe: Recipe,
-    training: Training,
-    evaluation: Evaluation,
-    device: SimulatedDevice,
-    observer: LoopObserver,
-    stats: EvaluationStats,
-) -> None:
-    """Run the evaluation and fill `stats`, also where memory runs out in it."""
-    with _host_peak(device) as host_peak:
-        try:
-            done = evaluate(recipe, training, evaluation, META, observer, device.rules.empty_cache)
-        finally:
-            stats.host_bytes = host_peak()
-    if done.logits is not None and done.logits_dtype is not None:
-        stats.logits_bytes = done.logits.numel() * done.logits_dtype.itemsize
-        stats.logits_dtype = str(done.logits_dtype).removeprefix("torch.")
-
-
-def stats_of(evaluation: Evaluation) -> EvaluationStats:
-    """Of an evaluation that has not begun."""
-    return EvaluationStats(
-        batches=evaluation.batches,
-        batch_size=evaluation.batch_size,
-        accumulation_steps=evaluation.accumulation_steps,
-        keeps_logits=evaluation.keep_logits,
-    )
 
 
 def simulate_checkpoint(
@@ -74,7 +27,7 @@ def simulate_checkpoint(
 ) -> CheckpointStats:
     """Write a checkpoint as far as memory is concerned: no file is left."""
     files = _Files(recipe, device)
-    with _host_peak(device) as host_peak, tempfile.TemporaryDirectory() as folder:
+    with device.memory.host_peak() as host_peak, tempfile.TemporaryDirectory() as folder:
         with all_replaced(files.replacements()):
             save_as_trainer(training, Path(folder), observer)
         return CheckpointStats(
@@ -124,15 +77,3 @@ class _Files:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-@contextmanager
-def _host_peak(device: SimulatedDevice) -> Iterator[Callable[[], int]]:
-    """Inside: a function that says how many bytes more than before were in host memory at most."""
-    memory = device.memory
-    before, peak = memory.host_bytes, memory.host_peak_bytes
-    memory.host_peak_bytes = before
-    try:
-        yield lambda: memory.host_peak_bytes - before
-    finally:
-        memory.host_peak_bytes = max(peak, memory.host_peak_bytes)
