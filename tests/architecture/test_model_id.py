@@ -166,7 +166,9 @@ def test_a_config_below_home_is_the_same_for_all_that_ask(
     for model in ("~/mine", "~/mine/config.json", str(tmp_path / "mine")):
         recipe = Recipe(model=model)
         assert find_config(model) == config_here(model) == config
-        assert content_of(recipe)["model"] == cell_facts(Cell({}, recipe, "h100"), "napkin")["model"] == digest
+        assert (
+            content_of(recipe)["model"] == cell_facts(Cell({}, recipe, "h100"), "napkin")["model"] == digest
+        )
         assert (load_config(recipe).num_hidden_layers, load_shape(model).layers) == (3, 3)
 
 

@@ -123,7 +123,9 @@ def step_temporary_bytes(recipe: Recipe, trained: Sequence[Weight]) -> int:
     Adafactor every update; tensor by tensor it is one tensor's (AdamW: the root, and the root divided). Of a
     gradient that is larger than its weight, the part that steps it is copied out.
     """
-    cut_out = max((w.elements * SIZES[stepped_dtype(recipe, w)] for w in trained if w.larger_gradient), default=0)
+    cut_out = max(
+        (w.elements * SIZES[stepped_dtype(recipe, w)] for w in trained if w.larger_gradient), default=0
+    )
     sizes = [(w.elements * SIZES[stepped_dtype(recipe, w)], w.count) for w in trained]
     share = _in_step(recipe)
     if recipe.optimizer_impl == "for_loop":

@@ -67,7 +67,7 @@ class Units:
         self.own = self._unit([w for w in outer if not apart], last=last)
         larger = [w for w in outer if w.trained and w.larger_gradient]
         self.cut_out = sum(w.elements * SIZES[gathered_dtype(recipe) or w.dtype] for w in larger)
-        """Of a gradient that is larger than its weight, what enters the reduction: a copy (unsharded_grad_data)."""
+        """Of a gradient larger than its weight, what enters the reduction: a copy (unsharded_grad_data)."""
 
     def _unit(self, weights: Iterable[Weight], *, each: bool = False, last: str = "") -> Unit:
         """The unit of `weights`: all of each kind, or for a block one of each, whose last is small."""
