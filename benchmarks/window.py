@@ -108,6 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     kept = [name for name in before["not_passed"] if name.partition("::")[0] not in files] if again else []
     entry = {
         "releases": releases,
+        "whole": not options.tests or (again and before.get("whole", False)),
         "date": datetime.now(UTC).date().isoformat(),
         "files": dict(sorted(({**before["files"], **files} if again else files).items())),
         "not_passed": sorted([*kept, *_not_passed(cases)]),

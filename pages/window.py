@@ -21,11 +21,12 @@ def table(found: dict[str, Any]) -> str:
         releases = ", ".join(f"{name} {entry['releases'][name]}" for name in SHOWN)
         files = entry["files"]
         sums = [str(sum(of[kind] for of in files.values())) for kind in KINDS]
-        rows.append((end, releases, entry["date"], str(len(files)), *sums))
+        run = f"{'all' if entry['whole'] else 'some'}, {len(files)}"
+        rows.append((end, releases, entry["date"], run, *sums))
         failed += [f"- {end}: `{test}`" for test in entry["not_passed"]]
     columns = ("end", "releases", "last run", "test files", "passed", "failed", "errors", "skipped")
     said = f"\nNot all passed:\n\n{chr(10).join(failed)}\n" if failed else ""
-    return markdown_table(columns, rows, range(3, 8)) + said
+    return markdown_table(columns, rows, range(4, 8)) + said
 
 
 def main(check: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -13,10 +14,13 @@ import huggingface_hub.constants
 import pytest
 
 from harness.architecture.config_file import MAX_CONFIG_BYTES
-from harness.architecture.model_id import find_config
+from harness.architecture.model_id import config_here, find_config
 from harness.architecture.model_shape import load_shape
+from harness.checkpoint.same_recipe import content_of
 from harness.errors import InputError
 from harness.recipe.recipe import Recipe
+from harness.sweep.folder import cell_facts
+from harness.sweep.plan import Cell
 from harness.training.model_config import load_config
 
 QWEN = {
@@ -149,6 +153,23 @@ def test_what_is_no_id_is_not_looked_for(asked: list[str], model: str) -> None:
     with pytest.raises(InputError, match="no such"):
         load_shape(model)
     assert asked == []
+
+
+def test_a_config_below_home_is_the_same_for_all_that_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    config = tmp_path / "mine" / "config.json"
+    config.write_text(json.dumps(QWEN))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    digest = hashlib.sha256(config.read_bytes()).hexdigest()
+    for model in ("~/mine", "~/mine/config.json", str(tmp_path / "mine")):
+        recipe = Recipe(model=model)
+        assert find_config(model) == config_here(model) == config
+        assert (
+            content_of(recipe)["model"] == cell_facts(Cell({}, recipe, "h100"), "napkin")["model"] == digest
+        )
+        assert (load_config(recipe).num_hidden_layers, load_shape(model).layers) == (3, 3)
 
 
 def test_a_folder_a_file_and_a_name_come_first(asked: list[str], tmp_path: Path) -> None:

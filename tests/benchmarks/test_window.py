@@ -94,3 +94,4 @@ def test_a_file_run_again_replaces_what_was_said_of_it(tmp_path, monkeypatch) ->
         "tests/x.py": {"passed": 1},
     }
     assert written["not_passed"] == ["tests/x.py::test_y"]
+    assert not written["whole"]

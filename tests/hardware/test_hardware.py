@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -109,6 +111,20 @@ def test_the_table_holds_every_device_promised():
     assert set(hardware_names()) >= {*consumer.split(), "rtx-pro-6000"}
     assert len(set(hardware_names())) == len(DATASHEETS)
     assert set(SM_COUNTS) == set(hardware_names()) == set(TABLE_NAMES.values())
+
+
+def test_the_table_s_device_of_a_measured_profile_is_found_without_torch():
+    driver = next(name for name, listed in TABLE_NAMES.items() if listed == "h200")
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from harness.hardware import find_hardware, table_device\n"
+        "from harness.napkin import predict\n"
+        "from harness.recipe import load_recipe\n"
+        "profile = predict(load_recipe('smoke')[1], find_hardware('h200'))\n"
+        f"profile.hardware.kind, profile.hardware.name = 'cuda', {driver!r}\n"
+        "print(table_device(profile).name)\n"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "h200\n"
 
 
 def test_a_narrow_link_is_narrow():

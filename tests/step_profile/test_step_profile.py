@@ -13,7 +13,7 @@ from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.recipe.file import load_recipe
-from harness.step_profile.step_profile import MAX_DETAILS, MAX_FILE_BYTES, StepProfile
+from harness.step_profile.step_profile import MAX_DETAILS, MAX_FILE_BYTES, StepProfile, utilization
 from tests.support.trust_report import Tried
 
 Change = Callable[[dict[str, Any]], Any]
@@ -22,6 +22,12 @@ Change = Callable[[dict[str, Any]], Any]
 @pytest.fixture
 def document() -> dict[str, Any]:
     return json.loads(predict(load_recipe("smoke")[1], find_hardware("h100")).to_json())
+
+
+def test_utilization_by_hand() -> None:
+    """60 TFLOP in 2 s of a device that does 100 in one."""
+    assert utilization(60 * 10**12, 2.0, 100e12) == 0.3
+    assert utilization(None, 2.0, 100e12) is utilization(6, None, 1.0) is utilization(6, 2.0, None) is None
 
 
 def nested(depth: int) -> Any:
