@@ -22,6 +22,7 @@ from harness.training.learned_positions import refuse_longer_sequences
 from harness.training.model_config import first_line, load_config
 from harness.training.refusals import (
     refuse_empty_weights,
+    refuse_missing_weights,
     refuse_what_cannot_run,
     refuse_what_is_no_language_model,
 )
@@ -44,9 +45,11 @@ from harness.training.toggles.quantization import (
     quantized_on_loading,
 )
 
+DAMAGED = (SafetensorError, UnpicklingError, EOFError)
+"""What safetensors and torch raise for a file of weights that cannot be read."""
 BUILD_ERRORS = (
     *(ValueError, TypeError, KeyError, AttributeError, LookupError, OSError, ImportError, RuntimeError),
-    *(SafetensorError, UnpicklingError, EOFError),
+    *DAMAGED,
 )
 """What transformers, torch and safetensors raise for a config or a checkpoint that does not build."""
 
@@ -128,7 +131,8 @@ def _from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later: b
 
     how = {**_how(recipe, config), **quantized_on_loading(recipe), "device_map": {"": device}}
     with loaded_by_one_thread() if later else nullcontext():
-        model = AutoModelForCausalLM.from_pretrained(recipe.model, **how)
+        model, loaded = AutoModelForCausalLM.from_pretrained(recipe.model, output_loading_info=True, **how)
+    refuse_missing_weights(recipe, loaded["missing_keys"])
     if not later:
         for module in model.modules():  # transformers has loaded a mixture's experts in 16 bit
             quantize_experts(recipe, module)
@@ -167,6 +171,11 @@ def _built(recipe: Recipe, build: Callable[[], Any]) -> Any:
             raise InputError(
                 f"model: {recipe.model} does not build: this transformers has nothing called {error}. "
                 "Write it as the family's other configs do."
+            ) from error
+        if isinstance(error, DAMAGED):
+            raise InputError(
+                f"model: {recipe.model}: a file of its weights cannot be read: {first_line(error)}. It is "
+                "damaged or not whole: get it again."
             ) from error
         raise InputError(
             f"model: {recipe.model} does not build: {first_line(error)}. Check the config's sizes "

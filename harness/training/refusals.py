@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -46,6 +47,18 @@ def refuse_empty_weights(recipe: Recipe, model: nn.Module) -> None:
                 f"model: {recipe.model}: its config makes {name} a weight of shape "
                 f"{tuple(parameter.shape)}. Correct the size that is 0."
             )
+
+
+def refuse_missing_weights(recipe: Recipe, missing: Collection[str]) -> None:
+    """Raise InputError where a checkpoint has no values for weights of the model: transformers makes random
+    ones, and says so in a notice alone."""
+    if missing:
+        names = sorted(missing)
+        raise InputError(
+            f"weights: pretrained: {recipe.model} lacks {len(names)} weights of the model, {names[0]} the "
+            "first of them, and they would be random. Give a checkpoint that has them all, or set weights: "
+            "random."
+        )
 
 
 def refuse_what_is_no_language_model(recipe: Recipe, config: Any) -> None:

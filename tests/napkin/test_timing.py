@@ -143,6 +143,8 @@ BF16 = WIDE | {"dtype": "bfloat16"}
         {"attention": "eager"},
         {"optimizer_in_backward": True},
         {"gradient_accumulation_steps": 3},
+        {"optimizer": "adafactor"},
+        {"optimizer": "sgd"},
         {"adapter": "lora", "quantization": "int8"},
         {"adapter": "lora", "quantization": "int8", "precision": "fp16"},
         {"adapter": "lora", "quantization": "int8", "gradient_checkpointing": True},
@@ -165,6 +167,21 @@ def test_bytes_are_those_of_the_operators_that_run(tmp_path, fields):
     for phase, tolerance in (("forward", 0.03), ("backward", 0.06), ("optimizer_step", 0.03)):
         moved = [answer.phases[phase].bytes_moved for answer in (guess, found)]
         assert moved[0] == pytest.approx(moved[1], rel=tolerance, abs=2e6), phase
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"optimizer_impl": "for_loop"}, {"optimizer_impl": "fused"}, {"optimizer": "adamw_8bit"}],
+    ids=str,
+)
+def test_an_optimizer_step_waits_for_memory_or_for_its_launches(tmp_path, fields):
+    """One operator a tensor and line, or one for dozens of tensors: the same bytes, and more than twice the
+    time."""
+    recipe = recipe_for(tmp_path, "llama", config=WIDE, **fields)
+    device = find_hardware("h100")
+    answers = predict(recipe, device), simulate(recipe, device)[0]
+    guess, found = (answer.phases["optimizer_step"].time_s.median for answer in answers)
+    assert guess == pytest.approx(found, rel=0.15)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.errors import InputError
@@ -82,13 +83,26 @@ def test_damaged_weights_are_refused(damage: str, whole: Path, tmp_path: Path, t
     folder = copied(whole, tmp_path)
     path = folder / "model.safetensors"
     path.write_bytes(DAMAGED[damage](path.read_bytes()))
-    with pytest.raises(InputError, match=r"model: .*model"):
+    with pytest.raises(InputError, match=r"model: .*model: a file of its weights cannot be read"):
         set_up(pretrained(folder), CPU, Unobserved())
     tried(
         "Checkpoint folders",
         "model.safetensors with a header that lies, is no JSON or leaves something out; cut; empty",
         "exit 2, the folder named",
     )
+
+
+def test_weights_that_are_missing_are_not_made_up(whole: Path, tmp_path: Path) -> None:
+    folder = copied(whole, tmp_path)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    del weights["model.norm.weight"]
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(InputError, match=r"lacks 1 weights of the model, model\.norm\.weight the first"):
+        set_up(pretrained(folder), CPU, Unobserved())
+    save_file({}, path, {"format": "pt"})
+    with pytest.raises(InputError, match="lacks 12 weights"):
+        set_up(pretrained(folder), CPU, Unobserved())
 
 
 OTHER_FILES: dict[str, dict[str, bytes]] = {
