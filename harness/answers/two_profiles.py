@@ -27,6 +27,10 @@ OUT_OF_MEMORY = 3
 TIMEOUT_S = 3600
 
 
+_SETTING = re.compile(r"(\w+)=(\([^)]*\)|[^,()]+)")
+"""One of the allocator's settings, as a simulation notes them."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """One number of both, in bytes; None where a profile does not know it."""
@@ -152,10 +156,15 @@ def _notes(first: StepProfile, second: StepProfile) -> Iterator[str]:
         yield f"the first is {first.source}, the second {second.source}"
     if first.hardware.name != second.hardware.name:
         yield f"the first is on {first.hardware.name}, the second on {second.hardware.name}"
-    for name in ("attention_kernels", "allocator"):
-        here, there = (profile.provenance.get(name) for profile in (first, second))
-        if here != there:
-            yield f"{name.replace('_', ' ')}: {here} and {there}"
+    here, there = (profile.provenance.get("attention_kernels") for profile in (first, second))
+    if here != there:
+        yield f"attention kernels: {here} and {there}"
+    settings = [dict(_SETTING.findall(str(p.provenance.get("allocator")))) for p in (first, second)]
+    if all(settings):
+        for name in {**settings[0], **settings[1]}:
+            here, there = (of_one.get(name) for of_one in settings)
+            if here != there:
+                yield f"allocator: {name} is {here} and {there}"
     for which, profile in (("first", first), ("second", second)):
         if profile.oom is not None:
             yield f"the {which} runs out of memory in {profile.oom.phase}: it has no peak"
@@ -207,6 +216,10 @@ def first_divergences(first: dict[str, Any], second: dict[str, Any]) -> list[Div
     return [found for found in diff.divergences if not found.reordered][:DIVERGENCES]
 
 
+def _percent(share: float) -> str:
+    return f"{share:+.1%}" if abs(share) >= 0.001 else f"{share:+.3%}"
+
+
 def diff_lines(diff: ProfileDiff, names: tuple[str, str]) -> Iterator[str]:
     """For a terminal."""
     yield f"first:  {names[0]}"
@@ -223,7 +236,7 @@ def diff_lines(diff: ProfileDiff, names: tuple[str, str]) -> Iterator[str]:
     elif not peak.change:
         yield f"peak allocated: {in_gib(peak.first)}, the same to the byte"
     else:
-        share = f" ({peak.change / peak.first:+.1%})" if peak.first else ""
+        share = f" ({_percent(peak.change / peak.first)})" if peak.first else ""
         yield f"peak allocated: {in_gib(peak.first)} and {in_gib(peak.second)}: {signed(peak.change)}{share}"
     if diff.bytes:
         yield ""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from harness.allocator.settings import parse_settings
 from harness.answers.two_profiles import diff_lines, diff_profiles
 from harness.cli.app import main
 from harness.hardware.hardware import find_hardware
@@ -56,6 +57,24 @@ def test_a_profile_and_itself() -> None:
     found = diff_profiles(profile, profile)
     assert (found.bytes, found.modules, found.recipe, found.notes) == ([], [], {}, [])
     assert "the same to the byte" in "\n".join(diff_lines(found, ("a", "b")))
+
+
+def test_of_the_allocator_s_settings_those_that_differ_are_named() -> None:
+    ours, theirs = (
+        simulate(tiny(), H100, parse_settings("roundup_power2_divisions:4", release))[0]
+        for release in ("2.11.0", "2.13.0")
+    )
+    assert diff_profiles(ours, theirs).notes == [
+        "allocator: free_block_order is 'address' and 'segment_counter'"
+    ]
+
+
+def test_a_small_change_is_not_rounded_away() -> None:
+    profile = simulate(tiny(), H100)[0]
+    peak = profile.memory.peak_allocated_bytes or 0
+    memory = profile.memory.model_copy(update={"peak_allocated_bytes": round(peak * 0.9999)})
+    found = diff_profiles(profile, profile.model_copy(update={"memory": memory}))
+    assert any(line.endswith("(-0.010%)") for line in diff_lines(found, ("a", "b")))
 
 
 def test_what_one_does_not_know_is_no_zero() -> None:
