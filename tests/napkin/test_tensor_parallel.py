@@ -21,17 +21,14 @@ import torch
 import transformers
 
 from harness.architecture.families import FAMILIES
-from harness.architecture.model_shape import load_shape
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.model.divided import DIVIDED, EMBEDDINGS_WHOLE
-from harness.napkin.prediction import derive, estimate, predict
-from harness.napkin.timing import Timing
+from harness.napkin.prediction import predict
 from harness.parallel.layers import STYLES
 from harness.recipe.recipe import Recipe
-from harness.simulate.simulated_run import simulate
-from tests.napkin.test_random import TOGGLES, peaks, roomy, shallow
+from tests.napkin.test_random import TOGGLES, peaks, shallow
 from tests.support.napkin_oracle import keeps_workspaces
 
 H100 = find_hardware("h100")
@@ -78,7 +75,10 @@ def test_every_layer_is_divided_as_transformers_plans_it(planned):
     if family not in DIVIDED:
         pytest.skip("no plan")
     built = BuiltModel(llama(tp=2), _shape_of(model.config))
-    plan = {re.sub(r"^(model|gpt_neox)\.(layers\.\*\.)?", "", name): style for name, style in model.tp_plan.items()}
+    plan = {
+        re.sub(r"^(model|gpt_neox)\.(layers\.\*\.)?", "", name): style
+        for name, style in model.tp_plan.items()
+    }
     ours: dict[str, str] = {m.name: str(built.divided(m)) for m in [*built.block_matrices(), built.head]}
     if family not in EMBEDDINGS_WHOLE:
         ours["embed_tokens"] = "embedding_rowwise"
