@@ -1,8 +1,9 @@
 """The tables of docs/several-gpus.md: the virtual GPU, the simulation and napkin side by side, and what the
-simulation of a rank costs. They are of
+simulation of a rank costs, and what others measured of the links. They are of
 
     docs/data/ranks.json            python -m benchmarks.virtual_gpu.ranks --out FILE
     profiles/ranks_speed.json       python -m benchmarks.speed.ranks --out FILE
+    profiles/published/links.json   python -m benchmarks.published.links
 
 python -m pages.several_gpus            write them
 python -m pages.several_gpus --check    fail if they are not so
@@ -72,7 +73,28 @@ def speed(found: dict[str, Any]) -> str:
     return markdown_table(head, rows, range(1, len(head)))
 
 
-PARTS = {"ranks": ("docs/data/ranks.json", ranks), "speed": ("profiles/ranks_speed.json", speed)}
+def links(found: dict[str, Any]) -> str:
+    """A row for each collective that was measured."""
+    head = ("collective", "bytes", "measured, GB/s", "model, GB/s", "seconds off", "why")
+    rows = [
+        [
+            f"{row['kind'].replace('_', '-')}, {row['ranks']} × {row['gpu']}",
+            "large" if row["size_bytes"] is None else in_gib(row["size_bytes"]),
+            f"{row['bus_gb_per_s']:.0f}",
+            f"{row['model_bus_gb_per_s']:.0f}",
+            f"{row['seconds_off']:+.0%}",
+            row["reason"],
+        ]
+        for row in found["rows"]
+    ]
+    return markdown_table(head, rows, range(1, 5))
+
+
+PARTS = {
+    "ranks": ("docs/data/ranks.json", ranks),
+    "speed": ("profiles/ranks_speed.json", speed),
+    "links": ("profiles/published/links.json", links),
+}
 """Of the page, between comments of their names: the results that each is of, and what writes it."""
 
 

@@ -21,18 +21,30 @@ NETWORK = Cited(50e9, "a 400 Gb/s ConnectX-7 a GPU: NVIDIA DGX H100 and H200 dat
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
 
 
-def collective_s(kind: Collective, size_bytes: int, ranks: Sequence[int], hardware: Hardware) -> float:
+def collective_s(
+    kind: Collective,
+    size_bytes: int,
+    ranks: Sequence[int],
+    hardware: Hardware,
+    network: float = NETWORK.value,
+) -> float:
     """Seconds at the datasheets' rates; `size_bytes` is that of the whole (gathered, or not yet scattered).
 
-    Ranks are on machines of GPUS_PER_NODE, in order. Latency is left out.
+    Ranks are on machines of GPUS_PER_NODE, in order; each GPU sends `network` bytes per second to other
+    machines. Latency is left out.
     """
     count = len(ranks)
     if count < 2:
         return 0.0
-    share = {"all_reduce": 2.0, "broadcast": count / (count - 1)}.get(kind, 1.0) * (count - 1) / count
     on_one_machine = Counter(rank // GPUS_PER_NODE for rank in ranks)
     link = hardware.datasheet.gpu_link.value
     if len(on_one_machine) > 1:
         among = min(on_one_machine.values())
-        link = NETWORK.value * among if among == 1 else min(link, NETWORK.value * among)
-    return share * size_bytes / link
+        link = network * among if among == 1 else min(link, network * among)
+    return sent_share(kind, count) * size_bytes / link
+
+
+def sent_share(kind: Collective, count: int) -> float:
+    """What each of `count` ranks sends, as a share of the whole. Times bytes, by seconds: nccl-tests' bus
+    bandwidth."""
+    return {"all_reduce": 2.0, "broadcast": count / (count - 1)}.get(kind, 1.0) * (count - 1) / count

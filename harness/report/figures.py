@@ -19,8 +19,9 @@ from harness.step_profile import PHASES, StepProfile
 from harness.units import in_gib, in_ms
 
 COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9", "#009E73", "#999999", "#F0E442")
-"""Okabe and Ito's palette, as in assets/page.js, with a pattern each for who sees no colours."""
-PATTERNS = ("", "//", "xx", "\\\\", "", "..", "--", "++")
+COLOURS += ("#882255",)
+"""Okabe and Ito's palette and one more, as in assets/page.js, with a pattern each for who sees no colours."""
+PATTERNS = ("", "//", "xx", "\\\\", "", "..", "--", "++", "oo")
 WIDTH_POINTS = 2000
 
 
@@ -96,11 +97,11 @@ def draw_timeline(axes: Any, name: str, history: History, capacity_bytes: int | 
         picked,
         series[shown],
         labels=[_plain(history.groups[i]) for i in shown],
-        colors=[COLOURS[i % 8] for i in shown],
+        colors=[COLOURS[i % len(COLOURS)] for i in shown],
         step="post",
     )
     for area, i in zip(areas, shown, strict=True):
-        area.set_hatch(PATTERNS[i % 8])
+        area.set_hatch(PATTERNS[i % len(PATTERNS)])
         area.set_edgecolor("white")
         area.set_linewidth(0)
     for i, run in enumerate(history.phases):
@@ -155,8 +156,8 @@ def draw_answers(axes: Any, name: str, bars: dict[str, Any], reference: str) -> 
                 sources,
                 widths,
                 left=start,
-                color=COLOURS[i % 8],
-                hatch=PATTERNS[i % 8],
+                color=COLOURS[i % len(COLOURS)],
+                hatch=PATTERNS[i % len(PATTERNS)],
                 edgecolor="white",
                 label=part,
             )

@@ -15,7 +15,7 @@ from heapq import nlargest
 from itertools import accumulate, pairwise
 
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
-from harness.snapshot.stacks import stack_line
+from harness.snapshot.stacks import gathers, stack_line
 from harness.step_profile import CATEGORIES, Allocation, MemoryBreakdown
 
 MOST_MODULES = 200
@@ -43,16 +43,18 @@ def find_peak(spans: Sequence[AllocationSpan]) -> Peak:
 def categorize(spans: Sequence[AllocationSpan]) -> list[str]:
     """The category of every span.
 
-    A label wins. Unlabelled memory from before the recording or the first step is `other`, made while
-    preparing batches `inputs`. Born in forward and dead in backward is `activations`: with accumulation
-    that means in or after the first backward that follows its birth, and what is still live when the
-    recording ends counts too (a run that ended in forward, out of memory, was saving it). Everything
-    else is `temporaries`.
+    A label wins; then what FSDP2 gathers, as its stack shows, is `gathered_parameters`. Unlabelled memory
+    from before the recording or the first step is `other`, made while preparing batches `inputs`. Born in
+    forward and dead in backward is `activations`: with accumulation that means in or after the first backward
+    that follows its birth, and what is still live when the recording ends counts too (a run that ended in
+    forward, out of memory, was saving it). Everything else is `temporaries`.
     """
     backward = sorted(
         [span.born for span in spans if span.birth_phase == "backward"]
         + [span.died for span in spans if span.death_phase == "backward" and span.died is not None]
     )
+
+    gathering = {id(span.frames): gathers(span.frames) for span in spans if span.frames}
 
     def reaches_backward(span: AllocationSpan) -> bool:
         if span.died is None:
@@ -63,6 +65,8 @@ def categorize(spans: Sequence[AllocationSpan]) -> list[str]:
     def category(span: AllocationSpan) -> str:
         if span.category is not None:
             return span.category
+        if gathering.get(id(span.frames)):
+            return "gathered_parameters"
         if span.born == BEFORE_RECORDING or span.birth_phase in (None, "setup"):
             return "other"
         if span.birth_phase == "data":

@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan, Frame
+from harness.snapshot.stacks import gathers
 
 OWN_CODE = "own code"
 """Memory asked for outside of any module, backward, optimizer or loader: the program's own lines."""
@@ -200,6 +201,9 @@ def label_from_phases(
             continue
         if span.born == BEFORE_RECORDING:
             span.category = of_stack.get(phase_of_stack(span.frames) or "") if span.frames else None
+            continue
+        if gathers(span.frames):
+            span.category = "gathered_parameters"
             continue
         crossed = bisect_left(ran_out, span.born)
         in_use = crossed < len(ran_out) and span.live_at(ran_out[crossed])

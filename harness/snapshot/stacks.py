@@ -21,6 +21,26 @@ def stack_line(frame: Frame) -> str:
     return f"{_INSTALL_FOLDER.sub('', frame['filename'])}:{frame['line']} {frame['name']}"
 
 
+_FSDP = re.compile(r"/torch/distributed/fsdp/_fully_shard/(\w+)\.py$")
+_GATHERS = {
+    "_fsdp_param": ("alloc_storage", "init_all_gather_outputs"),
+    "_fsdp_collectives": ("foreach_all_gather",),
+}
+"""FSDP2's functions, by file, that ask for whole weights and for the output of their all-gather."""
+
+
+def gathers(frames: Sequence[Frame]) -> bool:
+    """Whether FSDP2 asks to gather weights: its innermost functions say so (torch 2.11 to 2.15)."""
+    for frame in frames:
+        of_fsdp = _FSDP.search(frame["filename"])
+        if of_fsdp is not None:
+            if frame["name"].rpartition(".")[2] in _GATHERS.get(of_fsdp[1], ()):
+                return True
+        elif frame["filename"].endswith(".py"):
+            return False
+    return False
+
+
 NO_STACK = "(no Python stack)"
 """CUDA's backward runs in autograd's own thread, which has none."""
 

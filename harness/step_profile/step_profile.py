@@ -37,6 +37,7 @@ CATEGORIES = (
     "temporaries",
     "inputs",
     "other",
+    "gathered_parameters",
 )
 
 
@@ -74,6 +75,8 @@ class MemoryBreakdown(Fields):
     inputs_bytes: Count | None = None
     other_bytes: Count | None = None
     """Library workspaces and whatever was there before the step and is none of the above."""
+    gathered_parameters_bytes: Count | None = None
+    """Of FSDP2: weights that are whole for a while, and outputs of the all-gathers they are copied from."""
 
     def total_bytes(self) -> int:
         """Sum of the known categories, in bytes."""

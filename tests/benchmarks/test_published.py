@@ -10,6 +10,9 @@ from benchmarks.published.__main__ import measured_bytes, napkin_answer
 from benchmarks.published.cases import FOLDER, device_of, published_cases
 from benchmarks.published.distributed import BUILT, OF_ITS_DAY, REASONS
 from benchmarks.published.kernels import allocated_row
+from benchmarks.published.links import MEASURED
+from benchmarks.published.links import RESULTS as LINKS_FILE
+from benchmarks.published.links import row as link_row
 from harness.hardware.hardware import PLENTY_BYTES, find_hardware, with_memory
 from harness.napkin.prediction import predict
 from harness.recipe.check import check_recipe
@@ -17,6 +20,7 @@ from pages.published import errors_of, readme
 from tests.support.napkin_oracle import keeps_workspaces
 
 SEVERAL = json.loads((FOLDER / "distributed.json").read_text(encoding="utf-8"))
+LINKS = json.loads(LINKS_FILE.read_text(encoding="utf-8"))["rows"]
 RESULTS = json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))
 EMULATED = json.loads((FOLDER / "emulated.json").read_text(encoding="utf-8"))
 ROWS = {row["id"]: row for row in RESULTS["rows"]}
@@ -39,6 +43,17 @@ def test_bytes_of_published_units():
     assert measured_bytes({"measured": {"peak_active_GiB": 0.5, "tokens_per_s": 3}}) == 2**29
     assert measured_bytes({"measured": {"peak_allocated_MiB": 256.328125}}) == 268_779_520
     assert measured_bytes({"measured": {"peak_allocated_GB": None}}) is None
+
+
+def test_the_links_are_held_against_what_was_measured():
+    assert [link_row(measured) for measured in MEASURED] == LINKS  # as the command writes it
+    for each in LINKS:
+        assert each["source"]
+        assert each["reason"] or abs(each["seconds_off"]) < 0.05, each
+    # by hand: 16 GiB among 8 GPUs at 450 GB/s a direction; 10 GiB among 16, whose machines send 8 x 25 GB/s
+    seven_eighths = 2 * 7 / 8 * 16 * 2**30
+    assert LINKS[6]["seconds_off"] == pytest.approx(seven_eighths / 450e9 / (seven_eighths / 482.26e9) - 1)
+    assert LINKS[-1]["model_bus_gb_per_s"] == pytest.approx(200)
 
 
 @pytest.mark.parametrize(

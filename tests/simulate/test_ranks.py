@@ -16,6 +16,7 @@ from harness.hardware.links import NETWORK, collective_s
 from harness.recipe import Recipe
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.simulated_run import simulate
+from harness.snapshot.attribution import breakdown_at
 from harness.step_profile.step_profile import StepProfile
 from tests.support.tiny import tiny
 
@@ -58,6 +59,42 @@ def test_weights_gradients_and_moments_are_divided_and_gathered_weights_are_not(
         of_one, of_many = getattr(part.memory.at_peak, what), getattr(whole.memory.at_peak, what)
         assert of_many / 4 <= of_one < of_many / 3, what
     assert 2 * peak(parallel="fsdp", dp_shard=512) > peak(parallel="fsdp", dp_shard=64)
+
+
+def in_blocks(*elements: int) -> int:
+    """Bytes of fp32 tensors in blocks of 512."""
+    return sum(-(-4 * count // 512) * 512 for count in elements)
+
+
+BLOCK = (64 * 64, 32 * 64, 32 * 64, 64 * 64, 128 * 64, 128 * 64, 64 * 128, 64, 64)
+"""Elements of the tiny Llama's weights: q, k, v, o, gate, up, down, and two norms."""
+OWN = in_blocks(264 * 64, 264 * 64, 64)
+"""Embeddings, head and last norm, which stay with the model."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "gathered"),
+    [
+        # in the second block's backward: it, and the first one's all-gather ahead
+        ({}, OWN + in_blocks(*BLOCK) + in_blocks(sum(BLOCK))),
+        # at the end of forward: both blocks, and the output of the last all-gather
+        ({"reshard_after_forward": False}, OWN + 2 * in_blocks(*BLOCK) + in_blocks(sum(BLOCK))),
+    ],
+    ids=["resharded", "kept"],
+)
+def test_gathered_weights_are_a_category_of_their_own(fields: dict[str, Any], gathered: int) -> None:
+    profile, memory = simulated(parallel="fsdp", dp_shard=2, **fields)
+    assert profile.memory.at_peak.gathered_parameters_bytes == gathered
+    assert profile.memory.at_peak.total_bytes() == profile.memory.peak_allocated_bytes
+    of_category = [entry for entry in profile.top if entry.category == "gathered_parameters"]
+    assert sum(entry.size_bytes for entry in of_category) <= gathered
+    end = breakdown_at(memory.spans, memory.last_event)
+    assert end.gathered_parameters_bytes == 0  # after the step there are parts only
+
+
+@pytest.mark.parametrize("engine", ["ddp", "tp"])
+def test_other_engines_gather_no_weights(engine: str) -> None:
+    assert simulated(**ENGINES[engine])[0].memory.at_peak.gathered_parameters_bytes == 0
 
 
 @pytest.mark.parametrize("fields", [{}, {"adapter": "lora"}], ids=["full", "lora"])

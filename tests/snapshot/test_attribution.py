@@ -170,6 +170,7 @@ def test_two_micro_batches_by_hand() -> None:
         "temporaries_bytes": 54,
         "inputs_bytes": 0,
         "other_bytes": 7,
+        "gathered_parameters_bytes": 0,
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.snapshot.from_stacks import OWN_CODE, label_from_phases, phase_of_stack, phases_of_trace
 from harness.snapshot.recording import recording_of
-from harness.snapshot.stacks import is_library, own_place
+from harness.snapshot.stacks import gathers, is_library, own_place
 from harness.snapshot.trace import spans_from_trace
 
 SITE = "/venv/lib/python3.12/site-packages/"
@@ -36,6 +36,30 @@ MOVE = (
 
 def frames(stack: tuple[tuple[str, str], ...]) -> list[dict[str, Any]]:
     return [{"filename": file, "line": 7, "name": name} for file, name in stack]
+
+
+def fsdp(*calls: str) -> tuple[tuple[str, str], ...]:
+    """FSDP2's frames, innermost first, as "file function"."""
+    folder = f"{SITE}torch/distributed/fsdp/_fully_shard/"
+    return tuple((f"{folder}{file}.py", name) for file, name in (call.split() for call in calls))
+
+
+@pytest.mark.parametrize(
+    ("gathered", "stack"),
+    [
+        (True, fsdp("_fsdp_collectives allocate", "_fsdp_collectives foreach_all_gather")),
+        (True, fsdp("_fsdp_param alloc_storage", "_fsdp_param alloc_all_gather_outputs")),
+        (True, (("??", "at::detail::empty_cuda(...)"), *fsdp("_fsdp_param init_all_gather_outputs"))),
+        # lists of addresses, the reduce-scatter's input, a parameter's part, what a module in a unit asks for
+        (False, fsdp("_fsdp_collectives foreach_all_gather_copy_out")),
+        (False, fsdp("_fsdp_collectives allocate", "_fsdp_collectives foreach_reduce")),
+        (False, fsdp("_fsdp_param _init_sharded_param")),
+        (False, (*FORWARD, *fsdp("_fsdp_collectives foreach_all_gather"))),
+        (False, ()),
+    ],
+)
+def test_what_fsdp2_gathers_shows_in_its_stack(gathered: bool, stack: tuple[tuple[str, str], ...]) -> None:
+    assert gathers(frames(stack)) is gathered
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,10 @@ WIDTH = 80
 """Columns. The derivation is the same text on every terminal."""
 _SHOWN_DIMS = ("BSHN", "GDIV")
 _PARTS = ("parameters", "gradients", "optimizer_state", "activations", "temporaries", "inputs", "other")
-_OF_A_RANK = ("parameters", "gathered", "gradients", "optimizer_state", "activations", "temporaries", "other")
+_OF_A_RANK = (
+    *("parameters", "gathered_parameters", "gradients", "optimizer_state"),
+    *("activations", "temporaries", "other"),
+)
 """The inputs of a micro batch are small beside a whole unit."""
 _ADVICE = {
     "compute": "compute bound: faster matrix units or fewer FLOPs would help",
@@ -107,7 +110,7 @@ def _warnings(memory: Memory) -> Iterator[str]:
 def _short(part: str) -> str:
     return {
         "parameters": "params",
-        "gathered": "whole",
+        "gathered_parameters": "gather.",
         "gradients": "grads",
         "optimizer_state": "optim.",
         "activations": "kept",

@@ -42,7 +42,16 @@ def in_backward(sizes: Sizes) -> list[Moment]:
         made -= 0 if units.tail.weights else _left_behind(sizes, stages.loss)
         where, gradients = "the last unit reduces its gradients", units.while_reducing(units.last)
         gradients += sizes.earlier_gradients + made
-        moments.append(moment_of(sizes, "backward", where, gradients=gradients, activations=in_ctx))
+        moments.append(
+            moment_of(
+                sizes,
+                "backward",
+                where,
+                gradients=gradients,
+                activations=in_ctx,
+                temporaries=units.last.reduced,
+            )
+        )
     return moments
 
 
@@ -53,10 +62,10 @@ def _tail_reduced(sizes: Sizes, units: Units, below: int) -> Moment:
         sizes,
         "backward",
         "the head's unit reduces its gradients",
-        gathered=units.ahead_of_last_block(),
+        gathered_parameters=units.ahead_of_last_block(),
         gradients=sizes.earlier_gradients + units.while_reducing(units.tail),
         activations=below,
-        temporaries=entering.size_bytes if entering else 0,
+        temporaries=units.tail.reduced + (entering.size_bytes if entering else 0),
     )
 
 
@@ -123,13 +132,10 @@ def _in_backward(
         phase,
         where,
         parameters=sizes.device_parameters() if units else peak.parameters,
-        gathered=peak.parameters if units else 0,
-        gradients=sizes.earlier_gradients
-        + made
-        + peak.weight_gradients
-        + (units.being_reduced(index) if units else 0),
+        gathered_parameters=peak.parameters if units else 0,
+        gradients=sizes.earlier_gradients + made + peak.weight_gradients,
         activations=below + again + peak.kept,
-        temporaries=peak.gradients + peak.temporaries + third,
+        temporaries=peak.gradients + peak.temporaries + third + (units.being_reduced(index) if units else 0),
     )
 
 

@@ -37,7 +37,7 @@ def in_forward(sizes: Sizes) -> list[Moment]:
             "forward",
             "embedding",
             parameters=sizes.device_parameters(outer=True, expected=True),
-            gathered=units.after_embeddings() if units else 0,
+            gathered_parameters=units.after_embeddings() if units else 0,
             gradients=before,
         ),
         moment_of(
@@ -45,7 +45,7 @@ def in_forward(sizes: Sizes) -> list[Moment]:
             "forward",
             f"last block, {during(in_block)}",
             parameters=sizes.device_parameters(head=True, block=True, expected=True),
-            gathered=units.in_block() if units else 0,
+            gathered_parameters=units.in_block() if units else 0,
             gradients=before,
             activations=earlier + in_block.kept,
             temporaries=in_block.temporaries + sizes.mask_bytes + sizes.cached_casts(stages.blocks),
@@ -55,7 +55,7 @@ def in_forward(sizes: Sizes) -> list[Moment]:
             "forward",
             f"loss, {during(loss)}",
             parameters=sizes.device_parameters(head=True),
-            gathered=units.at_loss() if units else 0,
+            gathered_parameters=units.at_loss() if units else 0,
             gradients=before,
             activations=_resident_at_loss(sizes),
             temporaries=_loss_locals(sizes) + fused + masks + sizes.cached_casts(stages.all),
@@ -70,13 +70,18 @@ def _copied(sizes: Sizes, units: Units, earlier: int) -> list[Moment]:
     at = partial(moment_of, sizes, "forward", gradients=before)
     stream = last.entering.size_bytes if last.entering and not last.input_kept else 0
     moments = [
-        at("a block is gathered", gathered=units.before_block(), activations=earlier, temporaries=stream)
+        at(
+            "a block is gathered",
+            gathered_parameters=units.before_block(),
+            activations=earlier,
+            temporaries=stream,
+        )
     ]
     if units.tail.weights:
         kept = earlier - (last.input_kept.size_bytes if last.input_kept else 0) + last.kept_until_backward
         stream = loss.entering.size_bytes if loss.entering else 0
         where, gathered = "the head is gathered", units.before_tail()
-        moments.append(at(where, gathered=gathered, activations=kept, temporaries=stream))
+        moments.append(at(where, gathered_parameters=gathered, activations=kept, temporaries=stream))
     return moments
 
 

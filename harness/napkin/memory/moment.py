@@ -25,7 +25,7 @@ class Moment:
     where: str
     """For people alone."""
     parameters: int = 0
-    gathered: int = 0
+    gathered_parameters: int = 0
     """Units of weights that are whole, and the buffers they are gathered into."""
     gradients: int = 0
     optimizer_state: int = 0
@@ -36,7 +36,7 @@ class Moment:
 
     @property
     def total_bytes(self) -> int:
-        held = self.parameters + self.gathered + self.gradients + self.optimizer_state
+        held = self.parameters + self.gathered_parameters + self.gradients + self.optimizer_state
         return held + self.activations + self.temporaries + self.inputs + self.other
 
 

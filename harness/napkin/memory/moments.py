@@ -59,8 +59,7 @@ def _step(sizes: Sizes) -> Moment:
         held = 0 if sizes.recipe.parameters_on_host or sizes.parts_on_host else gradients
         return moment_of(sizes, "optimizer_step", "gradients leave for the host", gradients=held)
     if optimizer.gradient_dtype:
-        gradients = (
-            sum(w.count * w.gradient_elements for w in sizes.trained) * SIZES[optimizer.gradient_dtype]
-        )
+        elements = sum(w.count * w.gradient_elements for w in sizes.trained)
+        gradients = elements * SIZES[optimizer.gradient_dtype]
     temporaries = optimizer.step_temporary_bytes
     return moment_of(sizes, "optimizer_step", "update", gradients=gradients, temporaries=temporaries)

@@ -123,14 +123,16 @@ def step_temporary_bytes(recipe: Recipe, trained: Sequence[Weight]) -> int:
     Adafactor every update; tensor by tensor it is one tensor's (AdamW: the root, and the root divided). Of a
     gradient that is larger than its weight, the part that steps it is copied out.
     """
-    cut_out = max(
-        (w.elements * SIZES[stepped_dtype(recipe, w)] for w in trained if w.larger_gradient), default=0
-    )
+    larger = [w for w in trained if w.larger_gradient]
+    cut_out = max((w.elements * SIZES[stepped_dtype(recipe, w)] for w in larger), default=0)
     sizes = [(w.elements * SIZES[stepped_dtype(recipe, w)], w.count) for w in trained]
     share = _in_step(recipe)
     if recipe.optimizer_impl == "for_loop":
-        return max(cut_out, share * max((size for size, _ in sizes), default=0))
-    return max(cut_out, share * sum(size * count for size, count in sizes))
+        temporary = share * max((size for size, _ in sizes), default=0)
+    else:
+        temporary = share * sum(size * count for size, count in sizes)
+    of_gradient = recipe.optimizer == "sgd"  # others' temporaries come when gradients have been read
+    return cut_out + temporary if of_gradient else max(cut_out, temporary)
 
 
 def _in_step(recipe: Recipe) -> int:

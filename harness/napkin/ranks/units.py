@@ -67,7 +67,7 @@ class Units:
         self.own = self._unit([w for w in outer if not apart], last=last)
         larger = [w for w in outer if w.trained and w.larger_gradient]
         self.cut_out = sum(w.elements * SIZES[gathered_dtype(recipe) or w.dtype] for w in larger)
-        """Of a gradient larger than its weight, what enters the reduction: a copy (unsharded_grad_data)."""
+        """Of gradients larger than their weights, what enters the reduction: a copy (unsharded_grad_data)."""
 
     def _unit(self, weights: Iterable[Weight], *, each: bool = False, last: str = "") -> Unit:
         """The unit of `weights`: all of each kind, or for a block one of each, whose last is small."""
@@ -185,10 +185,10 @@ class Units:
 
     @staticmethod
     def while_reducing(unit: Unit) -> int:
-        """Bytes beside those of earlier micro batches: whole gradients with the input of their
-        reduce-scatter, then that and the last of them with its output."""
+        """Bytes of gradients beside those of earlier micro batches and the input of their reduce-scatter: all
+        of them whole, then the last of them with its output."""
         made = 0 if unit.accumulated else unit.gradients
-        return unit.reduced + max(made, unit.last + unit.output - unit.accumulated)
+        return max(made, unit.last + unit.output - unit.accumulated)
 
     @property
     def last(self) -> Unit:

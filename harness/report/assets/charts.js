@@ -112,7 +112,7 @@ const charts = (() => {
           type: "bar", orientation: "h", name, y: found.sources, x: sizes.map((size) => (size ?? 0) / unit.size),
           text: sizes.map(harness.bytes), textposition: "none", hovertemplate: `${name} %{text}<extra>%{y}</extra>`,
           marker: {
-            color: unexplained ? harness.colours[7] : harness.colours[index],
+            color: unexplained ? harness.colours[8] : harness.colours[index],
             pattern: {
               shape: unexplained ? "x" : harness.patterns[index], solidity: 0.25, fillmode: "overlay", fgcolor: harness.colour("--ground"),
             },

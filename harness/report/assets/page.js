@@ -7,9 +7,9 @@ const harness = (() => {
   const drawings = [];
   const family = getComputedStyle(document.body).fontFamily;
 
-  // Okabe and Ito's palette, and a pattern for whoever sees no colours.
-  const colours = ["#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9", "#009E73", "#999999", "#F0E442"];
-  const patterns = ["", "/", "x", "\\", "", ".", "-", "+"];
+  // Okabe and Ito's palette and one more, and a pattern for whoever sees no colours.
+  const colours = ["#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9", "#009E73", "#999999", "#F0E442", "#882255"];
+  const patterns = ["", "/", "x", "\\", "", ".", "-", "+", "/"];
   const dashes = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
 
   // Made once: a timeline writes thousands of numbers each time it is drawn.

@@ -48,10 +48,10 @@ async function drawTimeline(id, run) {
       text: Array.from(series[group], harness.bytes),
       name: harness.escape(history.groups[group]),
       stackgroup: "allocated",
-      line: { width: 0.5, color: harness.colours[group % 8], shape: "hv" },
-      fillcolor: harness.colours[group % 8],
+      line: { width: 0.5, color: harness.colours[group % harness.colours.length], shape: "hv" },
+      fillcolor: harness.colours[group % harness.colours.length],
       fillpattern: {
-        shape: harness.patterns[group % 8], size: 6, solidity: 0.25, fillmode: "overlay",
+        shape: harness.patterns[group % harness.colours.length], size: 6, solidity: 0.25, fillmode: "overlay",
         fgcolor: harness.colour("--ground"),
       },
       hovertemplate: "%{text}",
