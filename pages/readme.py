@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.report.table import markdown_table
-from harness.step_profile.step_profile import CATEGORIES, PHASES, StepProfile
+from harness.step_profile.memory import CATEGORIES
+from harness.step_profile.step_profile import PHASES, StepProfile
 from harness.system.files import write_whole
 from harness.units import in_gib, in_ms
 from pages.cover import sentences

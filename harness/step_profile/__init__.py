@@ -15,12 +15,11 @@ from harness.step_profile.in_words import (
     ranks_in_words,
     verdict,
 )
+from harness.step_profile.memory import CATEGORIES, MOST_STEPS, MemoryBreakdown, MemoryStats, StepPeak
 from harness.step_profile.step_profile import (
-    CATEGORIES,
     MAX_FILE_BYTES,
     MAX_VALUES,
     MOST_RANKS,
-    MOST_STEPS,
     MOST_WEIGHTS,
     OTHER_PHASES,
     PHASES,
@@ -28,14 +27,11 @@ from harness.step_profile.step_profile import (
     Details,
     HardwareSummary,
     LeakReport,
-    MemoryBreakdown,
-    MemoryStats,
     NotFiniteReport,
     OutOfMemoryReport,
     PhaseStats,
     RanksReport,
     RankStats,
-    StepPeak,
     StepProfile,
     StepStats,
     TimeStats,

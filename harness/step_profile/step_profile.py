@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from harness.errors import InputError
 from harness.step_profile.between_steps import PHASES_BETWEEN_STEPS, CheckpointStats, EvaluationStats
 from harness.step_profile.fields import Count, Fields, Quantity
+from harness.step_profile.memory import CATEGORIES, MemoryStats
 from harness.system import Rows, is_object, notebook_html, parse_json, read_whole
 from harness.units import in_gib, in_ms
 
@@ -24,21 +25,8 @@ MAX_VALUES = 2**20
 MAX_DETAILS = 10_000
 MAX_DEPTH = 50
 """Of a recipe, and of a provenance: every value is a line of a report."""
-MOST_STEPS = 1000
-MOST_MODULES = 1000
-"""That a profile names; a simulation names the 200 largest."""
 PHASES = ("data", "forward", "backward", "optimizer_step")
 OTHER_PHASES = ("between", *PHASES_BETWEEN_STEPS)  # of loops that are not ours: loops/finder.py
-CATEGORIES = (
-    "parameters",
-    "gradients",
-    "optimizer_state",
-    "activations",
-    "temporaries",
-    "inputs",
-    "other",
-    "gathered_parameters",
-)
 
 
 def _few(details: dict[str, Any]) -> dict[str, Any]:
@@ -58,66 +46,6 @@ def _few(details: dict[str, Any]) -> dict[str, Any]:
 
 
 Details = Annotated[dict[str, Any], AfterValidator(_few)]
-
-
-class MemoryBreakdown(Fields):
-    """The bytes live at the peak, by what they are. The fields add up to the peak."""
-
-    parameters_bytes: Count | None = None
-    """Weights, frozen or trained, with quantization scales and buffers."""
-    gradients_bytes: Count | None = None
-    optimizer_state_bytes: Count | None = None
-    """Moments, fp32 master copies, GradScaler's scalars."""
-    activations_bytes: Count | None = None
-    """Born in forward and dead in backward: what autograd saved."""
-    temporaries_bytes: Count | None = None
-    """Everything else the step made and freed."""
-    inputs_bytes: Count | None = None
-    other_bytes: Count | None = None
-    """Library workspaces and whatever was there before the step and is none of the above."""
-    gathered_parameters_bytes: Count | None = None
-    """Of FSDP2: weights that are whole for a while, and outputs of the all-gathers they are copied from."""
-
-    def total_bytes(self) -> int:
-        """Sum of the known categories, in bytes."""
-        return sum(getattr(self, f"{name}_bytes") or 0 for name in CATEGORIES)
-
-
-class StepPeak(Fields):
-    """What the memory of one recorded step was at its highest."""
-
-    step: Count
-    """Counted from 0, as in log.jsonl."""
-    at_peak: MemoryBreakdown
-    """Adds up to the peak; on a GPU of the sizes that were asked for, before the allocator rounds them."""
-
-
-class MemoryStats(Fields):
-    """Memory of the steady step. Setup and the first step have their own peaks, never mixed in."""
-
-    kind: Literal["cuda_allocator", "simulated_allocator", "live_tensors", "closed_form"]
-    """What "allocated" means here. live_tensors: bytes of live CPU tensors followed by a dispatch mode."""
-    peak_allocated_bytes: Count | None = None
-    peak_reserved_bytes: Count | None = None
-    process_bytes: Count | None = None
-    """The whole process on the device, as NVML sees it."""
-    peak_phase: str | None = None
-    at_peak: MemoryBreakdown = Field(default_factory=MemoryBreakdown)
-    at_peak_by_step: list[StepPeak] = Field(default_factory=list[StepPeak], max_length=MOST_STEPS)
-    """Of a measurement's recorded steps, the first MOST_STEPS of them."""
-    at_peak_by_module: (
-        Annotated[dict[Annotated[str, Field(max_length=300)], Count], Field(max_length=MOST_MODULES)] | None
-    ) = None
-    """The bytes live at the peak by path of the module they belong to, the largest first; the rest of the
-    peak under "(other modules)" and "(no module)". Only a simulation can tell."""
-    host_bytes: Count | None = None
-    """Offloaded and paged bytes in host memory at their largest. Measured: pinned memory counts as PyTorch
-    takes it from the host, in powers of two, and with what it keeps to use again."""
-    fragmentation_bytes: Count | None = None
-    """Reserved minus allocated, at the peak of reserved."""
-    cuda_context_bytes: Count | None = None
-    setup_peak_allocated_bytes: Count | None = None
-    first_step_peak_allocated_bytes: Count | None = None
 
 
 class TimeStats(Fields):

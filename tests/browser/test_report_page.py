@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from harness.report import ReportRun, read_run, write_report
-from harness.step_profile.step_profile import HardwareSummary, MemoryStats, StepProfile
+from harness.step_profile.memory import MemoryStats
+from harness.step_profile.step_profile import HardwareSummary, StepProfile
 from harness.units import in_gib
 from tests.support.reported import HOSTILE, MIB, simulated_run, write_hand_made
 

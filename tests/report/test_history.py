@@ -25,7 +25,7 @@ from harness.report.history import History, history_of
 from harness.report.segments import segment_table
 from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.segments import pieces_in_use, segments_at
-from harness.step_profile.step_profile import CATEGORIES, MemoryBreakdown
+from harness.step_profile.memory import CATEGORIES, MemoryBreakdown
 from tests.support.reported import BASE, MIB, hand_made_snapshot, measured_run, simulated_run
 
 FREES = ("free_requested", "segment_free", "segment_unmap")

@@ -15,7 +15,7 @@ from harness.snapshot.attribution import (
     top_allocations,
 )
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
-from harness.step_profile.step_profile import CATEGORIES
+from harness.step_profile.memory import CATEGORIES
 
 PHASES = ("setup", "data", "forward", "backward", "optimizer_step")
 LABELS = ("parameters", "gradients", "optimizer_state", "inputs")

@@ -25,7 +25,8 @@ from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.recipe.file import load_recipe
 from harness.recipe.recipe import Recipe
-from harness.step_profile.step_profile import HardwareSummary, MemoryStats, StepProfile, StepStats
+from harness.step_profile.memory import MemoryStats
+from harness.step_profile.step_profile import HardwareSummary, StepProfile, StepStats
 from harness.sweep.cell import Outcome, answer, out_of_memory_reason
 from harness.sweep.curves import answer as answer_of
 from harness.sweep.curves import curves_of
