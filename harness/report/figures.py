@@ -18,8 +18,10 @@ from harness.report.run import ReportRun
 from harness.step_profile import PHASES, StepProfile
 from harness.units import in_gib, in_ms
 
-COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9", "#009E73", "#999999", "#F0E442")
-COLOURS += ("#882255",)
+COLOURS = (
+    *("#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9", "#009E73", "#999999", "#F0E442"),
+    "#882255",
+)
 """Okabe and Ito's palette and one more, as in assets/page.js, with a pattern each for who sees no colours."""
 PATTERNS = ("", "//", "xx", "\\\\", "", "..", "--", "++", "oo")
 WIDTH_POINTS = 2000
