@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def test_draws_that_look_at_their_numbers_it_does_not_know() -> None:
     with deferred.recording() as shapes, shapes:
         model = nn.Linear(3, 3)
         nn.init.trunc_normal_(model.weight)
-    assert not deferred.knows(model)
+    looks = ".any()" in inspect.getsource(nn.init._no_grad_trunc_normal_)  # torch 2.11 computes them
+    assert deferred.knows(model) == (not looks)
 
 
 NF4: dict[str, Any] = {"adapter": "lora", "quantization": "nf4", "parallel": "fsdp", "dp_shard": 2}

@@ -25,7 +25,7 @@ from harness.training.loop import Kind, run_steps, set_up
 from tests.support.places import ROOT
 from tests.support.tiny import CPU, NullObserver
 
-LONGEST_S = 200
+LONGEST_S = 900
 
 
 class Result(NamedTuple):
