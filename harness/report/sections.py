@@ -192,7 +192,10 @@ def _timeline_words(run: ReportRun, history: History) -> str:
     device = run.profile.hardware if run.profile else None
     if device is None or device.memory_bytes is None:
         return words
-    return f"{words} {device.name} has {in_gib(device.memory_bytes)}, the dashed line."
+    return (
+        f"{words} {device.name} has {in_gib(device.memory_bytes)}, a dashed line: “Up to capacity” brings it "
+        "into sight."
+    )
 
 
 def _missing(run: ReportRun) -> list[str]:

@@ -467,3 +467,10 @@ def test_nothing_heavy_is_imported() -> None:
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=recipes_folder().parent)
     assert "harness.recipe.file" in loaded.split()
     assert {"torch", "numpy", "transformers"}.isdisjoint(loaded.split())
+
+
+@pytest.mark.parametrize("nothing", ["null", "Null", "NULL", "~", ""])
+def test_every_way_to_write_nothing_is_none(tmp_path: Path, nothing: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"# Mine\nmodel: tiny-llama-bytes\nmax_grad_norm: {nothing}\n")
+    assert load_recipe(str(path))[1].max_grad_norm is None
