@@ -254,9 +254,10 @@ PROGRAMS: dict[str, Program] = {
         ("litgpt", "lightning"),
         beside=True,
         litgpt=True,
+        gpu="a100-40gb",
         full=replace(SIZES["full"], length=1044),
         published=Published(
-            "litgpt, tutorials/resource-tables.md (October 2023, torch 2.1.0, A100 40 GB)",
+            "litgpt, tutorials/resource-tables.md, October 2023; profiles/published has that day's code",
             ("Memory Used: 10.68 GB",),
         ),
     ),

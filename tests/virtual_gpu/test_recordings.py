@@ -1,7 +1,7 @@
 """The recorded traces are what this package makes, action by action; and what a GPU does not change: speed
 on, speed off.
 
-Every recording can be made anew: benchmarks/virtual_gpu/recordings.py says how. Here are some that are quick.
+Every recording can be made anew: benchmarks/virtual_gpu/anew.py. Here are some that are quick, and a sample.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.gpu_programme.trace_file import load_trace
 from benchmarks.traces import missing_libraries
+from benchmarks.virtual_gpu import anew
 from benchmarks.virtual_gpu.recordings import RECORDED
 from tests.support.places import ROOT
 
@@ -39,3 +40,21 @@ def test_a_recording_is_made_anew(
     emulate(sys.executable, "-m", "benchmarks.gpu_programme", *options, gpu="h200", options=(values,))
     compare = (sys.executable, "-m", "benchmarks.virtual_gpu.recordings", str(tmp_path / "traces.json"))
     assert f"{len(names)} of {len(names)} are the same" in emulate(*compare, gpu="h200").stdout
+
+
+@pytest.mark.slow
+def test_a_sample_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    chosen = anew.sample(4, seed="test")
+    rows = {row["recording"]: row for row in anew.made_anew(chosen, tmp_path)}
+    assert rows.keys() == set(chosen)
+    made = [row for row in rows.values() if "skipped" not in row]
+    assert all(row["difference"] is None for row in made), made
+    assert len(made) > 1 or "recorded with torch" in str(rows)
+
+
+def test_a_hash_chooses_the_sample() -> None:
+    everything = anew.names()
+    assert sorted(anew.sample(len(everything), seed="any")) == everything
+    assert anew.sample(5, seed="one") == anew.sample(9, seed="one")[:5]
+    assert anew.sample(9, seed="one") != anew.sample(9, seed="other")

@@ -152,7 +152,11 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
 }
 cudaError_t cudaStreamGetCaptureInfo(
     cudaStream_t stream, enum cudaStreamCaptureStatus* status, unsigned long long* id, cudaGraph_t* graph,
-    const cudaGraphNode_t** dependencies, const cudaGraphEdgeData** edges, size_t* count) {
+    const cudaGraphNode_t** dependencies,
+#if CUDART_VERSION >= 13000
+    const cudaGraphEdgeData** edges,
+#endif
+    size_t* count) {
   return cudaStreamIsCapturing(stream, status);
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
