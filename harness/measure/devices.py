@@ -6,7 +6,6 @@ import torch
 
 from harness.errors import InputError
 from harness.measure.observer import DeviceObserver
-from harness.recipe import Recipe
 
 
 def num_gpus() -> int:
@@ -28,12 +27,13 @@ def chosen_device(name: str | None = None) -> torch.device:
     return torch.device(name)
 
 
-def device_observer(device: torch.device, recipe: Recipe, with_history: bool) -> DeviceObserver:
-    """What watches a run of `recipe` there; `with_history` records every allocation on a GPU."""
+def device_observer(device: torch.device, *, with_history: bool, compiled: bool) -> DeviceObserver:
+    """What watches a run there; `with_history` records every allocation on a GPU. Of a `compiled` model the
+    first step compiles, which nobody follows on a CPU."""
     if device.type == "cuda":
         from harness.measure.cuda import CudaObserver
 
         return CudaObserver(device, with_history=with_history)
     from harness.measure.cpu import CpuObserver
 
-    return CpuObserver(follow_first_step=not recipe.compile)
+    return CpuObserver(follow_first_step=not compiled)
