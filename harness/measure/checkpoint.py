@@ -25,7 +25,7 @@ def measure_checkpoint(training: Training, run: Path, observer: LoopObserver) ->
             "save out of --phases."
         ) from None
     storages = {
-        (storage := storage_of(tensor))._cdata: storage.nbytes()
+        (storage := storage_of(tensor)).data_ptr(): storage.nbytes()
         for tensor in tensors_in(training.optimizer.state_dict())
     }
     return CheckpointStats(weights_bytes=weights_bytes, optimizer_bytes=sum(storages.values()))

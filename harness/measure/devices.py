@@ -27,15 +27,13 @@ def chosen_device(name: str | None = None) -> torch.device:
     return torch.device(name)
 
 
-def device_observer(
-    device: torch.device, *, with_history: bool, follow_first_step: bool = True
-) -> DeviceObserver:
-    """What watches a run there. `with_history` records every allocation on a GPU; on a CPU, whose tensors are
-    followed, the first step is left out where it compiles code."""
+def device_observer(device: torch.device, *, with_history: bool, compiled: bool) -> DeviceObserver:
+    """What watches a run there; `with_history` records every allocation on a GPU. Of a `compiled` model the
+    first step compiles, which nobody follows on a CPU."""
     if device.type == "cuda":
         from harness.measure.cuda import CudaObserver
 
         return CudaObserver(device, with_history=with_history)
     from harness.measure.cpu import CpuObserver
 
-    return CpuObserver(follow_first_step=follow_first_step)
+    return CpuObserver(follow_first_step=not compiled)

@@ -152,9 +152,7 @@ class MeasuredRun:
         # on a virtual GPU times and losses are of a device that computes nothing
         self.emulated = device.type == "cuda" and emulated_device() is not None
         self.flop_count = FlopCount()
-        self.observer = device_observer(
-            device, with_history=with_history, follow_first_step=not recipe.compile
-        )
+        self.observer = device_observer(device, with_history=with_history, compiled=recipe.compile)
         self.watching: LoopObserver = self.observer
         self.phase_now = "setup"
         self.alive: Callable[[str], None] = lambda doing: None

@@ -6,7 +6,7 @@ from harness.step_profile.between_steps import (
     EvaluationStats,
     EvaluationWay,
 )
-from harness.step_profile.fields import Count, Quantity
+from harness.step_profile.fields import Count, Details, Quantity
 from harness.step_profile.in_words import (
     MEMORY_KINDS,
     between_steps_in_words,
@@ -24,7 +24,6 @@ from harness.step_profile.step_profile import (
     OTHER_PHASES,
     PHASES,
     Allocation,
-    Details,
     HardwareSummary,
     LeakReport,
     NotFiniteReport,

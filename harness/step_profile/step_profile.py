@@ -7,13 +7,13 @@ GiB = 2**30 bytes. "allocated", "reserved" and "active" mean what torch.cuda.mem
 from __future__ import annotations
 
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from harness.errors import InputError
 from harness.step_profile.between_steps import PHASES_BETWEEN_STEPS, CheckpointStats, EvaluationStats
-from harness.step_profile.fields import Count, Fields, Quantity
+from harness.step_profile.fields import MAX_DETAILS, Count, Details, Fields, Quantity
 from harness.step_profile.memory import CATEGORIES, MemoryStats
 from harness.system import Rows, is_object, notebook_html, parse_json, read_whole
 from harness.units import in_gib, in_ms
@@ -22,30 +22,8 @@ SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 2**24
 MAX_VALUES = 2**20
 """In a file: most are losses, of a long run."""
-MAX_DETAILS = 10_000
-MAX_DEPTH = 50
-"""Of a recipe, and of a provenance: every value is a line of a report."""
 PHASES = ("data", "forward", "backward", "optimizer_step")
 OTHER_PHASES = ("between", *PHASES_BETWEEN_STEPS)  # of loops that are not ours: loops/finder.py
-
-
-def _few(details: dict[str, Any]) -> dict[str, Any]:
-    left = MAX_DETAILS
-    waiting: list[tuple[object, int]] = [(details, 1)]
-    while waiting:
-        value, depth = waiting.pop()
-        if not isinstance(value, dict | list):
-            continue
-        held = cast("dict[str, object] | list[object]", value)
-        inside = list(held.values()) if isinstance(held, dict) else held
-        left -= len(inside)
-        if left < 0 or depth > MAX_DEPTH:
-            raise ValueError(f"more than {MAX_DETAILS:,} values, or nested deeper than {MAX_DEPTH}")
-        waiting += [(inner, depth + 1) for inner in inside]
-    return details
-
-
-Details = Annotated[dict[str, Any], AfterValidator(_few)]
 
 
 class TimeStats(Fields):

@@ -21,6 +21,7 @@ from harness.measure import cuda as measure_cuda
 from harness.measure import measured_run as measuring
 from harness.measure.cuda import CudaObserver
 from harness.measure.measured_run import measure
+from harness.measure.observer import History
 from harness.run_folder.run_folder import RunFolder
 from harness.snapshot.safe_read import read_snapshot
 from harness.step_profile.in_words import explain_oom
@@ -186,7 +187,7 @@ def test_gradients_are_labelled_where_they_were_when_they_were_there(cuda, monke
 def test_without_history_nothing_is_recorded(cuda):
     observer = observer_of(cuda, with_history=False)
     run(cuda, observer)
-    assert observer.history() == ([], {}, [], None)
+    assert observer.history() == History([], {}, [])
     assert not any(call.startswith("history") for call in cuda.calls)
     assert observer.phase_memory()["backward"].peak_allocated_bytes == 29 * KIB
 
@@ -308,7 +309,7 @@ def test_an_error_in_a_phase_leaves_no_trace_of_it(cuda):
 
 def test_a_whole_run(cuda, tmp_path, monkeypatch):
     """A real step of a tiny model on the CPU, watched as if it were on the GPU."""
-    monkeypatch.setattr(measuring, "device_observer", lambda *_: observer_of(cuda))
+    monkeypatch.setattr(measuring, "device_observer", lambda *_, **__: observer_of(cuda))
 
     class Progress:
         def step(self, *_):
@@ -349,7 +350,9 @@ def test_a_whole_run(cuda, tmp_path, monkeypatch):
 @pytest.mark.parametrize("with_history", [True, False])
 def test_a_leak_is_found_by_the_allocators_own_count(with_history, cuda, tmp_path, monkeypatch):
     """2 KiB a step are never freed; the counter is read once a step, after the one synchronization."""
-    monkeypatch.setattr(measuring, "device_observer", lambda *_: observer_of(cuda, with_history=with_history))
+    monkeypatch.setattr(
+        measuring, "device_observer", lambda *_, **__: observer_of(cuda, with_history=with_history)
+    )
 
     def train_step(training, batches, num_tokens, observer):
         with observer.phase("forward"):
@@ -375,7 +378,7 @@ def test_a_leak_is_found_by_the_allocators_own_count(with_history, cuda, tmp_pat
 
 
 def test_out_of_memory_on_a_gpu_is_a_profile_with_all_that_is_known(cuda, tmp_path, monkeypatch):
-    monkeypatch.setattr(measuring, "device_observer", lambda *_: observer_of(cuda))
+    monkeypatch.setattr(measuring, "device_observer", lambda *_, **__: observer_of(cuda))
 
     def train_step(training, batches, num_tokens, observer):
         with observer.phase("forward"):

@@ -1,0 +1,139 @@
+"""The commands of docs/questions.md, run anew: what each prints goes into docs/data/questions.json.
+
+    python -m benchmarks.questions [QUESTION ...] [--old PYTHON --new PYTHON]
+    python -m pages.questions
+
+`versions` holds two environments against each other and wants their interpreters; without them what is in
+the file stays. All run on the CPU, in a folder of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.system import PACKAGE, provenance, write_whole
+
+ROOT = PACKAGE.parent
+RESULTS = ROOT / "docs" / "data" / "questions.json"
+OUT_OF_MEMORY = 3
+"""A status that is an answer too."""
+TEXTS, SHORTEST, LONGEST = 1000, 5, 4000
+
+
+def first_paragraph(printed: str) -> str:
+    """The verdict; tables follow it."""
+    return printed.partition("\n\n")[0]
+
+
+def between_steps(printed: str) -> str:
+    """What a run says of its evaluation and its checkpoint, its last words but for the folder."""
+    return "evaluation of" + printed.partition("\nevaluation of")[2].partition("\nrun folder")[0]
+
+
+def whole(printed: str) -> str:
+    """All of it."""
+    return printed.rstrip()
+
+
+@dataclass(frozen=True)
+class Question:
+    """Commands, run one after the other, and what is shown of the last one's output."""
+
+    commands: tuple[str, ...]
+    shown: Callable[[str], str] = whole
+
+
+EVALUATION = (
+    "harness simulate llama-3.1-8b-lora seq_len=1024 hardware=a100-80gb --phases train,eval --eval-batches 20"
+)
+QUESTIONS = {
+    "evaluation": Question((EVALUATION,), first_paragraph),
+    "checkpoint": Question(
+        ("harness simulate llama-3.2-1b-bf16 hardware=rtx-4090 --phases train,save",), first_paragraph
+    ),
+    "measured": Question(
+        ("harness run smoke steps=2 --device cpu --phases train,eval,save --eval-batches 100",), between_steps
+    ),
+    "lengths": Question(
+        ("harness fit smoke seq_len=4096 micro_batch_size=4 --memory 1GiB --data texts.jsonl",)
+    ),
+    "versions": Question(
+        ("harness diff qwen2.5-7b-lora --python old/bin/python --python new/bin/python",),
+    ),
+    "runs": Question(
+        (
+            "harness simulate llama-3.2-1b-bf16 --out before",
+            "harness simulate llama-3.2-1b-bf16 attention=eager --out after",
+            "harness diff before after",
+        )
+    ),
+}
+"""By the name of the part of the page."""
+
+
+def ask(question: Question, environments: dict[str, Path]) -> str:
+    """What is shown of its output. `environments`: folders by the name that the commands call them."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, environment in environments.items():
+            Path(folder, name).symlink_to(environment)
+        Path(folder, "texts.jsonl").write_text(_texts(), encoding="utf-8")
+        printed = ""
+        for command in question.commands:
+            printed = _printed(command, Path(folder))
+    return question.shown(printed)
+
+
+def _printed(command: str, folder: Path) -> str:
+    words = [sys.executable, "-m", *shlex.split(command)]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    surroundings = {**os.environ, "PYTHONPATH": path, "COLUMNS": "80", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(words, cwd=folder, env=surroundings, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, OUT_OF_MEMORY):
+        raise SystemExit(f"{command}: status {done.returncode}: {done.stderr[-4000:]}")
+    return "\n".join(line.rstrip() for line in done.stdout.splitlines())
+
+
+def _texts() -> str:
+    """Lines of JSON: texts whose lengths are spread as those of instructions are, a few of them very long."""
+    drawn = random.Random(0)
+    lengths = (round(drawn.lognormvariate(5, 1)) for _ in range(TEXTS))
+    return "".join(
+        json.dumps({"text": "x" * min(LONGEST, max(SHORTEST, length))}) + "\n" for length in lengths
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.questions", description=__doc__)
+    parser.add_argument("questions", nargs="*", help=f"of {', '.join(QUESTIONS)}; default: all")
+    parser.add_argument("--old", type=Path, help="an interpreter, of an environment with older releases")
+    parser.add_argument("--new", type=Path, help="another one, with newer releases")
+    given = parser.parse_args()
+    known: dict[str, Any] = json.loads(RESULTS.read_bytes())["shown"] if RESULTS.exists() else {}
+    environments = {
+        name: python.absolute().parents[1] for name in ("old", "new") if (python := getattr(given, name))
+    }
+    for name in given.questions or QUESTIONS:
+        if name != "versions" or len(environments) == 2:
+            known[name] = ask(QUESTIONS[name], environments)
+            print(f"{name}:\n{known[name]}\n", flush=True)
+    document = {
+        "benchmark": "questions",
+        "shown": {name: known[name] for name in QUESTIONS if name in known},
+        "provenance": provenance(),
+    }
+    write_whole(RESULTS, json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

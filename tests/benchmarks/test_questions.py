@@ -1,0 +1,41 @@
+"""What the guide says that its commands print is what they print."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+
+import pytest
+
+from benchmarks.questions import QUESTIONS, RESULTS, ask
+
+FOUND = json.loads(RESULTS.read_bytes())
+LIBRARIES = ("torch", "transformers", "peft")
+SLOW = ("evaluation", "lengths")
+OF_TWO_ENVIRONMENTS = "versions"
+
+
+def test_every_question_has_been_asked() -> None:
+    assert FOUND["shown"].keys() == QUESTIONS.keys()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in QUESTIONS
+        if name != OF_TWO_ENVIRONMENTS
+    ],
+)
+def test_the_answer_is_the_same_today(name: str) -> None:
+    recorded = FOUND["provenance"]["versions"]
+    if any(recorded[library].split("+")[0] != version(library).split("+")[0] for library in LIBRARIES):
+        pytest.skip("the answers are of other releases")
+    assert ask(QUESTIONS[name], {}) == FOUND["shown"][name]
+
+
+def test_two_environments_differ() -> None:
+    """Which is what that question is about; harness diff itself: tests/answers/test_two_profiles.py."""
+    shown = FOUND["shown"][OF_TWO_ENVIRONMENTS]
+    assert "versions: torch " in shown
+    assert "the same to the byte" not in shown
