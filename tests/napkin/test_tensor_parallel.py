@@ -23,9 +23,11 @@ import transformers
 from harness.architecture.families import FAMILIES
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
+from harness.napkin.derivation.activations import derive_terms
 from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.model.divided import DIVIDED, EMBEDDINGS_WHOLE
-from harness.napkin.prediction import predict
+from harness.napkin.prediction import estimate, predict
+from harness.napkin.ranks.traffic import traffic
 from harness.parallel.layers import STYLES
 from harness.recipe.recipe import Recipe
 from tests.napkin.test_random import TOGGLES, peaks, shallow
@@ -33,7 +35,7 @@ from tests.support.napkin_oracle import keeps_workspaces
 
 H100 = find_hardware("h100")
 LARGEST, MEDIAN = 0.08, 0.02
-SEED, CASES = 17, 24
+SEED, CASES = 17, 16
 NAMES = ("llama-2-7b", "llama-3.1-8b", "llama-3.2-1b", "llama-3.2-3b", "mistral-7b", "gemma-2-2b")
 NAMES += ("pythia-1.4b", "qwen2.5-0.5b", "qwen2.5-7b", "tinyllama-1.1b")
 OFF = ("quantization", "double_quant", "upcast_for_kbit", "offload", "optimizer_in_backward", "loss")
@@ -91,13 +93,44 @@ def _shape_of(config: Any) -> Any:
     return read_shape(config.to_dict())
 
 
+# the derivation ---------------------------------------------------------------------------------------
+
+
+def test_a_rank_by_hand():
+    """Llama-3.1-8B on 8 ranks, bf16: 32 blocks of 4 query heads and 1 key-value head of 128, an MLP of 1,792,
+    norms whole, an eighth of 128,256 words; the embeddings' gradient is of all words."""
+    memory = estimate(llama(), H100)
+    sizes = memory.sizes
+    heads, rest = 4096 * (4 + 2 * 1 + 4) * 128, 3 * 4096 * 1792 + 2 * 4096
+    weights = 32 * (heads + rest) + 2 * 16_032 * 4096 + 4096
+    buffers = 2 * 64 * 4
+    assert sizes.parameter_bytes == 2 * weights + buffers
+    assert sizes.gradient_bytes == 2 * (weights + (128_256 - 16_032) * 4096)
+    assert sizes.device_state == 2 * 2 * weights
+    named = {term.name: term.size_bytes for term in derive_terms(memory)}
+    assert named["embed_tokens"] == 2 * (128_256 - 16_032) * 4096  # the last of that name: the gradient's
+
+
+def test_what_a_block_sums_over_its_ranks():
+    """In forward attention's and the MLP's outputs; in backward the inputs' gradients of five projections.
+    Each is sent 2 x 7/8 times. Beside them the embeddings, the gathered logits, and the head's input."""
+    stream, ring = 2 * 512 * 4096 * 2, 7 / 8
+    logits = 2 * 512 * 128_256 * 2
+    found = {
+        phase: sum(sent.sent for sent in all_sent)
+        for phase, all_sent in traffic(estimate(llama(), H100).sizes).items()
+    }
+    assert found["forward"] == pytest.approx(2 * ring * stream * (32 * 2 + 1) + ring * logits)
+    assert found["backward"] == pytest.approx(2 * ring * stream * (32 * 5 + 1))
+
+
 # the cells --------------------------------------------------------------------------------------------
 
 
 GRID = [
     {"model": model, "tp": tp, "gradient_checkpointing": checkpointing, "adapter": adapter}
     for model, tp, checkpointing, adapter in product(
-        ("llama-3.2-1b", "llama-3.1-8b", "pythia-1.4b"), (2, 4, 8), (False, True), ("none", "lora")
+        ("llama-3.2-1b", "llama-3.1-8b"), (2, 4, 8), (False, True), ("none", "lora")
     )
 ]
 
@@ -115,7 +148,7 @@ def off(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 
 @keeps_workspaces
 def test_the_cells_of_a_grid_peak_where_the_simulation_does(off):
-    assert len(off) == 36
+    assert len(off) == 24
     assert max(map(abs, off.values())) < LARGEST, max(off.items(), key=lambda cell: abs(cell[1]))
     assert median(map(abs, off.values())) < MEDIAN
 

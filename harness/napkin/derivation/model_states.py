@@ -79,7 +79,7 @@ def gradient_terms(sizes: Sizes) -> list[Term]:
             "Gradients",
             f"of {count:,} trained parameters",
             dtypes,
-            sizes.gradient_bytes,
+            sum(w.elements * w.count * SIZES[w.dtype] for w in sizes.trained),
             f"{note} trained weight",
         )
     ]

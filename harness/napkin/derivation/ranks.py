@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.napkin.derivation.model_states import Term
+from harness.napkin.dtypes import SIZES
 from harness.napkin.memory.sizes import Sizes
 from harness.napkin.ranks.units import Unit
 
@@ -12,6 +13,25 @@ SECTION = "Whole for a while on every rank"
 
 def rank_terms(sizes: Sizes) -> list[Term]:
     """One term for each unit and buffer; none on one GPU."""
+    return _of_layers(sizes) + _of_engine(sizes)
+
+
+def _of_layers(sizes: Sizes) -> list[Term]:
+    """What tensor parallelism adds to what is divided."""
+    terms: list[Term] = []
+    for weight in (w for w in sizes.trained if w.larger_gradient):
+        beyond = weight.larger_gradient - weight.elements
+        formula = f"{beyond:,} × {SIZES[weight.dtype]} B more than its part, until the step"
+        source = "torch/distributed/tensor/_ops/_embedding_ops.py, of all words"
+        terms.append(Term("Gradients", weight.name, formula, beyond * SIZES[weight.dtype], source))
+    if sizes.lost_bytes:
+        formula = "sums that recomputing starts and nobody waits for, of every step before the last"
+        source = "torch/csrc/distributed/c10d/Functional.cpp; torchtitan issue 2763"
+        terms.append(Term(SECTION, "lost by earlier steps", formula, sizes.lost_bytes, source))
+    return terms
+
+
+def _of_engine(sizes: Sizes) -> list[Term]:
     if sizes.buckets:
         formula = f"{len(sizes.buckets)} buckets, each closed at 25 MiB (the first at 1 MiB)"
         source = "torch/csrc/distributed/c10d/reducer.cpp, gradient_as_bucket_view=False"

@@ -46,7 +46,7 @@ def moment_of(sizes: Sizes, phase: Phase, where: str, **parts: int) -> Moment:
         "parameters": sizes.device_parameters(),
         "optimizer_state": sizes.device_state,
         "inputs": sizes.input_bytes,
-        "other": sizes.hardware.cublas_workspace_bytes,
+        "other": sizes.hardware.cublas_workspace_bytes + sizes.lost_bytes,
     }
     parts["gradients"] = parts.get("gradients", 0) + sizes.bucket_bytes
     return Moment(phase=phase, where=where, **settled | parts)

@@ -148,6 +148,13 @@ class Sizes:
         around = stages.embedding.kept + stages.loss.kept + self.fused_loss_bytes
         return self.table_bytes + total_bytes(stages.kept_masks) + blocks + around
 
+    @cached_property
+    def lost_bytes(self) -> int:
+        """What the steps before the recipe's last one have lost for good, with tensor parallelism and
+        gradient checkpointing."""
+        each = self.micro_batches * sum(stage.lost * stage.count for stage in self.stages.blocks)
+        return each * (self.recipe.warmup_steps + self.recipe.steps)
+
     @property
     def fused_loss_bytes(self) -> int:
         """Of that, gradients that a fused loss has computed already."""

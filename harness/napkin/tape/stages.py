@@ -70,6 +70,15 @@ class Stage:
         is_product = last >= 0 and ops[last].forward.kind == "matmul"
         return ops[: last if is_product else last + 1]
 
+    @property
+    def lost(self) -> int:
+        """Bytes of what ranks sum while one of it is recomputed and nobody reads before that stops: PyTorch
+        keeps what nobody waits for (torch/csrc/distributed/c10d/Functional.cpp)."""
+        again = self.recomputed
+        read = {id(t) for op in self.tape.ops[: len(again) + 1] for t in op.inputs}
+        sums = [op.outputs[0] for op in again if op.forward_sent]
+        return total_bytes([t for t in sums if id(t) not in read])
+
     @cached_property
     def kept_by_ctx(self) -> int:
         """Bytes of what stays on the device whatever is recomputed or offloaded (Op.kept_by_ctx)."""
