@@ -318,7 +318,7 @@ class SimulatedRun:
             )
         if self.lost_bytes:
             warnings.append(
-                f"every step loses {self.lost_bytes / 2**20:.1f} MiB, which PyTorch never frees: sums of the tp "
+                f"every step loses {self.lost_bytes / 2**20:.1f} MiB, which PyTorch never frees: sums of tp "
                 "ranks that a recomputed block starts and does not wait for. A long run ends out of memory. "
                 "Set gradient_checkpointing: false"
             )
