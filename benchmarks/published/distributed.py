@@ -1,10 +1,13 @@
-"""Peaks of several GPUs that others published: which of them can be built, and why the others cannot.
+"""Peaks of several GPUs that others published: those that can be built, simulated, and why the others cannot.
 
-    python -m benchmarks.published.distributed ROWS     compute, write profiles/published/distributed.json
+    python -m benchmarks.published.distributed ROWS SOURCES
 
-A row can be held against an answer if the engine is one of the harness's (DDP, FSDP2, tensor parallelism),
-the step is made of toggles of a recipe, its rows have a known length, and what was measured is a peak of
-PyTorch's allocator on one GPU. The first reason against it, in the order below, stands beside it.
+writes profiles/published/distributed.json, after each row; what is there of the same recipe and the same
+libraries is kept. SOURCES is a folder with torchtitan at two commits, as FETCH below makes it.
+
+A row can be held against an answer if its step is a recipe's or torchtitan's own (titan.py), divided by
+FSDP2, DDP or FSDP1 with the same units, its rows have a known length, and what was measured is a peak on one
+GPU. The first reason against it, in the order below, stands beside it.
 """
 
 from __future__ import annotations
@@ -12,18 +15,31 @@ from __future__ import annotations
 import json
 import re
 import sys
+import warnings
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.published import titan
 from benchmarks.published.cases import FOLDER
+from benchmarks.published.equivalents import GPUS, measured_process, recipe_fields, why_off
+from harness.errors import InputError
 from harness.hardware.hardware import PLENTY_BYTES, find_hardware, with_memory
 from harness.napkin.prediction import predict
 from harness.recipe.check import check_recipe
+from harness.recipe.recipe import Recipe
 from harness.simulate.simulated_run import simulate
 from harness.system.files import write_whole
+from harness.system.versions import provenance
 
 RESULTS = FOLDER / "distributed.json"
+LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
+UNITS = {"GB": 10**9, "GiB": 2**30, "MiB": 2**20}
+FETCH = "\n".join(
+    f"git clone https://github.com/pytorch/torchtitan SOURCES/{name}\ngit -C SOURCES/{name} checkout {commit}"
+    for name, commit in titan.COMMITS.items()
+)
 KEPT = ("id", "source", "model", "method", "gpus", "gpu", "peak_memory", "unit", "memory_is")
 
 REASONS: tuple[tuple[str, str, str], ...] = (
@@ -37,8 +53,8 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("engine", r"megatron|mfsdp|m-fsdp|dist_muon", "Megatron: another engine"),
     (
         "engine",
-        r"fsdp1|fsdp_qlora|fsdp-qlora|fsdp-lora|fabric|qlora fsdp|per-param fsdp|multinode",
-        "FSDP1, Fabric or unnamed: flat parameters and other streams (its NO_SHARD is no DDP)",
+        r"fsdp1|fabric|qlora fsdp|per-param fsdp|multinode",
+        "FSDP1, Fabric or unnamed, on batches or lengths that are not stated",
     ),
     ("method", r"float8|fp8|mxfp8|nvfp4|rowwise", "products in 8 bits or fewer"),
     ("method", r"compile", "compiled: the compiler chooses what is kept"),
@@ -68,54 +84,112 @@ def reason(row: dict[str, Any]) -> str:
     return ""
 
 
-LLAMA_3_8B = {
-    "model": "llama-3.1-8b",
-    "precision": "bf16-mixed",
-    "reduce_dtype": "fp32",
-    "parallel": "fsdp",
-    "dp_shard": 8,
-    "seq_len": 8192,
-    "max_grad_norm": 1.0,
-}
-"""torchtitan's debug of FSDP2 in June 2024: fp32 parts gathered in bf16, AdamW, no checkpointing."""
-OF_ITS_DAY = "torchtitan's blocks and FSDP2 of June 2024, before the row's own change, are not built here"
-BUILT = {
-    "pt/132445": (LLAMA_3_8B, False, OF_ITS_DAY),
-    "pt/129721": (LLAMA_3_8B, True, f"{OF_ITS_DAY}; after it the source has 69.46 GiB"),
-}
-"""By id: the recipe, whether the first step was measured, and why an answer is off by more than 3 %."""
+ANSWER = ("napkin_bytes", "simulated_bytes", "simulated_reserved_bytes", "compared_bytes", "fits")
+LATER = "it can be built, and the command has not come to it yet"
+OFF = 0.03
+"""Beyond this a row says why."""
 
 
-def answers(fields: dict[str, Any], first_step: bool) -> dict[str, int | None]:
-    """Napkin's peak, allocated; the simulated one, allocated and reserved (of a steady step only)."""
-    recipe = check_recipe(fields, "published row")
-    device = with_memory(find_hardware("h100"), PLENTY_BYTES)
-    napkin, simulated = predict(recipe, device).memory, simulate(recipe, device)[0].memory
-    if first_step:
-        both = napkin.first_step_peak_allocated_bytes, simulated.first_step_peak_allocated_bytes
-        return {"napkin_bytes": both[0], "simulated_bytes": both[1], "simulated_reserved_bytes": None}
+def measured_bytes(row: dict[str, Any]) -> int:
+    """The peak that was published."""
+    return round(float(row["peak_memory"]) * UNITS[row["unit"].split()[0]])
+
+
+def of_recipe(row: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Napkin's peak and the simulated ones of a row's equivalent, in bytes."""
+    gpu = GPUS[row["gpu"]]
+    recipe = check_recipe(fields, row["id"])
+    try:
+        napkin = predict(recipe, find_hardware(gpu)).memory.peak_allocated_bytes
+    except InputError:
+        napkin = None
+    memory, fits = _simulated(recipe, gpu)
     return {
-        "napkin_bytes": napkin.peak_allocated_bytes,
-        "simulated_bytes": simulated.peak_allocated_bytes,
-        "simulated_reserved_bytes": simulated.peak_reserved_bytes,
+        "napkin_bytes": napkin,
+        "simulated_bytes": memory.peak_allocated_bytes,
+        "simulated_reserved_bytes": memory.peak_reserved_bytes,
+        "compared_bytes": memory.process_bytes if measured_process(row) else memory.peak_reserved_bytes,
+        "fits": fits,
     }
 
 
-def main(path: Path) -> None:
+@cache
+def _simulated(recipe: Recipe, gpu: str) -> tuple[Any, bool]:
+    """Memory of the recipe, and whether that fits: a card that is nearly full gives cached memory back."""
+    hardware = find_hardware(gpu)
+    profile, _ = simulate(recipe, hardware, explain_oom=False)
+    if profile.oom is None:
+        return profile.memory, True
+    return simulate(recipe, with_memory(hardware, PLENTY_BYTES), explain_oom=False)[0].memory, False
+
+
+def of_titan(row: dict[str, Any], sources: Path) -> dict[str, Any]:
+    """The simulated peaks of torchtitan's own step, in bytes."""
+    run, first_step, _ = titan.RUNS[row["id"]]
+    peaks = titan.peaks(sources / run.checkout, run, "h100")
+    return {
+        "napkin_bytes": None,
+        "simulated_bytes": peaks.allocated,
+        "simulated_reserved_bytes": peaks.reserved,
+        "compared_bytes": peaks.first_reserved if first_step else peaks.reserved,
+        "fits": True,
+    }
+
+
+def held_against(row: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    """What the answer is compared with, the error, and why it is large."""
+    error = answer["compared_bytes"] / measured_bytes(row) - 1
+    because = titan.RUNS[row["id"]][2] if row["id"] in titan.RUNS else why_off(row)
+    if not answer["fits"]:
+        because += "; on the card itself the simulation runs out of memory"
+    return answer | {
+        "measured_bytes": measured_bytes(row),
+        "error": round(error, 4),
+        "off_because": because if abs(error) > OFF else "",
+        "left_out": "",
+    }
+
+
+def main(path: Path, sources: Path) -> None:
     """Write the rows with their answers or reasons, and print how many have each."""
-    found = []
-    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        kept = {name: row[name] for name in KEPT}
-        if row["id"] in BUILT:
-            fields, first_step, why = BUILT[row["id"]]
-            found.append(kept | answers(fields, first_step) | {"off_because": why, "left_out": ""})
+    missing = [name for name in titan.COMMITS if not (sources / name).is_dir()]
+    if missing:
+        sys.exit(f"{sources} lacks {', '.join(missing)}. These commands make it:\n{FETCH}")
+    versions = {name: provenance()["versions"].get(name) for name in LIBRARIES}
+    before = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    simulated = [row for row in before.get("rows", []) if "error" in row]
+    if before.get("versions") != versions:
+        simulated = []
+    known = {row["id"]: row for row in simulated}
+    same = {json.dumps(row["made_of"]): row for row in simulated if "recipe" in row["made_of"]}
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    found: dict[str, dict[str, Any]] = {}
+    wanted: list[dict[str, Any]] = []
+    for row in rows:
+        fields = None if isinstance(row["peak_memory"], str) else recipe_fields(row)
+        made_of = {"gpu": GPUS[row["gpu"]], "recipe": fields} if fields else titan.told(row["id"])
+        kept = {name: row[name] for name in KEPT} | ({"made_of": made_of} if made_of else {})
+        kept = json.loads(json.dumps(kept))
+        there = known.get(row["id"]) or same.get(json.dumps(kept.get("made_of")), {})
+        if not made_of:
+            found[row["id"]] = kept | {"left_out": reason(row)}
+        elif "error" in there and there.get("made_of") == kept["made_of"]:
+            found[row["id"]] = kept | held_against(row, {name: there[name] for name in ANSWER})
         else:
-            found.append(kept | {"left_out": reason(row)})
-    counts = Counter(row["left_out"] or "built" for row in found)
-    write_whole(RESULTS, json.dumps({"counts": dict(counts.most_common()), "rows": found}, indent=1) + "\n")
-    for why, count in counts.most_common():
-        print(f"{count:4} {why}")
+            found[row["id"]] = kept | {"left_out": LATER}
+            wanted.append(row)
+    for row in [None, *wanted]:
+        if row is not None:
+            fields = recipe_fields(row)
+            answer = of_recipe(row, fields) if fields else of_titan(row, sources)
+            found[row["id"]] |= held_against(row, answer)
+            print(row["id"], f"{found[row['id']]['error']:+.1%}", flush=True)
+        there = [found[each["id"]] for each in rows]
+        counts = Counter(each["left_out"] or "built" for each in there)
+        written = {"versions": versions, "counts": dict(counts.most_common()), "rows": there}
+        write_whole(RESULTS, json.dumps(written, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    warnings.simplefilter("ignore")
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

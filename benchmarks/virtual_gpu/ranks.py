@@ -64,6 +64,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     "fsdp-full-kept": ENGINES["fsdp"] | {"reshard_after_forward": False},
     "fsdp-full-accelerate": ENGINES["fsdp"] | {"wrap": "accelerate", "gradient_checkpointing": True},
     "fsdp-full-hybrid": {"parallel": "fsdp", "dp_shard": 4, "dp_replicate": 2} | _MIXED,
+    "fsdp-full-host": ENGINES["fsdp"] | {"cpu_offload": True},
+    "fsdp-qlora-host": ENGINES["fsdp"]
+    | TRAINED["qlora"]
+    | {"cpu_offload": True, "gradient_checkpointing": True},
     "fsdp+tp-full": {"parallel": "fsdp+tp", "dp_shard": 2, "tp": 4, "gradient_checkpointing": True},
     "fsdp+tp-full-untied": {"parallel": "fsdp+tp", "dp_shard": 2, "tp": 4} | UNTIED,
     "tp-full-untied": ENGINES["tp"] | UNTIED,

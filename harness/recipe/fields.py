@@ -240,6 +240,11 @@ class Fields(BaseModel):
         return "optimizer" in self.offload or self.parameters_on_host
 
     @property
+    def steps_on_host(self) -> bool:
+        """Whether the optimizer steps in host memory, by `offload` or by FSDP2."""
+        return self.optimizer_on_host or self.cpu_offload
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens (padding included) one optimizer step consumes on a rank."""
         return self.micro_batch_size * self.seq_len * self.gradient_accumulation_steps

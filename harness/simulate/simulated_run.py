@@ -320,9 +320,9 @@ class SimulatedRun:
         warnings += unasked_tables(self.device.operators)
         if self.lost_bytes:
             warnings.append(
-                f"every step loses {self.lost_bytes / 2**20:.1f} MiB, which PyTorch never frees: sums of the "
-                "tp ranks that a recomputed block starts and does not wait for. A long run ends out of "
-                "memory. Set gradient_checkpointing: false"
+                f"every step loses {self.lost_bytes / 2**20:.1f} MiB, which PyTorch never frees: sums of tp "
+                "ranks that a recomputed block starts and does not wait for. A long run ends out of memory. "
+                "Set gradient_checkpointing: false"
             )
         context = self.hardware.calibration.cuda_context_bytes
         whole = self.memory.peak_reserved_bytes + context + self.memory.host_peak_bytes

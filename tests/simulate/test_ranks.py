@@ -223,3 +223,13 @@ def test_a_sum_that_nobody_waits_for_is_lost_in_every_step() -> None:
     assert grown > 0
     assert grown % (10 * recipe.micro_batch_size * recipe.seq_len) == 0
     assert not any("every step loses" in warning for warning in simulated(**ENGINES["tp"])[0].warnings)
+
+
+def test_parts_in_host_memory_are_not_on_the_gpu() -> None:
+    """A rank's part of weights, gradients and moments is in host memory, and is stepped there. On a virtual
+    GPU the cell fsdp-full-host has the same allocated bytes."""
+    there = simulated(**ENGINES["fsdp"])[0].memory
+    host = simulated(**ENGINES["fsdp"], cpu_offload=True)[0].memory
+    assert (host.at_peak.optimizer_state_bytes, there.host_bytes) == (0, None)
+    assert (host.at_peak.parameters_bytes or 0) < (there.at_peak.parameters_bytes or 0) / 10
+    assert (host.host_bytes or 0) >= (there.at_peak.optimizer_state_bytes or 0) * 2

@@ -15,6 +15,7 @@ from torch import distributed
 
 from harness.errors import InputError
 from harness.simulate.cuda.communication import Communication
+from harness.simulate.cuda.host_parts import host_replacements
 from harness.simulate.cuda.streams import Streams
 from harness.simulate.replacement import Replacement, all_replaced, replaced
 
@@ -45,6 +46,7 @@ def _replacements(communication: Communication) -> Iterator[Replacement]:
     verify = "torch.nn.parallel.distributed._verify_param_shape_across_processes"
     yield Replacement(verify, _nothing, "reads back what other ranks have sent")
     reducer = communication.with_sums(distributed.Reducer)
+    yield from host_replacements()
     yield Replacement("torch.distributed.Reducer", reducer, "needs results, and `fake` sums have none")
 
 
