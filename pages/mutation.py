@@ -47,10 +47,10 @@ def page(modules: list[dict[str, Any]]) -> str:
 
 
 def _not_tried(modules: list[dict[str, Any]]) -> list[str]:
-    """A sentence about modules that are listed and have no row yet."""
+    """A sentence about modules that are listed and have no row: nobody tried them, or gaps are still open."""
     listed = tomllib.loads(MODULES.read_text(encoding="utf-8"))["module"]
     absent = [row["title"] for row in listed if row["name"] not in {row["name"] for row in modules}]
-    return [f"\nListed, and not tried yet: {', '.join(absent)}.\n"] if absent else []
+    return [f"\nListed, and without a finished result: {', '.join(absent)}.\n"] if absent else []
 
 
 def _modules(modules: list[dict[str, Any]]) -> list[str]:
