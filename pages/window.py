@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from typing import Any
 
 from benchmarks.window import KINDS, RESULTS, ROOT
@@ -15,7 +16,7 @@ SHOWN = ("torch", "transformers", "peft", "bitsandbytes")
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown: a row for each environment, and every test that failed."""
+    """Markdown: a row for each environment, and every file with a test that failed."""
     rows, failed = [], []
     for end, entry in found.items():
         releases = ", ".join(f"{name} {entry['releases'][name]}" for name in SHOWN)
@@ -23,7 +24,8 @@ def table(found: dict[str, Any]) -> str:
         sums = [str(sum(of[kind] for of in files.values())) for kind in KINDS]
         run = f"{'all' if entry['whole'] else 'some'}, {len(files)}"
         rows.append((end, releases, entry["date"], run, *sums))
-        failed += [f"- {end}: `{test}`" for test in entry["not_passed"]]
+        by_file = Counter(test.partition("::")[0] for test in entry["not_passed"])
+        failed += [f"- {end}: {count} in `{file}`" for file, count in by_file.items()]
     columns = ("end", "releases", "last run", "test files", "passed", "failed", "errors", "skipped")
     said = f"\nNot all passed:\n\n{chr(10).join(failed)}\n" if failed else ""
     return markdown_table(columns, rows, range(4, 8)) + said
