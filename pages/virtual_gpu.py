@@ -3,6 +3,8 @@
     profiles/cpu/virtual_gpu_recipes.json     python -m benchmarks.virtual_gpu.recipes --out FILE
     profiles/cpu/virtual_gpu_programs.json    python -m benchmarks.virtual_gpu.programs --out FILE
     profiles/cpu/virtual_gpu_compiled.json    python -m benchmarks.virtual_gpu.compiled --out FILE
+    profiles/cpu/virtual_gpu_versions.json    python -m benchmarks.virtual_gpu.versions --out FILE
+    profiles/cpu/virtual_gpu_recordings.json  python -m benchmarks.virtual_gpu.anew --out FILE
 
 python -m pages.virtual_gpu            write them
 python -m pages.virtual_gpu --check    fail if they are not so
@@ -111,6 +113,32 @@ def compiled(found: dict[str, Any]) -> str:
     return f"{_markdown(head, rows)}\n{about}; {_versions(found['versions'])}.\n"
 
 
+def versions(found: dict[str, Any]) -> str:
+    """A row for each PyTorch, with how many of the tests passed."""
+    head = "torch | CUDA | transformers | tests | passed: | failed: | skipped:"
+    rows = (
+        [row["torch"].partition("+")[0], row["cuda"], row["libraries"]["transformers"], f"`{row['chosen']}`"]
+        + [str(row[outcome]) for outcome in ("passed", "failed", "skipped")]
+        for row in found["rows"]
+    )
+    return _markdown(head, rows)
+
+
+def recordings(found: dict[str, Any]) -> str:
+    """How many recordings were made anew, and what became of them."""
+    rows = found["rows"]
+    made = [row for row in rows if "skipped" not in row]
+    same = sum(row["difference"] is None for row in made)
+    chosen = (
+        f"Of {found['recordings']} recordings {len(rows)} were chosen by a hash and {len(made)} made anew"
+    )
+    parts = [f"{chosen}: {same} are the same, {sum(row['actions'] for row in made):,} actions in all."]
+    parts += [f"`{row['recording']}` is not: {row['difference']}." for row in made if row["difference"]]
+    reasons = sorted({row["skipped"] for row in rows if "skipped" in row})
+    parts += [f"{len(rows) - len(made)} were not made, since {'; '.join(reasons)}."] if reasons else []
+    return " ".join(parts) + f" With {_versions(found['versions'])}.\n"
+
+
 EXAMPLES = {
     "trl sft": "An unmodified command of TRL:",
     "FSDP2 loop, rank 0 of 8": "One rank of eight, alone, of a loop written by hand over FSDP2:",
@@ -181,6 +209,7 @@ def _title(row: dict[str, Any]) -> str:
 
 PARTS = {"recipes": ("recipes", recipes), "programs": ("programs", programs)}
 PARTS |= {"examples": ("programs", examples), "compiled": ("compiled", compiled)}
+PARTS |= {name: (name, write) for name, write in (("versions", versions), ("recordings", recordings))}
 """Of the page, between comments of their names: the results that each is of."""
 
 
