@@ -15,7 +15,7 @@ from benchmarks.published.links import MEASURED
 from benchmarks.published.links import RESULTS as LINKS_FILE
 from benchmarks.published.links import row as link_row
 from benchmarks.published.titan import told
-from harness.hardware.hardware import PLENTY_BYTES, find_hardware, with_memory
+from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.recipe.check import check_recipe
 from pages.published import errors_of, readme
