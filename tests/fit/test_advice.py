@@ -16,13 +16,8 @@ from harness.recipe.check import check_recipe
 from harness.recipe.recipe import Recipe
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.in_words import explain_oom
-from harness.step_profile.step_profile import (
-    Allocation,
-    HardwareSummary,
-    MemoryStats,
-    OutOfMemoryReport,
-    StepProfile,
-)
+from harness.step_profile.memory import MemoryStats
+from harness.step_profile.step_profile import Allocation, HardwareSummary, OutOfMemoryReport, StepProfile
 from harness.system.locations import recipes_folder
 from harness.system.strict_yaml import parse_yaml
 
