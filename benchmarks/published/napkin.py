@@ -9,7 +9,6 @@ from harness.architecture.model_shape import ModelShape
 from harness.hardware.hardware import Hardware
 from harness.napkin.memory.liveness import Backward, forward_peak
 from harness.napkin.model.built_model import BuiltModel
-from harness.napkin.model.layers import head_matrix
 from harness.napkin.prediction import estimate
 from harness.napkin.tape.blocks import mlp, new_tape
 from harness.napkin.tape.linear import linear
@@ -79,7 +78,7 @@ def _cross_entropy(config: dict[str, Any], vocab: int, hardware: Hardware) -> in
 def _head_and_loss(config: dict[str, Any], rows: int, hardware: Hardware) -> int:
     tape, built = _empty(hardware, 1, rows, hidden=config["H"], vocab=config["V"])
     states = tape.tensor("states", "B S H", "bf16", grad=True)
-    logits = linear(tape, built, states, head_matrix(built.shape), "logits", "B S V")
+    logits = linear(tape, built, states, built.head, "logits", "B S V")
     cross_entropy(tape, logits)
     weight = 2 * config["H"] * config["V"]
     unused = weight

@@ -240,7 +240,7 @@ PROGRAMS: dict[str, Program] = {
         gpu="a100-80gb",
         full=replace(_EIGHT_B, model="llama-3.2-3b", batch=4, length=512),
         published=Published(
-            "torchtune, docs/source/tutorials/e2e_flow.rst (run of December 2024)",
+            "torchtune, docs/source/tutorials/e2e_flow.rst, after model init (run of December 2024)",
             (
                 "GPU peak memory allocation: 6.21 GiB",
                 "GPU peak memory reserved: 6.27 GiB",

@@ -34,7 +34,7 @@ def parameter_count(shape):
     block = sum(m.elements + m.bias * m.outputs for m in matrices) + sum(
         v.elements for v in block_vectors(shape)
     )
-    head = head_matrix(shape)
+    head = head_matrix(shape, shape.vocab)
     head_elements = 0 if shape.tied else head.elements
     outer = (shape.vocab + shape.positions) * shape.hidden + head_elements + head.bias * head.outputs
     return shape.layers * block + outer + sum(v.elements for v in outer_vectors(shape))
