@@ -261,7 +261,6 @@ def test_an_option_that_is_a_field_is_told_how_fields_are_written(call, argument
         (("fit", "llama-3.2-1b-bf16", "--gpus", "0"), "as in 1,2,4,8"),
         (("fit", "llama-3.1-8b-qlora", "--gpus", "2", "--quick"), "unless the recipe says parallel=ddp"),
         (("shard", "llama-3.2-1b-bf16", "--gpus", "0"), "at least 1"),
-        (("napkin", "llama-3.2-1b-bf16", "parallel=tp", "tp=2"), "`harness simulate` runs them"),
         (("validate", "--tolerance", "-1", "smoke"), "at least 0"),
     ],
 )

@@ -76,8 +76,11 @@ def outer_weights(built: BuiltModel) -> list[Weight]:
     """Embeddings, output head, final norm: what is outside the blocks."""
     shape, base, dtype = built.shape, built.trains_base, built.loose_dtype
     result = [_plain(built.embedding, dtype, base)]
-    if not shape.tied:  # a tied one is divided as the head's gradient is, when they are added
-        result[0] = replace(result[0], larger_gradient=built.embedding_gradient_elements)
+    gradient = built.embedding_gradient_elements
+    if (
+        not shape.tied and gradient > result[0].elements
+    ):  # a tied one is divided as the head's is, being added
+        result[0] = replace(result[0], larger_gradient=gradient)
     if not shape.tied:
         used_as = built.linear_dtype(built.head)
         result.append(replace(_plain(built.head, dtype, base), used_as=used_as))
