@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-MODELS = Path(__file__).with_name("models")
+MODELS = "benchmarks/published/models"
+"""From the root of the repository, where the command runs: results name no machine's folder."""
 CONFIGS = {
     "Llama-2-7B": "llama-2-7b",
     "Llama-2-70B": "llama-2-70b",
-    "Yi-34B": str(MODELS / "yi-34b.json"),
-    "Mistral-7B-v0.2": str(MODELS / "mistral-7b-v0.2.json"),
+    "Yi-34B": f"{MODELS}/yi-34b.json",
+    "Mistral-7B-v0.2": f"{MODELS}/mistral-7b-v0.2.json",
 }
 ANSWER_AI: dict[str, Any] = {
     "precision": "bf16",

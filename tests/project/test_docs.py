@@ -191,3 +191,18 @@ def test_the_commands_exist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         options = {word for word in command if word.startswith("--")}
         assert all(option in shown[name] for option in options), command
     assert len(shown) >= 7
+
+
+RESULTS = sorted(
+    path
+    for folder in ("profiles", "docs", "recipes", "tests/recordings")
+    for path in (ROOT / folder).rglob("*.json")
+    if "runs" not in path.parts  # a run of one's own, which git ignores
+)
+OF_A_MACHINE = re.compile(r'"/(?:home|root|tmp|work|opt|Users|mnt|data)/[^"]*"')
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_results_name_no_folder_of_the_machine_that_made_them(path: Path):
+    """Whoever reads them has another one."""
+    assert not OF_A_MACHINE.search(path.read_text(encoding="utf-8"))
