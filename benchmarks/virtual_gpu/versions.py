@@ -23,7 +23,7 @@ from harness.system import installed_version, write_whole
 from harness.virtual_gpu.build import installed_torch
 
 CHOSEN = ("-m", "virtual_gpu and not slow")
-QUIET = ("-q", "-n0", "-p", "no:cacheprovider", "-p", "no:warnings")
+QUIET = ("-q", "-n2", "-p", "no:cacheprovider", "-p", "no:warnings")
 LIBRARIES = ("triton", "transformers", "peft", "trl", "accelerate", "bitsandbytes")
 
 
