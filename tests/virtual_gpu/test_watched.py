@@ -51,7 +51,7 @@ for _ in range(4):
     optimizer.zero_grad()
 model.eval()
 with torch.no_grad():
-    logits = [model(torch.ones(4096, 512, device="cuda")) for _ in range(3)]
+    logits = [model(torch.ones(65536, 512, device="cuda")) for _ in range(3)]
 print(torch.cuda.max_memory_allocated())
 torch.save(model.state_dict(), "weights.pt")
 """
