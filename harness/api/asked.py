@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+from harness.answers import after_training
 from harness.data import check_data
 from harness.errors import InputError
 from harness.hardware import Hardware, hardware_names, split_hardware
 from harness.recipe import Recipe, changed_recipe, load_recipe
+
+if TYPE_CHECKING:
+    from harness.training import AfterStep
 
 AnyRecipe = Recipe | str | os.PathLike[str]
 """A recipe, its name in recipes/, or the path of its YAML file."""
@@ -35,6 +39,12 @@ def asked_recipe(recipe: object, overrides: Mapping[str, Any]) -> tuple[str, Rec
         )
     check_data(asked)
     return name, asked
+
+
+def asked_after(recipe: Recipe, phases: str, evaluation: Mapping[str, int | bool] | None) -> AfterStep | None:
+    """What is asked for behind the training steps; None for nothing. Raises InputError."""
+    given = {f"evaluation {field}": (field, value) for field, value in (evaluation or {}).items()}
+    return after_training(recipe, phases, given)
 
 
 def asked_hardware(hardware: object, memory: str | int | None) -> Hardware:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.allocator import allocator_settings
-from harness.answers import after_training, predicted, simulated
-from harness.api.asked import AnyRecipe, asked_hardware, asked_recipe
+from harness.answers import predicted, simulated
+from harness.api.asked import AnyRecipe, asked_after, asked_hardware, asked_recipe
 from harness.hardware import DEFAULT_HARDWARE
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile
@@ -62,8 +62,7 @@ def simulate(
     name, asked = asked_recipe(recipe, overrides)
     device = asked_hardware(hardware, memory)
     settings = allocator_settings(os.environ, allocator)
-    given = {f"evaluation {field}": (field, value) for field, value in (evaluation or {}).items()}
-    after = after_training(asked, phases, given)
+    after = asked_after(asked, phases, evaluation)
     folder = None if out is None else RunFolder(Path(out), name, asked)
     quiet_libraries()
     profile, remembered = simulated(asked, device, settings, rank, after)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.answers import after_training, measured
-from harness.api.asked import AnyRecipe, asked_recipe
+from harness.answers import measured
+from harness.api.asked import AnyRecipe, asked_after, asked_recipe
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile
 from harness.system import quiet_libraries
@@ -40,8 +40,7 @@ def run(
     folder that is taken, a device that is not there, and a recipe that cannot run here.
     """
     name, asked = asked_recipe(recipe, overrides)
-    given = {f"evaluation {field}": (field, value) for field, value in (evaluation or {}).items()}
-    after = after_training(asked, phases, given)
+    after = asked_after(asked, phases, evaluation)
     folder = RunFolder(None if out is None else Path(out), name, asked)
     trackers = tracker_names([track] if isinstance(track, str) else track)
     quiet_libraries()

@@ -156,17 +156,16 @@ def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
         yield f"  {offer.name:<17} {' '.join(cells)}"
     if len(running) < len(offers):
         yield ""
-    too_small: dict[str, list[str]] = {}
-    unable: dict[str, list[str]] = {}
+    others: dict[str, list[str]] = {}  # by verdict; what cannot run it has no speed, and comes last
     for offer in offers:
-        if not offer.fits:
-            size = "" if offer.required_bytes is None else f" ({offer.memory_bytes / GIB:.1f} GiB)"
-            kept = unable if offer.required_bytes is None else too_small
-            kept.setdefault(offer.reason, []).append(offer.name + size)
-    for verdict, kept in ("does not fit", too_small), ("cannot run it", unable):
-        for reason, names in kept.items():
-            text = f"{verdict}, {reason}: {', '.join(names)}"
-            yield from wrap(text, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+        if offer.required_bytes is None:
+            others.setdefault(f"cannot run it, {offer.reason}", []).append(offer.name)
+        elif not offer.fits:
+            size = f"{offer.memory_bytes / GIB:.1f} GiB"
+            others.setdefault(f"does not fit, {offer.reason}", []).append(f"{offer.name} ({size})")
+    for verdict, names in others.items():
+        text = f"{verdict}: {', '.join(names)}"
+        yield from wrap(text, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     yield ""
     if not running:
         yield "  none of them fits (see `harness fit`)"
