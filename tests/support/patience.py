@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 
-def again_until(page: Any, reached: Callable[[], bool], act: Callable[[int], object] = lambda time: None) -> None:
+def again_until(
+    page: Any, reached: Callable[[], bool], act: Callable[[int], object] = lambda attempt: None
+) -> None:
     """Do ``act``, told how many times it was done, until it had its effect.
 
-    A browser that waits for a processor takes a double click for two clicks, and hovers when it finds the time.
+    A browser that waits for a processor takes a double click for two clicks, and hovers when it has time.
     """
     deadline = time.monotonic() + 60
     for attempt in itertools.count():
