@@ -180,13 +180,12 @@ class _RealTensors(StorageTracker):
     it and end while it is active, and a mode's end takes away the innermost one, whichever that is.
     """
 
-    def __enter__(self) -> _RealTensors:
+    def push(self) -> None:
         above = [_pop_mode() for _ in _get_current_dispatch_mode_stack()]
         for mode in [self, *reversed(above)]:
             _push_mode(mode)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def pop(self, *_: object) -> None:
         above = []
         while (mode := _pop_mode()) is not self:
             above.append(mode)

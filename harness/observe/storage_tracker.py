@@ -63,12 +63,20 @@ class StorageTracker(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         torch.UntypedStorage.resize_ = self._resizing  # type: ignore[method-assign]
-        super().__enter__()
+        self.push()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+        self.pop(*exception)
         torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
+
+    def push(self) -> None:
+        """Become a dispatch mode that is active. A measurement on the CPU chooses its place among others."""
+        super().__enter__()
+
+    def pop(self, *exception: Any) -> None:
+        """Be active no more."""
+        super().__exit__(*exception)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _get_dispatch_mode(_FAKE) is not None:

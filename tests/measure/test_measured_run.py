@@ -127,6 +127,22 @@ def every_storage() -> dict[int, int]:
     return storages(t for t in gc.get_objects() if issubclass(type(t), Tensor))
 
 
+def test_memory_that_is_given_back_by_resizing_is_seen() -> None:
+    """FSDP gives back a gathered weight and takes it again by its storage, which stays."""
+    observer = CpuObserver()
+    with observer.phase("setup"):
+        weight, other = torch.empty(1000), torch.empty(10)
+        storage = weight.untyped_storage()
+        storage.resize_(0)
+        assert observer._recording.allocated_bytes == 40
+        storage.resize_(400)
+        assert observer._recording.allocated_bytes == 440
+        del weight, storage
+        assert observer._recording.allocated_bytes == 40
+    assert observer.memory().setup_peak_allocated_bytes == 4040
+    del other
+
+
 def test_peaks_of_setup_first_step_and_phases_are_kept_apart():
     """Sizes chosen so that every number below can be read off; float32, so 4 bytes an element."""
     observer = CpuObserver()

@@ -143,7 +143,8 @@ def _data(profile: StepProfile) -> list[str]:
     if not is_object(data) or not all(isinstance(data.get(name), int | float) for name in names):
         return []
     padding = f"{data['padding_share']:.0%} of them padding"
-    line = f"data: {data['documents']:,} documents in {data['rows']:,} rows, {padding}"
+    documents = "1 document" if data["documents"] == 1 else f"{data['documents']:,} documents"
+    line = f"data: {documents} in {data['rows']:,} rows, {padding}"
     if data["documents_cut"]:
         line += (
             f"; {data['documents_cut']:,} are cut off ({data['tokens_cut']:,} tokens lost, the longest has "
