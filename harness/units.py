@@ -23,3 +23,8 @@ def in_ms(seconds: float | None) -> str:
 
 def ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
+
+
+def counted(count: int, what: str) -> str:
+    """So many of something whose plural takes an s, for reading."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

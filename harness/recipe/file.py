@@ -17,7 +17,7 @@ from harness.recipe.check import CALL, COMMAND_LINE, check_recipe, shortened
 from harness.recipe.recipe import Recipe
 from harness.system import parse_yaml, read_mapping, recipes_folder, to_yaml
 
-TEXT_SUFFIXES = (".txt", ".jsonl")
+DATA_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
 
 
 def load_recipe(source: str, overrides: Sequence[str] | Mapping[str, Any] = ()) -> tuple[str, Recipe]:
@@ -138,10 +138,10 @@ def _with_whole_paths(fields: Mapping[str, Any], folder: Path, origin: str) -> d
         path = os.path.normpath(os.path.join(folder, os.path.expanduser(value)))
         if os.path.exists(path):
             whole[name] = path
-        elif name == "data" and value.endswith(TEXT_SUFFIXES):
+        elif name == "data" and value.endswith(DATA_SUFFIXES):
             raise InputError(
-                f"{origin}: data: there is no file {path}. Give the path of a .txt or .jsonl file "
-                "(seen from the recipe's own folder, or from the current one on the command line), "
-                "or data: synthetic."
+                f"{origin}: data: there is no file {path}. Give the path of a .txt, .jsonl, .json or "
+                ".parquet file (seen from the recipe's own folder, or from the current one on the command "
+                "line), or data: synthetic."
             )
     return whole

@@ -57,7 +57,7 @@ def _drawings(log: Log) -> list[Drawing]:
     peaks = [(step.step, float(step.peak_bytes)) for step in log.steps if step.peak_bytes is not None]
     drawings: list[Drawing] = []
     for title, values in (("Loss", losses), ("Peak memory so far", peaks)):
-        if len(values) > 1:
+        if len({value for _, value in values}) > 1:  # what never moves is said above, and draws nothing
             lowest, highest = (pick(value for _, value in values) for pick in (min, max))
             low, high = (
                 f"{value:.4f}" if title == "Loss" else in_gib(int(value)) for value in (lowest, highest)

@@ -16,7 +16,7 @@ from harness.step_profile import (
     ranks_in_words,
 )
 from harness.system import is_object
-from harness.units import in_gib, ms
+from harness.units import counted, in_gib, ms
 
 
 def print_profile(console: Console, profile: StepProfile) -> None:
@@ -143,8 +143,7 @@ def _data(profile: StepProfile) -> list[str]:
     if not is_object(data) or not all(isinstance(data.get(name), int | float) for name in names):
         return []
     padding = f"{data['padding_share']:.0%} of them padding"
-    documents = "1 document" if data["documents"] == 1 else f"{data['documents']:,} documents"
-    line = f"data: {documents} in {data['rows']:,} rows, {padding}"
+    line = f"data: {counted(data['documents'], 'document')} in {counted(data['rows'], 'row')}, {padding}"
     if data["documents_cut"]:
         line += (
             f"; {data['documents_cut']:,} are cut off ({data['tokens_cut']:,} tokens lost, the longest has "

@@ -9,7 +9,7 @@ from rich.console import Console
 from harness.cli.terminal.terminal import plain_table, print_table, say
 from harness.report import Section, Table
 from harness.snapshot import FEWEST_ENDS, Change, Growth, HeldDiff, Leaks
-from harness.units import in_gib
+from harness.units import counted, in_gib
 
 MOST_ROWS = 12
 """Shown of a table; the report has all of it."""
@@ -53,7 +53,7 @@ def print_held_diff(console: Console, diff: HeldDiff, names: tuple[str, str]) ->
         of_kind = diff.of_kind(kind)
         if of_kind:
             total = sum(change.bytes for change in of_kind)
-            say(console, f"{kind}: {_number(len(of_kind), 'stack')}, {_signed(total)}")
+            say(console, f"{kind}: {counted(len(of_kind), 'stack')}, {_signed(total)}")
             _print_changes(console, of_kind[:MOST_ROWS])
 
 
@@ -62,7 +62,7 @@ def print_leaks(console: Console, leaks: Leaks) -> None:
     if not leaks.ends:
         say(console, f"No steps were found: {leaks.steps_from}.")
         return
-    say(console, f"{_number(len(leaks.ends), 'step')}, found by {leaks.steps_from}.")
+    say(console, f"{counted(len(leaks.ends), 'step')}, found by {leaks.steps_from}.")
     if not leaks.can_tell:
         say(console, f"To see what grows takes {FEWEST_ENDS} steps: record more.")
         return
@@ -74,7 +74,7 @@ def print_leaks(console: Console, leaks: Leaks) -> None:
         say(console, "Nothing grew from step to step.")
         return
     each = in_gib(leaks.grown_bytes // (len(leaks.ends) - 1))
-    say(console, f"{_number(len(leaks.growths), 'stack')} grew, by {each} a step in all:")
+    say(console, f"{counted(len(leaks.growths), 'stack')} grew, by {each} a step in all:")
     for growth in leaks.growths[:MOST_ROWS]:
         _print_growth(console, growth, len(leaks.ends) - 1)
 
@@ -134,7 +134,3 @@ def _print_rows(
 
 def _signed(size_bytes: int) -> str:
     return f"{'+' if size_bytes > 0 else ''}{in_gib(size_bytes)}"
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
