@@ -41,6 +41,11 @@ def between_steps(printed: str) -> str:
     return "evaluation of" + printed.partition("\nevaluation of")[2].partition("\nrun folder")[0]
 
 
+def of_checkpoint(printed: str) -> str:
+    """The sentence on it."""
+    return "checkpoint" + first_paragraph(printed).partition("\ncheckpoint")[2]
+
+
 def whole(printed: str) -> str:
     """All of it."""
     return printed.rstrip()
@@ -57,6 +62,7 @@ class Question:
 EVALUATION = (
     "harness simulate llama-3.1-8b-lora seq_len=1024 hardware=a100-80gb --phases train,eval --eval-batches 20"
 )
+DIVIDED = "harness simulate llama-3.1-8b-full-bf16 seq_len=1024 parallel=fsdp dp_shard=8 hardware=h100"
 QUESTIONS = {
     "evaluation": Question((EVALUATION,), first_paragraph),
     "checkpoint": Question(
@@ -65,6 +71,12 @@ QUESTIONS = {
     "measured": Question(
         ("harness run smoke steps=2 --device cpu --phases train,eval,save --eval-batches 100",), between_steps
     ),
+    "evaluation-of-ranks": Question(
+        (f"{DIVIDED} --phases train,eval --eval-batches 4",),
+        first_paragraph,
+    ),
+    "checkpoint-in-parts": Question((f"{DIVIDED} --phases train,save",), of_checkpoint),
+    "checkpoint-whole": Question((f"{DIVIDED} --phases train,save --full-state-dict",), of_checkpoint),
     "lengths": Question(
         ("harness fit smoke seq_len=4096 micro_batch_size=4 --memory 1GiB --data texts.jsonl",)
     ),

@@ -64,7 +64,7 @@ def simulated(
 
     profile, memory = simulate(recipe, hardware, settings, rank=rank, after=after, advise=advise)
     if after is not None and after.evaluation is not None and profile.evaluation is not None:
-        _add_other_ways(profile, profile.evaluation, after.evaluation, recipe, hardware, settings)
+        _add_other_ways(profile, profile.evaluation, after.evaluation, recipe, hardware, settings, rank)
     return profile, memory
 
 
@@ -75,6 +75,7 @@ def _add_other_ways(
     recipe: Recipe,
     hardware: Hardware,
     settings: Settings,
+    rank: int,
 ) -> None:
     """How else to evaluate where all logits, or too many of them, stay on the device."""
     from harness.simulate import simulate
@@ -89,7 +90,7 @@ def _add_other_ways(
     for way in ways:
         if way == evaluation:
             continue
-        other, _ = simulate(recipe, hardware, settings, after=AfterStep(way), explain_oom=False)
+        other, _ = simulate(recipe, hardware, settings, rank=rank, after=AfterStep(way), explain_oom=False)
         found = other.evaluation
         assert found is not None
         stats.logits_bytes, stats.logits_dtype = (

@@ -16,13 +16,18 @@ PHASES_OF_A_RUN = ("train", "eval", "save")
 
 
 def after_training(
-    recipe: Recipe, phases: str, evaluation: Mapping[str, tuple[str, int | bool]], named: str = "phases="
+    recipe: Recipe,
+    phases: str,
+    evaluation: Mapping[str, tuple[str, int | bool]],
+    named: str = "phases=",
+    *,
+    whole_state: bool = False,
 ) -> AfterStep | None:
     """What `phases`, names with commas between them, says behind train; None for train alone.
 
     `evaluation`: the field of Evaluation and its value, by the option that gives it. `named`: how `phases`
-    is written where it is asked for. Raises InputError for a phase or a field there is none of, and for
-    options without the phase they belong to, and where the recipe divides a step among several ranks.
+    is written where it is asked for. `whole_state`: rank 0 writes the checkpoint of a divided model. Raises
+    InputError for a phase or a field there is none of, and for options without the phase they belong to.
     """
     names = [name.strip() for name in phases.split(",")]
     for name in names:
@@ -36,13 +41,15 @@ def after_training(
     if evaluation and "eval" not in names:
         option = next(iter(evaluation))
         raise InputError(f"{option} belongs to an evaluation. Write {named}train,eval too.")
+    if whole_state and not (recipe.fsdp or recipe.tensor_parallel):
+        raise InputError(
+            "the whole state is gathered where a model is divided among ranks. Set parallel=fsdp, or leave "
+            "the option out: one process writes it whole anyway."
+        )
+    if whole_state and "save" not in names:
+        raise InputError(f"the whole state belongs to a checkpoint. Write {named}train,save too.")
     if len({*names}) == 1:
         return None
-    if recipe.world_size > 1:
-        raise InputError(
-            "what follows the training steps is looked at in one process alone, and the mesh of the recipe "
-            f"has {recipe.world_size}. Write {named}train, or ask for one GPU."
-        )
     from harness.training import AfterStep, Evaluation
 
     known = [field.name for field in fields(Evaluation)]
@@ -51,4 +58,4 @@ def after_training(
             hint = nearest(field, known)
             raise InputError(f"evaluation: there is no {field}.{hint} It has {', '.join(known)}.")
     asked: dict[str, Any] = {field: value for field, value in evaluation.values()}
-    return AfterStep(Evaluation(**asked) if "eval" in names else None, "save" in names)
+    return AfterStep(Evaluation(**asked) if "eval" in names else None, "save" in names, whole_state)

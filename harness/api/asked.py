@@ -41,10 +41,16 @@ def asked_recipe(recipe: object, overrides: Mapping[str, Any]) -> tuple[str, Rec
     return name, asked
 
 
-def asked_after(recipe: Recipe, phases: str, evaluation: Mapping[str, int | bool] | None) -> AfterStep | None:
+def asked_after(
+    recipe: Recipe,
+    phases: str,
+    evaluation: Mapping[str, int | bool] | None,
+    *,
+    full_state_dict: bool = False,
+) -> AfterStep | None:
     """What is asked for behind the training steps; None for nothing. Raises InputError."""
     given = {f"evaluation {field}": (field, value) for field, value in (evaluation or {}).items()}
-    return after_training(recipe, phases, given)
+    return after_training(recipe, phases, given, whole_state=full_state_dict)
 
 
 def asked_hardware(hardware: object, memory: str | int | None) -> Hardware:

@@ -46,6 +46,7 @@ def simulate(
     rank: int = 0,
     phases: str = "train",
     evaluation: Mapping[str, int | bool] | None = None,
+    full_state_dict: bool = False,
     **overrides: Any,
 ) -> StepProfile:
     """The training step on shape-only tensors: memory to the byte and estimated time, without a GPU.
@@ -55,14 +56,14 @@ def simulate(
     PYTORCH_ALLOC_CONF. `out`: a new folder for profile.json, recipe.yaml and snapshot.pickle. `rank`: which
     one, of a recipe that is divided among several. `phases`: "train,eval,save" adds an evaluation as
     transformers' Trainer does it, and its checkpoint; `evaluation` chooses its batches, batch_size,
-    accumulation_steps and keep_logits. Returns the profile, whose `oom` says where the memory ran out and
-    what would help. Raises InputError for wrong arguments, a folder that is taken, and a recipe that cannot
-    be simulated (compile: true).
+    accumulation_steps and keep_logits; with `full_state_dict` rank 0 gathers a divided model and writes it.
+    Returns the profile, whose `oom` says where the memory ran out and what would help. Raises InputError for
+    wrong arguments, a folder that is taken, and a recipe that cannot be simulated (compile: true).
     """
     name, asked = asked_recipe(recipe, overrides)
     device = asked_hardware(hardware, memory)
     settings = allocator_settings(os.environ, allocator)
-    after = asked_after(asked, phases, evaluation)
+    after = asked_after(asked, phases, evaluation, full_state_dict=full_state_dict)
     folder = None if out is None else RunFolder(Path(out), name, asked)
     quiet_libraries()
     profile, remembered = simulated(asked, device, settings, rank, after)

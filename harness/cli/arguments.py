@@ -81,6 +81,14 @@ EvalLossOnly = Annotated[
     bool,
     typer.Option("--eval-loss-only", help="Keep no logits: prediction_loss_only, or no compute_metrics."),
 ]
+FullStateDict = Annotated[
+    bool,
+    typer.Option(
+        "--full-state-dict",
+        help="Where the model is divided among ranks: rank 0 gathers it and writes it whole. Default: each "
+        "rank writes its part.",
+    ),
+]
 
 
 def what_follows(
@@ -91,6 +99,7 @@ def what_follows(
     accumulation_steps: int | None,
     *,
     loss_only: bool,
+    whole_state: bool,
 ) -> AfterStep | None:
     """What is asked for behind the training steps, by the options above. Raises InputError."""
     from harness.answers import after_training
@@ -102,7 +111,28 @@ def what_follows(
         "--eval-loss-only": ("keep_logits", False if loss_only else None),
     }
     given = {option: (field, value) for option, (field, value) in named.items() if value is not None}
-    return after_training(recipe, phases, given, "--phases ")
+    return after_training(recipe, phases, given, "--phases ", whole_state=whole_state)
+
+
+def words_of_what_follows(
+    phases: str,
+    batches: int | None,
+    batch_size: int | None,
+    accumulation_steps: int | None,
+    *,
+    loss_only: bool,
+    whole_state: bool,
+) -> tuple[str, ...]:
+    """The same on a command line."""
+    sizes = {
+        "--phases": phases,
+        "--eval-batches": batches,
+        "--eval-batch-size": batch_size,
+        "--eval-accumulation-steps": accumulation_steps,
+    }
+    words = [word for option, value in sizes.items() if value is not None for word in (option, str(value))]
+    flags = {"--eval-loss-only": loss_only, "--full-state-dict": whole_state}
+    return (*words, *(option for option, given in flags.items() if given))
 
 
 def asked_for(

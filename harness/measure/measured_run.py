@@ -222,11 +222,14 @@ class MeasuredRun:
         if evaluation is None and not self.after.checkpoint:
             return
         if evaluation is not None:
-            self.evaluation, host_peak = stats_of(evaluation), self.observer.host_peak()
+            self.evaluation, host_peak = stats_of(evaluation, self.recipe), self.observer.host_peak()
             asked = self.recipe, training, evaluation, self.device, self
             evaluate_into(self.evaluation, *asked, torch.cuda.empty_cache, host_peak)
         if self.after.checkpoint:
-            self.checkpoint = measure_checkpoint(training, self.folder.path, self)
+            whole = self.after.whole_state
+            self.checkpoint = measure_checkpoint(
+                self.recipe, training, self.folder.path, self, whole_state=whole
+            )
         self.snapshot = self.observer.history().snapshot
 
     def look_back(self) -> MemoryStats:

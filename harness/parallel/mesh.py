@@ -6,6 +6,7 @@ The group of all processes knows gloo for tensors of the host, beside NCCL for t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from harness.errors import InputError
 from harness.recipe import Recipe
 
+# PyTorch 2.13's name for all_gather_into_tensor, which then warns
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 DIMENSIONS = ("dp_replicate", "dp_shard", "tp")
 """Of the mesh, the fastest last: the ranks of one machine share layers first."""
 
@@ -49,6 +52,34 @@ class Ranks:
         total = torch.tensor(float(loss), dtype=torch.float64)
         dist.all_reduce(total)
         return float(total) / dist.get_world_size()
+
+    def padded(self, tensor: Tensor, value: int) -> Tensor:
+        """`tensor` (rows, length, ...), with `value` behind it where another rank's is longer: as accelerate
+        does before it gathers (pad_across_processes), which makes the longer one twice.
+        """
+        if self.mesh is None or tensor.is_meta:  # shape-only rows are of the same length on all ranks
+            return tensor
+        longest = torch.tensor(tensor.shape[1])
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        length = int(longest)
+        if length == tensor.shape[1]:
+            return tensor
+        padded = tensor.new_zeros(len(tensor), length, *tensor.shape[2:]) + value
+        padded[:, : tensor.shape[1]] = tensor
+        return padded
+
+    def gathered(self, tensor: Tensor) -> Tensor:
+        """The rows of all ranks' data, those of rank 0 first: on every rank, as accelerate's `gather` has
+        them. `tensor` (rows, ...) is of the same shape on all.
+        """
+        if self.mesh is None or self.data_ranks == 1:
+            return tensor
+        for name in ("dp_shard", "dp_replicate"):
+            if (ranks := self.mesh[name].size()) > 1:
+                whole = tensor.new_empty(ranks * len(tensor), *tensor.shape[1:])
+                _all_gather(whole, tensor.contiguous(), group=self.mesh.get_group(name))
+                tensor = whole
+        return tensor
 
 
 ALONE = Ranks()

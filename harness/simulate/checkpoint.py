@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.observe import tensors_in
+from harness.observe import storage_of, tensors_in
 from harness.recipe import Recipe
 from harness.simulate.device import SimulatedDevice
 from harness.simulate.replacement import Replacement, all_replaced
@@ -23,16 +23,22 @@ from harness.training import (
 
 
 def simulate_checkpoint(
-    recipe: Recipe, training: Training, device: SimulatedDevice, observer: LoopObserver
+    recipe: Recipe,
+    training: Training,
+    device: SimulatedDevice,
+    observer: LoopObserver,
+    *,
+    whole_state: bool,
 ) -> CheckpointStats:
     """Write a checkpoint as far as memory is concerned: no file is left."""
     files = _Files(recipe, device)
     with device.memory.host_peak() as host_peak, tempfile.TemporaryDirectory() as folder:
         with all_replaced(files.replacements()):
-            save_as_trainer(training, Path(folder), observer)
+            written = save_as_trainer(recipe, training, Path(folder), observer, whole=whole_state)
         return CheckpointStats(
-            weights_bytes=files.weights_bytes,
-            optimizer_bytes=files.optimizer_bytes,
+            weights_bytes=files.weights_bytes or written.weights_bytes,
+            optimizer_bytes=written.optimizer_bytes,
+            part=written.part,
             host_bytes=host_peak(),
         )
 
@@ -42,7 +48,8 @@ class _Files:
 
     def __init__(self, recipe: Recipe, device: SimulatedDevice) -> None:
         self._recipe, self._device = recipe, device
-        self.weights_bytes = self.optimizer_bytes = 0
+        self.weights_bytes = 0
+        """In safetensors."""
 
     def replacements(self) -> Iterator[Replacement]:
         why = "wants the values of what it writes"
@@ -52,7 +59,8 @@ class _Files:
             yield Replacement("peft.peft_model.safe_save_file", self._safetensors, why)
             same = "takes all shape-only tensors for one, by their address, and copies them"
             yield Replacement("peft.peft_model.id_tensor_storage", _storage, same)
-        yield Replacement("torch.save", self._pickled, why)
+        yield Replacement("torch.save", self._one_by_one, why)
+        yield Replacement("torch.distributed.checkpoint.save", self._one_by_one, why)
 
     def _safetensors(self, tensors: Mapping[str, Tensor], *_: Any, **__: Any) -> None:
         """safetensors.torch.save_file: every tensor of the file is copied before the first is written."""
@@ -60,12 +68,12 @@ class _Files:
         self.weights_bytes += sum(tensor.nbytes for tensor in tensors.values())
         del copies
 
-    def _pickled(self, tree: Any, *_: Any, **__: Any) -> None:
-        """torch.save: one storage after the other is copied and written."""
-        storages = {tensor.untyped_storage()._cdata: tensor for tensor in tensors_in(tree)}
+    def _one_by_one(self, tree: Any, *_: Any, **__: Any) -> None:
+        """torch.save, and a rank's parts: one storage after the other is copied and written. (On a GPU the
+        writer of parts has up to 10 MB of small ones under way: FileSystemWriter, per_thread_copy_ahead.)"""
+        storages = {storage_of(tensor)._cdata: tensor for tensor in tensors_in(tree)}
         for tensor in storages.values():
-            self._copied(tensor)
-            self.optimizer_bytes += tensor.untyped_storage().nbytes()
+            self._copied(getattr(tensor, "_local_tensor", tensor))
 
     def _copied(self, tensor: Tensor) -> Tensor | None:
         """In host memory; nothing is made where it is there already."""

@@ -227,12 +227,13 @@ class SimulatedRun:
             return
         self.memory.go_on_recording()
         if evaluation is not None:
-            self.evaluation = stats_of(evaluation)
+            self.evaluation = stats_of(evaluation, self.recipe)
             empty_cache, host_peak = self.rules.empty_cache, self.memory.host_peak()
             asked = self.recipe, training, evaluation, META, self
             evaluate_into(self.evaluation, *asked, empty_cache, host_peak)
         if self.after.checkpoint:
-            self.checkpoint = simulate_checkpoint(self.recipe, training, self.device, self)
+            whole = self.after.whole_state
+            self.checkpoint = simulate_checkpoint(self.recipe, training, self.device, self, whole_state=whole)
 
     def _label_what_stays(self) -> None:
         assert self.training is not None

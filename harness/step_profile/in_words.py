@@ -63,7 +63,8 @@ def between_steps_in_words(profile: StepProfile) -> Iterator[str]:
     if evaluation is not None:
         peak = _peak_of(profile, "evaluation")
         how = (
-            f"evaluation of {evaluation.batches} batches of {evaluation.batch_size} rows, {_way(evaluation)}"
+            f"evaluation of {evaluation.batches} batches of {evaluation.batch_size} rows"
+            f"{_on_ranks(evaluation)}, {_way(evaluation)}"
         )
         yield f"{how}: {peak}{_logits(evaluation)}"
         for other in evaluation.instead:
@@ -75,9 +76,10 @@ def between_steps_in_words(profile: StepProfile) -> Iterator[str]:
     if checkpoint is not None:
         files = f"{in_gib(checkpoint.weights_bytes)} of weights"
         files += f" and {in_gib(checkpoint.optimizer_bytes)} of optimizer state"
+        whose = "checkpoint, of which this rank writes" if checkpoint.part else "checkpoint of"
         known = checkpoint.host_bytes is not None
         host = f"; {in_gib(checkpoint.host_bytes)} of copies on the host at most" if known else ""
-        yield f"checkpoint of {files}: {_peak_of(profile, 'saving')}{host}"
+        yield f"{whose} {files}: {_peak_of(profile, 'saving')}{host}"
 
 
 def _peak_of(profile: StepProfile, phase: str) -> str:
@@ -86,6 +88,10 @@ def _peak_of(profile: StepProfile, phase: str) -> str:
     peak, step = profile.phases[phase].peak_allocated_bytes or 0, profile.memory.peak_allocated_bytes or 0
     beside = "more than" if peak > step else "less than"
     return f"{in_gib(peak)} at its peak, {in_gib(abs(peak - step))} {beside} a training step"
+
+
+def _on_ranks(evaluation: EvaluationStats) -> str:
+    return f" on each of {evaluation.ranks} ranks, gathered on every one" if evaluation.ranks > 1 else ""
 
 
 def _way(way: EvaluationStats | EvaluationWay) -> str:

@@ -23,13 +23,16 @@ class AfterStep:
 
     evaluation: Evaluation | None = None
     checkpoint: bool = False
+    whole_state: bool = False
+    """Where the model is divided among ranks: whether rank 0 writes all of it, or each rank its part."""
 
 
-def stats_of(evaluation: Evaluation) -> EvaluationStats:
+def stats_of(evaluation: Evaluation, recipe: Recipe) -> EvaluationStats:
     """Of an evaluation that has not begun."""
     return EvaluationStats(
         batches=evaluation.batches,
         batch_size=evaluation.batch_size,
+        ranks=recipe.data_parallel_ranks,
         accumulation_steps=evaluation.accumulation_steps,
         keeps_logits=evaluation.keep_logits,
     )

@@ -3,7 +3,8 @@
 Trainer.evaluation_loop keeps the losses, the logits and the labels of every batch on the device, joins each
 batch to those before, and copies them to the host at the end or every `eval_accumulation_steps` batches. The
 batch before stays alive until the next one has taken its name. Logits are kept only where metrics are
-computed of them (a compute_metrics, and no prediction_loss_only).
+computed of them (a compute_metrics, and no prediction_loss_only). Among several ranks every rank gathers the
+results of all, and keeps them all.
 """
 
 from __future__ import annotations
@@ -101,14 +102,18 @@ def _evaluated(
     empty_cache: Callable[[], None],
 ) -> Evaluated:
     all_losses, all_logits, all_labels = _Kept(), _Kept(), _Kept()
+    ranks = training.ranks
     dtype = None
     for number, batch in enumerate(_batches(recipe, training, evaluation, device), start=1):
         loss, logits, labels = _predicted(recipe, training, batch, evaluation)
-        loss = loss.repeat(evaluation.batch_size)
+        loss = ranks.gathered(loss.repeat(evaluation.batch_size))
         all_losses.add(loss)
         if logits is not None and labels is not None:
             dtype = logits.dtype
+            labels = ranks.padded(labels, NOT_PREDICTED)
+            logits = ranks.gathered(ranks.padded(logits, NOT_PREDICTED))
             all_logits.add(logits)
+            labels = ranks.gathered(labels)
             all_labels.add(labels)
         if evaluation.accumulation_steps is not None and number % evaluation.accumulation_steps == 0:
             for kept in (all_losses, all_logits, all_labels):

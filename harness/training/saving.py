@@ -2,23 +2,96 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
+from harness.recipe import Recipe
 from harness.training.step import Observer, Training
 
-OPTIMIZER = "optimizer.pt"
-"""Trainer's name for it; the weights' are transformers' and peft's own."""
+WEIGHTS, OPTIMIZER = "pytorch_model_fsdp.bin", "optimizer.pt"
+"""Trainer's names; those of weights that are not divided are transformers' and peft's own."""
 CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)
 """What Python, torch and safetensors raise where the disk is full."""
 
 
-def save_as_trainer(training: Training, folder: Path, observer: Observer) -> None:
-    """The model, or its adapter alone, and the optimizer's state into `folder`, in the phase "saving"."""
-    model: Any = training.model
+@dataclass(frozen=True)
+class Written:
+    """Bytes of the tensors that this process has written into files."""
+
+    weights_bytes: int = 0
+    optimizer_bytes: int = 0
+    part: bool = False
+    """Whether the other ranks write the rest."""
+
+
+def save_as_trainer(
+    recipe: Recipe, training: Training, folder: Path, observer: Observer, *, whole: bool = False
+) -> Written:
+    """The model, or its adapter alone, and the optimizer's state into `folder`, in the phase "saving".
+
+    Of several ranks rank 0 writes. Where the model is divided, every rank writes its own part, or if `whole`
+    all ranks gather one tensor after the other and rank 0 keeps them in host memory until it writes: the
+    FSDP plugin's SHARDED_STATE_DICT and FULL_STATE_DICT.
+    """
     with observer.phase("saving"):
+        if recipe.fsdp or recipe.tensor_parallel:
+            return _save_divided(recipe, training, folder, whole=whole)
+        if training.ranks.mesh is not None and dist.get_rank():
+            return Written()
+        model: Any = training.model
         model.save_pretrained(folder)
-        torch.save(training.optimizer.state_dict(), folder / OPTIMIZER)
+        state = training.optimizer.state_dict()
+        torch.save(state, folder / OPTIMIZER)
+        return Written(sum(map(_tensor_bytes, folder.glob("*.safetensors"))), _storage_bytes(state))
+
+
+def _save_divided(recipe: Recipe, training: Training, folder: Path, *, whole: bool) -> Written:
+    """As accelerate does it (utils/fsdp_utils.py: save_fsdp_model, save_fsdp_optimizer)."""
+    from torch.distributed.checkpoint import state_dict as of_ranks  # its import takes a second
+
+    model, adapter = training.model, not recipe.trains_base
+    how = of_ranks.StateDictOptions(full_state_dict=whole, cpu_offload=whole, ignore_frozen_params=adapter)
+    weights = of_ranks.get_model_state_dict(model, options=how)
+    weights_bytes = _write_divided("model", weights, folder / WEIGHTS, whole=whole)
+    del weights
+    how = of_ranks.StateDictOptions(full_state_dict=whole, cpu_offload=whole)
+    state = of_ranks.get_optimizer_state_dict(model, training.optimizer, options=how)
+    optimizer_bytes = _write_divided("optimizer", state, folder / OPTIMIZER, whole=whole)
+    return Written(weights_bytes, optimizer_bytes, part=not whole)
+
+
+def _write_divided(name: str, state: Any, path: Path, *, whole: bool) -> int:
+    from torch.distributed import checkpoint
+
+    if not whole:
+        # a folder for each rank, where accelerate has one for all: what is written and kept is the same
+        checkpoint.save({name: state}, storage_writer=checkpoint.FileSystemWriter(path))
+        return sum(tensor.nbytes for tensor in _tensors(state))  # tied weights under each of their names
+    if dist.get_rank() == 0:
+        torch.save(state, path)
+    return _storage_bytes(state)
+
+
+def _tensor_bytes(path: Path) -> int:
+    """A safetensors file is the length of its header in 8 bytes, the header, and the tensors."""
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    return path.stat().st_size - 8 - header
+
+
+def _storage_bytes(state: Any) -> int:
+    storages = (tensor.untyped_storage() for tensor in _tensors(state))
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def _tensors(state: Any) -> list[Tensor]:
+    """This rank's."""
+    own = (getattr(leaf, "_local_tensor", leaf) for leaf in tree_leaves(state))
+    return [tensor for tensor in own if isinstance(tensor, Tensor)]

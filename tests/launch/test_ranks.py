@@ -23,7 +23,9 @@ import pytest
 from torch.distributed import TCPStore
 
 from harness.step_profile.step_profile import StepProfile
+from harness.training.model import build_training
 from tests.support.places import MODELS, ROOT
+from tests.support.tiny import CPU, tiny
 from tests.support.trust_report import Tried
 
 KILLS = int(os.environ.get("KILLS", "3"))
@@ -115,6 +117,28 @@ def test_a_run_leaves_one_folder_and_goes_on_with_other_ranks(folder: Path) -> N
         said = printed(run)
     assert run.returncode == 0, said
     assert losses(folder / "other") == pytest.approx(losses(folder / "run"), rel=1e-6)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["in parts", "whole"])
+def test_an_evaluation_and_a_checkpoint_of_all_ranks(folder: Path, *, whole: bool) -> None:
+    asked = ["--phases", "train,eval,save", "--eval-batches", "3", "--eval-batch-size", "2"]
+    asked += ["--full-state-dict"] if whole else []
+    with started([*RUN, "steps=1", "--gpus", "2", *asked], folder) as run:
+        said = printed(run)
+    assert run.returncode == 0, said
+    first, second = (StepProfile.read(folder / f"run/ranks/{rank}/profile.json") for rank in (0, 1))
+    for profile in (first, second):
+        assert profile.evaluation is not None
+        rows, length = 2 * 3 * 2, 32  # of both ranks
+        assert profile.evaluation.logits_bytes == rows * length * 264 * 4
+        assert profile.evaluation.ranks == 2
+    assert "evaluation of 3 batches of 2 rows on each of 2 ranks" in said
+    shares = [profile.checkpoint.weights_bytes for profile in (first, second) if profile.checkpoint]
+    model = build_training(tiny(), CPU).model  # of the same config
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert sum(shares) == 4 * parameters
+    assert (shares[1] == 0) == whole
+    assert not list((folder / "run").rglob("checkpoint-*"))
 
 
 def test_a_rank_that_is_killed_ends_all_and_what_they_knew_is_kept(folder: Path, tried: Tried) -> None:

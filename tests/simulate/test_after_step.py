@@ -6,6 +6,7 @@ That its peaks are those of transformers' own code on PyTorch's CUDA build: virt
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from harness.report.run import read_run
 from harness.report.sections import section_of
 from harness.run_folder.run_folder import RunFolder
 from harness.simulate.simulated_run import simulate
+from harness.step_profile.between_steps import CheckpointStats
 from harness.step_profile.in_words import between_steps_in_words, explain_oom, verdict
 from harness.step_profile.step_profile import PHASES, StepProfile
 from harness.training.after_step import AfterStep
@@ -118,7 +120,7 @@ def test_a_checkpoint_writes_what_the_library_writes(fields: dict[str, str], tmp
     training, batches = built(recipe)
     for _ in run_steps(training, batches, CPU, ["warmup"], NullObserver()):
         pass
-    save_as_trainer(training, tmp_path, NullObserver())
+    save_as_trainer(recipe, training, tmp_path, NullObserver())
     (path,) = tmp_path.glob("*.safetensors")
     found = profile.checkpoint
     assert found is not None
@@ -128,6 +130,54 @@ def test_a_checkpoint_writes_what_the_library_writes(fields: dict[str, str], tmp
     assert found.host_bytes == found.weights_bytes  # more than any one state
     # nothing is copied on the device
     assert peak(profile, "saving") == profile.phases["saving"].allocated_at_end_bytes
+
+
+def test_every_rank_keeps_the_logits_of_all_ranks() -> None:
+    """By hand, as above: of 20 batches what two ranks more have."""
+    two, four = (
+        evaluated(RECIPE.model_copy(update={"parallel": "ddp", "dp_replicate": ranks}), batches=20)
+        for ranks in (2, 4)
+    )
+    labels = 8 * 512 * 8
+    assert peak(four) - peak(two) == pytest.approx(20 * 2 * (2 * LOGITS + labels), abs=2 * MiB)
+    assert two.evaluation is not None
+    assert two.evaluation.logits_bytes == 2 * 20 * LOGITS
+
+
+def saved(rank: int = 0, *, whole: bool = False, **fields: Any) -> tuple[CheckpointStats, int]:
+    """What `rank` writes, and how much more than before is allocated at the peak."""
+    after = AfterStep(checkpoint=True, whole_state=whole)
+    profile, _ = simulate(tiny(**fields), H100, rank=rank, after=after)
+    assert profile.checkpoint is not None
+    return profile.checkpoint, peak(profile, "saving") - (
+        profile.phases["saving"].allocated_at_end_bytes or 0
+    )
+
+
+def test_ranks_write_their_parts_or_rank_0_the_whole() -> None:
+    alone, _ = saved()
+    divided: dict[str, Any] = {"parallel": "fsdp", "dp_shard": 4}
+    parts = [saved(rank, **divided) for rank in range(4)]
+    assert sum(part.weights_bytes or 0 for part, _ in parts) == alone.weights_bytes
+    assert [more for _, more in parts] == [0] * 4  # nothing is copied on the device
+    (whole, more), (other, as_much) = (saved(rank, whole=True, **divided) for rank in (0, 3))
+    assert (whole.weights_bytes, other.weights_bytes, other.optimizer_bytes) == (alone.weights_bytes, 0, 0)
+    assert whole.optimizer_bytes == alone.optimizer_bytes
+    # one gathered tensor at a time, on every rank: the largest has 264 words of 64 channels of 4 bytes
+    assert more == as_much == 264 * 64 * 4
+    # rank 0 has all weights in its host's memory, and then all of the state but what was there: a count each
+    largest = max(alone.weights_bytes or 0, alone.optimizer_bytes or 0)
+    assert (whole.host_bytes or 0) <= largest < (whole.host_bytes or 0) + 1024
+    assert other.host_bytes == 0
+
+
+def test_ddp_writes_on_rank_0_what_one_process_writes() -> None:
+    alone, (first, _), (second, _) = (
+        saved()[0],
+        *(saved(rank, parallel="ddp", dp_replicate=2) for rank in (0, 1)),
+    )
+    assert first == alone
+    assert second.weights_bytes == second.optimizer_bytes == second.host_bytes == 0
 
 
 def test_what_is_on_the_host_is_not_copied_there() -> None:

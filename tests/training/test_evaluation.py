@@ -79,8 +79,9 @@ def test_there_is_something_to_evaluate(field: str) -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"adapter": "lora"}], ids=["whole", "adapter alone"])
 def test_a_checkpoint_is_what_trainer_leaves(fields: dict[str, str], tmp_path: Path) -> None:
-    training, _ = built(tiny(**fields))
-    save_as_trainer(training, tmp_path, NullObserver())
+    recipe = tiny(**fields)
+    training, _ = built(recipe)
+    save_as_trainer(recipe, training, tmp_path, NullObserver())
     adapter = "adapter" in fields
     weights = load_file(tmp_path / ("adapter_model.safetensors" if adapter else "model.safetensors"))
     trained = sum(p.numel() for p in training.model.parameters() if p.requires_grad)

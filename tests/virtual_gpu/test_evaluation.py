@@ -54,13 +54,36 @@ def test_evaluation_and_checkpoint(
     assert {"before": before, **found} == theirs
 
 
+def test_among_ranks_everyone_keeps_the_logits_of_all(emulate, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny(optimizer="adamw", seq_len=256, precision="bf16", parallel="ddp", dp_replicate=2)
+    evaluation = Evaluation(batches=4)
+    profile, _ = simulate(recipe, find_hardware("h100"), after=AfterStep(evaluation, checkpoint=True))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    asked = recipe.model_dump_json(), json.dumps(asdict(evaluation))
+    done = emulate(*torchrun, str(PROGRAM), *asked, options=("--gpus", "2"))
+    found = {name: profile.phases[name].peak_allocated_bytes for name in ("evaluation", "saving")}
+    before = profile.phases["evaluation"].allocated_at_end_bytes
+    assert {"before": before, **found} == json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.mark.parametrize(
     ("fields", "options"),
     [
         (LORA, ("--eval-accumulation-steps", "2")),
         pytest.param({"precision": "bf16"}, (), marks=pytest.mark.slow),
+        ({"precision": "bf16", "parallel": "fsdp", "dp_shard": 2}, ("--full-state-dict",)),
+        pytest.param(
+            {"precision": "bf16-mixed", "parallel": "fsdp", "dp_shard": 2}, (), marks=pytest.mark.slow
+        ),
+        pytest.param({**LORA, "parallel": "tp", "tp": 2}, ("--full-state-dict",), marks=pytest.mark.slow),
+        pytest.param(
+            {"precision": "bf16", "parallel": "fsdp", "dp_shard": 2, "cpu_offload": True},
+            ("--full-state-dict",),
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["lora, accumulated", "whole"],
+    ids=["lora, accumulated", "whole", "fsdp, gathered", "fsdp, in parts", "tp", "fsdp, on the host"],
 )
 def test_a_run_with_them_is_the_simulation_of_it(
     fields: dict[str, Any], options: tuple[str, ...], tmp_path: Path
@@ -70,7 +93,8 @@ def test_a_run_with_them_is_the_simulation_of_it(
     (tmp_path / "mine.yaml").write_text(recipe_yaml(recipe), encoding="utf-8")
     asked = ["--phases", "train,eval,save", "--eval-batches", "5", *options, "--json"]
     found = []
-    for command in (["run", "mine.yaml", "--gpu", "h100", "--out", "run"], ["simulate", "mine.yaml"]):
+    gpus = ["--gpus", "2"] if recipe.distributed else []
+    for command in (["run", "mine.yaml", "--gpu", "h100", *gpus, "--out", "run"], ["simulate", "mine.yaml"]):
         whole = [sys.executable, "-m", "harness", *command, *asked]
         done = subprocess.run(whole, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
         assert done.returncode == 0, done.stderr[-2000:]

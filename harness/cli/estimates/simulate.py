@@ -15,6 +15,7 @@ from harness.cli.arguments import (
     EvalBatches,
     EvalBatchSize,
     EvalLossOnly,
+    FullStateDict,
     JsonOnStdout,
     MemorySize,
     OverridesAndHardware,
@@ -80,6 +81,7 @@ def simulate(
     eval_batch_size: EvalBatchSize = None,
     eval_accumulation_steps: EvalAccumulationSteps = None,
     eval_loss_only: EvalLossOnly = False,
+    full_state_dict: FullStateDict = False,
     memory: MemorySize = None,
     rank: Annotated[
         int,
@@ -104,7 +106,7 @@ def simulate(
 
     name, loaded, hardware = asked_for(recipe, overrides, memory)
     how = eval_batches, eval_batch_size, eval_accumulation_steps
-    after = what_follows(loaded, phases, *how, loss_only=eval_loss_only)
+    after = what_follows(loaded, phases, *how, loss_only=eval_loss_only, whole_state=full_state_dict)
     settings = allocator_settings(os.environ, allocator)
     folder = RunFolder(out, name, loaded) if out is not None else None
     recorded = read_snapshot(trace_diff) if trace_diff is not None else None

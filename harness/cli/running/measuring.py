@@ -39,7 +39,7 @@ def measured_with_progress(
     from harness.track import track_run
 
     if quiet:
-        return measured(recipe, folder, device, snapshot=snapshot, alive=alive)
+        return measured(recipe, folder, device, snapshot=snapshot, after=after, alive=alive)
     log = Terminal(stderr=True)
     forecast = forecast_on_cpu(recipe) if chosen_device(device).type == "cpu" else None
     if forecast is not None and forecast.run_s >= LONG_S:

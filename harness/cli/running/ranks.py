@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from harness.run_folder import RankFolder, RunFolder
     from harness.step_profile import StepProfile
     from harness.track import Tracking
+    from harness.training import AfterStep
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,17 @@ class Asked:
     patience_s: float
     trackers: list[str]
     """Who is told of the run: one process follows the log, whatever the number of ranks."""
+    after: AfterStep | None = None
+    words_of_after: tuple[str, ...] = ()
+    """The options that say so."""
 
     def command(self, out: Path) -> list[str]:
         """The same, for every rank."""
         words = [sys.executable, "-m", "harness", "run", self.recipe, *self.overrides, "--out", str(out)]
         words += [] if self.resume is None else ["--resume", str(self.resume)]
         words += [] if self.device is None else ["--device", self.device]
-        return [*words, *([] if self.snapshot else ["--no-snapshot"]), "--patience", str(self.patience_s)]
+        words += [] if self.snapshot else ["--no-snapshot"]
+        return [*words, *self.words_of_after, "--patience", str(self.patience_s)]
 
 
 def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | None, Path, int]:
@@ -100,7 +105,13 @@ def run_as_rank(
         tells = speaks and not place.watched  # else whoever started the ranks tells the trackers
         with _following(asked, folder, recipe) if tells else nullcontext():
             profile = measured_with_progress(
-                recipe, folder, device, snapshot=asked.snapshot, quiet=not speaks, alive=signs.tell
+                recipe,
+                folder,
+                device,
+                snapshot=asked.snapshot,
+                quiet=not speaks,
+                alive=signs.tell,
+                after=asked.after,
             )
             signs.tell("")
             if isinstance(folder, RankFolder) and not place.watched and profile.complete:

@@ -14,11 +14,13 @@ from harness.cli.arguments import (
     EvalBatches,
     EvalBatchSize,
     EvalLossOnly,
+    FullStateDict,
     Overrides,
     Phases,
     RecipeName,
     Track,
     what_follows,
+    words_of_what_follows,
 )
 from harness.cli.exit_status import INTERRUPTED, NOT_FINITE, OUT_OF_MEMORY
 from harness.cli.running.ranks import Asked, run_as_rank, run_here
@@ -118,6 +120,7 @@ def run(
     eval_batch_size: EvalBatchSize = None,
     eval_accumulation_steps: EvalAccumulationSteps = None,
     eval_loss_only: EvalLossOnly = False,
+    full_state_dict: FullStateDict = False,
     track: Track = None,
 ) -> None:
     """Run a recipe on this machine and record where the bytes and milliseconds went."""
@@ -130,7 +133,7 @@ def run(
     if gpu is not None:
         _go_to_virtual_gpu(gpu, gpus or loaded.world_size)
     how = eval_batches, eval_batch_size, eval_accumulation_steps
-    after = what_follows(loaded, phases, *how, loss_only=eval_loss_only)
+    after = what_follows(loaded, phases, *how, loss_only=eval_loss_only, whole_state=full_state_dict)
     from harness.cli.running.measuring import measured_with_progress
     from harness.cli.terminal.profile_tables import print_profile
     from harness.cli.terminal.terminal import Terminal, say
@@ -143,7 +146,10 @@ def run(
         quiet_libraries()
         status = None
         if loaded.distributed:
-            asked = Asked(recipe, overrides or [], out, resume, snapshot, device, patience, trackers)
+            words = words_of_what_follows(phases, *how, loss_only=eval_loss_only, whole_state=full_state_dict)
+            asked = Asked(
+                recipe, overrides or [], out, resume, snapshot, device, patience, trackers, after, words
+            )
             if place is None:
                 profile, path, status = run_here(name, loaded, asked)
             else:

@@ -1,15 +1,17 @@
 """transformers' own evaluation and checkpoint after two steps of ours: `evaluation.py RECIPE SETTINGS`.
 
 RECIPE is a recipe as JSON; SETTINGS is a JSON object of batches, batch_size, accumulation_steps, keep_logits.
-Prints the largest allocated bytes within each as JSON.
+Prints the largest allocated bytes within each as JSON; under torchrun rank 0 does.
 """
 
 import gc
 import json
+import os
 import sys
 import tempfile
 
 import torch
+import torch.distributed as dist
 from transformers import Trainer, TrainingArguments
 
 from harness.recipe import Recipe
@@ -17,11 +19,15 @@ from harness.training.loop import run_steps, set_up
 from tests.support.tiny import NullObserver
 
 recipe, asked = Recipe(**json.loads(sys.argv[1])), json.loads(sys.argv[2])
-device = torch.device("cuda")
+ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+device = torch.device("cuda", rank)
+torch.cuda.set_device(device)
+if ranks > 1:
+    dist.init_process_group("cpu:gloo,cuda:nccl")
 training, batches = set_up(recipe, device, NullObserver())
 for _ in run_steps(training, batches, device, ["warmup", "recorded"], NullObserver()):
     pass
-rows = torch.zeros(asked["batches"] * asked["batch_size"], recipe.seq_len, dtype=torch.int64)
+rows = torch.zeros(ranks * asked["batches"] * asked["batch_size"], recipe.seq_len, dtype=torch.int64)
 data = [{"input_ids": row, "labels": row} for row in rows]
 with tempfile.TemporaryDirectory() as folder:
     trainer = Trainer(
@@ -49,4 +55,7 @@ with tempfile.TemporaryDirectory() as folder:
     trainer.save_model(folder)
     trainer._save_optimizer_and_scheduler(folder)
     peaks["saving"] = torch.cuda.max_memory_allocated()
-print(json.dumps({"before": before, **peaks}))
+if rank == 0:
+    print(json.dumps({"before": before, **peaks}))
+if ranks > 1:
+    dist.destroy_process_group()
