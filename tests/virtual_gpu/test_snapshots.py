@@ -149,7 +149,7 @@ def test_stacks_alone_say_the_categories_that_a_run_states(tmp_path: Path) -> No
     """A run of the harness states its phases and owners. Without them, its stacks say the same."""
     overrides = ("gradient_checkpointing=true", "seq_len=128", "micro_batch_size=2")
     command = ("run", "smoke", "--gpu", "rtx-4090", "--out", str(tmp_path / "run"), *overrides)
-    subprocess.run([sys.executable, "-m", "harness", *command], check=True, cwd=tmp_path, timeout=300)
+    subprocess.run([sys.executable, "-m", "harness", *command], check=True, cwd=tmp_path, timeout=3600)
     snapshot = read_snapshot(tmp_path / "run" / "snapshot.pickle")
     stated = recording_of(snapshot)
     for trace in snapshot["device_traces"]:
