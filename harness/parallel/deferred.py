@@ -191,9 +191,9 @@ class Deferred(TorchDispatchMode):
                 if _is_shape(shape):
                     made.setdefault(_key(shape), tensor)
             args = kwargs = out = tensor = None  # the last names of what is not needed any more
-            for key in reads | writes:
-                if last_use.get(key, at) <= at:
-                    made.pop(key, None)
+            concluded = {key for key in reads | writes if last_use.get(key, at) <= at}
+            for key in [key for key in made if key in concluded]:  # a set's own order is of host addresses
+                del made[key]
         generator.set_state(before)
         return made
 

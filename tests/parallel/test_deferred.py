@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.parallel import Deferred
 from harness.training.model import build_model
@@ -64,6 +66,32 @@ def test_made_in_parts_and_out_of_order_it_has_the_same_values(dtype: torch.dtyp
     for name, tensor in values(model).items():
         assert tensor.dtype == expected[name].dtype, name
         assert torch.equal(tensor, expected[name]), name
+
+
+class _Ends(TorchDispatchMode):
+    """Notes by number which tensors that operators made have ended, and in which order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made, self.ended = 0, []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        weakref.finalize(out, self.ended.append, self.made)
+        self.made += 1
+        return out
+
+
+def test_what_is_needed_no_more_ends_in_the_order_in_which_it_was_made() -> None:
+    """It is a device's memory: its order must not be that of a set, which follows addresses on the host."""
+    count = 64
+    deferred = Deferred(CPU)
+    with deferred.recording() as shapes, shapes:
+        model = nn.Module()
+        model.register_buffer("whole", torch.cat([torch.ones(3) for _ in range(count)]))
+    with _Ends() as ends:
+        deferred.maker(model)([model])
+    assert ends.ended == list(range(count))
 
 
 def test_what_was_made_elsewhere_it_does_not_know() -> None:

@@ -27,7 +27,7 @@ def emulate(tmp_path: Path) -> Emulate:
         if code is not None:
             command = (sys.executable, "-c", code)
         whole = [sys.executable, "-m", "harness", "emulate", "--gpu", gpu, *options, "--", *command]
-        done = subprocess.run(whole, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
+        done = subprocess.run(whole, capture_output=True, text=True, cwd=tmp_path, timeout=3600, check=False)
         assert done.returncode == status, done.stdout[-2000:] + done.stderr[-4000:]
         return done
 

@@ -96,7 +96,7 @@ def test_a_run_with_them_is_the_simulation_of_it(
     gpus = ["--gpus", "2"] if recipe.distributed else []
     for command in (["run", "mine.yaml", "--gpu", "h100", *gpus, "--out", "run"], ["simulate", "mine.yaml"]):
         whole = [sys.executable, "-m", "harness", *command, *asked]
-        done = subprocess.run(whole, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
+        done = subprocess.run(whole, capture_output=True, text=True, cwd=tmp_path, timeout=3600, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         found.append(StepProfile.from_json(done.stdout, command[0]))
     emulated, simulated = found

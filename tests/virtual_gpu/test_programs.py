@@ -22,12 +22,17 @@ ALONE = [
     ("sft.py", "packing"),
     ("preferences.py", "dpo"),
     ("trainer.py", "qlora"),
+    ("networks.py", "convolutions"),
+    ("networks.py", "recurrent"),
+    ("networks.py", "sampler"),
+    ("networks.py", "graph"),
 ]
 SLOW = [
     ("sft.py", "completion"),
     ("preferences.py", "dpo-lora"),
     ("preferences.py", "reward"),
     ("trainer.py", "full"),
+    ("networks.py", "compiled"),
 ]
 """Each takes 20 s of a processor, and is near to one above: `make virtual-gpu-all` runs them."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")

@@ -62,7 +62,7 @@ def test_a_checkpoint_is_loaded_layer_by_layer(
         env=surroundings,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=3600,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

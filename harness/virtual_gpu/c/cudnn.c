@@ -1,6 +1,6 @@
 // Stands in front of cuDNN, which plans as it does on the device: it is given the device's properties where PyTorch
 // gives a handle ("Deviceless Ahead-of-time Compilation" in cudnn-frontend's documentation, cuDNN 9.8 and later).
-// What is left out: handles, and running the plans.
+// What is left out: handles, running the plans, and the operators of the older interface.
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
 #include <dlfcn.h>
@@ -9,11 +9,11 @@
 
 #define REAL(name) ((__typeof__(&name))dlsym(dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD), #name))
 
-static char handle;
+static char handle[1 << 16];  // the older interface reads of it
 static cudaStream_t stream_of_handle;
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t* made) {
-  *made = (cudnnHandle_t)&handle;
+  *made = (cudnnHandle_t)handle;
   return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t cudnnDestroy(cudnnHandle_t which) { return CUDNN_STATUS_SUCCESS; }
@@ -70,4 +70,57 @@ cudnnStatus_t cudnnBackendSetAttribute(
 cudnnStatus_t cudnnBackendExecute(
     cudnnHandle_t which, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t variant_pack) {
   return CUDNN_STATUS_SUCCESS;
+}
+
+// The older interface, which PyTorch uses for batch normalization, recurrent networks and samplers of images.
+static cudnnStatus_t nothing(void) { return CUDNN_STATUS_SUCCESS; }
+#define COMPUTES_NOTHING(name) extern __typeof__(name) name __attribute__((alias("nothing")))
+COMPUTES_NOTHING(cudnnBatchNormalizationForwardInference);
+COMPUTES_NOTHING(cudnnBatchNormalizationForwardTrainingEx);
+COMPUTES_NOTHING(cudnnBatchNormalizationBackwardEx);
+COMPUTES_NOTHING(cudnnRNNForward);
+COMPUTES_NOTHING(cudnnRNNBackwardData_v8);
+COMPUTES_NOTHING(cudnnRNNBackwardWeights_v8);
+COMPUTES_NOTHING(cudnnCTCLoss);
+COMPUTES_NOTHING(cudnnCTCLoss_v8);
+COMPUTES_NOTHING(cudnnPoolingForward);
+COMPUTES_NOTHING(cudnnSpatialTfGridGeneratorForward);
+COMPUTES_NOTHING(cudnnSpatialTfGridGeneratorBackward);
+COMPUTES_NOTHING(cudnnSpatialTfSamplerForward);
+COMPUTES_NOTHING(cudnnSpatialTfSamplerBackward);
+
+// What cuDNN knows without a device is written when it says that it found none. Of algorithms that keep weights in a
+// device's registers it says nothing: they get what the standard one takes.
+cudnnStatus_t cudnnGetRNNTempSpaceSizes(
+    cudnnHandle_t which, cudnnRNNDescriptor_t rnn, cudnnForwardMode_t mode, cudnnRNNDataDescriptor_t data,
+    size_t* workspace, size_t* reserve) {
+  cudnnStatus_t status = REAL(cudnnGetRNNTempSpaceSizes)(which, rnn, mode, data, workspace, reserve);
+  if (status == CUDNN_STATUS_EXECUTION_FAILED_CUDART) return CUDNN_STATUS_SUCCESS;
+  cudnnRNNAlgo_t algorithm;
+  cudnnRNNMode_t cell;
+  cudnnRNNBiasMode_t bias;
+  cudnnDirectionMode_t direction;
+  cudnnRNNInputMode_t input;
+  cudnnDataType_t type, precision;
+  cudnnMathType_t math;
+  int32_t inputs, hidden, projected, layers;
+  cudnnDropoutDescriptor_t dropout;
+  uint32_t flags;
+  cudnnRNNDescriptor_t standard;
+  if (status != CUDNN_STATUS_NOT_SUPPORTED ||
+      REAL(cudnnGetRNNDescriptor_v8)(rnn, &algorithm, &cell, &bias, &direction, &input, &type, &precision, &math, &inputs,
+                                     &hidden, &projected, &layers, &dropout, &flags) ||
+      algorithm == CUDNN_RNN_ALGO_STANDARD || REAL(cudnnCreateRNNDescriptor)(&standard))
+    return status;
+  if (!REAL(cudnnSetRNNDescriptor_v8)(standard, CUDNN_RNN_ALGO_STANDARD, cell, bias, direction, input, type, precision,
+                                      math, inputs, hidden, projected, layers, dropout, flags))
+    status = cudnnGetRNNTempSpaceSizes(which, standard, mode, data, workspace, reserve);
+  REAL(cudnnDestroyRNNDescriptor)(standard);
+  return status;
+}
+// Restoring makes the same descriptor without filling the states.
+cudnnStatus_t cudnnSetDropoutDescriptor(
+    cudnnDropoutDescriptor_t dropout, cudnnHandle_t which, float probability, void* states, size_t size,
+    unsigned long long seed) {
+  return REAL(cudnnRestoreDropoutDescriptor)(dropout, which, probability, states, size, seed);
 }

@@ -40,18 +40,32 @@ SUCCEEDS(cuFuncGetAttribute, (int* value, CUfunction_attribute which, CUfunction
          *value = which == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : which == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0)
 SUCCEEDS(cuPointerGetAttribute, (void* value, CUpointer_attribute which, CUdeviceptr pointer),
          *(CUdeviceptr*)value = pointer)
-// A runtime of another CUDA (libcudart.so.12 beside PyTorch's 13) finds its way into the driver by this function, and
-// else says that the driver is too old, which would mislead.
+// Who brings a runtime of their own finds their way into the driver by this function, and there is none. What they say
+// of it would mislead: that the driver is too old (libcudart.so.12 beside PyTorch's 13), or nothing.
+static const char* const without[][2] = {
+    {"libcufft.so", "Fourier transforms (torch.fft, torch.stft)"},
+    {"libcusolver.so", "solvers and decompositions of matrices (torch.linalg)"},
+    {"libcusparse.so", "products of sparse matrices"},
+};
+static void say_who(const void* caller) {
+  static int said, said_without[sizeof without / sizeof *without];
+  Dl_info its;
+  if (!dladdr(caller, &its)) return;
+  if (strstr(its.dli_fname, "libcudart.so") && !said++)
+    fprintf(stderr, "virtual GPU: %s is the runtime of another CUDA than PyTorch's and does not work here. Install the "
+            "build for PyTorch's CUDA of what loads it.\n", its.dli_fname);
+  for (unsigned i = 0; i < sizeof without / sizeof *without; i++)
+    if (strstr(its.dli_fname, without[i][0]) && !said_without[i]++)
+      fprintf(stderr, "virtual GPU: there are no %s here: %s cannot be replaced. Compute them on the CPU, or leave them "
+              "out of what you emulate.\n", without[i][1], without[i][0]);
+}
 CUresult cuGetProcAddress_v2(const char* name, void** function, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult* status) {
-  static int said;
-  Dl_info caller;
   CALLED;
-  if (dladdr(__builtin_return_address(0), &caller) && strstr(caller.dli_fname, "libcudart.so") && !said++)
-    fprintf(stderr, "virtual GPU: %s is the runtime of another CUDA than PyTorch's and does not work here. Install the "
-            "build for PyTorch's CUDA of what loads it.\n", caller.dli_fname);
+  say_who(__builtin_return_address(0));
   return CUDA_SUCCESS;
 }
 CUresult cuGetExportTable(const void** table, const CUuuid* which) {
+  say_who(__builtin_return_address(0));
   return CUDA_ERROR_NOT_FOUND;  // NVIDIA's own libraries ask for private tables: there are none
 }

@@ -1,5 +1,5 @@
-// The rest of the CUDA runtime: devices that answer what they are asked, streams and events that are always done,
-// copies that move nothing, kernels that compute nothing.
+// The rest of the CUDA runtime: devices that answer what they are asked, copies that move nothing, kernels that
+// compute nothing.
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
 // ---- devices
 
@@ -125,68 +124,12 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   return cudaSuccess;
 }
 const char* cudaGetErrorName(cudaError_t error) { return error ? "cudaError" : "cudaSuccess"; }
-const char* cudaGetErrorString(cudaError_t error) { return error ? error == cudaErrorMemoryAllocation ? "out of memory" : error == cudaErrorInvalidDevice
-      ? "invalid device ordinal" : "an error of the virtual GPU" : "no error"; }
-
-// ---- streams and events
-
-static uint64_t last_handle = 0x1000;
-
-cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  *least = *greatest = 0;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
-  *stream = (cudaStream_t)(last_handle += 16);
-  return cudaSuccess;
-}
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
-  *priority = 0;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return cudaSuccess; }
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamGetCaptureInfo(
-    cudaStream_t stream, enum cudaStreamCaptureStatus* status, unsigned long long* id, cudaGraph_t* graph,
-    const cudaGraphNode_t** dependencies,
-#if CUDART_VERSION >= 13000
-    const cudaGraphEdgeData** edges,
-#endif
-    size_t* count) {
-  return cudaStreamIsCapturing(stream, status);
-}
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-  function(data);
-  return cudaSuccess;
-}
-cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void* data, unsigned flags) {
-  function(stream, cudaSuccess, data);
-  return cudaSuccess;
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
-  *event = calloc(1, sizeof(struct timespec));
-  return cudaSuccess;
-}
-cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  clock_gettime(CLOCK_MONOTONIC, (struct timespec*)event);
-  return cudaSuccess;
-}
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
-  return cudaEventRecord(event, stream);
-}
-cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
-  const struct timespec *start = (void*)from, *end = (void*)to;
-  *ms = (end->tv_sec - start->tv_sec) * 1e3 + (end->tv_nsec - start->tv_nsec) * 1e-6;
-  return cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  free(event);
-  return cudaSuccess;
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess                         ? "no error"
+         : error == cudaErrorMemoryAllocation         ? "out of memory"
+         : error == cudaErrorInvalidDevice            ? "invalid device ordinal"
+         : error == cudaErrorStreamCaptureUnsupported ? "operation not permitted when stream is capturing"
+                                                      : "an error of the virtual GPU";
 }
 
 // ---- kernels
@@ -196,7 +139,11 @@ static const void* any_kernels[MAX_ANY];
 static int number_of_any_kernels;
 static const void* last_kernel;
 
-void** __cudaRegisterFatBinary(void* binary) { return (void**)(last_handle += 16); }
+uint64_t virtual_gpu_handle(void) {
+  static uint64_t last = 0x1000;
+  return __sync_add_and_fetch(&last, 16);
+}
+void** __cudaRegisterFatBinary(void* binary) { return (void**)virtual_gpu_handle(); }
 void __cudaRegisterFunction(
     void** binary, const char* host_function, char* device_function, const char* name, int limit, void* thread,
     void* block, void* block_size, void* grid_size, int* warp_size) {

@@ -1,0 +1,158 @@
+// Streams, events and graphs: what is put on a stream is done at once. A graph that is captured keeps nothing, and a
+// replay does nothing; which streams take part in a capture is kept, since PyTorch's allocator asks: their memory
+// comes from the graph's own pool.
+#include "virtual_gpu.h"
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define MAX_CAPTURING 256
+typedef unsigned long long Capture;  // its number; 0 is none
+static struct {
+  cudaStream_t stream;
+  Capture capture;
+} capturing[MAX_CAPTURING];
+static int num_capturing;
+static Capture last_capture;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char graph;
+
+typedef struct {
+  struct timespec at;
+  Capture capture;
+} Event;
+
+static Capture capture_of(cudaStream_t stream) {
+  Capture found = 0;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < num_capturing; i++)
+    if (capturing[i].stream == stream) found = capturing[i].capture;
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+// With `from`, only if that capture goes on: an event may be older.
+static cudaError_t join(cudaStream_t stream, Capture capture, int from) {
+  pthread_mutex_lock(&lock);
+  int joins = !from, fits = num_capturing < MAX_CAPTURING;
+  for (int i = 0; i < num_capturing; i++) joins |= capturing[i].capture == capture;
+  for (int i = 0; i < num_capturing; i++)
+    if (capturing[i].stream == stream) joins = 0;
+  if (joins && fits) {
+    capturing[num_capturing].stream = stream;
+    capturing[num_capturing++].capture = capture;
+  }
+  pthread_mutex_unlock(&lock);
+  return joins && !fits ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = *greatest = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  *stream = (cudaStream_t)virtual_gpu_handle();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  *priority = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  CALLED;
+  return capture_of(stream) ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  function(data);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void* data, unsigned flags) {
+  function(stream, cudaSuccess, data);
+  return cudaSuccess;
+}
+
+// ---- events
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  *event = calloc(1, sizeof(Event));
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  clock_gettime(CLOCK_MONOTONIC, &((Event*)event)->at);
+  ((Event*)event)->capture = capture_of(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  return cudaEventRecord(event, stream);
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
+  const struct timespec *start = &((Event*)from)->at, *end = &((Event*)to)->at;
+  *ms = (end->tv_sec - start->tv_sec) * 1e3 + (end->tv_nsec - start->tv_nsec) * 1e-6;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  free(event);
+  return cudaSuccess;
+}
+// A stream that waits for one that is capturing takes part in its capture.
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  Capture capture = event ? ((Event*)event)->capture : 0;
+  return capture ? join(stream, capture, 1) : cudaSuccess;
+}
+
+// ---- graphs
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+  CALLED;
+  return join(stream, __sync_add_and_fetch(&last_capture, 1), 0);
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* made) {
+  CALLED;
+  Capture capture = capture_of(stream);
+  pthread_mutex_lock(&lock);
+  int kept = 0;
+  for (int i = 0; i < num_capturing; i++)
+    if (capturing[i].capture != capture) capturing[kept++] = capturing[i];
+  num_capturing = kept;
+  pthread_mutex_unlock(&lock);
+  *made = (cudaGraph_t)&graph;
+  return capture ? cudaSuccess : cudaErrorIllegalState;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus* status) {
+  *status = capture_of(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(
+    cudaStream_t stream, enum cudaStreamCaptureStatus* status, unsigned long long* id, cudaGraph_t* captured,
+    const cudaGraphNode_t** dependencies,
+#if CUDART_VERSION >= 13000
+    const cudaGraphEdgeData** edges,
+#endif
+    size_t* count) {
+  if (id) *id = capture_of(stream);
+  if (captured) *captured = (cudaGraph_t)&graph;
+  if (dependencies) *dependencies = NULL;
+#if CUDART_VERSION >= 13000
+  if (edges) *edges = NULL;
+#endif
+  if (count) *count = 0;
+  return cudaStreamIsCapturing(stream, status);
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t which, cudaGraphNode_t* nodes, size_t* count) {
+  if (nodes && *count) *nodes = (cudaGraphNode_t)&graph;
+  *count = 1;  // PyTorch asks whether there is any
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t which, unsigned long long flags) {
+  *made = (cudaGraphExec_t)&graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t which, unsigned long long flags) {
+  return cudaGraphInstantiateWithFlags(made, which, flags);
+}
