@@ -6,7 +6,8 @@
 PYTHON is an interpreter that has the releases of tests/window/oldest.txt or newest.txt, and what the tests
 need; FOLDER, made by `pip install --no-deps --target FOLDER PACKAGE==VERSION ...`, comes before what it has.
 What happened goes to profiles/cpu/window.json by test file: all of a whole run; of a run of TESTS theirs,
-beside what is there of the same releases. `python -m pages.window` shows it.
+beside what is there of the same releases. `python -m pages.window` shows it, and how many of the test files
+have been run. Those of NEED_MORE take no part.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "profiles" / "cpu" / "window.json"
 PINS = ROOT / "tests" / "window"
 KINDS = ("passed", "failed", "error", "skipped")
+NEED_MORE = ("tests/gpu", "tests/virtual_gpu")
+"""Folders of tests that pytest leaves out: they need a GPU, or PyTorch's CUDA build and some GB."""
 VERSIONS = """
 import importlib.metadata, json, sys
 print(json.dumps({name: importlib.metadata.version(name) for name in sys.argv[1:]}))
@@ -58,12 +61,26 @@ def counts(cases: Iterable[ET.Element]) -> dict[str, dict[str, int]]:
     return found
 
 
+def _name(case: ET.Element) -> str:
+    return f"{_file(case)}::{case.attrib['name']}"
+
+
 def _not_passed(cases: Iterable[ET.Element]) -> list[str]:
-    return sorted(
-        f"{_file(case)}::{case.attrib['name']}"
-        for case in cases
-        if case.find("failure") is not None or case.find("error") is not None
-    )
+    return [
+        _name(case) for case in cases if case.find("failure") is not None or case.find("error") is not None
+    ]
+
+
+def _skipped(cases: Iterable[ET.Element]) -> dict[str, str]:
+    """Why, by test."""
+    return {
+        _name(case): why.get("message", "") for case in cases if (why := case.find("skipped")) is not None
+    }
+
+
+def _test_files() -> list[str]:
+    files = (file.relative_to(ROOT).as_posix() for file in (ROOT / "tests").rglob("test_*.py"))
+    return [file for file in files if not file.startswith(NEED_MORE)]
 
 
 def _kept() -> dict[str, Any]:
@@ -105,13 +122,16 @@ def main(arguments: list[str] | None = None) -> int:
     before = _kept().get(options.end, {})
     again = bool(options.tests) and before.get("releases") == releases
     files = counts(cases)
-    kept = [name for name in before["not_passed"] if name.partition("::")[0] not in files] if again else []
+    kept = before if again else {"files": {}, "not_passed": [], "skipped": {}}
+    still = {name for name in (*kept["not_passed"], *kept["skipped"]) if name.partition("::")[0] not in files}
+    skipped = {name: why for name, why in kept["skipped"].items() if name in still} | _skipped(cases)
     entry = {
         "releases": releases,
-        "whole": not options.tests or (again and before.get("whole", False)),
+        "test_files": len(_test_files()),
         "date": datetime.now(UTC).date().isoformat(),
-        "files": dict(sorted(({**before["files"], **files} if again else files).items())),
-        "not_passed": sorted([*kept, *_not_passed(cases)]),
+        "files": dict(sorted((kept["files"] | files).items())),
+        "not_passed": sorted([*still.intersection(kept["not_passed"]), *_not_passed(cases)]),
+        "skipped": dict(sorted(skipped.items())),
     }
     write_whole(RESULTS, json.dumps(_kept() | {options.end: entry}, indent=1) + "\n")
     return status

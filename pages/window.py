@@ -16,19 +16,22 @@ SHOWN = ("torch", "transformers", "peft", "bitsandbytes")
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown: a row for each environment, and every file with a test that failed."""
-    rows, failed = [], []
+    """Markdown: a row for each environment, files with failed tests, why tests were skipped."""
+    rows, failed, skipped = [], [], []
     for end, entry in found.items():
         releases = ", ".join(f"{name} {entry['releases'][name]}" for name in SHOWN)
         files = entry["files"]
         sums = [str(sum(of[kind] for of in files.values())) for kind in KINDS]
-        run = f"{'all' if entry['whole'] else 'some'}, {len(files)}"
+        run = f"{len(files)} of {entry['test_files']}"
         rows.append((end, releases, entry["date"], run, *sums))
         by_file = Counter(test.partition("::")[0] for test in entry["not_passed"])
         failed += [f"- {end}: {count} in `{file}`" for file, count in by_file.items()]
+        reasons = Counter((test.partition("::")[0], why) for test, why in entry["skipped"].items())
+        skipped += [f"- {end}: {count} in `{file}`: {why}" for (file, why), count in reasons.items()]
     columns = ("end", "releases", "last run", "test files", "passed", "failed", "errors", "skipped")
-    said = f"\nNot all passed:\n\n{chr(10).join(failed)}\n" if failed else ""
-    return markdown_table(columns, rows, range(4, 8)) + said
+    lists = {"Not all passed:": failed, "Skipped, and why:": skipped}
+    said = [f"\n{title}\n\n{chr(10).join(lines)}\n" for title, lines in lists.items() if lines]
+    return markdown_table(columns, rows, range(4, 8)) + "".join(said)
 
 
 def main(check: bool) -> None:

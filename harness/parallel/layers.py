@@ -2,6 +2,8 @@
 
 The plan names linear layers `colwise` (a rank computes some of the outputs) or `rowwise` (a rank takes some
 of the inputs, and the outputs are summed), and embeddings `embedding_rowwise` (a rank has some of the words).
+Before transformers 5.21 it named the embeddings of models with a tied head alone; here those called
+`embed_tokens` are divided with every release, so that a recipe holds the same bytes in the whole window.
 All else is computed whole by every rank; its weights are replicated DTensors too, for an optimizer cannot
 step plain and divided tensors together.
 """
@@ -112,7 +114,10 @@ def _plan(recipe: Recipe, base: Any) -> dict[str, str]:
             raise InputError(
                 f"tp: {recipe.tp} does not divide the {heads} {what} of {recipe.model}. Give a divisor."
             )
-    return plan
+    embedding = base.get_input_embeddings()
+    name = next(name for name, module in base.named_modules() if module is embedding)
+    named = {name: "embedding_rowwise"} if name.endswith("embed_tokens") else {}
+    return named | plan
 
 
 def _styles(name: str, module: nn.Module, style: str) -> dict[str, ParallelStyle]:

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ET
+from typing import Any
 
 import pytest
 
 from benchmarks import window
 from harness.system.torch_release import TorchRelease
+from pages import window as window_page
 from tests.support.places import ROOT
 
 TESTS = """
@@ -85,7 +87,8 @@ def test_a_file_run_again_replaces_what_was_said_of_it(tmp_path, monkeypatch) ->
     other = {"releases": {"pytest": pytest.__version__}, "files": {"tests/x.py": {"passed": 1}}, "date": ""}
     name = "tests/project/test_contributing.py"
     failed = {"not_passed": [f"{name}::test_it_is_two_pages_at_most", "tests/x.py::test_y"]}
-    window.RESULTS.write_text(json.dumps({"oldest": other | failed}))
+    skipped = {"skipped": {f"{name}::test_gone": "no", "tests/x.py::test_z": "no GPU"}}
+    window.RESULTS.write_text(json.dumps({"oldest": other | failed | skipped}))
     test = f"{name}::test_it_is_two_pages_at_most"
     assert window.main(["oldest", "--python", sys.executable, "--workers", "0", test]) == 0
     written = json.loads(window.RESULTS.read_text())["oldest"]
@@ -94,4 +97,16 @@ def test_a_file_run_again_replaces_what_was_said_of_it(tmp_path, monkeypatch) ->
         "tests/x.py": {"passed": 1},
     }
     assert written["not_passed"] == ["tests/x.py::test_y"]
-    assert not written["whole"]
+    assert written["skipped"] == {"tests/x.py::test_z": "no GPU"}
+    assert written["test_files"] > 100
+
+
+def test_the_page_says_what_failed_and_why_tests_were_skipped() -> None:
+    releases = dict.fromkeys(window_page.SHOWN, "1.0")
+    files = {"tests/x.py": {"passed": 4, "failed": 1, "error": 0, "skipped": 2}}
+    entry: dict[str, Any] = {"releases": releases, "date": "", "files": files, "test_files": 3}
+    skipped = {f"tests/x.py::test_{name}": "no GPU" for name in "ab"}
+    said = window_page.table({"oldest": entry | {"not_passed": ["tests/x.py::test_c"], "skipped": skipped}})
+    assert "| 1 of 3 | 4 | 1 | 0 | 2 |" in said
+    assert "- oldest: 1 in `tests/x.py`\n" in said
+    assert "- oldest: 2 in `tests/x.py`: no GPU\n" in said

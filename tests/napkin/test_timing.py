@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
@@ -19,7 +21,7 @@ FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "mixtral", "phi", "phi3", "qw
 
 
 def without_rotary_angles(model, count):
-    """Leave out of `count` the products position x frequency: transformers before 5.23 has them as a matrix
+    """Leave out of `count` the products position x frequency: transformers before 5.19 has them as a matrix
     product, later ones (as napkin) as an elementwise one."""
     before = []
     for module in model.modules():
@@ -120,6 +122,13 @@ before_2_15 = pytest.mark.skipif(
     TorchRelease.of(torch.__version__) >= (2, 15),
     reason="since PyTorch 2.15 grouped heads in fp32 have a fused kernel; napkin prices plain attention",
 )
+ANGLES_BY_PRODUCT = Version(transformers.__version__) < Version("5.19")
+"""See without_rotary_angles."""
+since_5_18 = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.18"),
+    reason="transformers 5.17 passes three times more over the rows of experts, to mask those of other ranks "
+    "that are not there; napkin counts the bytes of later releases",
+)
 WIDE = {
     "hidden_size": 1024,
     "intermediate_size": 2816,
@@ -148,21 +157,31 @@ BF16 = WIDE | {"dtype": "bfloat16"}
         {"adapter": "lora", "quantization": "int8"},
         {"adapter": "lora", "quantization": "int8", "precision": "fp16"},
         {"adapter": "lora", "quantization": "int8", "gradient_checkpointing": True},
-        {"family": "mixtral", "precision": "bf16-mixed"},
-        {"family": "mixtral", "precision": "bf16-mixed", "adapter": "lora", "config": BF16},
-        {"family": "mixtral", "precision": "bf16-mixed", "adapter": "lora", "quantization": "nf4"},
-        {"family": "mixtral", "adapter": "lora", "gradient_checkpointing": True},
+        pytest.param({"family": "mixtral", "precision": "bf16-mixed"}, marks=since_5_18),
+        pytest.param(
+            {"family": "mixtral", "precision": "bf16-mixed", "adapter": "lora", "config": BF16},
+            marks=since_5_18,
+        ),
+        pytest.param(
+            {"family": "mixtral", "precision": "bf16-mixed", "adapter": "lora", "quantization": "nf4"},
+            marks=since_5_18,
+        ),
+        pytest.param(
+            {"family": "mixtral", "adapter": "lora", "gradient_checkpointing": True}, marks=since_5_18
+        ),
     ],
     ids=str,
 )
 def test_bytes_are_those_of_the_operators_that_run(tmp_path, fields):
     """Napkin knows formulas, the simulation the operators: what each reads and writes, phase by phase. Both
-    count the FLOPs of forward and backward alike."""
+    count the FLOPs of forward and backward alike, but for the angles of the rotary embedding: a product of
+    half a head's 64 dimensions with the positions."""
     device = find_hardware("h100")
     fields = {"family": "llama", "config": WIDE, "micro_batch_size": 4, "seq_len": 512, **fields}
     recipe = recipe_for(tmp_path, **fields)
     guess, (found, _) = predict(recipe, device), simulate(recipe, device)
-    assert guess.phases["forward"].flops == found.phases["forward"].flops
+    angles = 2 * 32 * recipe.seq_len * recipe.gradient_accumulation_steps if ANGLES_BY_PRODUCT else 0
+    assert guess.phases["forward"].flops + angles == found.phases["forward"].flops
     assert guess.phases["backward"].flops == found.phases["backward"].flops
     for phase, tolerance in (("forward", 0.03), ("backward", 0.06), ("optimizer_step", 0.03)):
         moved = [answer.phases[phase].bytes_moved for answer in (guess, found)]

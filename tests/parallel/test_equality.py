@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,11 @@ REFUSED = {
     "tp without a plan": "no plan that divides the layers of gpt2",
     "tp of a mixture": "mixtral is divided by moe_tp_experts, packed_colwise, which is not built here",
 }
-WHOLE_UNDER_TP = {"tp pythia": 0.2}
-"""Share of all weights: norms, one of the two matrices that LoRA adds to a layer, and the embedding of a
-family whose plan does not name it."""
+WHOLE_UNDER_TP = re.compile(
+    r"norm|(q|k|v|gate|up)_proj\.lora_A|(o|down)_proj\.lora_B"  # of LoRA's two, the one on the undivided side
+    r"|embed_in|attention\.dense\.bias|dense_4h_to_h\.bias"  # Pythia: no plan names its embeddings
+)
+"""The weights of which every rank has all, by name."""
 ROWS = 4
 """In a step, whoever has them."""
 
@@ -130,10 +133,11 @@ def test_losses_and_weights_are_those_of_one_process(
     assert ours.losses == pytest.approx(theirs.losses, rel=ROUNDING)
     assert len(set(ours.losses)) == 3, "nothing was trained"
     assert ours.digests == theirs.digests
-    if fields["parallel"] != "ddp":
-        share = fields.get("dp_shard", 1) * fields.get("tp", 1)
-        beside = 0 if fields.get("tp", 1) == 1 else WHOLE_UNDER_TP.get(name, 0.05)
-        assert ours.held_elements < (1.1 / share + beside) * theirs.held_elements
+    shards, tp = fields.get("dp_shard", 1), fields.get("tp", 1)
+    assert ours.held_bytes == {
+        weight: size_bytes // (shards * (1 if WHOLE_UNDER_TP.search(weight) else tp))
+        for weight, size_bytes in theirs.held_bytes.items()
+    }
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+import sys
+from types import FrameType
 
 import pytest
+from typer.testing import CliRunner
 
+from harness.cli.app import app
 from pages import map as package_map
 from tests.project.test_layers import LEVEL
 from tests.support.places import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+STOPS = re.findall(r"^\d\. `(harness/[\w/]+\.py)`: `([\w.]+)`", TEXT, re.MULTILINE)
+"""Of the walk: a file, and what of it runs there."""
+HARNESS = f"{ROOT / 'harness'}/"
 
 
 def test_every_path_is_there() -> None:
@@ -33,12 +40,28 @@ def test_every_command_is_there() -> None:
 
 
 def test_the_walk_goes_down_in_at_most_eight_stops() -> None:
-    section = TEXT[TEXT.index("## Follow one value") : TEXT.index("## Add a toggle")]
-    stops = re.findall(r"^\d\. `harness/(\w+)/((?:\w+/)*\w+\.py)`", section, re.MULTILINE)
-    assert 5 <= len(stops) <= 8
-    levels = [LEVEL[package] for package, _ in stops]
+    assert 5 <= len(STOPS) <= 8
+    packages = [file.split("/")[1] for file, _ in STOPS]
+    levels = [LEVEL[package] for package in packages]
     assert levels == sorted(levels, reverse=True)
-    assert (stops[0][0], stops[-1][0]) == ("cli", "allocator")
+    assert (packages[0], packages[-1]) == ("cli", "allocator")
+
+
+def test_the_walk_is_what_runs() -> None:
+    called: set[tuple[str, str]] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(HARNESS):
+            called.add((code.co_filename.removeprefix(f"{ROOT}/"), code.co_qualname))
+
+    sys.setprofile(note)
+    try:
+        result = CliRunner().invoke(app, ["simulate", "smoke", "micro_batch_size=4"])
+    finally:
+        sys.setprofile(None)
+    assert result.exit_code == 0, result.output
+    assert set(STOPS) - called == set()
 
 
 def test_it_is_two_pages_at_most() -> None:

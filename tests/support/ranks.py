@@ -35,8 +35,8 @@ class Result(NamedTuple):
     """Of the whole step, over all ranks."""
     digests: dict[str, str]
     """Of the bytes of every whole weight before the first step, by name."""
-    held_elements: int
-    """Of all weights, on this rank."""
+    held_bytes: dict[str, int]
+    """Of every weight on this rank, by name."""
     failed: str = ""
 
 
@@ -45,7 +45,7 @@ def trained(recipe: Recipe, steps: int) -> Result:
     training, batches = set_up(recipe, CPU, NullObserver())
     named = dict(training.model.named_parameters())
     digests = {name: _digest(weight) for name, weight in named.items()}
-    held = sum(getattr(weight, "_local_tensor", weight).numel() for weight in named.values())
+    held = {name: getattr(weight, "_local_tensor", weight).nbytes for name, weight in named.items()}
     step_kinds: list[Kind] = ["timed"] * steps
     done = run_steps(training, batches, CPU, step_kinds, NullObserver())
     return Result([training.ranks.averaged(step.loss) for step in done], digests, held)
@@ -56,18 +56,24 @@ def trained_on(num_ranks: int, recipes: dict[str, Recipe], steps: int = 3) -> di
     with tempfile.TemporaryDirectory() as folder:
         jobs = {name: recipe.model_dump(mode="json") for name, recipe in recipes.items()}
         Path(folder, "jobs.json").write_text(json.dumps({"steps": steps, "recipes": jobs}))
-        base = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(num_ranks)}
+        base = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "WORLD_SIZE": str(num_ranks),
+            "PYTHONFAULTHANDLER": "1",  # says where a rank was that a signal ended
+        }
         command = [sys.executable, "-m", "tests.support.ranks", folder]
         ranks = [
             subprocess.Popen(command, env=base | {"RANK": str(rank)}, cwd=ROOT) for rank in range(num_ranks)
         ]
         try:
-            for rank in ranks:
-                assert rank.wait(LONGEST_S) == 0
+            statuses = [rank.wait(LONGEST_S) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
+        assert statuses == [0] * num_ranks, f"exit statuses of the ranks: {statuses}"
         found = json.loads(Path(folder, "results.json").read_text())
     return {name: Result(*values) for name, values in found.items()}
 
@@ -91,7 +97,7 @@ def _rank(folder: Path) -> None:
         try:
             results[name] = trained(Recipe(**fields), jobs["steps"])
         except Exception:  # the same on every rank, or the others time out
-            results[name] = Result([], {}, 0, traceback.format_exc())
+            results[name] = Result([], {}, {}, traceback.format_exc())
     if dist.get_rank() == 0:
         (folder / "results.json").write_text(json.dumps(results))
     dist.destroy_process_group()
