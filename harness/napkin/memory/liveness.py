@@ -140,9 +140,7 @@ class Backward:
             made = [self._new(t) for t in inputs]
         fresh = sum(g.size_bytes for g in made if g.holders == 0 and g not in given)
         weight = op.weight_gradient_bytes
-        stepping = weight * self.step_temporary if self.frees_weight_gradients else 0
-        temporary = max(op.backward_temporary_bytes, stepping)
-        self._note(op, kept, self._live + fresh, self._weights + weight, temporary)
+        self._note(op, kept, self._live + fresh, self._weights + weight, op.backward_temporary_bytes)
         if not (self.accumulates or self.frees_weight_gradients):
             self._weights += weight
         for gradient in made:
@@ -161,6 +159,9 @@ class Backward:
                 self._note(op, kept_after, self._live, self._weights, 0)
                 self._drop(old)
             added.append(gradient)
+        if self.frees_weight_gradients:
+            stepping = weight * self.step_temporary
+            self._note(op, kept_after, self._live, self._weights + weight, stepping)
         for gradient in added:  # the engine lets go of what an operator made when all of it is where it goes
             self._drop(gradient)
 

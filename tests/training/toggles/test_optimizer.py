@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from collections.abc import Iterable
 from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.recipe.fields import Optimizer
 from harness.recipe.recipe import Recipe
@@ -231,3 +233,27 @@ def test_a_training_that_is_over_leaves_no_weight_behind(fields: dict[str, Any])
     del training, batches
     gc.collect()
     assert [reference() for reference in alive if reference() is not None] == []
+
+
+class CopiesInto(TorchDispatchMode):
+    """Notes what is copied into some tensors: the source's dtype, and whether the copy is only queued."""
+
+    def __init__(self, targets: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._targets = {tensor.data_ptr() for tensor in targets}
+        self.seen: list[tuple[torch.dtype, bool]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default and args[0].data_ptr() in self._targets:
+            self.seen.append((args[1].dtype, bool(args[2:] and args[2])))
+        return func(*args, **(kwargs or {}))
+
+
+def test_weights_stepped_on_the_host_cross_the_link_in_their_own_dtype():
+    """A GPU would make room for the fp32 copy first. And nobody waits for the copies one by one."""
+    recipe = tiny(offload=["optimizer"], precision="bf16", master_weights=True)
+    training, batches = built(recipe)
+    trained = [parameter for parameter in training.model.parameters() if parameter.requires_grad]
+    with CopiesInto(trained) as copies:
+        step(training, batches, NullObserver())
+    assert copies.seen == [(torch.bfloat16, True)] * TENSORS
