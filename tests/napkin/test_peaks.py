@@ -123,8 +123,8 @@ AT_THE_END_OF_BACKWARD = [
 @pytest.mark.parametrize("family", ["llama", "llama tied", "mixtral"])
 @pytest.mark.parametrize("fields", AT_THE_END_OF_BACKWARD, ids=str)
 def test_every_trained_weight_has_its_gradient_when_backward_ends(tmp_path, family, fields):
-    """The embeddings' comes last, and a tied one's in two parts. How large all are is in test_weights.py; what
-    is left out are the norms', 0.3 % of them."""
+    """The embeddings' comes last, and a tied one's in two parts. How large all are is in test_weights.py;
+    the norms' are left out, 0.3 % of them."""
     if family == "mixtral" and "adapter" in fields:
         fields = {**fields, "lora_targets": ("q_proj",)}
     memory = napkin(recipe_for(tmp_path, family, **fields))

@@ -257,3 +257,22 @@ def test_weights_stepped_on_the_host_cross_the_link_in_their_own_dtype():
     with CopiesInto(trained) as copies:
         step(training, batches, NullObserver())
     assert copies.seen == [(torch.bfloat16, True)] * TENSORS
+
+
+def test_the_copy_lets_go_of_its_gradients():
+    training, batches = built(tiny(precision="bf16", master_weights=True))
+    step(training, batches, NullObserver())
+    copies = [copy for group in training.optimizer.param_groups for copy in group["params"]]
+    for copy in copies:
+        copy.grad = torch.zeros_like(copy)
+    training.optimizer.zero_grad()
+    assert [copy.grad for copy in copies] == [None] * TENSORS
+
+
+def test_adamw_with_moments_in_fp16_divides_by_no_zero():
+    """1e-8, the usual eps, is 0 in fp16: a weight whose gradient's square is 0 would become 0 / 0."""
+    trained = train(tiny(precision="fp16"), 3)
+    (group,) = trained.training.optimizer.param_groups
+    assert float(torch.tensor(group["eps"], dtype=torch.float16)) > 0
+    assert all(weight.dtype == torch.float16 for weight in weights(trained.training).values())
+    assert all(torch.isfinite(weight).all() for weight in weights(trained.training).values())
