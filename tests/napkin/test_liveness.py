@@ -18,7 +18,7 @@ from harness.training.toggles.offload_activations import OffloadedActivations
 
 ELEMENTS = 2048
 SIZE = 4 * ELEMENTS
-GRAPHS = 60
+GRAPHS = 40
 
 
 class Node(NamedTuple):

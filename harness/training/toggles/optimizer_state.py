@@ -76,7 +76,7 @@ def _shapes_after_a_step(
     twin = torch.zeros(small, dtype=parameter.dtype).requires_grad_()
     twin.grad = torch.zeros_like(twin)
     other = type(optimizer)([twin])  # type: ignore[call-arg]  (its settings follow)
-    other.param_groups[0].update(_settings(group))
+    other.param_groups[0].update(_settings(group) | {"fused": False})
     other.step()
     shapes = state_shapes(other.state[twin])
     for name, shape in shapes.items():
