@@ -231,7 +231,7 @@ def test_the_gradient_that_waits_while_a_block_is_computed_again(tmp_path):
 
 @pytest.mark.parametrize("quantized", [{}, {"quantization": "nf4", "precision": "fp32"}], ids=str)
 def test_what_ia3_scales_is_held_until_its_layer_is_done(tmp_path, quantized):
-    """The argument of peft's forward: in 16 bit a fifth of the peak, beside its fp32 copy and their product."""
+    """The argument of peft's forward: in 16 bit a fifth of the peak, beside its fp32 copy and the product."""
     fields = {"adapter": "ia3", "gradient_checkpointing": True, "micro_batch_size": 4, "seq_len": 64}
     config = {"intermediate_size": 1024, "vocab_size": 304}
     recipe = recipe_for(tmp_path, "llama", config=config, **fields, **quantized)
