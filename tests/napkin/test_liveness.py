@@ -135,3 +135,45 @@ def test_offloaded_activations_in_flight_are_those_of_the_hooks(seed):
     forward, backward = run(nodes, OffloadedActivations(nn.Linear(1, 1), torch.device("cpu"))())
     assert forward_peak(tape(nodes), in_flight=InFlight(2)).size_bytes == forward
     assert Backward(tape(nodes), in_flight=InFlight(2)).run().size_bytes == backward
+
+
+def chain(*sizes: int) -> list[Op]:
+    """Operators that read the result before, keep their own, and make it of these sizes."""
+    ops: list[Op] = []
+    for size in sizes:
+        out, inputs = Tensor("", "", "fp32", size, True), ops[-1].outputs if ops else ()
+        ops.append(Op(name="exp", inputs=inputs, outputs=(out,), saved=(out,)))
+    return ops
+
+
+def test_what_the_stages_before_have_saved_is_still_on_its_way_out():
+    """The very last of them, of 100,000 bytes, leaves when two of this stage's own have been sent."""
+    flight = InFlight(2, [100_000, 10_000])
+    assert forward_peak(chain(5_000), in_flight=flight).size_bytes == 5_000 + 110_000
+    assert forward_peak(chain(5_000, 50_000), in_flight=flight).size_bytes == 55_000 + 100_000
+    assert forward_peak(chain(5_000, 6_000, 200_000), in_flight=flight).size_bytes == 211_000
+
+
+def test_what_the_stages_before_have_saved_is_fetched_ahead():
+    """The first operator's result is there when the second's backward runs, and one of the stage before."""
+    flight = InFlight(2, [100_000, 10_000])
+    # results of 5,000, and gradients of as much: of the second's, and of the first's that it makes
+    assert Backward(chain(5_000, 5_000), in_flight=flight).run().size_bytes == 110_000 + 5_000 + 5_000
+    assert Backward(chain(5_000, 300_000), in_flight=flight).run().size_bytes == 705_000 + 5_000
+
+
+def test_what_is_too_small_to_offload_delays_nothing():
+    flight = InFlight(2, [100_000, 10_000])
+    assert forward_peak(chain(100, 5_000), in_flight=flight).size_bytes == 100 + 5_000 + 110_000
+
+
+@pytest.mark.parametrize(("compiled", "gradients"), [(False, 110_000), (True, 100_000)])
+def test_a_compiled_model_makes_no_gradient_of_what_it_fuses(compiled, gradients):
+    read = Tensor("", "", "fp32", 7_000, True)
+    between = Tensor("", "", "fp32", 10_000, True, sources=(read,))
+    out = Tensor("", "", "fp32", 100_000, True)
+    ops = [
+        Op(name="first", inputs=(read,), outputs=(between,)),
+        Op(name="second", inputs=(between,), outputs=(out,)),
+    ]
+    assert Backward(ops, compiled=compiled).run().size_bytes == gradients

@@ -146,16 +146,18 @@ def test_before_the_first_step_there_are_weights_and_their_copies(tmp_path, fiel
 
 
 @keeps_workspaces
-@pytest.mark.parametrize("fields", [{}, {"gradient_checkpointing": True, "adapter": "lora"}], ids=str)
-def test_the_fused_loss_in_chunks(tmp_path, fields):
-    recipe = recipe_for(
-        tmp_path, "llama", config={"vocab_size": 4096}, loss="fused_linear", **SHAPE, **fields
-    )
-    device = find_hardware("a100-80gb")
+def test_the_fused_loss_in_chunks(tmp_path):
+    """With one layer and many words, a chunk's logits are 2.7 % of forward's peak, without the workspaces."""
+    fields = {"loss": "fused_linear", "optimizer": "sgd", "micro_batch_size": 4, "seq_len": 256}
+    config = {"vocab_size": 4096, "num_hidden_layers": 1}
+    recipe, device = recipe_for(tmp_path, "llama", config=config, **fields), find_hardware("a100-80gb")
     estimate, (simulated, _) = predict(recipe, device), simulate(recipe, device)
     for phase in ("forward", "backward"):
-        peaks = (answer.phases[phase].peak_allocated_bytes for answer in (estimate, simulated))
-        assert next(peaks) == pytest.approx(next(peaks), rel=0.01), phase
+        expected, found = (
+            answer.phases[phase].peak_allocated_bytes - device.cublas_workspace_bytes
+            for answer in (simulated, estimate)
+        )
+        assert found == pytest.approx(expected, rel=0.01), phase
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
