@@ -200,10 +200,12 @@ class _Search:
             for waste in self._wastes(profile, needs, tried):
                 guess = self._most_within(needs, waste)
                 room = (high - low) // 8 if low and end_is_known else 0
+                if low and guess == low:  # this is the end, as far as is known
+                    return low + 1
                 if low + room < guess < high - room:
                     return guess
         if low and end_is_known:
-            return max(low + 1, low + (high - low) * 2 // 3) if high - low > 2 else low + 1
+            return low + (high - low) * 2 // 3
         if not low and not self.arithmetic:
             return 1  # whether anything fits at all: if so, a line leads from there to the end
         self.stride = 2 * self.stride or max(1, self.start // FIRST_STRIDE)

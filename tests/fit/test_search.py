@@ -134,6 +134,40 @@ def test_a_change_that_saves_nothing_or_too_little_is_not_suggested():
     assert not changes["optimizer_impl=fused"].fits
 
 
+def test_every_change_that_saves_is_suggested():
+    """Where each field that differs from the recipe saves a hundredth."""
+    recipe = Recipe(model="any", attention="eager", micro_batch_size=2, seq_len=256, precision="fp32")
+
+    def price(other: Recipe) -> Price:
+        differing = sum(getattr(other, name) != getattr(recipe, name) for name in Recipe.model_fields)
+        return Price(1000 - 10 * differing, 10.0 - differing)
+
+    found = suggestions(recipe, 985, price)
+    alone = [change.overrides for change in found if change.saved_bytes == 10]
+    assert alone == [  # as fast as one another: those with the same result first, in the order of the table
+        "attention=sdpa",
+        "loss=fused_linear",
+        "optimizer_impl=fused",
+        "gradient_checkpointing=true",
+        "optimizer_in_backward=true",
+        "offload=activations",
+        "offload=optimizer",
+        "offload=parameters",
+        "optimizer=adamw_8bit",
+        "optimizer=paged_adamw_8bit",
+        "precision=bf16",
+        "adapter=lora",
+        "seq_len=128",
+    ]
+    more = {change.overrides: change for change in found if change.saved_bytes > 10}
+    rows = "micro_batch_size=1 gradient_accumulation_steps=2"
+    qlora = "adapter=lora quantization=nf4 double_quant=true"
+    assert {name: change.saved_bytes for name, change in more.items()} == {rows: 20, qlora: 30}
+    assert (more[rows].slowdown, more[qlora].slowdown) == (10 / 8, 10 / 7)
+    assert [change.fits for change in found] == [change.saved_bytes > 10 for change in found]
+    assert not any(change.seen for change in found)
+
+
 def test_of_changes_together_only_those_stay_that_are_needed():
     def change(**fields) -> Change:
         return Change(fields, "", 0, 0, 1.0, False, True)

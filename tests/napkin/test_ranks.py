@@ -177,6 +177,17 @@ def test_one_rank_gathers_without_a_buffer():
     assert units(dp_shard=1).in_block() == 256 + 64
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_blocks_whole_gradients_wait_for_their_reduction_beside_the_parts_of_earlier_ones(micro_batches):
+    fields = {"gradient_accumulation_steps": micro_batches, "micro_batch_size": 1, "seq_len": 8}
+    memory = estimate(tiny(parallel="fsdp", dp_shard=2, **fields), H100)
+    (last,) = (m for m in memory.moments if m.where.startswith("block, ") and m.phase == "backward")
+    two_norms, head = 2 * 64 * 4, 264 * 64 * 4  # the head's waits for the root's reduction
+    assert memory.sizes.earlier_gradients == (memory.sizes.gradient_bytes if micro_batches > 1 else 0)
+    whole = memory.sizes.units.block.gradients - two_norms + head
+    assert last.gradients == memory.sizes.earlier_gradients + whole
+
+
 # the answer -------------------------------------------------------------------------------------------
 
 

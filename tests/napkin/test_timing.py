@@ -8,6 +8,9 @@ import transformers
 from packaging.version import Version
 
 from harness.hardware.hardware import find_hardware
+from harness.hardware.roofline import Work
+from harness.napkin.memory.optimizer import step_work
+from harness.napkin.model.weights import Weight
 from harness.napkin.prediction import predict
 from harness.napkin.timing import Timing
 from harness.observe.flops import FlopCount
@@ -16,6 +19,7 @@ from harness.system import TorchRelease
 from harness.training.model import build_training
 from harness.training.step import train_step
 from tests.support.napkin_oracle import napkin, recipe_for
+from tests.support.tiny import tiny
 
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "mixtral", "phi", "phi3", "qwen3")
 
@@ -215,3 +219,34 @@ def test_a_step_on_the_host_is_done_by_the_host_all_of_it(tmp_path, optimizer, m
     assert times[0] == pytest.approx(times[1], rel=0.03)
     copied = Timing(napkin(recipe).sizes).phases["optimizer_step"].transfer_bytes
     assert found.phases["optimizer_step"].bytes_moved == pytest.approx(copied, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("fields", "passes", "launches"),
+    [
+        # torch/optim/adam.py: moments 3 + 2 + 3, the update 2 + 2 + 2 + 4; eight operators for each tensor
+        ({"optimizer_impl": "for_loop"}, 18, 40 * 8),
+        ({"optimizer_impl": "for_loop", "weight_decay": 0.1}, 20, 40 * 8),
+        ({}, 18, 40 * 8 / 32),  # of multi-tensor kernels
+        ({"optimizer": "sgd", "optimizer_impl": "for_loop"}, 3, 40),
+        (
+            {"optimizer": "adafactor", "optimizer_impl": "for_loop"},
+            1 + 1 + 1 + 1 + 1 + 2 + 2 + 2 + 3 + 2 + 3,
+            480,
+        ),
+        # one kernel reads the weight, its gradient and two moments of a byte, and writes all but the gradient
+        ({"optimizer": "adamw_8bit"}, 3 + 2 * (2 * (1 + 4 / 256)) / 4, 40),
+    ],
+    ids=str,
+)
+def test_what_an_update_moves_by_hand(fields, passes, launches):
+    """Forty matrices of 64 by 256 in fp32."""
+    weight = Weight("w", 64, 256, "fp32", 64 * 256 * 4, True, count=40)
+    (work,) = step_work(tiny(max_grad_norm=None, **fields), [weight])
+    assert work == Work(0, 40 * 64 * 256 * 4 * passes, launches)
+
+
+def test_an_unquantized_model_has_nothing_to_quantize_in_setup(tmp_path):
+    assert napkin(recipe_for(tmp_path, "llama")).sizes.quantizing_bytes == 0
+    nf4 = napkin(recipe_for(tmp_path, "llama", quantization="nf4", adapter="lora"))
+    assert nf4.sizes.quantizing_bytes == 64 * 112 * 2  # an MLP's matrix in bf16

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from harness.napkin.memory.in_flight import IN_FLIGHT, offloaded
 from harness.napkin.memory.liveness import StagePeak, forward_peak
-from harness.napkin.memory.moment import IN_FLIGHT, Moment, during, in_flight_of, moment_of, repeated
+from harness.napkin.memory.moment import Moment, during, in_flight_of, moment_of, repeated
 from harness.napkin.memory.sizes import Sizes
 from harness.napkin.ranks.units import Units
 from harness.napkin.tape.stages import Stage
@@ -112,7 +113,8 @@ def _resident_at_loss(sizes: Sizes) -> int:
     if not sizes.recipe.activations_on_host:
         return sizes.kept_in_forward
     ops, result = sizes.stages.loss.tape.ops, sizes.stages.loss.tape.ops[-1].inputs[0]
-    leaving = saved_storages([op for op in ops[:-1] if op.outputs[0] is not result])[-IN_FLIGHT:]
+    saved = saved_storages([op for op in ops[:-1] if op.outputs[0] is not result])
+    leaving = offloaded(saved)[-IN_FLIGHT:]
     apart = [sizes.stages.head.hidden.storage, *sizes.stages.loss.tape.cached]
     leaving = [t for t in leaving if not any(t is other for other in apart)]
     return total_bytes([result, *leaving]) + sizes.fused_loss_bytes + sizes.kept_by_ctx

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from harness.napkin.memory.in_flight import Fetched, InFlight, Leaving, hooked, storages_of
 from harness.napkin.tape.tape import Op, Tensor, saved_storages
 
 
@@ -32,15 +33,6 @@ class StagePeak:
         return self.kept + self.gradients + self.weight_gradients + self.temporaries + self.parameters
 
 
-@dataclass(frozen=True)
-class InFlight:
-    """With offloaded activations: how many tensors are on the device on their way out, or ahead of their use,
-    and the bytes of the last that the stages before have saved, the very last first."""
-
-    count: int
-    before: Sequence[int] = ()
-
-
 def forward_peak(
     ops: Sequence[Op],
     elsewhere: Sequence[Tensor] = (),
@@ -60,23 +52,28 @@ def forward_peak(
     alive = {id(entering): entering.size_bytes} if entering and id(entering) not in apart else {}
     kept: dict[int, int] = {}
     in_ctx: dict[int, int] = {}
-    before = 0
+    leaving = Leaving(in_flight) if keeps and in_flight else None
     peak = StagePeak()
     for i, op in enumerate(ops):
+        if leaving:  # what it reads is sent before it runs, and what it makes after
+            leaving.send([t for t in hooked(op) if t in storages_of(op.inputs)], apart)
+            staying = leaving.last | in_ctx
+            alive = {k: size for k, size in alive.items() if k in staying or last_read.get(k, -1) >= i}
         alive |= {id(t.storage): t.storage.size_bytes for t in op.outputs}
         saved = {id(t.storage): t.storage.size_bytes for t in op.saved if id(t.storage) not in apart}
         alive |= saved
         in_ctx |= {id(t.storage): t.storage.size_bytes for t in op.kept_by_ctx}
         if keeps:
-            kept |= saved
-            if in_flight:
-                kept = dict(list(kept.items())[-in_flight.count :])
-                before = sum(in_flight.before[: in_flight.count - len(kept)])
+            kept = leaving.last if leaving else kept | saved
+        before = leaving.before_bytes if leaving else 0
         staying = kept | in_ctx
         now = sum(alive.values()) + op.forward_temporary_bytes + before
         if now > peak.size_bytes:
             of_kept = sum(staying.values()) + before
             peak = StagePeak(op, of_kept, temporaries=now - of_kept)
+        if leaving:
+            leaving.send(hooked(op), apart)
+            staying = leaving.last | in_ctx
         alive = {key: size for key, size in alive.items() if key in staying or last_read.get(key, -1) > i}
     return peak
 
@@ -119,29 +116,23 @@ class Backward:
         kept = {id(t): t.size_bytes for t in saved_storages(self.ops) if id(t) not in elsewhere}
         in_ctx = {id(t.storage) for op in self.ops for t in op.kept_by_ctx}
         last = self.ops[-1].outputs[0]
-        self._give(last, _Gradient(last.size_bytes))
-        for position in range(len(self.ops) - 1, -1, -1):
-            op = self.ops[position]
-            given = [self._gradients.pop(id(t), None) for t in op.outputs]
-            if any(given):
-                self._visit(op, [g for g in given if g], self._on_device(kept, position))
+        self._gradients[id(last)] = _Gradient(last.size_bytes)
+        self._hold(self._gradients[id(last)])
+        fetched = Fetched(self.in_flight, self.ops, elsewhere) if self.in_flight else None
+        always = sum(size for key, size in kept.items() if key in in_ctx)
+        for op in reversed(self.ops):
+            given = [g for t in op.outputs if (g := self._gradients.pop(id(t), None))]
+            before = always + fetched.while_running(op) if fetched else sum(kept.values())
             for t in op.saved:
                 users[id(t.storage)] -= 1
                 if not users[id(t.storage)] and id(t.storage) not in in_ctx:
                     kept.pop(id(t.storage), None)
+            after = always + fetched.ahead_bytes if fetched else sum(kept.values())
+            if given:
+                self._visit(op, given, before, after)
         return self.peak
 
-    def _on_device(self, kept: dict[int, int], position: int) -> int:
-        if self.in_flight is None:
-            return sum(kept.values())
-        near: dict[int, int] = {}
-        for op in reversed(self.ops[: position + 1]):
-            if len(near) > self.in_flight.count:
-                return sum(near.values())
-            near |= {id(t.storage): t.storage.size_bytes for t in op.saved}
-        return sum(near.values()) + sum(self.in_flight.before[: self.in_flight.count + 1 - len(near)])
-
-    def _visit(self, op: Op, given: list[_Gradient], kept: int) -> None:
+    def _visit(self, op: Op, given: list[_Gradient], kept: int, kept_after: int) -> None:
         inputs = [t for t in op.inputs if t.grad]
         if op.passes_gradient:
             made = [given[0] if t.size_bytes == given[0].size_bytes else self._new(t) for t in inputs]
@@ -149,40 +140,39 @@ class Backward:
             made = [self._new(t) for t in inputs]
         fresh = sum(g.size_bytes for g in made if g.holders == 0 and g not in given)
         weight = op.weight_gradient_bytes
-        stepping = weight * self.step_temporary if self.frees_weight_gradients else 0
-        temporary = max(op.backward_temporary_bytes, stepping)
-        self._note(op, kept, self._live + fresh, self._weights + weight, temporary)
+        self._note(op, kept, self._live + fresh, self._weights + weight, op.backward_temporary_bytes)
         if not (self.accumulates or self.frees_weight_gradients):
             self._weights += weight
-        for t, gradient in zip(inputs, made, strict=True):
-            self._give(t, gradient)
+        for gradient in made:
+            self._hold(gradient)
         for gradient in given:
             self._drop(gradient)
-        self._note(op, kept, self._live, self._weights, 0)
+        added: list[_Gradient] = []
+        for t, gradient in zip(inputs, made, strict=True):
+            old = self._gradients.get(id(t))
+            if old is None:
+                self._gradients[id(t)] = gradient
+                continue
+            if old.holders > 1:  # others need it as it is: the sum is a new tensor
+                total = self._gradients[id(t)] = _Gradient(old.size_bytes)
+                self._hold(total)
+                self._note(op, kept_after, self._live, self._weights, 0)
+                self._drop(old)
+            added.append(gradient)
+        if self.frees_weight_gradients:
+            stepping = weight * self.step_temporary
+            self._note(op, kept_after, self._live, self._weights + weight, stepping)
+        for gradient in added:  # the engine lets go of what an operator made when all of it is where it goes
+            self._drop(gradient)
 
     def _new(self, t: Tensor) -> _Gradient:
         return _Gradient(0 if self.compiled and t.sources else t.size_bytes)
 
-    def _give(self, t: Tensor, gradient: _Gradient) -> None:
-        if gradient.holders == 0:
-            self._live += gradient.size_bytes
+    def _hold(self, gradient: _Gradient) -> None:
+        self._live += gradient.size_bytes if gradient.holders == 0 else 0
         gradient.holders += 1
-        old = self._gradients.get(id(t))
-        if old is None:
-            self._gradients[id(t)] = gradient
-            return
-        if old.holders == 1:  # added in place
-            self._drop(gradient)
-            return
-        total = _Gradient(old.size_bytes)
-        self._gradients[id(t)] = total
-        total.holders = 1
-        self._live += total.size_bytes
-        self._drop(gradient)
-        old.holders -= 1
 
     def _drop(self, gradient: _Gradient) -> None:
-        # a gradient that is being visited has left its tensor and is held by nobody else
         gradient.holders -= 1
         if gradient.holders == 0:
             self._live -= gradient.size_bytes

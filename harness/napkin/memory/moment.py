@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.napkin.memory.liveness import InFlight, StagePeak
+from harness.napkin.memory.in_flight import IN_FLIGHT, InFlight, offloaded
+from harness.napkin.memory.liveness import StagePeak
 from harness.napkin.memory.sizes import Sizes
 from harness.napkin.tape.stages import Stage
-
-IN_FLIGHT = 2
-"""Offloaded activations on their way out, or fetched ahead (training/toggles/offload_activations.py)."""
 
 Phase = Literal["setup", "forward", "loss", "backward", "optimizer_step"]
 """`loss` is the first piece of backward."""
@@ -61,7 +59,7 @@ def in_flight_of(sizes: Sizes, before: Sequence[Stage]) -> InFlight | None:
     """What offloaded activations have on the device, after or below the stages `before`."""
     if not sizes.recipe.activations_on_host:
         return None
-    saved = [t.size_bytes for stage in reversed(before) for t in reversed(stage.saved)]
+    saved = [t.size_bytes for stage in reversed(before) for t in reversed(offloaded(stage.saved))]
     return InFlight(IN_FLIGHT, saved[:IN_FLIGHT])
 
 

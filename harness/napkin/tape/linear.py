@@ -189,12 +189,16 @@ def _ia3(tape: Tape, built: BuiltModel, x: Tensor, matrix: Matrix, name: str, di
     feedforward = built.adapted[matrix.name] == "ia3_feedforward"
     width = matrix.inputs if feedforward else matrix.outputs
     scales = Tensor(f"{name}: scales", "scales", dtype, width * SIZES[dtype], True)
+    argument = x
     if quantized and not tape.autocast:
         x = cast(tape, x, "fp32")
     if feedforward:
         given = x.dtype
         wide = x if quantized else cast(tape, x, dtype)
         scaled = multiply(tape, wide, scales, f"{name}: input scaled", columns=width)
-        return _base(tape, built, scaled if quantized else cast(tape, scaled, given), matrix, name, dims)
+        scaled = scaled if quantized else cast(tape, scaled, given)
+        out = _base(tape, built, scaled, matrix, name, dims)
+        tape.hold(argument, wide)
+        return out
     out = _base(tape, built, x, matrix, name, dims)
     return cast(tape, multiply(tape, out, scales, f"{name} scaled", columns=width), out.dtype)

@@ -151,16 +151,17 @@ def test_the_side_stream_brings_back_the_same_bits(
     assert sorted(compute.waited) == list(range(1, side.recorded + 1))
 
 
+@pytest.mark.parametrize("rows", [2, 8])
 @pytest.mark.parametrize("laid_out", ["expanded", "every other"])
-def test_what_is_not_dense_comes_back_with_its_values(laid_out: str) -> None:
+def test_what_is_not_dense_comes_back_with_its_values(laid_out: str, rows: int) -> None:
     """A mask is expanded to every head: it is kept once."""
     columns = MIN_OFFLOAD_BYTES // 4
 
     def gradients(offloaded: OffloadedActivations | None) -> tuple[torch.Tensor, torch.Tensor, set[int]]:
         torch.manual_seed(0)
-        mask = torch.randn(1 if laid_out == "expanded" else 16, columns, requires_grad=True)
-        scores = torch.randn(8, columns, requires_grad=True)
-        view = mask.expand(8, columns) if laid_out == "expanded" else mask[::2]
+        mask = torch.randn(1 if laid_out == "expanded" else 2 * rows, columns, requires_grad=True)
+        scores = torch.randn(rows, columns, requires_grad=True)
+        view = mask.expand(rows, columns) if laid_out == "expanded" else mask[::2]
         with nullcontext() if offloaded is None else offloaded():
             out = (view * scores).sum()
         found = [] if offloaded is None else [saved() for saved in offloaded._saved]
@@ -174,4 +175,17 @@ def test_what_is_not_dense_comes_back_with_its_values(laid_out: str) -> None:
     model = torch.nn.Linear(1, 1)
     *ours, sizes = gradients(OffloadedActivations(model, torch.device("cpu")))
     torch.testing.assert_close(ours, plain, rtol=0, atol=0)
-    assert sizes == ({1, 8} if laid_out == "expanded" else {8})
+    assert sizes == ({1, rows} if laid_out == "expanded" else {rows})
+
+
+def test_weights_and_what_is_small_stay() -> None:
+    """A product keeps its input and its weight."""
+    width = 64
+    model = torch.nn.Linear(width, width, bias=False)
+    assert model.weight.nbytes > MIN_OFFLOAD_BYTES == 16 * width * 4
+    for rows, leaving in ((15, 0), (16, 1)):
+        offloaded = OffloadedActivations(model, torch.device("cpu"))
+        with offloaded():
+            out = model(torch.randn(rows, width, requires_grad=True))
+        assert len(offloaded._saved) == leaving
+        out.sum().backward()

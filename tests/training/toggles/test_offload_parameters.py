@@ -20,7 +20,14 @@ from harness.observe.storage_tracker import StorageTracker
 from harness.training.step import Training, train_step
 from harness.training.toggles.host_memory import SideStream, is_on_host, on_host
 from harness.training.toggles.offload_activations import OffloadedActivations
-from harness.training.toggles.offload_parameters import offload_parameters
+from harness.training.toggles.offload_parameters import (
+    _cast_by_autocast,
+    _DeviceCopies,
+    _Group,
+    built_where,
+    offload_parameters,
+)
+from tests.support.tiny import NullObserver, built, step, tiny, train
 
 CPU = torch.device("cpu")
 VOCABULARY = 64
@@ -358,6 +365,39 @@ def test_casts_under_autocast_leave_with_their_weights(autocast_dtype: torch.dty
         model_output.backward()
 
 
+def test_a_gradient_is_cast_on_the_device_as_a_gpu_does() -> None:
+    """What a GPU copies to a host tensor of another dtype it casts first, in memory of its own."""
+    with offloaded_stack(dtype=torch.bfloat16) as (model, sink):
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(torch.ones(2, WIDTH))
+        del sink.events[:]
+        output.backward()
+        assert sink.events.count(("born", WEIGHT_BYTES, False, "_to_copy")) == BLOCKS
+
+
+def test_every_matrix_that_autocast_would_cast_is_cast_on_arrival() -> None:
+    """GPT-2's transposed layers too: four in each of two blocks. Its head is tied, and stays in fp32."""
+    model = tiny_gpt2()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = [names[id(parameter)] for parameter in _cast_by_autocast(model)]
+    assert sorted(found) == sorted(
+        f"transformer.h.{block}.{layer}.weight"
+        for block in range(2)
+        for layer in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    )
+
+
+def test_what_is_left_is_dropped_once_after_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[int] = []
+    finish = _DeviceCopies._finish
+    monkeypatch.setattr(_DeviceCopies, "_finish", lambda self: (dropped.append(1), finish(self))[1])
+    with offloaded_stack() as (model, _):
+        loss = model(torch.ones(2, WIDTH))
+        assert len(dropped) == 1  # what the pass before may have left
+        loss.backward()
+        assert len(dropped) == 2
+
+
 def test_with_offloaded_activations() -> None:
     plain, _ = build_case({}, offload=False)
     with TwoMemories():
@@ -365,6 +405,23 @@ def test_with_offloaded_activations() -> None:
         activations: Callable[[], AbstractContextManager[Any]] = OffloadedActivations(both.model, CPU)
         losses = run_steps(Training(both.model, both.optimizer, saved_tensors=activations), {})
     assert losses == run_steps(plain, {})
+
+
+def test_hooks_that_were_there_find_the_weights_in_place() -> None:
+    model, found = Stack(), list[bool]()
+    for module, weight in ((model, model.norm.weight), (model.layers[0], model.layers[0].weight)):
+        owner = model.norm if module is model else module
+        module.register_forward_pre_hook(
+            lambda *_, owner=owner, weight=weight: found.append(owner.weight is weight)
+        )
+    offload_parameters(model, CPU)
+    model(torch.ones(2, WIDTH))
+    assert found == [False, False]
+
+
+def test_copies_are_made_on_the_device() -> None:
+    copies = _DeviceCopies(torch.device("meta"), _Group(), [], [])
+    assert copies._empty(nn.Parameter(torch.zeros(2))).device.type == "meta"
 
 
 def test_an_error_in_forward_puts_the_weights_back() -> None:
@@ -393,6 +450,25 @@ def test_buffers_are_on_the_device() -> None:
         offload_parameters(model, CPU)
         assert memories.where(model.scale) is memories.device
     assert model.scale.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu", "meta"])
+def test_a_model_larger_than_a_gpu_is_built_in_host_memory(device: str) -> None:
+    with built_where(tiny(offload=["parameters"]), torch.device(device)) as there:
+        assert there.type == ("cpu" if device == "cuda" else device)
+        assert is_on_host()
+    with built_where(tiny(), torch.device(device)) as there:
+        assert there.type == device
+        assert not is_on_host()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_a_recipe_that_says_so_has_its_weights_on_the_host(precision: str) -> None:
+    here = train(tiny(precision=precision), 2).losses
+    with TwoMemories() as memories:
+        training, batches = built(tiny(precision=precision, offload=["parameters"]))
+        assert all(memories.where(p) is memories.host for p in training.model.parameters())
+        assert [step(training, batches, NullObserver()).item() for _ in range(2)] == here
 
 
 def test_a_model_without_blocks_is_refused() -> None:

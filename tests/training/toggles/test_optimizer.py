@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from collections.abc import Iterable
 from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.recipe.fields import Optimizer
 from harness.recipe.recipe import Recipe
@@ -231,3 +233,46 @@ def test_a_training_that_is_over_leaves_no_weight_behind(fields: dict[str, Any])
     del training, batches
     gc.collect()
     assert [reference() for reference in alive if reference() is not None] == []
+
+
+class CopiesInto(TorchDispatchMode):
+    """Notes what is copied into some tensors: the source's dtype, and whether the copy is only queued."""
+
+    def __init__(self, targets: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._targets = {tensor.data_ptr() for tensor in targets}
+        self.seen: list[tuple[torch.dtype, bool]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default and args[0].data_ptr() in self._targets:
+            self.seen.append((args[1].dtype, bool(args[2:] and args[2])))
+        return func(*args, **(kwargs or {}))
+
+
+def test_weights_stepped_on_the_host_cross_the_link_in_their_own_dtype():
+    """A GPU would make room for the fp32 copy first. And nobody waits for the copies one by one."""
+    recipe = tiny(offload=["optimizer"], precision="bf16", master_weights=True)
+    training, batches = built(recipe)
+    trained = [parameter for parameter in training.model.parameters() if parameter.requires_grad]
+    with CopiesInto(trained) as copies:
+        step(training, batches, NullObserver())
+    assert copies.seen == [(torch.bfloat16, True)] * TENSORS
+
+
+def test_the_copy_lets_go_of_its_gradients():
+    training, batches = built(tiny(precision="bf16", master_weights=True))
+    step(training, batches, NullObserver())
+    copies = [copy for group in training.optimizer.param_groups for copy in group["params"]]
+    for copy in copies:
+        copy.grad = torch.zeros_like(copy)
+    training.optimizer.zero_grad()
+    assert [copy.grad for copy in copies] == [None] * TENSORS
+
+
+def test_adamw_with_moments_in_fp16_divides_by_no_zero():
+    """1e-8, the usual eps, is 0 in fp16: a weight whose gradient's square is 0 would become 0 / 0."""
+    trained = train(tiny(precision="fp16"), 3)
+    (group,) = trained.training.optimizer.param_groups
+    assert float(torch.tensor(group["eps"], dtype=torch.float16)) > 0
+    assert all(weight.dtype == torch.float16 for weight in weights(trained.training).values())
+    assert all(torch.isfinite(weight).all() for weight in weights(trained.training).values())
