@@ -1,8 +1,8 @@
 """FSDP2 with parts in host memory: what it asks the CPU for, on tensors that have shapes alone.
 
 A shape-only tensor is on no CPU, so `on_host()` says which of them are meant to be there: a rank's parts, and
-their gradients as soon as they are summed. Parts lie on `meta`, which is not FSDP2's `meta:0`: its own `.to()`
-copies each one that is gathered.
+their gradients as soon as they are summed. Parts lie on `meta`, which is not FSDP2's `meta:0`, so its own
+`.to()` copies each one that is gathered.
 """
 
 from __future__ import annotations
