@@ -1,8 +1,8 @@
 """What setup holds at most, while the model is made and divided. No torch.
 
 One process makes the model whole, and transformers gives a head that is tied a weight of its own until it is
-tied. Ranks of FSDP2 and of tensor parallelism make it part by part, each whole before it is divided
-(harness/parallel/deferred.py): a unit of FSDP2, or one layer after the other.
+tied, unless a checkpoint is loaded. Ranks of FSDP2 and of tensor parallelism make it part by part, each whole
+before it is divided (harness/parallel/deferred.py): a unit of FSDP2, or one layer after the other.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def setup_peak_bytes(sizes: Sizes, after_setup_bytes: int) -> int:
     if built.tp > 1 and by_parts:
         return max(_peak([in_order], divided=False), after_setup_bytes)
     head = built.head.elements * SIZES[built.made_dtype]
-    tied = [_Made("lm_head", 0, head, head, head, False)] if built.shape.tied else []
+    made_twice = built.shape.tied and recipe.weights == "random"
+    tied = [_Made("lm_head", 0, head, head, head, False)] if made_twice else []
     base = [made for made in [*in_order, *tied] if not made.adapter]
     first_divided = sum(made.whole for made in in_order) + sum(made.part for made in block)
     return max(_peak([base], divided=False), _upcast(sizes), recipe.fsdp * first_divided, after_setup_bytes)
