@@ -52,7 +52,30 @@ def setup_peak_bytes(sizes: Sizes, after_setup_bytes: int) -> int:
     tied = [_Made("lm_head", 0, head, head, head, False)] if made_twice else []
     base = [made for made in [*in_order, *tied] if not made.adapter]
     first_divided = sum(made.whole for made in in_order) + sum(made.part for made in block)
-    return max(_peak([base], divided=False), _upcast(sizes), recipe.fsdp * first_divided, after_setup_bytes)
+    return max(
+        _peak([base], divided=False),
+        _upcast(sizes),
+        recipe.fsdp * first_divided,
+        0 if by_parts or recipe.weights == "random" else _experts_loaded(sizes, base),
+        after_setup_bytes,
+    )
+
+
+def _experts_loaded(sizes: Sizes, base: Sequence[_Made]) -> int:
+    """A checkpoint's experts are all there in 16 bit when the first is quantized."""
+    experts = expert_matrices(sizes.built.shape)
+    names = {matrix.name for matrix in experts}
+    elements = sizes.built.shape.layers * sum(matrix.elements for matrix in experts)
+    others = sum(made.whole for made in base if made.name not in names)
+    first = max(made.whole for made in base if made.name in names) + max(
+        _maxima(sizes, matrix.elements) for matrix in experts
+    )
+    return others + elements * SIZES[sizes.built.made_dtype] + first
+
+
+def _maxima(sizes: Sizes, elements: int) -> int:
+    """While 4-bit scales are quantized: the maxima, and they less their mean, in fp32."""
+    return 2 * SIZES["fp32"] * -(-elements // BLOCK_4BIT) if sizes.built.scales_quantized else 0
 
 
 def _peak(units: Iterable[Sequence[_Made]], *, divided: bool) -> int:
@@ -109,8 +132,8 @@ def _block(sizes: Sizes) -> list[_Made]:
 def _made(sizes: Sizes, whole: Weight, divided: Weight, part: Weight) -> _Made:
     in_full = whole.elements * SIZES[sizes.built.made_dtype]
     first = in_full if whole.quantized or sizes.built.tp > 1 else 0
-    if whole.quantized and sizes.built.scales_quantized:  # the maxima, and they less their mean, in fp32
-        first += 2 * SIZES["fp32"] * -(-whole.elements // BLOCK_4BIT)
+    if whole.quantized:
+        first += _maxima(sizes, whole.elements)
     as_made = divided.elements * SIZES[sizes.built.made_dtype]
     found = divided.size_bytes if divided.quantized or divided.adapter else as_made
     kept = part.size_bytes
