@@ -85,6 +85,8 @@ def reason(row: dict[str, Any]) -> str:
 
 
 ANSWER = ("napkin_bytes", "simulated_bytes", "simulated_reserved_bytes", "compared_bytes", "fits")
+UNTOLD = "untold_bytes"
+"""What is compared, with what a source may have changed without a word; not every row has it."""
 LATER = "it can be built, and the command has not come to it yet"
 OFF = 0.03
 """Beyond this a row says why."""
@@ -125,21 +127,30 @@ def _simulated(recipe: Recipe, gpu: str) -> tuple[Any, bool]:
 
 def of_titan(row: dict[str, Any], sources: Path) -> dict[str, Any]:
     """The simulated peaks of torchtitan's own step, in bytes."""
-    run, first_step, _ = titan.RUNS[row["id"]]
-    peaks = titan.peaks(sources / run.checkout, run, "h100")
+    run, first_step = titan.RUNS[row["id"]]
+
+    def compared(run: titan.Run) -> tuple[titan.Peaks, int]:
+        peaks = titan.peaks(sources / run.checkout, run, "h100")
+        return peaks, peaks.first_reserved if first_step else peaks.reserved
+
+    peaks, compared_bytes = compared(run)
+    untold = titan.untold(run)
     return {
         "napkin_bytes": None,
         "simulated_bytes": peaks.allocated,
         "simulated_reserved_bytes": peaks.reserved,
-        "compared_bytes": peaks.first_reserved if first_step else peaks.reserved,
+        "compared_bytes": compared_bytes,
         "fits": True,
-    }
+    } | ({} if untold is None else {UNTOLD: compared(untold)[1]})
 
 
 def held_against(row: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
     """What the answer is compared with, the error, and why it is large."""
     error = answer["compared_bytes"] / measured_bytes(row) - 1
-    because = titan.RUNS[row["id"]][2] if row["id"] in titan.RUNS else why_off(row)
+    if UNTOLD in answer:
+        because = f"{titan.NOT_TOLD} {answer[UNTOLD] / measured_bytes(row) - 1:+.1%}"
+    else:
+        because = "cause not found" if row["id"] in titan.RUNS else why_off(row)
     if not answer["fits"]:
         because += "; on the card itself the simulation runs out of memory"
     return answer | {
@@ -174,7 +185,8 @@ def main(path: Path, sources: Path) -> None:
         if not made_of:
             found[row["id"]] = kept | {"left_out": reason(row)}
         elif "error" in there and there.get("made_of") == kept["made_of"]:
-            found[row["id"]] = kept | held_against(row, {name: there[name] for name in ANSWER})
+            answer = {name: there[name] for name in (*ANSWER, UNTOLD) if name in there}
+            found[row["id"]] = kept | held_against(row, answer)
         else:
             found[row["id"]] = kept | {"left_out": LATER}
             wanted.append(row)

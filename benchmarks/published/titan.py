@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -23,6 +23,7 @@ from unittest.mock import MagicMock, patch
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from torch.nn.functional import cross_entropy
 
 from benchmarks.published.device import PLACE, Memory, counted
@@ -50,23 +51,31 @@ class Run:
     checkpointing: str = "selective"
     """Mode of [activation_checkpoint]; selective goes operator by operator."""
     expandable: bool = False
-    """run_llama_train.sh of December 2024 sets expandable segments."""
+    """Whether PyTorch's allocator was told expandable_segments:True."""
+    norm: str = "rmsnorm"
+    """The [model] norm_type."""
+    sums_apart: bool = False
+    """The input of a reduce-scatter in the pool of its stream, as in FSDP2 before pytorch#129721."""
 
 
 JUNE = Run("titan-2406", ranks=8, batch=1, checkpointing="none")
-DECEMBER = Run("titan-2412", ranks=8, batch=2, expandable=True)
-ANOTHER_STEP = (
-    "cause not found: the source reserved hardly more than the commit's own step allocates, though gathered "
-    "and summed parts lie in pools of their own; its log does not say what was changed in the configuration"
-)
-OLD_PYTORCH = "PyTorch's selective checkpointing and FSDP2 of 2024 are not built here; cause not found"
+DECEMBER = Run("titan-2412", ranks=8, batch=2)
+"""On more than one machine, multinode_trainer.slurm sets nothing for the allocator."""
+UNTOLD = {"norm": "fused_rmsnorm", "expandable": True}
+IN_WORDS = "norm_type fused_rmsnorm and expandable segments, of which the log says neither yes nor no"
+NOT_TOLD = f"the log does not say what was changed in the configuration. With {IN_WORDS}, it would be"
 RUNS = {
-    "pt/132445": (JUNE, False, ANOTHER_STEP),
-    "pt/129721": (JUNE, True, f"{ANOTHER_STEP}; the sum's input was in a pool of its own too"),
-    "titan202412/8b/8/FSDP2": (DECEMBER, False, OLD_PYTORCH),
-    "titan202412/8b/128/FSDP2": (replace(DECEMBER, ranks=128), False, OLD_PYTORCH),
+    "pt/132445": (JUNE, False),
+    "pt/129721": (replace(JUNE, sums_apart=True), True),
+    "titan202412/8b/8/FSDP2": (DECEMBER, False),
+    "titan202412/8b/128/FSDP2": (replace(DECEMBER, ranks=128), False),
 }
-"""By id of a row: what was run, whether the first step was measured, and why an answer is off."""
+"""By id of a row: what was run, and whether the first step was measured."""
+
+
+def untold(run: Run) -> Run | None:
+    """The run with what its source may have changed without a word; None where it says enough."""
+    return replace(run, **UNTOLD) if run.checkout == JUNE.checkout else None
 
 
 def told(row: str) -> dict[str, Any] | None:
@@ -90,6 +99,8 @@ def peaks(checkout: Path, run: Run, gpu: str) -> Peaks:
     with (
         flash_first,
         _imported(checkout) as (llama, parallelize),
+        _sums_apart() if run.sums_apart else nullcontext(),
+        _without_triton(find_hardware(gpu).sm_count) if run.norm == "fused_rmsnorm" else nullcontext(),
         counted(find_hardware(gpu), None, Settings(expandable_segments=run.expandable), run.ranks) as (
             memory,
             device,
@@ -127,7 +138,7 @@ def _trained(memory: Memory, model: nn.Module, run: Run) -> Peaks:
 def _divided(llama: ModuleType, parallelize: ModuleType, run: Run) -> nn.Module:
     """The model, of shapes alone."""
     config = llama.llama3_configs["8B"]
-    config.norm_type, config.vocab_size, config.max_seq_len = "rmsnorm", VOCABULARY, run.seq_len
+    config.norm_type, config.vocab_size, config.max_seq_len = run.norm, VOCABULARY, run.seq_len
     with torch.device("meta"):
         model = llama.Transformer.from_model_args(config)
     job = SimpleNamespace(
@@ -164,3 +175,46 @@ def _imported(checkout: Path) -> Iterator[tuple[Any, Any]]:
         sys.path.remove(str(checkout))
         for name in [name for name in sys.modules if name in mocked or name.startswith("torchtitan")]:
             del sys.modules[name]
+
+
+@contextmanager
+def _sums_apart() -> Iterator[None]:
+    """FSDP2 takes the input of a reduce-scatter from its stream's pool, and gives it back when it is sent."""
+    of_group = import_module("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+    reduce, allocate = of_group.foreach_reduce, collectives.DefaultReduceScatter.allocate
+    apart: list[Any] = []
+
+    def reduce_apart(params: Any, grads: Any, group: Any, stream: Any, *args: Any) -> tuple[Any, ...]:
+        apart[:] = [stream]
+        _, *others = reduce(params, grads, group, stream, *args)
+        return None, *others
+
+    def allocate_apart(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with getattr(torch, PLACE.type).stream(*apart):
+            return allocate(self, *args, **kwargs)
+
+    with (
+        patch.object(of_group, "foreach_reduce", reduce_apart),
+        patch.object(collectives.DefaultReduceScatter, "allocate", allocate_apart),
+    ):
+        yield
+
+
+class _NoKernel:
+    """A Triton kernel that does nothing."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *_: None
+
+
+@contextmanager
+def _without_triton(sm_count: int) -> Iterator[None]:
+    """The fused norm's operators without its two kernels, which allocate nothing."""
+    norms = import_module("torchtitan.models.norms")
+    properties = SimpleNamespace(multi_processor_count=sm_count)
+    kernel = _NoKernel()  # no mock, which would keep the tensors that it is called with
+    with (
+        patch.multiple(norms, _rms_norm_fwd_kernel=kernel, _rms_norm_bwd_kernel_sm=kernel),
+        patch("torch.cuda.get_device_properties", lambda _: properties),
+    ):
+        yield

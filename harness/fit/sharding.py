@@ -1,6 +1,7 @@
 """Memory and communication of a GPU under data and model parallelism. No torch.
 
-DDP and FSDP2 are napkin's own answer for the recipe on so many ranks (harness/napkin/ranks). ZeRO-1, 2 and 3
+DDP, FSDP2 and tensor parallelism are napkin's own answer for the recipe on so many ranks
+(harness/napkin/ranks). ZeRO-1, 2 and 3
 are DeepSpeed's: its paper's splits of the model states (Rajbhandari et al., arXiv 1910.02054) and, beside
 them, the buffers that its configuration documents. Model parallelism is the blocks divided, one GPU after the
 other. What is sent is counted with ring collectives.
@@ -18,7 +19,16 @@ from harness.napkin import Memory, Moment, Timing, estimate, ring, traffic
 from harness.recipe import check_recipe
 from harness.units import in_gib
 
-STRATEGIES = ("model parallel", "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2", "hybrid sharding")
+STRATEGIES = (
+    "model parallel",
+    "tensor parallel",
+    "DDP",
+    "ZeRO-1",
+    "ZeRO-2",
+    "ZeRO-3",
+    "FSDP2",
+    "hybrid sharding",
+)
 GPUS_PER_NODE = 8
 ALONE: dict[str, Any] = {
     "parallel": "none",
@@ -89,8 +99,9 @@ def model_states(strategy: str, whole: States, gpus: int) -> States:
 
 
 def strategies(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sharded | Refused]:
-    """Every strategy on `gpus` GPUs, each with its own micro batch (model parallel: sharing one); or why the
-    recipe cannot have it. A recipe that says how it is divided says so for the strategies that divide it so.
+    """Every strategy on `gpus` GPUs, each with its own micro batch (model and tensor parallel: sharing one);
+    or why the recipe cannot have it. A recipe that says how it is divided says so for the strategies that
+    divide it so.
 
     Raises InputError unless gpus is at least 1, and for offloaded or in-backward optimizers, whose states
     are not where these strategies divide them.
@@ -111,7 +122,9 @@ def strategies(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sh
     of_fsdp = given if recipe.fsdp else given | ALONE
     ddp = recipe.distributed and not (recipe.fsdp or recipe.tensor_parallel)
     of_ddp = given if ddp else given | ALONE
+    of_tp = given if recipe.parallel == "tp" else given | ALONE
     ranks = {
+        "tensor parallel": of_tp | {"parallel": "tp", "tp": gpus},
         "DDP": of_ddp | {"parallel": "ddp", "dp_replicate": gpus},
         "FSDP2": of_fsdp | {"parallel": "fsdp", "dp_replicate": 1, "dp_shard": gpus, "tp": 1},
         "hybrid sharding": of_fsdp
@@ -221,6 +234,7 @@ def _traffic(memory: Memory, strategy: str, gpus: int) -> tuple[float, float]:
 
 OVERLAP = {
     "model parallel": "nothing: GPUs wait for each other; with k micro batches a share (N-1)/(k+N-1) is idle",
+    "tensor parallel": "nothing: the next layer waits for each sum; GPUs share one micro batch",
     "DDP": "the all-reduce runs under backward, bucket by bucket; the last bucket shows",
     "ZeRO-1": "the reduce-scatter runs under backward; the all-gather after the step does not",
     "ZeRO-2": "the reduce-scatter runs under backward; the all-gather after the step does not",

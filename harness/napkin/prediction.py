@@ -9,6 +9,7 @@ from harness.architecture import ModelShape, load_shape
 from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.napkin.memory.moments import Memory, Moment, memory_of, required_bytes
+from harness.napkin.memory.setup import setup_peak_bytes
 from harness.napkin.model.built_model import BuiltModel
 from harness.napkin.model.weights import surprises
 from harness.napkin.timing import Timing
@@ -117,7 +118,7 @@ def _memory_stats(memory: Memory) -> MemoryStats:
         ),
         host_bytes=sizes.host_bytes,
         cuda_context_bytes=sizes.hardware.calibration.cuda_context_bytes,
-        setup_peak_allocated_bytes=memory.moments[0].total_bytes + sizes.quantizing_bytes,
+        setup_peak_allocated_bytes=setup_peak_bytes(sizes, memory.moments[0].total_bytes),
         first_step_peak_allocated_bytes=_first_step_peak(memory),
     )
 

@@ -94,7 +94,9 @@ class Deferred(TorchDispatchMode):
         if not _shapes((args, kwargs)) and kwargs.get("device") != META:
             return func(*args, **kwargs)
         numbers = None
-        if torch.Tag.nondeterministic_seeded in func.tags and self.draws:
+        # a simulation reads no checkpoint, and its shapes are made at random; no rank of a run draws those
+        draws = self.draws and not (self.loading and self.device == META)
+        if torch.Tag.nondeterministic_seeded in func.tags and draws:
             numbers = self._generator().get_state()
             self._draw(func, args, kwargs)
         with _disable_current_modes():  # who counts bytes sees what is made later

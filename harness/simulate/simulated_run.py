@@ -124,7 +124,7 @@ class SimulatedRun:
         after: AfterStep | None = None,
     ) -> None:
         # The values do not matter and nothing needs to be read: shapes are the same for any data.
-        same_shapes: dict[str, str] = {"data": "synthetic", "weights": "random"}
+        same_shapes: dict[str, str] = {"data": "synthetic"}
         self.recipe = recipe.model_copy(update=same_shapes)
         self.asked, self.hardware = recipe, hardware
         self.rank = rank

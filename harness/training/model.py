@@ -37,6 +37,7 @@ from harness.training.toggles.offload_parameters import built_where, parameters_
 from harness.training.toggles.optimizer import build_optimizer
 from harness.training.toggles.precision import autocast, build_scaler, weights_dtype
 from harness.training.toggles.quantization import (
+    as_stored_bytes,
     build_random,
     prepare_for_kbit,
     quantize_experts,
@@ -96,9 +97,11 @@ def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None 
     refuse_what_cannot_run(recipe, config, device)
     refuse_what_is_no_language_model(recipe, config)
     torch.manual_seed(recipe.seed)
-    pretrained = recipe.weights == "pretrained" and device.type != "meta"  # shapes need no checkpoint
+    pretrained = recipe.weights == "pretrained"
+    make = _from_checkpoint if pretrained and device.type != "meta" else _random  # shapes need no checkpoint
+    if pretrained and make is _random and deferred is None and not recipe.parameters_on_host:
+        make = _as_from_checkpoint
     with _built_where(recipe, device, deferred, pretrained) as place:
-        make = _from_checkpoint if pretrained else _random
         model = _built(recipe, partial(make, recipe, config, place, deferred is not None))
         if deferred is not None:
             deferred.left_out |= any(quantized_experts(recipe, module) for module in model.modules())
@@ -136,6 +139,24 @@ def _from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later: b
     if not later:
         for module in model.modules():  # transformers has loaded a mixture's experts in 16 bit
             quantize_experts(recipe, module)
+    return model
+
+
+def _as_from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later: bool) -> Any:
+    """What from_pretrained does to the memory of a device, of shapes: it takes as much as the model needs at
+    once and gives it back (transformers/modeling_utils.py, caching_allocator_warmup), and then makes one
+    tensor after the other, by name, without a weight for a head that is tied."""
+    deferred = Deferred(device, quantize_linear)
+    with deferred.recording(loading=True) as place:
+        model = _random(recipe, config, place, later=True)
+    if not deferred.knows(model):
+        return _random(recipe, config, device, later)
+    sizes = [as_stored_bytes(recipe, tensor) for tensor in [*model.parameters(), *model.buffers()]]
+    torch.empty(int(sum(sizes)) // 2, dtype=torch.float16, device=device)
+    holders = [part for _, part in sorted(model.named_modules()) if not [*part.children()]]
+    deferred.maker(model)([*holders, model])
+    for module in [] if later else list(model.modules()):
+        quantize_experts(recipe, module)
     return model
 
 

@@ -354,7 +354,8 @@ def test_what_does_not_fit_is_named_once_with_its_memory():
 def test_shard_lists_every_strategy():
     text = command("shard", "llama-2-7b-full-fp16-master", "--gpus", "64").stdout
     assert all(
-        name in text for name in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2", "hybrid", "model parallel")
+        name in text
+        for name in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2", "hybrid", "model parallel", "tensor")
     )
     rows = json.loads(command("shard", "tinyllama-lora", "--gpus", "2", "--json").stdout)
     assert {"strategy", "states", "peak_bytes", "sent_bytes", "exposed_s"} <= set(rows[0])

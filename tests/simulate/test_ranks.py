@@ -226,8 +226,7 @@ def test_a_sum_that_nobody_waits_for_is_lost_in_every_step() -> None:
 
 
 def test_parts_in_host_memory_are_not_on_the_gpu() -> None:
-    """A rank's part of weights, gradients and moments is in host memory, and is stepped there. On a virtual
-    GPU the cell fsdp-full-host has the same allocated bytes."""
+    """A rank's part of weights, gradients and moments is in host memory, and is stepped there."""
     there = simulated(**ENGINES["fsdp"])[0].memory
     host = simulated(**ENGINES["fsdp"], cpu_offload=True)[0].memory
     assert (host.at_peak.optimizer_state_bytes, there.host_bytes) == (0, None)

@@ -334,3 +334,19 @@ def test_a_step_that_fits_by_unified_memory_alone_says_so(tmp_path: Path, mib: i
     small = simulate(wide, with_memory(find_hardware("a100-40gb"), just))[0]
     assert small.oom is None
     assert any("WSL" in warning for warning in small.warnings) == rests
+
+
+def test_a_checkpoint_is_loaded_without_a_second_head() -> None:
+    """Llama-3.2-1B in bf16: 1,235,814,400 weights, of which 128,256 * 2048 are embeddings and head. Drawn at
+    random, the head has its own until it is tied. Against from_pretrained on a virtual GPU:
+    tests/virtual_gpu/test_rank_setup.py."""
+    sizes = {"model": "llama-3.2-1b", "precision": "bf16", "seq_len": 8}
+    loaded, drawn = (
+        simulate(Recipe(**sizes, weights=weights), find_hardware("h100"))[0].memory
+        for weights in ("pretrained", "random")
+    )
+    setup_bytes = loaded.setup_peak_allocated_bytes or 0
+    assert setup_bytes == pytest.approx(2 * 1_235_814_400, rel=0.001)
+    again = (drawn.setup_peak_allocated_bytes or 0) - setup_bytes
+    assert again == pytest.approx(2 * 128_256 * 2048, rel=0.01)
+    assert loaded.peak_allocated_bytes == drawn.peak_allocated_bytes

@@ -1,7 +1,8 @@
 """FSDP2 with parts in host memory: what it asks the CPU for, on tensors that have shapes alone.
 
 A shape-only tensor is on no CPU, so `on_host()` says which of them are meant to be there: a rank's parts, and
-their gradients as soon as they are summed. A part comes to the GPU by a copy that lives until it is gathered.
+their gradients as soon as they are summed. Parts lie on `meta`, which is not FSDP2's `meta:0`, so its own
+`.to()` copies each one that is gathered.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ def host_replacements() -> Iterator[Replacement]:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
     init: Callable[..., None] = FSDPParam._init_sharded_param
-    inputs: Callable[[Any], list[Tensor]] = FSDPParam.all_gather_inputs.fget  # type: ignore[assignment]
     to: Callable[..., Tensor] = torch.Tensor.to
 
     @torch.no_grad()
@@ -39,21 +39,10 @@ def host_replacements() -> Iterator[Replacement]:
             self.sharded_param._local_tensor = host.narrow(dim, 0, part.size(dim))
             self.pin_memory = False  # which asks the CPU
 
-    def copied(self: Any) -> list[Tensor]:
-        if not self.offload_to_cpu:
-            return inputs(self)
-        host = self._sharded_param_data
-        self._sharded_param_data = host.clone()
-        try:
-            return inputs(self)
-        finally:
-            self._sharded_param_data = host
-
     def to_cpu(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return to_host(self) if self.is_meta and args and args[0] == CPU else to(self, *args, **kwargs)
 
     yield Replacement(f"{PARAM}._init_sharded_param", init_on_host, "a part moves to the CPU")
-    yield Replacement(f"{PARAM}.all_gather_inputs", property(copied), "a part comes back to be gathered")
     yield Replacement("torch.Tensor.to", to_cpu, "a summed gradient moves to the CPU")
     yield Replacement(f"{GROUP}._validate_cpu_offload_params", _nothing, "looks for the CPU")
 

@@ -126,6 +126,12 @@ def _with_values(layer: Any, values: torch.Tensor) -> Any:
     return type(layer.weight)(values, **{**layer.weight.__dict__, "requires_grad": False, "module": layer})
 
 
+def as_stored_bytes(recipe: Recipe, tensor: torch.Tensor) -> float:
+    """Of a weight that may be a 4-bit one left for later, without its scales; or of any tensor."""
+    left = not getattr(tensor, "bnb_quantized", True)
+    return tensor.numel() * (0.5 if left and recipe.four_bit else tensor.element_size())
+
+
 def quantize_experts(recipe: Recipe, module: nn.Module) -> None:
     """Quantize the expert weights that `module` itself holds, if any. bitsandbytes does it in 4 bit only."""
     how: Any = {"compress_statistics": recipe.double_quant, "quant_type": recipe.quantization}
