@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from harness.observe import storage_of, tensors_in
@@ -61,6 +62,9 @@ class _Files:
             yield Replacement("peft.peft_model.id_tensor_storage", _storage, same)
         yield Replacement("torch.save", self._one_by_one, why)
         yield Replacement("torch.distributed.checkpoint.save", self._one_by_one, why)
+        if self._recipe.cpu_offload:
+            to_device = self._to_device(torch.Tensor.to)
+            yield Replacement("torch.Tensor.to", to_device, "a part on the host comes to be gathered")
 
     def _safetensors(self, tensors: Mapping[str, Tensor], *_: Any, **__: Any) -> None:
         """safetensors.torch.save_file: every tensor of the file is copied before the first is written."""
@@ -74,6 +78,14 @@ class _Files:
         storages = {storage_of(tensor)._cdata: tensor for tensor in tensors_in(tree)}
         for tensor in storages.values():
             self._copied(getattr(tensor, "_local_tensor", tensor))
+
+    def _to_device(self, to: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def on_device(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if args and args[0] == "meta" and self._device.key_of(tensor) in self._device.on_host:
+                return tensor.clone()
+            return to(tensor, *args, **kwargs)
+
+        return on_device
 
     def _copied(self, tensor: Tensor) -> Tensor | None:
         """In host memory; nothing is made where it is there already."""
