@@ -19,12 +19,13 @@ from harness.system import write_whole
 class RankFolder(RunFolder):
     """What measure/measured_run.py writes to, on one of several ranks."""
 
-    def __init__(self, path: Path, name: str, recipe: Recipe, resume: Path | None, rank: int) -> None:
-        """`path` is the same on every rank. Raises InputError on rank 0, as RunFolder does."""
+    def __init__(self, path: Path | None, name: str, recipe: Recipe, resume: Path | None, rank: int) -> None:
+        """`path` is what rank 0 chose, who may have none. Raises InputError on rank 0, as RunFolder does."""
         self._rank = rank
         if rank == 0:
             super().__init__(path, name, recipe, resume)
             return
+        assert path is not None
         self.path, self.recipe_name = path, name
         self.checkpoint = None if resume is None else last_checkpoint(resume)
 

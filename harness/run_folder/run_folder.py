@@ -110,9 +110,10 @@ class RunFolder:
             self._log.close()
             lock.release()
 
-    def _create(self) -> FolderLock:
+    def hold(self) -> None:
+        """Keep other runs out from now on. Raises InputError if one is there already."""
         if self._lock is not None:
-            return self._lock
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -120,9 +121,13 @@ class RunFolder:
         lock = FolderLock(self.path, f"--out {self.path}")
         self._refuse_taken()  # by a run that began later and has ended since
         self._lock = lock
+
+    def _create(self) -> FolderLock:
+        self.hold()
+        assert self._lock is not None
         if not (self.path / self._says_what).exists():
             self._say_what()
-        return lock
+        return self._lock
 
     @property
     def _says_what(self) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import InputError
-from harness.system import complain, quiet_libraries
+from harness.system import complain, is_held, quiet_libraries
 
 if TYPE_CHECKING:
     from harness.launch import PlaceInRanks
@@ -59,12 +59,18 @@ def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | Non
     _refuse_missing_gpus(recipe, asked.device)
     run = RunFolder(asked.out, name, recipe, asked.resume)
     folder = run.path
+    is_new = not folder.exists()
     run.forget_ranks()
     with _following(asked, run, recipe):
         ending = start_ranks(asked.command(folder), recipe.world_size, asked.patience_s)
         reason, status = ending.reason, ending.status
-        profiles = profiles_of_ranks(folder)
+        # only then is it put together: before, a profile of the whole run is another run's
+        taken = is_held(folder) or (asked.resume is None and (folder / "profile.json").exists())
+        profiles = {} if taken else profiles_of_ranks(folder)
         if not profiles:
+            if is_new:
+                with suppress(OSError):  # rank 0 held it, and nothing was written there
+                    folder.rmdir()
             return None, folder, complain(reason or "no rank left a profile", status or 1)
         profile = put_folder_together(folder, profiles, recipe.world_size, reason)
     if reason is not None:
@@ -99,7 +105,7 @@ def run_as_rank(
         if runs_alone():  # nobody to agree with: the others would say what this one says
             folder = RunFolder(asked.out, name, recipe, asked.resume)
         else:
-            folder = RankFolder(_agreed(name, recipe, asked, place), name, recipe, asked.resume, place.rank)
+            folder = _agreed(name, recipe, asked, place)
         signs = SignsOfLife(place)
         speaks = place.rank == 0 or runs_alone()
         tells = speaks and not place.watched  # else whoever started the ranks tells the trackers
@@ -136,17 +142,21 @@ def _gathered(profile: StepProfile, folder: RankFolder, place: PlaceInRanks) -> 
     return whole
 
 
-def _agreed(name: str, recipe: Recipe, asked: Asked, place: PlaceInRanks) -> Path:
-    """The folder that rank 0 chose: the others' clocks may say another second."""
+def _agreed(name: str, recipe: Recipe, asked: Asked, place: PlaceInRanks) -> RankFolder:
+    """The folder that rank 0 chose, and holds before another rank writes there: the others' clocks may say
+    another second, and another run may have it."""
     import torch.distributed as dist
 
-    from harness.run_folder import RunFolder
+    from harness.run_folder import RankFolder
 
     chosen: list[str | None] = [None]
+    folder: RankFolder | None = None
     problem: InputError | None = None
     if place.rank == 0:
         try:
-            chosen = [str(RunFolder(asked.out, name, recipe, asked.resume).path)]
+            folder = RankFolder(asked.out, name, recipe, asked.resume, 0)
+            folder.hold()
+            chosen = [str(folder.path)]
         except InputError as error:
             problem = error
     dist.broadcast_object_list(chosen)
@@ -154,7 +164,7 @@ def _agreed(name: str, recipe: Recipe, asked: Asked, place: PlaceInRanks) -> Pat
         raise problem
     if chosen[0] is None:
         raise InputError("rank 0 cannot write the run folder; it says why.")
-    return Path(chosen[0])
+    return folder or RankFolder(Path(chosen[0]), name, recipe, asked.resume, place.rank)
 
 
 def _refuse_missing_gpus(recipe: Recipe, device: str | None) -> None:
