@@ -122,7 +122,7 @@ def strategies(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sh
     of_fsdp = given if recipe.fsdp else given | ALONE
     ddp = recipe.distributed and not (recipe.fsdp or recipe.tensor_parallel)
     of_ddp = given if ddp else given | ALONE
-    of_tp = given if recipe.parallel == "tp" else given | ALONE
+    of_tp = given if recipe.tensor_parallel and not recipe.fsdp else given | ALONE
     ranks = {
         "tensor parallel": of_tp | {"parallel": "tp", "tp": gpus},
         "DDP": of_ddp | {"parallel": "ddp", "dp_replicate": gpus},
