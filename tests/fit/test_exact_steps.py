@@ -125,8 +125,21 @@ def test_arithmetic_says_where_to_begin_and_where_to_go_on(monkeypatch):
 def test_nothing_beyond_the_largest_is_looked_for():
     order, found = tried(ByHand(100, lambda rows: 1))
     assert max(order) == found.value == LARGEST_MICRO_BATCH == 65_536
+    assert all(type(value) is int for value in order)
     assert found.next_value is None
     assert "65536" in str(found.limit)
+
+
+def test_sequences_are_tried_in_steps():
+    class OfTokens(ByHand):
+        def profile(self, recipe: Recipe) -> Any:
+            return super().profile(recipe.model_copy(update={"micro_batch_size": recipe.seq_len}))
+
+    simulations: Any = OfTokens(1000, lambda tokens: 10 + tokens)
+    found = fit_exact(tiny(seq_len=64), simulations, "seq_len", multiple_of=64)
+    # the line through 64 and 128 meets 1000 at 990: 15 steps of 64
+    assert list(found.tried) == [64, 128, 960, 1024]
+    assert (found.value, found.next_value) == (960, 1024)
 
 
 def test_the_recipes_own_value_must_be_possible_and_a_larger_one_need_not():
