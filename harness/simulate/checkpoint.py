@@ -62,9 +62,8 @@ class _Files:
             yield Replacement("peft.peft_model.id_tensor_storage", _storage, same)
         yield Replacement("torch.save", self._one_by_one, why)
         yield Replacement("torch.distributed.checkpoint.save", self._one_by_one, why)
-        if self._recipe.cpu_offload:
-            to_device = self._to_device(torch.Tensor.to)
-            yield Replacement("torch.Tensor.to", to_device, "a part on the host comes to be gathered")
+        to_device = self._to_device(torch.Tensor.to)
+        yield Replacement("torch.Tensor.to", to_device, "a part on the host comes to be gathered")
 
     def _safetensors(self, tensors: Mapping[str, Tensor], *_: Any, **__: Any) -> None:
         """safetensors.torch.save_file: every tensor of the file is copied before the first is written."""

@@ -93,5 +93,5 @@ def _storage_bytes(state: Any) -> int:
 
 def _tensors(state: Any) -> list[Tensor]:
     """This rank's."""
-    own = (getattr(leaf, "_local_tensor", leaf) for leaf in tree_leaves(state))
-    return [tensor for tensor in own if isinstance(tensor, Tensor)]
+    tensors: list[Any] = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
+    return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
