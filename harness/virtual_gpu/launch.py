@@ -45,6 +45,8 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
         raise InputError(
             f"--rank {options.rank}: with --world-size {options.world_size}, ranks count from 0."
         )
+    if options.world_size is None and options.rank:
+        raise InputError(f"--rank {options.rank}: of how many? Give --world-size too, to run one rank alone.")
     variables = device_variables(options.gpu, options.gpus)
     loaded = libraries()
 

@@ -17,6 +17,11 @@ def held(make):
     return made, torch.cuda.memory_allocated() - before
 
 
+def gradient(tensor):
+    assert tensor.grad is not None
+    return tensor.grad
+
+
 def convolutions():
     images = torch.randn(16, 3, 64, 64, pin_memory=True)
     normalize = nn.BatchNorm2d(3).cuda()
@@ -54,16 +59,15 @@ def recurrent():
                 gates = model.weight_hh_l0.shape[0] if kind is not nn.RNN else 0
                 assert more > y.nbytes + 32 * 16 * gates * y.element_size(), more
                 y.sum().backward()
-                assert x.grad.shape == x.shape
-                assert all(p.grad.shape == p.shape for p in model.parameters())
+                assert all(gradient(t).shape == t.shape for t in (x, *model.parameters()))
 
 
 def sampler():
     x = torch.randn(2, 4, 16, 16, device="cuda", requires_grad=True)
     turn = torch.randn(2, 2, 3, device="cuda", requires_grad=True)
-    grid = nn.functional.affine_grid(turn, x.shape, align_corners=True)
+    grid = nn.functional.affine_grid(turn, [2, 4, 16, 16], align_corners=True)
     nn.functional.grid_sample(x, grid, align_corners=True).sum().backward()
-    assert (x.grad.shape, turn.grad.shape) == (x.shape, turn.shape)
+    assert all(gradient(t).shape == t.shape for t in (x, turn))
 
 
 def graph():
@@ -101,7 +105,7 @@ def graph():
     inside = {
         block["address"] for s in segments for block in s["blocks"] if block["state"].startswith("active")
     }
-    gradients = [p.grad.data_ptr() for p in model.parameters()]
+    gradients = [gradient(p).data_ptr() for p in model.parameters()]
     assert {loss.data_ptr(), aside.data_ptr(), *gradients} <= inside
     assert x.data_ptr() not in inside
     refused = pytest.raises(torch.AcceleratorError, match="operation not permitted when stream is capturing")
@@ -118,7 +122,9 @@ def compiled():
         model.zero_grad()  # the next replay writes where they are
     from torch._inductor.cudagraph_trees import get_manager
 
-    assert get_manager(0, create_if_none_exists=False).new_graph_id().id >= 2  # forward's and backward's
+    manager = get_manager(0, create_if_none_exists=False)
+    assert manager is not None
+    assert manager.new_graph_id().id >= 2  # forward's and backward's
 
 
 globals()[sys.argv[1]]()
