@@ -26,11 +26,11 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         """The event fires when `stream` (default: the current one) has done what it was given."""
-        self._moment_s = self._streams.time.done_s((stream or self._streams.current_stream()).number)
+        self._moment_s = self._streams.time.done_s((stream or self._streams.current_stream()).stream_id)
 
     def wait(self, stream: Stream | None = None) -> None:
         """What `stream` is given from now on begins when the event has fired."""
-        self._streams.time.wait((stream or self._streams.current_stream()).number, self._moment_s)
+        self._streams.time.wait((stream or self._streams.current_stream()).stream_id, self._moment_s)
 
     def synchronize(self) -> None:
         """The host goes on when the event has fired."""
@@ -38,11 +38,15 @@ class Event:
 
 
 class Stream:
-    """torch.cuda.Stream."""
+    """torch.cuda.Stream, on the one device there is; FSDP2 of PyTorch 2.15 names a stream by these three."""
+
+    device_index = 0
+    device_type = 1
+    """c10::DeviceType::CUDA."""
 
     def __init__(self, streams: Streams, number: int) -> None:
         self._streams = streams
-        self.number = number
+        self.stream_id = number
 
     def record_event(self, event: Event | None = None) -> Event:
         """See Event.record."""
@@ -100,4 +104,4 @@ class Streams:
 
     def _enter(self, stream: Stream) -> None:
         self._current = stream
-        self.memory.stream = self.time.stream = stream.number
+        self.memory.stream = self.time.stream = stream.stream_id

@@ -56,6 +56,7 @@ def copy_out(
 
 
 @kernel("fsdp::chunk_cat", result=_nothing)
+@kernel("fsdp::chunk_cat_mixed_dtype", result=_nothing)  # since 2.15: the same for gradients of one dtype
 def copy_in(script: Script, tensors: Sequence[Tensor], dim: int, num_chunks: int, out: Tensor) -> None:
     """cuda/TensorShape.cu, get_chunk_cat_metadata: seven lists of integers, one with an entry a block. Of
     other dtypes than bf16 to fp32 it is native/TensorShape.cpp, _pad_chunk: filled-up copies of what the
@@ -99,6 +100,7 @@ def _first_argument(func: Any, args: Any, kwargs: Any) -> Tensor:
 
 
 declare("_c10d_functional::wait_tensor", nothing="waits", launches=False, result=_first_argument)
+declare("fsdp::record_grad_output_stream", nothing="does nothing on CUDA", launches=False, result=_nothing)
 declare("fsdp::all_gather_copy_in", nothing="copies a list into parts of the output, by _foreach_copy_")
 # torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: NCCL's own buffers are not of the caching allocator.
 COLLECTIVES = "NCCL reads and writes tensors that are there"
