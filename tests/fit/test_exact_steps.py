@@ -120,6 +120,9 @@ def test_arithmetic_says_where_to_begin_and_where_to_go_on(monkeypatch):
     # a wall: what fits beside it says nothing of where it is
     wall = [begin, 299, 287, 263, 215, 119, 183, 204, 197, 201, 199, 200]
     assert guided(lambda rows: 10 if rows <= 200 else 2000) == wall
+    # from few the first stride is one
+    near = ByHand(100, lambda rows: 10 if rows <= 15 else 200)
+    assert tried(near, guided=True)[0] == [20, 19, 17, 13, 15, 16]
 
 
 def test_nothing_beyond_the_largest_is_looked_for():
