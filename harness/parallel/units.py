@@ -20,6 +20,7 @@ from harness.errors import InputError
 from harness.parallel.deferred import Make
 from harness.parallel.dtypes import DTYPES
 from harness.recipe import Recipe
+from harness.system import TorchRelease
 
 
 def shard_units(
@@ -34,7 +35,8 @@ def shard_units(
     Just before, each unit is made: one is whole at a time, beside the parts of those before it. The last
     unit takes what no other has. PyTorch keeps it gathered from its forward to its backward.
 
-    Raises InputError for a model without blocks, and for cpu_offload where there is nothing to leave.
+    Raises InputError for a model without blocks, for cpu_offload where there is nothing to leave, and for
+    weights that this PyTorch cannot divide.
     """
     if recipe.cpu_offload and device.type == "cpu":
         raise InputError("cpu_offload: there is no GPU here to take the weights off. Set cpu_offload: false.")
@@ -45,10 +47,26 @@ def shard_units(
     }
     layout = {"block": _blocks, "accelerate": _as_accelerate, "transformers": _as_transformers}[recipe.wrap]
     for unit, kept in list(layout(model)):  # found before any is made: tied weights are the same objects
-        make(unit if isinstance(unit, list) else [unit])
+        modules = unit if isinstance(unit, list) else [unit]
+        make(modules)
+        _refuse_integers(modules)
         fully_shard(unit, reshard_after_forward=recipe.reshard_after_forward and not kept, **how)
     make([model])
     fully_shard(model, **how)
+
+
+def _refuse_integers(modules: list[nn.Module]) -> None:
+    """bitsandbytes stores the experts of a mixture as bytes, whatever the other weights are stored as."""
+    if TorchRelease.of(torch.__version__).fsdp_divides_integers:
+        return
+    for module in modules:
+        for name, weight in module.named_parameters():
+            if not weight.is_floating_point():
+                raise InputError(
+                    f"parallel: FSDP2 of PyTorch {torch.__version__} divides no weights of integers, and the "
+                    f"experts in 4 bit ({name}) are some. Install PyTorch 2.12 or a later release, or set "
+                    "quantization: none."
+                )
 
 
 def _precision(recipe: Recipe) -> MixedPrecisionPolicy:

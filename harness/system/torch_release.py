@@ -95,5 +95,7 @@ class TorchRelease(NamedTuple):
     """native/cuda/Indexing.cu, index_put_with_sort_kernel: aminmax of the index, not min and max."""
     packs_norms_of_lists = _Difference((2, 15))
     """native/cuda/ForeachReduceOp.cu: partial results for a tensor's own chunks, not the largest's."""
+    fsdp_divides_integers = _Difference((2, 12))
+    """torch/distributed/fsdp/_fully_shard/_fsdp_param.py: before, every part wants a gradient at first."""
     autocasts_rms_norm = _Difference((2, 12))
     """autocast_mode.h, AT_FORALL_FP32."""

@@ -19,6 +19,7 @@ from harness.system import TorchRelease
 from harness.training.model import build_training
 from harness.training.step import train_step
 from tests.support.napkin_oracle import napkin, recipe_for
+from tests.support.releases import ANGLES_BY_PRODUCT
 from tests.support.tiny import tiny
 
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "mixtral", "phi", "phi3", "qwen3")
@@ -126,8 +127,6 @@ before_2_15 = pytest.mark.skipif(
     TorchRelease.of(torch.__version__) >= (2, 15),
     reason="since PyTorch 2.15 grouped heads in fp32 have a fused kernel; napkin prices plain attention",
 )
-ANGLES_BY_PRODUCT = Version(transformers.__version__) < Version("5.19")
-"""See without_rotary_angles."""
 since_5_18 = pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.18"),
     reason="transformers 5.17 passes three times more over the rows of experts, to mask those of other ranks "

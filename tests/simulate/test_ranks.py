@@ -18,9 +18,11 @@ from harness.simulate.memory import SimulatedMemory
 from harness.simulate.simulated_run import simulate
 from harness.snapshot.attribution import breakdown_at
 from harness.step_profile.step_profile import StepProfile
+from harness.system import TorchRelease
 from tests.support.tiny import tiny
 
 H100 = find_hardware("h100")
+DIVIDES_INTEGERS = TorchRelease.of(torch.__version__).fsdp_divides_integers
 NVLINK = H100.datasheet.gpu_link.value
 ENGINES: dict[str, dict[str, Any]] = {
     "fsdp": {"parallel": "fsdp", "dp_shard": 2},
@@ -129,7 +131,25 @@ def test_in_setup_one_layer_is_whole_at_a_time(fields: dict[str, Any], bound: fl
     assert (memory.at_peak.parameters_bytes or 0) < 1.05 * bound - 0.53e9
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.skipif(DIVIDES_INTEGERS, reason="since PyTorch 2.12 FSDP2 divides weights of integers")
+def test_experts_in_4_bit_need_a_pytorch_that_divides_them() -> None:
+    fields = {"family": "mixtral", "precision": "bf16", **ENGINES["fsdp"], **NF4, "lora_targets": ["q_proj"]}
+    with pytest.raises(InputError, match=r"divides no weights of integers.*Install PyTorch 2\.12"):
+        simulated(**fields)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        pytest.param(
+            "mixtral",
+            marks=pytest.mark.skipif(
+                not DIVIDES_INTEGERS, reason="before PyTorch 2.12 FSDP2 divides no weights of integers"
+            ),
+        ),
+    ],
+)
 def test_divided_weights_in_4_bit_are_not_called_left_in_16_bit(family: str) -> None:
     """FSDP stores them as 16-bit numbers."""
     fields = {"family": family, "precision": "bf16", **ENGINES["fsdp"], **NF4, "lora_targets": ["q_proj"]}

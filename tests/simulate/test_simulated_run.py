@@ -25,6 +25,7 @@ from harness.simulate.simulated_run import simulate
 from harness.step_profile.in_words import explain_oom
 from harness.step_profile.step_profile import StepProfile
 from harness.system.locations import recipes_folder
+from tests.support.releases import ANGLES_BY_PRODUCT
 from tests.support.tiny import tiny
 
 MiB = 2**20
@@ -63,6 +64,12 @@ def test_a_step_longer_than_any_memory_is_answered():
 @pytest.mark.parametrize(
     ("micro_batch_size", "peak_allocated_bytes", "peak_reserved_bytes"),
     [
+        (2, 12_445_492_224, 13_088_325_632),
+        (3, 12_440_090_624, 13_188_988_928),
+        (4, 12_437_220_352, 14_709_424_128),
+    ]
+    if ANGLES_BY_PRODUCT
+    else [
         (2, 12_444_247_040, 13_079_937_024),
         (3, 12_441_679_872, 13_222_543_360),
         (4, 12_437_629_952, 14_709_424_128),
@@ -72,7 +79,8 @@ def test_the_peak_may_fall_when_the_batch_grows(
     micro_batch_size: int, peak_allocated_bytes: int, peak_reserved_bytes: int
 ) -> None:
     """PyTorch's own allocator says these numbers, in its CUDA build on a virtual GPU (harness/virtual_gpu,
-    h100, torch 2.13): a cached block with at most 1 MiB too much is handed out whole and counts as allocated
+    h100; torch 2.13, and torch 2.11 with transformers 5.17, whose rotary angles are a product with a
+    workspace): a cached block with at most 1 MiB too much is handed out whole and counts as allocated
     whole, and which blocks are cached depends on the batch.
     """
     changes = [f"micro_batch_size={micro_batch_size}", "seq_len=333"]

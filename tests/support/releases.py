@@ -1,0 +1,9 @@
+"""What differs for tests between the releases of the support window."""
+
+from __future__ import annotations
+
+import transformers
+from packaging.version import Version
+
+ANGLES_BY_PRODUCT = Version(transformers.__version__) < Version("5.19")
+"""The angles of rotary embeddings are a matrix product, later an elementwise one."""
