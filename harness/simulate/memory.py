@@ -109,6 +109,11 @@ class SimulatedMemory(Recording):
         reserved = self.allocator.device.reserved_bytes
         reserved.peak = reserved.current
 
+    def end_phase(self) -> None:
+        """What comes until the next one begins is of no phase's peaks."""
+        if self._log is not None:
+            self._log.end()
+
     def repeat(self, times: int, lost: Collection[int] = ()) -> dict[str, tuple[int, int]]:
         """Do the recorded step again, at most `times`: allocated and reserved bytes at most, by phase.
 

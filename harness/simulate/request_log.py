@@ -20,13 +20,17 @@ class RequestLog:
         self._events: list[tuple[int, int, int]] = []
         """Key, requested bytes and stream of what was born; key, -1 and 0 of what died."""
         self._phases: list[tuple[int, str]] = []
-        """Where in `_events` each phase begins."""
+        """Where in `_events` each phase begins, and where "" what lies between two of them."""
         self.refused: int | None = None
         """Which of the events memory ran out at, when they were made again."""
 
     def begin(self, phase: str) -> None:
         """A phase begins."""
         self._phases.append((len(self._events), phase))
+
+    def end(self) -> None:
+        """What comes belongs to no phase."""
+        self._phases.append((len(self._events), ""))
 
     def born(self, key: int, size_bytes: int, stream: int = 0) -> None:
         self._events.append((key, size_bytes, stream))
@@ -83,7 +87,8 @@ class RequestLog:
         now = sum(block.size for block in blocks.values())
         ends = [start for start, _ in self._phases[1:]] + [len(self._events)]
         for (start, phase), end in zip(self._phases, ends, strict=True):
-            enter(phase)
+            if phase:
+                enter(phase)
             peak = now
             for index, (key, size_bytes, stream) in enumerate(self._events[start:end], start):
                 if size_bytes < 0:
@@ -98,6 +103,8 @@ class RequestLog:
                     raise
                 now += block.size
                 peak = max(peak, now)
+            if not phase:
+                continue
             allocated, reserved = peaks.get(phase, (0, 0))
             peaks[phase] = max(allocated, peak), max(reserved, allocator.peak_reserved_bytes)
 

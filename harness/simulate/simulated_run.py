@@ -203,6 +203,7 @@ class SimulatedRun:
                 yield
         finally:
             self._note(name, self.time.now() - start_s)
+            self.memory.end_phase()
 
     def _measured(self, batches: Batches) -> Iterator[StepBatches]:
         """The batches of a measurement's first step and of its recorded one, which follows the timed ones."""

@@ -56,3 +56,13 @@ def test_each_repeated_step_loses_what_the_step_lost() -> None:
     peaks = log.repeat(3, allocator, blocks, lambda _: None, lost=[2, 77])
     assert peaks["forward"][0] == (3 + 3 * 3 + 3) * MIB
     assert sum(block.size for block in blocks.values()) == (3 + 4 * 3) * MIB
+
+
+def test_what_lies_between_phases_is_of_no_phase() -> None:
+    log, allocator, blocks = logged((1, 512), (1, -1))
+    log.end()
+    log.born(2, 5 * MIB)
+    log.died(2)
+    entered: list[str] = []
+    assert log.repeat(1, allocator, blocks, entered.append)["forward"][0] == 3 * MIB + 512
+    assert entered == ["forward"]
