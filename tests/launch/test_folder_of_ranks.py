@@ -54,3 +54,18 @@ def test_rank_0_holds_the_folder_before_anything_is_in_it(tmp_path: Path) -> Non
     first.hold()
     with pytest.raises(InputError, match="writes there"):
         second.hold()
+
+
+def test_a_rank_that_is_killed_before_it_writes_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+
+    def start(*_: Any) -> Ending:
+        folder.mkdir()
+        (folder / ".lock").write_text("a process that is gone")
+        return Ending(InputError.exit_status, 1, "rank 1: there is no GPU here.")
+
+    monkeypatch.setattr("harness.launch.start_ranks", start)
+    assert run_here("tiny", RECIPE, asked(folder)) == (None, folder, InputError.exit_status)
+    assert not folder.exists()

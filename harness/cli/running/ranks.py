@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import InputError
-from harness.system import complain, is_held, quiet_libraries
+from harness.system import FolderLock, complain, is_held, quiet_libraries
 
 if TYPE_CHECKING:
     from harness.launch import PlaceInRanks
@@ -69,7 +69,8 @@ def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | Non
         profiles = {} if taken else profiles_of_ranks(folder)
         if not profiles:
             if is_new:
-                with suppress(OSError):  # rank 0 held it, and nothing was written there
+                with suppress(OSError, InputError):  # rank 0 held it, and nothing was written there
+                    FolderLock(folder, "--out").release()  # which a rank that is killed leaves behind
                     folder.rmdir()
             return None, folder, complain(reason or "no rank left a profile", status or 1)
         profile = put_folder_together(folder, profiles, recipe.world_size, reason)
