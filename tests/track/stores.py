@@ -45,7 +45,8 @@ def of_wandb(folder: Path) -> list[Any]:
     """The records of an offline run: a log of blocks of 32 KiB, as LevelDB's, of W&B's protocol buffers."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    (file,) = folder.glob("offline-run-*/*.wandb")
+    # accelerate 1.10 ends the run that it began, and begins another with the configuration
+    file = max(folder.glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_size)
     content, at, records, part = file.read_bytes(), 7, [], b""
     assert content[:4] == b":W&B"
     while at + 7 <= len(content):
