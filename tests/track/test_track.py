@@ -160,8 +160,7 @@ def test_wandb_has_every_step_the_recipe_and_the_files(tracked: tuple[Path, str]
     config = {
         item.key or "/".join(item.nested_key): json.loads(item.value_json)
         for record in records
-        if record.WhichOneof("record_type") == "config"
-        for item in record.config.update
+        for item in (*record.run.config.update, *record.config.update)  # with the beginning, or after it
     }
     assert config["seq_len"] == 32
     asked = [record.request for record in records if record.WhichOneof("record_type") == "request"]
