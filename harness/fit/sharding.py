@@ -1,10 +1,9 @@
 """Memory and communication of a GPU under data and model parallelism. No torch.
 
 DDP, FSDP2 and tensor parallelism are napkin's own answer for the recipe on so many ranks
-(harness/napkin/ranks). ZeRO-1, 2 and 3
-are DeepSpeed's: its paper's splits of the model states (Rajbhandari et al., arXiv 1910.02054) and, beside
-them, the buffers that its configuration documents. Model parallelism is the blocks divided, one GPU after the
-other. What is sent is counted with ring collectives.
+(harness/napkin/ranks). ZeRO-1, 2 and 3 are DeepSpeed's: its paper's splits of the model states (Rajbhandari
+et al., arXiv 1910.02054) and, beside them, the buffers that its configuration documents. Model parallelism is
+the blocks divided, one GPU after the other. What is sent is counted with ring collectives.
 """
 
 from __future__ import annotations

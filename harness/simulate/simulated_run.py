@@ -124,8 +124,7 @@ class SimulatedRun:
         after: AfterStep | None = None,
     ) -> None:
         # The values do not matter and nothing needs to be read: shapes are the same for any data.
-        same_shapes: dict[str, str] = {"data": "synthetic"}
-        self.recipe = recipe.model_copy(update=same_shapes)
+        self.recipe = recipe.model_copy(update={"data": "synthetic"})
         self.asked, self.hardware = recipe, hardware
         self.rank = rank
         self.num_steps = DDP_STEPS if recipe.ddp else STEPS

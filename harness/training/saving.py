@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,10 @@ def _save_divided(recipe: Recipe, training: Training, folder: Path, *, whole: bo
     from torch.distributed.checkpoint import state_dict as of_ranks  # its import takes a second
 
     model, adapter = training.model, not recipe.trains_base
-    how = of_ranks.StateDictOptions(full_state_dict=whole, cpu_offload=whole, ignore_frozen_params=adapter)
-    weights = of_ranks.get_model_state_dict(model, options=how)
+    how = of_ranks.StateDictOptions(full_state_dict=whole, cpu_offload=whole)
+    weights = of_ranks.get_model_state_dict(model, options=replace(how, ignore_frozen_params=adapter))
     weights_bytes = _write_divided("model", weights, folder / WEIGHTS, whole=whole)
     del weights
-    how = of_ranks.StateDictOptions(full_state_dict=whole, cpu_offload=whole)
     state = of_ranks.get_optimizer_state_dict(model, training.optimizer, options=how)
     optimizer_bytes = _write_divided("optimizer", state, folder / OPTIMIZER, whole=whole)
     return Written(weights_bytes, optimizer_bytes, part=not whole)

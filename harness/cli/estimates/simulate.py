@@ -21,8 +21,8 @@ from harness.cli.arguments import (
     OverridesAndHardware,
     Phases,
     RecipeName,
+    WhatFollows,
     asked_for,
-    what_follows,
 )
 from harness.cli.exit_status import OUT_OF_MEMORY
 from harness.cli.terminal.terminal import say
@@ -105,8 +105,8 @@ def simulate(
     from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
     name, loaded, hardware = asked_for(recipe, overrides, memory)
-    how = eval_batches, eval_batch_size, eval_accumulation_steps
-    after = what_follows(loaded, phases, *how, loss_only=eval_loss_only, whole_state=full_state_dict)
+    how = eval_batches, eval_batch_size, eval_accumulation_steps, eval_loss_only, full_state_dict
+    after = WhatFollows(phases, *how).after(loaded)
     settings = allocator_settings(os.environ, allocator)
     folder = RunFolder(out, name, loaded) if out is not None else None
     recorded = read_snapshot(trace_diff) if trace_diff is not None else None

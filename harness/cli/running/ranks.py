@@ -12,12 +12,12 @@ from harness.errors import InputError
 from harness.system import FolderLock, complain, is_held, quiet_libraries
 
 if TYPE_CHECKING:
+    from harness.cli.arguments import WhatFollows
     from harness.launch import PlaceInRanks
     from harness.recipe import Recipe
     from harness.run_folder import RankFolder, RunFolder
     from harness.step_profile import StepProfile
     from harness.track import Tracking
-    from harness.training import AfterStep
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class Asked:
     patience_s: float
     trackers: list[str]
     """Who is told of the run: one process follows the log, whatever the number of ranks."""
-    after: AfterStep | None = None
-    words_of_after: tuple[str, ...] = ()
-    """The options that say so."""
+    follows: WhatFollows | None = None
 
     def command(self, out: Path) -> list[str]:
         """The same, for every rank."""
@@ -43,7 +41,8 @@ class Asked:
         words += [] if self.resume is None else ["--resume", str(self.resume)]
         words += [] if self.device is None else ["--device", self.device]
         words += [] if self.snapshot else ["--no-snapshot"]
-        return [*words, *self.words_of_after, "--patience", str(self.patience_s)]
+        words += [] if self.follows is None else self.follows.words()
+        return [*words, "--patience", str(self.patience_s)]
 
 
 def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | None, Path, int]:
@@ -118,7 +117,7 @@ def run_as_rank(
                 snapshot=asked.snapshot,
                 quiet=not speaks,
                 alive=signs.tell,
-                after=asked.after,
+                after=None if asked.follows is None else asked.follows.after(recipe),
             )
             signs.tell("")
             if isinstance(folder, RankFolder) and not place.watched and profile.complete:

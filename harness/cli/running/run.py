@@ -19,8 +19,7 @@ from harness.cli.arguments import (
     Phases,
     RecipeName,
     Track,
-    what_follows,
-    words_of_what_follows,
+    WhatFollows,
 )
 from harness.cli.exit_status import INTERRUPTED, NOT_FINITE, OUT_OF_MEMORY
 from harness.cli.running.ranks import Asked, run_as_rank, run_here
@@ -132,8 +131,9 @@ def run(
         loaded, place = _on_ranks(loaded, gpu, gpus)
     if gpu is not None:
         _go_to_virtual_gpu(gpu, gpus or loaded.world_size)
-    how = eval_batches, eval_batch_size, eval_accumulation_steps
-    after = what_follows(loaded, phases, *how, loss_only=eval_loss_only, whole_state=full_state_dict)
+    how = eval_batches, eval_batch_size, eval_accumulation_steps, eval_loss_only, full_state_dict
+    follows = WhatFollows(phases, *how)
+    after = follows.after(loaded)
     from harness.cli.running.measuring import measured_with_progress
     from harness.cli.terminal.profile_tables import print_profile
     from harness.cli.terminal.terminal import Terminal, say
@@ -146,10 +146,8 @@ def run(
         quiet_libraries()
         status = None
         if loaded.distributed:
-            words = words_of_what_follows(phases, *how, loss_only=eval_loss_only, whole_state=full_state_dict)
-            asked = Asked(
-                recipe, overrides or [], out, resume, snapshot, device, patience, trackers, after, words
-            )
+            given = recipe, overrides or [], out, resume, snapshot, device, patience, trackers
+            asked = Asked(*given, follows)
             if place is None:
                 profile, path, status = run_here(name, loaded, asked)
             else:
