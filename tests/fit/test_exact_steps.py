@@ -133,6 +133,12 @@ def test_nothing_beyond_the_largest_is_looked_for():
     assert "65536" in str(found.limit)
 
 
+def test_the_largest_of_all_is_a_whole_number_of_steps():
+    order, found = tried(ByHand(100, lambda rows: 1), start=1000, multiple_of=1000)
+    assert max(order) == found.value == 65_000
+    assert all(type(value) is int for value in order)
+
+
 def test_sequences_are_tried_in_steps():
     class OfTokens(ByHand):
         def profile(self, recipe: Recipe) -> Any:
