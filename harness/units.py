@@ -6,9 +6,11 @@ GIB = 2**30
 
 
 def in_gib(size_bytes: int | None) -> str:
-    """Bytes for reading: GiB, below a tenth of one MiB, below a tenth of that KiB; a dash for unknown."""
+    """Bytes for reading: GiB; MiB, KiB and bytes below a tenth of the next larger; a dash for unknown."""
     if size_bytes is None:
         return "-"
+    if abs(size_bytes) < 2**10 / 10:
+        return f"{size_bytes:.0f} B"
     if abs(size_bytes) < 2**20 / 10:
         return f"{size_bytes / 2**10:,.1f} KiB"
     if abs(size_bytes) < 2**30 / 10:

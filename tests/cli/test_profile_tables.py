@@ -118,7 +118,9 @@ def test_a_run_that_ended_before_any_step_prints_no_empty_table():
     ("size", "text"),
     [
         (None, "-"),
-        (0, "0.0 KiB"),
+        (0, "0 B"),
+        (-102, "-102 B"),
+        (103, "0.1 KiB"),
         (32768, "32.0 KiB"),
         (2**20, "1.0 MiB"),
         (GIB // 4, "0.25 GiB"),

@@ -137,8 +137,8 @@ def test_the_counters_decide_and_the_history_says_what():
     assert leak is not None
     assert (leak.bytes_per_step, leak.by_category) == (8, {"activations": 8})
     assert leak_in_words(leak) == (
-        "memory leak: 0.0 KiB more allocated after each of 3 steps (activations 0.0 KiB); the largest left "
-        "behind: 0.0 KiB made in forward at a.py:3 f"
+        "memory leak: 8 B more allocated after each of 3 steps (activations 8 B); the largest left "
+        "behind: 8 B made in forward at a.py:3 f"
     )
     assert find_leak([100, 100, 100], spans, [6, 10]) is None
     assert find_leak([], spans, [6, 10]) is not None

@@ -319,7 +319,7 @@ def test_the_busiest_device_is_shown() -> None:
     history = history_of(snapshot)
     assert history is not None
     assert (history.device, history.peak()[1]) == (1, 14.5 * MIB)
-    assert any("these devices: 0 (2 entries, 0.0 KiB reserved), 1 (13 entries" in n for n in history.notes)
+    assert any("these devices: 0 (2 entries, 0 B reserved), 1 (13 entries" in n for n in history.notes)
 
 
 def test_paths_of_users_are_shortened(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ const harness = (() => {
   const [whole, tenths, hundredths] = [0, 1, 2].map((digits) =>
     new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }).format);
 
-  // As harness/console.py writes them.
+  // As harness/units.py writes them.
   function bytes(size) {
     if (size === null || size === undefined) return "-";
     const absolute = Math.abs(size);
+    if (absolute < 2 ** 10 / 10) return `${whole(size)} B`;
     if (absolute < 2 ** 20 / 10) return `${tenths(size / 2 ** 10)} KiB`;
     if (absolute < 2 ** 30 / 10) return `${tenths(size / 2 ** 20)} MiB`;
     return `${hundredths(size / 2 ** 30)} GiB`;
