@@ -60,7 +60,7 @@ class Allocator:
         self.peak = self.peak_bytes = self.peak_requested_bytes = 0
         self._allocated_since_peak = self._split_since_peak = False
         self._expandable = settings.expandable_segments
-        self._max_split_size = settings.max_split_size_bytes or 2**64
+        self._oversize_from = settings.oversize_from_bytes
         self._max_non_split_rounding = (
             settings.max_non_split_rounding_bytes or settings.large_segment_size_bytes
         )
@@ -104,7 +104,7 @@ class Allocator:
         if (
             remaining >= kMinBlockSize
             if block_pool.is_small or self._expandable
-            else remaining > kSmallSize and size < self._max_split_size
+            else remaining > kSmallSize and size < self._oversize_from
         ):
             rest = split(block, size, block.counter)
             rest.requested_size = block.requested_size
@@ -135,7 +135,7 @@ class Allocator:
         block_pool.allocated_bytes += size
         block_pool.requested_bytes += size_bytes
         self._allocated_since_peak = True
-        if size >= self._max_split_size:
+        if size >= self._oversize_from:
             self.oversize_allocations.increase(1)
         return block
 
@@ -152,7 +152,7 @@ class Allocator:
         block_pool.freed += 1
         block_pool.freed_bytes += size
         block_pool.requested_freed_bytes += requested
-        if size >= self._max_split_size:
+        if size >= self._oversize_from:
             self.oversize_allocations.decrease(1)
 
         subsumed_blocks = subsumed_bytes = 0
@@ -331,22 +331,22 @@ class Allocator:
             # A block before unmapped addresses counts as large as it can grow: look on for a smaller one.
             while i + 1 < len(blocks) and _expandable_size(blocks[i + 1]) < _expandable_size(blocks[i]):
                 i += 1
-        if size < self._max_split_size:
-            return -1 if blocks[i].size >= self._max_split_size else i
+        if size < self._oversize_from:
+            return -1 if blocks[i].size >= self._oversize_from else i
         return -1 if blocks[i].size >= size + self._max_non_split_rounding else i
 
     def _release_available_cached_blocks(self, pool: StreamPool, size: int) -> bool:
         """With max_split_size: free one oversize block that is large enough, or several that add up."""
         if self.settings.max_split_size_bytes is None or self._expandable:
             return False
-        needed = max(size, self._max_split_size)
+        needed = max(size, self._oversize_from)
         i = bisect_left(pool.keys, needed << 96)
         if i < len(pool.blocks):
             self.device.release_block(pool.blocks[i])
             return True
         released = 0
         for block in reversed(pool.blocks[:]):
-            if released >= needed or block.size < self._max_split_size:
+            if released >= needed or block.size < self._oversize_from:
                 break
             released += block.size
             self.device.release_block(block)

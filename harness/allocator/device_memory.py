@@ -117,7 +117,7 @@ class Device:
         self._count(pool.pool, alloc_size)
         self.segment.increase(1)
         pool.pool.segment.increase(1)
-        if alloc_size >= (self.settings.max_split_size_bytes or 2**64):
+        if alloc_size >= self.settings.oversize_from_bytes:
             self.oversize_segments.increase(1)
         self.emit("segment_alloc", block.address, alloc_size, pool.stream)
         return block
@@ -131,7 +131,7 @@ class Device:
         self._uncount(pool.pool, size)
         self.segment.decrease(1)
         pool.pool.segment.decrease(1)
-        if size >= (self.settings.max_split_size_bytes or 2**64):
+        if size >= self.settings.oversize_from_bytes:
             self.oversize_segments.decrease(1)
 
     def release_blocks(self, pool: BlockPool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,6 +50,11 @@ class Settings:
     """How equally large free blocks are ranked; no option but the PyTorch version decides it."""
     ignored: tuple[str, ...] = ()
     """Options that were given and that change nothing in this model."""
+
+    @property
+    def oversize_from_bytes(self) -> int:
+        """Requests and blocks of so many bytes are oversize: see max_split_size_bytes."""
+        return self.max_split_size_bytes or sys.maxsize
 
 
 def settings_from_environment(environment: Mapping[str, str], torch_version: str = "2.13") -> Settings:
