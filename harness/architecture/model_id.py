@@ -14,7 +14,7 @@ from harness.architecture.config_file import MAX_CONFIG_BYTES
 from harness.errors import InputError
 from harness.recipe import find_model_config, nearest_model
 
-_ID = re.compile(r"([\w.-]+/)?[\w.-]+", re.ASCII)
+_ID = re.compile(r"([\w.-]{1,96}/)?[\w.-]{1,96}", re.ASCII)  # the lengths are those of huggingface_hub
 _OFF = {"0", "", "OFF", "NO", "FALSE"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -97,6 +98,10 @@ def main() -> NoReturn:
         except BrokenPipeError:  # the reader of our stdout (head, less) left
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             status = 0
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG or not isinstance(error.filename, str):
+                raise
+            status = complain(f"{error.filename[:60]}...: no file has so long a name. Give a shorter one.", 2)
         sys.exit(interrupted_status() if status == INTERRUPTED else status)
 
 

@@ -250,12 +250,20 @@ DATASHEETS: tuple[Datasheet, ...] = (
 )
 
 NOT_MODELLED: dict[str, tuple[str, str]] = {
+    "mi210": ("64GB", "an MI210 has 64 GB"),
     "mi250x": ("64GB", "an MI250X is two devices of 64 GB each, one for each of its dies"),
+    "mi300a": ("128GB", "an MI300A has 128 GB, which its processor shares"),
     "mi300x": ("192GB", "an MI300X has 192 GB"),
     "mi325x": ("256GB", "an MI325X has 256 GB"),
     "mi355x": ("288GB", "an MI355X has 288 GB"),
+    "rx-7900-xt": ("20GB", "an RX 7900 XT has 20 GB"),
+    "rx-7900-xtx": ("24GB", "an RX 7900 XTX has 24 GB"),
+    "rx-9070": ("16GB", "an RX 9070 has 16 GB"),
+    "rx-9070-xt": ("16GB", "an RX 9070 XT has 16 GB"),
+    "w7900": ("48GB", "a Radeon PRO W7900 has 48 GB"),
+    "r9700": ("32GB", "a Radeon AI PRO R9700 has 32 GB"),
 }
-"""AMD's accelerators: the memory to ask for, and a clause that says so (AMD's datasheets). Weights,
+"""AMD's GPUs: the memory to ask for, and a clause that says so (AMD's datasheets). Weights,
 gradients, optimizer states and what autograd saves take the same bytes there; which kernels run, what they
 and hipBLASLt take beside (PyTorch: 128 MiB a handle on gfx94x and gfx95x, 32 MiB on others) and how fast they
 are is not known here."""

@@ -147,7 +147,7 @@ def test_offline_asks_nobody(asked: list[str], monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize(
-    "model", ["llama-3.1-8", "./no/such", "no-such.json", "a b/c", "a/b/c", "../x/y", "x/" + "*"]
+    "model", ["llama-3.1-8", "./no/such", "no-such.json", "a b/c", "a/b/c", "../x/y", "x/" + "*", "a" * 5000]
 )
 def test_what_is_no_id_is_not_looked_for(asked: list[str], model: str) -> None:
     with pytest.raises(InputError, match="no such"):

@@ -134,6 +134,27 @@ def test_bad_values_are_one_paragraph_and_leave_nothing(call, tmp_path, argument
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "run smoke --resume {}",
+        "run smoke --out {}",
+        "run smoke data={}",
+        "napkin smoke model={}",
+        "napkin {}",
+        "report {}",
+        "sweep smoke seq_len=8,16 --out {}",
+        "snapshot show {}.pickle",
+    ],
+)
+def test_a_name_that_no_file_can_have_is_one_paragraph(call, tmp_path, monkeypatch, arguments):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "hub").mkdir()  # the cache is there, and looked into
+    status, out, err = call(*arguments.format("a" * 5000).split())
+    assert (status, out) == (2, "")
+    assert one_paragraph(err), err
+
+
 def write_recipe(folder: Path, **fields: object) -> str:
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"model": str(LLAMA), "seq_len": 16, **fields}))
     return "recipe.yaml"

@@ -133,7 +133,9 @@ def test_a_narrow_link_is_narrow():
     assert find_hardware("rtx-5060-ti-16gb").datasheet.host_link.value == pytest.approx(31.5e9, rel=0.001)
 
 
-@pytest.mark.parametrize(("name", "memory"), [("mi300x", "192GB"), ("MI250X", "64GB")])
+@pytest.mark.parametrize(
+    ("name", "memory"), [("mi300x", "192GB"), ("MI250X", "64GB"), ("rx-7900-xtx", "24GB")]
+)
 def test_amd_is_told_what_holds_and_what_is_not_modelled(name, memory):
     with pytest.raises(InputError, match="not modelled") as refused:
         find_hardware(name)
