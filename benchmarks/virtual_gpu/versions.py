@@ -38,7 +38,8 @@ def row(options: list[str], workers: int) -> dict[str, Any]:
     }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tests.xml"
-        command = [sys.executable, "-m", "pytest", "tests/virtual_gpu", *CHOSEN, *QUIET, f"-n{workers}", *options]
+        command = [sys.executable, "-m", "pytest", "tests/virtual_gpu", *CHOSEN, *QUIET]
+        command += [f"-n{workers}", *options]
         done = subprocess.run([*command, f"--junit-xml={path}"], check=False)
         if done.returncode not in (0, 1):  # passed, failed; otherwise it did not run them all
             raise InputError(f"pytest ended with status {done.returncode}: no row was written.")
