@@ -148,6 +148,22 @@ print(function.value, status.value)
     assert printed == ["0 [2, 7]", "0 [0, 7]", "1 [0, 7]", "0", "None 1"]
 
 
+def test_nvidia_s_own_bindings_are_named(emulate) -> None:
+    """They bring a runtime of their own: no function of it is found, and the reason is said."""
+    pytest.importorskip("cuda.bindings.runtime")
+    code = """
+from cuda.bindings import driver, runtime
+print(runtime.cudaGetDeviceCount()[0] == runtime.cudaError_t.cudaSuccess)
+try:
+    driver.cuInit(0)
+except RuntimeError:
+    print("not found")
+"""
+    done = emulate(code=CALL + code)
+    assert done.stdout == "False\nnot found\n"
+    assert done.stderr.count("cuda/bindings cannot be replaced") == 1
+
+
 def test_a_tensor_of_the_cpu_given_to_triton(emulate, tmp_path) -> None:
     (tmp_path / "kernel.py").write_text("""
 import torch, triton

@@ -60,6 +60,7 @@ static const char* const without[][2] = {
     {"libcufft.so", "Fourier transforms (torch.fft, torch.stft)"},
     {"libcusolver.so", "solvers and decompositions of matrices (torch.linalg)"},
     {"libcusparse.so", "products of sparse matrices"},
+    {"cuda/bindings", "calls of CUDA from Python itself"},
 };
 static void say_who(const void* caller) {
   static int said, said_without[sizeof without / sizeof *without];
