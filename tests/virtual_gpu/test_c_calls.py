@@ -148,6 +148,19 @@ print(function.value, status.value)
     assert printed == ["0 [2, 7]", "0 [0, 7]", "1 [0, 7]", "0", "None 1"]
 
 
+def test_ranks_that_are_left_out_of_a_communicator(emulate) -> None:
+    code = """
+comms, made, number, devices = (pointer * 4)(), pointer(), ctypes.c_int(), (ctypes.c_int * 4)()
+C.ncclCommInitAll(comms, 4, devices)
+for rank in (0, 3):
+    C.ncclCommShrink(pointer(comms[rank]), (ctypes.c_int * 2)(1, 2), 2, ctypes.byref(made), None, 0)
+    for ask in (C.ncclCommCount, C.ncclCommUserRank):
+        ask(made, ctypes.byref(number))
+        print(number.value)
+"""
+    assert emulate(code=CALL + code).stdout.split() == ["2", "0", "2", "1"]
+
+
 def test_nvidia_s_own_bindings_are_named(emulate) -> None:
     """They bring a runtime of their own: no function of it is found, and the reason is said."""
     pytest.importorskip("cuda.bindings.runtime")

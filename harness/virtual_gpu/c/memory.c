@@ -73,8 +73,12 @@ static uint64_t reserve(uint64_t size, int device) {
   uint64_t address;
   size = pages(size);
   if (direction == 1) {
-    if (next_up + size > END) has_turned = 1, next_up = FIRST;
-    for (Range* range; has_turned && (range = taken(next_up, size));) next_up = range->address + range->size;
+    for (;;) {  // it ends: nobody reserves nearly as much
+      if (next_up + size > END) has_turned = 1, next_up = FIRST;
+      Range* range = has_turned ? taken(next_up, size) : NULL;
+      if (!range) break;
+      next_up = range->address + range->size;
+    }
     address = next_up;
     next_up += size;
   } else if (direction == -1) {
