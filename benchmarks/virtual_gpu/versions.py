@@ -1,6 +1,6 @@
 """Which tests of the virtual GPU pass with the PyTorch of this interpreter: a row of a table of versions.
 
-    python -m benchmarks.virtual_gpu.versions [--out FILE] [PYTEST OPTION ...]
+    python -m benchmarks.virtual_gpu.versions [--out FILE] [--workers N] [PYTEST OPTION ...]
 
 Run it once in each environment that has another PyTorch; a row of the same PyTorch is replaced. An option
 like `-k values` chooses among the tests, and stands in the row.
@@ -23,11 +23,11 @@ from harness.system import installed_version, write_whole
 from harness.virtual_gpu.build import installed_torch
 
 CHOSEN = ("-m", "virtual_gpu and not slow")
-QUIET = ("-q", "-n2", "-p", "no:cacheprovider", "-p", "no:warnings")
+QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:warnings")
 LIBRARIES = ("triton", "transformers", "peft", "trl", "accelerate", "bitsandbytes")
 
 
-def row(options: list[str]) -> dict[str, Any]:
+def row(options: list[str], workers: int) -> dict[str, Any]:
     """Versions, the tests that were chosen, how many passed, failed and were skipped, and which failed."""
     torch = installed_torch()
     found: dict[str, Any] = {
@@ -38,7 +38,8 @@ def row(options: list[str]) -> dict[str, Any]:
     }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tests.xml"
-        command = [sys.executable, "-m", "pytest", "tests/virtual_gpu", *CHOSEN, *QUIET, *options]
+        command = [sys.executable, "-m", "pytest", "tests/virtual_gpu", *CHOSEN, *QUIET]
+        command += [f"-n{workers}", *options]
         done = subprocess.run([*command, f"--junit-xml={path}"], check=False)
         if done.returncode not in (0, 1):  # passed, failed; otherwise it did not run them all
             raise InputError(f"pytest ended with status {done.returncode}: no row was written.")
@@ -64,8 +65,9 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--workers", type=int, default=2, help="processes of pytest; 0: none but its own")
     options, others = parser.parse_known_args()
-    here = row(others)
+    here = row(others, options.workers)
     print(json.dumps(here, indent=1))
     if options.out is not None:
         rows = json.loads(options.out.read_bytes())["rows"] if options.out.exists() else []

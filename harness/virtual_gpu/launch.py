@@ -80,7 +80,7 @@ def emulate(command: Sequence[str], options: Options) -> NoReturn:
     """Become `command` on virtual GPUs: exit status and signals are the command's, and nothing is left
     behind.
 
-    Raises InputError for a command that does not exist, and as `surroundings` does.
+    Raises InputError for a command that does not exist or cannot be run, and as `surroundings` does.
     """
     if not command:
         raise InputError(
@@ -98,7 +98,13 @@ def emulate(command: Sequence[str], options: Options) -> NoReturn:
                 f"--out {options.out}: {error.strerror}. Give a folder that can be written."
             ) from None
     environment["VIRTUAL_GPU_MAIN"] = str(os.getpid())  # which stays what it is
-    os.execve(program, list(command), environment)
+    try:
+        os.execve(program, list(command), environment)
+    except OSError as error:
+        raise InputError(
+            f"{program} cannot be run: {error.strerror}. Give a program, or a script whose first line names "
+            "its interpreter."
+        ) from None
 
 
 def outside(environment: Mapping[str, str]) -> dict[str, str]:

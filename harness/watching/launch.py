@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def run_watched(command: Sequence[str], steps: tuple[int, int], out: Path, gpus:
     """Run `command` until it ends, watched, on virtual GPUs if there are such options. Returns its exit
     status; of one that a signal ended, 128 + the signal.
 
-    Raises InputError for a command that does not exist, and for a folder that is taken or cannot be made.
+    Raises InputError for a command that does not exist or cannot be run, and for a folder that is taken or
+    cannot be made.
     """
     if not command:
         raise InputError("there is no command. Write it after --: harness watch -- python train.py")
@@ -57,7 +59,16 @@ def run_watched(command: Sequence[str], steps: tuple[int, int], out: Path, gpus:
     )
     before = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([str(STARTUP), *([before] if before else [])])
-    return _waited_for(subprocess.Popen([program, *command[1:]], env=environment))
+    try:
+        process = subprocess.Popen([program, *command[1:]], env=environment)
+    except OSError as error:
+        with suppress(OSError):
+            out.rmdir()  # if it is empty
+        raise InputError(
+            f"{program} cannot be run: {error.strerror}. Give a program, or a script whose first line names "
+            "its interpreter."
+        ) from None
+    return _waited_for(process)
 
 
 def _prepare(out: Path) -> None:

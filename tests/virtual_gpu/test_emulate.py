@@ -192,6 +192,13 @@ def test_a_command_that_is_not_there(emulate) -> None:
     assert "there is no command nonesuch" in emulate("nonesuch", status=2).stderr
 
 
+def test_a_file_that_is_no_program(emulate, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("echo no interpreter is named")
+    (tmp_path / "train.sh").chmod(0o755)
+    error = emulate("./train.sh", status=2).stderr
+    assert error.startswith("harness: ./train.sh cannot be run: Exec format error.")
+
+
 def test_real_devices_are_out_of_sight(emulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No library of a real driver is loaded, by any name, and the numbers of real devices mean nothing."""
     names = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1", "nvidia-smi")

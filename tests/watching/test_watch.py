@@ -124,7 +124,13 @@ def test_nothing_is_found(tmp_path: Path) -> None:
 
 def test_what_is_refused(tmp_path: Path) -> None:
     assert "there is no command /no/such" in watch(tmp_path, "/no/such", status=2).stderr
-    (tmp_path / "run").mkdir()
+    (tmp_path / "train.sh").write_text("echo no interpreter is named")
+    (tmp_path / "train.sh").chmod(0o755)
+    assert (
+        "train.sh cannot be run: Exec format error"
+        in watch(tmp_path, str(tmp_path / "train.sh"), status=2).stderr
+    )
+    (tmp_path / "run").mkdir()  # which is not there yet
     (tmp_path / "run" / "profile.json").touch()
     assert "already holds a profile.json" in watch(tmp_path, "true", status=2).stderr
     for text in ("", "0", "5-3", "3-", "a-b", "1-2-3", "9" * 10):

@@ -10,15 +10,16 @@
 #define MAX_UNWRITTEN 8
 static const char* last_call = "none";
 static const char* unwritten[MAX_UNWRITTEN];
-static int num_unwritten;
 
 void virtual_gpu_called(const char* name) { last_call = name; }
 
 int virtual_gpu_without_effect(const char* name) {
   last_call = name;
-  for (int i = 0; i < num_unwritten; i++)
-    if (unwritten[i] == name) return 0;
-  if (num_unwritten < MAX_UNWRITTEN) unwritten[num_unwritten++] = name;
+  for (int i = 0; i < MAX_UNWRITTEN; i++) {  // several threads may come here at once
+    const char* there = __sync_val_compare_and_swap(&unwritten[i], NULL, name);
+    if (there == name) return 0;
+    if (!there) break;
+  }
   if (getenv("VIRTUAL_GPU_VERBOSE")) fprintf(stderr, "virtual GPU: %s has no effect\n", name);
   return 0;
 }
@@ -34,7 +35,7 @@ static void crashed(int number) {
                                          : "SIGABRT";
   say("\nvirtual GPU: the program crashed in C ("), say(name), say("). The last CUDA call was ");
   say(last_call);
-  for (int i = 0; i < num_unwritten; i++) say(i ? ", " : "; calls that have no effect here: "), say(unwritten[i]);
+  for (int i = 0; i < MAX_UNWRITTEN && unwritten[i]; i++) say(i ? ", " : "; calls that have no effect here: "), say(unwritten[i]);
   say(".\nIf it does not crash on a GPU, report it with the command, the versions that `harness doctor` prints,\n"
       "and this text.\n");
   raise(number);  // SA_RESETHAND: now it ends the process

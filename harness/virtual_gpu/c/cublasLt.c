@@ -6,6 +6,8 @@
 
 static int something;
 
+size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
+
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* made, cublasComputeType_t compute, cudaDataType_t scale) {
   *made = (void*)&something;
   return CUBLAS_STATUS_SUCCESS;

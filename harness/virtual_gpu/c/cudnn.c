@@ -4,13 +4,14 @@
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 #define REAL(name) ((__typeof__(&name))dlsym(dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD), #name))
 
 static char handle[1 << 16];  // the older interface reads of it
-static cudaStream_t stream_of_handle;
+static __thread cudaStream_t stream_of_handle;  // PyTorch has a handle for each thread, and sets its stream
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t* made) {
   *made = (cudnnHandle_t)handle;
@@ -27,7 +28,9 @@ cudnnStatus_t cudnnGetStream(cudnnHandle_t which, cudaStream_t* stream) {
 }
 
 // The device of runtime.c, in the words of cuDNN's own serialization of a device.
-static cudnnStatus_t make_device(cudnnBackendDescriptor_t* made) {
+static cudnnBackendDescriptor_t device;
+static cudnnStatus_t device_status;
+static void make_device(void) {
   struct cudaDeviceProp p;
   cudaGetDeviceProperties(&p, 0);
   char text[2048];
@@ -44,11 +47,11 @@ static cudnnStatus_t make_device(cudnnBackendDescriptor_t* made) {
       p.maxThreadsDim[0], p.maxThreadsDim[1], p.maxThreadsDim[2], p.regsPerBlock, p.multiProcessorCount, p.warpSize,
       p.sharedMemPerBlock, p.sharedMemPerBlockOptin, p.reservedSharedMemPerBlock, p.regsPerMultiprocessor,
       p.maxBlocksPerMultiProcessor, p.maxThreadsPerBlock, p.maxThreadsPerMultiProcessor, p.l2CacheSize, p.name);
-  cudnnStatus_t status = REAL(cudnnBackendCreateDescriptor)(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, made);
+  cudnnStatus_t status = REAL(cudnnBackendCreateDescriptor)(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &device);
   if (status == CUDNN_STATUS_SUCCESS)
     status = REAL(cudnnBackendSetAttribute)(
-        *made, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, length, text);
-  return status == CUDNN_STATUS_SUCCESS ? REAL(cudnnBackendFinalize)(*made) : status;
+        device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, length, text);
+  device_status = status == CUDNN_STATUS_SUCCESS ? REAL(cudnnBackendFinalize)(device) : status;
 }
 
 cudnnStatus_t cudnnBackendSetAttribute(
@@ -56,11 +59,9 @@ cudnnStatus_t cudnnBackendSetAttribute(
     int64_t count, const void* elements) {
   if (type == CUDNN_TYPE_HANDLE) return CUDNN_STATUS_SUCCESS;
   if (name == CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH) {
-    static cudnnBackendDescriptor_t device;
-    if (!device) {
-      cudnnStatus_t status = make_device(&device);
-      if (status != CUDNN_STATUS_SUCCESS) return status;
-    }
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_device);
+    if (device_status != CUDNN_STATUS_SUCCESS) return device_status;
     cudnnStatus_t status = REAL(cudnnBackendSetAttribute)(
         descriptor, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
     if (status != CUDNN_STATUS_SUCCESS) return status;

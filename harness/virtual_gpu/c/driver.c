@@ -38,14 +38,29 @@ SUCCEEDS(cuLibraryGetKernel, (CUkernel * kernel, CUlibrary library, const char* 
 SUCCEEDS(cuKernelGetFunction, (CUfunction * function, CUkernel kernel), *function = (CUfunction)1)
 SUCCEEDS(cuFuncGetAttribute, (int* value, CUfunction_attribute which, CUfunction function),
          *value = which == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : which == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0)
-SUCCEEDS(cuPointerGetAttribute, (void* value, CUpointer_attribute which, CUdeviceptr pointer),
-         *(CUdeviceptr*)value = pointer)
+// Memory of the host that is not pinned is an error, by which Triton knows a tensor of the CPU.
+CUresult cuPointerGetAttribute(void* value, CUpointer_attribute which, CUdeviceptr pointer) {
+  struct cudaPointerAttributes its;
+  cudaPointerGetAttributes(&its, (void*)pointer);
+  if (its.type == cudaMemoryTypeUnregistered) return CUDA_ERROR_INVALID_VALUE;
+  int is_host = its.type == cudaMemoryTypeHost;
+  switch (which) {  // which says how large the value is
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr*)value = pointer; break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      *(unsigned*)value = is_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+      break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int*)value = its.device; break;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  return CUDA_SUCCESS;
+}
 // Who brings a runtime of their own finds their way into the driver by this function, and there is none. What they say
 // of it would mislead: that the driver is too old (libcudart.so.12 beside PyTorch's 13), or nothing.
 static const char* const without[][2] = {
     {"libcufft.so", "Fourier transforms (torch.fft, torch.stft)"},
     {"libcusolver.so", "solvers and decompositions of matrices (torch.linalg)"},
     {"libcusparse.so", "products of sparse matrices"},
+    {"cuda/bindings", "calls of CUDA from Python itself"},
 };
 static void say_who(const void* caller) {
   static int said, said_without[sizeof without / sizeof *without];
@@ -63,6 +78,9 @@ CUresult cuGetProcAddress_v2(const char* name, void** function, int version, cuu
                              CUdriverProcAddressQueryResult* status) {
   CALLED;
   say_who(__builtin_return_address(0));
+  *function = NULL;
+  if (!status) return CUDA_ERROR_NOT_FOUND;
+  *status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   return CUDA_SUCCESS;
 }
 CUresult cuGetExportTable(const void** table, const CUuuid* which) {

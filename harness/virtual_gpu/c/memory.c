@@ -1,6 +1,7 @@
 // Device memory: ranges of addresses that nothing may touch, so PyTorch's own caching allocator runs where there
 // is no GPU. Beside each range lies host memory for values (values.py), of which only pages that are written exist.
-// VIRTUAL_GPU_ADDRESSES: up (each new range above the last), down, or randomN. Only up has room for values.
+// VIRTUAL_GPU_ADDRESSES: up (each new range above the last, and after 32 TiB from the first again), down, or randomN.
+// Only up has room for values.
 #define _GNU_SOURCE
 #include "virtual_gpu.h"
 
@@ -14,7 +15,9 @@
 #define PAGE (2ull << 20)
 #define MAX_RANGES (1 << 16)
 #define MAX_DEVICES 64
+#define FIRST 0x100000000000ull
 #define FROM_MEMORY_TO_VALUES 0x200000000000ull  // both lie where no process has anything
+#define END (FIRST + FROM_MEMORY_TO_VALUES)      // of device memory: the values of the first begin there
 
 typedef struct {
   uint64_t address, size;
@@ -23,7 +26,7 @@ typedef struct {
 static Range ranges[MAX_RANGES];
 static int range_end;
 static uint64_t capacity, total, used[MAX_DEVICES], next_up, next_down = 0x7E0000000000ull, seed;
-static int direction = 1;
+static int direction = 1, has_turned;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread cudaError_t last_error;
 
@@ -36,10 +39,9 @@ const char* virtual_gpu_text(const char* name, const char* otherwise) {
   return value ? value : otherwise;
 }
 
-static void setup(void) {
-  if (capacity) return;
+static void read_settings(void) {
   total = virtual_gpu_number("VIRTUAL_GPU_TOTAL", 1ull << 40);
-  next_up = virtual_gpu_number("VIRTUAL_GPU_FIRST", 0x100000000000ull);
+  next_up = virtual_gpu_number("VIRTUAL_GPU_FIRST", FIRST);
   const char* addresses = virtual_gpu_text("VIRTUAL_GPU_ADDRESSES", "up");
   if (!strcmp(addresses, "down")) direction = -1;
   if (!strncmp(addresses, "random", 6)) {
@@ -47,6 +49,10 @@ static void setup(void) {
     seed = 2 * strtoull(addresses + 6, NULL, 10) + 1;
   }
   capacity = virtual_gpu_number("VIRTUAL_GPU_CAPACITY", total);
+}
+static void setup(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, read_settings);
 }
 
 static uint64_t pages(uint64_t size) { return (size + PAGE - 1) / PAGE * PAGE; }
@@ -57,16 +63,22 @@ static Range* range_of(uint64_t address) {
       return &ranges[i];
   return NULL;
 }
-static int taken(uint64_t address, uint64_t size) {
+static Range* taken(uint64_t address, uint64_t size) {
   for (int i = 0; i < range_end; i++)
     if (ranges[i].size && address < ranges[i].address + ranges[i].size && ranges[i].address < address + size)
-      return 1;
-  return 0;
+      return &ranges[i];
+  return NULL;
 }
 static uint64_t reserve(uint64_t size, int device) {
   uint64_t address;
   size = pages(size);
   if (direction == 1) {
+    for (;;) {  // it ends: nobody reserves nearly as much
+      if (next_up + size > END) has_turned = 1, next_up = FIRST;
+      Range* range = has_turned ? taken(next_up, size) : NULL;
+      if (!range) break;
+      next_up = range->address + range->size;
+    }
     address = next_up;
     next_up += size;
   } else if (direction == -1) {
@@ -84,10 +96,8 @@ static uint64_t reserve(uint64_t size, int device) {
   ranges[i] = (Range){address, size, device, 0};
   return address;
 }
-static void unreserve(uint64_t address) {
-  Range* range = range_of(address);
-  if (!range || range->address != address) abort();
-  if (range->has_values) munmap((void*)(address + FROM_MEMORY_TO_VALUES), range->size);
+static void unreserve(Range* range) {
+  if (range->has_values) munmap((void*)(range->address + FROM_MEMORY_TO_VALUES), range->size);
   range->size = 0;
 }
 
@@ -108,9 +118,11 @@ void* virtual_gpu_values(const void* pointer) {
 cudaError_t cudaMalloc(void** pointer, size_t size) {
   CALLED;
   setup();
+  *pointer = NULL;
+  if (!size) return cudaSuccess;
   int slot = virtual_gpu_slot(virtual_gpu_current());
   pthread_mutex_lock(&lock);
-  int fits = used[slot] + pages(size) <= capacity;
+  int fits = size <= capacity && used[slot] + pages(size) <= capacity;
   if (fits) {
     used[slot] += pages(size);
     *pointer = (void*)reserve(size, virtual_gpu_current());
@@ -123,17 +135,19 @@ cudaError_t cudaFree(void* pointer) {
   if (!pointer) return cudaSuccess;
   pthread_mutex_lock(&lock);
   Range* range = range_of((uint64_t)pointer);
-  if (!range) abort();
-  used[virtual_gpu_slot(range->device)] -= range->size;
-  unreserve((uint64_t)pointer);
+  int is_one = range && range->address == (uint64_t)pointer;
+  if (is_one) {
+    used[virtual_gpu_slot(range->device)] -= range->size;
+    unreserve(range);
+  }
   pthread_mutex_unlock(&lock);
-  return cudaSuccess;
+  return is_one ? cudaSuccess : (last_error = cudaFreeHost(pointer));  // managed memory is the host's here
 }
 cudaError_t cudaMallocAsync(void** pointer, size_t size, cudaStream_t stream) { return cudaMalloc(pointer, size); }
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) { return cudaFree(pointer); }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   setup();
-  *free_bytes = capacity - used[virtual_gpu_slot(virtual_gpu_current())];
+  *free_bytes = capacity - virtual_gpu_used(virtual_gpu_slot(virtual_gpu_current()));
   *total_bytes = total;
   return cudaSuccess;
 }
@@ -147,7 +161,12 @@ uint64_t virtual_gpu_total(void) {
   setup();
   return total;
 }
-uint64_t virtual_gpu_used(int slot) { return used[slot]; }
+uint64_t virtual_gpu_used(int slot) {
+  pthread_mutex_lock(&lock);
+  uint64_t bytes = slot >= 0 && slot < MAX_DEVICES ? used[slot] : 0;
+  pthread_mutex_unlock(&lock);
+  return bytes;
+}
 int virtual_gpu_owner(const void* pointer) {
   pthread_mutex_lock(&lock);
   Range* range = range_of((uint64_t)pointer);
@@ -166,9 +185,11 @@ static CUresult address_reserve(CUdeviceptr* p, size_t size, size_t align, CUdev
 }
 static CUresult address_free(CUdeviceptr pointer, size_t size) {
   pthread_mutex_lock(&lock);
-  unreserve(pointer);
+  Range* range = range_of(pointer);
+  int is_one = range && range->address == pointer;
+  if (is_one) unreserve(range);
   pthread_mutex_unlock(&lock);
-  return CUDA_SUCCESS;
+  return is_one ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 static CUresult create(
     CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* properties, unsigned long long f) {

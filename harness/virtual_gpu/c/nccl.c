@@ -59,6 +59,13 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
   *made = NULL;
   return color == NCCL_SPLIT_NOCOLOR ? ncclSuccess : make(made, comm->size, comm->rank);
 }
+ncclResult_t ncclCommShrink(
+    ncclComm_t comm, int* excluded, int count, ncclComm_t* made, ncclConfig_t* config, int flags) {
+  CALLED;
+  int rank = comm->rank;
+  for (int i = 0; i < count; i++) rank -= excluded[i] < comm->rank;
+  return make(made, comm->size - count, rank);
+}
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   CALLED;
   free(comm);

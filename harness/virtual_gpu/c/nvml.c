@@ -29,7 +29,7 @@ typedef struct {
 typedef void* nvmlDevice_t;  // slot + 1
 
 static int slot_of(nvmlDevice_t device) { return (int)(intptr_t)device - 1; }
-static nvmlReturn_t find(int slot, nvmlDevice_t* device) {
+static nvmlReturn_t find(long slot, nvmlDevice_t* device) {
   if (slot < 0 || slot >= virtual_gpu_count_all()) return NOT_FOUND;
   *device = (nvmlDevice_t)(intptr_t)(slot + 1);
   return SUCCESS;
@@ -73,10 +73,17 @@ SUCCEEDS(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t device, nvmlMemory_v2_t* memo
          (memory->total = virtual_gpu_total(), memory->reserved = 0, memory->used = in_use(device),
           memory->free = memory->total - memory->used))
 
-nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t* device) { return find(index, device); }
-nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t* device) { return find(index, device); }
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t* device) {
+  return find(index, device) ? INVALID_ARGUMENT : SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t* device) {
+  return nvmlDeviceGetHandleByIndex_v2(index, device);
+}
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char* uuid, nvmlDevice_t* device) {
-  return strncmp(uuid, "GPU-", 4) ? INVALID_ARGUMENT : find(strtol(uuid + 4, NULL, 16), device);
+  char* end;
+  if (strncmp(uuid, "GPU-", 4)) return INVALID_ARGUMENT;
+  long slot = strtol(uuid + 4, &end, 16);
+  return end == uuid + 4 ? NOT_FOUND : find(slot, device);
 }
 nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char* bus, nvmlDevice_t* device) {
   const char* colon = strchr(bus, ':');
@@ -92,22 +99,23 @@ static nvmlReturn_t pci(nvmlDevice_t device, nvmlPciInfo_t* info) {
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t* info) { return pci(device, info); }
 nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t* info) { return pci(device, info); }
 
-// Each process knows of itself alone.
-static nvmlReturn_t processes(nvmlDevice_t device, unsigned* count, nvmlProcessInfo_t* found) {
+// Each process knows of itself alone. The first version of the answer has only a process and its bytes.
+static nvmlReturn_t processes(nvmlDevice_t device, unsigned* count, nvmlProcessInfo_t* found, size_t size) {
   unsigned room = *count;
-  *count = in_use(device) > 0;
+  nvmlProcessInfo_t ours = {getpid(), in_use(device), ~0u, ~0u};
+  *count = ours.usedGpuMemory > 0;
   if (*count > room) return 7;  // insufficient size: the caller asks again
-  if (*count) found[0] = (nvmlProcessInfo_t){getpid(), in_use(device), ~0u, ~0u};
+  if (*count) memcpy(found, &ours, size);
   return SUCCESS;
 }
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned* n, nvmlProcessInfo_t* found) {
-  return processes(d, n, found);
+  return processes(d, n, found, sizeof *found);
 }
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigned* n, nvmlProcessInfo_t* found) {
-  return processes(d, n, found);
+  return processes(d, n, found, sizeof *found);
 }
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t d, unsigned* n, nvmlProcessInfo_t* found) {
-  return processes(d, n, found);
+  return processes(d, n, found, offsetof(nvmlProcessInfo_t, gpuInstanceId));
 }
 nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned* n, nvmlProcessInfo_t* found) {
   *n = 0;

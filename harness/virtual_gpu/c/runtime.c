@@ -4,6 +4,7 @@
 #include "virtual_gpu.h"
 
 #include <cuda_runtime_api.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,26 +12,31 @@
 
 // ---- devices
 
-static int slots[64], num_visible = -1;
+static int slots[64], num_visible;
 static __thread int current;
 
 int virtual_gpu_count_all(void) { return virtual_gpu_number("VIRTUAL_GPU_COUNT", 1); }
 
 // CUDA_VISIBLE_DEVICES as CUDA reads it: numbers up to the first that is no device's, or identifiers.
-int virtual_gpu_count(void) {
-  if (num_visible >= 0) return num_visible;
+static void find_visible(void) {
   int all = virtual_gpu_count_all(), found = 0;
   const char* text = getenv("CUDA_VISIBLE_DEVICES");
   for (int i = 0; !text && i < all && i < 64; i++) slots[found++] = i;
   while (text && *text && found < 64) {
-    char* end;
-    long slot = !strncmp(text, "GPU-", 4) ? strtol(text + 4, &end, 16) : strtol(text, &end, 10);
-    if (end == text || slot < 0 || slot >= all) break;
+    int is_identifier = !strncmp(text, "GPU-", 4);
+    char *number = (char*)text + 4 * is_identifier, *end;
+    long slot = strtol(number, &end, is_identifier ? 16 : 10);
+    if (end == number || slot < 0 || slot >= all) break;
     slots[found++] = slot;
     text = strchr(end, ',');
     if (text) text++;
   }
-  return num_visible = found;
+  num_visible = found;
+}
+int virtual_gpu_count(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, find_visible);
+  return num_visible;
 }
 int virtual_gpu_slot(int device) { return device >= 0 && device < virtual_gpu_count() ? slots[device] : 0; }
 int virtual_gpu_current(void) { return current; }
@@ -123,13 +129,34 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   *can = device != peer;
   return cudaSuccess;
 }
-const char* cudaGetErrorName(cudaError_t error) { return error ? "cudaError" : "cudaSuccess"; }
+static const struct {
+  cudaError_t error;
+  const char *name, *text;
+} errors[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorHostMemoryNotRegistered, "cudaErrorHostMemoryNotRegistered",
+     "pointer does not correspond to registered memory"},
+    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+};
+static int place_of(cudaError_t error) {
+  for (unsigned i = 0; i < sizeof errors / sizeof *errors; i++)
+    if (errors[i].error == error) return i;
+  return -1;
+}
+const char* cudaGetErrorName(cudaError_t error) {
+  int place = place_of(error);
+  return place < 0 ? "cudaErrorUnknown" : errors[place].name;
+}
 const char* cudaGetErrorString(cudaError_t error) {
-  return error == cudaSuccess                         ? "no error"
-         : error == cudaErrorMemoryAllocation         ? "out of memory"
-         : error == cudaErrorInvalidDevice            ? "invalid device ordinal"
-         : error == cudaErrorStreamCaptureUnsupported ? "operation not permitted when stream is capturing"
-                                                      : "an error of the virtual GPU";
+  int place = place_of(error);
+  return place < 0 ? "an error of the virtual GPU" : errors[place].text;
 }
 
 // ---- kernels
@@ -137,7 +164,7 @@ const char* cudaGetErrorString(cudaError_t error) {
 #define MAX_ANY 4096
 static const void* any_kernels[MAX_ANY];
 static int number_of_any_kernels;
-static const void* last_kernel;
+static __thread const void* last_kernel;
 
 uint64_t virtual_gpu_handle(void) {
   static uint64_t last = 0x1000;
@@ -147,7 +174,7 @@ void** __cudaRegisterFatBinary(void* binary) { return (void**)virtual_gpu_handle
 void __cudaRegisterFunction(
     void** binary, const char* host_function, char* device_function, const char* name, int limit, void* thread,
     void* block, void* block_size, void* grid_size, int* warp_size) {
-  if (strstr(name, "or_kernel_cuda") && number_of_any_kernels < MAX_ANY)  // torch.any, a reduction
+  if (strstr(name, "14or_kernel_cuda") && number_of_any_kernels < MAX_ANY)  // torch.any, not floor or logical_or
     any_kernels[number_of_any_kernels++] = host_function;
 }
 cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void* stream) {
@@ -191,6 +218,22 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
   return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared, 0);
 }
 
+// ---- what would lie in several processes at once, or in the driver alone: refused
+
+static cudaError_t refuse(const char* sentence) {
+  fprintf(stderr, "virtual GPU: %s.\n", sentence);
+  return cudaErrorNotSupported;
+}
+#define BETWEEN "a tensor of the device cannot be given to another process here: each has its own. Share it on the CPU"
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) { return refuse(BETWEEN); }
+cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsigned flags) { return refuse(BETWEEN); }
+cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* handle, cudaEvent_t event) { return refuse(BETWEEN); }
+cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* event, cudaIpcEventHandle_t handle) { return refuse(BETWEEN); }
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
+  return refuse("the driver's own pool of memory (backend:cudaMallocAsync) is not here: nobody else knows what it "
+                "reserves. Leave that setting out of PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF");
+}
+
 // ---- memory of the host, and copies
 
 #define MAX_HOST (1 << 16)
@@ -200,49 +243,69 @@ static struct {
   enum cudaMemoryType type;
 } host[MAX_HOST];
 static int host_end;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // of the three above
 
-static cudaError_t take(void** pointer, size_t size, enum cudaMemoryType type) {
-  *pointer = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+static cudaError_t keep(void* start, size_t size, enum cudaMemoryType type) {
+  pthread_mutex_lock(&lock);
   int i = 0;
   while (i < host_end && host[i].start) i++;
-  if (*pointer == MAP_FAILED || i == MAX_HOST) abort();
-  if (i == host_end) host_end++;
-  host[i].start = *pointer;
-  host[i].size = size;
-  host[i].type = type;
-  return cudaSuccess;
+  int fits = i < MAX_HOST;
+  if (fits && i == host_end) host_end++;
+  if (fits) host[i].start = start, host[i].size = size, host[i].type = type;
+  pthread_mutex_unlock(&lock);
+  return fits ? cudaSuccess : cudaErrorMemoryAllocation;
 }
-static int found(const void* pointer) {
-  for (int i = 0; i < host_end; i++)
-    if (host[i].start && (char*)pointer >= host[i].start && (char*)pointer < host[i].start + host[i].size) return i;
-  return -1;
+// Its type, Unregistered for what is not kept. To `forget` it, it is named by where it starts.
+static enum cudaMemoryType kept(const void* pointer, int forget, size_t* size) {
+  enum cudaMemoryType type = cudaMemoryTypeUnregistered;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < host_end && type == cudaMemoryTypeUnregistered; i++) {
+    char *start = host[i].start, *at = (char*)pointer;
+    if (!start || at < start || at >= start + host[i].size || (forget && at != start)) continue;
+    type = host[i].type;
+    if (size) *size = host[i].size;
+    if (forget) host[i].start = NULL;
+  }
+  pthread_mutex_unlock(&lock);
+  return type;
 }
-cudaError_t cudaHostAlloc(void** pointer, size_t size, unsigned flags) { return take(pointer, size, cudaMemoryTypeHost); }
+static cudaError_t take(void** pointer, size_t size, enum cudaMemoryType type) {
+  *pointer = NULL;
+  if (!size) return cudaSuccess;
+  void* start = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (start == MAP_FAILED) return cudaErrorMemoryAllocation;
+  cudaError_t error = keep(start, size, type);
+  if (error) munmap(start, size);
+  else *pointer = start;
+  return error;
+}
+cudaError_t cudaHostAlloc(void** pointer, size_t size, unsigned flags) {
+  return take(pointer, size, cudaMemoryTypeHost);
+}
+cudaError_t cudaMallocHost(void** pointer, size_t size) { return take(pointer, size, cudaMemoryTypeHost); }
 cudaError_t cudaMallocManaged(void** pointer, size_t size, unsigned flags) {
   return take(pointer, size, cudaMemoryTypeManaged);
 }
 cudaError_t cudaFreeHost(void* pointer) {
-  int i = found(pointer);
-  if (i >= 0) {
-    munmap(host[i].start, host[i].size);
-    host[i].start = NULL;
-  }
+  size_t size;
+  if (!pointer) return cudaSuccess;
+  if (kept(pointer, 1, &size) == cudaMemoryTypeUnregistered) return cudaErrorInvalidValue;
+  munmap(pointer, size);
   return cudaSuccess;
+}
+cudaError_t cudaHostRegister(void* pointer, size_t size, unsigned flags) {
+  return keep(pointer, size, cudaMemoryTypeHost);
+}
+cudaError_t cudaHostUnregister(void* pointer) {
+  return kept(pointer, 1, NULL) == cudaMemoryTypeUnregistered ? cudaErrorHostMemoryNotRegistered : cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes* attributes, const void* pointer) {
   memset(attributes, 0, sizeof *attributes);
-  int i = found(pointer);
-  if (virtual_gpu_owner(pointer) >= 0) {
-    attributes->type = cudaMemoryTypeDevice;
-    attributes->device = virtual_gpu_owner(pointer);
-    attributes->devicePointer = (void*)pointer;
-  } else if (i >= 0) {
-    attributes->type = host[i].type;
-    attributes->devicePointer = attributes->hostPointer = (void*)pointer;
-  } else {
-    attributes->type = cudaMemoryTypeUnregistered;
-    attributes->hostPointer = (void*)pointer;
-  }
+  int device = virtual_gpu_owner(pointer);
+  attributes->type = device >= 0 ? cudaMemoryTypeDevice : kept(pointer, 0, NULL);
+  if (device >= 0) attributes->device = device;
+  if (attributes->type != cudaMemoryTypeUnregistered) attributes->devicePointer = (void*)pointer;
+  if (device < 0) attributes->hostPointer = (void*)pointer;
   return cudaSuccess;
 }
 // A number that a kernel inside an operator would count, told beforehand (values.py): the thread's next copies to
@@ -253,8 +316,25 @@ void virtual_gpu_answer(const void* bytes, size_t size) {
   answer_size = size < sizeof answer ? size : sizeof answer;
   memcpy(answer, bytes, answer_size);
 }
+// Zeros, but pages that nobody has written stay without memory.
+static void clear(char* to, size_t size) {
+  static const char zeros[4096];
+  unsigned char there[256];
+  size_t before = -(uintptr_t)to % sizeof zeros;
+  if (before > size) before = size;
+  memset(to, 0, before);
+  to += before, size -= before;
+  while (size >= sizeof zeros) {
+    size_t pages = size / sizeof zeros;
+    if (pages > sizeof there) pages = sizeof there;
+    if (mincore(to, pages * sizeof zeros, there)) memset(there, 1, pages);
+    for (size_t i = 0; i < pages; i++, to += sizeof zeros, size -= sizeof zeros)
+      if (there[i] & 1 && memcmp(to, zeros, sizeof zeros)) memset(to, 0, sizeof zeros);
+  }
+  memset(to, 0, size);
+}
 // What no kernel computed reads as zeros; a single byte, a bool, as what the reduction of nothing gives: true,
-// but false after torch.any. Large copies change nothing, so that pages nobody reads take no memory.
+// but false after torch.any.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
   CALLED;
   if (virtual_gpu_owner(to) >= 0) return cudaSuccess;
@@ -267,8 +347,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMe
     char is_any = 0;
     for (int i = 0; i < number_of_any_kernels; i++) is_any |= any_kernels[i] == last_kernel;
     *(char*)to = !is_any;
-  } else if (size <= 1 << 20) {
-    memset(to, 0, size);
+  } else {
+    clear(to, size);
   }
   return cudaSuccess;
 }

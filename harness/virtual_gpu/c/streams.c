@@ -32,18 +32,19 @@ static Capture capture_of(cudaStream_t stream) {
   pthread_mutex_unlock(&lock);
   return found;
 }
-// With `from`, only if that capture goes on: an event may be older.
+// With `from`, only if that capture goes on, since an event may be older, and the stream has none yet.
 static cudaError_t join(cudaStream_t stream, Capture capture, int from) {
   pthread_mutex_lock(&lock);
-  int joins = !from, fits = num_capturing < MAX_CAPTURING;
+  int joins = !from, captures = 0, fits = num_capturing < MAX_CAPTURING;
   for (int i = 0; i < num_capturing; i++) joins |= capturing[i].capture == capture;
-  for (int i = 0; i < num_capturing; i++)
-    if (capturing[i].stream == stream) joins = 0;
+  for (int i = 0; i < num_capturing; i++) captures |= capturing[i].stream == stream;
+  joins &= !captures;
   if (joins && fits) {
     capturing[num_capturing].stream = stream;
     capturing[num_capturing++].capture = capture;
   }
   pthread_mutex_unlock(&lock);
+  if (captures && !from) return cudaErrorIllegalState;
   return joins && !fits ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 

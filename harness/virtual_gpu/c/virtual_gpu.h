@@ -11,7 +11,7 @@ int virtual_gpu_slot(int device);     // the number that such a device has witho
 int virtual_gpu_current(void);        // the thread's device
 uint64_t virtual_gpu_total(void);     // bytes that a device says it has
 uint64_t virtual_gpu_used(int slot);  // bytes that this process has taken of a device
-uint64_t virtual_gpu_handle(void);     // a number that no other thing has
+uint64_t virtual_gpu_handle(void);    // a number that no other thing has
 int virtual_gpu_owner(const void* pointer);  // the device a pointer lies on, -1 for none
 void virtual_gpu_called(const char* name);   // notes the last call, for a report of a crash
 int virtual_gpu_without_effect(const char* name);  // a call that nobody wrote: noted, and it succeeds
