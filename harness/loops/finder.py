@@ -5,7 +5,8 @@
 - optimizer_step is from the last backward of a step to the end of the optimizer's step;
 - between is what follows, until a batch is taken from a DataLoader (data) or the next forward begins;
 - evaluation is a trained model that is called in eval mode, with the taking of its batches; generation is one
-  called without gradients by a function named generate; saving is torch.save and safetensors' save_file.
+  called without gradients by a function named generate, outside of an evaluation; saving is torch.save and
+  safetensors' save_file.
 - A step ends with a step of the optimizer that was seen last: of two that take turns, after the second.
 
 The global module hook is there only while no module runs: what a model calls runs as it would unwatched.
@@ -171,7 +172,7 @@ class LoopFinder:
         if kind == "forward":
             self._trained.called(module)
             self._in_step()
-        elif (kind == "generation" and self.recorder.phase != "evaluation") or not self._begun:
+        elif kind == "generation" or not self._begun:
             self._in_step()
         self._enter(kind)
 
@@ -205,7 +206,7 @@ class LoopFinder:
         phase = self.recorder.phase
         with_grad = torch.is_grad_enabled()
         if not with_grad and _in_generate():
-            return "generation"
+            return "evaluation" if phase == "evaluation" else "generation"
         was = self._trained.mode_of(module)
         another = was is None and not with_grad and (self._trained.any or phase == "forward")
         # a loss function, a frozen encoder, a reference model

@@ -91,6 +91,7 @@ class LoopRecorder:
         self._not_finite: NotFiniteReport | None = None
         self._warnings: list[str] = []
         self._facts: dict[str, Any] = {}
+        self._classes: dict[str, list[str]] = {"models": [], "optimizers": []}
 
     # What happens in the loop.
 
@@ -122,8 +123,10 @@ class LoopRecorder:
             self._open = None
             running.__exit__(None, None, None)
         self.phase = phase
-        if phase == "between" and self._kind == "recorded":
-            self._label_what_stays()
+        if phase == "between" and self._kind != "timed":
+            self._note_classes()
+            if self._kind == "recorded":
+                self._label_what_stays()
         self._open = begun = self._observer.phase(phase)
         begun.__enter__()
 
@@ -195,7 +198,7 @@ class LoopRecorder:
                 self._oom.top = found.filled
         else:
             self._warnings.append(
-                f"the program ended in {self.phase} of step {self.steps}: {type(error).__name__}"
+                f"the program ended in step {self.steps}, in its phase {self.phase}: {type(error).__name__}"
             )
         self.finish(complete=False)
 
@@ -346,10 +349,17 @@ class LoopRecorder:
         return {
             "python_command": sys.orig_argv[:1],
             "recorded_steps": f"{self.window.first}-{self.window.last}",
-            "models": [type(model).__name__ for model in self.kept.models()],
-            "optimizers": [type(optimizer).__name__ for optimizer in self.kept.optimizers()],
+            **self._note_classes(),
             **_place(),
         }
+
+    def _note_classes(self) -> dict[str, list[str]]:
+        """The classes of the models and optimizers: the most that were there at a time, for when the program
+        ends they may be gone.
+        """
+        for name, seen in (("models", self.kept.models()), ("optimizers", self.kept.optimizers())):
+            self._classes[name] = max(self._classes[name], [type(one).__name__ for one in seen], key=len)
+        return self._classes
 
 
 def _place() -> dict[str, Any]:

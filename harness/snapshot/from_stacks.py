@@ -25,6 +25,7 @@ CHECKPOINT = "checkpoint"
 _SAYS = tuple(
     (phase, re.compile("|".join(says)))
     for phase, says in (
+        (OWN_CODE, (r"\.py zero_grad$",)),  # of an optimizer or a module, often between forward and backward
         (
             "optimizer_step",
             (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 
@@ -156,7 +157,8 @@ def explain_oom(profile: StepProfile) -> str:
     assert oom is not None
     asked = "" if oom.requested_bytes is None else f", asking for {in_gib(oom.requested_bytes)}"
     free = "" if oom.free_bytes is None else f" with {in_gib(oom.free_bytes)} free"
-    largest = ", ".join(f"{in_gib(a.size_bytes)} of {a.category}" for a in oom.top[:5])
+    alike = Counter(f"{in_gib(tensor.size_bytes)} of {tensor.category}" for tensor in oom.top)
+    largest = ", ".join(f"{count} x {one}" if count > 1 else one for one, count in list(alike.items())[:5])
     filled = f" The largest tensors: {largest}." if largest else ""
     advice = "".join(f"\n  {line}" for line in oom.advice)
     what_to_do = f" What would help, by arithmetic, the cheapest first:{advice}" if advice else ""

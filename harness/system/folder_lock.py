@@ -37,17 +37,17 @@ class FolderLock:
         self._path = folder / NAME
         try:
             file = _taken(self._path)
-        except OSError as error:
+            if isinstance(file, str):
+                raise _refused(origin, file)
+            self._file = file
+            now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
+            mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
+            os.pwrite(file, json.dumps(mine).encode()[:LENGTH].ljust(LENGTH), 0)
+        except OSError as error:  # of a full disk the file can be made, and not written
             raise InputError(
                 f"{origin}: cannot lock the folder with {self._path}: {error.strerror}. "
                 "Give a folder that can be written."
             ) from None
-        if isinstance(file, str):
-            raise _refused(origin, file)
-        self._file = file
-        now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
-        mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
-        os.pwrite(file, json.dumps(mine).encode()[:LENGTH].ljust(LENGTH), 0)
 
     def release(self) -> None:
         """Free the lock, and leave nothing behind."""

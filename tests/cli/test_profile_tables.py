@@ -71,6 +71,13 @@ def row(lines: list[str], name: str) -> list[str]:
     return next(line.split() for line in lines if line.split()[:1] == [name])
 
 
+@pytest.mark.parametrize("not_finite", [None, NotFiniteReport(step=0, phase="forward", value="nan")])
+def test_a_loss_that_nobody_knows_is_not_said_to_be_infinite(not_finite):
+    step = StepStats(time_s=TimeStats(), loss=[None, 1.5])
+    said = "not known" if not_finite is None else "not finite"
+    assert f"loss {said} -> 1.5000 over 2 steps" in printed(profile(step=step, not_finite=not_finite))
+
+
 def test_a_wide_profile_fits_in_80_columns_and_loses_nothing():
     lines = printed(profile())
     assert not any("…" in line for line in lines)

@@ -164,7 +164,7 @@ def test_one_paragraph_says_where_what_and_how_much():
         phase="backward",
         requested_bytes=2 * GIB,
         free_bytes=GIB // 2,
-        top=[Allocation(size_bytes=4 * GIB, category="activations")],
+        top=[Allocation(size_bytes=size * GIB, category="activations") for size in (4, 2, 2, 2)],
         advice=["gradient_checkpointing=true: recomputes"],
     )
     profile = StepProfile(
@@ -176,7 +176,8 @@ def test_one_paragraph_says_where_what_and_how_much():
     )
     assert explain_oom(profile) == (
         "out of memory in backward, asking for 2.00 GiB on A GPU with 0.50 GiB free. "
-        "The largest tensors: 4.00 GiB of activations. What would help, by arithmetic, "
+        "The largest tensors: 4.00 GiB of activations, 3 x 2.00 GiB of activations. "
+        "What would help, by arithmetic, "
         "the cheapest first:\n"
         "  gradient_checkpointing=true: recomputes"
     )

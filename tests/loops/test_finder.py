@@ -263,6 +263,32 @@ def test_generation_is_a_phase(tmp_path: Path) -> None:
     assert "evaluation" not in seen.profile.phases
 
 
+def test_what_an_evaluation_generates_is_part_of_it(tmp_path: Path) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters())
+
+    @torch.no_grad()
+    def generate() -> None:
+        for _ in range(3):
+            net(batch())
+
+    def loop() -> None:
+        for number in range(8):
+            step(net, optimizer)
+            if number % 2:
+                net.eval()
+                with torch.no_grad():
+                    net(batch())
+                generate()
+                torch.save(net.state_dict(), tmp_path / "weights.pt")
+                net.train()
+
+    lines = watched(tmp_path, loop, Window(1, 1)).lines
+    assert [line["step"] for line in lines if "evaluation_s" in line] == [1, 3, 5, 7]
+    assert [line["step"] for line in lines if "saving_s" in line] == [1, 3, 5, 7]
+    assert not any("generation_s" in line for line in lines)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing(tmp_path: Path, reentrant: bool) -> None:
     """What is computed again is of backward, and no module's call in it is a forward pass."""
@@ -385,6 +411,17 @@ def test_memory_that_runs_out_in_a_recorded_step(tmp_path: Path, capsys: pytest.
     assert "out of memory in forward" in capsys.readouterr().err
 
 
+def test_models_that_are_gone_at_the_end_are_named(tmp_path: Path) -> None:
+    def loop() -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters())
+        for _ in range(6):
+            step(net, optimizer)
+
+    about = watched(tmp_path, loop).profile.provenance
+    assert (about["models"], about["optimizers"]) == (["Sequential"], ["SGD"])
+
+
 def test_an_error_in_a_recorded_step(tmp_path: Path) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters())
@@ -396,7 +433,7 @@ def test_an_error_in_a_recorded_step(tmp_path: Path) -> None:
     profile = watched(tmp_path, loop).profile
     assert not profile.complete
     assert profile.oom is None
-    assert profile.warnings[0] == "the program ended in forward of step 4: RuntimeError"
+    assert profile.warnings[0] == "the program ended in step 4, in its phase forward: RuntimeError"
     assert profile.phases["backward"].peak_allocated_bytes
 
 

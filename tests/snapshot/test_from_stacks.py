@@ -21,6 +21,7 @@ STEP = (
     (f"{SITE}torch/optim/optimizer.py", "wrapper"),
     MAIN,
 )
+ZERO_GRAD = ((f"{SITE}torch/optim/optimizer.py", "zero_grad"), (f"{SITE}torch/_compile.py", "inner"), MAIN)
 BACKWARD = (
     (f"{SITE}torch/autograd/__init__.py", "_make_grads"),
     (f"{SITE}torch/_tensor.py", "backward"),
@@ -72,6 +73,8 @@ def test_what_fsdp2_gathers_shows_in_its_stack(gathered: bool, stack: tuple[tupl
         ("optimizer_step", ((f"{SITE}torch/nn/utils/clip_grad.py", "_get_total_norm"), MAIN)),
         ("optimizer_step", ((f"{SITE}apex/optimizers/fused_adam.py", "step"), MAIN)),
         ("backward", BACKWARD),
+        (OWN_CODE, ZERO_GRAD),
+        (OWN_CODE, ((f"{SITE}torch/nn/modules/module.py", "zero_grad"), MAIN)),
         ("setup", MOVE),
         ("setup", ((f"{SITE}transformers/modeling_utils.py", "from_pretrained"), MAIN)),
         ("data", ((f"{SITE}torch/utils/data/_utils/pin_memory.py", "pin_memory"), MAIN)),
@@ -160,6 +163,16 @@ def test_categories_follow_from_the_phases() -> None:
         10: "optimizer_state",
         11: "temporaries",
     }
+
+
+def test_gradients_that_are_dropped_before_backward_are_no_step() -> None:
+    """loss = model(x); optimizer.zero_grad(); loss.backward()"""
+    trace = [*STEP_OF_A_LOOP[:6], entry("free_requested", 8192, ZERO_GRAD), *STEP_OF_A_LOOP[6:]]
+    assert phases_of_trace(trace)[:10] == ["setup", OWN_CODE, *["forward"] * 5, *["backward"] * 3]
+    recording = recording_of({"segments": [], "device_traces": [trace]})
+    assert recording.categories is not None
+    born = dict(zip((span.born for span in recording.spans), recording.categories, strict=True))
+    assert (born[2], born[5], born[8]) == ("activations", "activations", "gradients")
 
 
 def test_what_outlives_its_step_is_no_activation() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -169,3 +170,15 @@ def test_a_lock_that_somebody_wrote_into_is_no_matter(content: str, tmp_path: Pa
         with pytest.raises(InputError, match="writes there") as caught:
             FolderLock(tmp_path, "--out a")
         assert "\x1b" not in str(caught.value)
+
+
+def test_a_full_disk_is_said_and_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tmpfs makes an empty file where nothing can be written any more."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(folder_lock.os, "pwrite", full)
+    with pytest.raises(InputError, match=r"^--out here: cannot lock the folder with .*: No space left on"):
+        FolderLock(tmp_path, "--out here")
+    assert not list(tmp_path.iterdir())

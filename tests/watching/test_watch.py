@@ -117,9 +117,10 @@ def test_a_program_that_is_killed(tmp_path: Path) -> None:
 def test_nothing_is_found(tmp_path: Path) -> None:
     done = watch(tmp_path, sys.executable, PROGRAM, "never backward")
     assert "6 x forward, 0 x backward, 0 x optimizer step" in done.stderr
-    assert "nothing was recorded. Looked for steps in every Python process" in done.stderr
+    assert "looked for steps in every Python process" in done.stderr
     assert not (tmp_path / "run").exists()
-    watch(tmp_path, "false", status=1)
+    done = watch(tmp_path, "false", status=1)
+    assert "nothing was recorded, and the command ended with status 1." in done.stderr
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -25,6 +25,11 @@ Examples:
 
 The exit status is the command's; 128 + the signal that ended it; 2 for bad input.
 """
+NOTHING = (
+    "nothing was recorded. Where no process has said why: looked for steps in every Python process of the "
+    "command, by calls of torch.nn.Module with gradients, Tensor.backward or torch.autograd.backward, and "
+    "torch.optim.Optimizer.step, which ends a step. Other optimizers: harness.watch in the program."
+)
 
 
 def watch(
@@ -77,9 +82,7 @@ def watch(
         say(people, f"run folder: {folder}", whole=True)
     else:
         complain(
-            "nothing was recorded. Looked for steps in every Python process of the command: calls of "
-            "torch.nn.Module with gradients, Tensor.backward or torch.autograd.backward, and "
-            "torch.optim.Optimizer.step, which ends a step. Other optimizers: harness.watch in the program.",
+            NOTHING if status == 0 else f"nothing was recorded, and the command ended with status {status}.",
             1,
         )
         with suppress(OSError):

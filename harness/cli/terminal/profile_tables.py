@@ -127,7 +127,8 @@ def _facts(profile: StepProfile) -> list[str]:
     if step.bound is not None:
         lines.append(f"the step is {step.bound} bound")
     if step.loss:
-        first, last = _loss(step.loss[0]), _loss(step.loss[-1])
+        unknown = "not known" if profile.not_finite is None else "not finite"
+        first, last = (unknown if loss is None else f"{loss:.4f}" for loss in (step.loss[0], step.loss[-1]))
         lines.append(f"loss {first} -> {last} over {len(step.loss)} steps")
     lines += _data(profile)
     if profile.not_finite is not None:
@@ -150,10 +151,6 @@ def _data(profile: StepProfile) -> list[str]:
             f"{data['longest_document_tokens']:,})"
         )
     return [line]
-
-
-def _loss(loss: float | None) -> str:
-    return "not finite" if loss is None else f"{loss:.4f}"
 
 
 def _median(time_s: TimeStats) -> str:
