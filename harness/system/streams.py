@@ -13,16 +13,19 @@ from functools import cache
 from pathlib import Path
 
 from harness.errors import printable
+from harness.system.interruption import CTRL_C_STATUS
 
 
 def complain(message: str, status: int) -> int:
     """Say on stderr what is wrong; returns `status`, the exit status to end with.
 
-    In a process that PyTorch's elastic agent started, which a variable tells, it is also written where the
-    agent looks for the reason (torch/distributed/elastic/multiprocessing/errors).
+    In a process that PyTorch's elastic agent started, which a variable tells, it is written where the agent
+    looks for the reason (torch/distributed/elastic/multiprocessing/errors). That the agent ended it is no
+    reason: before the reason, it would be read as one.
     """
-    print(f"harness: {message}", file=sys.stderr)
     told = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if told is None or status != CTRL_C_STATUS:
+        print(f"harness: {message}", file=sys.stderr)
     if told:
         reason = {"message": message, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
         with suppress(OSError):
