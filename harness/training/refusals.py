@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from harness.errors import InputError
 from harness.recipe import Recipe
 from harness.training.model_config import model_class, shapes_of
-from harness.training.toggles.adapter import missing_targets
+from harness.training.toggles.adapter import dropout_problems, missing_targets
 from harness.training.toggles.attention import attention_problems, require_flash_package
 from harness.training.toggles.fused_loss import fused_loss_problems
 from harness.training.toggles.gradient_checkpointing import checkpointing_problems
@@ -30,7 +30,7 @@ def refuse_what_cannot_run(recipe: Recipe, config: Any, device: torch.device) ->
         *fused_loss_problems(recipe, config, device),
     ]
     if problems:
-        problems += missing_targets(recipe, config)
+        problems += [*missing_targets(recipe, config), *dropout_problems(recipe, config)]
         lines = list(dict.fromkeys(problem.line for problem in problems))
         if len(lines) == 1:
             raise InputError(f"{problems[0].sentence}; set {lines[0]}.")

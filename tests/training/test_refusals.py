@@ -16,6 +16,7 @@ from transformers import (
     Mamba2Config,
     PretrainedConfig,
     ProphetNetConfig,
+    Qwen3MoeConfig,
     RobertaConfig,
     XLNetConfig,
 )
@@ -105,6 +106,21 @@ def test_one_error_names_all_that_must_change(tmp_path: Path) -> None:
         update={"attention": "eager", "lora_targets": ("k_proj", "o_proj", "q_proj", "v_proj")}
     )
     build_model(changed, META)
+
+
+def test_a_mixture_whose_inputs_cannot_be_dropped_says_what_to_write(tmp_path: Path) -> None:
+    """Where peft adapts parameters that are no linear layers: said alone, and with what else must change."""
+    sizes = {**SMALL, "num_key_value_heads": 2, "moe_intermediate_size": 32, "num_experts": 4}
+    fields = {"adapter": "lora", "lora_dropout": 0.1}
+    recipe = recipe_of(Qwen3MoeConfig(**sizes), tmp_path, **fields)
+    with pytest.raises(
+        InputError, match=r"lora_dropout: 0\.1: .*cannot drop their inputs; set lora_dropout: 0,"
+    ):
+        build_model(recipe, META)
+    build_model(recipe.model_copy(update={"lora_dropout": 0.0}), META)
+    fused = recipe_of(Qwen3MoeConfig(**sizes, attn_logit_softcapping=1.0), tmp_path, **fields)
+    with pytest.raises(InputError, match="All that must change: attention: eager, lora_dropout: 0"):
+        build_model(fused, META)
 
 
 # --- what transformers writes -------------------------------------------------------------------------

@@ -14,6 +14,10 @@ from harness.training.model_config import first_line, shapes_of
 from harness.training.toggles.problem import Problem
 
 
+class _CannotDrop(InputError):
+    """peft has no dropout for the inputs of weights that are no linear layers, as those of a mixture."""
+
+
 def with_adapter(recipe: Recipe, model: Any) -> Any:
     """peft's model: the frozen base with LoRA (A Kaiming, B zero) or IA3 weights to train; or `model`."""
     if recipe.trains_base:
@@ -42,6 +46,11 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
                 model, config, autocast_adapter_dtype=recipe.adapter_dtype == "fp32"
             )  # type: ignore[arg-type]
     except ValueError as error:
+        if "lora_dropout" in str(error):
+            raise _CannotDrop(
+                f"{_cannot_drop(recipe)}; set lora_dropout: 0, or name linear layers in lora_targets, for "
+                "example [q_proj, v_proj]."
+            ) from error
         raise InputError(f"lora_targets: {shown(recipe.lora_targets)}: {first_line(error)}.") from error
     _refuse_targets_without_adapter(recipe, adapted)
     return adapted
@@ -77,6 +86,25 @@ def missing_targets(recipe: Recipe, config: Any) -> Iterator[Problem]:
             f"lora_targets: there is no {' and no '.join(missing)}",
             f"lora_targets: [{', '.join(sorted(linear - {'lm_head'}))}]",
         )
+
+
+def dropout_problems(recipe: Recipe, config: Any) -> Iterator[Problem]:
+    """lora_dropout where peft has none: the next error, said with the first."""
+    if recipe.adapter == "lora" and recipe.lora_dropout:
+        try:
+            with_adapter(recipe, shapes_of(recipe, config))
+        except _CannotDrop:
+            yield Problem(_cannot_drop(recipe), "lora_dropout: 0")
+        except InputError:  # missing_targets says it
+            return
+
+
+def _cannot_drop(recipe: Recipe) -> str:
+    return (
+        f"lora_dropout: {recipe.lora_dropout}: with lora_targets: {shown(recipe.lora_targets)} peft adapts "
+        f"weights of {recipe.model} that are no linear layers, as a mixture's router and experts, and cannot "
+        "drop their inputs"
+    )
 
 
 def _refuse_targets_without_adapter(recipe: Recipe, adapted: Any) -> None:
