@@ -18,8 +18,8 @@ from harness.step_profile.step_profile import PHASES, StepProfile
 from harness.system.files import write_whole
 from harness.units import in_gib, in_ms
 from pages.cover import sentences
-from pages.profiles_rows import Row, read_rows
-from pages.published import error, errors_of
+from pages.profiles.published import error, errors_of
+from pages.profiles.rows import Row, read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILE = ROOT / "docs" / "data" / "smoke.json"

@@ -20,7 +20,7 @@ from benchmarks.published.cases import FOLDER, device_of, published_cases
 from harness.hardware.hardware import Hardware
 from harness.system.files import write_whole
 from harness.system.versions import provenance
-from pages.published import readme
+from pages.profiles.published import readme
 
 LIGERS = ("0.2.1", "0.4.2")
 FETCH = f"""\

@@ -200,7 +200,8 @@ class _Search:
             for waste in self._wastes(profile, needs, tried):
                 guess = self._most_within(needs, waste)
                 room = (high - low) // 8 if low and end_is_known else 0
-                if low and guess == low:  # this is the end, as far as is known
+                # this is the end, as far as is known; if the one before it seemed so too, less is wasted
+                if low and guess == low and (low - 1) * self.found.multiple_of not in self.fitting:
                     return low + 1
                 if low + room < guess < high - room:
                     return guess

@@ -32,6 +32,8 @@ class Options:
     world_size: int | None = None
     """Run one rank alone, of so many; the others are answered for."""
     rank: int = 0
+    late: bool = False
+    """Whether what is put on a stream is done when the host has waited for it, and not at once."""
 
 
 def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
@@ -64,6 +66,7 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
         "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "0",
         "VIRTUAL_GPU_VALUES": str(int(options.values)),
         "VIRTUAL_GPU_ROUTING": options.routing,
+        "VIRTUAL_GPU_LATE": str(int(options.late)),
     }
     made.pop("CUDA_VISIBLE_DEVICES", None)  # of a real machine's devices
     if options.out is not None:

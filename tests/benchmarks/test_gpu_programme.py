@@ -23,7 +23,7 @@ from harness.errors import InputError
 from harness.hardware.hardware import Calibration
 from harness.recipe.recipe import Recipe
 from harness.step_profile.step_profile import StepProfile
-from pages.profiles import readme
+from pages.profiles.__main__ import readme
 
 FORK = "spawn" if sys.platform == "darwin" else "fork"
 FEW = (

@@ -14,7 +14,7 @@ from benchmarks.gpu_programme.trace_file import load_trace
 from harness.hardware import hardware
 from harness.hardware.hardware import find_hardware
 from harness.step_profile.step_profile import StepProfile
-from pages import profiles as profiles_readme
+from pages.profiles import __main__ as profiles_readme
 from tests.support.gpu_results import (
     DEVICE,
     GIB,

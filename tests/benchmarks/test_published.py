@@ -18,7 +18,7 @@ from benchmarks.published.titan import told
 from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.recipe.check import check_recipe
-from pages.published import errors_of, readme
+from pages.profiles.published import errors_of, readme
 from tests.support.napkin_oracle import keeps_workspaces
 
 SEVERAL = json.loads((FOLDER / "distributed.json").read_text(encoding="utf-8"))

@@ -93,7 +93,10 @@ def test_simulate_begins_with_the_verdict_and_says_equal_allocations_once(call: 
 
 
 def test_simulate_says_first_that_it_does_not_fit(call: Call) -> None:
-    status, out, err = call("simulate", "tiny.yaml", "--memory", "560MiB")
+    profile = StepProfile.from_json(call("simulate", "tiny.yaml", "--memory", "80GiB", "--json")[1])
+    assert profile.memory.process_bytes is not None
+    one_mib_less = profile.memory.process_bytes // 2**20 - 1
+    status, out, err = call("simulate", "tiny.yaml", "--memory", f"{one_mib_less}MiB")
     assert status == 3
     assert out.startswith("tiny: does not fit on ")
     assert "out of memory in " in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 
 import pytest
@@ -26,6 +27,9 @@ A100 = find_hardware("a100-40gb")  # small cuBLAS workspaces, and flash attentio
 LORA = tiny(adapter="lora", precision="bf16", micro_batch_size=1, seq_len=1024)
 PLAIN, EXPANDABLE = parse_settings(""), parse_settings("expandable_segments:True")
 FIELDS = list(MULTIPLES)
+SIZES = (100, 140)
+"""MiB in which a release of PyTorch loses so much in pieces that expandable segments allow more: until 2.14
+the first, since 2.15 the second."""
 
 
 def with_mib(mib: int) -> Hardware:
@@ -55,7 +59,7 @@ def test_the_answer_fits_and_the_next_size_does_not(field: FitField) -> None:
 @pytest.mark.parametrize("field", FIELDS)
 def test_what_expandable_segments_allow_was_seen_and_is_more(field: FitField) -> None:
     seen = 0
-    for mib in (60, 100):
+    for mib in SIZES:
         found = confirmed(mib)
         if field in found.expandable:
             larger = found.expandable[field].value
@@ -71,9 +75,10 @@ def test_what_expandable_segments_allow_was_seen_and_is_more(field: FitField) ->
 
 
 def test_who_has_expandable_segments_is_not_told_of_them() -> None:
-    found = fit_confirmed(LORA, with_mib(60), EXPANDABLE)
+    mib = next(mib for mib in SIZES if "seq_len" in confirmed(mib).expandable)
+    found = fit_confirmed(LORA, with_mib(mib), EXPANDABLE)
     assert found.expandable == {}
-    assert found.largest["seq_len"].value > confirmed(60).largest["seq_len"].value
+    assert found.largest["seq_len"].value >= confirmed(mib).expandable["seq_len"].value
 
 
 def test_a_recipe_that_does_not_fit_gets_changes_that_were_seen_to() -> None:
@@ -119,9 +124,10 @@ def test_a_model_that_arithmetic_does_not_know_is_searched_by_simulation(tmp_pat
     assert any(change.seen and change.fits for change in found.changes)
 
 
-@pytest.mark.parametrize(("mib", "most"), [(40, 6), (12, 2)])
-def test_a_size_of_an_unknown_model_takes_few_simulations(tmp_path, monkeypatch, mib: int, most: int) -> None:
-    """Nothing fits at the recipe's own length, and with the smaller memory no length does."""
+@pytest.mark.parametrize("mib", [40, 12])
+def test_a_size_of_an_unknown_model_takes_few_simulations(tmp_path, monkeypatch, mib: int) -> None:
+    """Nothing fits at the recipe's own length, and with the smaller memory no length does: one more is tried.
+    Otherwise no more than halving what is below would take."""
     asked: list[tuple[Recipe, int, Settings | None]] = []
 
     def counted(recipe: Recipe, hardware: Hardware, settings: Settings | None, **options):
@@ -133,7 +139,8 @@ def test_a_size_of_an_unknown_model_takes_few_simulations(tmp_path, monkeypatch,
     found = fit_confirmed(recipe, with_mib(mib), EXPANDABLE)
     tokens = found.largest["seq_len"]
     assert tokens.tried[8192] is False
-    assert len(tokens.tried) <= most
+    halvings = math.log2(8192 // tokens.multiple_of)
+    assert len(tokens.tried) <= 1 + (halvings if tokens.value else 1)
     assert bool(tokens.value) == (mib == 40)
     assert len(asked) == len(set(asked))  # none twice
 

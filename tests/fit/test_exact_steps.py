@@ -125,6 +125,21 @@ def test_arithmetic_says_where_to_begin_and_where_to_go_on(monkeypatch):
     assert tried(near, guided=True)[0] == [20, 19, 17, 13, 15, 16]
 
 
+def test_a_device_that_looks_full_and_takes_more_is_not_filled_one_by_one(monkeypatch):
+    """PyTorch gives back what it holds in pieces before memory runs out: all is reserved before the end."""
+
+    class Full(ByHand):
+        def _with(self, allocated: int) -> Any:
+            profile = super()._with(allocated)
+            profile.memory.peak_reserved_bytes = self._mib * MiB
+            return profile
+
+    monkeypatch.setattr("harness.fit.exact.needs_of", lambda *_: lambda rows: CONTEXT + (10 + 3 * rows) * MiB)
+    order, found = tried(Full(1000, lambda rows: 10 + 3 * rows), start=100, guided=True)
+    assert (found.value, found.next_value) == (330, 331)
+    assert len(order) <= 6, order
+
+
 def test_nothing_beyond_the_largest_is_looked_for():
     order, found = tried(ByHand(100, lambda rows: 1))
     assert max(order) == found.value == LARGEST_MICRO_BATCH == 65_536

@@ -36,8 +36,11 @@ def watch(event, arguments):
     elif event in ("os.rename", "os.link", "os.symlink", "os.truncate", "os.chmod"):
         log.write(f"{event} {arguments[0]}\\n")
     elif event in ("socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.exec", "os.posix_spawn"):
-        if event != "subprocess.Popen" or arguments[1][0] != "git":  # which commit this checkout is
-            log.write(f"{event} {arguments[1:2]}\\n")
+        if event == "subprocess.Popen" and arguments[1][0] == "git":  # which commit this checkout is
+            return
+        if event == "subprocess.Popen" and arguments[1] == ["/sbin/ldconfig", "-p"]:
+            return  # prints the linker's list of libraries, for cuda.pathfinder, which PyTorch 2.15 imports
+        log.write(f"{event} {arguments[1:2]}\\n")
 sys.addaudithook(watch)
 sys.argv = ["harness", *sys.argv[2:]]
 from harness.cli import script

@@ -1,4 +1,4 @@
-"""What napkin says a compiled model keeps, against what torch.compile's partitioner keeps."""
+"""What napkin says a compiled model keeps, against what torch.compile's passes and partitioner keep."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def nothing_compiled_before():
         ("llama", {"precision": "bf16-mixed"}),
         ("gpt_neox", {"precision": "fp32", "attention": "eager"}),
         ("gpt2", {"precision": "fp32"}),
+        ("gpt2", {"precision": "fp32", "attention": "eager"}),
     ],
     ids=str,
 )

@@ -30,12 +30,15 @@ PAGES = sorted(DOCS.glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+INDENTED = re.compile(r"^ {4}(harness .*)$", re.MULTILINE)
+
+
 def commands() -> list[tuple[str, ...]]:
-    """Every command in a block of the guide, without `harness`."""
-    texts = [
-        text for page in PAGES for language, text in BLOCK.findall(page.read_text()) if language != "yaml"
-    ]
+    """Every command in a block of the guide, fenced or indented, without `harness`."""
+    pages = [page.read_text().replace("\\\n", " ") for page in PAGES]
+    texts = [text for page in pages for language, text in BLOCK.findall(page) if language != "yaml"]
     lines = {line for text in texts for line in text.splitlines()}
+    lines |= {line for page in pages for line in INDENTED.findall(page)}
     return sorted(tuple(shlex.split(line)[1:]) for line in lines if line.startswith("harness "))
 
 
@@ -188,7 +191,8 @@ def test_the_commands_exist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
                 main()
             assert ended.value.code == 0, command
             shown[name] = capsys.readouterr().out
-        options = {word for word in command if word.startswith("--")}
+        own = command[: command.index("--")] if "--" in command else command  # the rest is another program's
+        options = {word for word in own if word.startswith("--")}
         assert all(option in shown[name] for option in options), command
     assert len(shown) >= 7
 

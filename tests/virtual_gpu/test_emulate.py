@@ -55,6 +55,36 @@ for n in range(pynvml.nvmlDeviceGetCount()):
     assert lines == ["CUDA error: invalid device ordinal", f"0 {name} 0", f"1 {name} 1", f"2 {name} 0"]
 
 
+def test_a_late_device_gives_memory_of_two_streams_back_when_it_was_waited_for(emulate) -> None:
+    """As CUDA's events say it and PyTorch documents `record_stream`."""
+    code = """
+import torch
+side, mib = torch.cuda.Stream(), 1 << 20
+def read_aside():
+    x = torch.empty(64 * mib, dtype=torch.uint8, device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    x.record_stream(side)
+def reserved():
+    read_aside()
+    return torch.cuda.memory_reserved() // mib
+first, second = reserved(), reserved()
+event = torch.cuda.Event()
+event.record()
+before = event.query()
+event.synchronize()
+print(first, second, before, event.query(), reserved(), end=" ")  # the side stream is not waited for
+side.synchronize()
+print(reserved(), end=" ")
+read_aside()
+torch.cuda.current_stream().wait_stream(side)
+torch.cuda.current_stream().synchronize()
+print(reserved())
+"""
+    assert emulate(code=code).stdout.split() == ["64", "64", "True", "True", "64", "64", "64"]
+    late = emulate(code=code, options=("--late",)).stdout.split()
+    assert late == ["64", "128", "False", "True", "192", "192", "192"]
+
+
 def test_an_out_of_memory_is_pytorch_s_own(emulate) -> None:
     code = "import torch; torch.empty(30 << 30, dtype=torch.uint8, device='cuda')"
     error = emulate(code=code, gpu="rtx-4090", status=1).stderr

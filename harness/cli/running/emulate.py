@@ -38,6 +38,13 @@ def emulate(
     values: Annotated[
         bool, typer.Option(help="Keep the values of the host's data, and compute integers truly.")
     ] = True,
+    late: Annotated[
+        bool,
+        typer.Option(
+            help="The device is as slow as can be: what it does is done when the program has waited for it. "
+            "Without it, at once. Memory that streams share is free again that late."
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the allocator's statistics and history of every process."),
@@ -57,5 +64,6 @@ def emulate(
             out=out,
             world_size=world_size,
             rank=rank,
+            late=late,
         ),
     )

@@ -176,14 +176,25 @@ def _pair(tape: Tape, a: Tensor, b: Tensor, name: str, dims: str, flops: int) ->
     return tape.product(name, dims, a.dtype, [a, b], [a if b.grad else None, b if a.grad else None], flops)
 
 
-def _softmax(tape: Tape, scores: Tensor, dtype: str) -> Tensor:
+def _softmax(tape: Tape, scores: Tensor, dtype: str, *, multiplied: bool) -> Tensor:
     """The weights in `dtype`. CUDA goes from fp16 to fp32 in one kernel and casts bf16 before; backward
-    multiplies gradient and weights first (aten/src/ATen/native/SoftMax.cpp, cuda/SoftMax.cu)."""
+    multiplies gradient and weights first (aten/src/ATen/native/SoftMax.cpp, cuda/SoftMax.cu).
+
+    `multiplied`: a product reads them as they are. It keeps them, so they are not computed again either.
+    """
     given = scores
     if scores.dtype == "bf16":
         scores = cast(tape, scores, dtype)
     out_bytes = tape.elements(scores.dims) * SIZES[dtype]
-    weights = tape.op("softmax", scores.dims, dtype, [scores], keeps_output=True, temporary_bytes=out_bytes)
+    weights = tape.op(
+        "softmax",
+        scores.dims,
+        dtype,
+        [scores],
+        keeps_output=True,
+        recomputable=not multiplied,
+        temporary_bytes=out_bytes,
+    )
     tape.hold(given)
     return weights
 
@@ -222,7 +233,8 @@ def _written_out(
             passes_gradient=True,
         )
     upcast = softmax_dtype if shape.family != "gpt2" or tape.autocast else scores.dtype
-    weights = _softmax(tape, scores, upcast)
+    as_it_is = not shape.attention_dropout and upcast == (tape.autocast or v.dtype)
+    weights = _softmax(tape, scores, upcast, multiplied=as_it_is)
     weights = dropout(tape, under_autocast(tape, cast(tape, weights, v.dtype)), shape.attention_dropout)
     out = _pair(tape, weights, v, "attention", "B S N D", half)
     out = tape.op("attention by position", "B S N D", out.dtype, [out], passes_gradient=True)
@@ -242,7 +254,7 @@ def _plain_sdpa(tape: Tape, built: BuiltModel, q: Tensor, k: Tensor, v: Tensor) 
     half = _flops(tape) // 2
     scores = _pair(tape, q, k, "scores", "B N S S", half)
     scores = tape.op("scores masked", "B N S S", "fp32", [scores], passes_gradient=True)
-    weights = _softmax(tape, scores, "fp32")
+    weights = _softmax(tape, scores, "fp32", multiplied=not built.shape.attention_dropout)
     weights = dropout(tape, weights, built.shape.attention_dropout)
     out = _pair(tape, weights, v, "attention", "B S N D", half)
     out = cast(tape, out, given)

@@ -115,7 +115,6 @@ cudaError_t cudaSetDevice(int device) {
   current = device;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int* version) {
   *version = virtual_gpu_number("VIRTUAL_GPU_CUDA", CUDART_VERSION);
   return cudaSuccess;

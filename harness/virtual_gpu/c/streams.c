@@ -1,11 +1,12 @@
-// Streams, events and graphs: what is put on a stream is done at once. A graph that is captured keeps nothing, and a
-// replay does nothing; which streams take part in a capture is kept, since PyTorch's allocator asks: their memory
-// comes from the graph's own pool.
+// Streams, events and graphs: what is put on a stream is done at once; or, with VIRTUAL_GPU_LATE=1, as late as can
+// be, when the host has waited for it. A graph that is captured keeps nothing, and a replay does nothing; which
+// streams take part in a capture is kept, since PyTorch's allocator asks: their memory comes from the graph's own pool.
 #include "virtual_gpu.h"
 
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #define MAX_CAPTURING 256
@@ -19,10 +20,39 @@ static Capture last_capture;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char graph;
 
+// How much of each stream's work: counted by the events recorded on it. The default stream is the first, and has
+// those for which there is no place.
+#define MAX_STREAMS 64
+typedef unsigned long long Work[MAX_STREAMS];
+static cudaStream_t streams[MAX_STREAMS];
+static int num_streams = 1;
+static Work comes_after[MAX_STREAMS];  // what is done before what is put on a stream next
+static Work waited_for;                // by the host
+static pthread_mutex_t work_lock = PTHREAD_MUTEX_INITIALIZER;
+
 typedef struct {
   struct timespec at;
   Capture capture;
+  int place;
+  Work work;
 } Event;
+
+static int is_late(void) {
+  static int late = -1;
+  if (late < 0) late = getenv("VIRTUAL_GPU_LATE") && !strcmp(getenv("VIRTUAL_GPU_LATE"), "1");
+  return late;
+}
+static int place_of(cudaStream_t stream) {
+  for (int i = 1; i < num_streams; i++)
+    if (streams[i] == stream) return i;
+  if (stream <= cudaStreamPerThread || num_streams == MAX_STREAMS) return 0;
+  streams[num_streams] = stream;
+  return num_streams++;
+}
+static void add(unsigned long long* work, const unsigned long long* more) {
+  for (int i = 0; i < num_streams; i++)
+    if (work[i] < more[i]) work[i] = more[i];
+}
 
 static Capture capture_of(cudaStream_t stream) {
   Capture found = 0;
@@ -64,8 +94,17 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
   *priority = 0;
   return cudaSuccess;
 }
+cudaError_t cudaDeviceSynchronize(void) {
+  pthread_mutex_lock(&work_lock);
+  for (int i = 0; i < num_streams; i++) add(waited_for, comes_after[i]);
+  pthread_mutex_unlock(&work_lock);
+  return cudaSuccess;
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   CALLED;
+  pthread_mutex_lock(&work_lock);
+  add(waited_for, comes_after[place_of(stream)]);
+  pthread_mutex_unlock(&work_lock);
   return capture_of(stream) ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
@@ -84,10 +123,29 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   return cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  clock_gettime(CLOCK_MONOTONIC, &((Event*)event)->at);
-  ((Event*)event)->capture = capture_of(stream);
+cudaError_t cudaEventRecord(cudaEvent_t recorded, cudaStream_t stream) {
+  Event* event = (Event*)recorded;
+  clock_gettime(CLOCK_MONOTONIC, &event->at);
+  event->capture = capture_of(stream);
+  pthread_mutex_lock(&work_lock);
+  event->place = place_of(stream);
+  comes_after[event->place][event->place]++;
+  memcpy(event->work, comes_after[event->place], sizeof(Work));
+  pthread_mutex_unlock(&work_lock);
   return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  pthread_mutex_lock(&work_lock);
+  add(waited_for, ((Event*)event)->work);
+  pthread_mutex_unlock(&work_lock);
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t recorded) {
+  Event* event = (Event*)recorded;
+  pthread_mutex_lock(&work_lock);
+  int is_done = !is_late() || event->work[event->place] <= waited_for[event->place];
+  pthread_mutex_unlock(&work_lock);
+  return is_done ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
   return cudaEventRecord(event, stream);
@@ -103,7 +161,11 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 // A stream that waits for one that is capturing takes part in its capture.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-  Capture capture = event ? ((Event*)event)->capture : 0;
+  if (!event) return cudaSuccess;
+  pthread_mutex_lock(&work_lock);
+  add(comes_after[place_of(stream)], ((Event*)event)->work);
+  pthread_mutex_unlock(&work_lock);
+  Capture capture = ((Event*)event)->capture;
   return capture ? join(stream, capture, 1) : cudaSuccess;
 }
 

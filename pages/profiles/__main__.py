@@ -12,8 +12,8 @@ from benchmarks.gpu_programme.import_results import STAND_IN
 from harness.errors import InputError
 from harness.system.files import write_whole
 from harness.system.locations import profiles_folder
-from pages.profiles_rows import PREDICTIONS, Row, failures, how_far_off, origin, read_rows
-from pages.profiles_tables import bullets, gib, ms, percent, programme_sections, ratio, section, table
+from pages.profiles.rows import PREDICTIONS, Row, failures, how_far_off, origin, read_rows
+from pages.profiles.tables import bullets, gib, ms, percent, programme_sections, ratio, section, table
 
 SOURCES = (*PREDICTIONS, "measured")
 HEAD = """# Profiles

@@ -1,0 +1,1 @@
+"""profiles/README.md and profiles/published/README.md, from the JSON beside them."""
