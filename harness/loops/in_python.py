@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -16,6 +17,8 @@ from harness.loops.of_script import recorder_of_script
 from harness.loops.process import watched_already
 from harness.step_profile import OTHER_PHASES, PHASES
 from harness.system import complain
+
+_One = TypeVar("_One")
 
 
 class watch:
@@ -38,15 +41,16 @@ class watch:
         - `out`: the run folder, which must not hold a run; None: profiles/runs/<script>-<time>. Of several
           ranks each has a folder ranks/N in it.
 
-        Raises InputError for impossible steps, DataParallel, and a folder that is taken or cannot be written.
+        Raises InputError for impossible steps, DataParallel, what is no model or no optimizer of torch, and a
+        folder that is taken or cannot be written.
         """
-        models = [model] if isinstance(model, nn.Module) else list(model)
+        models, optimizers = _all_of(model, nn.Module), _all_of(optimizer, Optimizer)
         if any(isinstance(each, nn.DataParallel) for each in models):
             raise InputError(NO_DATA_PARALLEL)
         self._recorder = recorder_of_script(steps, out)
         for each in models:
             self._recorder.kept.add_model(each)
-        for one in [optimizer] if isinstance(optimizer, Optimizer) else optimizer:
+        for one in optimizers:
             self._recorder.kept.add_optimizer(one)
         self._finder: LoopFinder | None = None
 
@@ -109,3 +113,15 @@ class watch:
             )
         else:
             self._recorder.finish(unfinished=True)
+
+
+def _all_of(given: _One | Iterable[_One], kind: type[_One]) -> list[_One]:
+    """One or several of a kind, as a list."""
+    several = [given] if isinstance(given, kind) or not isinstance(given, Iterable) else list(given)
+    for each in several:
+        if not isinstance(each, kind):
+            raise InputError(
+                f"harness.watch: a {type(each).__name__} is no {kind.__module__.removesuffix('.optimizer')}"
+                f".{kind.__name__}. Give one or several, or leave it out."
+            )
+    return several

@@ -15,8 +15,7 @@ from harness.step_profile.step_profile import (
 from harness.units import in_gib, ms
 
 WORTH_SAYING = 1.1
-"""A rank that takes this many times the median of all in a phase is named. In backward, where gradients are
-exchanged, the others wait for the last one: who takes longest there came first."""
+"""A rank that takes this many times the median of all in a phase is named."""
 MEMORY_KINDS = {
     "cuda_allocator": "the CUDA allocator's counters",
     "simulated_allocator": "a model of the CUDA allocator",
@@ -134,6 +133,7 @@ def ranks_in_words(ranks: RanksReport) -> Iterator[str]:
             yield (
                 f"{phase}: rank {longest} takes longest, {ms(times[longest])} ms; the median of all is "
                 f"{ms(middle)} ms."
+                + (" Ranks that exchange gradients wait there: it came first." if phase == "backward" else "")
             )
 
 

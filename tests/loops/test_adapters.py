@@ -130,6 +130,9 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         harness.watch(steps=(5, 3))
     with pytest.raises(InputError, match="DataParallel"):
         harness.watch(nn.DataParallel(nn.Linear(2, 2)))
+    for model, optimizer in ((3, ()), (nn.Linear(2, 2), nn.Linear(2, 2)), ([nn.Linear(2, 2), "b"], ())):
+        with pytest.raises(InputError, match=r"harness\.watch: a (int|Linear|str) is no torch\."):
+            harness.watch(model, optimizer)  # type: ignore[arg-type]
     Path("taken").mkdir()
     Path("taken/profile.json").touch()
     with pytest.raises(InputError, match=r"already holds a profile\.json"):

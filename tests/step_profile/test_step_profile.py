@@ -13,7 +13,15 @@ from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.recipe.file import load_recipe
-from harness.step_profile.step_profile import MAX_DETAILS, MAX_FILE_BYTES, StepProfile, utilization
+from harness.step_profile.in_words import ranks_in_words
+from harness.step_profile.step_profile import (
+    MAX_DETAILS,
+    MAX_FILE_BYTES,
+    RanksReport,
+    RankStats,
+    StepProfile,
+    utilization,
+)
 from tests.support.trust_report import Tried
 
 Change = Callable[[dict[str, Any]], Any]
@@ -113,3 +121,13 @@ def test_a_profile_is_called_by_its_model_or_by_its_command(document: dict[str, 
         "command": ["/opt/env/bin/python", "/data/train.py", "--steps", "3"],
     }
     assert StepProfile.model_validate(watched).subject == "python /data/train.py --steps 3"
+
+
+def test_who_waits_in_backward_is_not_called_late() -> None:
+    """Who is late in forward comes last into the exchange of gradients: there the others wait for it."""
+    times = ({"forward": 0.005, "backward": 0.115}, {"forward": 0.021, "backward": 0.041})
+    ranks = [RankStats(rank=rank, phases_s=phases) for rank, phases in enumerate(times)]
+    forward, backward = ranks_in_words(RanksReport(world_size=2, peak_rank=0, ranks=ranks))
+    assert forward == "forward: rank 1 takes longest, 21.0 ms; the median of all is 13.0 ms."
+    assert backward.startswith("backward: rank 0 takes longest")
+    assert backward.endswith("Ranks that exchange gradients wait there: it came first.")
