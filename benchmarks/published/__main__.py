@@ -129,7 +129,7 @@ def main() -> None:
             sys.exit(f"{sources} lacks {', '.join(missing)}. These commands make it:\n{FETCH}")
         found = {"provenance": provenance(), "rows": rows(sources)}
         write_whole(results, json.dumps(found, indent=1) + "\n")
-    names = ("results", "distributed", "emulated")
+    names = ("results", "distributed", "emulated", "fsdp1")
     found = [json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")) for name in names]
     write_whole(FOLDER / "README.md", readme(*found))
 

@@ -40,7 +40,19 @@ FETCH = "\n".join(
     f"git clone https://github.com/pytorch/torchtitan SOURCES/{name}\ngit -C SOURCES/{name} checkout {commit}"
     for name, commit in titan.COMMITS.items()
 )
-KEPT = ("id", "source", "model", "method", "gpus", "gpu", "peak_memory", "unit", "memory_is")
+KEPT = (
+    "id",
+    "source",
+    "model",
+    "method",
+    "gpus",
+    "gpu",
+    "peak_memory",
+    "unit",
+    "memory_is",
+    "peak_allocated_gib",
+)
+"""The last is of few rows."""
 
 REASONS: tuple[tuple[str, str, str], ...] = (
     ("memory", r"sum over|average|oom|card capacity", "no peak of one GPU: a sum, a mean, or out of memory"),
@@ -179,7 +191,7 @@ def main(path: Path, sources: Path) -> None:
     for row in rows:
         fields = None if isinstance(row["peak_memory"], str) else recipe_fields(row)
         made_of = {"gpu": GPUS[row["gpu"]], "recipe": fields} if fields else titan.told(row["id"])
-        kept = {name: row[name] for name in KEPT} | ({"made_of": made_of} if made_of else {})
+        kept = {name: row[name] for name in KEPT if name in row} | ({"made_of": made_of} if made_of else {})
         kept = json.loads(json.dumps(kept))
         there = known.get(row["id"]) or same.get(json.dumps(kept.get("made_of")), {})
         if not made_of:

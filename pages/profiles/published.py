@@ -51,9 +51,21 @@ are simulated, by `python -m benchmarks.published.distributed`, with torch {torc
 {transformers}: rank 0 of the row's mesh. Rows of torchtitan run its own model, checkpointing and units on
 today's FSDP2. The others are recipes, which stand in the file as `made_of`. The sources had FSDP1, an older
 FSDP2 and older libraries; what differs stands beside each row that is off by more than 3 %. The error is that
-of what the source read: reserved bytes or, in peft's rows, those of a process. Median error of these rows:
+of what the source read: reserved bytes or, in peft's rows, those of a process. Some are
+[by FSDP1 itself](#by-fsdp1-itself) further down. Median error of these rows:
 {median:.1%}; largest: {largest:.1%}. Napkin has no reserved bytes: what it allocates stands beside what the
 simulation does."""
+
+
+FSDP1 = """\
+[fsdp1.json](fsdp1.json) has rows of AnswerDotAI/fsdp_qlora once more, as its train.py made them: by PyTorch's
+FSDP1 itself on a virtual GPU, with {day} and peft of that day, and torch {torch}; the command is
+`python -m benchmarks.published.fsdp1`. FSDP1 shares memory between streams, so what is reserved depends on
+how far the host is ahead of the device: *at once* is with a device that is fast without an end, *late* with
+one as slow as can be ([`--late`](../../docs/virtual-gpu.md)). Rows marked * filled the card: PyTorch gave
+cached memory back and asked again, and the peak is what the card has. Median error of the {count} rows, in
+what is reserved: FSDP2 simulated {simulated:.1%}, FSDP1 at once {at_once:.1%}, late {late:.1%}. {told}"""
+TOLD = "Of {id} the source tells what is allocated, too: {told:.2f} GiB; FSDP1 here: {allocated:.2f} GiB."
 
 
 EMULATED = """\
@@ -63,7 +75,9 @@ build of torch {torch} on a virtual GPU. TORCH_DISABLE_NATIVE_JIT=1 takes away o
 had in Triton since 2.13, and not when these rows were measured."""
 
 
-def readme(results: dict[str, Any], several: dict[str, Any], emulated: dict[str, Any]) -> str:
+def readme(
+    results: dict[str, Any], several: dict[str, Any], emulated: dict[str, Any], fsdp1: dict[str, Any]
+) -> str:
     """The whole page, in Markdown: of one GPU, of virtual ones and of several."""
     rows = results["rows"]
     versions = results["provenance"]["versions"]
@@ -86,6 +100,8 @@ def readme(results: dict[str, Any], several: dict[str, Any], emulated: dict[str,
         _built(several["rows"]),
         "The others, by the first reason against them:",
         "\n".join(f"- {why}: {count}" for why, count in several["counts"].items() if why != "built"),
+        "### By FSDP1 itself",
+        *_by_fsdp1(fsdp1, {row["id"]: row for row in several["rows"]}),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -107,6 +123,35 @@ def _built(rows: list[dict[str, Any]]) -> str:
             error = f"{row['error']:+.1%}"
             lines.append([row["id"], measured, simulated, error, allocated, napkin, row["off_because"]])
     return "In GiB:\n\n" + markdown_table(head, lines, range(1, 6)).strip()
+
+
+def _by_fsdp1(fsdp1: dict[str, Any], others: dict[str, dict[str, Any]]) -> tuple[str, str]:
+    """What is said of the rows that FSDP1 made, and their table."""
+    lines, told = [], []
+    errors: dict[str, list[float]] = {"simulated": [], "at_once": [], "late": []}
+    for row in fsdp1["rows"]:
+        other = others[row["id"]]
+        cells = [row["id"], f"{other['measured_bytes'] / GIB:.2f}"]
+        for what, size_bytes, mark in (
+            ("simulated", other["compared_bytes"], ""),
+            *((when, row[when]["reserved_bytes"], "*" * (row[when]["retries"] > 0)) for when in WHEN),
+        ):
+            off = size_bytes / other["measured_bytes"] - 1
+            errors[what].append(abs(off))
+            cells += [f"{size_bytes / GIB:.2f}{mark}", f"{off:+.1%}"]
+        lines.append([*cells, f"{row['at_once']['allocated_bytes'] / GIB:.2f}"])
+        if "peak_allocated_gib" in other:
+            sizes = {"told": other["peak_allocated_gib"], "allocated": float(lines[-1][-1])}
+            told.append(TOLD.format(id=row["id"], **sizes))
+    summed = {"count": len(lines), **{what: median(found) for what, found in errors.items()}}
+    versions = fsdp1["provenance"]["versions"]
+    said = FSDP1.format(day=fsdp1["day"].replace("-", " "), told=" ".join(told), **summed, **versions)
+    head = ("row", "measured", "FSDP2, simulated", "error", "FSDP1, at once", "error", "late", "error")
+    table = markdown_table((*head, "FSDP1, allocated"), lines, range(1, len(head) + 1))
+    return said.strip(), "In GiB, reserved:\n\n" + table.strip()
+
+
+WHEN = ("at_once", "late")
 
 
 def _summary(rows: list[dict[str, Any]]) -> str:
