@@ -64,10 +64,9 @@ def train_step(training: Training, batches: Sequence[Batch], num_tokens: Any, ob
         losses.append(loss.detach())
         del loss
     with observer.phase("optimizer_step"), training.stepping():
+        # of one that steps a copy of the weights (training/toggles/optimizer.py)
         take_gradients = getattr(optimizer, "take_gradients", None)
-        if (
-            take_gradients is not None
-        ):  # the optimizer steps a copy of the weights (training/toggles/optimizer.py)
+        if take_gradients is not None:
             take_gradients()
         if scaler is not None and training.max_grad_norm is not None:
             scaler.unscale_(optimizer)
