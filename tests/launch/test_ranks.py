@@ -156,7 +156,10 @@ def test_a_rank_that_is_killed_ends_all_and_what_they_knew_is_kept(folder: Path,
             said = printed(run)
             assert all(not rank.is_running() for rank in ranks.values())
         assert run.returncode == 137, said
-        assert re.findall("harness: .{28}", said) == [f"harness: rank {number} was killed by SIGKILL"], said
+        *before, reason = re.findall("harness: .{28}", said)
+        assert reason == f"harness: rank {number} was killed by SIGKILL", said
+        # the other may have met it in a sum before it was ended
+        assert all("another rank is gone" in line for line in before), said
         assert len(losses(where / "run")) >= steps
         other = StepProfile.read(where / f"run/ranks/{1 - number}/profile.json")
         whole = StepProfile.read(where / "run/profile.json")
