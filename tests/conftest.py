@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -24,14 +25,18 @@ def _as_wide_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SLOW = (
+    "tests/allocator/test_invariants.py",  # a property
     "tests/answers/test_two_profiles.py",  # two environments
+    "tests/api/test_api.py",  # simulations
     "tests/api/test_names.py",  # orders of imports, each in a fork
     "tests/architecture/test_model_id.py",  # a hub
+    "tests/architecture/test_models.py::test_parameter_count_is_the_published_one",
     "tests/benchmarks",
     "tests/browser",  # a browser
     "tests/checkpoint",
     "tests/cli/test_cli.py::test_a_",  # processes of their own
     "tests/cli/test_cli.py::test_light_commands",
+    "tests/cli/test_cli.py::test_what_stays_in_16_bit",
     "tests/cli/test_columns.py",  # every command, twice
     "tests/cli/test_simulate.py",
     "tests/data/test_examples.py::test_the_commands_refuse_it",
@@ -55,22 +60,29 @@ SLOW = (
     "tests/napkin/test_peaks.py",  # simulations to compare with
     "tests/napkin/test_prediction.py",  # every recipe, many times
     "tests/napkin/test_random.py",
+    "tests/napkin/test_setup.py::test_the_peak_of_setup_is_the_recorded_one",
+    "tests/napkin/test_tensor_parallel.py",  # simulations of ranks to compare with
     "tests/napkin/test_timing.py",
     "tests/napkin/test_weights.py",
     "tests/parallel",
+    "tests/project/test_contributing.py::test_the_walk",  # a command, traced
     "tests/project/test_packaging.py",  # builds a wheel
     "tests/project/test_toggle_reads.py::test_the_page",
     "tests/recipe/test_file.py",
+    "tests/report/test_first_words.py::test_the_report_of_a_simulation",
     "tests/report/test_report.py",
     "tests/run_folder",
     "tests/serve",  # a server
     "tests/simulate/cuda",
     "tests/simulate/test_after_step.py",
     "tests/simulate/test_clock.py",
+    "tests/simulate/test_memory.py",
     "tests/simulate/test_ranks.py",
     "tests/simulate/test_simulate_equals_cpu.py",  # trains, and simulates the same
     "tests/simulate/test_simulated_run.py",
-    "tests/snapshot/test_attribution.py::test_every_moment",
+    "tests/snapshot/test_attribution.py",  # runs, moment by moment
+    "tests/snapshot/test_safe_read.py::test_a_million_events",
+    "tests/snapshot/test_trace.py::test_live_bytes",
     "tests/sweep",  # cells in processes
     "tests/system/test_folder_lock.py",  # processes that hold a folder
     "tests/system/test_garbage.py",
@@ -106,3 +118,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             seen.add(kind)
         if slow:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported to find the tests stays: the collector need not walk through it again and again."""
+    gc.freeze()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from functools import cache
 from typing import Annotated, NoReturn
 
 import typer
@@ -18,6 +19,7 @@ from harness.system import complain, interrupted_status, interruptible, signals_
 
 COMPLETE = "_HARNESS_COMPLETE"
 """The variable by which a shell asks for completions, as typer names it."""
+_commands = cache(typer.main.get_command)  # made once, for those who call main() often: the tests
 
 
 def _say_version(asked: bool) -> None:
@@ -110,7 +112,7 @@ def _command() -> None:
     if COMPLETE in os.environ:
         app(prog_name="harness")
     # not app(): typer would turn an interrupt and a closed pipe into statuses of its own
-    command = typer.main.get_command(app)
+    command = _commands(app)
     with command.make_context("harness", sys.argv[1:] or ["--help"]) as context:
         command.invoke(context)
     sys.stdout.flush()
