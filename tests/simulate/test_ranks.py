@@ -5,10 +5,14 @@ Against what they allocate on CUDA: tests/simulate/test_recorded_traces.py, the 
 
 from __future__ import annotations
 
+import functools
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import _sharding_prop as propagation
 
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
@@ -19,10 +23,11 @@ from harness.simulate.simulated_run import simulate
 from harness.snapshot.attribution import breakdown_at
 from harness.step_profile.step_profile import StepProfile
 from harness.system import TorchRelease
-from tests.support.tiny import tiny
+from tests.support.tiny import MODELS, tiny
 
 H100 = find_hardware("h100")
 DIVIDES_INTEGERS = TorchRelease.of(torch.__version__).fsdp_divides_integers
+MARKS = "_propagate_use_strided_shard_flag"
 NVLINK = H100.datasheet.gpu_link.value
 ENGINES: dict[str, dict[str, Any]] = {
     "fsdp": {"parallel": "fsdp", "dp_shard": 2},
@@ -252,3 +257,19 @@ def test_parts_in_host_memory_are_not_on_the_gpu() -> None:
     assert (host.at_peak.optimizer_state_bytes, there.host_bytes) == (0, None)
     assert (host.at_peak.parameters_bytes or 0) < (there.at_peak.parameters_bytes or 0) / 10
     assert (host.host_bytes or 0) >= (there.at_peak.optimizer_state_bytes or 0) * 2
+
+
+@pytest.mark.skipif(not hasattr(propagation, MARKS), reason="PyTorch 2.11 marks no strided parts")
+@pytest.mark.parametrize(("engine", "strided"), [("fsdp", False), ("fsdp+tp", True)])
+def test_strided_parts_are_looked_for_where_there_are_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine: str, strided: bool
+) -> None:
+    """PyTorch looks through a whole list of weights once for each: most of the time of a large model."""
+    looked, propagate = [], getattr(propagation, MARKS)
+    monkeypatch.setattr(
+        propagation, MARKS, functools.wraps(propagate)(lambda *a: (looked.append(a), propagate(*a)))
+    )
+    config = json.loads((MODELS / "llama.json").read_text()) | {"hidden_size": 96}
+    (tmp_path / "model.json").write_text(json.dumps(config))  # no other test's: PyTorch keeps what it found
+    simulated(model=str(tmp_path / "model.json"), **ENGINES[engine])
+    assert bool(looked) == strided
