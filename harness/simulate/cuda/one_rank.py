@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from harness.errors import InputError
 from harness.simulate.cuda.communication import Communication
@@ -59,6 +58,8 @@ def _replacements(communication: Communication) -> Iterator[Replacement]:
 def _if_strided(propagate: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """`propagate(strategy, schema)` where the arguments of a schema have a strided part, which is all that it
     is about; whether they have is found once a schema."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
     seen: tuple[Any, bool] = None, False
 
     def propagate_if_strided(strategy: Any, schema: Any) -> None:
