@@ -25,7 +25,7 @@ from harness.errors import HarnessError, InputError
 from harness.hardware import find_hardware
 from harness.recipe import Recipe
 from harness.run_folder import RunFolder
-from harness.step_profile import StepProfile
+from harness.step_profile import Quantity, StepProfile
 from harness.sweep.plan import Cell, Kind
 from harness.system import quiet_libraries
 from harness.units import in_gib
@@ -41,7 +41,7 @@ class Outcome:
     reason: str | None = None
     profile: StepProfile | None = None
     """There with ok, and with out_of_memory unless the host's memory ran out."""
-    seconds: float = 0.0
+    seconds: Quantity = 0.0
     """What the answer took on the clock."""
     traceback: str | None = None
     """With failed: where."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -146,6 +147,10 @@ def _become(
         sys.argv = ["harness", *arguments]
         os.write(begins, b".")
         script()
+    except KeyboardInterrupt:  # before the command answers signals: what Python itself does
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     except BaseException:
         traceback.print_exc()
     finally:

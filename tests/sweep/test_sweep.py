@@ -367,6 +367,8 @@ def test_whatever_goes_wrong_has_its_reason(monkeypatch: pytest.MonkeyPatch):
     assert (broken.status, broken.reason) == ("failed", "ZeroDivisionError: by")
     assert "Traceback" in str(broken.traceback)
     assert Outcome.from_json(json.loads(json.dumps(broken.as_json())), "here") == broken
+    with pytest.raises(InputError, match="here is not the outcome"):
+        Outcome.from_json(broken.as_json() | {"seconds": -1.0}, "here")
 
 
 # the command
