@@ -57,7 +57,7 @@ def test_evaluation_and_checkpoint(
 def test_among_ranks_everyone_keeps_the_logits_of_all(emulate, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny(optimizer="adamw", seq_len=256, precision="bf16", parallel="ddp", dp_replicate=2)
     evaluation = Evaluation(batches=4)
-    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")  # no watchdog, whose clock decides how long a bucket is kept
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")  # no watchdog: its clock would decide what is kept
     profile, _ = simulate(recipe, find_hardware("h100"), after=AfterStep(evaluation, checkpoint=True))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
