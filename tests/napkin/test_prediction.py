@@ -325,8 +325,12 @@ def test_checkpointing_lowers_memory_and_raises_time(recipe, shape):
     without, with_it = (changed(recipe, gradient_checkpointing=on) for on in (False, True))
     before, after = estimate(without, H100, shape), estimate(with_it, H100, shape)
     assert after.sizes.kept_in_forward < before.sizes.kept_in_forward
-    # masks that eager attention adds stay until the blocks are computed again
-    assert after.peak.total_bytes <= before.peak.total_bytes + after.sizes.mask_bytes
+    # masks that eager attention adds stay until the blocks are computed again, and so does the first block's
+    # input, of which a norm otherwise keeps a copy in fp32 alone
+    block_input = (
+        recipe.micro_batch_size * recipe.seq_len * shape.hidden * (2 if recipe.precision == "bf16" else 4)
+    )
+    assert after.peak.total_bytes <= before.peak.total_bytes + after.sizes.mask_bytes + block_input
     assert Timing(after.sizes).seconds > Timing(before.sizes).seconds
     assert Timing(after.sizes).model_flops <= Timing(after.sizes).hardware_flops
 
