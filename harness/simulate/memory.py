@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from harness.allocator import Allocator, AllocatorOutOfMemory, Block, Settings, snapshot_segments
+from harness.formula import RequestLog
 from harness.observe import Frame, Recording
-from harness.simulate.request_log import RequestLog
 from harness.snapshot import (
     BEFORE_RECORDING,
     AllocationSpan,
@@ -37,8 +37,9 @@ class SimulatedMemory(Recording):
         """Requested bytes and stream by address, of what was live when the recording began."""
         self.ended = False
         """The simulation is over: what dies now is Python taking the run apart."""
-        self._log: RequestLog | None = None
-        """Of the recorded step, until it is repeated."""
+        self.log = RequestLog()
+        """Of everything until the recorded step is over."""
+        self._logs = True
         self._ran_out_after: int | None = None
         """The event of the recorded step after which a step like it ran out of memory."""
         self._last_temporary = 0
@@ -53,8 +54,8 @@ class SimulatedMemory(Recording):
         except AllocatorOutOfMemory:
             self.ended = True
             raise
-        if self._log is not None:
-            self._log.born(key, size_bytes, self.stream)
+        if self._logs:
+            self.log.born(key, size_bytes, self.stream)
         self._requested[self._last_event + 1] = size_bytes, self.stream
         return block.address, block.size
 
@@ -65,8 +66,8 @@ class SimulatedMemory(Recording):
 
     def removed(self, key: int) -> None:
         """Give the block back to the allocator's cache."""
-        if self._log is not None:
-            self._log.died(key)
+        if self._logs:
+            self.log.died(key)
         self.allocator.free(self._blocks.pop(key))
 
     def temporaries(self, sizes_bytes: Sequence[int], op: str, frames: tuple[Frame, ...]) -> list[int]:
@@ -94,7 +95,7 @@ class SimulatedMemory(Recording):
         self._segment_events.clear()
         self._requested.clear()
         self._requested_before = {b.address: (b.requested_size, b.pool.stream) for b in self._blocks.values()}
-        self._log = RequestLog(self._blocks)
+        self.log.mark("recorded")
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -104,15 +105,15 @@ class SimulatedMemory(Recording):
     def reset_peak(self) -> None:
         """Start new peaks at what is allocated and reserved now. A phase begins so."""
         super().reset_peak()
-        if self._log is not None:
-            self._log.begin(self.phase)
+        if self._logs:
+            self.log.mark("phase", self.phase)
         reserved = self.allocator.device.reserved_bytes
         reserved.peak = reserved.current
 
     def end_phase(self) -> None:
         """What comes until the next one begins is of no phase's peaks."""
-        if self._log is not None:
-            self._log.end()
+        if self._logs:
+            self.log.mark("between")
 
     def repeat(self, times: int, lost: Collection[int] = ()) -> dict[str, tuple[int, int]]:
         """Do the recorded step again, at most `times`: allocated and reserved bytes at most, by phase.
@@ -121,15 +122,15 @@ class SimulatedMemory(Recording):
         and allocated by what is not split off a block, and by what is `lost` in each of them.
         See RequestLog.repeat. Raises AllocatorOutOfMemory. The snapshot stays that of the recording.
         """
-        log, self._log = self._log, None
+        self._logs = False
+        self.log.lost = self.log.born_in_the_step(lost) if times else frozenset()
         self._segments = self._segments_now()
         self.allocator.device.emit = lambda *_: None
-        if log is None:
-            return {}
         try:
-            return log.repeat(times, self.allocator, self._blocks, self._enter, lost)
+            return self.log.repeat(times, self.allocator, self._blocks, self._enter)
         except AllocatorOutOfMemory:
-            self._ran_out_after = None if log.refused is None else log.refused - 1
+            refused = self.log.refused
+            self._ran_out_after = None if refused is None else refused - self.log.start - 1
             self.allocated_bytes = sum(block.size for block in self._blocks.values())
             raise
 
@@ -143,6 +144,17 @@ class SimulatedMemory(Recording):
         """After `repeat`: what comes now belongs to the snapshot too, segments as they are at its end."""
         self._segments = None
         self.allocator.device.emit = self._segment_event
+
+    def empty_cache(self) -> None:
+        """torch.cuda.empty_cache."""
+        if self._logs:
+            self.log.mark("emptied")
+        self.allocator.empty_cache()
+
+    def begin_step(self) -> None:
+        """What comes is of the next step."""
+        if self._logs:
+            self.log.mark("step")
 
     def _enter(self, phase: str) -> None:
         self.phase = phase  # memory may run out in it

@@ -134,7 +134,7 @@ class SimulatedRun:
         self.memory = SimulatedMemory(settings, hardware.memory_bytes - context, hardware.memory_bytes)
         self.time = SimulatedTime(hardware)
         self.paths = ModulePaths()
-        self.rules = CudaRules(recipe, hardware, self.memory.allocator.empty_cache)
+        self.rules = CudaRules(recipe, hardware, self.memory.empty_cache)
         self.communication = Communication(self.time)
         self.device = SimulatedDevice(self.memory, self.rules, self.time, self.paths, self.communication)
         self.kinds: list[Kind] = []
@@ -184,6 +184,7 @@ class SimulatedRun:
 
     def begin_step(self, index: int, kind: Kind) -> None:
         self.kinds.append(kind)
+        self.memory.begin_step()
         self.time.begin_step()
         self.communication.begin_step()
         if kind == "recorded":

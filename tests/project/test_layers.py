@@ -28,7 +28,7 @@ LEVELS = [
     "errors units",
     "system",
     "recipe step_profile allocator",
-    "architecture hardware snapshot",
+    "architecture hardware snapshot formula",
     "data virtual_gpu parallel",
     "training napkin",
     "observe run_folder launch",

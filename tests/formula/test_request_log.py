@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.allocator.allocator import Allocator
 from harness.allocator.blocks import Block
 from harness.allocator.settings import Settings
-from harness.simulate.request_log import RequestLog
+from harness.formula.request_log import RequestLog
 
 MIB = 1 << 20
 
@@ -14,8 +14,10 @@ def logged(*events: tuple[int, int]) -> tuple[RequestLog, Allocator, dict[int, B
     """After block 0, of 3 MiB: (key, bytes) is born and (key, -1) dies."""
     allocator = Allocator(Settings(), None, None)
     blocks = {0: allocator.malloc(3 * MIB)}
-    log = RequestLog(blocks)
-    log.begin("forward")
+    log = RequestLog()
+    log.born(0, 3 * MIB)
+    log.mark("recorded")
+    log.mark("phase", "forward")
     for key, size_bytes in events:
         if size_bytes < 0:
             log.died(key)
@@ -53,14 +55,15 @@ def test_it_is_repeated_until_a_step_leaves_the_blocks_that_it_found() -> None:
 
 def test_each_repeated_step_loses_what_the_step_lost() -> None:
     log, allocator, blocks = logged((1, 3 * MIB), (0, -1), (2, 3 * MIB))
-    peaks = log.repeat(3, allocator, blocks, lambda _: None, lost=[2, 77])
+    log.lost = log.born_in_the_step([2, 77])
+    peaks = log.repeat(3, allocator, blocks, lambda _: None)
     assert peaks["forward"][0] == (3 + 3 * 3 + 3) * MIB
     assert sum(block.size for block in blocks.values()) == (3 + 4 * 3) * MIB
 
 
 def test_what_lies_between_phases_is_of_no_phase() -> None:
     log, allocator, blocks = logged((1, 512), (1, -1))
-    log.end()
+    log.mark("between")
     log.born(2, 5 * MIB)
     log.died(2)
     entered: list[str] = []
