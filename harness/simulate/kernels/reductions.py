@@ -15,12 +15,12 @@ from math import prod
 import torch
 from torch import Tensor
 
+from harness.formula import MAX_VALUES_PER_THREAD, reduction_staging
 from harness.simulate.kernels.gpu import Gpu
 from harness.simulate.kernels.script import Script, ceil_div
 
 MAX_THREADS = 512  # mnt_wrapper
 WARP = 32
-MIN_VALUES_PER_THREAD, MAX_VALUES_PER_THREAD = 16, 256
 INT32_MAX = 2**31 - 1
 
 
@@ -187,16 +187,11 @@ def staging_bytes(dims: Sequence[Dim], input_bytes: int, kernel: Kernel, gpu: Gp
     target_grid = gpu.sm_count * (gpu.threads_per_sm // (block_width * block_height))
     if not (split_across_warps and values_per_thread >= MAX_VALUES_PER_THREAD and grid <= target_grid):
         return 0, 0
-    blocks_per_output = max(
-        min(ceil_div(target_grid, grid), ceil_div(values_per_thread, MIN_VALUES_PER_THREAD)),
-        ceil_div(values_per_thread, MAX_VALUES_PER_THREAD),
-    )
-    if blocks_per_output <= 1:
-        return 0, 0
-    staging = kernel.accumulate_bytes * outputs * blocks_per_output
+    block_bytes = kernel.accumulate_bytes * outputs
     if not inner_reduced:
-        staging *= block_width * output_vector
-    return staging, 4 * grid
+        block_bytes *= block_width * output_vector
+    staging = reduction_staging(inputs, step_input, ceil_div(target_grid, grid), block_bytes)
+    return (staging, 4 * grid) if staging else (0, 0)
 
 
 def _output_vector(dims: Sequence[Dim], reduce_dims: int, input_bytes: int) -> int:

@@ -1,7 +1,7 @@
 """What sorting and scanning on CUDA take from the caching allocator.
 
-CUB asks its caller for one scratch buffer; ATen/cuda/cub.cuh gives it one from the caching allocator. Its
-size follows from cub's tuning tables: how many elements one thread block handles ("tile"), per architecture.
+CUB asks its caller for one scratch buffer (formula/scratch.py); ATen/cuda/cub.cuh gives it one from the
+caching allocator. Its size follows from cub's tuning tables: how many elements one thread block handles.
 Files and lines are those of CCCL 3.0.1, under cub/cub, which CUDA 13.0 brings: threads times items a thread,
 and of 8 bytes half as many items as the tables say for 4 (util_arch.cuh, 141-159).
 """
@@ -14,54 +14,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.formula import (
+    at_most,
+    embedding_pieces,
+    radix_sort_rows_scratch,
+    radix_sort_scratch,
+    scan_scratch,
+    scan_scratch_at_most,
+)
 from harness.simulate.kernels.gpu import Gpu
 from harness.simulate.kernels.operators import kernel
 from harness.simulate.kernels.reductions import Kernel, reduce
-from harness.simulate.kernels.script import Script, ceil_div, round_up, size_of
+from harness.simulate.kernels.script import Script, size_of
 
-ALIGNMENT = 256  # util_temporary_storage.cuh, 80: each part of a scratch buffer starts at a multiple of it
 INDEX_BYTES = 8
-RADIX_BITS = 8
 SMALL_SORT = 4096  # native/cuda/Sort.cpp, should_use_small_sort: one block sorts that many, without scratch
-SINGLE_TILE = (
-    256 * 9
-)  # SingleTilePolicy: 256 threads of 19 (device/dispatch/tuning/tuning_radix_sort.cuh, 957)
-ROWS_PER_THREAD = 10  # NROWS_PER_THREAD in EmbeddingBackwardKernel.cu
 EMBEDDING_WITHOUT_SORT = 3072
 
 
-def scratch(*parts_bytes: int) -> int:
-    """cub's AliasTemporaries: parts rounded up to 256 B, and 255 B to align the first."""
-    return sum(round_up(part, ALIGNMENT) for part in parts_bytes) + ALIGNMENT - 1
+def sort_tile(gpu: Gpu) -> int:
+    """Elements of 8 bytes that one thread block sorts: device/dispatch/tuning/tuning_radix_sort.cuh,
+    OnesweepPolicy: 895 for Hopper and later (384 threads of 24 items), 792 for Ampere and Ada (384 of 21),
+    695 for Volta and Turing (256 of 23)."""
+    return 384 * 12 if gpu.capability >= (9, 0) else 384 * 10 if gpu.capability >= (8, 0) else 256 * 11
 
 
-def radix_sort_scratch(count: int, bits: int, gpu: Gpu) -> int:
-    """DeviceRadixSort::SortPairs of 8-byte keys with 8-byte values on the lowest `bits` bits.
-
-    Onesweep (device/dispatch/dispatch_radix_sort.cuh, 480-491): a histogram of 256 64-bit bins per pass, one
-    row of 256 32-bit counters per tile, for several passes the second half of the two double buffers, one
-    counter per pass. Tiles: device/dispatch/tuning/tuning_radix_sort.cuh, OnesweepPolicy: 895 for Hopper and
-    later (384 threads of 24 items), 792 for Ampere and Ada (384 of 21), 695 for Volta and Turing (256 of 23).
-    """
-    if count <= SINGLE_TILE:
-        return 1
-    tile = 384 * 12 if gpu.capability >= (9, 0) else 384 * 10 if gpu.capability >= (8, 0) else 256 * 11
-    passes = ceil_div(bits, RADIX_BITS)
-    bins = 2**RADIX_BITS
-    tiles = ceil_div(count, tile)
-    buffer = count * 8 if passes > 1 else 0
-    return scratch(passes * bins * 8, tiles * bins * 4, buffer, buffer, passes * 4)
-
-
-def scan_scratch(count: int, item_bytes: int, tile: int | None = None) -> int:
-    """DeviceScan: one state per tile and 32 of padding (agent/single_pass_scan_operators.cuh, 626).
-
-    A state is a value and a flag in one word of twice the item's size; a second part of a byte is aligned up.
-    Tile: DefaultPolicy, 128 threads of 15 items, on every GPU, because torch's sum is a functor of its own
-    (device/dispatch/tuning/tuning_scan.cuh, 478; ATen/cuda/cub.cuh, SumOp).
-    """
-    tiles = ceil_div(count, tile or 128 * max(1, min(15 * 4 // item_bytes, 15 * 2)))
-    return scratch((tiles + 32) * 2 * item_bytes, 1)
+def scan_tile(item_bytes: int) -> int:
+    """Items that one thread block adds up: DefaultPolicy, 128 threads of 15 items, on every GPU, because
+    torch's sum is a functor of its own (device/dispatch/tuning/tuning_scan.cuh, 478; ATen/cuda/cub.cuh,
+    SumOp)."""
+    return 128 * max(1, min(15 * 4 // item_bytes, 15 * 2))
 
 
 def unique_scratch(count: int, gpu: Gpu) -> int:
@@ -94,7 +76,7 @@ def sort(script: Script, self: Tensor, dim: int, gpu: Gpu) -> None:
     count = self.shape[dim] if self.dim() else 1
     positions = script.take(count * INDEX_BYTES)
     if count > SMALL_SORT:
-        script.briefly(radix_sort_scratch(count, 64, gpu))
+        script.briefly(radix_sort_scratch(count, 64, sort_tile(gpu)))
     script.free(positions)
 
 
@@ -109,7 +91,7 @@ def cumsum(script: Script, self: Tensor, dim: int, outputs: Sequence[Any]) -> No
     kept_as_it_is = self.dtype == dtype and self.is_contiguous()
     converted = None if kept_as_it_is else script.take(size_of(self, dtype))
     if self.dim() and self.numel() == self.shape[dim]:
-        script.briefly(scan_scratch(self.numel(), dtype.itemsize))
+        script.briefly(scan_scratch(self.numel(), dtype.itemsize, scan_tile(dtype.itemsize)))
     script.free(converted)
 
 
@@ -132,21 +114,24 @@ def embedding_backward(
     list_bytes = count * indices.dtype.itemsize
     sorted_indices, origins, positions = (script.take(list_bytes) for _ in range(3))
     used_bits = gpu.torch.sorts_embedding_indices_by_used_bits
-    bits = num_weights.bit_length() if used_bits else 8 * indices.dtype.itemsize
-    script.briefly(radix_sort_scratch(count, bits, gpu))
+    room = (
+        radix_sort_rows_scratch(count, num_weights, sort_tile(gpu))
+        if used_bits
+        else radix_sort_scratch(count, 8 * indices.dtype.itemsize, sort_tile(gpu))
+    )
+    script.briefly(room)
     script.free(positions)
     script.output(0)
 
-    segments = min(count, num_weights)
-    pieces = count // ROWS_PER_THREAD + segments
+    counts_bytes = at_most(count, num_weights, INDEX_BYTES)
     starts, segment_count, ignored = (script.take(n) for n in (list_bytes, INDEX_BYTES, list_bytes))
     script.briefly(unique_scratch(count, gpu))
     script.free(ignored)
-    piece_counts, piece_offsets = (script.take(segments * INDEX_BYTES) for _ in range(2))
-    script.briefly(scan_scratch(segments, INDEX_BYTES))
+    piece_counts, piece_offsets = (script.take(counts_bytes) for _ in range(2))
+    script.briefly(scan_scratch_at_most(count, num_weights, INDEX_BYTES, scan_tile(INDEX_BYTES)))
     piece_count = script.take(INDEX_BYTES)
-    piece_starts = script.take(pieces * INDEX_BYTES)
-    sums = script.take(pieces * grad_output.shape[-1] * 4)
+    piece_starts = script.take(embedding_pieces(count, num_weights, INDEX_BYTES))
+    sums = script.take(embedding_pieces(count, num_weights, grad_output.shape[-1] * 4))
     script.free(sums, piece_starts, piece_count, piece_offsets, piece_counts, segment_count, starts)
     script.free(origins, sorted_indices, *reversed(copies))
 
@@ -179,7 +164,7 @@ def index_put(
     wrapped, linear = script.take(list_bytes), script.take(list_bytes)
     script.free(wrapped)
     origins, sorted_indices, positions = (script.take(list_bytes) for _ in range(3))
-    script.briefly(radix_sort_scratch(count, self.shape[0].bit_length(), gpu))
+    script.briefly(radix_sort_rows_scratch(count, self.shape[0], sort_tile(gpu)))
     script.free(positions, sorted_indices, origins, linear)
 
 

@@ -20,7 +20,8 @@ from harness.hardware.hardware import find_hardware
 from harness.simulate.kernels.gpu import Gpu
 from harness.simulate.kernels.operators import OPERATORS, UNKNOWN, operator_name, script_of, unknown_ops
 from harness.simulate.kernels.script import Free, Keep, Take
-from harness.simulate.kernels.sorting import radix_sort_scratch, scan_scratch
+from harness.formula import radix_sort_scratch, scan_scratch
+from harness.simulate.kernels.sorting import scan_tile, sort_tile
 from harness.simulate.simulated_run import simulate
 from harness.system import TorchRelease
 from tests.support.tiny import tiny
@@ -249,19 +250,19 @@ def test_scratch_of_a_radix_sort() -> None:
     Histograms 3 x 256 x 8 bytes, a row of 256 x 4 for each of 3 tiles of 4608, the other halves of the double
     buffers 80,000 (aligned to 80,128) each, 3 counters (256), and 255 to align the first.
     """
-    assert radix_sort_scratch(10_000, 17, H100) == 6144 + 3072 + 80_128 + 80_128 + 256 + 255
-    assert radix_sort_scratch(2304, 64, H100) == 1
+    assert radix_sort_scratch(10_000, 17, sort_tile(H100)) == 6144 + 3072 + 80_128 + 80_128 + 256 + 255
+    assert radix_sort_scratch(2304, 64, sort_tile(H100)) == 1
     # one pass needs no other halves: 256 x 8, 3 rows of 256 x 4, a counter, and 255
-    assert radix_sort_scratch(10_000, 8, H100) == 2048 + 3072 + 256 + 255
+    assert radix_sort_scratch(10_000, 8, sort_tile(H100)) == 2048 + 3072 + 256 + 255
 
 
 def test_scratch_of_a_scan() -> None:
     """1000 of 8 bytes: 2 tiles of 128 x 7 and 32 more, 16 bytes each (544 aligned to 768), one byte, 255. Of
     4 bytes a thread has 15, and of 2 bytes 30: 10,000 are 6 tiles of 8 bytes, or 3 of 4.
     """
-    assert scan_scratch(1000, 8) == 768 + 256 + 255
-    assert scan_scratch(10_000, 4) == (6 + 32) * 8 + 208 + 256 + 255
-    assert scan_scratch(10_000, 2) == (3 + 32) * 4 + 116 + 256 + 255
+    assert scan_scratch(1000, 8, scan_tile(8)) == 768 + 256 + 255
+    assert scan_scratch(10_000, 4, scan_tile(4)) == (6 + 32) * 8 + 208 + 256 + 255
+    assert scan_scratch(10_000, 2, scan_tile(2)) == (3 + 32) * 4 + 116 + 256 + 255
 
 
 def test_embedding_backward_of_many_indices() -> None:

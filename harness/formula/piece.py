@@ -1,0 +1,196 @@
+"""A piece of a formula: the requests of a step wherever they are the same but for their sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.formula.expression import Expression, Point, explain, from_json, to_json
+from harness.formula.request_log import DIED, Mark, RequestLog
+from harness.formula.scratch import Ruled
+
+BIRTH = -1
+"""Among the events of a piece; any other number is the birth, counted from 0, that dies."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A size that nothing explains: what it was at the points where it was seen."""
+
+    values: tuple[int, ...]
+    points: tuple[Point, ...]
+
+    def at(self, point: Point) -> int:
+        """Raises ValueError elsewhere."""
+        return self.values[self.points.index(point)]
+
+    def __str__(self) -> str:
+        return "not known but where it was seen"
+
+
+Size = Expression | Listed
+
+
+@dataclass
+class Piece:
+    """One order of births and deaths, and the size of each birth as an expression."""
+
+    points: list[Point]
+    """Where it was simulated."""
+    events: list[int]
+    streams: list[int]
+    """Of each birth."""
+    marks: list[Mark]
+    lost: list[int]
+    """Births that are never freed."""
+    column_of: list[int]
+    """Of each birth."""
+    columns: list[Size]
+    sure: bool = False
+    """Every expression was found from fewer points than it explains."""
+
+    @classmethod
+    def of(cls, log: RequestLog, point: Point) -> Piece:
+        """What one simulation shows: it knows that point alone."""
+        numbers: dict[int, int] = {}
+        events: list[int] = []
+        for key, size_bytes, _ in log.events:
+            if size_bytes == DIED:
+                events.append(numbers[key])
+            else:
+                numbers[key] = len(numbers)
+                events.append(BIRTH)
+        born = [(size, stream) for _, size, stream in log.events if size != DIED]
+        piece = cls(
+            [],
+            events,
+            [stream for _, stream in born],
+            log.marks,
+            sorted(numbers[key] for key in log.lost),
+            [0] * len(born),
+            [Listed((), ())],
+        )
+        piece._take([size for size, _ in born], point)
+        return piece
+
+    def add(self, other: Piece) -> bool:
+        """Explain what another simulation shows as well. False, and nothing changed, if it did something
+        else."""
+        mine = self.events, self.streams, self.marks, self.lost
+        if mine != (other.events, other.streams, other.marks, other.lost):
+            return False
+        (point,) = other.points
+        if point not in self.points:
+            self._take([other.columns[column].at(point) for column in other.column_of], point)
+        return True
+
+    def _take(self, sizes: Sequence[int], point: Point) -> None:
+        """One more point, with the size of each birth at it."""
+        numbers: dict[Any, int] = {}
+        chosen: list[int] = []
+        values: list[tuple[int, ...]] = []
+        for before, size in zip(self.column_of, sizes, strict=True):
+            what = before, size, (size.rule, size.arguments) if isinstance(size, Ruled) else None
+            if what not in numbers:
+                numbers[what] = len(values)
+                values.append((*(self.columns[before].at(p) for p in self.points), size))
+            chosen.append(numbers[what])
+        self.points = [*self.points, point]
+        explained = [explain(column, self.points) for column in values]
+        self.sure = all(sure for _, sure in explained)
+        self.columns = [
+            Listed(column, tuple(self.points)) if found is None else found
+            for column, (found, _) in zip(values, explained, strict=True)
+        ]
+        self.column_of = chosen
+
+    def knows(self, point: Point) -> bool:
+        """Whether what it says there is exact: it was simulated there, or between such points."""
+        if point in self.points:
+            return True
+        rows, tokens = zip(*self.points, strict=True)
+        return (
+            self.sure
+            and self.explains
+            and min(rows) <= point.micro_batch_size <= max(rows)
+            and min(tokens) <= point.seq_len <= max(tokens)
+            and (min(tokens) == max(tokens) or point.seq_len % self.sequence_step == 0)
+        )
+
+    @property
+    def explains(self) -> bool:
+        """Whether it says anything anywhere else than where it was seen."""
+        return len(self.points) > 1 and not any(isinstance(size, Listed) for size in self.columns)
+
+    @property
+    def sequence_step(self) -> int:
+        """The largest power of two that all sequences it was derived at are multiples of: kernels pad, and
+        which of them runs may depend on it."""
+        together = 0
+        for point in self.points:
+            together |= point.seq_len
+        return together & -together
+
+    def at(self, point: Point) -> RequestLog:
+        """The requests at that point. Raises ValueError where a size is not known."""
+        sizes = [size.at(point) for size in self.columns]
+        log = RequestLog()
+        events = log.events
+        births = 0
+        for event in self.events:
+            if event == BIRTH:
+                events.append((births, sizes[self.column_of[births]], self.streams[births]))
+                births += 1
+            else:
+                events.append((event, DIED, 0))
+        log.marks, log.lost = self.marks, frozenset(self.lost)
+        return log
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` reads back. Deaths are counted back from the latest birth, so that the
+        same layers read the same."""
+        births, events = 0, list[int]()
+        for event in self.events:
+            events.append(0 if event == BIRTH else births - event)
+            births += event == BIRTH
+        return {
+            "points": self.points,
+            "sure": self.sure,
+            "events": events,
+            "columns": [
+                {"listed": size.values} if isinstance(size, Listed) else to_json(size)
+                for size in self.columns
+            ],
+            "column_of": self.column_of,
+            "streams": {n: stream for n, stream in enumerate(self.streams) if stream},
+            "marks": self.marks,
+            "lost": self.lost,
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Piece:
+        """What `as_json` wrote."""
+        points = [Point(*point) for point in document["points"]]
+        births, events = 0, list[int]()
+        for back in document["events"]:
+            events.append(births - back if back else BIRTH)
+            births += not back
+        streams = [0] * births
+        for n, stream in document["streams"].items():
+            streams[int(n)] = stream
+        columns: list[Size] = [
+            Listed(tuple(size["listed"]), tuple(points)) if isinstance(size, dict) else from_json(size)
+            for size in document["columns"]
+        ]
+        marks = [Mark(*mark) for mark in document["marks"]]
+        return cls(
+            points,
+            events,
+            streams,
+            marks,
+            document["lost"],
+            document["column_of"],
+            columns,
+            document["sure"],
+        )

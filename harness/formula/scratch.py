@@ -1,0 +1,117 @@
+"""The scratch buffers of sorting and reducing on CUDA: sizes that are no polynomials, by their own rules.
+
+CUB asks its caller for one scratch buffer. Its size follows from cub's tuning tables: how many elements one
+thread block handles ("tile"), which simulate/kernels/sorting.py reads from them. Files and lines are those
+of CCCL 3.0.1, under cub/cub, which CUDA 13.0 brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+
+ALIGNMENT = 256  # util_temporary_storage.cuh, 80: each part of a scratch buffer starts at a multiple of it
+RADIX_BITS = 8
+SINGLE_TILE = (
+    256 * 9
+)  # SingleTilePolicy: 256 threads of 19 (device/dispatch/tuning/tuning_radix_sort.cuh, 957)
+ROWS_PER_THREAD = 10  # NROWS_PER_THREAD in native/cuda/EmbeddingBackwardKernel.cu
+
+
+class Ruled(int):
+    """A number of bytes that knows the rule it comes from, and what that rule was given."""
+
+    rule: str
+    arguments: tuple[int, ...]
+
+
+RULES: dict[str, Callable[..., int]] = {}
+"""By name: functions of whole numbers, each giving a Ruled."""
+
+
+def rule(function: Callable[..., int]) -> Callable[..., int]:
+    """A function of whole numbers whose result remembers where it is from."""
+
+    @wraps(function)
+    def ruled(*arguments: int) -> int:
+        found = Ruled(function(*arguments))
+        found.rule, found.arguments = function.__name__, arguments
+        return found
+
+    RULES[function.__name__] = ruled
+    return ruled
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """number / divisor, rounded up."""
+    return -(-number // divisor)
+
+
+def scratch(*parts_bytes: int) -> int:
+    """cub's AliasTemporaries: parts rounded up to 256 B, and 255 B to align the first."""
+    return sum(ceil_div(part, ALIGNMENT) * ALIGNMENT for part in parts_bytes) + ALIGNMENT - 1
+
+
+@rule
+def radix_sort_scratch(count: int, bits: int, tile: int) -> int:
+    """DeviceRadixSort::SortPairs of 8-byte keys with 8-byte values on the lowest `bits` bits.
+
+    Onesweep (device/dispatch/dispatch_radix_sort.cuh, 480-491): a histogram of 256 64-bit bins per pass, one
+    row of 256 32-bit counters per tile, for several passes the second half of the two double buffers, one
+    counter per pass.
+    """
+    if count <= SINGLE_TILE:
+        return 1
+    passes, bins = ceil_div(bits, RADIX_BITS), 2**RADIX_BITS
+    buffer = count * 8 if passes > 1 else 0
+    return scratch(passes * bins * 8, ceil_div(count, tile) * bins * 4, buffer, buffer, passes * 4)
+
+
+@rule
+def radix_sort_rows_scratch(count: int, rows: int, tile: int) -> int:
+    """radix_sort_scratch on as many bits as the number of a row has."""
+    return radix_sort_scratch(count, rows.bit_length(), tile)
+
+
+@rule
+def scan_scratch(count: int, item_bytes: int, tile: int) -> int:
+    """DeviceScan: one state per tile and 32 of padding (agent/single_pass_scan_operators.cuh, 626).
+
+    A state is a value and a flag in one word of twice the item's size; a second part of a byte is aligned up.
+    """
+    return scratch((ceil_div(count, tile) + 32) * 2 * item_bytes, 1)
+
+
+@rule
+def embedding_pieces(count: int, weights: int, row_bytes: int) -> int:
+    """Rows for the pieces of at most 10 equal indices that the embedding's backward sums one by one: as many
+    as there may be distinct indices, and a tenth of all."""
+    return (count // ROWS_PER_THREAD + min(count, weights)) * row_bytes
+
+
+@rule
+def at_most(count: int, most: int, item_bytes: int) -> int:
+    """Items of `item_bytes` each, as many as `count`, but at most `most`."""
+    return min(count, most) * item_bytes
+
+
+@rule
+def scan_scratch_at_most(count: int, most: int, item_bytes: int, tile: int) -> int:
+    """scan_scratch of as many items as `count`, but at most `most`."""
+    return scan_scratch(min(count, most), item_bytes, tile)
+
+
+MIN_VALUES_PER_THREAD, MAX_VALUES_PER_THREAD = 16, 256  # native/cuda/Reduce.cuh, setReduceConfig
+
+
+@rule
+def reduction_staging(inputs: int, step: int, free_blocks: int, block_bytes: int) -> int:
+    """What the blocks that share one output of a reduction leave to be summed, 0 if one block does it all.
+
+    native/cuda/Reduce.cuh, setReduceConfig: `inputs` for an output, of which a block takes `step` at a time;
+    the device has room for `free_blocks` of them an output.
+    """
+    values = ceil_div(inputs, step)
+    least = ceil_div(values, MAX_VALUES_PER_THREAD)
+    blocks = max(min(free_blocks, ceil_div(values, MIN_VALUES_PER_THREAD)), least)
+    return blocks * block_bytes if blocks > 1 else 0
