@@ -25,6 +25,8 @@ class AllocatorOutOfMemory(Exception):
             f"out of memory: {requested} bytes requested, which takes {segment} from the device; "
             f"{free} bytes are free, {reserved - allocated} bytes reserved but unallocated"
         )
+        self.numbers = requested, segment, free, allocated, reserved
+        """What it was made of."""
         self.requested_bytes = requested
         self.segment_bytes = segment
         """What cudaMalloc was asked for; the size that PyTorch's message names."""

@@ -128,7 +128,6 @@ class _Confirming:
                 self.simulations,
                 name,
                 multiple_of=self._step(name),
-                guided=True,
                 told=lambda value, fits, name=name: self._tell(f"{name}={value}", fits),
             )
         if not self.settings.expandable_segments:
@@ -155,7 +154,7 @@ class _Confirming:
             return
         larger = fits_beyond(
             self.recipe,
-            Simulations(self.hardware, replace(self.settings, expandable_segments=True)),
+            self.simulations.with_settings(replace(self.settings, expandable_segments=True)),
             known,
             lambda value, fits: self._tell(f"{name}={value} with expandable_segments:True", fits),
         )

@@ -1,4 +1,7 @@
-"""The largest micro batch or sequence that fits, found by simulating and not by arithmetic."""
+"""The largest micro batch or sequence that fits, found by simulating and not by arithmetic.
+
+A few simulations make a formula (harness/formula), which says where the end is; what is there is simulated.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from harness.architecture import load_shape
 from harness.errors import InputError
-from harness.fit.search import (
-    DEFAULT_MARGIN,
-    LARGEST,
-    MULTIPLES,
-    FitField,
-    largest,
-    largest_within,
-    needs_of,
-    usable_bytes,
-)
+from harness.fit.search import LARGEST, MULTIPLES, FitField
 from harness.fit.simulations import Simulations
 from harness.recipe import Recipe, check_recipe
 from harness.step_profile import StepProfile
 
-MAX_GUESSES = 6
-"""Guesses from what a simulation took; then the interval is halved."""
-FIRST_STRIDE = 50
-"""Where nothing can be guessed yet, the first stride is this part of the value; each next one is double."""
+MOST_GUESSES = 8
+"""Tries that go where the end seems to be; then the interval is halved."""
+MOST_BEYOND = 3
+"""Tries with other allocator settings."""
 
 
 @dataclass
@@ -42,11 +35,11 @@ class ExactFit:
     next_value: int | None = None
     """The next larger one, which does not fit or is not possible."""
     next_profile: StepProfile | None = None
-    """Out of memory at the next value; None when that was not simulated, for `limit`."""
+    """Out of memory at the next value, simulated or as the formula says; None for a `limit`."""
     limit: str | None = None
     """Why there is nothing beyond the largest value, where memory is not the reason."""
     tried: dict[int, bool] = dataclasses.field(default_factory=dict[int, bool])
-    """Every simulated value, in order, and whether it fits."""
+    """Every value that was looked at, in order, and whether it fits."""
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain data, without the profiles."""
@@ -71,17 +64,15 @@ def fit_exact(
     field: FitField = "micro_batch_size",
     *,
     multiple_of: int | None = None,
-    guided: bool = False,
     told: Callable[[int, bool], None] = lambda value, fits: None,
 ) -> ExactFit:
     """Search for the largest value of `field`, a multiple of `multiple_of`, that fits.
 
-    It was simulated to fit, and the next one not to. `guided`: begin where arithmetic, if it knows the model,
-    expects the answer, and not at the recipe's own value. `told` hears each simulation's outcome. Raises
-    InputError for a recipe that cannot be simulated.
+    It was simulated to fit, or lies between sizes that were and whose formula is exact there. The next one
+    does not fit: it was simulated, or the same formula says so. `told` hears each outcome. Raises InputError
+    for a recipe that cannot be simulated.
     """
-    unit = multiple_of or MULTIPLES[field]
-    return _Search(recipe, simulations, field, unit, guided, told).largest()
+    return _Search(recipe, simulations, field, multiple_of or MULTIPLES[field], told).largest()
 
 
 def fits_beyond(
@@ -92,17 +83,13 @@ def fits_beyond(
 ) -> ExactFit:
     """A larger value than the one `known`, which other allocator settings gave, that fits with these.
 
-    Three simulations at the most: where arithmetic expects the end if nothing is lost in pieces, half way
-    there, and the next value. The value is None if none of them fits.
+    A few tries at the most. The value is None if none of them fits.
     """
-    return _Search(recipe, simulations, known.field, known.multiple_of, True, told).beyond(known)
+    return _Search(recipe, simulations, known.field, known.multiple_of, told).beyond(known)
 
 
 class _Search:
-    """Between the largest value that was seen to fit and the smallest that was seen not to.
-
-    A simulation that runs out of memory ends early, so trying too much costs less than trying too little.
-    """
+    """Between the largest value that is seen to fit and the smallest that is seen not to. Both in units."""
 
     def __init__(
         self,
@@ -110,148 +97,159 @@ class _Search:
         simulations: Simulations,
         field: FitField,
         unit: int,
-        guided: bool,
         told: Callable[[int, bool], None],
     ) -> None:
         self.recipe, self.simulations, self.told = recipe, simulations, told
-        self.hardware = simulations.hardware
         self.found = ExactFit(field, unit)
-        self.fitting: dict[int, StepProfile] = {}
-        """By value."""
         self.low, self.high = 0, LARGEST[field] // unit + 1
-        """In units: what is known to fit, and what is known not to, or is not looked for."""
-        self.stride = 0
-        self.arithmetic: Callable[[int], int] | None = None
-        """Bytes needed, by value."""
+        """What is known to fit, and what is known not to, or is not looked for."""
         self.start = max(1, getattr(recipe, field) // unit)
-        if guided:
-            self._guide()
-
-    def _guide(self) -> None:
-        field = self.found.field
-        try:
-            shape = load_shape(self.recipe.model)
-            needs = needs_of(self.recipe, self.hardware, field, shape)
-            expected = largest_within(usable_bytes(self.hardware, DEFAULT_MARGIN), needs, field, shape)
-        except InputError:  # a model, or a toggle of it, that arithmetic does not know
-            return
-        self.arithmetic, self.start = needs, max(1, expected // self.found.multiple_of)
+        self._expected: dict[int, bool] = {}
+        """By units: whether the formula says that they fit."""
+        self._lost: dict[int, int] = {}
+        """By units that do not fit: bytes that lie in pieces when memory runs out."""
 
     def largest(self) -> ExactFit:
         """The largest value that fits, and the next one that does not."""
-        found, units = self.found, self.start
+        found, tried = self.found, self.start
         while self.high - self.low > 1:
-            profile = self._try(units)
-            units = self._next(units * found.multiple_of, profile)
+            self._try(tried)
+            if self._is_the_end():
+                break
+            tried = self._next(tried)
         if self.low:
             found.value = self.low * found.multiple_of
-            found.profile = self.fitting[found.value]
+            found.profile = self.simulations.profile(self._with(self.low))
         if found.next_value is None:
             found.limit = f"larger values than {LARGEST[found.field]} are not looked for"
+        self.simulations.keep()
         return found
 
     def beyond(self, known: ExactFit) -> ExactFit:
         """See fits_beyond."""
-        value, unit, end = known.value or 0, known.multiple_of, 0
-        self.low = value // unit
-        if self.arithmetic is not None:
-            waste = self._wastes(known.profile, self.arithmetic, value)[1] if known.profile is not None else 0
-            end = self._most_within(self.arithmetic, waste)
-        for units in sorted({end, (self.low + end) // 2, self.low + 1}, reverse=True):
-            if self.low < units < self.high:
-                profile = self._try(units)
-                if profile is not None and profile.oom is None:
-                    self.found.value, self.found.profile = units * unit, profile
-                    break
+        self.low = (known.value or 0) // known.multiple_of
+        first = self.low
+        for _ in range(MOST_BEYOND):
+            guess = self._end()
+            if guess is None or guess <= self.low:
+                break
+            self._try(guess)
+        if self.low > first:
+            self.found.value = self.low * self.found.multiple_of
+            self.found.profile = self.simulations.profile(self._with(self.low))
+        self.simulations.keep()
         return self.found
 
-    def _try(self, units: int) -> StepProfile | None:
-        """Simulate so many units, and note what it shows. None if that value cannot be."""
+    def _with(self, units: int) -> Recipe:
+        return self.recipe.model_copy(update={self.found.field: units * self.found.multiple_of})
+
+    def _try(self, units: int) -> None:
+        """Look at so many units, and note what it shows."""
         found, value = self.found, units * self.found.multiple_of
-        profile = self._simulated(value)
+        profile = self._profile(value)
         fits = profile is not None and profile.oom is None
         found.tried[value] = fits
         self.told(value, fits)
-        if profile is not None and profile.oom is None:
-            self.low, self.fitting[value] = units, profile
+        self._expected[units] = fits
+        if fits:
+            self.low = units
         else:
             self.high, found.next_value, found.next_profile = units, value, profile
             found.limit = found.limit if profile is None else None
-        return profile
 
-    def _simulated(self, value: int) -> StepProfile | None:
+    def _profile(self, value: int) -> StepProfile | None:
         """The profile with that value; None if it cannot be (the reason goes to found.limit)."""
         try:
-            return self.simulations.profile(self._with(value))
+            recipe = check_recipe({**self.recipe.model_dump(), self.found.field: value}, "fit")
+            return self.simulations.profile(recipe)
         except InputError as error:
             if value <= getattr(self.recipe, self.found.field):
                 raise  # the recipe itself cannot be simulated
             self.found.limit = str(error)
             return None
 
-    def _with(self, value: int) -> Recipe:
-        return check_recipe({**self.recipe.model_dump(), self.found.field: value}, "fit")
+    def _is_the_end(self) -> bool:
+        """Whether the formula of what fits says that one unit more does not."""
+        if not self.low or self.high - self.low == 1 or self.found.next_value is not None:
+            return False
+        after = self.low + 1
+        if not self.simulations.explains(self._with(self.low)) or self._fits(after) is not False:
+            return False
+        self.found.next_profile = self.simulations.expected(self._with(after))
+        self.high, self.found.next_value = after, self.found.multiple_of * after
+        return True
 
-    def _next(self, tried: int, profile: StepProfile | None) -> int:
-        """What to try next, after `tried` gave `profile`: in units, between low and high."""
-        low, high, end_is_known = self.low, self.high, self.found.next_value is not None
-        needs = self.arithmetic or self._line()
-        if needs is not None and profile is not None and len(self.found.tried) <= MAX_GUESSES:
-            for waste in self._wastes(profile, needs, tried):
-                guess = self._most_within(needs, waste)
-                room = (high - low) // 8 if low and end_is_known else 0
-                # this is the end, as far as is known; if the one before it seemed so too, less is wasted
-                if low and guess == low and (low - 1) * self.found.multiple_of not in self.fitting:
-                    return low + 1
-                if low + room < guess < high - room:
-                    return guess
-        if low and end_is_known:
-            return low + (high - low) * 2 // 3
-        if not low and not self.arithmetic:
-            return 1  # whether anything fits at all: if so, a line leads from there to the end
-        self.stride = 2 * self.stride or max(1, self.start // FIRST_STRIDE)
-        if not low:
-            return max(1, high - self.stride)
-        return min(low + (self.stride if self.arithmetic else low), high - 1)
+    def _next(self, tried: int) -> int:
+        """What to try next, in units, between low and high."""
+        low, high, found = self.low, self.high, self.found
+        impossible = found.next_value is not None and found.next_profile is None
+        if impossible or len(found.tried) > MOST_GUESSES:
+            return low + max(1, (high - low) // 2)
+        end = self._end()
+        if end is None:
+            end = self._by_what_grows(tried)
+        # at the end already, as far as is known: one unit more shows it
+        return min(max(end, low + 1), high - 1)
 
-    def _most_within(self, needs: Callable[[int], int], waste: int) -> int:
-        """The most units that fit if `waste` bytes are taken beyond what they need."""
-        limit, unit = self.hardware.memory_bytes - waste, self.found.multiple_of
-        most = LARGEST[self.found.field] // unit
-        return largest(lambda units: _needs_at_most(needs, units * unit, limit), most)
+    def _by_what_grows(self, tried: int) -> int:
+        """Where the end is if all that does not stay from step to step grows with the field."""
+        recipe, hardware = self._with(tried), self.simulations.hardware
+        kept = self.simulations.kept_bytes(recipe)
+        grows = (self.simulations.with_plenty(recipe).memory.process_bytes or 0) - kept
+        return tried * (hardware.memory_bytes - kept) // max(1, grows)
 
-    def _line(self) -> Callable[[int], int] | None:
-        """Memory is nearly a straight line in both fields: that through the largest that fits, and where the
-        search began if that does not, or else the next smaller one that fits."""
-        known, start = dict(self.fitting), self.start * self.found.multiple_of
-        if known and self.found.tried.get(start) is False:
-            known[start] = self.simulations.with_plenty(self._with(start))
-        if len(known) < 2:
+    def _end(self) -> int | None:
+        """The most units between low and high of which the formula says that they fit; None without one."""
+        most = self._most_within(0)
+        if most is None:
             return None
-        (a, first), (b, second) = sorted(known.items())[-2:]
-        slope = (_allocated(second) - _allocated(first)) / (b - a)
-        at_b = _allocated(second) + self.hardware.calibration.cuda_context_bytes
-        return (lambda value: int(at_b + slope * (value - b))) if slope > 0 else None
+        low, high = self.low, min(self.high, most + 1)
+        guess, stride = most, 0
+        while high - low > 1:
+            guess = min(max(guess, low + 1), high - 1)
+            fits = self._fits(guess)
+            if fits is None:
+                return None
+            if fits:
+                low = guess
+            else:
+                high = guess
+            if not stride:  # more than was allocated is needed: as much more as lay in pieces here
+                guess, stride = self._most_within(self._lost.get(guess, 0)) or guess, 1
+            else:
+                guess, stride = guess + (stride if fits else -stride), stride * 2
+        return low
 
-    def _wastes(self, profile: StepProfile, needs: Callable[[int], int], tried: int) -> list[int]:
-        """Bytes that the device must have beyond `needs`, as this simulation shows: with fragmentation as it
-        was there, and with as little as there can be."""
-        if profile.oom is not None:
-            return [profile.oom.reserved_unallocated_bytes or 0]
-        context, needed = self.hardware.calibration.cuda_context_bytes, needs(tried)
-        return [context + of(profile) - needed for of in (_reserved, _allocated)]
+    def _most_within(self, lost_bytes: int) -> int | None:
+        """The most units, from low to below high, that need no more than there is besides what is lost, if
+        nothing else is; None if no formula knows. Needs are nearly a straight line."""
+        limit = self.simulations.hardware.memory_bytes - lost_bytes
+        low, high, units = self.low, self.high, self.found.tried and max(self.low, 1) or self.start
+        seen: tuple[int, int] | None = None
+        while high - low > 1:
+            units = min(max(units, low + 1), high - 1)
+            needed = self.simulations.least_bytes(self._with(units))
+            if needed is None:
+                return None
+            if needed <= limit:
+                low = units
+            else:
+                high = units
+            if seen is None or needed == seen[1] or units == seen[0]:
+                step = max(1, units // 8) if needed <= limit else -max(1, units // 8)
+            else:
+                slope = (needed - seen[1]) / (units - seen[0])
+                step = int((limit - needed) // slope) if slope > 0 else high - units
+            seen, units = (units, needed), units + step
+        return low
 
-
-def _needs_at_most(needs: Callable[[int], int], value: int, limit: int) -> bool:
-    try:
-        return needs(value) <= limit
-    except InputError:  # a sequence with more positions than the model has
-        return False
-
-
-def _reserved(profile: StepProfile) -> int:
-    return profile.memory.peak_reserved_bytes or 0
-
-
-def _allocated(profile: StepProfile) -> int:
-    return profile.memory.peak_allocated_bytes or 0
+    def _fits(self, units: int) -> bool | None:
+        """As the formula says; None without one."""
+        if units not in self._expected:
+            profile = self.simulations.expected(self._with(units))
+            if profile is None:
+                return None
+            self._expected[units] = profile.oom is None
+            if profile.oom is not None:
+                self._lost[units] = profile.oom.reserved_unallocated_bytes or 0
+        return self._expected[units]

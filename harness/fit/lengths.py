@@ -142,7 +142,6 @@ def _micro_batch(
             sized,
             simulations,
             "seq_len",
-            guided=True,
             told=lambda value, fits: told(f"{rows} x {value}: {'fits' if fits else 'does not fit'}"),
         )
         longest = min(search.value or 0, sized.seq_len - 1)

@@ -1,35 +1,124 @@
-"""Simulated steps on one device, each simulated once. No torch until one is asked for."""
+"""What simulations say of recipes on one device, each asked for once. No torch until one has to run.
+
+A simulation is made with plenty of memory and its requests are kept as a formula (harness/formula), so that
+another size between those that were simulated, less memory or another allocator needs no simulation.
+"""
 
 from __future__ import annotations
 
-from harness.allocator import Settings
+from collections.abc import Callable
+
+from harness.allocator import Settings, parse_settings
+from harness.formula import Formula, RequestLog, kept_bytes, least_bytes, load, point_of, save
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
+from harness.system import installed_version
 
 
 class Simulations:
-    """What simulations say of recipes on `hardware` with an allocator's `settings` (None: the defaults).
+    """What simulations say of recipes on `hardware` with an allocator's `settings` (None: the defaults)."""
 
-    Two searches and the prices of changes all ask about the recipe as it is: it is simulated for one of them.
-    """
-
-    def __init__(self, hardware: Hardware, settings: Settings | None = None) -> None:
-        self.hardware, self.settings = hardware, settings
+    def __init__(
+        self,
+        hardware: Hardware,
+        settings: Settings | None = None,
+        told: Callable[[str], None] = lambda line: None,
+        formulas: dict[str, Formula] | None = None,
+    ) -> None:
+        self.hardware = hardware
+        self.settings = settings or parse_settings("", installed_version("torch") or "")
+        self.told = told
+        self._formulas: dict[str, Formula] = {} if formulas is None else formulas
         self._profiles: dict[tuple[Recipe, int], StepProfile] = {}
+
+    def with_settings(self, settings: Settings) -> Simulations:
+        """The same simulations, and another allocator."""
+        return Simulations(self.hardware, settings, self.told, self._formulas)
+
+    def formula(self, recipe: Recipe) -> Formula:
+        """What is known of the recipe at other sizes."""
+        name = recipe.model_copy(update={"micro_batch_size": 1, "seq_len": 1}).model_dump_json()
+        if name not in self._formulas:
+            self._formulas[name] = load(recipe, self.hardware)
+        return self._formulas[name]
 
     def profile(self, recipe: Recipe) -> StepProfile:
         """Of one step; `oom` is filled where it runs out. Raises InputError if it cannot be simulated."""
-        return self._profile(recipe, self.hardware)
+        return self._profile(recipe, self.hardware, self._exactly)
 
     def with_plenty(self, recipe: Recipe) -> StepProfile:
         """The same if memory did not run out: what the recipe takes at its peak."""
-        return self._profile(recipe, with_memory(self.hardware, PLENTY_BYTES))
+        return self._profile(recipe, with_memory(self.hardware, PLENTY_BYTES), self._exactly)
 
-    def _profile(self, recipe: Recipe, hardware: Hardware) -> StepProfile:
-        from harness.simulate import simulate
+    def seen(self, recipe: Recipe) -> StepProfile:
+        """The same as `profile`, simulated at these very sizes, now or before."""
+        return self._profile(recipe, self.hardware, self._simulated)
 
+    def expected(self, recipe: Recipe) -> StepProfile | None:
+        """The profile if what was seen at other sizes goes on; None if nothing is known that could."""
+        log = self.requests(recipe)
+        return None if log is None else self._profile(recipe, self.hardware, lambda _: log)
+
+    def requests(self, recipe: Recipe) -> RequestLog | None:
+        """What the step asks for at these sizes, if what was seen at others goes on; None if nobody knows."""
+        formula, point = self.formula(recipe), point_of(recipe)
+        piece = formula.knowing(point) or formula.guessing(point)
+        try:
+            return None if piece is None else piece.at(point)
+        except ValueError:
+            return None
+
+    def knows(self, recipe: Recipe) -> bool:
+        """Whether `profile` needs no simulation."""
+        return self.formula(recipe).knowing(point_of(recipe)) is not None
+
+    def explains(self, recipe: Recipe) -> bool:
+        """Whether what is known exactly at these sizes says something of others, too."""
+        piece = self.formula(recipe).knowing(point_of(recipe))
+        return piece is not None and piece.explains
+
+    def least_bytes(self, recipe: Recipe) -> int | None:
+        """Memory without which the step does not fit, as far as is known; None if nothing is."""
+        log = self.requests(recipe)
+        return None if log is None else least_bytes(log) + self.hardware.calibration.cuda_context_bytes
+
+    def kept_bytes(self, recipe: Recipe) -> int:
+        """What stays on the device from step to step."""
+        return kept_bytes(self._exactly(recipe)) + self.hardware.calibration.cuda_context_bytes
+
+    def keep(self) -> None:
+        """Keep what was found for the next question."""
+        for formula in self._formulas.values():
+            save(formula)
+
+    def _profile(
+        self, recipe: Recipe, hardware: Hardware, requests: Callable[[Recipe], RequestLog]
+    ) -> StepProfile:
         asked = recipe, hardware.memory_bytes
         if asked not in self._profiles:
-            self._profiles[asked] = simulate(recipe, hardware, self.settings, explain_oom=False)[0]
+            log = requests(recipe)
+            found = self.formula(recipe).profile(log, recipe, hardware, self.settings)
+            if not self.knows(recipe):
+                return found
+            self._profiles[asked] = found
         return self._profiles[asked]
+
+    def _exactly(self, recipe: Recipe) -> RequestLog:
+        point = point_of(recipe)
+        piece = self.formula(recipe).knowing(point)
+        return self._simulated(recipe) if piece is None else piece.at(point)
+
+    def _simulated(self, recipe: Recipe) -> RequestLog:
+        """The requests of a simulation at these sizes, now or before."""
+        formula, point = self.formula(recipe), point_of(recipe)
+        for piece in formula.pieces:
+            if point in piece.points:
+                return piece.at(point)
+        from harness.simulate import simulate
+
+        plenty = with_memory(self.hardware, PLENTY_BYTES)
+        profile, memory = simulate(recipe, plenty, self.settings, explain_oom=False)
+        formula.learn(memory.log, profile)
+        save(formula)
+        return memory.log

@@ -1,6 +1,8 @@
 """A step's requests of memory as expressions of its sizes: derived from simulations, evaluated without torch."""
 
 from harness.formula.expression import Point
+from harness.formula.formula import Formula, outcome_of, point_of
+from harness.formula.outcome import Outcome, kept_bytes, least_bytes, outcome
 from harness.formula.piece import Piece
 from harness.formula.request_log import RequestLog
 from harness.formula.scratch import (
@@ -13,17 +15,27 @@ from harness.formula.scratch import (
     scan_scratch,
     scan_scratch_at_most,
 )
+from harness.formula.store import load, save
 
 __all__ = [
     "MAX_VALUES_PER_THREAD",
+    "Formula",
+    "Outcome",
     "Piece",
     "Point",
     "RequestLog",
     "at_most",
     "embedding_pieces",
+    "kept_bytes",
+    "least_bytes",
+    "load",
+    "outcome",
+    "outcome_of",
+    "point_of",
     "radix_sort_rows_scratch",
     "radix_sort_scratch",
     "reduction_staging",
+    "save",
     "scan_scratch",
     "scan_scratch_at_most",
 ]

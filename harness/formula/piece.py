@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log2
 from typing import Any
 
 from harness.formula.expression import Expression, Point, explain, from_json, to_json
@@ -116,6 +117,23 @@ class Piece:
             and min(rows) <= point.micro_batch_size <= max(rows)
             and min(tokens) <= point.seq_len <= max(tokens)
             and (min(tokens) == max(tokens) or point.seq_len % self.sequence_step == 0)
+        )
+
+    def distance(self, point: Point) -> float:
+        """How far the nearest of its points lies from `point`, in powers of two."""
+        return min(
+            abs(log2(point.micro_batch_size / rows)) + abs(log2(point.seq_len / tokens))
+            for rows, tokens in self.points
+        )
+
+    def may_hold(self, point: Point) -> bool:
+        """Whether it explains sizes of that kind: a size that never differed where it was derived may be
+        anywhere in them."""
+        rows, tokens = (set(sizes) for sizes in zip(*self.points, strict=True))
+        return (
+            self.explains
+            and (len(rows) > 1 or point.micro_batch_size in rows)
+            and (len(tokens) > 1 or point.seq_len in tokens)
         )
 
     @property

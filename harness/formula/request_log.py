@@ -49,9 +49,14 @@ class RequestLog:
         self.events.append((key, DIED, 0))
 
     @property
+    def recorded(self) -> int:
+        """The mark at which the recorded step begins."""
+        return next(n for n, mark in enumerate(self.marks) if mark.what == "recorded")
+
+    @property
     def start(self) -> int:
         """The first event of the recorded step."""
-        return next(mark.at for mark in self.marks if mark.what == "recorded")
+        return self.marks[self.recorded].at
 
     def born_in_the_step(self, keys: Container[int]) -> frozenset[int]:
         """Of `keys`, those of what the recorded step made."""
@@ -91,7 +96,7 @@ class RequestLog:
         for _ in range(times if left is not None else 0):
             blocks |= {old: blocks.pop(new) for old, new in (left or {}).items()}
             blocks |= {next(nobodys): blocks.pop(key) for key in self.lost}
-            for phase, allocated, reserved in self.play(self.start, None, allocator, blocks, enter):
+            for phase, allocated, reserved in self.play(self.recorded, None, allocator, blocks, enter):
                 before = peaks.get(phase, (0, 0))
                 peaks[phase] = max(before[0], allocated), max(before[1], reserved)
             before, state = state, all_blocks(allocator)
@@ -101,30 +106,33 @@ class RequestLog:
 
     def play(
         self,
-        start: int,
+        first: int,
         end: int | None,
         allocator: Allocator,
         blocks: dict[int, Block],
         enter: Callable[[str], None],
     ) -> Iterator[tuple[str, int, int]]:
-        """Make the requests from event `start` to `end`: the name of each phase once it is over, with its
-        largest allocated and reserved bytes. Raises AllocatorOutOfMemory, and `refused` says where.
+        """Make the requests from mark `first` to mark `end` (None: to the last): the name of each phase once
+        it is over, with its largest allocated and reserved bytes. `enter` is told each phase. Raises
+        AllocatorOutOfMemory, and `refused` says where.
         """
-        end = len(self.events) if end is None else end
-        marks = [mark for mark in self.marks if start <= mark.at <= end and mark.what != "step"]
+        marks = self.marks[first:end]
+        ends = [mark.at for mark in self.marks[first + 1 : end]]
+        ends.append(len(self.events) if end is None else self.marks[end].at)
         now = sum(block.size for block in blocks.values())
-        phase, peak, at = "", 0, start
-        for mark in [*marks, Mark(end, "between")]:
-            now, peak = self._ask(at, mark.at, allocator, blocks, now, peak)
-            at = mark.at
+        phase, peak = "", 0
+        for mark, last in zip(marks, ends, strict=True):
             if mark.what == "emptied":
                 allocator.empty_cache()
-            elif mark.what != "recorded":
+            elif mark.what in ("phase", "between"):
                 if phase:
                     yield phase, peak, allocator.peak_reserved_bytes
                 phase, peak = mark.phase, now
                 if phase:
                     enter(phase)
+            now, peak = self._ask(mark.at, last, allocator, blocks, now, peak)
+        if phase:
+            yield phase, peak, allocator.peak_reserved_bytes
 
     def _ask(
         self, start: int, end: int, allocator: Allocator, blocks: dict[int, Block], now: int, peak: int

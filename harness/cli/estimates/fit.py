@@ -151,7 +151,6 @@ def fit_by_simulation(
             recipe,
             Simulations(hardware, allocator_settings(os.environ)),
             field,  # type: ignore[arg-type]
-            guided=True,
             told=lambda value, fits: say(log, f"{field} {value}: {'fits' if fits else 'does not fit'}"),
         )
     if as_json:

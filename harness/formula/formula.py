@@ -1,0 +1,142 @@
+"""What simulations of one recipe at several sizes say of any size: exactly, as a guess, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.allocator import Settings
+from harness.formula.expression import Point
+from harness.formula.outcome import Outcome, outcome
+from harness.formula.piece import Piece
+from harness.formula.request_log import RequestLog
+from harness.hardware import Hardware
+from harness.recipe import Recipe
+from harness.step_profile import MemoryStats, OutOfMemoryReport, PhaseStats, StepProfile, StepStats
+from harness.system import provenance
+
+
+@dataclass
+class Formula:
+    """The pieces that were found, and what else a simulation told."""
+
+    key: dict[str, Any]
+    """What it holds for: a recipe but for its sizes, a kind of GPU, versions (formula/store.py)."""
+    pieces: list[Piece] = field(default_factory=list[Piece])
+    warnings: list[str] = field(default_factory=list[str])
+    steps: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """StepStats of the simulated steps, by device and sizes: times are of no other."""
+    outcomes: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What was found for a device's memory and an allocator's settings, by these and sizes: exactly, or as
+    the pieces are that are known so far."""
+    changed: bool = False
+    """Since it was read."""
+
+    def learn(self, log: RequestLog, profile: StepProfile) -> None:
+        """Another simulation, of a step that did not run out of memory."""
+        recipe = Recipe(**profile.recipe)
+        piece = Piece.of(log, point_of(recipe))
+        if not any(known.add(piece) for known in self.pieces):
+            self.pieces.append(piece)
+        self.outcomes = {
+            asked: found for asked, found in self.outcomes.items() if self.knowing(Point(*found["point"]))
+        }
+        self.warnings, self.changed = profile.warnings, True
+        self.steps[_name(profile.hardware.name, recipe)] = profile.step.model_dump(mode="json")
+
+    def knowing(self, point: Point) -> Piece | None:
+        """The piece that says exactly what is asked for there."""
+        return next((piece for piece in self.pieces if piece.knows(point)), None)
+
+    def guessing(self, point: Point) -> Piece | None:
+        """The piece that is likely to hold there: one that explains such sizes, derived nearest to it."""
+        explaining = [piece for piece in self.pieces if piece.may_hold(point)]
+        return min(explaining, key=lambda piece: piece.distance(point), default=None)
+
+    def profile(
+        self, log: RequestLog, recipe: Recipe, hardware: Hardware, settings: Settings
+    ) -> StepProfile:
+        """The profile of `recipe` on `hardware`, whose requests are `log`: as simulated, but for what is at
+        the peak, and with times only of the sizes that were simulated on this device."""
+        found = self._outcome(log, recipe, hardware, settings)
+        step = self.steps.get(_name(hardware.name, recipe))
+        context = hardware.calibration.cuda_context_bytes
+        profile = StepProfile(
+            source="simulated",
+            recipe=recipe.model_dump(mode="json"),
+            hardware=hardware.summary(recipe.compute_dtype),
+            provenance={
+                **provenance(),
+                "calibration": hardware.calibration.source,
+                "allocator": str(settings),
+                "formula": "the requests of a simulated step, with sizes derived from several",
+            },
+            complete=found.out_of_memory is None,
+            warnings=self.warnings,
+            memory=MemoryStats(
+                kind="simulated_allocator",
+                cuda_context_bytes=context,
+                setup_peak_allocated_bytes=found.setup_bytes,
+                first_step_peak_allocated_bytes=found.first_step_bytes,
+            ),
+            step=StepStats() if step is None else StepStats.model_validate(step),
+        )
+        error = found.out_of_memory
+        if error is not None:
+            profile.step = StepStats()
+            profile.oom = OutOfMemoryReport(
+                phase=found.phase,
+                requested_bytes=error.requested_bytes,
+                free_bytes=max(0, error.free_bytes),
+                reserved_unallocated_bytes=error.reserved_unallocated_bytes,
+            )
+            return profile
+        for name, (allocated, reserved) in found.phases.items():
+            profile.phases[name] = PhaseStats(peak_allocated_bytes=allocated, peak_reserved_bytes=reserved)
+        memory = profile.memory
+        memory.peak_phase = found.peak_phase
+        memory.peak_allocated_bytes, memory.peak_reserved_bytes = found.allocated_bytes, found.reserved_bytes
+        memory.process_bytes = found.reserved_bytes + context
+        memory.fragmentation_bytes = found.reserved_bytes - found.allocated_bytes
+        return profile
+
+    def _outcome(self, log: RequestLog, recipe: Recipe, hardware: Hardware, settings: Settings) -> Outcome:
+        """Looked up where it was asked for before, and nothing was learnt since that could change it."""
+        memory = f"{hardware.memory_bytes} {hardware.calibration.cuda_context_bytes} {settings}"
+        asked = _name(memory, recipe)
+        if asked not in self.outcomes:
+            self.changed = True
+            found = outcome_of(log, recipe, hardware, settings)
+            self.outcomes[asked] = {"point": point_of(recipe), **found.as_json()}
+        return Outcome.from_json(self.outcomes[asked])
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        pieces = [piece.as_json() for piece in self.pieces]
+        told = {"warnings": self.warnings, "steps": self.steps, "outcomes": self.outcomes}
+        return {"key": self.key, "pieces": pieces, **told}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Formula:
+        """What `as_json` wrote. Raises whatever Python raises for anything else."""
+        pieces = [Piece.from_json(piece) for piece in document["pieces"]]
+        return cls(
+            document["key"], pieces, document["warnings"], document["steps"], document["outcomes"]
+        )
+
+
+def point_of(recipe: Recipe) -> Point:
+    """The sizes of a recipe."""
+    return Point(recipe.micro_batch_size, recipe.seq_len)
+
+
+def outcome_of(log: RequestLog, recipe: Recipe, hardware: Hardware, settings: Settings) -> Outcome:
+    """What `log` comes to on `hardware`, with as many steps as a measurement of `recipe` has."""
+    context = hardware.calibration.cuda_context_bytes
+    steps = sum(mark.what == "step" for mark in log.marks)
+    repeats = max(0, recipe.warmup_steps + recipe.steps + 1 - steps)
+    return outcome(log, settings, hardware.memory_bytes - context, hardware.memory_bytes, repeats)
+
+
+def _name(device: str, recipe: Recipe) -> str:
+    return f"{device} {recipe.micro_batch_size} x {recipe.seq_len}"

@@ -1,0 +1,129 @@
+"""What a run's requests come to on a device: peaks by phase, or where memory runs out. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.allocator import Allocator, AllocatorOutOfMemory, Block, Settings
+from harness.formula.request_log import DIED, RequestLog
+
+ROUNDED_TO = 512
+"""kMinBlockSize of the allocator."""
+
+
+@dataclass
+class Outcome:
+    """Bytes, each the largest of its kind; None of what memory ran out before."""
+
+    setup_bytes: int | None = None
+    first_step_bytes: int | None = None
+    phases: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """Allocated and reserved, by phase of the steps that are measured."""
+    phase: str = "setup"
+    """The last that was entered."""
+    out_of_memory: AllocatorOutOfMemory | None = None
+
+    @property
+    def allocated_bytes(self) -> int:
+        """At most, in the steps that are measured."""
+        return max((allocated for allocated, _ in self.phases.values()), default=0)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """At most, in the steps that are measured."""
+        return max((reserved for _, reserved in self.phases.values()), default=0)
+
+    @property
+    def peak_phase(self) -> str | None:
+        """The first of those with the largest allocated bytes."""
+        return max(self.phases, key=lambda name: self.phases[name][0], default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` reads back."""
+        error = self.out_of_memory
+        return {
+            "setup": self.setup_bytes,
+            "first": self.first_step_bytes,
+            "phases": self.phases,
+            "phase": self.phase,
+            "out_of_memory": error and error.numbers,
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Outcome:
+        """What `as_json` wrote."""
+        phases = {name: (allocated, reserved) for name, (allocated, reserved) in document["phases"].items()}
+        numbers = document["out_of_memory"]
+        error = AllocatorOutOfMemory(*numbers) if numbers else None
+        return cls(document["setup"], document["first"], phases, document["phase"], error)
+
+    def note(self, phase: str, allocated: int, reserved: int) -> None:
+        """Another time through a phase."""
+        before = self.phases.get(phase, (0, 0))
+        self.phases[phase] = max(before[0], allocated), max(before[1], reserved)
+
+
+def outcome(
+    log: RequestLog,
+    settings: Settings,
+    capacity_bytes: int | None,
+    device_bytes: int | None = None,
+    repeats: int = 0,
+) -> Outcome:
+    """Make all requests of `log` of an allocator with `capacity_bytes` (None: no limit), and those of its
+    recorded step so many times more, until they change nothing."""
+    allocator = Allocator(settings, capacity_bytes, device_bytes)
+    blocks: dict[int, Block] = {}
+    found = Outcome()
+
+    def enter(phase: str) -> None:
+        found.phase = phase
+        reserved = allocator.device.reserved_bytes
+        reserved.peak = reserved.current
+
+    steps = [n for n, mark in enumerate(log.marks) if mark.what == "step"]
+    second = steps[1] if len(steps) > 1 else log.recorded
+    try:
+        for _, allocated, _ in log.play(0, steps[0], allocator, blocks, enter):
+            found.setup_bytes = allocated
+        for _, allocated, _ in log.play(steps[0], second, allocator, blocks, enter):
+            found.first_step_bytes = max(found.first_step_bytes or 0, allocated)
+        for _ in log.play(second, log.recorded, allocator, blocks, enter):
+            pass
+        for name, allocated, reserved in log.play(log.recorded, None, allocator, blocks, enter):
+            found.note(name, allocated, reserved)
+        for name, (allocated, reserved) in log.repeat(repeats, allocator, blocks, enter).items():
+            found.note(name, allocated, reserved)
+    except AllocatorOutOfMemory as error:
+        found.out_of_memory = error
+    return found
+
+
+def least_bytes(log: RequestLog) -> int:
+    """What the requests take at one time if nothing is lost in pieces: less memory than that is not enough.
+
+    A tenth of the time of `outcome`.
+    """
+    sizes: dict[int, int] = {}
+    now = peak = 0
+    for key, size_bytes, _ in log.events:
+        if size_bytes == DIED:
+            now -= sizes.pop(key)
+            continue
+        sizes[key] = size = -(-size_bytes // ROUNDED_TO) * ROUNDED_TO
+        now += size
+        if now > peak:
+            peak = now
+    return peak
+
+
+def kept_bytes(log: RequestLog) -> int:
+    """What is there when the recorded step begins: weights, optimizer state, and all else that stays."""
+    sizes: dict[int, int] = {}
+    for key, size_bytes, _ in log.events[: log.start]:
+        if size_bytes == DIED:
+            del sizes[key]
+        else:
+            sizes[key] = size_bytes
+    return sum(sizes.values())

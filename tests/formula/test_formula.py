@@ -1,0 +1,168 @@
+"""A formula says what the simulation says: at sizes that it was not derived at, to the byte, or nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+from fractions import Fraction
+
+import pytest
+
+from harness.allocator import parse_settings
+from harness.formula.expression import Factors, Point, Rule, Sum, explain
+from harness.formula.formula import Formula, point_of
+from harness.formula.scratch import radix_sort_scratch
+from harness.formula.store import load, save
+from harness.hardware import PLENTY_BYTES, find_hardware, with_memory
+from harness.recipe import Recipe
+from harness.simulate import simulate
+from harness.step_profile import StepProfile
+from tests.support.tiny import tiny
+
+H100 = find_hardware("h100")
+PLENTY = with_memory(H100, PLENTY_BYTES)
+PLAIN = parse_settings("", "2.13.0")
+MIB = 2**20
+
+
+def sized(recipe: Recipe, point: Point) -> Recipe:
+    return recipe.model_copy(update=point._asdict())
+
+
+def derived(recipe: Recipe, *points: tuple[int, int]) -> Formula:
+    formula = Formula({})
+    for point in points:
+        profile, memory = simulate(sized(recipe, Point(*point)), PLENTY, PLAIN, explain_oom=False)
+        formula.learn(memory.log, profile)
+    return formula
+
+
+def by_formula(formula: Formula, recipe: Recipe, hardware=PLENTY) -> StepProfile:
+    piece = formula.knowing(point_of(recipe))
+    assert piece is not None
+    return formula.profile(piece.at(point_of(recipe)), recipe, hardware, PLAIN)
+
+
+def numbers(profile: StepProfile) -> tuple:
+    memory = profile.memory
+    phases = {
+        name: (stats.peak_allocated_bytes, stats.peak_reserved_bytes) for name, stats in profile.phases.items()
+    }
+    peaks = memory.setup_peak_allocated_bytes, memory.first_step_peak_allocated_bytes
+    if profile.oom is not None:
+        oom = profile.oom
+        return oom.phase, oom.requested_bytes, oom.free_bytes, oom.reserved_unallocated_bytes
+    return memory.peak_allocated_bytes, memory.peak_reserved_bytes, memory.peak_phase, phases, peaks
+
+
+RECIPES = {
+    "full": tiny(precision="bf16"),
+    "lora": tiny(adapter="lora", precision="bf16", gradient_checkpointing=True),
+    "nf4": tiny(adapter="lora", quantization="nf4", precision="bf16"),
+    "eager": tiny(attention="eager", precision="bf16-mixed"),
+    "offload": tiny(adapter="lora", offload=("activations",), precision="bf16"),
+    "gpt2": tiny("gpt2", precision="fp16-mixed"),
+    "experts": tiny("mixtral", precision="bf16", adapter="lora"),
+}
+CORNERS = {"gpt2": [(2, 64), (12, 128), (7, 64), (3, 128)]}
+"""Its positions are 128."""
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_between_the_sizes_it_was_derived_at_it_is_the_simulation_to_the_byte(name: str) -> None:
+    recipe = RECIPES[name]
+    corners = CORNERS.get(name, [(4, 1024), (24, 4096), (9, 1088), (17, 2240)])
+    formula = derived(recipe, *corners)
+    rows, tokens = zip(*corners, strict=True)
+    chosen = random.Random(name)
+    known = 0
+    for _ in range(8):
+        point = Point(
+            chosen.randint(min(rows), max(rows)), 64 * chosen.randint(min(tokens) // 64, max(tokens) // 64)
+        )
+        if formula.knowing(point) is None:
+            continue
+        known += 1
+        asked = sized(recipe, point)
+        simulated = simulate(asked, PLENTY, PLAIN, explain_oom=False)[0]
+        assert numbers(by_formula(formula, asked)) == numbers(simulated), point
+    assert known >= 6
+
+
+def test_with_less_memory_it_runs_out_where_the_simulation_does() -> None:
+    recipe = RECIPES["lora"]
+    formula = derived(recipe, (2, 1024), (12, 2048), (5, 1088))
+    asked = sized(recipe, Point(7, 1536))
+    peak = by_formula(formula, asked).memory.peak_reserved_bytes or 0
+    outcomes = set()
+    for share in (0.3, 0.7, 0.9, 0.99, 1.0):
+        device = with_memory(H100, H100.calibration.cuda_context_bytes + int(peak * share))
+        simulated = simulate(asked, device, PLAIN, explain_oom=False)[0]
+        assert numbers(by_formula(formula, asked, device)) == numbers(simulated)
+        outcomes.add(simulated.oom is None)
+    assert outcomes == {True, False}
+
+
+def test_where_the_step_is_another_it_says_nothing() -> None:
+    """One row has no mask to make: its requests are others."""
+    formula = derived(RECIPES["lora"], (2, 1024), (12, 2048), (5, 1088))
+    assert formula.knowing(Point(1, 1024)) is None  # outside
+    assert formula.knowing(Point(3, 1025)) is None  # kernels pad such lengths
+    assert formula.knowing(Point(3, 4096)) is None
+    assert formula.knowing(Point(3, 1088)) is not None
+
+
+def test_two_points_are_not_enough_to_be_sure() -> None:
+    formula = derived(RECIPES["lora"], (2, 1024), (12, 2048))
+    assert formula.knowing(Point(3, 1088)) is None
+    assert formula.guessing(Point(3, 1088)) is not None
+
+
+def test_it_is_kept_and_read_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path))
+    recipe = RECIPES["lora"]
+    formula = derived(recipe, (2, 1024), (12, 2048), (5, 1088))
+    formula.key = load(recipe, H100).key
+    save(formula)
+    read = load(sized(recipe, Point(50, 8192)), H100)  # its sizes are no part of what it holds for
+    assert read.pieces == formula.pieces
+    assert numbers(by_formula(read, sized(recipe, Point(4, 1536)))) == numbers(
+        by_formula(formula, sized(recipe, Point(4, 1536)))
+    )
+    assert not load(recipe.model_copy(update={"lora_rank": 4}), H100).pieces
+    assert not load(recipe, find_hardware("a100-80gb")).pieces
+    (file,) = (tmp_path / "formulas").iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    assert not load(recipe, H100).pieces  # half a file is none
+
+
+def test_sizes_are_explained_by_as_little_as_can_be() -> None:
+    points = [Point(2, 1024), Point(3, 1088), Point(5, 1280)]
+    constant, both, padded = (
+        explain([f(p) for p in points], points)
+        for f in (
+            lambda p: 4096,
+            lambda p: 8 * p.micro_batch_size + 16 * p.micro_batch_size * p.seq_len,
+            lambda p: 4 * p.micro_batch_size * -(-p.seq_len // 128) * 128,
+        )
+    )
+    assert constant == (Sum(((Fraction(4096), Factors()),)), True)
+    assert (str(both[0]), both[1]) == ("8·B + 16·B·S", True)
+    assert (str(padded[0]), padded[1]) == ("4·B·S↑128", True)
+    assert explain([3, 17, 4], points) == (None, False)
+
+
+def test_a_rule_of_a_library_is_kept_as_a_rule() -> None:
+    points = [Point(2, 1024), Point(3, 1088), Point(5, 1280)]
+    found, sure = explain(
+        [radix_sort_scratch(p.micro_batch_size * p.seq_len * 8, 64, 4608) for p in points], points
+    )
+    assert isinstance(found, Rule)
+    assert (str(found), sure) == ("radix_sort_scratch(8·B·S, 64, 4608)", True)
+    assert found.at(Point(7, 4096)) == radix_sort_scratch(7 * 4096 * 8, 64, 4608)
+
+
+def test_the_file_is_plain_json() -> None:
+    formula = derived(RECIPES["full"], (4, 1024), (8, 2048), (5, 1088))
+    text = json.dumps(formula.as_json())
+    assert Formula.from_json(json.loads(text)).pieces == formula.pieces
