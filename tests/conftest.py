@@ -24,6 +24,12 @@ def _as_wide_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _a_cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Formulas of this run alone: nothing is found that an earlier one has kept, nor left in the user's."""
+    os.environ["HARNESS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 SLOW = (
     "tests/allocator/test_invariants.py",  # a property
     "tests/answers/test_two_profiles.py",  # two environments

@@ -183,7 +183,7 @@ class _Confirming:
         def price(recipe: Recipe) -> Price:
             changes = overrides(self.recipe, recipe.model_dump())
             if changes not in prices:
-                profile = self.simulations.with_plenty(recipe)
+                profile = self.simulations.timed(recipe)
                 needed = context + (profile.memory.peak_allocated_bytes or 0)
                 prices[changes] = Price(needed, profile.step.tokens_per_s or 0.0)
                 self.told(f"{changes or 'as it is'}: needs {in_gib(needed)}")

@@ -39,7 +39,7 @@ class ExactFit:
     limit: str | None = None
     """Why there is nothing beyond the largest value, where memory is not the reason."""
     tried: dict[int, bool] = dataclasses.field(default_factory=dict[int, bool])
-    """Every value that was looked at, in order, and whether it fits."""
+    """Every value that the answer rests on, in order, and whether it fits."""
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain data, without the profiles."""
@@ -177,6 +177,8 @@ class _Search:
             return False
         self.found.next_profile = self.simulations.expected(self._with(after))
         self.high, self.found.next_value = after, self.found.multiple_of * after
+        self.found.tried[self.found.next_value] = False
+        self.told(self.found.next_value, False)
         return True
 
     def _next(self, tried: int) -> int:
@@ -195,7 +197,8 @@ class _Search:
         """Where the end is if all that does not stay from step to step grows with the field."""
         recipe, hardware = self._with(tried), self.simulations.hardware
         kept = self.simulations.kept_bytes(recipe)
-        grows = (self.simulations.with_plenty(recipe).memory.process_bytes or 0) - kept
+        memory = self.simulations.with_plenty(recipe).memory
+        grows = (memory.peak_allocated_bytes or 0) + (memory.cuda_context_bytes or 0) - kept
         return tried * (hardware.memory_bytes - kept) // max(1, grows)
 
     def _end(self) -> int | None:
@@ -224,7 +227,7 @@ class _Search:
         """The most units, from low to below high, that need no more than there is besides what is lost, if
         nothing else is; None if no formula knows. Needs are nearly a straight line."""
         limit = self.simulations.hardware.memory_bytes - lost_bytes
-        low, high, units = self.low, self.high, self.found.tried and max(self.low, 1) or self.start
+        low, high, units = self.low, self.high, (self.found.tried and max(self.low, 1)) or self.start
         seen: tuple[int, int] | None = None
         while high - low > 1:
             units = min(max(units, low + 1), high - 1)

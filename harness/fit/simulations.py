@@ -51,9 +51,13 @@ class Simulations:
         """The same if memory did not run out: what the recipe takes at its peak."""
         return self._profile(recipe, with_memory(self.hardware, PLENTY_BYTES), self._exactly)
 
-    def seen(self, recipe: Recipe) -> StepProfile:
-        """The same as `profile`, simulated at these very sizes, now or before."""
-        return self._profile(recipe, self.hardware, self._simulated)
+    def timed(self, recipe: Recipe) -> StepProfile:
+        """The same, with the times of a simulation at these very sizes on this device, now or before."""
+        profile = self.with_plenty(recipe)
+        if profile.step.tokens_per_s is None:
+            self._simulated(recipe)
+            self._profiles.clear()
+        return self.with_plenty(recipe)
 
     def expected(self, recipe: Recipe) -> StepProfile | None:
         """The profile if what was seen at other sizes goes on; None if nothing is known that could."""
@@ -110,15 +114,12 @@ class Simulations:
         return self._simulated(recipe) if piece is None else piece.at(point)
 
     def _simulated(self, recipe: Recipe) -> RequestLog:
-        """The requests of a simulation at these sizes, now or before."""
-        formula, point = self.formula(recipe), point_of(recipe)
-        for piece in formula.pieces:
-            if point in piece.points:
-                return piece.at(point)
+        """The requests of a simulation at these sizes."""
         from harness.simulate import simulate
 
         plenty = with_memory(self.hardware, PLENTY_BYTES)
         profile, memory = simulate(recipe, plenty, self.settings, explain_oom=False)
+        formula = self.formula(recipe)
         formula.learn(memory.log, profile)
         save(formula)
         return memory.log

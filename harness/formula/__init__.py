@@ -1,8 +1,8 @@
-"""A step's requests of memory as expressions of its sizes: derived from simulations, evaluated without torch."""
+"""A step's requests of memory as expressions of its sizes, derived from simulations. It needs no torch."""
 
 from harness.formula.expression import Point
 from harness.formula.formula import Formula, outcome_of, point_of
-from harness.formula.outcome import Outcome, kept_bytes, least_bytes, outcome
+from harness.formula.outcome import Outcome, kept_bytes, least_bytes
 from harness.formula.piece import Piece
 from harness.formula.request_log import RequestLog
 from harness.formula.scratch import (
@@ -29,7 +29,6 @@ __all__ = [
     "kept_bytes",
     "least_bytes",
     "load",
-    "outcome",
     "outcome_of",
     "point_of",
     "radix_sort_rows_scratch",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.formula.scratch import RULES, Ruled
 
@@ -142,22 +142,23 @@ def _solved(values: Sequence[int], points: Sequence[Point], factors: Sequence[Fa
     return Sum(tuple(zip(found, factors, strict=True)))
 
 
-def to_json(expression: Expression) -> list[object]:
+def to_json(expression: Expression) -> list[Any]:
     """The expression as plain data."""
     if isinstance(expression, Rule):
         return [expression.name, *(to_json(argument) for argument in expression.arguments)]
     return [[str(c), f.batch, f.sequence, f.rounded_to] for c, f in expression.terms]
 
 
-def from_json(document: list[object]) -> Expression:
-    """What `to_json` wrote. Raises KeyError for a rule that this release does not have."""
+def from_json(document: list[Any]) -> Expression:
+    """What `to_json` wrote. Raises ValueError for a rule that this release does not have."""
     if document and isinstance(document[0], str):
         name, *arguments = document
-        assert isinstance(name, str) and name in RULES, f"no rule {name}"
-        sums = tuple(from_json(argument) for argument in arguments)  # type: ignore[arg-type]
-        return Rule(name, sums)  # type: ignore[arg-type]
-    terms = [
-        (Fraction(coefficient), Factors(batch, sequence, rounded_to))
-        for coefficient, batch, sequence, rounded_to in document  # type: ignore[misc]
-    ]
+        if name not in RULES:
+            raise ValueError(f"no rule {name}")
+        return Rule(name, tuple(_sum(argument) for argument in arguments))
+    return _sum(document)
+
+
+def _sum(document: list[Any]) -> Sum:
+    terms = [(Fraction(coefficient), Factors(*powers)) for coefficient, *powers in document]
     return Sum(tuple(terms))

@@ -34,7 +34,7 @@ class Formula:
 
     def learn(self, log: RequestLog, profile: StepProfile) -> None:
         """Another simulation, of a step that did not run out of memory."""
-        recipe = Recipe(**profile.recipe)
+        recipe = Recipe.model_validate(profile.recipe)
         piece = Piece.of(log, point_of(recipe))
         if not any(known.add(piece) for known in self.pieces):
             self.pieces.append(piece)
@@ -53,9 +53,7 @@ class Formula:
         explaining = [piece for piece in self.pieces if piece.may_hold(point)]
         return min(explaining, key=lambda piece: piece.distance(point), default=None)
 
-    def profile(
-        self, log: RequestLog, recipe: Recipe, hardware: Hardware, settings: Settings
-    ) -> StepProfile:
+    def profile(self, log: RequestLog, recipe: Recipe, hardware: Hardware, settings: Settings) -> StepProfile:
         """The profile of `recipe` on `hardware`, whose requests are `log`: as simulated, but for what is at
         the peak, and with times only of the sizes that were simulated on this device."""
         found = self._outcome(log, recipe, hardware, settings)
@@ -120,9 +118,7 @@ class Formula:
     def from_json(cls, document: dict[str, Any]) -> Formula:
         """What `as_json` wrote. Raises whatever Python raises for anything else."""
         pieces = [Piece.from_json(piece) for piece in document["pieces"]]
-        return cls(
-            document["key"], pieces, document["warnings"], document["steps"], document["outcomes"]
-        )
+        return cls(document["key"], pieces, document["warnings"], document["steps"], document["outcomes"])
 
 
 def point_of(recipe: Recipe) -> Point:

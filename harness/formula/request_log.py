@@ -165,4 +165,3 @@ def all_blocks(allocator: Allocator) -> list[tuple[int, int, bool]]:
             found.append((block.address, block.size, block.allocated))
             block = block.next
     return found
-

@@ -75,7 +75,7 @@ def load(recipe: Recipe, hardware: Hardware, rank: int = 0) -> Formula:
         return Formula({})
     try:
         formula = Formula.from_json(json.loads(gzip.decompress(_path(key).read_bytes())))
-    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, AssertionError):
+    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError):
         return Formula(key)  # none, or nothing that can be read: it is made again
     return formula if formula.key == json.loads(json.dumps(key)) else Formula(key)
 

@@ -166,11 +166,11 @@ def test_a_full_size_recipe_of_which_arithmetic_says_too_much() -> None:
     3.96 GiB in pieces when 2.93 are asked for."""
     recipe = Recipe(model="mistral-7b", quantization="nf4", adapter="lora", gradient_checkpointing=True)
     device = find_hardware("rtx-4090")
-    rows = fit_exact(recipe, Simulations(device), guided=True)
+    rows = fit_exact(recipe, Simulations(device))
     assert fit(recipe, device).micro_batch_size > (rows.value or 0)
     assert rows.next_profile is not None
     assert rows.next_profile.oom is not None
     assert (rows.next_profile.oom.reserved_unallocated_bytes or 0) > (
         rows.next_profile.oom.requested_bytes or 0
     )
-    assert len(rows.tried) <= 4
+    assert len(rows.tried) <= 5  # of which the last is by the formula

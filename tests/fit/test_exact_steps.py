@@ -18,192 +18,143 @@ from tests.support.tiny import tiny
 MiB = 2**20
 A100 = find_hardware("a100-40gb")
 CONTEXT = A100.calibration.cuda_context_bytes
+KEPT = 10
+"""MiB that stay from step to step."""
 
 
 class ByHand:
-    """Stands in for simulations: `allocated` MiB by micro batch, and so many lost in pieces."""
+    """Stands in for simulations: `allocated` MiB by micro batch, and so many lost in pieces. After
+    `formula_after` of them there is a formula."""
 
-    def __init__(self, mib: int, allocated: Callable[[int], int], in_pieces: int = 0) -> None:
+    def __init__(
+        self, mib: int, allocated: Callable[[int], int], in_pieces: int = 0, formula_after: int = 1000
+    ) -> None:
         self.hardware = with_memory(A100, CONTEXT + mib * MiB)
         self._mib, self._allocated, self._in_pieces = mib, allocated, in_pieces
-        self.plenty: list[int] = []
+        self._formula_after = formula_after
+        self.simulated: list[int] = []
+
+    def value(self, recipe: Recipe) -> int:
+        return recipe.micro_batch_size
 
     def profile(self, recipe: Recipe) -> Any:
         """Out of memory where not all that is reserved fits."""
-        allocated = self._allocated(recipe.micro_batch_size)
-        if allocated + self._in_pieces > self._mib:
+        if self.value(recipe) not in self.simulated:
+            self.simulated.append(self.value(recipe))
+        return self._profile(recipe)
+
+    def _profile(self, recipe: Recipe) -> Any:
+        if self._allocated(self.value(recipe)) + self._in_pieces > self._mib:
             return SimpleNamespace(oom=SimpleNamespace(reserved_unallocated_bytes=self._in_pieces * MiB))
-        return self._with(allocated)
+        return self.with_plenty(recipe)
 
     def with_plenty(self, recipe: Recipe) -> Any:
         """As if memory were endless."""
-        self.plenty.append(recipe.micro_batch_size)
-        return self._with(self._allocated(recipe.micro_batch_size))
-
-    def _with(self, allocated: int) -> Any:
-        reserved = (allocated + self._in_pieces) * MiB
-        memory = SimpleNamespace(peak_allocated_bytes=allocated * MiB, peak_reserved_bytes=reserved)
+        allocated = self._allocated(self.value(recipe)) * MiB
+        memory = SimpleNamespace(peak_allocated_bytes=allocated, cuda_context_bytes=CONTEXT)
         return SimpleNamespace(oom=None, memory=memory)
 
+    def kept_bytes(self, recipe: Recipe) -> int:
+        return KEPT * MiB + CONTEXT
 
-def tried(simulations: ByHand, start: int = 1, **how: Any) -> tuple[list[int], ExactFit]:
-    found = fit_exact(tiny(micro_batch_size=start), simulations, **how)  # type: ignore[arg-type]
-    return list(found.tried), found
+    def explains(self, recipe: Recipe) -> bool:
+        return len(self.simulated) >= self._formula_after
+
+    def expected(self, recipe: Recipe) -> Any:
+        return self._profile(recipe) if self.explains(recipe) else None
+
+    def least_bytes(self, recipe: Recipe) -> int | None:
+        return self._allocated(self.value(recipe)) * MiB + CONTEXT if self.explains(recipe) else None
+
+    def keep(self) -> None:
+        pass
 
 
-@pytest.mark.parametrize(
-    ("start", "last", "values"),
-    [
-        # doubled while it fits; then two thirds of what is between
-        (1, 11, [1, 2, 4, 8, 16, 13, 11, 12]),
-        (3, 9, [3, 6, 12, 10, 8, 9]),
-        (3, 6, [3, 6, 12, 10, 8, 7]),
-        (3, 8, [3, 6, 12, 10, 8, 9]),
-        # what the recipe says is too much: one row, and up from there
-        (5, 2, [5, 1, 3, 2]),
-        (4, 0, [4, 1]),
-    ],
-)
-def test_where_memory_is_no_line_the_interval_is_divided(start, last, values):
-    steps = ByHand(100, lambda rows: 50 if rows <= last else 200)
-    if start > last > 0:  # a line through 50 and 200 leads nowhere here
-        steps.with_plenty = lambda recipe: steps._with(50)  # type: ignore[method-assign]
-    order, found = tried(steps, start)
-    assert order == values
+def found_by(simulations: ByHand, start: int = 1, **how: Any) -> ExactFit:
+    return fit_exact(tiny(micro_batch_size=start), simulations, **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("formula_after", [1, 2, 3, 1000])
+@pytest.mark.parametrize("start", [1, 4, 30, 64])
+@pytest.mark.parametrize("in_pieces", [0, 6])
+def test_the_end_is_found_from_anywhere(start: int, in_pieces: int, formula_after: int) -> None:
+    """10 + 3n meets 100 at 30, and 94 at 28."""
+    simulations = ByHand(100, lambda rows: KEPT + 3 * rows, in_pieces, formula_after)
+    found = found_by(simulations, start)
+    assert (found.value, found.next_value, found.limit) == (28 if in_pieces else 30, found.value + 1, None)
+    assert simulations.simulated[0] == start
+    assert len(simulations.simulated) <= (4 if formula_after <= 3 else 6)
+
+
+def test_what_grows_leads_to_the_end_and_the_formula_spares_the_next_one() -> None:
+    simulations = ByHand(100, lambda rows: KEPT + 3 * rows, formula_after=2)
+    found = found_by(simulations)
+    assert simulations.simulated == [1, 30]
+    assert found.tried == {1: True, 30: True, 31: False}
+
+
+@pytest.mark.parametrize("formula_after", [2, 1000])
+@pytest.mark.parametrize(("start", "last"), [(1, 11), (3, 9), (3, 6), (5, 2), (4, 0), (1, 200)])
+def test_where_memory_is_no_line_the_interval_is_divided(start: int, last: int, formula_after: int) -> None:
+    steps = ByHand(100, lambda rows: 50 if rows <= last else 200, formula_after=formula_after)
+    found = found_by(steps, start)
     assert (found.value or 0, found.next_value) == (last, last + 1)
+    assert len(steps.simulated) <= 24
 
 
-def test_a_line_through_two_that_fit_leads_to_the_end():
-    order, found = tried(ByHand(100, lambda rows: 10 + 3 * rows))
-    # 1 and 2 are on the line 10 + 3n, which meets 100 at 30
-    assert order == [1, 2, 30, 31]
-    assert (found.value, found.next_value, found.limit) == (30, 31, None)
+def test_a_curve_is_followed() -> None:
+    found = found_by(ByHand(1000, lambda rows: 10 + rows * rows, formula_after=3))
+    assert (found.value, found.next_value) == (31, 32)
 
 
-def test_a_line_through_the_recipes_own_value_that_does_not_fit():
-    simulations = ByHand(100, lambda rows: 10 + 3 * rows)
-    order, found = tried(simulations, 64)
-    assert order == [64, 1, 30, 31]
-    assert set(simulations.plenty) == {64}
-    assert found.value == 30
-
-
-def test_what_is_lost_in_pieces_is_learnt_from_what_was_tried():
-    """The line is of what is allocated; the 6 MiB beside it are seen where it fits, and where it does not."""
-    order, found = tried(ByHand(100, lambda rows: 10 + 3 * rows, in_pieces=6))
-    assert order == [1, 2, 28, 29]
-    assert found.value == 28
-
-
-def test_a_curve_is_followed_by_the_last_two_that_fit():
-    order, found = tried(ByHand(1000, lambda rows: 10 + rows * rows))
-    assert found.value == 31
-    # the line through 1 and 2 has slope 3 and meets 1000 at 330; what fails moves no line, so two thirds of
-    # what is left are tried; 30 is the sixth guess at the most, and from there it is two thirds again
-    assert order == [1, 2, 330, 220, 147, 98, 66, 44, 30, 39, 36, 34, 32, 31]
-
-
-def test_arithmetic_says_where_to_begin_and_where_to_go_on(monkeypatch):
-    """It expects 3 MiB for each row, and leaves 5 % of the memory to what is lost in pieces."""
-    monkeypatch.setattr("harness.fit.exact.needs_of", lambda *_: lambda rows: CONTEXT + (10 + 3 * rows) * MiB)
-    begin = (int((CONTEXT + 1000 * MiB) * 0.95) - CONTEXT - 10 * MiB) // (3 * MiB)
-    assert begin == 305
-
-    def guided(needs: Callable[[int], int]) -> list[int]:
-        return tried(ByHand(1000, needs), guided=True)[0]
-
-    # it was right, and nothing is lost: (1000 - 10) / 3
-    assert guided(lambda rows: 10 + 3 * rows) == [begin, 330, 331]
-    # a row needs 3.6: down by a 50th of 305, doubled, until one fits, 263; that took 158 more than expected,
-    # which leads to 277; two thirds of what is left are 272, whose 163 more lead to 275; the next is the end
-    assert guided(lambda rows: 10 + 18 * rows // 5) == [begin, 299, 287, 263, 277, 272, 275, 276]
-    # a wall: what fits beside it says nothing of where it is
-    wall = [begin, 299, 287, 263, 215, 119, 183, 204, 197, 201, 199, 200]
-    assert guided(lambda rows: 10 if rows <= 200 else 2000) == wall
-    # from few the first stride is one
-    near = ByHand(100, lambda rows: 10 if rows <= 15 else 200)
-    assert tried(near, guided=True)[0] == [20, 19, 17, 13, 15, 16]
-
-
-def test_a_device_that_looks_full_and_takes_more_is_not_filled_one_by_one(monkeypatch):
-    """PyTorch gives back what it holds in pieces before memory runs out: all is reserved before the end."""
-
-    class Full(ByHand):
-        def _with(self, allocated: int) -> Any:
-            profile = super()._with(allocated)
-            profile.memory.peak_reserved_bytes = self._mib * MiB
-            return profile
-
-    monkeypatch.setattr("harness.fit.exact.needs_of", lambda *_: lambda rows: CONTEXT + (10 + 3 * rows) * MiB)
-    order, found = tried(Full(1000, lambda rows: 10 + 3 * rows), start=100, guided=True)
-    assert (found.value, found.next_value) == (330, 331)
-    assert len(order) <= 6, order
-
-
-def test_nothing_beyond_the_largest_is_looked_for():
-    order, found = tried(ByHand(100, lambda rows: 1))
-    assert max(order) == found.value == LARGEST_MICRO_BATCH == 65_536
-    assert all(type(value) is int for value in order)
+def test_nothing_beyond_the_largest_is_looked_for() -> None:
+    found = found_by(ByHand(100, lambda rows: 11))
+    assert max(found.tried) == found.value == LARGEST_MICRO_BATCH == 65_536
+    assert all(type(value) is int for value in found.tried)
     assert found.next_value is None
     assert "65536" in str(found.limit)
 
 
-def test_the_largest_of_all_is_a_whole_number_of_steps():
-    order, found = tried(ByHand(100, lambda rows: 1), start=1000, multiple_of=1000)
-    assert max(order) == found.value == 65_000
-    assert all(type(value) is int for value in order)
+def test_the_largest_of_all_is_a_whole_number_of_steps() -> None:
+    found = found_by(ByHand(100, lambda rows: 11), start=1000, multiple_of=1000)
+    assert max(found.tried) == found.value == 65_000
 
 
-def test_sequences_are_tried_in_steps():
+def test_sequences_are_tried_in_steps() -> None:
     class OfTokens(ByHand):
-        def profile(self, recipe: Recipe) -> Any:
-            return super().profile(recipe.model_copy(update={"micro_batch_size": recipe.seq_len}))
+        def value(self, recipe: Recipe) -> int:
+            return recipe.seq_len
 
-    simulations: Any = OfTokens(1000, lambda tokens: 10 + tokens)
+    simulations: Any = OfTokens(1000, lambda tokens: KEPT + tokens, formula_after=2)
     found = fit_exact(tiny(seq_len=64), simulations, "seq_len", multiple_of=64)
-    # the line through 64 and 128 meets 1000 at 990: 15 steps of 64
-    assert list(found.tried) == [64, 128, 960, 1024]
+    # 10 + n meets 1000 at 990: 15 steps of 64
     assert (found.value, found.next_value) == (960, 1024)
+    assert simulations.simulated == [64, 960]
 
 
-def test_the_recipes_own_value_must_be_possible_and_a_larger_one_need_not():
+def test_the_recipes_own_value_must_be_possible_and_a_larger_one_need_not() -> None:
     class Short(ByHand):
         def profile(self, recipe: Recipe) -> Any:
             if recipe.micro_batch_size > 5:
                 raise InputError("no more than 5")
             return super().profile(recipe)
 
-    order, found = tried(Short(100, lambda rows: 1))
-    assert (order, found.value, found.next_value) == ([1, 2, 4, 8, 6, 5], 5, 6)
-    assert (found.limit, found.next_profile) == ("no more than 5", None)
-    with pytest.raises(InputError, match="no more than 5"):
-        tried(Short(100, lambda rows: 1), start=6)
+    for formula_after in (1, 2, 1000):
+        found = found_by(Short(100, lambda rows: KEPT + rows, formula_after=formula_after))
+        assert (found.value, found.next_value) == (5, 6)
+        assert (found.limit, found.next_profile) == ("no more than 5", None)
+        with pytest.raises(InputError, match="no more than 5"):
+            found_by(Short(100, lambda rows: 1, formula_after=formula_after), start=6)
 
 
-def test_beyond_what_is_known_three_values_are_tried_at_the_most(monkeypatch):
-    monkeypatch.setattr("harness.fit.exact.needs_of", lambda *_: lambda rows: CONTEXT + (10 + 3 * rows) * MiB)
-
-    def beyond(last: int) -> tuple[list[int], int | None]:
-        simulations: Any = ByHand(100, lambda rows: 50 if rows <= last else 200)
-        found = fits_beyond(tiny(), simulations, ExactFit("micro_batch_size", 1, 10))
-        assert (found.profile is None) == (found.value is None)
-        return list(found.tried), found.value
-
-    # arithmetic expects 30; half way there from 10 is 20; the next is 11
-    assert beyond(30) == ([30], 30)
-    assert beyond(25) == ([30, 20], 20)
-    assert beyond(15) == ([30, 20, 11], 11)
-    assert beyond(10) == ([30, 20, 11], None)
-
-
-def test_beyond_without_arithmetic_the_next_value_is_tried(monkeypatch):
-    def unknown(*_: Any) -> None:
-        raise InputError("arithmetic does not know it")
-
-    monkeypatch.setattr("harness.fit.exact.needs_of", unknown)
-    simulations: Any = ByHand(100, lambda rows: 50)
-    found = fits_beyond(tiny(), simulations, ExactFit("micro_batch_size", 1, 10))
-    assert (list(found.tried), found.value) == ([11], 11)
+def test_beyond_what_is_known_the_formula_says_where_to_look() -> None:
+    known = ExactFit("micro_batch_size", 1, 10)
+    for last, expected in ((30, 30), (10, None)):
+        simulations: Any = ByHand(100, lambda rows, last=last: 50 if rows <= last else 200, formula_after=0)
+        found = fits_beyond(tiny(), simulations, known)
+        assert (found.value, list(found.tried)) == (expected, [expected] if expected else [])
+    nobody_knows: Any = ByHand(100, lambda rows: 50)
+    assert fits_beyond(tiny(), nobody_knows, known).value is None
 
 
 @pytest.mark.parametrize("highest", [1, 2, 7, 8, 100])

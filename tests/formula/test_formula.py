@@ -46,7 +46,8 @@ def by_formula(formula: Formula, recipe: Recipe, hardware=PLENTY) -> StepProfile
 def numbers(profile: StepProfile) -> tuple:
     memory = profile.memory
     phases = {
-        name: (stats.peak_allocated_bytes, stats.peak_reserved_bytes) for name, stats in profile.phases.items()
+        name: (stats.peak_allocated_bytes, stats.peak_reserved_bytes)
+        for name, stats in profile.phases.items()
     }
     peaks = memory.setup_peak_allocated_bytes, memory.first_step_peak_allocated_bytes
     if profile.oom is not None:
