@@ -13,13 +13,11 @@ from harness.allocator.settings import (
     kSmallSize,
     parse_settings,
 )
-from harness.allocator.trace_replay import Replay, replay
 
 __all__ = [
     "Allocator",
     "AllocatorOutOfMemory",
     "Block",
-    "Replay",
     "Settings",
     "allocator_settings",
     "kLargeBuffer",
@@ -28,6 +26,5 @@ __all__ = [
     "kSmallBuffer",
     "kSmallSize",
     "parse_settings",
-    "replay",
     "snapshot_segments",
 ]

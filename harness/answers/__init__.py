@@ -13,7 +13,7 @@ from harness.answers.comparison import (
 from harness.answers.forecast import Forecast, forecast_on_cpu
 from harness.answers.one_answer import emulated, measured, predicted, simulated
 from harness.answers.phases import after_training
-from harness.answers.two_profiles import diff_lines, diff_profiles, first_divergences, simulated_by
+from harness.answers.two_profiles import asked_by_one, diff_lines, diff_profiles, simulated_by
 
 __all__ = [
     "SOURCES",
@@ -22,13 +22,13 @@ __all__ = [
     "Forecast",
     "Row",
     "after_training",
+    "asked_by_one",
     "compare",
     "complete",
     "diff_lines",
     "diff_profiles",
     "different_fields",
     "emulated",
-    "first_divergences",
     "forecast_on_cpu",
     "gather",
     "measured",

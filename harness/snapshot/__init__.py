@@ -17,9 +17,7 @@ from harness.snapshot.build import (
     write_snapshot,
 )
 from harness.snapshot.devices import devices_in
-from harness.snapshot.diff.held import Change, HeldDiff, diff_held, held_at
-from harness.snapshot.diff.segments import Reserved, SegmentDiff, diff_segments
-from harness.snapshot.diff.traces import Divergence, Event, Group, TraceDiff, diff_traces
+from harness.snapshot.held import Change, HeldDiff, diff_held, held_at
 from harness.snapshot.leaks import FEWEST_ENDS, Growth, Leaks, find_leaks
 from harness.snapshot.out_of_memory import OutOfMemory, oom_in_words, remedy
 from harness.snapshot.recording import Recording, recording_of
@@ -41,10 +39,7 @@ __all__ = [
     "NO_STACK",
     "AllocationSpan",
     "Change",
-    "Divergence",
-    "Event",
     "Frame",
-    "Group",
     "Growth",
     "HeldDiff",
     "Label",
@@ -52,10 +47,7 @@ __all__ = [
     "OutOfMemory",
     "Piece",
     "Recording",
-    "Reserved",
     "Segment",
-    "SegmentDiff",
-    "TraceDiff",
     "TraceEvent",
     "breakdown_at",
     "breakdowns_at_peaks",
@@ -65,8 +57,6 @@ __all__ = [
     "categorize",
     "devices_in",
     "diff_held",
-    "diff_segments",
-    "diff_traces",
     "find_leaks",
     "find_peak",
     "free_stretches",

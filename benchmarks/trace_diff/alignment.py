@@ -1,4 +1,4 @@
-"""Aligning two long sequences that are nearly the same. Imports no torch.
+"""Aligning two long sequences that are nearly the same.
 
 Myers, "An O(ND) difference algorithm and its variations" (Algorithmica 1, 1986): the fewest insertions and
 deletions, in time that grows with the number of differences, however often the same values repeat. (difflib

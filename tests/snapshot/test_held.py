@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.snapshot.diff.held import Amount, Holder, diff_held, held_at
+from harness.snapshot.held import Amount, Holder, diff_held, held_at
 from harness.snapshot.recording import recording_of
 from tests.snapshot.test_from_stacks import FORWARD, LOAD, MOVE, STEP, entry
 

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from harness.allocator.settings import Settings
-from harness.cli.terminal.trace_diff import print_trace_diff
+from benchmarks.trace_diff.in_words import trace_diff_lines
+from benchmarks.trace_diff.traces import Group, diff_traces
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
-from harness.simulate.memory import SimulatedMemory
 from harness.simulate.simulated_run import simulate
 from harness.snapshot.build import write_snapshot
-from harness.snapshot.diff.segments import Reserved, diff_segments
-from harness.snapshot.diff.traces import Group, TraceDiff, diff_traces
 from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.stacks import NO_STACK, place_of
 from harness.snapshot.trace import busiest_device
@@ -65,13 +59,6 @@ def where(changed: Trace, phase: str, action: str = "alloc", nth: int = 5) -> in
     return found[nth]
 
 
-def text_of(diff: TraceDiff, real: Any, simulated: Any) -> str:
-    console = Console(width=200)
-    with console.capture() as capture:
-        print_trace_diff(console, diff, diff_segments(real, simulated, 0))
-    return capture.get()
-
-
 def test_a_simulation_against_itself_has_no_difference(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
     write_snapshot(path, snapshot())
@@ -87,7 +74,7 @@ def test_a_simulation_against_itself_has_no_difference(tmp_path: Path) -> None:
     ]
     assert diff.divergences == diff.only_real == diff.only_simulated == []
     assert all(p.aligned and p.matching == p.real_events > 0 for p in diff.phases)
-    assert "no divergence" in text_of(diff, read, snapshot())
+    assert "no divergence: the same allocations and frees in the same order" in trace_diff_lines(diff)
 
 
 def test_an_allocation_that_was_not_simulated_is_found_with_its_place() -> None:
@@ -103,7 +90,7 @@ def test_an_allocation_that_was_not_simulated_is_found_with_its_place() -> None:
     assert not divergence.reordered
     assert diff.only_real == [Group("backward", "models/llama.py:7 forward", ODD, 1)]
     assert diff.only_simulated == []
-    text = text_of(diff, snapshot(), snapshot())
+    text = "\n".join(trace_diff_lines(diff))
     assert "1 divergences" in text
     assert "alloc       12,345,678 bytes  models/llama.py:7 forward" in text
 
@@ -204,63 +191,3 @@ def test_the_device_that_did_the_most_is_compared() -> None:
     for traces in ([], [[]]):
         with pytest.raises(InputError, match="no trace of events"):
             busiest_device({"device_traces": traces})
-
-
-def test_json_has_the_counts_and_the_first_divergences() -> None:
-    real = trace()
-    for nth in range(5):
-        real.insert(where(real, "forward", nth=20 * nth), entry("alloc", ODD + nth, "forward"))
-    document = diff_traces(real, trace()).as_json(first=2)
-    assert [p["divergences"] for p in document["phases"]][:2] == [0, 5]
-    assert len(document["divergences"]) == 2
-    assert len(document["only_real"]) == 5
-    event = document["divergences"][0]["only_real"][0]
-    assert (event["action"], event["size_bytes"], event["place"]) == (
-        "alloc",
-        ODD,
-        "models/llama.py:7 forward",
-    )
-    assert event["stack"] == ["models/llama.py:7 forward"]
-
-
-def recorded_from_the_start() -> dict[str, Any]:
-    """A snapshot of an allocator that is followed from its first allocation on."""
-    memory = SimulatedMemory(Settings(), None)
-    memory.phase = "forward"
-    for key, size in enumerate((100, 3 * 2**20, 700, 40 * 2**20, 3 * 2**20)):
-        memory.born(key, size, False, "made", ())
-    memory.died(1, 0, False)
-    memory.died(3, 0, False)
-    memory.born(9, 30 * 2**20, False, "made", ())
-    return memory.snapshot()
-
-
-def test_segments_of_a_recording_from_the_start_are_replayed() -> None:
-    real = recorded_from_the_start()
-    diff = diff_segments(real, real, 0)
-    assert diff.replay_problem is None
-    assert diff.replayed_requests == 8
-    assert diff.real == diff.simulated
-    small = diff.real["small"]
-    assert (small.count, small.total_bytes) == (1, 2 * 2**20)  # one 2 MiB segment for what is at most 1 MiB
-    # 20 MiB for the two requests of 3 MiB, 40 MiB for the one of 40, which then holds the 30
-    assert diff.real["large"] == Reserved(2, 60 * 2**20, 3 * 2**20 + 40 * 2**20 - 10 * 2**20)
-
-
-@pytest.mark.parametrize(
-    ("plant", "words"),
-    [
-        (lambda real: real["device_traces"][0][-2].update(addr=512), "the model allocates at"),
-        (lambda real: real["device_traces"][0].pop(0), "the trace has none"),
-        (
-            lambda real: real["allocator_settings"].update(PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync"),
-            "cannot be simulated",
-        ),
-    ],
-)
-def test_an_allocator_that_did_something_else_is_found(plant: Callable[[Any], Any], words: str) -> None:
-    real = copy.deepcopy(recorded_from_the_start())
-    plant(real)
-    problem = diff_segments(real, real, 0).replay_problem
-    assert problem is not None
-    assert words in problem

@@ -1,4 +1,4 @@
-"""Replay the allocations of a recorded CUDA trace through the allocator model and compare. No torch.
+"""Replay the allocations of a recorded CUDA trace through the allocator model and compare.
 
 The requests are taken from the trace, and so is what the model cannot know: at which addresses the driver
 puts new segments, and when it has no more memory. Everything else must follow: which block each request gets,

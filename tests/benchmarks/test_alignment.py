@@ -8,7 +8,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.snapshot.diff.alignment import align
+from benchmarks.trace_diff.alignment import align
 
 sequences = st.lists(st.integers(0, 3), max_size=14)
 

@@ -1,20 +1,20 @@
 """Where a simulated allocation sequence leaves a recorded one: the instrument that finds what is missing.
 
 Both are memory-viz snapshots. The last whole step of each is cut into its runs of one phase, and each run is
-aligned with its counterpart by what was allocated or freed and how much was requested. Imports no torch.
+aligned with its counterpart by what was allocated or freed and how much was requested.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from harness.snapshot.diff.alignment import align
+from benchmarks.trace_diff.alignment import align
 from harness.snapshot.spans import Frame
-from harness.snapshot.stacks import line_of, place_of, python_frames
+from harness.snapshot.stacks import place_of
 from harness.snapshot.trace import phase_of, stated_phases, step_of
 
 CONTEXT = 3
@@ -110,50 +110,6 @@ class TraceDiff:
     def only_simulated(self) -> list[Group]:
         """Allocations that were not recorded in this phase, in any order; the most bytes first."""
         return _surplus(self.phases, "only_simulated", "only_real")
-
-    def as_json(self, first: int = 20) -> dict[str, Any]:
-        """The counts, the groups, and the `first` divergences."""
-
-        def events(found: Sequence[Event]) -> list[dict[str, Any]]:
-            return [
-                {
-                    "index": e.entry,
-                    "action": e.action,
-                    "size_bytes": e.size_bytes,
-                    "place": e.place,
-                    "stack": [line_of(frame) for frame in python_frames(e.frames)],
-                }
-                for e in found
-            ]
-
-        return {
-            "phases": [
-                {
-                    "phase": p.phase,
-                    "real_events": p.real_events,
-                    "simulated_events": p.simulated_events,
-                    "matching": p.matching,
-                    "real_peak_bytes": p.real_peak_bytes,
-                    "simulated_peak_bytes": p.simulated_peak_bytes,
-                    "divergences": len(p.divergences),
-                    "reordered": sum(d.reordered for d in p.divergences),
-                    "aligned": p.aligned,
-                }
-                for p in self.phases
-            ],
-            "only_real": [asdict(group) for group in self.only_real],
-            "only_simulated": [asdict(group) for group in self.only_simulated],
-            "divergences": [
-                {
-                    "phase": d.phase,
-                    "reordered": d.reordered,
-                    "before": events(d.before),
-                    "only_real": events(d.only_real),
-                    "only_simulated": events(d.only_simulated),
-                }
-                for d in self.divergences[:first]
-            ],
-        }
 
 
 def diff_traces(real: Sequence[Mapping[str, Any]], simulated: Sequence[Mapping[str, Any]]) -> TraceDiff:

@@ -1,13 +1,10 @@
-"""A trace diff for reading in a terminal. Imports no torch."""
+"""A trace diff as lines of text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-
-from harness.cli.terminal.terminal import say
-from harness.snapshot import Divergence, Event, Group, Reserved, SegmentDiff, TraceDiff
+from benchmarks.trace_diff.traces import Divergence, Event, Group, TraceDiff
 from harness.units import in_gib
 
 SHOWN_DIVERGENCES = 10
@@ -15,15 +12,11 @@ SHOWN_EVENTS = 6
 SHOWN_GROUPS = 15
 
 
-def print_trace_diff(console: Console, diff: TraceDiff, segments: SegmentDiff) -> None:
-    """Phases, the first divergences with their surroundings, what only one side has, segments."""
-    for line in (
-        *_phase_lines(diff),
-        *_divergence_lines(diff),
-        *_group_lines(diff),
-        *_segment_lines(segments),
-    ):
-        say(console, line)
+def trace_diff_lines(diff: TraceDiff) -> Iterator[str]:
+    """Phases, the first divergences with their surroundings, what only one side has."""
+    yield from _phase_lines(diff)
+    yield from _divergence_lines(diff)
+    yield from _group_lines(diff)
 
 
 def _phase_lines(diff: TraceDiff) -> Iterator[str]:
@@ -81,23 +74,3 @@ def _largest(groups: Sequence[Group]) -> Iterator[str]:
         yield f"   {group.count:>6,} x {group.size_bytes:>16,} bytes  {group.phase:14}  {group.place}"
     if len(groups) > SHOWN_GROUPS:
         yield f"   ... {len(groups) - SHOWN_GROUPS} more"
-
-
-def _segment_lines(segments: SegmentDiff) -> Iterator[str]:
-    for pool in sorted({*segments.real, *segments.simulated}):
-        real, simulated = (side.get(pool, Reserved(0, 0, 0)) for side in (segments.real, segments.simulated))
-        yield (
-            f"segments, {pool} pool: recorded {real.count:,} of {in_gib(real.total_bytes)}, "
-            f"simulated {simulated.count:,} of {in_gib(simulated.total_bytes)}"
-        )
-    if segments.replay_problem is None:
-        yield (
-            f"allocator: the recorded {segments.replayed_requests:,} requests, replayed, "
-            "give every recorded segment and address"
-        )
-    else:
-        yield (
-            f"allocator: {segments.replayed_requests:,} recorded requests replayed as recorded, "
-            f"then not (a recording that began after the process's first "
-            f"allocation cannot be replayed): {segments.replay_problem}"
-        )
