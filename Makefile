@@ -63,6 +63,7 @@ test-fast: $(READY)
 check: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -c "from importlinter.cli import lint_imports_command as lint; lint()"
 	$(PY) -m pyright --pythonpath $(PY)
 	@git ls-files 'harness/*.py' | xargs wc -l | tail -1
 

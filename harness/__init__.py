@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from harness.version import __version__
+
 if TYPE_CHECKING:
     from harness.api import (
         FitAnswer,
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from harness.loops import HarnessCallback, HarnessLightningCallback, watch
     from harness.recipe import Recipe
     from harness.step_profile import StepProfile
-
-__version__ = "0.1.0"
 
 __all__ = [
     "FitAnswer",

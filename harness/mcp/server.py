@@ -43,7 +43,7 @@ def serve(folders: Sequence[Path]) -> None:
         from mcp_types import ToolAnnotations
     except ImportError:
         raise MissingDependency("mcp", "mcp", "`harness mcp`") from None
-    from harness import __version__
+    from harness.version import __version__
 
     server = MCPServer("harness", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR")
     one_at_a_time = threading.Lock()
