@@ -36,6 +36,7 @@ LONG = (
     "tests/trust/test_fuzz",  # hostile files
     "tests/trust",  # killing, filling the disk
     "tests/sweep/test_launchers.py",  # clusters
+    "tests/watching/test_watch.py",  # programs
 )
 """What `make test` leaves to `make test-long`: beginnings of test names. Every second one is as much work as the
 others."""
