@@ -38,8 +38,7 @@ LONG = (
     "tests/sweep/test_launchers.py",  # clusters
     "tests/watching/test_watch.py",  # programs
 )
-"""What `make test` leaves to `make test-long`: beginnings of test names. Every second one is as much work as the
-others."""
+"""What `make test` leaves to `make test-long`: beginnings of names. Every second one takes half the time."""
 SLOW = (
     *LONG,
     "tests/allocator/test_invariants.py",  # a property
