@@ -7,7 +7,7 @@
     python -m benchmarks.traces diff RECIPE SNAPSHOT [KEY=VALUE ...] [hardware=NAME]
                                                         where the recorded requests are not the simulated ones
 
-Without TRACE: all of tests/recordings/traces and tests/recordings/stand_in.
+Without TRACE: all of tests/recordings/traces and tests/recordings/virtual_gpu.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n".join(trace_diff_lines(_of_recipe(options.recipe, options.snapshot, options.changes))))
             return 0
         paths = options.trace or sorted(
-            [*RECORDINGS.glob("traces/*.json.gz"), *RECORDINGS.glob("stand_in/*/*.json.gz")]
+            [*RECORDINGS.glob("traces/*.json.gz"), *RECORDINGS.glob("virtual_gpu/*/*.json.gz")]
         )
         if not paths:
             raise InputError(

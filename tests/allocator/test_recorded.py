@@ -1,6 +1,6 @@
 """The allocator model against what PyTorch's own allocator did, byte for byte.
 
-libc10_cuda.so of PyTorch 2.11 to 2.15 did the same operations with a stand-in for the CUDA runtime that hands
+libc10_cuda.so of PyTorch 2.11 to 2.15 did the same operations with a CUDA runtime that only hands
 out addresses; only the addresses and the device's size are not CUDA's (tests/recordings/allocator/record.py).
 """
 

@@ -1,6 +1,6 @@
 """Communication whose values are looked at: integers, as token counts and pickled objects are.
 
-NCCL's stand-in moves nothing. Small tensors of integers are exchanged here, through the store that the
+The virtual NCCL moves nothing. Small tensors of integers are exchanged here, through the store that the
 processes have in common; or, where one rank runs alone, as if every other had what this one has. Floats stay
 what they are.
 """
