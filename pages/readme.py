@@ -24,7 +24,7 @@ from pages.profiles.rows import Row, read_rows
 ROOT = Path(__file__).resolve().parents[1]
 PROFILE = ROOT / "docs" / "data" / "smoke.json"
 PUBLISHED = ROOT / "profiles" / "published" / "results.json"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "three-answers.md", ROOT / "docs" / "output.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "answers.md", ROOT / "docs" / "output.md")
 EMULATED = ROOT / "profiles" / "emulated-h200"
 BEGIN, END = "<!-- {}: written by pages/readme.py -->\n", "<!-- end of {} -->\n"
 SHOWN = {
