@@ -1,6 +1,5 @@
 """Ask one answer about one recipe, gather what is there, and put the answers side by side."""
 
-from harness.answers.cases import Case, complete, gather
 from harness.answers.comparison import (
     SOURCES,
     Comparison,
@@ -11,6 +10,7 @@ from harness.answers.comparison import (
     unexplained_lines,
 )
 from harness.answers.forecast import Forecast, forecast_on_cpu
+from harness.answers.gathering import Case, complete, gather
 from harness.answers.one_answer import emulated, measured, predicted, simulated
 from harness.answers.phases import after_training
 from harness.answers.two_profiles import asked_by_one, diff_lines, diff_profiles, simulated_by

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.allocator import allocator_settings
 from harness.answers import predicted, simulated
-from harness.api.asked import AnyRecipe, asked_after, asked_hardware, asked_recipe
+from harness.api.arguments import AnyRecipe, asked_after, asked_hardware, asked_recipe
 from harness.hardware import DEFAULT_HARDWARE
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile

@@ -3,7 +3,7 @@
 from harness.sweep.document import Sweep, sweep_of
 from harness.sweep.figures import write_figures
 from harness.sweep.folder import default_folder, sole_sweep_in
-from harness.sweep.launchers import Elsewhere, launcher_named
+from harness.sweep.launchers import RemoteLauncher, launcher_named
 from harness.sweep.page import sweep_html
 from harness.sweep.plan import Plan, plan_sweep
 from harness.sweep.processes import Row, run_cells
@@ -11,8 +11,8 @@ from harness.sweep.table import as_csv, as_markdown, table_of
 from harness.sweep.tracked import tracked_cells
 
 __all__ = [
-    "Elsewhere",
     "Plan",
+    "RemoteLauncher",
     "Row",
     "Sweep",
     "as_csv",

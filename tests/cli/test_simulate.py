@@ -36,7 +36,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path) -> Call:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    monkeypatch.setattr("harness.answers.cases.profiles_folder", lambda: tmp_path / "profiles")
+    monkeypatch.setattr("harness.answers.gathering.profiles_folder", lambda: tmp_path / "profiles")
 
     def command(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["harness", *arguments])

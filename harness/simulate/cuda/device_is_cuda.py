@@ -21,7 +21,7 @@ CUDA = torch.device("cuda")
 _DEVICE_OF = Tensor.device.__get__  # type: ignore[attr-defined]
 
 
-class SaysCuda(TorchFunctionMode):
+class DeviceIsCuda(TorchFunctionMode):
     """Inside, a shape-only tensor's device is CUDA, and what is to be made there is made shape-only."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -42,7 +42,7 @@ def as_on_cuda(function: Callable[..., Any], capability: tuple[int, int]) -> Cal
     @wraps(function)
     def disguised(*args: Any, **kwargs: Any) -> Any:
         cuda = resolve_name("torch.cuda")
-        with SaysCuda(), replaced(cuda, "get_device_capability", lambda *_: capability):
+        with DeviceIsCuda(), replaced(cuda, "get_device_capability", lambda *_: capability):
             return function(*args, **kwargs)
 
     return disguised
