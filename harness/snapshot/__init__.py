@@ -1,4 +1,5 @@
 """The memory history: what each byte was and when, memory-viz files in and out, differences of two."""
+# pyright: reportUnusedImport=false
 
 from harness.snapshot.as_json import snapshot_to_json
 from harness.snapshot.attribution import (
@@ -32,51 +33,3 @@ from harness.snapshot.trace import (
     spans_from_trace,
     step_ends,
 )
-
-__all__ = [
-    "BEFORE_RECORDING",
-    "FEWEST_ENDS",
-    "NO_STACK",
-    "AllocationSpan",
-    "Change",
-    "Frame",
-    "Growth",
-    "HeldDiff",
-    "Label",
-    "Leaks",
-    "OutOfMemory",
-    "Piece",
-    "Recording",
-    "Segment",
-    "TraceEvent",
-    "breakdown_at",
-    "breakdowns_at_peaks",
-    "build_snapshot",
-    "busiest_device",
-    "bytes_by_module",
-    "categorize",
-    "devices_in",
-    "diff_held",
-    "find_leaks",
-    "find_peak",
-    "free_stretches",
-    "held_at",
-    "label_snapshot",
-    "oom_in_words",
-    "own_place",
-    "phase_metadata",
-    "pieces_in_use",
-    "place",
-    "read_snapshot",
-    "readable",
-    "recording_of",
-    "remedy",
-    "segments_at",
-    "snapshot_of_storages",
-    "snapshot_to_json",
-    "spans_from_trace",
-    "stack_line",
-    "step_ends",
-    "top_allocations",
-    "write_snapshot",
-]
