@@ -21,11 +21,12 @@ OTHERS_STAMP = $(OTHERS)/.installed
 # The releases at the two ends of what pyproject.toml allows, each in an environment of its own
 WINDOW = oldest newest
 
-.PHONY: help setup run test test-fast check bench docs pages trust fuzz soak mutate gpu virtual-gpu virtual-gpu-all window clean
+.PHONY: help setup run test test-fast test-long check bench docs pages trust fuzz soak mutate gpu virtual-gpu virtual-gpu-all window clean
 
 help:
 	@echo "make run     fine-tune recipes/smoke.yaml here and show where bytes and milliseconds went"
-	@echo "make test    the whole test suite: no GPU, no network"
+	@echo "make test    the test suite: no GPU, no network, at most 5 minutes"
+	@echo "make test-long  the long tests: killing, full disks, hostile files, a browser, ranks, trackers"
 	@echo "make test-fast  its quick half, in one process: after a change, before the whole suite"
 	@echo "make check   lint, format, types, size of the code"
 	@echo "make bench   benchmarks"
@@ -52,17 +53,25 @@ setup: $(STAMP)
 run: $(READY)
 	$(PY) -m harness run smoke
 
-# One thread a process: two test processes with two threads each are slower than either alone.
+# One thread a process: two test processes with two threads each are slower than either alone. A file stays in one
+# process: what its tests share (a simulation, a model, a browser, processes of ranks) is made once.
+PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile
 test: $(READY)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup
+	$(PYTEST) -m "not gpu and not virtual_gpu and not long"
+
+# Killing, filling the disk, hostile files, a browser, ranks and trackers in processes (tests/conftest.py). PART=1/2
+# runs the first half of the files, by turns.
+test-long: $(READY)
+	$(PYTEST) -m "not gpu and not virtual_gpu and long" $(PART:%=--part %)
 
 # One recording a device and toggle set, no browser, no killing, no processes of their own (tests/conftest.py).
 test-fast: $(READY)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup -m "not slow and not gpu and not virtual_gpu"
+	$(PYTEST) -m "not slow and not gpu and not virtual_gpu"
 
 check: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -c "from importlinter.cli import lint_imports_command as lint; lint()"
 	$(PY) -m pyright --pythonpath $(PY)
 	@git ls-files 'harness/*.py' | xargs wc -l | tail -1
 

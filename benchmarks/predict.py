@@ -1,7 +1,7 @@
 """What napkin and the simulation say about measured recipes: `python -m benchmarks.predict profiles/h200`.
 
-Writes <recipe>.napkin.json and <recipe>.simulated.json beside every <recipe>.measured.json, for the device
-that the folder is named after, with its calibration and the allocator settings of the measured run.
+Writes <recipe>.napkin.json and <recipe>.simulated.json beside every <recipe>.measured.json or .emulated.json,
+for the device that the folder is named after, with its calibration and the allocator settings of that run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.gpu_programme.import_results import STAND_IN, sanitised
+from benchmarks.gpu_programme.import_results import EMULATED, sanitised
 from benchmarks.gpu_programme.tasks import Context
 from harness.allocator.settings import Settings, settings_from_environment
 from harness.errors import InputError
@@ -124,17 +124,17 @@ def table_name() -> str | None:
 
 def predict_folder(folder: Path, only: Sequence[str] = ()) -> list[Path]:
     """Write the predictions for a folder's measured profiles. Returns the files. Raises InputError."""
-    measured = sorted(folder.glob("*.measured.json"))
-    if not measured:
+    ran = sorted([*folder.glob("*.measured.json"), *folder.glob("*.emulated.json")])
+    if not ran:
         raise InputError(
             f"{folder} holds no measured profile. Import some: "
             "python -m benchmarks.gpu_programme.import_results."
         )
-    device = folder.name.removeprefix(STAND_IN)
+    device = folder.name.removeprefix(EMULATED)
     hardware = find_hardware(device) if device in hardware_names() else without_workspaces()
     written = []
-    for path in measured:
-        name = path.name.removesuffix(".measured.json")
+    for path in ran:
+        name = path.name.removesuffix(".json").rpartition(".")[0]
         if only and name not in only:
             continue
         profile = StepProfile.read(path)

@@ -2,10 +2,12 @@
 
     python -m benchmarks.traces replay [TRACE ...]      does the allocator model make the same segments?
     python -m benchmarks.traces compare [TRACE ...]     does the simulation make the same requests?
-    python -m benchmarks.traces unpack DIR [TRACE ...]  <name>.pickle for the memory_viz page and for
-                                                        `harness simulate --trace-diff`, <name>.yaml beside it
+    python -m benchmarks.traces unpack DIR [TRACE ...]  <name>.pickle for the memory_viz page and for `diff`,
+                                                        <name>.yaml beside it
+    python -m benchmarks.traces diff RECIPE SNAPSHOT [KEY=VALUE ...] [hardware=NAME]
+                                                        where the recorded requests are not the simulated ones
 
-Without TRACE: all of tests/recordings/traces and tests/recordings/stand_in.
+Without TRACE: all of tests/recordings/traces and tests/recordings/virtual_gpu.
 """
 
 from __future__ import annotations
@@ -22,16 +24,18 @@ from unittest.mock import patch
 
 from benchmarks.gpu_programme.trace_file import Trace, load_trace
 from benchmarks.predict import simulation_settings
+from benchmarks.trace_diff.in_words import trace_diff_lines
+from benchmarks.trace_diff.replay import Replay, replay
+from benchmarks.trace_diff.traces import TraceDiff, diff_traces
 from harness.allocator.memory_stats import snapshot_segments
 from harness.allocator.settings import Settings, settings_from_environment
-from harness.allocator.trace_replay import Replay, replay
 from harness.errors import InputError
+from harness.hardware import split_hardware
 from harness.hardware.hardware import Hardware, find_hardware
 from harness.hardware.table import TABLE_NAMES
-from harness.recipe.file import recipe_yaml
+from harness.recipe import load_recipe, recipe_yaml
 from harness.simulate.simulated_run import simulate
-from harness.snapshot.build import write_snapshot
-from harness.snapshot.diff.traces import TraceDiff, diff_traces
+from harness.snapshot import busiest_device, read_snapshot, write_snapshot
 from harness.step_profile.step_profile import StepProfile
 from harness.system.files import write_whole
 from harness.system.streams import quiet_libraries
@@ -159,13 +163,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("replay").add_argument("trace", nargs="*", type=Path)
     commands.add_parser("compare").add_argument("trace", nargs="*", type=Path)
+    differing = commands.add_parser("diff")
+    differing.add_argument("recipe")
+    differing.add_argument("snapshot", type=Path)
+    differing.add_argument("changes", nargs="*")
     unpacking = commands.add_parser("unpack")
     unpacking.add_argument("folder", type=Path)
     unpacking.add_argument("trace", nargs="*", type=Path)
     options = parser.parse_args(arguments)
     try:
+        if options.command == "diff":
+            print("\n".join(trace_diff_lines(_of_recipe(options.recipe, options.snapshot, options.changes))))
+            return 0
         paths = options.trace or sorted(
-            [*RECORDINGS.glob("traces/*.json.gz"), *RECORDINGS.glob("stand_in/*/*.json.gz")]
+            [*RECORDINGS.glob("traces/*.json.gz"), *RECORDINGS.glob("virtual_gpu/*/*.json.gz")]
         )
         if not paths:
             raise InputError(
@@ -183,6 +194,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"benchmarks.traces: {error}", file=sys.stderr)
         return error.exit_status
+
+
+def _of_recipe(recipe: str, snapshot: Path, changes: Sequence[str]) -> TraceDiff:
+    """A recipe's simulation against the snapshot of a run of it."""
+    quiet_libraries()
+    hardware, overrides = split_hardware(changes)
+    recorded = read_snapshot(snapshot)
+    _, memory = simulate(load_recipe(recipe, overrides)[1], hardware)
+    trace = recorded["device_traces"][busiest_device(recorded)]
+    return diff_traces(trace, memory.snapshot()["device_traces"][0])
 
 
 def _report(trace: Trace) -> bool:

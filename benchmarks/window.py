@@ -116,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"--junitxml={report.name}",
         )  # the older form names each test's file
         pytest = (options.python, "-m", "pytest", "-p", "no:cacheprovider", *told)
-        parallel = ("-n", options.workers, "--dist", "loadgroup", *options.tests)
+        parallel = ("-n", options.workers, "--dist", "loadfile", *options.tests)
         status = subprocess.run([*pytest, *parallel], env=environment, cwd=ROOT, check=False).returncode
         cases = list(ET.parse(report.name).iter("testcase"))
     before = _kept().get(options.end, {})

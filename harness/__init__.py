@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from harness.version import __version__
+
 if TYPE_CHECKING:
     from harness.api import (
         FitAnswer,
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from harness.loops import HarnessCallback, HarnessLightningCallback, watch
     from harness.recipe import Recipe
     from harness.step_profile import StepProfile
-
-__version__ = "0.1.0"
 
 __all__ = [
     "FitAnswer",
@@ -60,27 +60,15 @@ __all__ = [
     "watch",
 ]
 
-_LAZY = {
-    "FitAnswer": ("harness.api", "FitAnswer"),
-    "HarnessCallback": ("harness.loops", "HarnessCallback"),
-    "HarnessError": ("harness.errors", "HarnessError"),
-    "HarnessLightningCallback": ("harness.loops", "HarnessLightningCallback"),
-    "InputError": ("harness.errors", "InputError"),
-    "MissingDependency": ("harness.errors", "MissingDependency"),
-    "Recipe": ("harness.recipe", "Recipe"),
-    "Report": ("harness.api", "Report"),
-    "StepProfile": ("harness.step_profile", "StepProfile"),
-    "fit": ("harness.api", "fit"),
-    "load_profile": ("harness.api", "load_profile"),
-    "load_recipe": ("harness.api", "load_recipe"),
-    "load_snapshot": ("harness.api", "load_snapshot"),
-    "napkin": ("harness.api", "napkin"),
-    "report": ("harness.api", "report"),
-    "run": ("harness.api", "run"),
-    "simulate": ("harness.api", "simulate"),
-    "watch": ("harness.loops", "watch"),
+_OFFERED = {
+    "api": "FitAnswer Report fit load_profile load_recipe load_snapshot napkin report run simulate",
+    "errors": "HarnessError InputError MissingDependency",
+    "loops": "HarnessCallback HarnessLightningCallback watch",
+    "recipe": "Recipe",
+    "step_profile": "StepProfile",
 }
-"""Where each name is found when it is first used: module and attribute."""
+_LAZY = {name: f"harness.{package}" for package, names in _OFFERED.items() for name in names.split()}
+"""The module in which each name is found when it is first used."""
 
 
 class _Question(ModuleType):
@@ -133,8 +121,8 @@ def __dir__() -> list[str]:
 
 
 def _found(full: str) -> Any:
-    module, attribute = _LAZY[full.rpartition(".")[2]]
-    return getattr(import_module(module), attribute)
+    name = full.rpartition(".")[2]
+    return getattr(import_module(_LAZY[name]), name)
 
 
 sys.modules[__name__].__class__ = _Harness

@@ -35,7 +35,7 @@ CHARTS = ("timeline", "phases", "roofline", "answers")
 INTRODUCTION = """\
 Each section has the command that made its figure and its numbers. `harness sweep` simulates the training step
 on shape-only tensors for an H100: bytes are what PyTorch's allocator would count, times are a roofline with
-guessed efficiencies ([the three answers](three-answers.md)), so read their ratios. Bars show the bytes live
+guessed efficiencies ([the four answers](answers.md)), so read their ratios. Bars show the bytes live
 at the peak of a step, by what they are; tokens per second count padding too."""
 
 

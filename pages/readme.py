@@ -24,8 +24,8 @@ from pages.profiles.rows import Row, read_rows
 ROOT = Path(__file__).resolve().parents[1]
 PROFILE = ROOT / "docs" / "data" / "smoke.json"
 PUBLISHED = ROOT / "profiles" / "published" / "results.json"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "three-answers.md", ROOT / "docs" / "output.md")
-STAND_IN = ROOT / "profiles" / "stand-in-h200"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "answers.md", ROOT / "docs" / "output.md")
+EMULATED = ROOT / "profiles" / "emulated-h200"
 BEGIN, END = "<!-- {}: written by pages/readme.py -->\n", "<!-- end of {} -->\n"
 SHOWN = {
     "litgpt-res/phi-1.5/lora/None/mb4": "phi-1.5, LoRA, 4 x 1044 tokens",
@@ -38,14 +38,14 @@ SHOWN = {
 }
 """Published rows by id, and what README calls them: one for each model and method."""
 
-ON_A_STAND_IN = {
+ON_A_VIRTUAL_GPU = {
     "llama-3.1-8b-full-bf16": "Llama-3.1-8B, every weight, bf16",
     "llama-3.1-8b-lora-batch-16": "Llama-3.1-8B, LoRA, 16 x 2048 tokens",
     "llama-3.1-8b-qlora": "Llama-3.1-8B, QLoRA, 1 x 2048 tokens",
     "mixtral-qlora": "Mixtral 8x7B, QLoRA, 1 x 2048 tokens",
     "llama-3.1-70b-qlora": "Llama-3.1-70B, QLoRA, 1 x 2048 tokens",
 }
-"""Recipes of the stand-in that README shows."""
+"""Recipes of the virtual GPU that the guide shows."""
 
 
 def table(profile: StepProfile) -> str:
@@ -86,20 +86,20 @@ def published_table(rows: list[dict[str, Any]]) -> str:
     return markdown_table(columns, lines, range(1, len(columns)))
 
 
-def stand_in_table(rows: list[Row]) -> str:
+def emulated_table(rows: list[Row]) -> str:
     """Markdown: peaks of PyTorch's own allocator beside both answers, and the errors over all of them."""
     columns = (
         ("napkin", "allocated"),
         ("simulated", "allocated"),
-        ("measured", "allocated"),
+        ("emulated", "allocated"),
         ("simulated", "reserved"),
-        ("measured", "reserved"),
+        ("emulated", "reserved"),
     )
-    titles = [f"{'PyTorch' if source == 'measured' else source}, {what}" for source, what in columns]
+    titles = [f"{'PyTorch' if source == 'emulated' else source}, {what}" for source, what in columns]
     lines: list[tuple[str, ...]] = []
     by_name = {row.name: row for row in rows}
-    for name, shown in ON_A_STAND_IN.items():
-        cells = [_on_a_stand_in(by_name[name], source, what) for source, what in columns]
+    for name, shown in ON_A_VIRTUAL_GPU.items():
+        cells = [_emulated(by_name[name], source, what) for source, what in columns]
         lines.append((shown, *cells))
     errors = [_errors(rows, source, what) for source, what in columns]
     exact = [f"**{of.count(0)}** of {len(of)}" if of else "" for of in errors]
@@ -108,7 +108,7 @@ def stand_in_table(rows: list[Row]) -> str:
     return markdown_table(("H200, peak", *titles), lines, range(1, 1 + len(titles)))
 
 
-def _on_a_stand_in(row: Row, source: str, what: str) -> str:
+def _emulated(row: Row, source: str, what: str) -> str:
     (off,) = _errors([row], source, what) or [None]
     error_shown = "" if off is None else " (exact)" if off == 0 else f" ({off:+.2%})"
     return f"{in_gib(int(row.value(source, f'peak {what}') or 0))}{error_shown}"
@@ -116,7 +116,7 @@ def _on_a_stand_in(row: Row, source: str, what: str) -> str:
 
 def _errors(rows: list[Row], source: str, what: str) -> list[float]:
     """Of the predictions; PyTorch's own numbers have none."""
-    if source == "measured":
+    if source == "emulated":
         return []
     return [ratio - 1 for row in rows if (ratio := row.ratio(source, f"peak {what}")) is not None]
 
@@ -126,11 +126,11 @@ def _answer(row: dict[str, Any], answer: str) -> str:
     return "" if off is None else f"{in_gib(row[f'{answer}_bytes'])} ({off:+.2%})"
 
 
-def written(profile: StepProfile, rows: list[dict[str, Any]], acted: list[Row]) -> dict[str, str]:
+def written(profile: StepProfile, rows: list[dict[str, Any]], emulated: list[Row]) -> dict[str, str]:
     """Every part that is written, by the name in its markers."""
     return {
         "published": published_table(rows),
-        "stand-in": stand_in_table(acted),
+        "emulated": emulated_table(emulated),
         "smoke": table(profile),
         "cover": sentences(),
     }
@@ -150,7 +150,7 @@ def with_parts(page: str, parts: dict[str, str]) -> str:
 def committed_parts() -> dict[str, str]:
     """The parts as the committed results have them."""
     rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]
-    return written(StepProfile.read(PROFILE), rows, read_rows(STAND_IN))
+    return written(StepProfile.read(PROFILE), rows, read_rows(EMULATED))
 
 
 def adopt(run_folder: Path) -> None:

@@ -22,8 +22,8 @@ INTRODUCTION = """\
 
 A harness that dies loses an expensive GPU hour, and a file from somebody else should cost no more than the
 time to read a message. Each row is a fault that a test really makes: the process is killed, the disk is full,
-the file is hostile. `make trust` runs them all and writes this page from what came out; `make test` runs the
-same with fewer tries. What is trusted and what is not is in `SECURITY.md`.
+the file is hostile. `make trust` runs them all and writes this page from what came out; `make test-long` runs
+the same with fewer tries. What is trusted and what is not is in `SECURITY.md`.
 
 - **exit 2** is one sentence about what is wrong, where, and what to do; never a traceback.
 - A file is written beside its place, reaches the disk, and then takes its name: a reader sees the old one or

@@ -142,7 +142,7 @@ def recordings(found: dict[str, Any]) -> str:
 EXAMPLES = {
     "trl sft": "An unmodified command of TRL:",
     "FSDP2 loop, rank 0 of 8": "One rank of eight, alone, of a loop written by hand over FSDP2:",
-    "FSDP2 loop, torchrun": "The same loop with a smaller model, two processes and a stand-in for NCCL:",
+    "FSDP2 loop, torchrun": "The same loop with a smaller model, two processes and a virtual NCCL:",
 }
 
 

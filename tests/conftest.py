@@ -30,15 +30,31 @@ def _a_cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["HARNESS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
+LONG = (
+    "tests/answers/test_two_profiles.py::test_two_environments",  # versions
+    "tests/benchmarks/test_gpu_programme.py",  # a rehearsal of all of it
+    "tests/benchmarks/test_questions.py",  # what the guide's commands print, each command again
+    "tests/browser",  # a browser
+    "tests/parallel/test_equality.py",  # trains on ranks
+    "tests/launch",  # ranks, processes of their own, and what becomes of them when one is killed
+    "tests/track",  # trackers in processes
+    "tests/mcp/test_mcp.py",  # servers
+    "tests/trust/test_fuzz",  # hostile files
+    "tests/trust",  # killing, filling the disk
+    "tests/sweep/test_launchers.py",  # clusters
+    "tests/watching/test_watch.py",  # programs
+)
+"""What `make test` leaves to `make test-long`: beginnings of names. Every second one takes half the time."""
+
+
 SLOW = (
+    *LONG,
     "tests/allocator/test_invariants.py",  # a property
-    "tests/answers/test_two_profiles.py",  # two environments
     "tests/api/test_api.py",  # simulations
     "tests/api/test_names.py",  # orders of imports, each in a fork
     "tests/architecture/test_model_id.py",  # a hub
     "tests/architecture/test_models.py::test_parameter_count_is_the_published_one",
     "tests/benchmarks",
-    "tests/browser",  # a browser
     "tests/checkpoint",
     "tests/cli/test_cli.py::test_a_",  # processes of their own
     "tests/cli/test_cli.py::test_light_commands",
@@ -55,7 +71,6 @@ SLOW = (
     "tests/fit/test_lengths.py",
     "tests/fit/test_search.py",
     "tests/gpu",
-    "tests/launch",  # ranks, processes of their own
     "tests/loops/test_adapters.py",  # whole trainers
     "tests/loops/test_finder.py",  # trains, watched
     "tests/mcp",  # a server
@@ -92,11 +107,9 @@ SLOW = (
     "tests/sweep",  # cells in processes
     "tests/system/test_folder_lock.py",  # processes that hold a folder
     "tests/system/test_garbage.py",
-    "tests/track",  # trackers in processes
     "tests/training/test_evaluation.py::test_logits_and_losses_are_trainers",
     "tests/training/test_trainer_parity.py",
     "tests/training/toggles",  # trains with and without each
-    "tests/trust",  # killing, filling the disk, hostile files
     "tests/watching",  # programs
 )
 """What `make test-fast` leaves out: beginnings of test names."""
@@ -107,16 +120,30 @@ RECORDED = "tests/simulate/test_recorded_traces.py"
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Whether to pass over a whole file without importing it, which costs as much as the quick tests."""
     name = collection_path.relative_to(config.rootpath).as_posix()
-    return True if name in SLOW and "not slow" in config.option.markexpr else None
+    chosen = config.option.markexpr
+    left_out = SLOW if "not slow" in chosen else LONG if "not long" in chosen else ()
+    if name in left_out:
+        return True
+    if collection_path.is_file() and "and long" in chosen:
+        return None if any(long.startswith(name) for long in LONG) or name.startswith(LONG) else True
+    return None
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist looks for groups in a hook of its own
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow, and keep in one process what parses the whole source."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--part 1/2` of `make test-long PART=1/2`: of the entries of LONG, every second one, from the first."""
+    parser.addoption("--part", default="1/1", help="of the long tests: 1/2 or 2/2")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is slow and what is long; leave out what is long and of another part."""
+    part, parts = map(int, config.option.part.split("/"))
     seen = set()
-    for item in items:
-        if item.nodeid.startswith("tests/project/"):
-            item.add_marker(pytest.mark.xdist_group("project"))
+    for item in items[:]:
+        entry = next((n for n, long in enumerate(LONG) if item.nodeid.startswith(long)), None)
+        if entry is not None:
+            item.add_marker(pytest.mark.long)
+            if entry % parts != part - 1:
+                items.remove(item)
         slow = item.nodeid.startswith(SLOW)
         if item.nodeid.startswith(RECORDED) and (called := getattr(item, "callspec", None)):
             kind = item.nodeid.partition("[")[0], str(getattr(called.params.get("path"), "parent", ""))

@@ -7,8 +7,8 @@
     traces              tests/recordings/traces/<name>.json.gz, from a GPU only
     every part          profiles/<device>/programme/<part>.json: what ran, what was skipped, what failed
 
-What ran on a virtual GPU (harness emulate) goes to profiles/stand-in-<device> and to
-tests/recordings/stand_in/<device>, without its times, and calibrates nothing.
+What ran on a virtual GPU (harness emulate) is emulated: it goes to profiles/emulated-<device> and to
+tests/recordings/virtual_gpu/<device>, without its times, and calibrates nothing.
 
 Everything is checked before anything is written. Paths of the machine are cut to what means the same
 elsewhere. A piece that was run again replaces what it left before; one that was not run does not.
@@ -45,7 +45,7 @@ HEAVY = {"traces": ("trace",), "validate": ("profile",), "predict": ("profiles",
 """Fields that go into files of their own."""
 
 
-STAND_IN = "stand-in-"
+EMULATED = "emulated-"
 """Before the name of a device, in the name of a folder: no such device was there."""
 
 
@@ -86,18 +86,19 @@ def files_of(documents: Mapping[str, Mapping[str, Any]], profiles: Path, traces:
     files: dict[Path, bytes] = {}
     notes: list[str] = []
     for part, document in documents.items():
-        device, stand_in = document["device"], stands_in_for(document)
-        folder = profiles / (folder_name(device) if stand_in is None else f"{STAND_IN}{stand_in}")
-        kept = traces if stand_in is None else traces.parent / "stand_in" / stand_in
+        device, emulated = document["device"], emulated_device(document)
+        folder = profiles / (folder_name(device) if emulated is None else f"{EMULATED}{emulated}")
+        kept = traces if emulated is None else traces.parent / "virtual_gpu" / emulated
         for result in document["results"]:
             made = result.get("result") or {}
             # a small model's numbers never stand under a large model's name
             name = f"tiny-{result['name']}" if document.get("tiny") else result["name"]
             where = f"{part}.json: {name}"
             if part == "validate" and "profile" in made:
-                files[folder / f"{name}.measured.json"] = _profile(
-                    made["profile"] if stand_in is None else without_times(made["profile"]), "measured", where
-                )
+                source, ran = "measured", made["profile"]
+                if emulated is not None:
+                    source, ran = "emulated", without_times(made["profile"])
+                files[folder / f"{name}.{source}.json"] = _profile(ran, source, where)
             if part == "predict":
                 for source, profile in (made.get("profiles") or {}).items():
                     files[folder / f"{name}.{source}.json"] = _profile(profile, source, where)
@@ -105,12 +106,12 @@ def files_of(documents: Mapping[str, Mapping[str, Any]], profiles: Path, traces:
                 files[kept / f"{name}.json.gz"] = sanitised_trace(made["trace"], where)
         if part == "traces" and device["kind"] != "cuda":
             notes.append("traces: left out, those of a CPU say nothing about the CUDA allocator")
-        if part == "calibrate" and stand_in is None:
+        if part == "calibrate" and emulated is None:
             if device.get("table_name") in hardware_names():
                 files[folder / "calibration.json"] = _calibration(document)
             else:
                 notes.append(f"calibrate: {device['name']} is not in the hardware table, so nothing reads it")
-        if stand_in is None:  # the rest of what a stand-in's programme says is about time
+        if emulated is None:  # the rest of what an emulated programme says is about time
             path = folder / "programme" / f"{part}.json"
             files[path] = _as_json(_merged(path, _light(part, document)))
     return Imported(files, notes)
@@ -125,19 +126,18 @@ def folder_name(device: Mapping[str, Any]) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device["name"].lower()).strip("-") or "unnamed"
 
 
-def stands_in_for(document: Mapping[str, Any]) -> str | None:
-    """The hardware table's name of the device that was only acted, None for a real one."""
+def emulated_device(document: Mapping[str, Any]) -> str | None:
+    """The hardware table's name of the virtual GPU that it ran on, None for a real one."""
     settings = document["provenance"].get("settings") or {}
     return settings.get("VIRTUAL_GPU") or settings.get("STAND_IN_CUDA")
 
 
 def without_times(document: dict[str, Any]) -> dict[str, Any]:
-    """A profile recorded on a stand-in: no times, no losses, and a device that says what it was."""
+    """A profile recorded on a virtual GPU, which computes nothing: no times, no losses."""
     nothing = {"median": None, "p10": None, "p90": None, "n": 0}
     phases = {name: phase | {"time_s": nothing} for name, phase in document["phases"].items()}
     step = {"time_s": nothing, "model_flops": document["step"].get("model_flops")}
-    hardware = document["hardware"] | {"name": f"stand-in for {document['hardware']['name']}"}
-    return document | {"phases": phases, "step": step, "hardware": hardware}
+    return document | {"source": "emulated", "phases": phases, "step": step}
 
 
 def sanitised(value: Any) -> Any:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.virtual_gpu.anew [DEVICE/NAME ...] [--sample N] [--seed WORD] [--out FILE]
 
-Takes PyTorch's CUDA build and no GPU. Recordings are those of tests/recordings/stand_in, `h200/random-5-3`; a
-sample is the first N by a hash of the seed and the name, so nobody picks what is easy. A recording says its
-recipe, device and settings: each runs in a process of its own, with the same. What FILE has of the same
-versions is kept.
+Takes PyTorch's CUDA build and no GPU. Recordings are those of tests/recordings/virtual_gpu, such as
+`h200/random-5-3`; a sample is the first N by a hash of the seed and the name, so nobody picks what is easy.
+A recording says its recipe, device and settings: each runs in a process of its own, with the same. What FILE
+has of the same versions is kept.
 """
 
 from __future__ import annotations

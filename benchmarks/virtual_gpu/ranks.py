@@ -6,7 +6,7 @@ with checkpointing and without, gradients summed after each micro batch or once 
 Takes PyTorch's CUDA build and no GPU. Each cell is a small but real model (layers of Llama-3.2-1B), whose
 rank 0 runs alone on a virtual GPU, every action of its allocator recorded; its recipe is simulated with the
 same libraries. PyTorch runs without NCCL's watchdog (TORCH_NCCL_BLOCKING_WAIT=1), whose 100 ms would decide
-how long DDP's first bucket stays. `--traces` keeps the recordings; some are in tests/recordings/stand_in.
+how long DDP's first bucket stays. `--traces` keeps the recordings; some are in tests/recordings/virtual_gpu.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.gpu_programme.trace_file import Trace, decode_trace, load_trace
 from harness.hardware import TABLE_NAMES
 
-RECORDED = Path(__file__).resolve().parents[2] / "tests" / "recordings" / "stand_in"
+RECORDED = Path(__file__).resolve().parents[2] / "tests" / "recordings" / "virtual_gpu"
 
 
 def first_difference(ours: Trace, recorded: Trace) -> str | None:

@@ -1,4 +1,5 @@
 """A model of the CUDA caching allocator, and of its settings."""
+# pyright: reportUnusedImport=false
 
 from harness.allocator.allocator import Allocator, AllocatorOutOfMemory
 from harness.allocator.blocks import Block
@@ -13,21 +14,3 @@ from harness.allocator.settings import (
     kSmallSize,
     parse_settings,
 )
-from harness.allocator.trace_replay import Replay, replay
-
-__all__ = [
-    "Allocator",
-    "AllocatorOutOfMemory",
-    "Block",
-    "Replay",
-    "Settings",
-    "allocator_settings",
-    "kLargeBuffer",
-    "kMinLargeAlloc",
-    "kRoundLarge",
-    "kSmallBuffer",
-    "kSmallSize",
-    "parse_settings",
-    "replay",
-    "snapshot_segments",
-]

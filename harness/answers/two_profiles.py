@@ -16,12 +16,13 @@ from harness.answers.comparison import described, different_fields, quantities, 
 from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.recipe import Recipe, recipe_yaml
-from harness.snapshot import Divergence, diff_traces, read_snapshot
+from harness.snapshot import place, read_snapshot, recording_of
 from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats, StepProfile, ranks_in_words
 from harness.units import in_gib
 
 MODULES = 8
-DIVERGENCES = 3
+MOST_ONLY_ONE = 3
+"""Allocations that only one of two simulations makes: so many a phase."""
 OUT_OF_MEMORY = 3
 """Status of a simulation that ran out of memory: its profile is on stdout all the same."""
 TIMEOUT_S = 3600
@@ -46,6 +47,15 @@ class Difference:
         return None if self.first is None or self.second is None else self.second - self.first
 
 
+@dataclass(frozen=True)
+class OnlyOne:
+    """What only one of two simulations asks for in a phase: sizes in bytes and the lines that ask."""
+
+    phase: str
+    first: list[tuple[int, str]]
+    second: list[tuple[int, str]]
+
+
 @dataclass
 class ProfileDiff:
     """What differs between two profiles."""
@@ -61,8 +71,8 @@ class ProfileDiff:
     """At the peak, layers of one kind together, the largest change first."""
     ranks: tuple[list[str], list[str]]
     """Of a profile of several ranks, what its ranks are like side by side."""
-    divergences: list[Divergence] = field(default_factory=list[Divergence])
-    """The first allocations that only one has, where both left their histories."""
+    divergences: list[OnlyOne] = field(default_factory=list["OnlyOne"])
+    """By phase the first allocations that only one makes, where both left their histories."""
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -78,8 +88,8 @@ class ProfileDiff:
             "divergences": [
                 {
                     "phase": d.phase,
-                    "only_first": [(e.action, e.size_bytes, e.place) for e in d.only_real],
-                    "only_second": [(e.action, e.size_bytes, e.place) for e in d.only_simulated],
+                    "only_first": [("alloc", *made) for made in d.first],
+                    "only_second": [("alloc", *made) for made in d.second],
                 }
                 for d in self.divergences
             ],
@@ -210,10 +220,36 @@ def simulated_by(
         return profile, read_snapshot(snapshot) if snapshot.exists() else None
 
 
-def first_divergences(first: dict[str, Any], second: dict[str, Any]) -> list[Divergence]:
-    """The first allocations of the step that only one of two simulations made, other orders left out."""
-    diff = diff_traces(first["device_traces"][0], second["device_traces"][0])
-    return [found for found in diff.divergences if not found.reordered][:DIVERGENCES]
+def asked_by_one(first: dict[str, Any], second: dict[str, Any]) -> list[OnlyOne]:
+    """By phase the first allocations that only one of two simulated snapshots has, in whatever order."""
+    asked = [_asked(snapshot) for snapshot in (first, second)]
+    phases = dict.fromkeys((*asked[0], *asked[1]))
+    both = {phase: [of_one.get(phase, []) for of_one in asked] for phase in phases}
+    found = [OnlyOne(phase, _more(one, other), _more(other, one)) for phase, (one, other) in both.items()]
+    return [only for only in found if only.first or only.second]
+
+
+def _asked(snapshot: dict[str, Any]) -> dict[str, list[tuple[int, str]]]:
+    """Of a simulation, by phase: the size of each allocation and the line that asks for it."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    recording = recording_of(snapshot)
+    for entry, phase in zip(recording.trace, recording.phases, strict=True):
+        if entry["action"] == "alloc" and phase not in (None, "setup"):
+            found.setdefault(phase, []).append((entry["size"], place(entry["frames"])))
+    return found
+
+
+def _more(ones: list[tuple[int, str]], others: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The first of `ones` of which there are fewer among `others`; a line that moved is no difference."""
+    too_many = Counter(size for size, _ in ones) - Counter(size for size, _ in others)
+    unpaired = Counter(ones) - Counter(others)
+    found: list[tuple[int, str]] = []
+    for made in ones:
+        if too_many[made[0]] and unpaired[made]:
+            too_many[made[0]] -= 1
+            unpaired[made] -= 1
+            found.append(made)
+    return found[:MOST_ONLY_ONE]
 
 
 def _percent(share: float) -> str:
@@ -254,9 +290,8 @@ def diff_lines(diff: ProfileDiff, names: tuple[str, str]) -> Iterator[str]:
             yield f"  {signed(row.change or 0):>12}  {row.name}"
     if diff.divergences and diff.bytes:
         yield ""
-        yield "the first allocations and frees that only one of them makes"
-        for number, found in enumerate(diff.divergences, 1):
-            for which, events in (("first", found.only_real), ("second", found.only_simulated)):
-                for event in events[:2]:
-                    made = f"{event.action} {in_gib(event.size_bytes)}"
-                    yield f"  {number}. in {found.phase}, only the {which}: {made} at {event.place}"
+        yield "the first allocations that only one of them makes"
+        for only in diff.divergences:
+            for which, made in (("first", only.first), ("second", only.second)):
+                for size_bytes, where in made:
+                    yield f"  in {only.phase}, only the {which}: {in_gib(size_bytes)} at {where}"

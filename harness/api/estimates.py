@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.allocator import allocator_settings
 from harness.answers import predicted, simulated
-from harness.api.asked import AnyRecipe, asked_after, asked_hardware, asked_recipe
+from harness.api.arguments import AnyRecipe, asked_after, asked_hardware, asked_recipe
 from harness.hardware import DEFAULT_HARDWARE
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile
@@ -53,10 +53,12 @@ def simulate(
 
     `recipe`, `hardware`, `memory` and `overrides` as in harness.napkin. `allocator`: settings of the CUDA
     caching allocator, as in "expandable_segments:True"; None takes those of PYTORCH_CUDA_ALLOC_CONF or
-    PYTORCH_ALLOC_CONF. `out`: a new folder for profile.json, recipe.yaml and snapshot.pickle. `rank`: which
-    one, of a recipe that is divided among several. `phases`: "train,eval,save" adds an evaluation as
-    transformers' Trainer does it, and its checkpoint; `evaluation` chooses its batches, batch_size,
-    accumulation_steps and keep_logits; with `full_state_dict` rank 0 gathers a divided model and writes it.
+    PYTORCH_ALLOC_CONF. `rank`: which one, of a recipe that is divided among several. `phases`:
+    "train,eval,save" adds an evaluation as transformers' Trainer does it, and its checkpoint; `evaluation`
+    chooses its batches, batch_size, accumulation_steps and keep_logits; with `full_state_dict` rank 0
+    gathers a divided model and writes it.
+
+    `out`: a new folder for profile.json, recipe.yaml and snapshot.pickle.
     Returns the profile, whose `oom` says where the memory ran out and what would help. Raises InputError for
     wrong arguments, a folder that is taken, and a recipe that cannot be simulated (compile: true).
     """

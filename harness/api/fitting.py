@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.allocator import allocator_settings
-from harness.api.asked import AnyRecipe, asked_hardware, asked_recipe
+from harness.api.arguments import AnyRecipe, asked_hardware, asked_recipe
 from harness.hardware import DEFAULT_HARDWARE, Hardware
 from harness.recipe import Recipe
 from harness.system import notebook_html, quiet_libraries

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from harness.api.asked import AnyRecipe, asked_recipe
+from harness.api.arguments import AnyRecipe, asked_recipe
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
 

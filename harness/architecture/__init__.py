@@ -1,15 +1,6 @@
 """A model's sizes, read from its config without torch."""
+# pyright: reportUnusedImport=false
 
 from harness.architecture.config_file import MAX_CONFIG_BYTES, check_counts, read_config
 from harness.architecture.model_id import config_here, find_config
 from harness.architecture.model_shape import ModelShape, load_shape
-
-__all__ = [
-    "MAX_CONFIG_BYTES",
-    "ModelShape",
-    "check_counts",
-    "config_here",
-    "find_config",
-    "load_shape",
-    "read_config",
-]

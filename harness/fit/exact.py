@@ -227,7 +227,8 @@ class _Search:
         """The most units, from low to below high, that need no more than there is besides what is lost, if
         nothing else is; None if no formula knows. Needs are nearly a straight line."""
         limit = self.simulations.hardware.memory_bytes - lost_bytes
-        low, high, units = self.low, self.high, (self.found.tried and max(self.low, 1)) or self.start
+        low, high = self.low, self.high
+        units = max(self.low, 1) if self.found.tried else self.start
         seen: tuple[int, int] | None = None
         while high - low > 1:
             units = min(max(units, low + 1), high - 1)

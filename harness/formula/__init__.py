@@ -1,4 +1,5 @@
 """A step's requests of memory as expressions of its sizes, derived from simulations. It needs no torch."""
+# pyright: reportUnusedImport=false
 
 from harness.formula.expression import Point
 from harness.formula.formula import Formula, outcome_of, point_of
@@ -16,25 +17,3 @@ from harness.formula.scratch import (
     scan_scratch_at_most,
 )
 from harness.formula.store import load, save
-
-__all__ = [
-    "MAX_VALUES_PER_THREAD",
-    "Formula",
-    "Outcome",
-    "Piece",
-    "Point",
-    "RequestLog",
-    "at_most",
-    "embedding_pieces",
-    "kept_bytes",
-    "least_bytes",
-    "load",
-    "outcome_of",
-    "point_of",
-    "radix_sort_rows_scratch",
-    "radix_sort_scratch",
-    "reduction_staging",
-    "save",
-    "scan_scratch",
-    "scan_scratch_at_most",
-]

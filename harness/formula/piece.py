@@ -197,9 +197,10 @@ class Piece:
         streams = [0] * births
         for n, stream in document["streams"].items():
             streams[int(n)] = stream
+        seen = tuple(points)
+        written: list[Any] = document["columns"]
         columns: list[Size] = [
-            Listed(tuple(size["listed"]), tuple(points)) if isinstance(size, dict) else from_json(size)
-            for size in document["columns"]
+            Listed(tuple(size["listed"]), seen) if "listed" in size else from_json(size) for size in written
         ]
         marks = [Mark(*mark) for mark in document["marks"]]
         return cls(

@@ -158,7 +158,7 @@ class RequestLog:
 
 def all_blocks(allocator: Allocator) -> list[tuple[int, int, bool]]:
     """(address, size, allocated) of every block: equal states do the same with equal requests."""
-    found = []
+    found: list[tuple[int, int, bool]] = []
     for segment in allocator.device.segments.values():
         block: Block | None = segment.head
         while block is not None:

@@ -1,13 +1,15 @@
-"""What the tools answer: each a method with typed arguments that returns plain data, or raises InputError.
+"""What the tools answer: plain data, or an InputError.
 
-Their descriptions are what a model reads to choose one. Imports no torch.
+The questions about a recipe are those of harness.api, with its arguments; their descriptions are what a model
+reads to choose one. Imports no torch.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +17,7 @@ from pydantic import Field
 
 import harness.api as api
 from harness.errors import InputError, nearest
-from harness.hardware import DEFAULT_HARDWARE, all_hardware, read_prices
+from harness.hardware import all_hardware, read_prices
 from harness.mcp.folders import Folders
 from harness.recipe import Recipe, check_recipe, find_model_config, list_recipes, shortened
 from harness.step_profile import StepProfile, explain_oom, verdict
@@ -26,6 +28,8 @@ MOST_FILES = 500
 LONGEST_ANSWER = 60_000
 """Characters of tables."""
 MOST_STACK_LINES = 12
+MOST_KINDS = 20
+"""Of allocations: those of one stack are of one kind."""
 LONGEST_NAME = 200
 MOST_SNAPSHOT_BYTES = 2**28
 """Of what the server reads; `harness report` reads larger ones, with the memory that takes."""
@@ -36,13 +40,6 @@ RecipeArgument = Annotated[
         description="A recipe's name (the tool `recipes` lists them), or the path of its YAML file in the "
         "folders of this server."
     ),
-]
-HardwareArgument = Annotated[
-    str,
-    Field(description="A GPU of the table, such as h100 or rtx-4090 (the tool `hardware` lists them)."),
-]
-MemoryArgument = Annotated[
-    str | None, Field(description="Another size of the GPU's memory, such as 16GiB or 24GB.")
 ]
 Overrides = Annotated[
     dict[str, Any] | None,
@@ -58,6 +55,11 @@ class Questions:
 
     def __init__(self, folders: Folders) -> None:
         self.folders = folders
+
+    def tools(self) -> list[Callable[..., Any]]:
+        """Each answers with plain data; its name, its arguments and its docstring are what a program sees."""
+        about_recipes = map(self.of_the_api, (api.napkin, api.simulate, api.fit))
+        return [self.recipes, self.files, *about_recipes, self.hardware, self.report, self.snapshot]
 
     def recipes(self) -> dict[str, Any]:
         """List the fine-tuning recipes that can be asked about by name, each with a sentence."""
@@ -77,63 +79,27 @@ class Questions:
             kinds[kind].append(str(path.parent if kind == "runs" else path))
         return {**kinds, "more_than_listed": listed > MOST_FILES}
 
-    def napkin(
-        self,
-        recipe: RecipeArgument,
-        hardware: HardwareArgument = DEFAULT_HARDWARE,
-        memory: MemoryArgument = None,
-        overrides: Overrides = None,
-    ) -> dict[str, Any]:
-        """GPU memory and time of a training step by closed-form arithmetic: an estimate, in milliseconds."""
-        name, asked = self._asked(recipe, overrides)
-        return _answer(name, api.napkin(asked, hardware=hardware, memory=memory))
+    def of_the_api(self, question: Callable[..., StepProfile | api.FitAnswer]) -> Callable[..., Any]:
+        """A question of harness.api as a tool: its own arguments, except a folder to write.
 
-    def simulate(
-        self,
-        recipe: RecipeArgument,
-        hardware: HardwareArgument = DEFAULT_HARDWARE,
-        memory: MemoryArgument = None,
-        overrides: Overrides = None,
-        allocator: Annotated[
-            str | None, Field(description="Allocator settings, such as expandable_segments:True.")
-        ] = None,
-        phases: Annotated[
-            str,
-            Field(
-                description="What to simulate: train, or train,eval,save for what an evaluation and a "
-                "checkpoint, as transformers' Trainer makes them, need behind it."
-            ),
-        ] = "train",
-        rank: Annotated[
-            int, Field(ge=0, description="Which rank of a recipe that is divided among several.")
-        ] = 0,
-    ) -> dict[str, Any]:
-        """GPU memory of a training step to the byte, and its estimated time, by running it without data.
-
-        It takes seconds. Where the memory does not suffice it says in which phase, what fills it and what
-        would help.
+        Its description is the beginning of the docstring there: what the question is, and its arguments.
         """
-        name, asked = self._asked(recipe, overrides)
-        where: dict[str, Any] = {"hardware": hardware, "memory": memory, "allocator": allocator}
-        return _answer(name, api.simulate(asked, **where, phases=phases, rank=rank))
 
-    def fit(
-        self,
-        recipe: RecipeArgument,
-        hardware: HardwareArgument = DEFAULT_HARDWARE,
-        memory: MemoryArgument = None,
-        overrides: Overrides = None,
-        quick: Annotated[
-            bool,
-            Field(
-                description="By arithmetic alone, in a moment; otherwise seen by simulations, up to minutes."
-            ),
-        ] = False,
-    ) -> dict[str, Any]:
-        """The largest micro batch and sequence length that fit a GPU, or what to change when nothing does."""
-        name, asked = self._asked(recipe, overrides)
-        found = replace(api.fit(asked, hardware=hardware, memory=memory, quick=quick), name=name)
-        return {"answer": str(found), **found.as_json()}
+        def ask(*, recipe: str, overrides: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+            name, asked = self._asked(recipe, overrides)
+            return _answer(name, question(asked, **options))
+
+        options = [
+            given
+            for given in signature(question, eval_str=True).parameters.values()
+            if given.kind is Parameter.KEYWORD_ONLY and given.name != "out"
+        ]
+        about = Parameter("recipe", Parameter.KEYWORD_ONLY, annotation=RecipeArgument)
+        changes = Parameter("overrides", Parameter.KEYWORD_ONLY, default=None, annotation=Overrides)
+        ask.__signature__ = Signature([about, changes, *options], return_annotation=dict[str, Any])  # type: ignore[attr-defined]
+        ask.__name__ = question.__name__
+        ask.__doc__ = "\n\n".join((getdoc(question) or "").split("\n\n")[:2])
+        return ask
 
     def hardware(
         self,
@@ -198,19 +164,16 @@ class Questions:
         """What was in the memory of a recorded snapshot when the most was allocated: by category, and the
         largest allocations with the code that made them."""
         from harness.report import read_run, section_of
-        from harness.snapshot import breakdown_at, find_peak, top_allocations
 
-        run = read_run(self._small_enough(path))
-        answer: dict[str, Any] = {"answer": [*section_of(run).answer, *run.notes]}
-        if run.history is not None and run.history.spans:
-            peak = find_peak(run.history.spans)
-            top = top_allocations(run.history.spans, peak.index)
-            answer["peak_allocated_bytes"] = peak.allocated_bytes
-            answer["phase"] = peak.phase
-            answer["at_peak"] = breakdown_at(run.history.spans, peak.index).model_dump()
+        section = section_of(read_run(self._small_enough(path)))
+        answer: dict[str, Any] = {"answer": [*section.answer, *section.run.notes]}
+        if (history := section.run.history) is not None:
+            answer["peak_allocated_bytes"] = history.moment()[1]
+            answer["phase"] = history.phase()
+            answer["at_peak"] = {f"{name}_bytes": size for name, size in history.held().items()}
             answer["largest"] = [
-                {**allocation.model_dump(), "stack": allocation.stack[:MOST_STACK_LINES]}
-                for allocation in top
+                {**kind._asdict(), "stack": kind.stack[:MOST_STACK_LINES]}
+                for kind in section.kinds[:MOST_KINDS]
             ]
         return answer
 
@@ -277,10 +240,13 @@ def _kind(path: Path) -> str | None:
     return "recipes" if path.suffix in (".yaml", ".yml") and path.name != "recipe.yaml" else None
 
 
-def _answer(name: str, profile: StepProfile) -> dict[str, Any]:
-    """What is said of a profile, and the profile."""
-    profile.provenance["recipe_name"] = name
-    for allocation in (*profile.top, *(profile.oom.top if profile.oom else ())):
+def _answer(name: str, found: StepProfile | api.FitAnswer) -> dict[str, Any]:
+    """What is said of an answer, and the answer."""
+    if isinstance(found, api.FitAnswer):
+        found = replace(found, name=name)
+        return {"answer": str(found), **found.as_json()}
+    found.provenance["recipe_name"] = name
+    for allocation in (*found.top, *(found.oom.top if found.oom else ())):
         allocation.stack = allocation.stack[:MOST_STACK_LINES]
-    said = verdict(profile) if profile.oom is None else explain_oom(profile)
-    return {"answer": f"{name}: {said}", "profile": profile.model_dump(mode="json")}
+    said = verdict(found) if found.oom is None else explain_oom(found)
+    return {"answer": f"{name}: {said}", "profile": found.model_dump(mode="json")}

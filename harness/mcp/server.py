@@ -16,7 +16,6 @@ from harness.mcp.folders import Folders
 from harness.mcp.questions import Questions
 from harness.system import recipes_folder
 
-TOOLS = ("recipes", "files", "napkin", "simulate", "fit", "hardware", "report", "snapshot")
 INSTRUCTIONS = (
     "How much GPU memory and time a fine-tuning recipe takes, and where each byte goes. Ask `napkin` for an "
     "estimate in milliseconds, `simulate` for memory to the byte, `fit` for what fits a GPU, `hardware` for "
@@ -44,7 +43,7 @@ def serve(folders: Sequence[Path]) -> None:
         from mcp_types import ToolAnnotations
     except ImportError:
         raise MissingDependency("mcp", "mcp", "`harness mcp`") from None
-    from harness import __version__
+    from harness.version import __version__
 
     server = MCPServer("harness", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR")
     one_at_a_time = threading.Lock()
@@ -65,8 +64,8 @@ def serve(folders: Sequence[Path]) -> None:
         return answer
 
     reading = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
-    for name in TOOLS:
-        server.add_tool(answering(getattr(questions, name)), annotations=reading)
+    for tool in questions.tools():
+        server.add_tool(answering(tool), annotations=reading)
     sys.addaudithook(_no_network)
     server.run("stdio")
 

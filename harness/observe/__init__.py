@@ -12,19 +12,3 @@ from harness.observe.labels import (
 from harness.observe.phase_peaks import PhasePeaks
 from harness.observe.recording import Recording
 from harness.observe.storage_tracker import Frame, StorageTracker, storage_of
-
-__all__ = [
-    "FlopCount",
-    "Frame",
-    "Owner",
-    "PhasePeaks",
-    "Recording",
-    "StorageTracker",
-    "gradients_seen",
-    "labelled_tensors",
-    "model_tensors",
-    "operator_flops",
-    "owned_tensors",
-    "storage_of",
-    "tensors_in",
-]

@@ -6,15 +6,3 @@ from harness.parallel.deferred import Deferred, loaded_by_one_thread
 from harness.parallel.dtypes import DTYPES
 from harness.parallel.engines import divide, summed_at_the_end
 from harness.parallel.mesh import ALONE, Ranks, lost_rank, ranks_of
-
-__all__ = [
-    "ALONE",
-    "DTYPES",
-    "Deferred",
-    "Ranks",
-    "divide",
-    "loaded_by_one_thread",
-    "lost_rank",
-    "ranks_of",
-    "summed_at_the_end",
-]

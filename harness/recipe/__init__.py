@@ -1,4 +1,5 @@
 """A fine-tuning step as data: its fields, the rules between them, and the files it comes from."""
+# pyright: reportUnusedImport=false
 
 from harness.recipe.check import ImpossiblePair, check_recipe, recipe_schema, shortened
 from harness.recipe.effects import EFFECTS, fields_that_change
@@ -15,24 +16,3 @@ from harness.recipe.mesh import OF_RANKS, on_ranks
 from harness.recipe.recipe import Recipe
 from harness.recipe.rules import shown
 from harness.recipe.surprises import surprises_of_quantization
-
-__all__ = [
-    "EFFECTS",
-    "OF_RANKS",
-    "ImpossiblePair",
-    "Recipe",
-    "changed_recipe",
-    "check_recipe",
-    "fields_that_change",
-    "find_model_config",
-    "list_models",
-    "list_recipes",
-    "load_recipe",
-    "nearest_model",
-    "on_ranks",
-    "recipe_schema",
-    "recipe_yaml",
-    "shortened",
-    "shown",
-    "surprises_of_quantization",
-]

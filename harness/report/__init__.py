@@ -3,6 +3,7 @@
 `read_run` reads, `write_report` writes the page; `render_page` is for pages that should look the same.
 Imports no torch.
 """
+# pyright: reportUnusedImport=false
 
 from harness.report.differences import report_tables
 from harness.report.figures import COLOURS, PATTERNS, drawing, write_figures
@@ -19,25 +20,3 @@ from harness.report.table import (
     to_markdown,
 )
 from harness.report.write import report_html, write_report
-
-__all__ = [
-    "COLOURS",
-    "PATTERNS",
-    "Cell",
-    "ReportRun",
-    "Section",
-    "Table",
-    "drawing",
-    "escape_markdown",
-    "markdown_of",
-    "no_formula",
-    "read_run",
-    "render_page",
-    "report_html",
-    "report_tables",
-    "section_of",
-    "to_csv",
-    "to_markdown",
-    "write_figures",
-    "write_report",
-]

@@ -150,10 +150,9 @@ def kinds_table(found: Sequence[Kind], when: str = "at the peak") -> Table:
 
 def groups_table(history: History) -> Table:
     """The bytes at the moment by what the timeline is stacked by, the most first, and each one's share."""
-    event, total = history.moment()
-    sizes = history.by_group()[:, event] if event >= 0 else history.baseline_bytes
-    held = sorted(zip(sizes.tolist(), history.groups, strict=True), key=lambda item: -item[0])
-    rows = [(Cell(name), Cell(size, "bytes"), Cell(size / total, "share")) for size, name in held if size]
+    _, total = history.moment()
+    held = history.held().items()
+    rows = [(Cell(name), Cell(size, "bytes"), Cell(size / total, "share")) for name, size in held]
     what = "category" if history.by_category else "code"
     return Table(f"What is allocated {history.when}, by {what}", (what, "bytes", "share"), rows)
 

@@ -47,7 +47,7 @@ def _of_snapshot(history: History) -> list[str]:
     if oom is not None:
         sentences = [*oom_in_words(oom), remedy(oom)]
     elif history.events:
-        phase = next((run.phase for run in history.phases if run.start <= event < run.end), None)
+        phase = history.phase()
         where = f", in {phase.replace('_', ' ')}" if phase else ""
         sentences = [
             f"The peak is {in_gib(total)} allocated, at event {event:,} of {history.events:,}{where}."
@@ -58,11 +58,9 @@ def _of_snapshot(history: History) -> list[str]:
     found = kinds(history, None)
     if not total or not found:
         return sentences
-    sizes = history.by_group()[:, event] if event >= 0 else history.baseline_bytes
-    most = int(sizes.argmax())
-    if history.by_category and history.groups[most] != BEFORE:
-        name = history.groups[most].replace("_", " ")
-        sentences.append(f"The largest part of it is {name}: {int(sizes[most]) / total:.0%}.")
+    name, size = next(iter(history.held().items()))
+    if history.by_category and name != BEFORE:
+        sentences.append(f"The largest part of it is {name.replace('_', ' ')}: {size / total:.0%}.")
     first = found[0]
     if first.stack:
         sentences.append(

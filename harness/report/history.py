@@ -119,6 +119,18 @@ class History:
         event = int(np.searchsorted(self.trace_index, self.oom.index)) - 1
         return event, int(self.baseline_bytes.sum() + self.change_bytes[: event + 1].sum())
 
+    def phase(self) -> str | None:
+        """The phase of `moment`; None where the recording names none."""
+        event, _ = self.moment()
+        return next((run.phase for run in self.phases if run.start <= event < run.end), None)
+
+    def held(self) -> dict[str, int]:
+        """Bytes at `moment` by group, the most first, without those of nothing; they add up to it."""
+        event, _ = self.moment()
+        sizes = self.by_group()[:, event] if event >= 0 else self.baseline_bytes
+        held = sorted(zip(sizes.tolist(), self.groups, strict=True), key=lambda item: -item[0])
+        return {name: size for size, name in held if size}
+
     @property
     def when(self) -> str:
         """`moment` in words."""

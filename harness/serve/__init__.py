@@ -1,5 +1,4 @@
 """The reports of a folder in the browser, on this machine only."""
+# pyright: reportUnusedImport=false
 
 from harness.serve.server import ADDRESS, server_of
-
-__all__ = ["ADDRESS", "server_of"]

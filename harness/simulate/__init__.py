@@ -2,5 +2,3 @@
 
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.simulated_run import simulate
-
-__all__ = ["SimulatedMemory", "simulate"]

@@ -1,4 +1,5 @@
 """The memory history: what each byte was and when, memory-viz files in and out, differences of two."""
+# pyright: reportUnusedImport=false
 
 from harness.snapshot.as_json import snapshot_to_json
 from harness.snapshot.attribution import (
@@ -17,9 +18,7 @@ from harness.snapshot.build import (
     write_snapshot,
 )
 from harness.snapshot.devices import devices_in
-from harness.snapshot.diff.held import Change, HeldDiff, diff_held, held_at
-from harness.snapshot.diff.segments import Reserved, SegmentDiff, diff_segments
-from harness.snapshot.diff.traces import Divergence, Event, Group, TraceDiff, diff_traces
+from harness.snapshot.held import Change, HeldDiff, diff_held, held_at
 from harness.snapshot.leaks import FEWEST_ENDS, Growth, Leaks, find_leaks
 from harness.snapshot.out_of_memory import OutOfMemory, oom_in_words, remedy
 from harness.snapshot.recording import Recording, recording_of
@@ -34,59 +33,3 @@ from harness.snapshot.trace import (
     spans_from_trace,
     step_ends,
 )
-
-__all__ = [
-    "BEFORE_RECORDING",
-    "FEWEST_ENDS",
-    "NO_STACK",
-    "AllocationSpan",
-    "Change",
-    "Divergence",
-    "Event",
-    "Frame",
-    "Group",
-    "Growth",
-    "HeldDiff",
-    "Label",
-    "Leaks",
-    "OutOfMemory",
-    "Piece",
-    "Recording",
-    "Reserved",
-    "Segment",
-    "SegmentDiff",
-    "TraceDiff",
-    "TraceEvent",
-    "breakdown_at",
-    "breakdowns_at_peaks",
-    "build_snapshot",
-    "busiest_device",
-    "bytes_by_module",
-    "categorize",
-    "devices_in",
-    "diff_held",
-    "diff_segments",
-    "diff_traces",
-    "find_leaks",
-    "find_peak",
-    "free_stretches",
-    "held_at",
-    "label_snapshot",
-    "oom_in_words",
-    "own_place",
-    "phase_metadata",
-    "pieces_in_use",
-    "place",
-    "read_snapshot",
-    "readable",
-    "recording_of",
-    "remedy",
-    "segments_at",
-    "snapshot_of_storages",
-    "snapshot_to_json",
-    "spans_from_trace",
-    "stack_line",
-    "step_ends",
-    "top_allocations",
-    "write_snapshot",
-]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from harness.snapshot.diff.held import Holder, holders_of
+from harness.snapshot.held import Holder, holders_of
 from harness.snapshot.recording import Recording
 from harness.snapshot.shape import is_dict, is_list
 from harness.snapshot.spans import AllocationSpan

@@ -181,7 +181,7 @@ def _check_instructions(data: bytes, origin: str) -> None:
         refuse(position, f"{len(data) - position - 1} bytes follow the end")
 
 
-class _PlainUnpickler(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):  # noqa: TID251  # behind a check, and it finds no names
     """A second lock behind `_check_instructions`: no name in the file leads to an object."""
 
     def find_class(self, module_name: str, global_name: str) -> NoReturn:

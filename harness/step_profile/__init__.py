@@ -1,4 +1,5 @@
 """What every answer returns: the profile of one step, as JSON and in words."""
+# pyright: reportUnusedImport=false
 
 from harness.step_profile.between_steps import (
     PHASES_BETWEEN_STEPS,
@@ -36,42 +37,3 @@ from harness.step_profile.step_profile import (
     TimeStats,
     utilization,
 )
-
-__all__ = [
-    "CATEGORIES",
-    "MAX_FILE_BYTES",
-    "MAX_VALUES",
-    "MEMORY_KINDS",
-    "MOST_RANKS",
-    "MOST_STEPS",
-    "MOST_WEIGHTS",
-    "OTHER_PHASES",
-    "PHASES",
-    "PHASES_BETWEEN_STEPS",
-    "Allocation",
-    "CheckpointStats",
-    "Count",
-    "Details",
-    "EvaluationStats",
-    "EvaluationWay",
-    "HardwareSummary",
-    "LeakReport",
-    "MemoryBreakdown",
-    "MemoryStats",
-    "NotFiniteReport",
-    "OutOfMemoryReport",
-    "PhaseStats",
-    "Quantity",
-    "RankStats",
-    "RanksReport",
-    "StepPeak",
-    "StepProfile",
-    "StepStats",
-    "TimeStats",
-    "between_steps_in_words",
-    "explain_oom",
-    "leak_in_words",
-    "ranks_in_words",
-    "utilization",
-    "verdict",
-]

@@ -32,8 +32,7 @@ def verdict(profile: StepProfile) -> str:
         if profile.oom.phase in PHASES_BETWEEN_STEPS:
             return f"training fits on {device.name}{size}, the {profile.oom.phase} does not{_remedy(profile)}"
         return f"does not fit on {device.name}{size}: the memory runs out in {profile.oom.phase}"
-    known = (memory.process_bytes, memory.peak_reserved_bytes, memory.peak_allocated_bytes)
-    taken = next((size for size in known if size is not None), None)
+    taken = memory.taken_bytes()
     if taken is None:
         return "no peak is known"
     if device.memory_bytes is None or device.kind == "cpu":

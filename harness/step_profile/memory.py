@@ -81,3 +81,12 @@ class MemoryStats(Fields):
     cuda_context_bytes: Count | None = None
     setup_peak_allocated_bytes: Count | None = None
     first_step_peak_allocated_bytes: Count | None = None
+
+    def taken_bytes(self) -> int | None:
+        """What the process takes of the device: as NVML sees it, else what is reserved, else what is
+        allocated, with the CUDA context where its size is known. None where no peak is known.
+        """
+        if self.process_bytes is not None:
+            return self.process_bytes
+        held = self.peak_allocated_bytes if self.peak_reserved_bytes is None else self.peak_reserved_bytes
+        return None if held is None else held + (self.cuda_context_bytes or 0)

@@ -1,30 +1,12 @@
 """Many recipes, one table: plan, cells in processes of their own here or elsewhere, curves, page."""
+# pyright: reportUnusedImport=false
 
 from harness.sweep.document import Sweep, sweep_of
 from harness.sweep.figures import write_figures
 from harness.sweep.folder import default_folder, sole_sweep_in
-from harness.sweep.launchers import Elsewhere, launcher_named
+from harness.sweep.launchers import RemoteLauncher, launcher_named
 from harness.sweep.page import sweep_html
 from harness.sweep.plan import Plan, plan_sweep
 from harness.sweep.processes import Row, run_cells
 from harness.sweep.table import as_csv, as_markdown, table_of
 from harness.sweep.tracked import tracked_cells
-
-__all__ = [
-    "Elsewhere",
-    "Plan",
-    "Row",
-    "Sweep",
-    "as_csv",
-    "as_markdown",
-    "default_folder",
-    "launcher_named",
-    "plan_sweep",
-    "run_cells",
-    "sole_sweep_in",
-    "sweep_html",
-    "sweep_of",
-    "table_of",
-    "tracked_cells",
-    "write_figures",
-]

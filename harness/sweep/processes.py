@@ -20,7 +20,7 @@ from typing import Any
 from harness.errors import InputError
 from harness.sweep.cell import Outcome, answer, answer_in_process
 from harness.sweep.folder import KEPT, cell_key, read_outcome, write_outcome
-from harness.sweep.launchers import Elsewhere, Question, outcomes
+from harness.sweep.launchers import Question, RemoteLauncher, outcomes
 from harness.sweep.plan import Cell, Plan
 
 PRELOADED = [
@@ -46,7 +46,7 @@ def run_cells(
     folder: Path,
     jobs: int = 1,
     device: str | None = None,
-    launcher: Elsewhere | None = None,
+    launcher: RemoteLauncher | None = None,
     tell: Callable[[str], None] = lambda words: None,
 ) -> Iterator[Row]:
     """Every cell of the plan as it is done: first those that were kept, then those that are refused.

@@ -1,4 +1,5 @@
 """What a command needs of Python and the operating system; it knows no recipe."""
+# pyright: reportUnusedImport=false
 
 from harness.system.files import open_regular, read_whole, sync_folder, write_whole
 from harness.system.folder_lock import FolderLock, is_held, refuse_held
@@ -18,45 +19,3 @@ from harness.system.strict_json import TooManyValues, is_array, is_object, parse
 from harness.system.strict_yaml import parse_yaml, read_mapping, to_yaml
 from harness.system.torch_release import FreeBlockOrder, TorchRelease
 from harness.system.versions import PACKAGES, SETTINGS, installed_version, provenance
-
-__all__ = [
-    "CTRL_C_STATUS",
-    "PACKAGE",
-    "PACKAGES",
-    "SETTINGS",
-    "FolderLock",
-    "FreeBlockOrder",
-    "Rows",
-    "TooManyValues",
-    "TorchRelease",
-    "collected_by_hand",
-    "complain",
-    "end_process",
-    "held_back",
-    "installed_version",
-    "interrupted_status",
-    "interruptible",
-    "is_array",
-    "is_held",
-    "is_object",
-    "is_writing",
-    "notebook_html",
-    "older_objects_kept",
-    "open_regular",
-    "parse_json",
-    "parse_yaml",
-    "profiles_folder",
-    "provenance",
-    "quiet_libraries",
-    "read_mapping",
-    "read_whole",
-    "recipes_folder",
-    "refuse_held",
-    "signals_answered",
-    "stdout_kept_for_json",
-    "sync_folder",
-    "to_yaml",
-    "unrepeated",
-    "warn_of_trusted_code",
-    "write_whole",
-]

@@ -37,7 +37,7 @@ SETTINGS = (
 
 def provenance() -> dict[str, Any]:
     """Facts about the code and libraries that produced a profile, without importing them."""
-    from harness import __version__
+    from harness.version import __version__
 
     return {
         "harness": __version__,

@@ -12,32 +12,3 @@ from harness.training.toggles.attention import attention_kernel
 from harness.training.toggles.host_memory import is_dense, is_on_host, on_host, to_host
 from harness.training.toggles.optimizer_state import restore_state
 from harness.training.warnings import surprises_of_model
-
-__all__ = [
-    "CANNOT_WRITE",
-    "DTYPES",
-    "AfterStep",
-    "Batches",
-    "Evaluation",
-    "HostPeak",
-    "Kind",
-    "LoopObserver",
-    "Step",
-    "StepBatches",
-    "Training",
-    "attention_kernel",
-    "evaluate_into",
-    "import_libraries",
-    "is_dense",
-    "is_on_host",
-    "on_host",
-    "remaining_kinds",
-    "restore_state",
-    "run_steps",
-    "save_as_trainer",
-    "set_up",
-    "stats_of",
-    "step_kinds",
-    "surprises_of_model",
-    "to_host",
-]

@@ -8,18 +8,8 @@ them in integers and booleans, are true (startup/virtual_gpu_values.py).
 
 Imports no torch, and nothing of the other answers.
 """
+# pyright: reportUnusedImport=false
 
 from harness.virtual_gpu.build import libraries, why_not
 from harness.virtual_gpu.device import emulated_device, runs_alone
 from harness.virtual_gpu.launch import Options, emulate, outside, surroundings
-
-__all__ = [
-    "Options",
-    "emulate",
-    "emulated_device",
-    "libraries",
-    "outside",
-    "runs_alone",
-    "surroundings",
-    "why_not",
-]

@@ -8,21 +8,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_programme.import_results import STAND_IN
+from benchmarks.gpu_programme.import_results import EMULATED
 from harness.errors import InputError
 from harness.system.files import write_whole
 from harness.system.locations import profiles_folder
 from pages.profiles.rows import PREDICTIONS, Row, failures, how_far_off, origin, read_rows
 from pages.profiles.tables import bullets, gib, ms, percent, programme_sections, ratio, section, table
 
-SOURCES = (*PREDICTIONS, "measured")
 HEAD = """# Profiles
 
 Made by `python -m pages.profiles` from the JSON files in these folders, and by nothing else.
 `python -m benchmarks.gpu_programme` measures, `python -m benchmarks.gpu_programme.import_results` brings the
 results here, and `python -m benchmarks.predict` renews the predictions. GiB = 2^30 bytes. A ratio is a
-prediction over what was measured. The row of a recipe is read from `<recipe>.napkin.json`, `.simulated.json`
-and `.measured.json`.
+prediction over what ran. The row of a recipe is read from `<recipe>.napkin.json`, `.simulated.json` and
+`.measured.json`, or `.emulated.json` of a virtual GPU.
 """
 ON_A_CPU = (
     "measured on a CPU: bytes of live tensors, and the times of a processor that does other things as well. "
@@ -31,20 +30,20 @@ ON_A_CPU = (
     "programme runs, not who is right: that takes a GPU"
 )
 
-ON_A_STAND_IN = (
-    "no GPU was there: PyTorch's CUDA build ran on a stand-in for the CUDA runtime (harness/virtual_gpu), on "
-    "which no kernel computes anything. Measured means what PyTorch's own operators, autograd and caching "
+ON_A_VIRTUAL_GPU = (
+    "no GPU was there: PyTorch's CUDA build ran on a virtual GPU (harness/virtual_gpu), on "
+    "which no kernel computes anything. Emulated means what PyTorch's own operators, autograd and caching "
     "allocator did, by their own statistics. Times and the memory of the CUDA context take a GPU"
 )
 
 
 def readme(profiles: Path) -> str:
     """The whole document. Raises InputError for a damaged file."""
-    measured = [path for path in profiles.iterdir() if path.is_dir() and any(path.glob("*.measured.json"))]
+    ran = [path for path in profiles.iterdir() if path.is_dir() and read_rows(path)]
     chapters = [HEAD]
-    for folder in sorted(measured, key=_gpus_first):
+    for folder in sorted(ran, key=_gpus_first):
         chapters.extend(_device(folder))
-    return "\n".join(chapters if measured else [HEAD, "Nothing has been measured yet.\n"])
+    return "\n".join(chapters if ran else [HEAD, "Nothing has been measured yet.\n"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,21 +67,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _gpus_first(path: Path) -> tuple[bool, bool, str]:
-    return path.name == "cpu", path.name.startswith(STAND_IN), path.name
+    return path.name == "cpu", path.name.startswith(EMULATED), path.name
 
 
 def _device(folder: Path) -> Iterator[str]:
     rows = read_rows(folder)
-    hardware = rows[0].measured.hardware
+    hardware = rows[0].ran.hardware
     about = list(origin(rows))
-    acted = folder.name.startswith(STAND_IN)
-    if hardware.kind == "cpu" or acted:
-        about.append(ON_A_STAND_IN if acted else ON_A_CPU)
+    emulated = folder.name.startswith(EMULATED)
+    if hardware.kind == "cpu" or emulated:
+        about.append(ON_A_VIRTUAL_GPU if emulated else ON_A_CPU)
     predicted_for = {row.profiles[s].hardware.name for row in rows for s in PREDICTIONS if s in row.profiles}
     about.append(f"predicted for: {', '.join(sorted(predicted_for)) or 'no device'}")
     yield f"## {folder.name}: {hardware.name}\n\n{bullets(about)}"
     yield section("Peak memory, GiB", _memory_table(folder.name, rows))
-    if not acted:
+    if not emulated:
         yield section("Time of a step, ms", _time_table(rows))
     yield section("How far off", bullets(how_far_off(rows)) or "Nothing was predicted.\n")
     yield section("Where the estimates fail", bullets(failures(rows)) or "Nowhere beyond the bars.\n")
@@ -90,26 +89,31 @@ def _device(folder: Path) -> Iterator[str]:
 
 
 def _memory_table(folder: str, rows: Sequence[Row]) -> str:
+    ran = rows[0].ran.source
+    sources = (*PREDICTIONS, ran)
     head = (
         "recipe",
         "batch x tokens",
-        *SOURCES,
+        *sources,
         "napkin ratio",
         "simulated ratio",
-        "measured reserved",
+        f"{ran} reserved",
         "simulated ratio",
-        "measured process",
+        f"{ran} process",
         "simulated ratio",
     )
     body = [
         (
-            f"[{row.name}]({folder}/{row.name}.measured.json)",
-            _tokens(row.measured.recipe),
-            *("out of memory" if _ran_out(row, s) else gib(row.value(s, "peak allocated")) for s in SOURCES),
+            f"[{row.name}]({folder}/{row.name}.{ran}.json)",
+            _tokens(row.ran.recipe),
+            *(
+                "out of memory" if _ran_out(row, s) else gib(row.value(s, "peak allocated"))
+                for s in (*PREDICTIONS, ran)
+            ),
             *(ratio(row.ratio(source, "peak allocated")) for source in PREDICTIONS),
-            gib(row.value("measured", "peak reserved")),
+            gib(row.value(ran, "peak reserved")),
             ratio(row.ratio("simulated", "peak reserved")),
-            gib(row.value("measured", "process")),
+            gib(row.value(ran, "process")),
             ratio(row.ratio("simulated", "process")),
         )
         for row in rows
@@ -118,14 +122,15 @@ def _memory_table(folder: str, rows: Sequence[Row]) -> str:
 
 
 def _time_table(rows: Sequence[Row]) -> str:
-    head = ("recipe", *SOURCES, "napkin ratio", "simulated ratio", "tokens/s", "MFU")
+    sources = (*PREDICTIONS, rows[0].ran.source)
+    head = ("recipe", *sources, "napkin ratio", "simulated ratio", "tokens/s", "MFU")
     body = []
     for row in rows:
-        step = row.measured.step
+        step = row.ran.step
         body.append(
             (
                 row.name,
-                *(ms(row.value(source, "step time")) for source in SOURCES),
+                *(ms(row.value(source, "step time")) for source in sources),
                 *(ratio(row.ratio(source, "step time")) for source in PREDICTIONS),
                 "-" if step.tokens_per_s is None else f"{step.tokens_per_s:,.0f}",
                 percent(step.mfu),

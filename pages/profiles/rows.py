@@ -30,13 +30,14 @@ class Row:
 
     name: str
     profiles: dict[str, StepProfile]
-    """By source; measured is always there."""
+    """By source; one that ran, measured or emulated, is always there."""
     comparison: Comparison | None
     """None where there is no prediction."""
 
     @property
-    def measured(self) -> StepProfile:
-        return self.profiles["measured"]
+    def ran(self) -> StepProfile:
+        """What predictions are held against: measured on a device, or emulated on a virtual GPU."""
+        return self.profiles.get("measured") or self.profiles["emulated"]
 
     def value(self, source: str, quantity: str) -> float | None:
         """Bytes, or seconds for the step time. A run that ran out of memory has none."""
@@ -53,18 +54,18 @@ class Row:
 
     def ratio(self, source: str, quantity: str) -> float | None:
         """Prediction over measurement; None where they do not compare (times of different devices)."""
-        if quantity == "step time" and self.measured.hardware.kind == "cpu":
+        if quantity == "step time" and self.ran.hardware.kind == "cpu":
             return None
-        predicted, true = self.value(source, quantity), self.value("measured", quantity)
+        predicted, true = self.value(source, quantity), self.value(self.ran.source, quantity)
         return predicted / true if predicted is not None and true else None
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The measured recipes in profiles/<device>, by name. Raises InputError for a damaged profile."""
+    """The recipes that ran, of profiles/<device>, by name. Raises InputError for a damaged profile."""
     rows = []
-    for path in sorted(folder.glob("*.measured.json")):
-        name = path.name.removesuffix(".measured.json")
-        profiles = {"measured": StepProfile.read(path)}
+    for path in sorted([*folder.glob("*.measured.json"), *folder.glob("*.emulated.json")]):
+        name, _, ran = path.name.removesuffix(".json").rpartition(".")
+        profiles = {ran: StepProfile.read(path)}
         for source in PREDICTIONS:
             beside = folder / f"{name}.{source}.json"
             if beside.exists():
@@ -83,7 +84,7 @@ def origin(rows: Sequence[Row]) -> Iterator[str]:
             facts.setdefault(name, {})[str(value)] = None
 
     for row in rows:
-        came_from = row.measured.provenance
+        came_from = row.ran.provenance
         for name in ("driver", "cuda", "compute_capability", "python", "platform"):
             note(name.replace("_", " "), came_from.get(name))
         for kind in ("versions", "settings"):
@@ -116,11 +117,11 @@ def failures(rows: Iterable[Row]) -> Iterator[str]:
             ratio = row.ratio(source, quantity)
             if ratio is not None and abs(ratio - 1) > bar:
                 where = "".join(_places(row, source)) if quantity == "peak allocated" else ""
-                yield f"{row.name}: {source} {quantity} is {ratio:.4f} of what was measured{where}"
+                yield f"{row.name}: {source} {quantity} is {ratio:.4f} of what was {row.ran.source}{where}"
         for source in PREDICTIONS:
             if source not in row.profiles:
                 yield f"{row.name}: there is no {source} profile"
-        on_gpu = row.measured.hardware.kind != "cpu"  # what differs on a CPU is said once
+        on_gpu = row.ran.hardware.kind != "cpu"  # what differs on a CPU is said once
         for note in row.comparison.notes if row.comparison is not None and on_gpu else ():
             yield f"{row.name}: {note}"
 
@@ -136,7 +137,7 @@ def _places(row: Row, source: str) -> Iterator[str]:
         largest = sorted(sizes.items(), key=lambda item: -abs(item[1]))[:4]
         if largest:
             shown = ", ".join(f"{name} {_signed(size)}" for name, size in largest)
-            yield f"; measured minus {source} by {kind}: {shown}"
+            yield f"; {row.ran.source} minus {source} by {kind}: {shown}"
 
 
 def _signed(size_bytes: float) -> str:

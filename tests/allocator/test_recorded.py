@@ -1,6 +1,6 @@
 """The allocator model against what PyTorch's own allocator did, byte for byte.
 
-libc10_cuda.so of PyTorch 2.11 to 2.15 did the same operations with a stand-in for the CUDA runtime that hands
+libc10_cuda.so of PyTorch 2.11 to 2.15 did the same operations with a CUDA runtime that only hands
 out addresses; only the addresses and the device's size are not CUDA's (tests/recordings/allocator/record.py).
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.trace_diff.replay import replay
 from harness.allocator.allocator import Allocator, AllocatorOutOfMemory
 from harness.allocator.memory_stats import memory_stats, reset_peak_memory_stats, snapshot_segments
 from harness.allocator.settings import Settings, parse_settings
-from harness.allocator.trace_replay import replay
 from tests.recordings.allocator.record import RECORDED
 
 CASES = json.loads(gzip.decompress(RECORDED.read_bytes()))

@@ -1,4 +1,4 @@
-"""The three answers side by side: ratios, what is unexplained and where, and what cannot be compared."""
+"""The answers side by side: ratios, what is unexplained and where, and what cannot be compared."""
 
 from __future__ import annotations
 

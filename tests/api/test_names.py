@@ -68,7 +68,7 @@ def test_nothing_is_loaded_before_it_is_used():
         "print(harness.fit('smoke', quick=True, hardware='l4').seen)\n"
         "print(*({'torch', 'transformers', 'rich', 'typer'} & {*sys.modules}))\n"
     )
-    assert python(program) == ["['harness']", "False", ""]
+    assert python(program) == ["['harness', 'harness.version']", "False", ""]
 
 
 def test_every_name_is_there_and_typed():

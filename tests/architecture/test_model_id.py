@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -76,7 +77,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
     """What the hub is asked; its address and an empty cache are where huggingface_hub looks."""
     Hub.asked = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("HF_HOME", str(tmp_path))
@@ -85,6 +86,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
     for name, value in {
         "ENDPOINT": address,
         "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_TELEMETRY": True,  # once a day and process, the first asks which programs are agents
         "HF_HUB_CACHE": str(tmp_path / "hub"),
         "HUGGINGFACE_CO_URL_TEMPLATE": address + "/{repo_id}/resolve/{revision}/{filename}",
     }.items():  # huggingface_hub has read its environment when it was imported
@@ -128,6 +130,7 @@ def test_what_cannot_be_fetched_is_one_sentence(asked: list[str], model: str, wo
 
 
 def test_no_network_is_one_sentence(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between the library's tries, 23 s in all
     template = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"  # nobody listens there
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

@@ -47,9 +47,6 @@ FEW = (
 """At least one piece of every part, and of every reason to skip one."""
 
 
-pytestmark = pytest.mark.xdist_group("gpu_programme")  # one rehearsal for all
-
-
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
     return Context("cpu", True, tmp_path)

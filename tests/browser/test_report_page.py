@@ -16,7 +16,6 @@ from harness.units import in_gib
 from tests.support.patience import again_until, hover
 from tests.support.reported import HOSTILE, MIB, simulated_run, write_hand_made
 
-pytestmark = pytest.mark.xdist_group("browser")  # one process: one browser
 Open = Callable[[Path], Any]
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 

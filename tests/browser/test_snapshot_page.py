@@ -14,8 +14,6 @@ from harness.units import in_gib
 from tests.snapshot.test_versions import written_by
 from tests.support.reported import MIB, write_hand_made
 
-pytestmark = pytest.mark.xdist_group("browser")  # one process: one browser
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> ReportRun:

@@ -36,7 +36,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path) -> Call:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    monkeypatch.setattr("harness.answers.cases.profiles_folder", lambda: tmp_path / "profiles")
+    monkeypatch.setattr("harness.answers.gathering.profiles_folder", lambda: tmp_path / "profiles")
 
     def command(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["harness", *arguments])
@@ -185,8 +185,8 @@ def test_allocator_settings_come_from_the_option_or_the_environment(
             "--allocator: unknown allocator option",
         ),
         (("simulate", "tiny.yaml", "hardware=t4"), "t4 has no bf16 units"),
-        (("simulate", "tiny.yaml", "--trace-diff", "no.pickle"), "cannot read the snapshot no.pickle"),
-        (("simulate", "tiny.yaml", "--trace-diff", "tiny.yaml"), "neither a pickle"),
+        (("snapshot", "show", "no.pickle"), "there is no no.pickle"),
+        (("snapshot", "show", "tiny.yaml"), "neither a pickle"),
         (("simulate", "tiny.yaml", "--phases", "train,evla"), "there is no phase evla. Did you mean eval?"),
         (("simulate", "tiny.yaml", "--phases", "eval"), "Write train,eval."),
         (("simulate", "tiny.yaml", "--eval-batches", "3"), "--eval-batches belongs to an evaluation"),
@@ -208,22 +208,6 @@ def test_bad_input_is_one_paragraph_and_exit_2(call: Call, arguments: tuple[str,
     assert words in err
     assert err.startswith("harness: ")
     assert "Traceback" not in err
-
-
-def test_trace_diff_of_a_simulation_with_itself(call: Call) -> None:
-    call("simulate", "tiny.yaml", "--out", "made")
-    status, out, _ = call("simulate", "tiny.yaml", "--trace-diff", "made/snapshot.pickle")
-    assert status == 0
-    assert "no divergence" in out
-    status, out, _ = call(
-        "simulate", "tiny.yaml", "seq_len=32", "--trace-diff", "made/snapshot.pickle", "--json"
-    )
-    document = json.loads(out)
-    assert status == 0
-    assert document["only_real"]
-    assert document["only_simulated"]
-    assert document["segments"]["real"]["small"]["count"] > 0
-    assert document["divergences"][0]["only_real"][0]["stack"]
 
 
 def test_validate_puts_napkin_and_simulated_side_by_side(call: Call) -> None:
@@ -360,7 +344,7 @@ def test_fit_exact_exits_3_when_nothing_fits(call: Call) -> None:
 
 
 def test_help_has_examples(call: Call) -> None:
-    for command, words in (("simulate", "--trace-diff"), ("validate", "--tolerance"), ("fit", "--exact")):
+    for command, words in (("simulate", "--allocator"), ("validate", "--tolerance"), ("fit", "--exact")):
         status, out, _ = call(command, "--help")
         assert status == 0
         assert words in out

@@ -176,7 +176,7 @@ def test_a_rank_that_is_killed_ends_all_and_what_they_knew_is_kept(folder: Path,
 
 
 def test_a_rank_that_hangs_is_found(folder: Path) -> None:
-    with started([*RUN, "steps=5000", "--gpus", "2", "--patience", "4"], folder) as run:
+    with started([*RUN, "steps=5000", "--gpus", "2", "--patience", "10"], folder) as run:
         ranks_of(run, 2, folder)[1].send_signal(signal.SIGSTOP)
         said = printed(run)
     assert run.returncode == 137, said

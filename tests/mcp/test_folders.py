@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import harness
 from harness.errors import InputError
 from harness.mcp import folders as folders_file
 from harness.mcp import questions as questions_file
@@ -54,7 +55,7 @@ def test_a_path_outside_is_refused_alike_whether_it_exists(tmp_path: Path):
 
 def test_without_folders_what_harness_brings_is_all(tmp_path: Path):
     questions = Questions(Folders([], recipes_folder()))
-    assert questions.napkin("smoke")["answer"].startswith("smoke: fits in the ")
+    assert questions.of_the_api(harness.napkin)(recipe="smoke")["answer"].startswith("smoke: fits in the ")
     with pytest.raises(InputError, match="which are: none"):
         questions.report([str(tmp_path)])
 

@@ -153,6 +153,58 @@ def test_every_tool_answers_as_the_command_does(folder: Path):
     assert said[8]["largest"][0]["stack"]
 
 
+def printed(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """What a command prints on stdout."""
+    from harness.cli.app import main
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["harness", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_command_the_api_the_tools_and_the_report_say_the_same(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    mine, words = folder / "mine.yaml", [f"{name}={value}" for name, value in SMALL.items()]
+    recipe = {"recipe": "mine.yaml", "overrides": SMALL, "hardware": "l4", "memory": "16GiB"}
+    (napkin, simulated, fits, *snapshots), _ = ask(
+        [folder],
+        ("napkin", recipe),
+        ("simulate", {**recipe, "allocator": "expandable_segments:True"}),
+        ("fit", {**recipe, "quick": True}),
+        ("snapshot", {"path": "a-run"}),
+        ("snapshot", {"path": "recorded"}),
+    )
+    by_tool = [content or {} for _, _, content in (napkin, simulated, fits)]
+    at = {"hardware": "l4", "memory": "16GiB", **SMALL}
+    by_api = [harness.napkin(mine, **at), harness.simulate(mine, allocator="expandable_segments:True", **at)]
+    place = (mine, *words, "hardware=l4", "--memory", "16GiB", "--json")
+    by_command = [
+        harness.StepProfile.from_json(printed(capsys, *command, *place), "stdout")
+        for command in (("napkin",), ("simulate", "--allocator", "expandable_segments:True"))
+    ]
+    for tool, api, command in zip(by_tool[:2], by_api, by_command, strict=True):
+        assert tool["profile"]["memory"] == api.memory.model_dump(mode="json")
+        assert api.memory == command.memory
+        assert harness.report(api)._sections()[0].answer[0].rstrip(".").lower() in tool["answer"].lower()
+    quick = harness.fit(mine, quick=True, **at).as_json()
+    assert {name: by_tool[2][name] for name in quick} == json.loads(json.dumps(quick))
+    assert json.loads(printed(capsys, "fit", "--quick", *place)) == json.loads(json.dumps(quick))
+
+    run = harness.load_profile(folder / "a-run")
+    known = {name: size for name, size in run.memory.at_peak.model_dump().items() if size}
+    assert (snapshots[0][2] or {})["at_peak"] == known
+    assert (snapshots[0][2] or {})["peak_allocated_bytes"] == run.memory.peak_allocated_bytes
+    for name, (_, _, content) in zip(("a-run", "recorded"), snapshots, strict=True):
+        said = content or {}
+        assert said["answer"] == harness.report(folder / name)._sections()[0].answer[: len(said["answer"])]
+        shown = " ".join(printed(capsys, "snapshot", "show", folder / name).split())
+        assert all(sentence in shown for sentence in said["answer"])
+
+
 HUGE = "x" * 100_000
 REFUSED = [
     # a path that is not in the folders, however it is written

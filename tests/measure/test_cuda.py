@@ -1,4 +1,4 @@
-"""The CUDA observer over a stand-in for torch.cuda (fake_cuda.py): every line runs, every number is known.
+"""The CUDA observer over a fake of torch.cuda (fake_cuda.py): every line runs, every number is known.
 
 What the real torch.cuda does is tested on a GPU, in tests/gpu.
 """

@@ -13,7 +13,9 @@ from harness.napkin.prediction import predict
 from harness.recipe import Recipe
 
 RECORDED = [
-    path for path in sorted(RECORDINGS.glob("stand_in/h200/*.json.gz")) if not path.name.startswith("random")
+    path
+    for path in sorted(RECORDINGS.glob("virtual_gpu/h200/*.json.gz"))
+    if not path.name.startswith("random")
 ]
 BLOCKS_BYTES = 4096
 """By which the allocator rounds what is nearly nothing: the buffers of a model in host memory."""

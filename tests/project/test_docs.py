@@ -50,7 +50,7 @@ def test_there_is_a_guide():
         "memory-words.md",
         "toggles.md",
         "recipe.md",
-        "three-answers.md",
+        "answers.md",
     }
     assert len(commands()) > len(TOGGLES)
 

@@ -1,6 +1,6 @@
-"""What PyTorch's CUDA build allocated on a stand-in for the CUDA runtime, against both models, to the byte.
+"""What PyTorch's CUDA build allocated on a virtual GPU, against both models, to the byte.
 
-tests/recordings/stand_in/<device> was recorded with `harness emulate` (a virtual GPU), and
+tests/recordings/virtual_gpu/<device> was recorded with `harness emulate`, and
 brought here by `benchmarks.gpu_programme.import_results`.
 The allocator model must do with every request what PyTorch's allocator did; and the simulation of the
 recipe, where the libraries are those of the recording, must make the same requests in the same order.
@@ -18,7 +18,7 @@ from benchmarks.traces import RECORDINGS, compared, hardware_of, missing_librari
 from harness.hardware.table import SM_COUNTS
 from harness.virtual_gpu.device import device_variables
 
-RECORDED = sorted(RECORDINGS.glob("stand_in/*/*.json.gz"))
+RECORDED = sorted(RECORDINGS.glob("virtual_gpu/*/*.json.gz"))
 traces = pytest.mark.parametrize("path", RECORDED, ids=lambda path: f"{path.parent.name}-{path.name[:-8]}")
 
 

@@ -180,10 +180,10 @@ NOT_PLAIN = {
 @pytest.mark.parametrize("name", NOT_PLAIN)
 def test_what_is_not_plain_data_is_refused(name: str, tried: Tried) -> None:
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(InputError) as caught:
         load_plain(NOT_PLAIN[name], "snapshot.pickle")
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
     tracemalloc.stop()
     assert "snapshot.pickle" in str(caught.value)

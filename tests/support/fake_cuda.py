@@ -1,4 +1,4 @@
-"""A stand-in for torch.cuda and NVML: an allocator that counts, writes the trace PyTorch writes, and has a
+"""A fake of torch.cuda and NVML: an allocator that counts, writes the trace PyTorch writes, and has a
 clock that moves when told. Only what measure_cuda.py and nvml.py ask for."""
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class FakeNvml:
 
 
 def install(patch: pytest.MonkeyPatch, cuda: FakeCuda, nvml: FakeNvml) -> None:
-    """Put the stand-ins where the real functions are. Fails for a function that torch does not have."""
+    """Put the fakes where the real functions are. Fails for a function that torch does not have."""
 
     class Event:
         def __init__(self, enable_timing: bool = False) -> None:

@@ -26,9 +26,9 @@ from harness.sweep.cell import Outcome, answer
 from harness.sweep.document import sweep_of
 from harness.sweep.folder import cell_key, sole_sweep_in
 from harness.sweep.launchers import ray_tasks, submitit_jobs
-from harness.sweep.launchers.elsewhere import answered, assignment
-from harness.sweep.launchers.launcher import TRIES, Elsewhere, Lost, Question, outcomes
+from harness.sweep.launchers.launcher import TRIES, Lost, Question, RemoteLauncher, outcomes
 from harness.sweep.launchers.named import launcher_named
+from harness.sweep.launchers.remote_answer import answered, assignment
 from harness.sweep.plan import Cell, Plan, plan_sweep
 from harness.sweep.processes import Row, run_cells
 from harness.sweep.table import as_markdown
@@ -44,7 +44,7 @@ def plan(tmp_path: Path) -> Plan:
     return plan_sweep(str(recipe), ["micro_batch_size=1,2"], "simulated")
 
 
-def swept(plan: Plan, folder: Path, launcher: Elsewhere | None = None, **options: Any) -> list[Row]:
+def swept(plan: Plan, folder: Path, launcher: RemoteLauncher | None = None, **options: Any) -> list[Row]:
     """The rows in the plan's order."""
     place = {id(cell): n for n, cell in enumerate(plan.cells)}
     with sole_sweep_in(folder):

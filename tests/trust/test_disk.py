@@ -20,7 +20,6 @@ from harness.sweep.cell import Outcome
 from tests.support.places import LLAMA
 from tests.support.trust_report import Tried
 
-pytestmark = pytest.mark.xdist_group("trust_disk")  # they share a run
 ROOM = 200_000
 """Bytes: enough for a recipe, a log and a profile, and not for a snapshot or a page."""
 WHY = {"a limit on the size of files": "File too large", "a full tmpfs": "No space left on device"}

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from harness.allocator.settings import parse_settings
 from harness.answers.comparison import compare
+from harness.answers.two_profiles import asked_by_one
 from harness.cli import app as cli
 from harness.data.documents import read_examples
 from harness.hardware.hardware import find_hardware, read_prices
@@ -32,9 +33,7 @@ from harness.report.sections import section_of
 from harness.report.write import report_html
 from harness.snapshot.as_json import snapshot_to_json
 from harness.snapshot.attribution import breakdown_at, find_peak, top_allocations
-from harness.snapshot.diff.held import diff_held, held_at
-from harness.snapshot.diff.segments import diff_segments
-from harness.snapshot.diff.traces import diff_traces
+from harness.snapshot.held import diff_held, held_at
 from harness.snapshot.leaks import find_leaks
 from harness.snapshot.out_of_memory import remedy
 from harness.snapshot.recording import recording_of
@@ -75,8 +74,7 @@ def read_whole(snapshot: dict[str, Any]) -> None:
     spans = spans_from_trace(trace, segments=snapshot["segments"])
     breakdown_at(spans, find_peak(spans).index)
     top_allocations(spans, len(trace) // 2)
-    diff_traces(trace, trace).as_json()
-    diff_segments(snapshot, snapshot, device)
+    asked_by_one(snapshot, snapshot)
     recording = recording_of(snapshot)
     held = held_at(recording, recording.moment)
     diff_held(held, held_at(recording, recording.peak)).as_json()

@@ -29,7 +29,6 @@ from harness.system.interruption import interrupted_status, interruptible, signa
 from tests.support.forked import Ended, Forks
 from tests.support.trust_report import Tried
 
-pytestmark = pytest.mark.xdist_group("trust_kill")  # they share the process that forks
 KILLS = int(os.environ.get("KILLS", "3"))
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 STATUS = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}

@@ -18,7 +18,6 @@ from tests.support.forked import Forks
 from tests.support.trust_report import Tried
 from tests.trust.test_kill import KILLS, STATUS, halves, losses
 
-pytestmark = pytest.mark.xdist_group("trust_kill")  # they share the process that forks
 GAPS_S = (0.0, 0.001, 0.005, 0.02, 0.1, 0.3)
 """Between the two signals: both at once, one while the other is being answered, one after."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,7 +29,6 @@ from harness.cli.terminal.terminal import say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.simulate import SimulatedMemory
     from harness.step_profile import StepProfile
 
 
@@ -44,8 +42,6 @@ Examples:
   harness simulate mine --allocator expandable_segments:True --json > mine.json
 
   harness simulate mine --phases train,eval,save --eval-accumulation-steps 1
-
-  harness simulate mine hardware=h200 --trace-diff recorded/snapshot.pickle
 
   harness simulate llama-3.1-8b-full-bf16 parallel=fsdp dp_shard=8 --rank 0
 """
@@ -66,13 +62,6 @@ def simulate(
         typer.Option(
             help="Allocator settings, e.g. expandable_segments:True. Default: those of "
             "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF.",
-            show_default=False,
-        ),
-    ] = None,
-    trace_diff: Annotated[
-        Path | None,
-        typer.Option(
-            help="A recorded snapshot.pickle: show where its allocations differ from the simulated ones.",
             show_default=False,
         ),
     ] = None,
@@ -101,7 +90,6 @@ def simulate(
     from harness.cli.terminal.progress import Waiting
     from harness.cli.terminal.terminal import Terminal
     from harness.run_folder import RunFolder
-    from harness.snapshot import read_snapshot
     from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
     name, loaded, hardware = asked_for(recipe, overrides, memory)
@@ -109,7 +97,6 @@ def simulate(
     after = WhatFollows(phases, *how).after(loaded)
     settings = allocator_settings(os.environ, allocator)
     folder = RunFolder(out, name, loaded) if out is not None else None
-    recorded = read_snapshot(trace_diff) if trace_diff is not None else None
     with stdout_kept_for_json(as_json):
         quiet_libraries()
         of_rank = f", rank {rank} of {loaded.world_size}" if loaded.distributed else ""
@@ -118,44 +105,25 @@ def simulate(
             profile, remembered = simulated(loaded, hardware, settings, rank, after)
         profile.provenance["recipe_name"] = name
         people = Terminal(stderr=as_json)
-        document = _show(people, name, profile, remembered, recorded, verbose=verbose)
+        _show(people, name, profile, verbose=verbose)
         if folder is not None:
             folder.write_snapshot(remembered.snapshot())
             folder.write_profile(profile)
             say(people, f"run folder: {folder.path}", whole=True)
     if as_json:
-        print(document)
+        print(profile.to_json())
     if profile.oom is not None:
         from harness.step_profile import explain_oom
 
         raise typer.Exit(complain(explain_oom(profile), OUT_OF_MEMORY))
 
 
-def _show(
-    people: Console,
-    name: str,
-    profile: StepProfile,
-    memory: SimulatedMemory,
-    recorded: dict[str, Any] | None,
-    *,
-    verbose: bool,
-) -> str:
-    """Print the profile, or its difference from a recorded snapshot; the same as JSON."""
-    if recorded is None:
-        from harness.cli.terminal.peak import print_peak, print_verdict
-        from harness.cli.terminal.profile_tables import print_profile
+def _show(people: Console, name: str, profile: StepProfile, *, verbose: bool) -> None:
+    from harness.cli.terminal.peak import print_peak, print_verdict
+    from harness.cli.terminal.profile_tables import print_profile
 
-        print_verdict(people, name, profile)
-        print_profile(people, profile)
-        say(people, "")
-        print_peak(people, profile, verbose=verbose)
-        say(people, f"time is a roofline; its rates: {profile.provenance['calibration']}")
-        return profile.to_json()
-    from harness.cli.terminal.trace_diff import print_trace_diff
-    from harness.snapshot import busiest_device, diff_segments, diff_traces
-
-    ours, device = memory.snapshot(), busiest_device(recorded)
-    diff = diff_traces(recorded["device_traces"][device], ours["device_traces"][0])
-    segments = diff_segments(recorded, ours, device)
-    print_trace_diff(people, diff, segments)
-    return json.dumps({**diff.as_json(), "segments": segments.as_json()}, indent=1)
+    print_verdict(people, name, profile)
+    print_profile(people, profile)
+    say(people, "")
+    print_peak(people, profile, verbose=verbose)
+    say(people, f"time is a roofline; its rates: {profile.provenance['calibration']}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunOptions:
     """What the command line of `harness run` says."""
 
     recipe: str
@@ -45,7 +45,7 @@ class Asked:
         return [*words, "--patience", str(self.patience_s)]
 
 
-def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | None, Path, int]:
+def run_here(name: str, recipe: Recipe, asked: RunOptions) -> tuple[StepProfile | None, Path, int]:
     """Start a rank for every place of the recipe's mesh on this machine, and wait for them.
 
     Returns the run's profile (None if no rank left one), its folder, and the exit status after saying what
@@ -80,7 +80,7 @@ def run_here(name: str, recipe: Recipe, asked: Asked) -> tuple[StepProfile | Non
     return profile, folder, status
 
 
-def _following(asked: Asked, run: RunFolder, recipe: Recipe) -> Tracking:
+def _following(asked: RunOptions, run: RunFolder, recipe: Recipe) -> Tracking:
     from harness.cli.terminal.terminal import Terminal, say
     from harness.track import track_run
 
@@ -89,7 +89,7 @@ def _following(asked: Asked, run: RunFolder, recipe: Recipe) -> Tracking:
 
 
 def run_as_rank(
-    name: str, recipe: Recipe, asked: Asked, place: PlaceInRanks
+    name: str, recipe: Recipe, asked: RunOptions, place: PlaceInRanks
 ) -> tuple[StepProfile | None, Path]:
     """Be one rank. Returns the run's profile on rank 0 where nobody else puts it together, and the folder."""
     from harness.cli.running.measuring import measured_with_progress
@@ -142,7 +142,7 @@ def _gathered(profile: StepProfile, folder: RankFolder, place: PlaceInRanks) -> 
     return whole
 
 
-def _agreed(name: str, recipe: Recipe, asked: Asked, place: PlaceInRanks) -> RankFolder:
+def _agreed(name: str, recipe: Recipe, asked: RunOptions, place: PlaceInRanks) -> RankFolder:
     """The folder that rank 0 chose, and holds before another rank writes there: the others' clocks may say
     another second, and another run may have it."""
     import torch.distributed as dist

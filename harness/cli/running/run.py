@@ -22,7 +22,7 @@ from harness.cli.arguments import (
     WhatFollows,
 )
 from harness.cli.exit_status import INTERRUPTED, NOT_FINITE, OUT_OF_MEMORY
-from harness.cli.running.ranks import Asked, run_as_rank, run_here
+from harness.cli.running.ranks import RunOptions, run_as_rank, run_here
 from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def run(
         status = None
         if loaded.distributed:
             given = recipe, overrides or [], out, resume, snapshot, device, patience, trackers
-            asked = Asked(*given, follows)
+            asked = RunOptions(*given, follows)
             if place is None:
                 profile, path, status = run_here(name, loaded, asked)
             else:

@@ -15,7 +15,7 @@ from harness.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.sweep import Elsewhere, Plan, Row, Sweep
+    from harness.sweep import Plan, RemoteLauncher, Row, Sweep
 
 
 A_CELL_FAILED = 1
@@ -137,22 +137,22 @@ def sweep(
     folder = out or default_folder(plan)
     log, people = Terminal(stderr=True), Terminal(stderr=form is not None)
     at_once = 1 if measure else jobs or max(1, (os.cpu_count() or 2) // 2)
-    elsewhere = None
+    remote = None
     if launcher is not None:
         from harness.sweep import launcher_named
 
         if measure and device is None:
             device = "cuda"  # a machine that turns out to have none says so
         told = partial(say, log, whole=True)
-        elsewhere = launcher_named(launcher, launcher_option or [], folder, plan.kind, device, told)
-        at_once = jobs or (1 if device == "cpu" else elsewhere.at_once)
+        remote = launcher_named(launcher, launcher_option or [], folder, plan.kind, device, told)
+        at_once = jobs or (1 if device == "cpu" else remote.at_once)
     rows: list[Row] = []
     interrupted = False
     with sole_sweep_in(folder):
         _refuse_another_question(folder, plan)
         try:
-            with stdout_kept_for_json(form is not None or elsewhere is not None):  # engines talk on it
-                _run(plan, folder, at_once, device, elsewhere, log, rows)
+            with stdout_kept_for_json(form is not None or remote is not None):  # engines talk on it
+                _run(plan, folder, at_once, device, remote, log, rows)
         except KeyboardInterrupt:
             interrupted = True
         place = {id(cell): n for n, cell in enumerate(plan.cells)}
@@ -212,7 +212,7 @@ def _run(
     folder: Path,
     jobs: int,
     device: str | None,
-    elsewhere: Elsewhere | None,
+    remote: RemoteLauncher | None,
     log: Console,
     rows: list[Row],
 ) -> None:
@@ -222,7 +222,7 @@ def _run(
     from harness.sweep import run_cells
 
     with SweepProgress(log, len(plan.cells)) as progress:
-        finished = run_cells(plan, folder, jobs, device, elsewhere, partial(say, log, whole=True))
+        finished = run_cells(plan, folder, jobs, device, remote, partial(say, log, whole=True))
         try:
             for row in finished:
                 rows.append(row)

@@ -46,7 +46,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Where the bytes of two profiles differ, or of one recipe under two versions of the libraries."""
-    from harness.answers import diff_lines, diff_profiles, first_divergences
+    from harness.answers import asked_by_one, diff_lines, diff_profiles
 
     if python:
         if len(python) != 2:
@@ -60,7 +60,7 @@ def diff(
         names, profiles, snapshots = _two_profiles(what)
     found = diff_profiles(*profiles)
     if snapshots is not None:
-        found.divergences = first_divergences(*snapshots)
+        found.divergences = asked_by_one(*snapshots)
     if as_json:
         print(json.dumps({"first": names[0], "second": names[1], **found.as_json()}, indent=1))
     else:

@@ -15,8 +15,6 @@ EXAMPLES = """
 Examples:
 
   harness snapshot to-json run/snapshot.pickle --out snapshot.json
-
-  harness simulate mine --trace-diff snapshot.json
 """
 SHOW_EXAMPLES = """
 Examples:

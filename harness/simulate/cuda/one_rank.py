@@ -15,7 +15,7 @@ from torch import distributed
 
 from harness.errors import InputError
 from harness.simulate.cuda.communication import Communication
-from harness.simulate.cuda.host_parts import host_replacements
+from harness.simulate.cuda.fsdp_on_host import host_replacements
 from harness.simulate.cuda.streams import Streams
 from harness.simulate.replacement import Replacement, all_replaced, replaced
 

@@ -7,4 +7,4 @@ import harness.simulate.kernels.matmul
 import harness.simulate.kernels.quantized
 import harness.simulate.kernels.rules
 import harness.simulate.kernels.sorting
-import harness.simulate.kernels.without_temporaries  # noqa: F401
+import harness.simulate.kernels.without_temporaries

@@ -2,7 +2,7 @@
 loop asks them all, and asks again for a cell that an engine lost.
 """
 
-from harness.sweep.launchers.launcher import Elsewhere, Launcher, Lost, Question, outcomes
+from harness.sweep.launchers.launcher import Launcher, Lost, Question, RemoteLauncher, outcomes
 from harness.sweep.launchers.named import launcher_named
 
-__all__ = ["Elsewhere", "Launcher", "Lost", "Question", "launcher_named", "outcomes"]
+__all__ = ["Launcher", "Lost", "Question", "RemoteLauncher", "launcher_named", "outcomes"]

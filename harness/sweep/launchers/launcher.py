@@ -54,7 +54,7 @@ class Launcher(Protocol):
         ...
 
 
-class Elsewhere(Launcher, Protocol):
+class RemoteLauncher(Launcher, Protocol):
     """A launcher that starts cells on machines other than this one, or may."""
 
     machine: dict[str, Any]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError, nearest
-from harness.sweep.launchers.launcher import Elsewhere
+from harness.sweep.launchers.launcher import RemoteLauncher
 from harness.sweep.launchers.ray_tasks import RayTasks
 from harness.sweep.launchers.submitit_jobs import SubmititJobs
 from harness.sweep.plan import Kind
@@ -23,7 +23,7 @@ def launcher_named(
     kind: Kind,
     device: str | None,
     tell: Callable[[str], None],
-) -> Elsewhere:
+) -> RemoteLauncher:
     """The launcher `name` for a sweep in `folder`, with an engine's own options as KEY=VALUE.
 
     `tell` hears, in a sentence, what a user should know while cells wait. Raises InputError where the engine

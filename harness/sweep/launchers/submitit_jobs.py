@@ -15,8 +15,8 @@ from typing import Any
 
 from harness.errors import InputError, MissingDependency
 from harness.sweep.cell import Outcome
-from harness.sweep.launchers.elsewhere import MOST_AT_ONCE, answered, assignment, read_answer
 from harness.sweep.launchers.launcher import Lost, Question
+from harness.sweep.launchers.remote_answer import MOST_AT_ONCE, answered, assignment, read_answer
 
 CLUSTER = "cluster"
 """The option that chooses among submitit's executors."""

@@ -1,6 +1,6 @@
 """Communication whose values are looked at: integers, as token counts and pickled objects are.
 
-NCCL's stand-in moves nothing. Small tensors of integers are exchanged here, through the store that the
+The virtual NCCL moves nothing. Small tensors of integers are exchanged here, through the store that the
 processes have in common; or, where one rank runs alone, as if every other had what this one has. Floats stay
 what they are.
 """
@@ -112,7 +112,7 @@ def _from_all(group, ours):
     store.set(f"{key}/{number}/{rank}", pickle.dumps(ours))
     found = []
     for other in range(size):
-        found.append(ours if other == rank else pickle.loads(store.get(f"{key}/{number}/{other}")))
+        found.append(ours if other == rank else pickle.loads(store.get(f"{key}/{number}/{other}")))  # noqa: S301  # of the same program
     if number > 1:  # everyone has read it: who is here has been there
         store.delete_key(f"{key}/{number - 1}/{rank}")
     return found
@@ -231,7 +231,7 @@ def _receive(group, tensors, process_group, source, tag, *_):
 def _arrive(view, key):
     store = c10d._get_default_store()
     with torch.no_grad():
-        switched(view.copy_, False)(pickle.loads(store.get(key)).view(view.shape))
+        switched(view.copy_, False)(pickle.loads(store.get(key)).view(view.shape))  # noqa: S301
     store.delete_key(key)
 
 

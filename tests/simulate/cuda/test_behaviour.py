@@ -15,8 +15,8 @@ from transformers.integrations import moe
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
+from harness.simulate.cuda.device_is_cuda import as_on_cuda
 from harness.simulate.cuda.libraries import library_replacements
-from harness.simulate.cuda.says_cuda import as_on_cuda
 from harness.simulate.device import SimulatedDevice
 from harness.simulate.replacement import Replacement, all_replaced, replaced
 from harness.simulate.simulated_run import simulate

@@ -38,9 +38,6 @@ SETTINGS: list[tuple[dict[str, Any], float, float]] = [
 ]
 
 
-pytestmark = pytest.mark.xdist_group("interpreted")  # one run of the interpreter for all
-
-
 @pytest.fixture(scope="module")
 def interpreted() -> list[dict[str, Any]]:
     """What both losses gave for each of SETTINGS, by Triton's interpreter."""

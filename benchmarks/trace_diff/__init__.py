@@ -1,0 +1,1 @@
+"""Where a simulation leaves a recording: requests aligned one by one, and replayed through the allocator."""
