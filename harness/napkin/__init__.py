@@ -1,11 +1,9 @@
-"""Answer one: closed form, every term named. It needs no torch."""
+"""The napkin: a decoder's memory and time by the textbook's arithmetic, every term named. It needs no torch."""
 
-from harness.napkin.derivation.text import render
-from harness.napkin.memory.moments import Memory, Moment, required_bytes
-from harness.napkin.memory.sizes import Sizes
+from harness.napkin.memory import Memory, Moment, Sizes, required_bytes
 from harness.napkin.prediction import estimate, predict, profile, warnings_of
-from harness.napkin.ranks.traffic import traffic
-from harness.napkin.tape.collectives import ring
+from harness.napkin.ranks import ring, traffic
+from harness.napkin.text import render
 from harness.napkin.timing import Timing
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""Napkin: a recipe's memory and time in closed form, each term checkable by hand. No torch, milliseconds.
+"""A recipe's memory and time on a napkin: about right, in milliseconds, every term checkable by hand. No torch.
 
-`predict` gives the StepProfile, `derive` the derivation line by line.
+`predict` gives the StepProfile; harness/napkin/text.py prints the derivation line by line.
 """
 
 from __future__ import annotations
@@ -8,11 +8,9 @@ from __future__ import annotations
 from harness.architecture import ModelShape, load_shape
 from harness.errors import InputError
 from harness.hardware import Hardware
-from harness.napkin.memory.moments import Memory, Moment, memory_of, required_bytes
-from harness.napkin.memory.setup import setup_peak_bytes
-from harness.napkin.model.built_model import BuiltModel
-from harness.napkin.model.weights import surprises
+from harness.napkin.memory import Memory, Moment, Sizes, required_bytes
 from harness.napkin.timing import Timing
+from harness.napkin.weights import BuiltModel
 from harness.recipe import Recipe
 from harness.step_profile import (
     Allocation,
@@ -38,13 +36,16 @@ def estimate(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None
             f"seq_len: {recipe.seq_len} is more than the {shape.positions} positions of model: "
             f"{recipe.model}. Set seq_len to at most {shape.positions}."
         )
-    return memory_of(BuiltModel(recipe, shape), hardware)
+    for count, heads in ((shape.heads, "query heads"), (shape.kv_heads, "key-value heads")):
+        if count % recipe.tp:
+            raise InputError(f"tp: {recipe.tp} does not divide the {count} {heads} of the model. Give a divisor.")
+    return Memory(Sizes(BuiltModel(recipe, shape), hardware))
 
 
 def warnings_of(recipe: Recipe) -> list[str]:
-    """What `predict` warns of; nothing for a model that arithmetic does not know."""
+    """What `predict` warns of; nothing for a model that cannot be read."""
     try:
-        return surprises(BuiltModel(recipe, load_shape(recipe.model)))
+        return BuiltModel(recipe, load_shape(recipe.model)).surprises
     except InputError:
         return []
 
@@ -57,76 +58,62 @@ def predict(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None)
 
 def profile(memory: Memory) -> StepProfile:
     """`predict`, from an estimate at hand."""
-    sizes = memory.sizes
-    recipe, hardware = sizes.recipe, sizes.hardware
-    timing = Timing(sizes)
+    sizes, peak = memory.sizes, memory.peak
+    recipe, hardware, timing = sizes.recipe, sizes.hardware, Timing(sizes)
+    parts = [name for name in Moment.__dataclass_fields__ if name not in ("phase", "where")]
+    fits = required_bytes(memory) <= hardware.memory_bytes
+    top = largest_tensors(memory)
     return StepProfile(
         source="napkin",
         recipe=recipe.model_dump(mode="json"),
         hardware=hardware.summary(recipe.compute_dtype),
-        provenance={
-            "calibration": hardware.calibration.source,
-            "attention": sizes.stages.blocks[0].tape.attention_kernel,
-        },
-        warnings=surprises(sizes.built),
-        memory=_memory_stats(memory),
+        provenance={"calibration": hardware.calibration.source, "attention": sizes.activations.kernel},
+        warnings=sizes.built.surprises,
+        memory=MemoryStats(
+            kind="closed_form",
+            peak_allocated_bytes=peak.total_bytes,
+            peak_phase=_phase_name(peak),
+            at_peak=MemoryBreakdown(**{f"{name}_bytes": getattr(peak, name) for name in parts}),
+            host_bytes=sizes.host_bytes,
+            cuda_context_bytes=hardware.calibration.cuda_context_bytes,
+            setup_peak_allocated_bytes=memory.moments[0].total_bytes + sizes.quantizing_bytes,
+            first_step_peak_allocated_bytes=_first_step_peak(memory),
+        ),
         phases={name: _phase_stats(memory, timing, name) for name in timing.phases},
-        step=_step_stats(timing),
-        top=largest_tensors(memory),
-        oom=_out_of_memory(memory),
+        step=StepStats(
+            time_s=TimeStats(median=timing.seconds),
+            tokens_per_s=timing.tokens_per_s,
+            model_flops=timing.model_flops,
+            mfu=timing.utilization(timing.model_flops),
+            hfu=timing.utilization(timing.hardware_flops),
+            bound=timing.bound,
+        ),
+        top=top,
+        oom=None if fits else OutOfMemoryReport(phase=_phase_name(peak), top=top),
     )
 
 
 def largest_tensors(memory: Memory, count: int = 8) -> list[Allocation]:
     """The largest parameters and kept activations, each as many times as it is there."""
-    sizes = memory.sizes
-    found = [
-        Allocation(
-            size_bytes=w.total_bytes, category="parameters", phase="setup", module=f"{w.name} × {w.count}"
-        )
-        for w in [*sizes.outer, *sizes.in_blocks]
+    sizes, acts = memory.sizes, memory.sizes.activations
+    found = [(w.size_bytes, "parameters", "setup", w.name, w.count) for w in (*sizes.outer, *sizes.in_blocks)]
+    kept = [(term, 1) for term in acts.kept_by_loss]
+    for block in sizes.built.whole.blocks:
+        terms = [acts.block_input] if sizes.recipe.gradient_checkpointing else acts.kept_by(block)
+        kept += [(term, block.count) for term in terms]
+    found += [(t.size_bytes * times, "activations", "forward", t.name, times) for t, times in kept]
+    largest = sorted(found, key=lambda each: each[0], reverse=True)[:count]
+    return [
+        Allocation(size_bytes=size, category=category, phase=phase, module=f"{name} × {times}")
+        for size, category, phase, name, times in largest
     ]
-    stages = [*(s for s in sizes.stages.blocks if not s.checkpointed), sizes.stages.loss]
-    found += [
-        Allocation(
-            size_bytes=t.size_bytes * stage.count,
-            category="activations",
-            phase="forward",
-            module=f"{t.name} × {stage.count}",
-        )
-        for stage in stages
-        for t in stage.kept_tensors
-    ]
-    return sorted(found, key=lambda a: a.size_bytes, reverse=True)[:count]
-
-
-def _memory_stats(memory: Memory) -> MemoryStats:
-    sizes, peak = memory.sizes, memory.peak
-    return MemoryStats(
-        kind="closed_form",
-        peak_allocated_bytes=peak.total_bytes,
-        peak_phase=_phase_name(peak),
-        at_peak=MemoryBreakdown(
-            parameters_bytes=peak.parameters,
-            gradients_bytes=peak.gradients,
-            optimizer_state_bytes=peak.optimizer_state,
-            activations_bytes=peak.activations,
-            temporaries_bytes=peak.temporaries,
-            inputs_bytes=peak.inputs,
-            other_bytes=peak.other,
-            gathered_parameters_bytes=peak.gathered_parameters,
-        ),
-        host_bytes=sizes.host_bytes,
-        cuda_context_bytes=sizes.hardware.calibration.cuda_context_bytes,
-        setup_peak_allocated_bytes=setup_peak_bytes(sizes, memory.moments[0].total_bytes),
-        first_step_peak_allocated_bytes=_first_step_peak(memory),
-    )
 
 
 def _first_step_peak(memory: Memory) -> int:
     """As in a steady step, but moments are born in the optimizer step."""
     sizes = memory.sizes
-    unborn = 0 if sizes.optimizer.on_host or sizes.optimizer.in_backward else sizes.optimizer.state_bytes
+    born_early = sizes.recipe.steps_on_host or sizes.recipe.optimizer_in_backward
+    unborn = 0 if born_early else sizes.state_bytes - sizes.paged_bytes
     return max(m.total_bytes - (0 if m.phase == "optimizer_step" else unborn) for m in memory.moments[1:])
 
 
@@ -140,40 +127,7 @@ def _phase_stats(memory: Memory, timing: Timing, name: str) -> PhaseStats:
     return PhaseStats(
         time_s=TimeStats(median=phase.seconds),
         peak_allocated_bytes=max((m.total_bytes for m in moments), default=None),
-        allocated_at_end_bytes=end_of(memory, name),
+        allocated_at_end_bytes=memory.at_end(name),
         flops=phase.flops,
         bytes_moved=phase.bytes_moved,
     )
-
-
-def end_of(memory: Memory, phase: str) -> int | None:
-    """Bytes on the device when a phase of the last micro batch ends; None for data."""
-    sizes, last = memory.sizes, memory.moments[-1]
-    settled = last.inputs + last.other + sizes.device_state + sizes.device_parameters()
-    recipe = sizes.recipe
-    settled += sizes.bucket_bytes
-    leave = sizes.optimizer.in_backward or recipe.parameters_on_host or sizes.parts_on_host
-    gradients = 0 if leave else sizes.gradient_bytes
-    if phase == "forward":
-        kept = sizes.kept_by_ctx if recipe.activations_on_host else sizes.kept_in_forward
-        whole = sizes.units.after_forward() if sizes.units else 0
-        return settled + kept + sizes.earlier_gradients + whole
-    return {"backward": settled + gradients + sizes.kept_by_ctx, "optimizer_step": settled}.get(phase)
-
-
-def _step_stats(timing: Timing) -> StepStats:
-    return StepStats(
-        time_s=TimeStats(median=timing.seconds),
-        tokens_per_s=timing.tokens_per_s,
-        model_flops=timing.model_flops,
-        mfu=timing.utilization(timing.model_flops),
-        hfu=timing.utilization(timing.hardware_flops),
-        bound=timing.bound,
-    )
-
-
-def _out_of_memory(memory: Memory) -> OutOfMemoryReport | None:
-    available = memory.sizes.hardware.memory_bytes
-    if required_bytes(memory) <= available:
-        return None
-    return OutOfMemoryReport(phase=_phase_name(memory.peak), top=largest_tensors(memory))

@@ -1,17 +1,36 @@
-"""Time of a step by phase: FLOPs and bytes of every operator over the device's ceilings. No torch."""
+"""Time of a step by phase: FLOPs and bytes of its layers over the device's ceilings. No torch.
+
+This file alone knows the roofline. A product of T rows with a matrix of n elements is 2·T·n FLOPs, its backward
+as many for the input and as many for a weight that trains (Kaplan et al., arXiv 2001.08361, section 2.1);
+attention counts the whole square of scores. A tensor that backward keeps was written once and read twice.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from harness.hardware import Bound, Time, Work, time_of, transfer_s
-from harness.napkin.memory.optimizer import step_work
-from harness.napkin.memory.sizes import Sizes
-from harness.napkin.ranks.traffic import traffic
-from harness.napkin.tape.stages import Stage
+from harness.hardware import (
+    Bound,
+    Time,
+    Work,
+    arithmetic_intensity,
+    collective_s,
+    machine_balance,
+    time_of,
+    transfer_s,
+)
+from harness.napkin import optimizer
+from harness.napkin.layers import Matrix, matrices_of
+from harness.napkin.memory import Sizes
+from harness.napkin.ranks import Traffic, ring, traffic
 from harness.step_profile import utilization
+
+PASSES = 3
+"""Over memory, for each byte that backward keeps: written, and read by two."""
+OPERATORS = 40
+"""Launched for a block's norms, rotations, sums and nonlinearity in forward; its products come on top."""
+OPERATORS_OF_LORA = 8
 
 
 @dataclass(frozen=True)
@@ -20,13 +39,12 @@ class PhaseTime:
 
     name: str
     works: list[Work]
-    transfer_bytes: int
-    """Moved over the host link while the device computes."""
-    transfer_s: float
     time: Time
+    transfer_s: float = 0.0
+    """Over the host link, while the device computes."""
     recomputed_flops: int = 0
     waited_s: float = 0.0
-    """For transfers that the device waits for: nothing else is there to do."""
+    """For transfers that the device waits for."""
     host_step_s: float = 0.0
     """The host's own work on what is in its memory."""
     sent_s: float = 0.0
@@ -34,7 +52,7 @@ class PhaseTime:
     shown_s: float = 0.0
     """Of that, what nothing computes under."""
     sending_share: float = 1.0
-    """Of the phase's computing, what can hide it: without syncing each micro batch, the last one's."""
+    """Of the phase's computing, what can hide it."""
 
     @property
     def flops(self) -> int:
@@ -67,21 +85,27 @@ class Timing:
     @cached_property
     def phases(self) -> dict[str, PhaseTime]:
         """data, forward, backward, optimizer_step."""
+        inputs = self.sizes.input_bytes
         phases = {
-            "data": self._data(),
+            "data": self._phase("data", [Work(0, inputs, 2 * self.sizes.micro_batches)], inputs),
             "forward": self._forward(),
             "backward": self._backward(),
             "optimizer_step": self._step(),
         }
-        for name, all_sent in traffic(self.sizes).items():
+        for name, sends in traffic(self.sizes.built).items():
             phases[name] = replace(
                 phases[name],
-                sent_s=sum(sent.sent / sent.link for sent in all_sent),
-                shown_s=sum(sent.exposed / sent.link for sent in all_sent),
-                # what is exposed in full needs nothing to hide it
-                sending_share=min((sent.times for sent in all_sent), default=1) / self.sizes.micro_batches,
+                sent_s=sum(sent.sent / self.link_of(sent) for sent in sends),
+                shown_s=sum(sent.exposed / self.link_of(sent) for sent in sends),
+                sending_share=min((sent.times for sent in sends), default=1) / self.sizes.micro_batches,
             )
         return phases
+
+    def link_of(self, sent: Traffic) -> float:
+        """Bytes per second from a rank to the next."""
+        whole, ranks = 10**9, sent.ranks
+        seconds = collective_s("all_gather", whole, ranks, self.hardware)
+        return ring(len(ranks)) * whole / seconds if seconds else self.hardware.datasheet.gpu_link.value
 
     @property
     def seconds(self) -> float:
@@ -99,11 +123,6 @@ class Timing:
         return self.phases["forward"].flops + self.phases["backward"].flops
 
     @property
-    def works(self) -> list[Work]:
-        """Every operator of the step."""
-        return [work for phase in self.phases.values() for work in phase.works]
-
-    @property
     def bound(self) -> Bound:
         """What most of the step waits for: matrix products, device memory, or the host and the links."""
         phases = self.phases.values()
@@ -116,97 +135,119 @@ class Timing:
         return max(waited, key=lambda cause: waited[cause])
 
     @property
+    def balance(self) -> tuple[float, float]:
+        """FLOPs per byte of the step, and those at which the device computes and reads equally long."""
+        works = [work for phase in self.phases.values() for work in phase.works]
+        return arithmetic_intensity(works), machine_balance(self.hardware, self.recipe.compute_dtype)
+
+    @property
     def tokens_per_s(self) -> float:
         return self.recipe.tokens_per_step / self.seconds
 
     def utilization(self, flops: int) -> float:
         """`flops` over what the device could do in the time of the step."""
-        peak = self.hardware.peak_flops(self.recipe.compute_dtype)
-        return utilization(flops, self.seconds, peak) or 0.0
+        return utilization(flops, self.seconds, self.hardware.peak_flops(self.recipe.compute_dtype)) or 0.0
 
-    def _phase(self, name: str, works: list[Work], transfer: int, recomputed: int = 0) -> PhaseTime:
-        works = [self._launched(work) for work in works]
+    def _phase(self, name: str, works: list[Work], transfer: int = 0, recomputed: int = 0) -> PhaseTime:
+        if self.recipe.compile:  # a compiled graph is launched by one call
+            works = [replace(work, operators=0) for work in works]
         seconds = transfer_s(transfer, self.hardware)
-        return PhaseTime(name, works, transfer, seconds, time_of(works, self.hardware), recomputed)
+        return PhaseTime(name, works, time_of(works, self.hardware), seconds, recomputed)
 
-    def _launched(self, work: Work) -> Work:
-        """A compiled graph is launched by one call: the host is not in the way."""
-        return replace(work, operators=0) if self.sizes.stages.loss.tape.compiled else work
+    def _products(self, matrix: Matrix, count: int, factor: int) -> list[Work]:
+        """`factor` products with a matrix, in `count` blocks, of all micro batches."""
+        sizes, recipe, built = self.sizes, self.recipe, self.sizes.built
+        numbers, width = sizes.activations.numbers, sizes.activations.compute
+        rows = numbers["B"] * numbers["S"]
+        routed = matrix.stacked > 1
+        if routed:
+            rows *= numbers["X"]
+        divided = matrix.elements // recipe.tp
+        times = factor * count * sizes.micro_batches
+        work = Work(
+            2 * rows * divided // matrix.stacked,
+            rows * (matrix.inputs + matrix.outputs // recipe.tp) * width + divided * width,
+            1,
+            "matmul",
+            recipe.compute_dtype,
+            before_bytes=divided * width if built.storage(matrix) else 0,
+        )
+        works = [work.times(times)]
+        if matrix.name in built.adapted and recipe.adapter == "lora":
+            flops = 2 * rows * recipe.lora_rank * (matrix.inputs + matrix.outputs) // recipe.tp
+            moved = 4 * rows * (matrix.inputs + 3 * matrix.outputs)  # to fp32, A's and B's products, the sum
+            works.append(Work(flops, moved, OPERATORS_OF_LORA, "matmul", recipe.compute_dtype).times(times))
+        return works
 
-    def _data(self) -> PhaseTime:
-        inputs = self.sizes.input_bytes
-        return self._phase("data", [Work(0, inputs, 2 * self.sizes.micro_batches)], inputs)
+    def _blocks(self, factor: int, *, attention: float) -> list[Work]:
+        """The blocks: `factor` products with each matrix, and `attention` times the forward's FLOPs."""
+        sizes, acts = self.sizes, self.sizes.activations
+        works: list[Work] = []
+        for block, (count, kept, again) in zip(sizes.built.whole.blocks, sizes.blocks_kept, strict=True):
+            for matrix in matrices_of(sizes.built.whole, block):
+                works += self._products(matrix, count, factor)
+            times = count * sizes.micro_batches
+            moved = (again or kept) * PASSES
+            works.append(Work(0, int(moved * attention), int(OPERATORS * attention)).times(times))
+            if "attention" in block.mixer or block.mixer == "sliding":
+                flops = 2 * (acts.dims.elements("B·N·S·S·D") + acts.dims.elements("B·N·S·S·U"))
+                scores = 0 if acts.kernel == "fused" else acts.dims.elements("B·N·S·S") * 4 * PASSES
+                work = Work(int(flops * attention), int(scores * attention), 1, "attention", self.recipe.compute_dtype)
+                works.append(work.times(times))
+        return works
 
     def _forward(self) -> PhaseTime:
-        sizes, stages, times = self.sizes, self.sizes.stages, self.sizes.micro_batches
-        works = [op.forward.times(s.count * times) for s in stages.all for op in s.tape.ops]
-        if stages.head.fused:
-            works.append(stages.head.fused.work.times(times))
-        leaves = sizes.kept_in_forward - sizes.kept_by_ctx if self.recipe.activations_on_host else 0
-        phase = self._phase("forward", works, times * (leaves + self._parameters_in()))
-        # after the loss nothing is left to compute while what it keeps leaves
-        at_the_end = stages.loss.kept + sizes.fused_loss_bytes if leaves else 0
-        return replace(phase, waited_s=transfer_s(times * at_the_end, self.hardware))
+        sizes, recipe = self.sizes, self.recipe
+        loss = sizes.activations.dims.elements("B·S·V") * 4 * PASSES
+        works = [
+            *self._blocks(1, attention=1),
+            *self._products(sizes.built.head, 1, 1),
+            Work(0, loss, 12).times(sizes.micro_batches),
+        ]
+        leaves = sizes.kept_by_blocks + sizes.kept_by_loss if recipe.activations_on_host else 0
+        phase = self._phase("forward", works, sizes.micro_batches * (leaves + self._parameters_in))
+        at_the_end = sizes.kept_by_loss if leaves else 0
+        return replace(phase, waited_s=transfer_s(sizes.micro_batches * at_the_end, self.hardware))
 
     def _backward(self) -> PhaseTime:
-        works: list[Work] = []
-        recomputed = 0
-        for stage in self.sizes.stages.all:
-            times = stage.count * self.sizes.micro_batches
-            again = [op.forward.times(times) for op in stage.recomputed]
-            recomputed += sum(work.flops for work in again)
-            works += again
-            works += [op.backward.times(times) for op in stage.tape.ops]
-            works.append(_added_gradients(stage).times(times))
-        earlier = self.sizes.micro_batches - 1
-        tensors = sum(weight.count for weight in self.sizes.trained)
-        on_host = self.recipe.parameters_on_host
-        added = 3 * self.sizes.gradient_bytes * earlier
-        works.append(Work(0, 0 if on_host else added, tensors * earlier))
-        if self.sizes.optimizer.in_backward:
-            works += step_work(self.recipe, self.sizes.trained)
-        fetched, again = self._fetched()
-        times = self.sizes.micro_batches
-        phase = self._phase("backward", works, times * (fetched + again + self._parameters_in()), recomputed)
-        leaves = self.sizes.gradient_bytes if on_host else 0
-        at_the_start = self.sizes.stages.loss.kept + self.sizes.fused_loss_bytes if fetched else 0
-        waited_s = transfer_s(times * (leaves + again + at_the_start), self.hardware)
-        host_s = added / self.hardware.calibration.host_memory_bandwidth if on_host else 0.0
-        return replace(phase, waited_s=waited_s, host_step_s=host_s)
+        sizes, recipe = self.sizes, self.recipe
+        factor = 2 if recipe.trains_base else 1
+        again = self._blocks(1, attention=1) if recipe.gradient_checkpointing else []
+        loss = sizes.activations.dims.elements("B·S·V") * 4 * PASSES
+        works = [
+            *again,
+            *self._blocks(factor, attention=2),
+            *self._products(sizes.built.head, 1, factor),
+            Work(0, loss, 8).times(sizes.micro_batches),
+        ]
+        earlier = sizes.micro_batches - 1
+        added = 3 * sizes.gradient_bytes * earlier
+        works.append(Work(0, 0 if recipe.parameters_on_host else added, sum(w.count for w in sizes.trained) * earlier))
+        if recipe.optimizer_in_backward:
+            works.append(self._update)
+        fetched = sizes.kept_by_blocks + sizes.kept_by_loss if recipe.activations_on_host else 0
+        transfer = sizes.micro_batches * (fetched + self._parameters_in)
+        phase = self._phase("backward", works, transfer, sum(work.flops for work in again))
+        leaves = sizes.gradient_bytes if recipe.parameters_on_host else 0
+        waits = transfer_s(sizes.micro_batches * (leaves + (sizes.kept_by_loss if fetched else 0)), self.hardware)
+        on_host = added / self.hardware.calibration.host_memory_bandwidth if recipe.parameters_on_host else 0.0
+        return replace(phase, waited_s=waits, host_step_s=on_host)
 
+    @property
     def _parameters_in(self) -> int:
-        """Bytes of parameters that come in for one forward or backward pass."""
-        return self.sizes.parameter_bytes if self.recipe.parameters_on_host else 0
+        """Bytes of parameters that come from the host for one forward or backward pass."""
+        return self.sizes.parameter_bytes if self.sizes.parameters_away else 0
 
-    def _fetched(self) -> tuple[int, int]:
-        """Bytes of activations that one backward pass fetches, and fetches again: what several operators
-        keep comes for each of them, and only for the first ahead of its use (OffloadedActivations)."""
-        if not self.recipe.activations_on_host:
-            return 0, 0
-        first = self.sizes.kept_in_forward - self.sizes.kept_by_ctx
-        again = 0
-        for stage in self.sizes.stages.all:
-            if not stage.checkpointed:
-                in_ctx = {id(t.storage) for op in stage.tape.ops for t in op.kept_by_ctx}
-                reads = (t.storage for op in stage.tape.ops for t in op.saved)
-                all_reads = sum(t.size_bytes for t in reads if id(t) not in in_ctx)
-                again += stage.count * (all_reads - stage.kept + stage.kept_by_ctx)
-        return first, again
+    @property
+    def _update(self) -> Work:
+        trained = self.sizes.trained
+        return Work(0, optimizer.moved_bytes(self.recipe, trained), optimizer.launches(self.recipe, trained))
 
     def _step(self) -> PhaseTime:
-        optimizer = self.sizes.optimizer
-        works = [] if optimizer.in_backward else step_work(self.recipe, self.sizes.trained)
-        if not optimizer.on_host:
-            return self._phase("optimizer_step", works, 0)
-        moved = sum(work.bytes_moved for work in works)
-        leaves = 0 if self.recipe.parameters_on_host else 2 * self.sizes.gradient_bytes
-        phase = self._phase("optimizer_step", [], leaves)  # gradients out, weights back
+        recipe = self.recipe
+        if not recipe.steps_on_host:
+            return self._phase("optimizer_step", [] if recipe.optimizer_in_backward else [self._update])
+        leaves = 0 if self.sizes.parameters_away else 2 * self.sizes.gradient_bytes  # and weights come back
+        phase = self._phase("optimizer_step", [], leaves)
+        moved = optimizer.moved_bytes(recipe, self.sizes.trained)
         return replace(phase, host_step_s=moved / self.hardware.calibration.host_memory_bandwidth)
-
-
-def _added_gradients(stage: Stage) -> Work:
-    """A tensor that several operators read gets a gradient from each: all but the first are added to it."""
-    uses = Counter(id(t) for op in stage.tape.ops for t in op.inputs if t.grad)
-    read = {id(t): t for op in stage.tape.ops for t in op.inputs}
-    moved = 0 if stage.tape.compiled else sum(3 * read[t].size_bytes * (n - 1) for t, n in uses.items())
-    return Work(0, moved, sum(uses.values()) - len(uses))
