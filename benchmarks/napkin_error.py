@@ -41,7 +41,7 @@ IN_TURN: dict[str, dict[str, Any]] = {
     "full, adamw_8bit, accumulated": {"optimizer": "adamw_8bit", "gradient_accumulation_steps": 4},
     "lora, offloaded activations": {**LORA, "offload": ["activations"], "micro_batch_size": 4},
     "full, stepped in backward": {"optimizer_in_backward": True, "gradient_checkpointing": True},
-    "lora on q and v alone, base dtype, dropout": {
+    "lora, base dtype, dropout": {
         **LORA,
         "adapter_dtype": "base",
         "lora_dropout": 0.05,
@@ -65,8 +65,13 @@ EAGER_ONLY = (
     *("gpt-oss-20b", "mamba-1.4b", "mamba2-1.3b"),
 )
 """They have no attention by sdpa."""
-NOT_ALL_LINEAR = {"falcon-h1-1.5b": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}
-"""peft refuses to adapt a layer that all-linear would name."""
+NOT_ALL_LINEAR = {
+    "falcon-h1-1.5b": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "mamba-1.4b": ["in_proj"],
+    "mamba2-1.3b": ["in_proj"],
+    "moonlight-16b-a3b": ["q_proj", "o_proj"],
+}
+"""peft refuses to adapt a layer that all-linear would name, or to drop its inputs."""
 SPARSE_FIELDS = ("simulated_bytes", "napkin_bytes", "refused")
 
 

@@ -17,9 +17,9 @@ from harness.architecture.model_id import find_config
 from harness.errors import InputError
 from harness.system import is_object
 
-Mixer = Literal["attention", "sliding", "delta", "ssm", "ssm and attention", "scan", "conv", "recurrent", "none"]
+Mixer = Literal["attention", "sliding", "delta", "state space", "state space and attention", "scan", "conv", "recurrent", "none"]
 """How a block mixes tokens. delta: linear attention with a state (gated delta rule, lightning attention);
-ssm: Mamba-2; scan: Mamba; conv: a short gated convolution; recurrent: RG-LRU."""
+state space: Mamba-2; scan: Mamba; conv: a short gated convolution; recurrent: RG-LRU."""
 Feed = Literal["dense", "experts", "none"]
 
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -57,8 +57,8 @@ _MIXERS: dict[str, Mixer] = {
     "chunked_attention": "sliding",
     "local": "sliding",
     "linear_attention": "delta",
-    "mamba": "ssm",
-    "hybrid": "ssm",
+    "mamba": "state space",
+    "hybrid": "state space",
     "conv": "conv",
     "recurrent": "recurrent",
 }
@@ -143,8 +143,15 @@ class ModelShape:
     state_dim: int = 0
     """Of a key of linear attention; of a state space's state."""
     conv_kernel: int = 0
+    gated_attention: bool = False
+    """Queries bring a gate for attention's output."""
     chunk: int = 0
     """Tokens that a state-space layer works on at a time."""
+
+    @property
+    def state_width(self) -> int:
+        """The width of a linear-attention or state-space layer."""
+        return self.state_heads * self.state_head_dim
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -234,7 +241,7 @@ def _shape(family: str, read: _Reader) -> ModelShape:
     else:
         head_dim = read.count("head_dim", max(1, hidden // heads))
     experts = read.count("num_experts", 0, least=0) if any(b.feed == "experts" for b in kinds) else 0
-    inner = read.count("intermediate_size", 4 * hidden)
+    inner = read.count("intermediate_size", 4 * hidden) // (2 if family == "recurrent_gemma" else 1)
     width = read.count("moe_intermediate_size", inner)
     shared = read.count("n_shared_experts", 0, least=0) * width
     shared = shared or read.count("shared_expert_intermediate_size", 0, least=0)
@@ -267,7 +274,7 @@ def _shape(family: str, read: _Reader) -> ModelShape:
         qkv_bias=family.startswith("qwen2") or bool(read.get("attention_bias")),
         layer_norm=family not in _PLAIN_ROOT and read.get("rms_norm_eps") is None,
         norms=4 if family in _TWO_MORE_NORMS else 1 if family in _ONE_NORM else 2,
-        qk_norm="q_norm" in read.plan or family.startswith("olmo") or bool(read.get("use_qk_norm")),
+        qk_norm="q_norm" in read.plan or "q_layernorm" in read.plan or family.startswith("olmo") or bool(read.get("use_qk_norm")),
         experts=experts,
         experts_per_token=read.count("num_experts_per_tok", 1) if experts else 0,
         expert_width=width if experts else 0,
@@ -299,7 +306,7 @@ def _kinds(family: str, read: _Reader, layers: int) -> tuple[Block, ...]:
             mixer, feed = "none", "experts" if name == "moe" else "dense"
         elif family == "nemotron_h":
             feed = "none"
-        if mixer in ("delta", "ssm"):
+        if mixer in ("delta", "state space"):
             mixer = _state_mixer(family, read)
             feed = "none" if family in ("mamba", "mamba2", "falcon_mamba", "zamba2", "zamba") else feed
         if mixer == "sliding" and read.get("sliding_window") is None:
@@ -313,8 +320,8 @@ def _state_mixer(family: str, read: _Reader) -> Mixer:
     if read.get("linear_num_key_heads") is not None or family in ("minimax", "kimi_linear"):
         return "delta"
     if family == "falcon_h1":
-        return "ssm and attention"
-    return "scan" if read.get("time_step_rank", read.get("mamba_dt_rank")) and family != "mamba2" else "ssm"
+        return "state space and attention"
+    return "scan" if read.get("time_step_rank", read.get("mamba_dt_rank")) and family != "mamba2" else "state space"
 
 
 def _unnamed(family: str, read: _Reader, layers: int) -> list[str]:
@@ -351,6 +358,7 @@ def _state(read: _Reader, hidden: int, heads: int, head_dim: int) -> dict[str, i
             "state_key_heads": read.count("linear_num_key_heads"),
             "state_dim": read.count("linear_key_head_dim"),
             "conv_kernel": read.count("conv_kernel", 4),
+            "gated_attention": True,
             "chunk": 64,
         }
     inner = read.count("mamba_d_ssm", 0, least=0) or read.count("lru_width", 0, least=0)

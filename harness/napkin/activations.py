@@ -12,341 +12,285 @@ from functools import cached_property
 from typing import Literal
 
 from harness.architecture import Block
-from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.napkin.layers import Matrix, matrices_of
 from harness.napkin.terms import Dims, Term, letters, sum_of
 from harness.napkin.weights import SIZES, BuiltModel
 
-Kernel = Literal["eager", "fused", "plain"]
 LOSS = "transformers/loss/loss_utils.py, ForCausalLMLoss"
 LIGER = "arXiv 2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py"
-_KEPT_BY_ACTIVATION = {"gelu_new": 4, "gelu_fast": 4, "relu2": 2, "relu": 0, "xielu": 4}
-"""Tensors of the MLP's width that a nonlinearity keeps, beside its result: SiLU and GELU their input; those
+_KEPT_BY_ACTIVATION = {"gelu_new": 4, "gelu_fast": 4, "xielu": 4}
+"""Tensors of the MLP's width that a nonlinearity keeps: SiLU and GELU their input, ReLU its result; those
 that are written out in Python, more."""
+_SOFTMAX_AS_GIVEN = ("gpt2", "gpt_oss", "falcon")
+"""Families whose own code for attention takes the softmax in the dtype of the scores, not in fp32."""
 
 
 class Activations:
-    """What one micro batch keeps. Sizes are those of a rank."""
+    """What one micro batch keeps on a rank."""
 
     def __init__(self, built: BuiltModel, hardware: Hardware) -> None:
-        self.built, self.recipe, self.shape = built, built.recipe, built.whole
+        self.built, self.recipe, self.shape, self.hardware = built, built.recipe, built.shape, hardware
         recipe = built.recipe
-        self.numbers = letters(recipe, built.whole)
-        self.dims = Dims(self.numbers)
-        self.residual = SIZES[built.loose_dtype]
-        """Bytes of an element of the residual stream."""
-        if recipe.fsdp and recipe.mixed:
-            self.residual = SIZES[recipe.compute_dtype]  # weights are gathered in 16 bit
+        self.dims = Dims(letters(recipe, built.shape))
         self.compute = SIZES[recipe.compute_dtype]
-        """Of what a matrix product reads and writes."""
-        upcast = recipe.upcast_for_kbit  # quantized layers return what they were given
-        self.made = self.residual if upcast or not recipe.mixed else self.compute
-        """Of what a linear layer makes."""
+        """Bytes of an element of what a matrix product reads and writes."""
+        self.stream = self.compute if recipe.fsdp and recipe.mixed else SIZES[built.loose_dtype]
+        """Of the residual stream. FSDP2's mixed precision gathers weights in 16 bit."""
+        self.made = self.stream if recipe.upcast_for_kbit or not recipe.mixed else self.compute
+        """Of what a linear layer makes; a quantized one returns the dtype that it was given."""
         self.read = self.compute if recipe.mixed else self.made
         """Of what attention reads."""
-        self.capability = float(hardware.datasheet.compute_capability)
 
     @cached_property
-    def kernel(self) -> Kernel:
-        """What computes attention: eager's own code, a fused kernel, or sdpa's plain fallback, which keeps
-        the scores (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+    def kernel(self) -> Literal["eager", "fused", "plain"]:
+        """What computes attention: eager's own code, a fused kernel, or sdpa's plain fallback, which keeps the
+        scores as eager does (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
         recipe, shape = self.recipe, self.shape
-        if recipe.attention == "eager":
+        if recipe.attention == "eager" or (shape.attention_softcap and recipe.attention == "sdpa"):
             return "eager"
-        if shape.attention_softcap and recipe.attention == "sdpa":
-            raise InputError(
-                f"attention: sdpa: {shape.family} caps its attention scores, which sdpa cannot; "
-                "set attention: eager."
-            )
-        if recipe.flash_package or (self.read == 2 and self.capability >= 8):
-            return "fused"
         grouped = shape.heads != shape.kv_heads and not self.masked
+        if shape.family == "falcon" and grouped and not recipe.flash_package:
+            return "plain"  # it gives sdpa one head of keys, which no fused kernel takes
+        modern = float(self.hardware.datasheet.compute_capability) >= 8
+        if recipe.flash_package or (self.read == 2 and modern):
+            return "fused"
         return "plain" if grouped or recipe.compute_dtype == "bf16" else "fused"
 
     @property
     def masked(self) -> bool:
         """Whether sdpa is given a mask: for packed documents, or a window shorter than the sequence."""
-        if self.recipe.flash_package or self.recipe.attention == "eager":
-            return False
-        window = self.shape.sliding_window
-        slides = any(block.mixer == "sliding" for block in self.shape.blocks)
-        return self.recipe.packing or bool(slides and window and window < self.recipe.seq_len)
-
-    # one block ------------------------------------------------------------------------------------------
-
-    def kept_by(self, block: Block) -> list[Term]:
-        """What one block of this kind keeps for backward when nothing is recomputed."""
-        matrices = matrices_of(self.shape, block)
-        mixes = {"in", "out", "low"}
-        mixing = [m for m in matrices if m.role in mixes]
-        reads = [m for m in mixing if m.role == "in"]
-        terms: list[Term] = []
-        if block.mixer != "none":
-            terms += self._norm("norm before attention", reads)
-            terms += self._mixed(block, mixing)
-        if block.feed != "none":
-            feeds = [m for m in matrices if m.role == "up"]
-            second = not self.shape.parallel_residual or self.shape.norms > 1
-            terms += self._norm("norm before the MLP", feeds) if second else self._read("its output", "B·S·H", feeds)
-            terms += self._fed(block, matrices)
-        if block.mixer != "none" and block.feed != "none":
-            for _ in range(self.shape.norms - 2):
-                terms += self._norm("norm after", [])
-        if self.shape.residual_dropout:
-            terms.append(self._term("masks of dropout", "B·S·H", 1, "native_dropout", 2))
-        return terms
-
-    def _term(self, name: str, dims: str, width: float, keeper: str, times: int = 1) -> Term:
-        return self.dims.term("", name, dims, width, keeper, times)
-
-    def _norm(self, name: str, readers: Sequence[Matrix], dims: str = "B·S·H") -> list[Term]:
-        """A norm, and what the layers that read it keep of its output."""
-        trained = self.recipe.trains_base
-        if self.recipe.compile:  # one kernel, computed again from its input
-            return [self._term(f"{name}: input", dims, self.residual, "the norm")]
-        if self.shape.layer_norm:
-            width = 4 if self.recipe.mixed else self.residual
-            terms = [self._term(f"{name}: input", dims, width, "LayerNorm, which keeps its input")]
-        else:
-            terms = [self._term(f"{name}: input in fp32", dims, 4, "RMSNorm: x², x·1/rms")]
-            if trained:
-                terms.append(self._term(f"{name}: x/rms", dims, self.residual, "the gradient of its weight"))
-        return terms + self._read(f"{name}: output", dims, readers, self.residual)
-
-    def _read(
-        self, name: str, dims: str, readers: Sequence[Matrix], width: int | None = None, *, kept: bool = False
-    ) -> list[Term]:
-        """What linear layers keep of the tensor they read, of `width` bytes an element; `kept`: somebody else
-        keeps it already."""
-        recipe, built = self.recipe, self.built
-        width = width or self.made
-        if recipe.compile or not readers:
-            return []
-        terms: list[Term] = []
-        if recipe.trains_base:
-            casts = recipe.mixed and width != self.compute  # anew for every product
-            if casts or not kept:
-                times = len(readers) if casts else 1
-                terms.append(self._term(name, dims, self.compute if casts else width, "products, for weights", times))
-            return terms
-        if recipe.quantization == "int8" and not kept:
-            terms.append(self._term(name, dims, width, "MatMul8bitLt, in its ctx"))
-            kept = True
-        adapted = [m for m in readers if m.name in built.adapted]
-        if not adapted or recipe.adapter == "ia3":
-            return terms
-        wide = self.compute if recipe.mixed else SIZES[built.adapter_dtype(adapted[0])]
-        if recipe.lora_dropout:
-            terms.append(self._term(f"{name}: mask of dropout", dims, 1, "native_dropout", len(adapted)))
-        own = wide != width or recipe.lora_dropout > 0  # a copy for each adapted layer
-        if own or not kept:
-            terms.append(self._term(f"{name} for A", dims, wide, "LoRA's A", len(adapted) if own else 1))
-        return [*terms, self._term("A x", "B·S·R", wide, "LoRA's B", len(adapted))]
-
-    def _mixed(self, block: Block, matrices: Sequence[Matrix]) -> list[Term]:
-        out = [m for m in matrices if m.role == "out"]
-        match block.mixer:
-            case "attention" | "sliding":
-                return self._attention(block, out[0])
-            case "ssm and attention":
-                return self._attention(block, out[-1]) + self._ssm() + self._read("output", "B·S·Z", out[:1])
-            case "ssm":
-                return self._ssm() + self._read("output", "B·S·Z", out)
-            case "delta":
-                return self._delta() + self._read("output", "B·S·Z", out)
-            case "scan":
-                what = "mamba's slow_forward: states, step by step"
-                states = self._term("A, B x and states of every token", "B·S·Z·Q", 4, what, 4)
-                return [states, self._term("gate, x, steps", "B·S·Z", 4, what, 8), *self._read("output", "B·S·Z", out)]
-            case "conv":
-                parts = self._term("B, C, x and their products", "B·S·H", self.made, "Lfm2ShortConv", 5)
-                return [parts, *self._read("output", "B·S·H", out)]
-            case _:
-                states = self._term("gates and states", "B·S·Z", 4, "RecurrentGemmaRglru", 16)
-                return [states, *self._read("output", "B·S·Z", out)]
-
-    def _attention(self, block: Block, out: Matrix) -> list[Term]:
-        shape, width, terms = self.shape, self.read, []
-        if shape.kv_rank:
-            terms += self._norm("norm of latents", [Matrix("self_attn.kv_b_proj", 1, 1, "low")], "B·S·K")
-        if shape.qk_norm:
-            terms += [
-                *self._norm("norm of q", [], "B·S·N·D"),
-                *self._norm("norm of k", [], "B·S·G·D"),
-            ]
-        masked = self.masked and (block.mixer == "sliding" or self.recipe.packing)
-        repeated = "N" if masked or shape.kv_rank or self.kernel != "fused" else "G"
-        if self.kernel == "fused":
-            terms += [
-                self._term("q rotated", "B·S·N·D", width, "attention"),
-                self._term("k rotated", f"B·S·{repeated}·D", width, "attention"),
-                self._term("v", f"B·S·{repeated}·U", width, "attention"),
-                self._term("attention's output", "B·S·N·U", width, "attention (arXiv 2307.08691)"),
-                self._term("log-sum-exp", "B·S·N", 4, "attention"),
-            ]
-            if masked:
-                terms.append(self._term("mask to add", "S·S", width, "attention"))
-            return terms + self._read("attention's output", "B·S·N·U", [out], width, kept=True)
-        if self.kernel == "plain":
-            width = 4
-        terms += [
-            self._term("q, k and v of every head", "B·S·N·D", width, "the two products of attention", 3),
-            self._term("softmax", "B·N·S·S", 4 if shape.family != "gpt2" or self.recipe.mixed else width, "softmax"),
-        ]
-        if self.kernel == "eager" and width != 4 and shape.family != "gpt2":
-            terms.append(self._term("weights", "B·N·S·S", width, "their product with v"))
-        if shape.attention_softcap:
-            terms.append(self._term("tanh of scores", "B·N·S·S", width, "tanh"))
-        if shape.attention_dropout:
-            terms.append(self._term("mask and weights dropped", "B·N·S·S", 1 + width, "native_dropout"))
-        return terms + self._read("attention's output", "B·S·N·U", [out], self.read)
-
-    def _delta(self) -> list[Term]:
-        """Linear attention with a state, as transformers writes it in PyTorch."""
-        what = "torch_chunk_gated_delta_rule"
-        return [
-            self._term("q, k, v, gates and norms", "B·S·Z", 4, what, 14),
-            self._term("decays and scores of a chunk", "B·S·M·C", 4, what, 8),
-            self._term("its triangular inverse, row by row", "B·S·M·C·C", 4 / 3, what),
-        ]
-
-    def _ssm(self) -> list[Term]:
-        """Mamba-2 as transformers writes it in PyTorch, without the mamba-ssm package."""
-        what = "Mamba-2's torch_forward"
-        return [
-            self._term("gate, x, convolved and scaled", "B·S·Z", 4, what, 8),
-            self._term("B and C of every head", "B·S·M·Q", 4, what, 3),
-            self._term("decays and scores of a chunk", "B·S·M·C", 4, what, 5),
-        ]
-
-    def _fed(self, block: Block, matrices: Sequence[Matrix]) -> list[Term]:
-        down = [m for m in matrices if m.role == "down"]
-        if block.feed == "dense":
-            return self._mlp("B·S·I", down, self.made)
-        terms = self._experts(matrices)
-        return terms + (self._mlp("B·S·J", down, self.made) if down else [])
-
-    def _mlp(self, dims: str, down: Sequence[Matrix], width: int) -> list[Term]:
-        shape = self.shape
-        many = _KEPT_BY_ACTIVATION.get(shape.activation, 1)
-        if not shape.gated:
-            terms = [self._term("up", dims, width, shape.activation, many)] if many else []
-            return terms + self._read("activation", dims, down, width)
-        terms = [self._term("gate and up", dims, width, "activation, product", 1 + many)]
-        if self.recipe.compile:
-            return terms
-        terms.append(self._term("activation", dims, width, "its product with up"))
-        return terms + self._read("gated", dims, down, width)
-
-    def _experts(self, matrices: Sequence[Matrix]) -> list[Term]:
-        """A token's row goes to each of its experts (transformers/integrations/moe.py). Grouped products are
-        not on autocast's lists."""
-        recipe, built = self.recipe, self.built
-        stacked = [m for m in matrices if m.stacked > 1]
-        width = self.residual
-        keeps = recipe.trains_base or any(m.name in built.adapted for m in stacked)
-        what = "grouped_mm_experts_forward"
-        terms = [self._term("rows of experts", "B·S·X·H", width, what)] if keeps else []
-        terms.append(self._term("gate, up and activation", "B·S·X·F", width, what, 3 if self.shape.gated else 2))
-        if keeps:
-            terms.append(self._term("gated", "B·S·X·F", width, what))
-        terms.append(self._term("rows out of experts", "B·S·X·H", width, "their product with the share"))
-        terms.append(self._term("chances", "B·S·E", 4, "the router's softmax", 2))
-        whole = sum(m.elements for m in stacked) // recipe.tp
-        if any(built.storage(m) for m in stacked):
-            formula, source = f"{whole:,} × {self.compute} B", "bitsandbytes' parametrization, kept by products"
-            terms.append(Term("", "experts dequantized", formula, whole * self.compute, source))
-        elif any(m.name in built.adapted for m in stacked):
-            formula, source = f"{whole:,} × {width} B", "W + B A, made whole (peft's ParamWrapper)"
-            terms.append(Term("", "experts with their adapters", formula, whole * width, source))
-        return terms
-
-    def passing(self, block: Block) -> int:
-        """The most that a block's backward holds for a moment beside what it keeps: gradients of the widest
-        tensors; with LoRA in fp32, those of both branches."""
-        d, recipe = self.dims.elements, self.recipe
-        lora = recipe.adapter == "lora" and not recipe.mixed and recipe.adapter_dtype == "fp32"
-        each = self.made + (4 if lora else self.made)
-        widest = [0]
-        if block.feed == "dense":
-            widest.append(each * d("B·S·I"))
-        if block.feed == "experts":
-            widest.append(2 * self.residual * d("B·S·X·F") + (self.residual + 4) * d("B·S·X·H"))
-        if block.mixer in ("attention", "sliding"):
-            if self.kernel == "fused":
-                fused = 4 * d("B·S·N·D") + 2 * self.read * (d("B·S·N·D") + d("B·S·N·U"))
-                widest.append(fused)
-            else:
-                widest.append((8 + 2 * self.shape.attention_softcap * self.read) * d("B·N·S·S"))
-        elif "ssm" in block.mixer:
-            widest.append(2 * 4 * d("B·S·M·C") * max(self.numbers["Q"], self.shape.state_head_dim))
-        elif block.mixer == "delta":
-            widest.append(4 * 4 * d("B·S·Z"))
-        elif block.mixer == "scan":
-            widest.append(2 * 4 * d("B·S·Z·Q"))
-        weights = [m for m in matrices_of(self.shape, block) if m.linear]
-        whole = max((m.elements for m in weights if self.built.storage(m)), default=0) * self.compute
-        return max(widest) + self.residual * d("B·S·H") + whole
+        window, slides = self.shape.sliding_window, any(b.mixer == "sliding" for b in self.shape.blocks)
+        short = slides and window is not None and window < self.recipe.seq_len
+        return self.recipe.attention == "sdpa" and (self.recipe.packing or short)
 
     @property
     def block_input(self) -> Term:
         """What checkpointing keeps of a block."""
-        return self._term("block input", "B·S·H", self.residual, "arXiv 1604.06174")
+        return self.dims.term("block input", "B·S·H", self.stream, "arXiv 1604.06174")
 
-    # the loss -------------------------------------------------------------------------------------------
+    def kept_by(self, block: Block) -> list[Term]:
+        """What one block of this kind keeps for backward when nothing is recomputed."""
+        matrices, term, shape = matrices_of(self.shape, block), self.dims.term, self.shape
+        terms: list[Term] = []
+        if block.mixer != "none":
+            terms += self._norm("norm before attention", [m for m in matrices if m.role == "in"])
+            terms += self._mixed(block, [m for m in matrices if m.role == "out"])
+        if block.feed != "none":
+            ups = [m for m in matrices if m.role == "up"]
+            shares_norm = shape.parallel_residual and shape.norms == 1
+            name = "norm before the MLP"
+            terms += self._read(f"{name}: output", "B·S·H", ups, self.stream) if shares_norm else self._norm(name, ups)
+            downs = [m for m in matrices if m.role == "down"]
+            if block.feed == "experts":
+                terms += self._experts([m for m in matrices if m.stacked > 1])
+            if downs:
+                terms += self._mlp("B·S·J" if block.feed == "experts" else "B·S·I", downs)
+        for _ in range(shape.norms - 2 if block.mixer != "none" else 0):
+            terms += self._norm("norm after", [])
+        if shape.residual_dropout:
+            terms.append(term("masks of dropout", "B·S·H", 1, "native_dropout", 2))
+        return terms
+
+    def _norm(self, name: str, readers: Sequence[Matrix], dims: str = "B·S·H") -> list[Term]:
+        """A norm, and what the layers that read it keep of its output."""
+        term = self.dims.term
+        if self.recipe.compile:  # one kernel, computed again from its input
+            return [term(f"{name}: input", dims, self.stream, "the norm")]
+        if self.shape.layer_norm:
+            width = 4 if self.recipe.mixed else self.stream
+            terms = [term(f"{name}: input", dims, width, "LayerNorm, which keeps its input")]
+        else:
+            terms = [term(f"{name}: input in fp32", dims, 4, "RMSNorm: x², x·1/rms")]
+            if self.recipe.trains_base:
+                terms.append(term(f"{name}: x/rms", dims, self.stream, "the gradient of its weight"))
+        return terms + self._read(f"{name}: output", dims, readers, self.stream)
+
+    def _read(
+        self, name: str, dims: str, readers: Sequence[Matrix], width: int, *, kept: bool = False
+    ) -> list[Term]:
+        """What linear layers keep of the tensor they read, of `width` bytes an element; `kept`: somebody else
+        keeps it already."""
+        recipe, term = self.recipe, self.dims.term
+        adapted = [m for m in readers if m.name in self.built.adapted]
+        if recipe.compile or not readers:
+            return []
+        if recipe.trains_base:
+            casts = recipe.mixed and width != self.compute  # autocast's, anew for every product
+            times = len(readers) if casts else 1
+            own = term(name, dims, self.compute if casts else width, "products, for weights", times)
+            return [] if kept and not casts else [own]
+        terms: list[Term] = []
+        if recipe.quantization == "int8" and not kept:
+            terms, kept = [term(name, dims, width, "MatMul8bitLt, in its ctx")], True
+        if not adapted or recipe.adapter == "ia3":
+            return terms
+        wide = self.compute if recipe.mixed else SIZES[self.built.adapter_dtype(adapted[0])]
+        if recipe.lora_dropout:
+            terms.append(term(f"{name}: mask of dropout", dims, 1, "native_dropout", len(adapted)))
+        own = wide != width or recipe.lora_dropout > 0  # a copy for each adapted layer
+        if own or not kept:
+            terms.append(term(f"{name} for A", dims, wide, "LoRA's A", len(adapted) if own else 1))
+        return [*terms, term("A x", "B·S·R", wide, "LoRA's B", len(adapted))]
+
+    def _mixed(self, block: Block, out: Sequence[Matrix]) -> list[Term]:
+        """What mixing tokens keeps. States are scanned as transformers writes it in PyTorch, since the
+        packages with kernels for it (mamba-ssm, flash-linear-attention) are not asked for."""
+        term = self.dims.term
+        scan, chunk = "Mamba-2's torch_forward", "torch_chunk_gated_delta_rule"
+        tables: dict[str, list[tuple[str, str, float, str, int]]] = {
+            "state space": [
+                ("gate, x, convolved and scaled", "B·S·Z", 4, scan, 8),
+                ("B and C of every head", "B·S·M·Q", 4, scan, 3),
+                ("decays and scores of a chunk", "B·S·M·C", 4, scan, 5),
+            ],
+            "delta": [
+                ("q, k, v, gates and norms", "B·S·Z", 4, chunk, 14),
+                ("decays and scores of a chunk", "B·S·M·C", 4, chunk, 8),
+                ("its triangular inverse, row by row", "B·S·M·C·C", 4 / 3, chunk, 1),
+            ],
+            "scan": [
+                ("A, B x and states of every token", "B·S·Z·Q", 4, "Mamba's slow_forward", 4),
+                ("gate, x, steps", "B·S·Z", 4, "Mamba's slow_forward", 8),
+            ],
+            "conv": [("B, C, x and their products", "B·S·H", self.made, "ShortConv.slow_forward", 5)],
+            "recurrent": [("gates and states", "B·S·Z", 4, "RecurrentGemmaRglru", 16)],
+        }
+        if block.mixer in ("attention", "sliding"):
+            return self._attention(block, out)
+        own = block.mixer.removesuffix(" and attention")
+        terms = [term(*row) for row in tables[own]]
+        terms += self._read("output", "B·S·H" if own == "conv" else "B·S·Z", out[:1], self.made)
+        return terms + (self._attention(block, out[1:]) if out[1:] else [])
+
+    def _attention(self, block: Block, out: Sequence[Matrix]) -> list[Term]:
+        shape, width, term, terms = self.shape, self.read, self.dims.term, list[Term]()
+        if shape.kv_rank:
+            terms += self._norm("norm of latents", [Matrix("self_attn.kv_b_proj", 1, 1, "low")], "B·S·K")
+        if shape.qk_norm:
+            terms += self._norm("norm of q", [], "B·S·N·D") + self._norm("norm of k", [], "B·S·G·D")
+        if shape.gated_attention:
+            terms.append(term("gate, and what it multiplies", "B·S·N·D", self.made, "their product", 2))
+        masked = self.masked and (block.mixer == "sliding" or self.recipe.packing)
+        if self.kernel == "fused":
+            heads = "N" if masked or shape.kv_rank else "G"
+            terms += [
+                term("q rotated", "B·S·N·D", width, "attention"),
+                term("k rotated", f"B·S·{heads}·D", width, "attention"),
+                term("v", f"B·S·{heads}·U", width, "attention"),
+                term("attention's output", "B·S·N·U", width, "attention (arXiv 2307.08691)"),
+                term("log-sum-exp", "B·S·N", 4, "attention"),
+            ]
+            terms += [term("mask to add", "S·S", width, "attention")] if masked else []
+            return terms + self._read("attention's output", "B·S·N·U", out, width, kept=True)
+        wide = self.kernel == "plain" or shape.family not in _SOFTMAX_AS_GIVEN or self.recipe.mixed
+        factors = 4 if self.kernel == "plain" else width
+        terms += [
+            term("q, k and v of every head", "B·S·N·D", factors, "the two products of attention", 3),
+            term("softmax", "B·N·S·S", 4 if wide else width, "softmax"),
+        ]
+        if wide and factors != 4:
+            terms.append(term("weights", "B·N·S·S", width, "their product with v"))
+        if shape.attention_softcap:
+            terms.append(term("tanh of scores", "B·N·S·S", width, "tanh"))
+        if shape.attention_dropout:
+            terms.append(term("mask and weights dropped", "B·N·S·S", 1 + width, "native_dropout"))
+        return terms + self._read("attention's output", "B·S·N·U", out, width)
+
+    def _mlp(self, dims: str, down: Sequence[Matrix]) -> list[Term]:
+        shape, term = self.shape, self.dims.term
+        many, relu = _KEPT_BY_ACTIVATION.get(shape.activation, 1), shape.activation == "relu"
+        if not shape.gated:
+            terms = [term("up", dims, self.made, shape.activation, many)]
+            return terms + self._read("activation", dims, down, self.made, kept=relu)
+        terms = [term("gate and up", dims, self.made, "activation, product", 1 + many)]
+        if self.recipe.compile:
+            return terms
+        terms.append(term("activation", dims, self.made, "its product with up"))
+        return terms + self._read("gated", dims, down, self.made)
+
+    def _experts(self, stacked: Sequence[Matrix]) -> list[Term]:
+        """A token's row goes to each of its experts (transformers/integrations/moe.py). Grouped products are
+        not on autocast's lists, and weights that peft or bitsandbytes make whole are kept."""
+        built, width, term = self.built, self.stream, self.dims.term
+        adapted, what = any(m.name in built.adapted for m in stacked), "grouped_mm_experts_forward"
+        terms = [
+            term("gate, up and activation", "B·S·X·F", width, what, 3 if self.shape.gated else 2),
+            term("rows out of experts", "B·S·X·H", width, "their product with the share"),
+            term("chances", "B·S·E", 4, "the router's softmax", 2),
+        ]
+        if self.recipe.trains_base or adapted:
+            terms += [term("rows of experts", "B·S·X·H", width, what), term("gated", "B·S·X·F", width, what)]
+        whole = sum(m.elements for m in stacked) // self.recipe.tp
+        if self.recipe.four_bit:
+            name, width, source = "experts dequantized", self.compute, "bitsandbytes.nn.parametrize"
+        else:
+            name, source = "experts with their adapters", "W + B A, made whole (peft's ParamWrapper)"
+        made = Term("", name, f"{whole:,} × {width} B", whole * width, source)
+        return [*terms, made] if self.recipe.four_bit or adapted else terms
+
+    def passing(self, block: Block) -> int:
+        """The most that a block's backward holds for a moment beside what it keeps: gradients of its widest
+        tensors, with LoRA in fp32 those of both branches; and a weight that is dequantized."""
+        d, recipe, matrices = self.dims.of, self.recipe, matrices_of(self.shape, block)
+        both = recipe.adapter == "lora" and not recipe.mixed and recipe.adapter_dtype == "fp32"
+        widest = [0]
+        if block.feed == "dense":
+            widest.append((self.made + (4 if both else self.made)) * d("B·S·I"))
+        elif block.feed == "experts":
+            widest.append(2 * self.stream * d("B·S·X·F") + (self.stream + 4) * d("B·S·X·H"))
+        if "attention" in block.mixer or block.mixer == "sliding":
+            if self.kernel == "fused":  # the gradient of q is summed up in fp32
+                widest.append(4 * d("B·S·N·D") + 2 * self.read * d("B·S·N·D") + 2 * self.read * d("B·S·N·U"))
+            else:
+                widest.append((8 + 2 * self.shape.attention_softcap * self.read) * d("B·N·S·S"))
+        else:
+            widest.append(8 * d("B·S·Z·Q") if block.mixer == "scan" else 16 * d("B·S·Z"))
+        whole = max((m.elements for m in matrices if m.linear and self.built.storage(m)), default=0)
+        return max(widest) + self.stream * d("B·S·H") + whole * self.compute
 
     @cached_property
     def kept_by_loss(self) -> list[Term]:
-        """The last norm, the head's input and the log-probabilities."""
-        terms = self._norm("final norm", [self.built.head])
+        """What the last norm, the head and the loss keep."""
+        term, terms = self.dims.term, self._norm("final norm", [self.built.head])
         if self.recipe.fused_loss:
             return terms
         if self.recipe.compile:
-            return [*terms, self._term("logits", "B·S·V", self.compute, LOSS)]
-        terms.append(self._term("log-probabilities", "B·S·V", 4, LOSS))
-        if self.shape.logit_softcap:
-            terms.append(self._term("tanh of logits", "B·S·V", self.compute, "tanh"))
-        return terms
+            return [*terms, term("logits", "B·S·V", self.compute, LOSS)]
+        capped = [term("tanh of logits", "B·S·V", self.compute, "tanh")] if self.shape.logit_softcap else []
+        return [*terms, term("log-probabilities", "B·S·V", 4, LOSS), *capped]
 
     @cached_property
     def held_after_forward(self) -> list[Term]:
         """What the loss's local variables hold when forward ends."""
         if self.recipe.fused_loss:
             return self._fused
-        terms = [self._term("hidden states", "B·S·H", self.residual, LOSS)]
-        if self.recipe.compile:
-            return terms
-        if self.compute != 4:
-            terms.append(self._term("logits", "B·S·V", self.compute, LOSS))
-        return [*terms, self._term("logits in fp32", "B·S·V", 4, LOSS)]
+        names = ["hidden states", *(() if self.compute == 4 else ("logits",)), "logits in fp32"]
+        widths = {"hidden states": self.stream, "logits": self.compute, "logits in fp32": 4}
+        shown = names[:1] if self.recipe.compile else names
+        return [self.dims.term(n, "B·S·H" if n == names[0] else "B·S·V", widths[n], LOSS) for n in shown]
 
     @cached_property
     def held_in_backward(self) -> list[Term]:
         """Gradients of logits, in the backward of the loss."""
         if self.recipe.fused_loss:
             return self._fused
-        return [self._term("gradients in its backward", "B·S·V", 4, "log_softmax and nll_loss", 1 + (not self.recipe.compile))]
+        times = 1 if self.recipe.compile else 2
+        return [self.dims.term("gradients in its backward", "B·S·V", 4, "log_softmax and nll_loss", times)]
 
     @cached_property
     def _fused(self) -> list[Term]:
         """Liger's loss makes the logits of a chunk of tokens at a time, and both gradients in forward."""
-        recipe, numbers, shape = self.recipe, self.numbers, self.shape
-        tokens = self.dims.elements("B·S")
-        chunk = -(-tokens // max(1, -(-numbers["V"] // numbers["H"])))
-        chunk = min(tokens, 1 << (chunk - 1).bit_length())
-        weight = shape.vocab * shape.hidden
-        size = chunk * shape.vocab * self.compute
-        terms = [
-            self._term("gradient of the hidden states", "B·S·H", self.residual, LIGER),
-            Term("", "one chunk of logits", f"{chunk:,}·{shape.vocab:,} × {self.compute} B", size, LIGER),
+        tokens, vocab, hidden = self.dims.of("B·S"), self.shape.vocab, self.shape.hidden
+        chunk = min(tokens, 1 << (-(-tokens // -(-vocab // hidden)) - 1).bit_length())
+        width = SIZES[self.built.loose_dtype] + self.compute * self.recipe.mixed
+        weight = Term("", "gradient of the head", f"V·H × {width} B", vocab * hidden * width, LIGER)
+        size, formula = chunk * vocab * self.compute, f"{chunk:,}·{vocab:,} × {self.compute} B"
+        return [
+            self.dims.term("gradient of the hidden states", "B·S·H", self.stream, LIGER),
+            Term("", "one chunk of logits", formula, size, LIGER),
+            *([weight] if self.recipe.trains_base else []),
         ]
-        if recipe.trains_base:
-            width = SIZES[self.built.loose_dtype] + (self.compute if recipe.mixed else 0)
-            terms.append(Term("", "gradient of the head", f"{weight:,} × {width} B", weight * width, LIGER))
-        return terms
 
 
-def total_kept(terms: list[Term]) -> int:
-    """Bytes of what is kept."""
-    return sum_of(terms)
+__all__ = ["Activations", "sum_of"]

@@ -5,14 +5,28 @@ Names are those of the modules inside a block, which is what a recipe's lora_tar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from harness.architecture import Block, ModelShape
 
-Role = Literal["in", "out", "low", "up", "down", "router", "experts up", "experts down"]
-"""What a matrix does. in: reads the hidden states for the mixer. low: a smaller vector from them (latents,
-steps); out, down: back to the hidden states."""
+Role = Literal["in", "low", "out", "up", "down", "router", "expert up", "expert down"]
+"""in: from the hidden states into the mixer; low: from a smaller vector; out and down: back to them."""
+_PACKED = {
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), ("attn.c_attn", "attn.c_proj", "c_fc", "c_proj")),
+    **dict.fromkeys(
+        ("gpt_neox", "falcon", "bloom"), ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
+    ),
+    "phi3": ("self_attn.qkv_proj", "self_attn.o_proj", "gate_up_proj", "down_proj"),
+}
+"""Families with one weight for queries, keys and values: its name, and those of the three others."""
+_OWN = {
+    "phi": ("dense", "fc1", "fc2"),
+    "opt": ("out_proj", "fc1", "fc2"),
+    "gptj": ("out_proj", "fc_in", "fc_out"),
+    "gpt_neo": ("out_proj", "c_fc", "c_proj"),
+    "starcoder2": ("o_proj", "c_fc", "c_proj"),
+}
+"""Families with names of their own for attention's last matrix and those of the MLP."""
 
 
 class Matrix(NamedTuple):
@@ -24,7 +38,7 @@ class Matrix(NamedTuple):
     role: Role
     bias: bool = False
     stacked: int = 1
-    """A mixture's experts, which are one parameter and no linear layer."""
+    """A mixture's experts: one parameter, and no linear layer."""
 
     @property
     def elements(self) -> int:
@@ -32,77 +46,46 @@ class Matrix(NamedTuple):
 
     @property
     def linear(self) -> bool:
-        """Whether it is a linear layer, which quantization and LoRA look for."""
+        """Whether it is a linear layer, which is what quantization and LoRA look for."""
         return self.stacked == 1 and self.role != "router"
-
-
-_PACKED = {
-    "gpt2": ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
-    "gpt_bigcode": ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
-    **dict.fromkeys(
-        ("gpt_neox", "falcon", "bloom"),
-        ("query_key_value", "dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
-    ),
-    "phi3": ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),
-}
-"""Families with one weight for queries, keys and values."""
-_OUT = {"phi": "dense", "opt": "out_proj", "gptj": "out_proj", "gpt_neo": "out_proj"}
-_UP_DOWN = {
-    "phi": ("fc1", "fc2"),
-    "opt": ("fc1", "fc2"),
-    "gptj": ("fc_in", "fc_out"),
-    "gpt_neo": ("c_fc", "c_proj"),
-    "starcoder2": ("c_fc", "c_proj"),
-}
 
 
 def matrices_of(shape: ModelShape, block: Block) -> list[Matrix]:
     """The matrices of one block of this kind."""
-    return [*_mixing(shape, block.mixer), *_feeding(shape, block.feed)]
+    if block.mixer == "state space and attention":
+        mixing = _mixing(shape, "state space") + _mixing(shape, "attention")
+    else:
+        mixing = _mixing(shape, block.mixer)
+    return mixing + _feeding(shape, block.feed)
 
 
 def _mixing(shape: ModelShape, mixer: str) -> list[Matrix]:
-    hidden = shape.hidden
+    hidden, inner = shape.hidden, shape.state_width
     match mixer:
         case "attention" | "sliding":
             return _latent(shape) if shape.kv_rank else _attention(shape)
-        case "ssm and attention":
-            return [*_mixing(shape, "ssm"), *_attention(shape)]
         case "delta":
-            keys, values = shape.state_key_heads * shape.state_dim, inner_of(shape)
-            return [
-                Matrix("linear_attn.in_proj_qkvz", hidden, 2 * keys + 2 * values, "in"),
-                Matrix("linear_attn.in_proj_ba", hidden, 2 * shape.state_heads, "low"),
-                Matrix("linear_attn.out_proj", values, hidden, "out"),
-            ]
-        case "ssm":
-            inner, states = inner_of(shape), 2 * shape.state_key_heads * shape.state_dim
-            return [
-                Matrix("mamba.in_proj", hidden, 2 * inner + states + shape.state_heads, "in"),
-                Matrix("mamba.out_proj", inner, hidden, "out"),
-            ]
+            made = 2 * shape.state_key_heads * shape.state_dim + 2 * inner
+            rates = Matrix("linear_attn.in_proj_ba", hidden, 2 * shape.state_heads, "in")
+            name = "linear_attn"
+        case "state space":
+            made, name = 2 * (inner + shape.state_key_heads * shape.state_dim) + shape.state_heads, "mamba"
+            rates = None
         case "scan":
-            inner, step = inner_of(shape), -(-hidden // 16)
-            return [
-                Matrix("mixer.in_proj", hidden, 2 * inner, "in"),
-                Matrix("mixer.x_proj", inner, step + 2 * shape.state_dim, "low"),
-                Matrix("mixer.dt_proj", step, inner, "low"),
-                Matrix("mixer.out_proj", inner, hidden, "out"),
-            ]
+            step = -(-hidden // 16)
+            rates = Matrix("mixer.x_proj", inner, step + 2 * shape.state_dim, "low")
+            steps = Matrix("mixer.dt_proj", step, inner, "low")
+            ends = Matrix("mixer.in_proj", hidden, 2 * inner, "in"), Matrix("mixer.out_proj", inner, hidden, "out")
+            return [ends[0], rates, steps, ends[1]]
         case "conv":
-            return [Matrix("conv.in_proj", hidden, 3 * hidden, "in"), Matrix("conv.out_proj", hidden, hidden, "out")]
+            made, inner, name, rates = 3 * hidden, hidden, "conv", None
         case "recurrent":
-            inner = inner_of(shape)
-            gates = Matrix("rg_lru.gates", inner, 2 * inner // shape.heads, "router")
-            ins = [Matrix(f"temporal_block.linear_{each}", hidden, inner, "in") for each in "xy"]
-            return [*ins, gates, Matrix("temporal_block.linear_out", inner, hidden, "out")]
+            made, name = 2 * inner, "temporal_block"
+            rates = Matrix("rg_lru.gates", inner, 2 * inner // shape.heads, "router")
         case _:
             return []
-
-
-def inner_of(shape: ModelShape) -> int:
-    """The width of a linear-attention or state-space layer."""
-    return shape.state_heads * shape.state_head_dim
+    first = Matrix(f"{name}.in_proj", hidden, made, "in")
+    return [first, *([rates] if rates else []), Matrix(f"{name}.out_proj", inner, hidden, "out")]
 
 
 def _attention(shape: ModelShape) -> list[Matrix]:
@@ -111,9 +94,9 @@ def _attention(shape: ModelShape) -> list[Matrix]:
     if shape.family in _PACKED:
         packed, out, *_ = _PACKED[shape.family]
         return [Matrix(packed, hidden, q + 2 * kv, "in", bias), Matrix(out, q, hidden, "out", shape.bias)]
-    out = _OUT.get(shape.family, "o_proj")
+    out = _OWN.get(shape.family, ("o_proj",))[0]
     return [
-        Matrix("self_attn.q_proj", hidden, q, "in", bias),
+        Matrix("self_attn.q_proj", hidden, q * (1 + shape.gated_attention), "in", bias),
         Matrix("self_attn.k_proj", hidden, kv, "in", bias),
         Matrix("self_attn.v_proj", hidden, kv, "in", bias),
         Matrix(f"self_attn.{out}", q, hidden, "out", shape.bias),
@@ -125,11 +108,8 @@ def _latent(shape: ModelShape) -> list[Matrix]:
     hidden, heads, q = shape.hidden, shape.heads, shape.heads * shape.head_dim
     made = heads * (shape.head_dim - shape.rope_dim + shape.value_dim)
     queries = [Matrix("self_attn.q_proj", hidden, q, "in")]
-    if shape.query_rank:
-        queries = [
-            Matrix("self_attn.q_a_proj", hidden, shape.query_rank, "in"),
-            Matrix("self_attn.q_b_proj", shape.query_rank, q, "low"),
-        ]
+    if rank := shape.query_rank:
+        queries = [Matrix("self_attn.q_a_proj", hidden, rank, "in"), Matrix("self_attn.q_b_proj", rank, q, "low")]
     return [
         *queries,
         Matrix("self_attn.kv_a_proj_with_mqa", hidden, shape.kv_rank + shape.rope_dim, "in"),
@@ -139,46 +119,40 @@ def _latent(shape: ModelShape) -> list[Matrix]:
 
 
 def _feeding(shape: ModelShape, feed: str) -> list[Matrix]:
+    hidden, times = shape.hidden, 1 + shape.gated
+    if feed == "dense":
+        return _mlp(shape, "mlp", shape.intermediate)
     if feed == "none":
         return []
-    if feed == "dense":
-        return mlp(shape, "mlp", shape.intermediate)
-    hidden, count, times = shape.hidden, shape.experts, 1 + shape.gated
+    width, count = shape.expert_width, shape.experts
     return [
         Matrix("mlp.gate", hidden, count, "router"),
-        Matrix("mlp.experts.gate_up_proj", hidden, times * shape.expert_width, "experts up", stacked=count),
-        Matrix("mlp.experts.down_proj", shape.expert_width, hidden, "experts down", stacked=count),
-        *(mlp(shape, "mlp.shared_expert", shape.shared_width) if shape.shared_width else []),
+        Matrix("mlp.experts.gate_up_proj", hidden, times * width, "expert up", stacked=count),
+        Matrix("mlp.experts.down_proj", width, hidden, "expert down", stacked=count),
+        *(_mlp(shape, "mlp.shared_expert", shape.shared_width) if shape.shared_width else []),
     ]
 
 
-def mlp(shape: ModelShape, name: str, width: int) -> list[Matrix]:
+def _mlp(shape: ModelShape, name: str, width: int) -> list[Matrix]:
     """Gate, up and down (arXiv 2002.05202), or up and down."""
-    hidden = shape.hidden
-    up, down = _UP_DOWN.get(shape.family, ("up_proj", "down_proj"))
-    if shape.family in _PACKED:
-        up, down = (part.removeprefix("mlp.") for part in _PACKED[shape.family][2:])
-        ups = [Matrix(f"{name}.{up}", hidden, width * (1 + shape.gated), "up", shape.bias)]
-    else:
-        ups = [Matrix(f"{name}.gate_proj", hidden, width, "up")] if shape.gated else []
-        ups += [Matrix(f"{name}.{up}", hidden, width, "up", shape.bias)]
-    return [*ups, Matrix(f"{name}.{down}", width, hidden, "down", shape.bias)]
+    hidden, bias = shape.hidden, shape.bias
+    packed = _PACKED.get(shape.family)
+    up, down = (packed or _OWN.get(shape.family, ("", "up_proj", "down_proj")))[-2:]
+    ups = [Matrix(f"{name}.{up}", hidden, width * (2 if packed and shape.gated else 1), "up", bias)]
+    if shape.gated and not packed:
+        ups.insert(0, Matrix(f"{name}.gate_proj", hidden, width, "up", bias))
+    return [*ups, Matrix(f"{name}.{down}", width, hidden, "down", bias)]
 
 
 def vectors_of(shape: ModelShape, block: Block) -> int:
     """Elements of one block's norms, convolutions and the like, which are never quantized nor adapted."""
-    norms = shape.norms if block.feed != "none" and block.mixer != "none" else 1
-    elements = norms * shape.hidden * (1 + shape.layer_norm)
+    both = block.feed != "none" and block.mixer != "none"
+    elements = (shape.norms if both else 1) * shape.hidden * (1 + shape.layer_norm)
     if block.mixer in ("attention", "sliding"):
-        elements += shape.kv_rank + shape.query_rank + 2 * shape.head_dim * shape.qk_norm
-    elif block.mixer != "none":
-        width = shape.hidden if block.mixer == "conv" else inner_of(shape)
-        keys = 2 * shape.state_key_heads * shape.state_dim if block.mixer != "scan" else 0
-        elements += (width + keys) * shape.conv_kernel + 2 * shape.state_heads
-        elements += width * shape.state_dim * (block.mixer == "scan")
-    return elements
-
-
-def matching(matrices: Sequence[Matrix], target: str) -> list[Matrix]:
-    """peft's rule: a target is a module's name or the end of its path."""
-    return [m for m in matrices if m.name == target or m.name.endswith(f".{target}")]
+        return elements + shape.kv_rank + shape.query_rank + 2 * shape.head_dim * shape.qk_norm
+    if block.mixer == "none":
+        return elements
+    scans = block.mixer == "scan"
+    width = shape.hidden if block.mixer == "conv" else shape.state_width
+    keys = 0 if scans or block.mixer == "conv" else 2 * shape.state_key_heads * shape.state_dim
+    return elements + (width + keys) * shape.conv_kernel + width * shape.state_dim * scans

@@ -22,38 +22,37 @@ def stepped_width(recipe: Recipe, weight: Weight) -> int:
 
 def state_bytes(recipe: Recipe, weight: Weight) -> int:
     """State of all tensors of a kind, paged or not. torch's moments have the dtype of what is stepped."""
-    elements, width = weight.elements, stepped_width(recipe, weight)
+    n, width, moments = weight.elements, stepped_width(recipe, weight), STATES.get(recipe.optimizer, 0)
     if recipe.optimizer == "adafactor":  # arXiv 1804.04235: a factor a row and a column
-        return weight.count * width * (weight.rows + weight.stacked * weight.columns if weight.matrix else elements)
-    moments = STATES.get(recipe.optimizer, 0)
-    if recipe.optimizer.endswith("8bit") and elements >= 4096:
-        return weight.count * moments * (elements + 4 * -(-elements // 256))
-    return weight.count * moments * elements * (4 if recipe.by_bitsandbytes else width)
+        return weight.count * width * (weight.rows + weight.stacked * weight.columns if weight.matrix else n)
+    if recipe.optimizer.endswith("8bit") and n >= 4096:
+        return weight.count * moments * (n + 4 * -(-n // 256))
+    return weight.count * moments * n * (4 if recipe.by_bitsandbytes else width)
 
 
 def paged_bytes(recipe: Recipe, weight: Weight) -> int:
     """The part of it in unified memory, which the allocator does not see: moments of large tensors."""
     if not recipe.pages_optimizer or weight.elements < 100_000:
         return 0
-    return weight.count * STATES[recipe.optimizer] * weight.elements * (1 if recipe.optimizer.endswith("8bit") else 4)
-
-
-def step_bytes(recipe: Recipe, trained: Sequence[Weight]) -> int:
-    """The most a step holds beside weights, gradients and state. foreach AdamW makes the root of every second
-    moment at once (adam.py, exp_avg_sq_sqrt), foreach Adafactor every update; for_loop those of one tensor."""
-    sizes = [(w.elements * stepped_width(recipe, w), w.count) for w in trained]
-    each = passing_share(recipe)
-    if recipe.optimizer_impl == "for_loop":
-        return each * max((size for size, _ in sizes), default=0)
-    return each * sum(size * count for size, count in sizes)
+    each = 1 if recipe.optimizer.endswith("8bit") else 4
+    return weight.count * STATES[recipe.optimizer] * weight.elements * each
 
 
 def passing_share(recipe: Recipe) -> int:
-    """Bytes that stepping a tensor needs for a moment, for each byte of it."""
+    """Bytes that stepping a tensor needs for a moment, for each byte of it: the root of the second moment
+    (adam.py, exp_avg_sq_sqrt), and tensor by tensor that divided; Adafactor's update; SGD's decayed gradient."""
     decays = recipe.optimizer == "sgd" and recipe.weight_decay > 0
     if recipe.optimizer_impl == "fused" or not (decays or recipe.optimizer in ("adamw", "adafactor")):
         return 0
     return 2 if recipe.optimizer == "adamw" and recipe.optimizer_impl == "for_loop" else 1
+
+
+def step_bytes(recipe: Recipe, trained: Sequence[Weight]) -> int:
+    """The most a step holds beside weights, gradients and state: foreach, of all tensors at once."""
+    sizes = [(w.elements * stepped_width(recipe, w), w.count) for w in trained]
+    one_by_one = recipe.optimizer_impl == "for_loop"
+    held = max((size for size, _ in sizes), default=0) if one_by_one else sum(size * n for size, n in sizes)
+    return passing_share(recipe) * held
 
 
 def moved_bytes(recipe: Recipe, trained: Sequence[Weight]) -> int:
@@ -64,10 +63,8 @@ def moved_bytes(recipe: Recipe, trained: Sequence[Weight]) -> int:
     moved = 0.0
     for weight in trained:
         n, width = weight.elements * weight.count, stepped_width(recipe, weight)
-        if passes and recipe.optimizer_impl != "fused":
-            moved += passes * n * width
-        else:  # one kernel reads weight, gradient and state, and writes weight and state
-            moved += 3 * n * width + 2 * state_bytes(recipe, weight)
+        one_kernel = 3 * n * width + 2 * state_bytes(recipe, weight)  # reads and writes weight and state
+        moved += passes * n * width if passes and recipe.optimizer_impl != "fused" else one_kernel
         moved += n * width * (3 * (recipe.max_grad_norm is not None) + 2 * recipe.scaled)
         moved += 12 * n * recipe.master_weights  # gradients to fp32, and weights back to 16 bit
     return int(moved)

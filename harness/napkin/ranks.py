@@ -2,21 +2,17 @@
 
 FSDP2 gathers a unit of weights into a flat buffer and copies it into the weights, with the next unit's buffer on
 its way (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). DDP copies gradients into buckets that live
-as long as the model (torch/csrc/distributed/c10d/reducer.cpp). Ring collectives: an all-gather or a
-reduce-scatter of M bytes over N ranks sends M (N - 1) / N from each; an all-reduce is one of each.
+as long as the model (torch/csrc/distributed/c10d/reducer.cpp). Over a ring, an all-gather or a reduce-scatter of
+M bytes sends M (N - 1) / N from each of N ranks; an all-reduce is one of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.napkin.terms import Term
 from harness.napkin.weights import SIZES, BuiltModel, Weight
-from harness.recipe import Recipe
-
-FSDP = "torch/distributed/fsdp/_fully_shard"
-SECTION = "Whole for a while on every rank"
 
 
 def ring(ranks: int) -> float:
@@ -26,125 +22,92 @@ def ring(ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Units:
-    """Bytes of FSDP2's units when they are whole, and of what it holds beside a rank's parts."""
+    """Bytes of FSDP2's units while they are whole: those of an average block, and of what is outside them."""
 
-    block: int
-    """Weights of the largest block, in the dtype in which they compute."""
-    own: int
-    """Of what is outside the blocks: gathered before the first, whole until backward ends."""
-    gradients: int
-    """Of a block's trained weights, as backward makes them; and again as the input of their reduction."""
-    all_blocks: int
-    """Weights of all blocks."""
-    own_gradients: int
-    accumulated: int
-    """Gradients of whole weights, of earlier micro batches that were not reduced."""
-    kept: bool
-    """Units stay whole from forward to backward."""
+    block: int = 0
+    """Weights, in the dtype in which they compute."""
+    made: int = 0
+    """Gradients of the trained ones, as backward makes them."""
+    reduced: int = 0
+    """The same as the input of their reduce-scatter."""
+    own: int = 0
+    own_made: int = 0
+    own_reduced: int = 0
+    layers: int = 0
+    stay: bool = False
+    """Blocks stay whole from forward to backward."""
 
-    @property
-    def forward(self) -> int:
-        """While a block runs: it, its buffer, and the next one's."""
-        return self.own + (self.all_blocks if self.kept else 3 * self.block)
-
-    @property
-    def backward(self) -> int:
-        """A block and the buffer of the one before it."""
-        return self.own + (self.all_blocks if self.kept else 2 * self.block)
+    def gathered(self, copies: int) -> int:
+        """While a block is computed: what is outside, and `copies` of a block, itself and buffers."""
+        return self.own + (self.layers if self.stay else copies) * self.block
 
     @property
     def terms(self) -> list[Term]:
+        section, source = "Whole for a while on every rank", "torch/distributed/fsdp/_fully_shard"
         rows = [
             ("outside the blocks", "until backward ends", self.own),
-            ("a block, and the buffers of two", "3 × its weights", 3 * self.block),
-            ("gradients of a block, and what is reduced", "before a rank keeps its part", 2 * self.gradients),
-            ("unsynced gradients", "of earlier micro batches, whole", self.accumulated),
+            ("a block, its buffer, and the next one's", "3 × its weights", 3 * self.block),
+            ("gradients of a block", "as backward makes them, and what is reduced", self.made + self.reduced),
         ]
-        return [Term(SECTION, name, formula, size, FSDP) for name, formula, size in rows if size]
+        return [Term(section, name, formula, size, source) for name, formula, size in rows if size]
 
 
-def units_of(built: BuiltModel) -> Units | None:
-    """FSDP2's units; None without it."""
-    recipe = built.recipe
+def units_of(built: BuiltModel) -> Units:
+    """FSDP2's units; empty without it."""
+    recipe, ranks, layers = built.recipe, built.recipe.dp_shard, built.shape.layers
     if not recipe.fsdp:
-        return None
-    ranks, layers = recipe.dp_shard, built.whole.layers
-    reduced = SIZES[recipe.reduce_dtype] if recipe.reduce_dtype else 0
+        return Units()
 
-    def whole(weights: Sequence[Weight]) -> int:
-        return sum(ranks * (w.elements * w.count * _width(recipe, w) if not w.quantized else w.total_bytes) for w in weights)
+    def whole(weights: Iterable[Weight], dtype: str | None = None, *, trained: bool = False) -> int:
+        dtype = dtype or (recipe.compute_dtype if recipe.mixed else None)
+        widths = [(w, w.total_bytes if w.quantized else w.elements * w.count * SIZES[dtype or w.dtype]) for w in weights]
+        return ranks * sum(size for w, size in widths if w.trained or not trained)
 
-    def made(weights: Sequence[Weight]) -> int:
-        return sum(ranks * w.elements * w.count * max(_width(recipe, w), reduced) for w in weights if w.trained)
-
-    blocks, outer = built.in_blocks, built.outer
-    own = outer
-    if recipe.head_apart and not built.whole.tied:  # the embeddings are gathered and freed as blocks are
-        own = [w for w in outer if w.name != "embed_tokens"]
-    once = recipe.syncs_per_step < recipe.gradient_accumulation_steps
+    apart = recipe.head_apart and not built.shape.tied  # then the embeddings are a unit like a block
+    own = [w for w in built.outer if not (apart and w.name == "embed_tokens")]
     return Units(
-        block=whole(blocks) // layers,
-        own=whole(own),
-        gradients=made(blocks) // layers,
-        all_blocks=whole(blocks),
-        own_gradients=made(outer),
-        accumulated=made([*blocks, *outer]) if once else 0,
-        kept=not recipe.reshard_after_forward,
+        whole(built.in_blocks) // layers,
+        whole(built.in_blocks, trained=True) // layers,
+        whole(built.in_blocks, recipe.reduce_dtype, trained=True) // layers,
+        whole(own),
+        whole(own, trained=True),
+        whole(own, recipe.reduce_dtype, trained=True),
+        layers,
+        not recipe.reshard_after_forward,
     )
-
-
-def _width(recipe: Recipe, weight: Weight) -> int:
-    """Bytes of an element as it is gathered: a mixed precision's, else the weight's own."""
-    return SIZES[recipe.compute_dtype if recipe.mixed else weight.dtype]
-
-
-def bucket_bytes(built: BuiltModel) -> int:
-    """DDP's second copy of the gradients (gradient_as_bucket_view=False, its default)."""
-    return sum(w.elements * w.count * SIZES[w.dtype] for w in built.trained) if built.recipe.ddp else 0
 
 
 @dataclass(frozen=True)
 class Traffic:
     """Bytes that a rank sends in one phase of one optimizer step."""
 
-    ranks: Sequence[int]
+    ranks: range
     """Who sends to each other."""
     sent: float
     exposed: float
     """Of these, what the device waits for."""
-    times: int
-    """How many passes of the phase it is sent under."""
 
 
-def traffic(built: BuiltModel) -> dict[str, list[Traffic]]:
+def traffic(built: BuiltModel, bucket_bytes: int) -> dict[str, list[Traffic]]:
     """By phase what is sent: FSDP2's and DDP's under what computes, tensor parallelism's sums in its way."""
-    recipe, phases = built.recipe, {"forward": list[Traffic](), "backward": list[Traffic]()}
-    micro, synced, units = recipe.gradient_accumulation_steps, recipe.syncs_per_step, units_of(built)
-    of_engine = range(0, (recipe.dp_shard if units else recipe.dp_replicate) * recipe.tp, recipe.tp)
-    if units:
-        share = ring(recipe.dp_shard)
-        gathered = share * (units.own + units.all_blocks)
-        groups = 2 * ring(recipe.dp_replicate) / recipe.dp_shard
-        reduced = (share + groups) * (units.gradients * built.whole.layers + units.own_gradients)
-        again = 0.0 if units.kept else share * units.all_blocks
-        phases["forward"].append(Traffic(of_engine, micro * gathered, micro * share * units.own, micro))
-        last = synced * (share + groups) * units.own_gradients
-        phases["backward"].append(Traffic(of_engine, micro * again + synced * reduced, last, synced))
-    elif copied := bucket_bytes(built):
-        all_reduce = 2 * ring(recipe.dp_replicate) * copied
-        exposed = min(all_reduce, 2 * ring(recipe.dp_replicate) * 25 * 2**20)  # the last bucket
-        phases["backward"].append(Traffic(of_engine, synced * all_reduce, synced * exposed, synced))
+    recipe, units, shape = built.recipe, units_of(built), built.shape
+    micro, synced = recipe.gradient_accumulation_steps, recipe.syncs_per_step
+    forward, backward = list[Traffic](), list[Traffic]()
+    among = range(0, (recipe.dp_shard if recipe.fsdp else recipe.dp_replicate) * recipe.tp, recipe.tp)
+    both = 2 * ring(recipe.dp_replicate)
+    if units.layers:
+        share, blocks = ring(recipe.dp_shard), units.layers * units.block
+        forward.append(Traffic(among, micro * share * (units.own + blocks), micro * share * units.own))
+        reduces = synced * (share + both / recipe.dp_shard)
+        again, made = (not units.stay) * micro * share * blocks, units.layers * units.reduced + units.own_reduced
+        backward.append(Traffic(among, again + reduces * made, reduces * units.own_reduced))
+    elif bucket_bytes:  # the last bucket of 25 MiB has no backward left to hide it
+        last = min(bucket_bytes, 25 * 2**20)
+        backward.append(Traffic(among, synced * both * bucket_bytes, synced * both * last))
     if recipe.tp > 1:  # two sums a block in each direction (Megatron-LM, arXiv 1909.08053, section 3)
-        stream = recipe.micro_batch_size * recipe.seq_len * built.whole.hidden * SIZES[recipe.compute_dtype]
-        size = micro * built.whole.layers * 2 * 2 * ring(recipe.tp) * stream
-        for phase in phases:
-            times = 2 if phase == "backward" and recipe.gradient_checkpointing else 1
-            phases[phase].append(Traffic(range(recipe.tp), times * size, times * size, micro))
-    return phases
-
-
-def described_mesh(recipe: Recipe) -> str:
-    """`8 ranks: dp_shard 8`."""
-    sizes = {name: getattr(recipe, name) for name in ("dp_replicate", "dp_shard", "tp")}
-    mesh = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one"
-    return f"{recipe.world_size} ranks: {mesh}"
+        stream = recipe.micro_batch_size * recipe.seq_len * shape.hidden * SIZES[recipe.compute_dtype]
+        sums = micro * shape.layers * 2 * 2 * ring(recipe.tp) * stream
+        again = sums * (1 + recipe.gradient_checkpointing)
+        forward.append(Traffic(range(recipe.tp), sums, sums))
+        backward.append(Traffic(range(recipe.tp), again, again))
+    return {"forward": forward, "backward": backward}

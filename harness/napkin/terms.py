@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
 from harness.architecture import ModelShape
-from harness.napkin.layers import inner_of
 from harness.recipe import Recipe
-
-MEANINGS = {
-    "B": "micro batch",
-    "S": "sequence",
-    "H": "hidden",
-    "N": "query heads",
-    "G": "key-value heads",
-    "D": "head dimension",
-    "I": "MLP",
-    "V": "vocabulary",
-    "U": "head dimension of values",
-    "K": "latents of keys and values",
-    "R": "LoRA's rank",
-    "E": "experts",
-    "X": "experts a token goes to",
-    "F": "an expert's width",
-    "J": "width of the shared expert",
-    "M": "heads of a layer with a state",
-    "Z": "width of a layer with a state",
-    "Q": "its state",
-    "C": "tokens it works on at a time",
-}
-"""What the letters stand for."""
 
 
 @dataclass(frozen=True)
@@ -44,33 +21,33 @@ class Term:
     source: str
 
 
-def letters(recipe: Recipe, shape: ModelShape) -> dict[str, int]:
-    """The number behind each letter, on one rank: tensor parallelism divides heads and widths."""
-    ranks = recipe.tp
-
-    def share(size: int) -> int:
-        return -(-size // ranks)
-
+def letters(recipe: Recipe, shape: ModelShape) -> dict[str, tuple[int, str]]:
+    """The number behind each letter on one rank, and what it stands for. Tensor parallelism divides heads and
+    widths."""
+    tp = recipe.tp
+    divided = {
+        "N": (shape.heads, "query heads"),
+        "G": (shape.kv_heads, "key-value heads"),
+        "I": (shape.intermediate, "MLP"),
+        "F": (shape.expert_width, "an expert"),
+        "J": (shape.shared_width, "the shared expert"),
+        "M": (shape.state_heads, "heads with a state"),
+        "Z": (shape.state_width, "their width"),
+    }
     return {
-        "B": recipe.micro_batch_size,
-        "S": recipe.seq_len,
-        "H": shape.hidden,
-        "N": share(shape.heads),
-        "G": share(shape.kv_heads),
-        "D": shape.head_dim,
-        "U": shape.value_dim or shape.head_dim,
-        "I": share(shape.intermediate),
-        "V": shape.vocab,
-        "K": shape.kv_rank,
-        "R": recipe.lora_rank,
-        "E": shape.experts,
-        "X": shape.experts_per_token,
-        "F": share(shape.expert_width),
-        "J": share(shape.shared_width),
-        "M": share(shape.state_heads),
-        "Z": share(inner_of(shape)),
-        "Q": shape.state_dim,
-        "C": min(shape.chunk, recipe.seq_len) if shape.chunk else 1,
+        "B": (recipe.micro_batch_size, "micro batch"),
+        "S": (recipe.seq_len, "sequence"),
+        "H": (shape.hidden, "hidden"),
+        "V": (shape.vocab, "vocabulary"),
+        "D": (shape.head_dim, "head dimension"),
+        "U": (shape.value_dim or shape.head_dim, "head dimension of values"),
+        "K": (shape.kv_rank, "latents of keys and values"),
+        "R": (recipe.lora_rank, "LoRA's rank"),
+        "E": (shape.experts, "experts"),
+        "X": (shape.experts_per_token, "experts a token goes to"),
+        "Q": (shape.state_dim, "a state"),
+        "C": (min(shape.chunk, recipe.seq_len), "tokens worked on at a time"),
+        **{letter: (-(-size // tp), meaning) for letter, (size, meaning) in divided.items()},
     }
 
 
@@ -78,20 +55,20 @@ def letters(recipe: Recipe, shape: ModelShape) -> dict[str, int]:
 class Dims:
     """Writes terms whose size is a product of letters."""
 
-    numbers: dict[str, int]
+    letters: dict[str, tuple[int, str]]
 
-    def elements(self, dims: str) -> int:
+    def of(self, dims: str) -> int:
         """The product of `dims`, as in B·S·H."""
-        return prod(self.numbers[letter] for letter in dims.split("·"))
+        return prod(self.letters[letter][0] for letter in dims.split("·"))
 
-    def term(self, section: str, name: str, dims: str, width: float, source: str, times: int = 1) -> Term:
+    def term(self, name: str, dims: str, width: float, source: str, times: int = 1) -> Term:
         """`times` tensors of `dims`, of `width` bytes an element."""
-        shown = "·".join(f"{self.numbers[letter]:,}" for letter in dims.split("·"))
-        one = f"{dims} × {width:g} B = {shown} × {width:g} B"
+        shown = "·".join(f"{self.letters[letter][0]:,}" for letter in dims.split("·"))
+        one = f"{dims} × {width:.3g} B = {shown} × {width:.3g} B"
         formula = f"{times} × [{one}]" if times > 1 else one
-        return Term(section, name, formula, int(times * width * self.elements(dims)), source)
+        return Term("", name, formula, int(times * width * self.of(dims)), source)
 
 
-def sum_of(terms: list[Term]) -> int:
+def sum_of(terms: Iterable[Term]) -> int:
     """Bytes of all of them."""
     return sum(term.size_bytes for term in terms)

@@ -23,89 +23,72 @@ from harness.hardware import (
 from harness.napkin import optimizer
 from harness.napkin.layers import Matrix, matrices_of
 from harness.napkin.memory import Sizes
-from harness.napkin.ranks import Traffic, ring, traffic
+from harness.napkin.ranks import ring, traffic
 from harness.step_profile import utilization
 
 PASSES = 3
-"""Over memory, for each byte that backward keeps: written, and read by two."""
-OPERATORS = 40
-"""Launched for a block's norms, rotations, sums and nonlinearity in forward; its products come on top."""
-OPERATORS_OF_LORA = 8
+"""Over memory, for each byte that backward keeps."""
+OPERATORS, OPERATORS_OF_LORA, OPERATORS_OF_LOSS = 40, 8, 12
+"""Launched in forward for a block's norms, rotations, sums and nonlinearity; for an adapter; for the loss."""
 
 
 @dataclass(frozen=True)
 class PhaseTime:
     """One phase of the whole optimizer step, all its micro batches together."""
 
-    name: str
     works: list[Work]
     time: Time
     transfer_s: float = 0.0
     """Over the host link, while the device computes."""
-    recomputed_flops: int = 0
     waited_s: float = 0.0
-    """For transfers that the device waits for."""
-    host_step_s: float = 0.0
-    """The host's own work on what is in its memory."""
+    """For transfers, and for the host's own work, that the device waits for."""
+    recomputed_flops: int = 0
     sent_s: float = 0.0
-    """Sending to other ranks, under what computes."""
-    shown_s: float = 0.0
-    """Of that, what nothing computes under."""
-    sending_share: float = 1.0
-    """Of the phase's computing, what can hide it."""
+    """Sending to other ranks."""
+    exposed_s: float = 0.0
+    """Of that, what computing does not hide."""
 
     @property
     def flops(self) -> int:
-        """FLOPs of the phase, recomputation included."""
+        """Recomputation included."""
         return sum(work.flops for work in self.works)
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes read from and written to device memory."""
+        """Read from and written to device memory."""
         return sum(work.bytes_moved for work in self.works)
 
     @property
     def seconds(self) -> float:
-        """Compute and transfers overlap; the host's own work overlaps with neither."""
-        return max(self.time.seconds + self.waited_s, self.transfer_s) + self.host_step_s + self.exposed_s
-
-    @property
-    def exposed_s(self) -> float:
-        """What the phase waits for other ranks."""
-        hidden = self.sent_s - self.shown_s
-        return self.shown_s + max(0.0, hidden - self.time.seconds * self.sending_share)
+        """Compute and transfers overlap, waiting does not."""
+        return max(self.time.seconds, self.transfer_s) + self.waited_s + self.exposed_s
 
 
 class Timing:
     """The phases of one optimizer step."""
 
     def __init__(self, sizes: Sizes) -> None:
-        self.sizes, self.recipe, self.hardware = sizes, sizes.recipe, sizes.hardware
+        self.sizes, self.recipe, self.hardware, self.micro = sizes, sizes.recipe, sizes.hardware, sizes.micro_batches
 
     @cached_property
     def phases(self) -> dict[str, PhaseTime]:
         """data, forward, backward, optimizer_step."""
         inputs = self.sizes.input_bytes
         phases = {
-            "data": self._phase("data", [Work(0, inputs, 2 * self.sizes.micro_batches)], inputs),
+            "data": self._phase([Work(0, inputs, 2 * self.micro)], inputs),
             "forward": self._forward(),
             "backward": self._backward(),
             "optimizer_step": self._step(),
         }
-        for name, sends in traffic(self.sizes.built).items():
-            phases[name] = replace(
-                phases[name],
-                sent_s=sum(sent.sent / self.link_of(sent) for sent in sends),
-                shown_s=sum(sent.exposed / self.link_of(sent) for sent in sends),
-                sending_share=min((sent.times for sent in sends), default=1) / self.sizes.micro_batches,
-            )
+        for name, sends in traffic(self.sizes.built, self.sizes.bucket_bytes).items():
+            sent, shown = 0.0, 0.0
+            for each in sends:
+                whole = collective_s("all_gather", 10**9, each.ranks, self.hardware) or 1.0
+                second = whole / (10**9 * (ring(len(each.ranks)) or 1.0))  # a byte's, from a rank to the next
+                sent, shown = sent + each.sent * second, shown + each.exposed * second
+            hidden = max(0.0, sent - shown - phases[name].time.seconds)
+            phases[name] = replace(phases[name], sent_s=sent, exposed_s=shown + hidden)
         return phases
-
-    def link_of(self, sent: Traffic) -> float:
-        """Bytes per second from a rank to the next."""
-        whole, ranks = 10**9, sent.ranks
-        seconds = collective_s("all_gather", whole, ranks, self.hardware)
-        return ring(len(ranks)) * whole / seconds if seconds else self.hardware.datasheet.gpu_link.value
 
     @property
     def seconds(self) -> float:
@@ -125,8 +108,8 @@ class Timing:
     @property
     def bound(self) -> Bound:
         """What most of the step waits for: matrix products, device memory, or the host and the links."""
-        phases = self.phases.values()
-        device, computing = (sum(p.time.device_s for p in phases), sum(p.time.computing_s for p in phases))
+        times = [phase.time for phase in self.phases.values()]
+        device, computing = sum(t.device_s for t in times), sum(t.computing_s for t in times)
         waited: dict[Bound, float] = {
             "compute": computing,
             "memory": device - computing,
@@ -135,7 +118,7 @@ class Timing:
         return max(waited, key=lambda cause: waited[cause])
 
     @property
-    def balance(self) -> tuple[float, float]:
+    def intensities(self) -> tuple[float, float]:
         """FLOPs per byte of the step, and those at which the device computes and reads equally long."""
         works = [work for phase in self.phases.values() for work in phase.works]
         return arithmetic_intensity(works), machine_balance(self.hardware, self.recipe.compute_dtype)
@@ -148,95 +131,69 @@ class Timing:
         """`flops` over what the device could do in the time of the step."""
         return utilization(flops, self.seconds, self.hardware.peak_flops(self.recipe.compute_dtype)) or 0.0
 
-    def _phase(self, name: str, works: list[Work], transfer: int = 0, recomputed: int = 0) -> PhaseTime:
+    def _phase(self, works: list[Work], moved: int = 0, waits: float = 0.0, recomputed: int = 0) -> PhaseTime:
+        """`moved` bytes cross the host link."""
         if self.recipe.compile:  # a compiled graph is launched by one call
             works = [replace(work, operators=0) for work in works]
-        seconds = transfer_s(transfer, self.hardware)
-        return PhaseTime(name, works, time_of(works, self.hardware), seconds, recomputed)
+        seconds = transfer_s(moved, self.hardware)
+        return PhaseTime(works, time_of(works, self.hardware), seconds, waits, recomputed)
 
     def _products(self, matrix: Matrix, count: int, factor: int) -> list[Work]:
         """`factor` products with a matrix, in `count` blocks, of all micro batches."""
-        sizes, recipe, built = self.sizes, self.recipe, self.sizes.built
-        numbers, width = sizes.activations.numbers, sizes.activations.compute
-        rows = numbers["B"] * numbers["S"]
-        routed = matrix.stacked > 1
-        if routed:
-            rows *= numbers["X"]
-        divided = matrix.elements // recipe.tp
-        times = factor * count * sizes.micro_batches
-        work = Work(
-            2 * rows * divided // matrix.stacked,
-            rows * (matrix.inputs + matrix.outputs // recipe.tp) * width + divided * width,
-            1,
-            "matmul",
-            recipe.compute_dtype,
-            before_bytes=divided * width if built.storage(matrix) else 0,
-        )
-        works = [work.times(times)]
+        recipe, built, acts = self.recipe, self.sizes.built, self.sizes.activations
+        rows = acts.dims.of("B·S·X" if matrix.stacked > 1 else "B·S")
+        width, n, dtype = acts.compute, matrix.elements // recipe.tp, recipe.compute_dtype
+        moved = (rows * (matrix.inputs + matrix.outputs // recipe.tp) + n) * width
+        before = n * width if built.storage(matrix) else 0
+        works = [Work(2 * rows * n // matrix.stacked, moved, 1, "matmul", dtype, before)]
         if matrix.name in built.adapted and recipe.adapter == "lora":
             flops = 2 * rows * recipe.lora_rank * (matrix.inputs + matrix.outputs) // recipe.tp
-            moved = 4 * rows * (matrix.inputs + 3 * matrix.outputs)  # to fp32, A's and B's products, the sum
-            works.append(Work(flops, moved, OPERATORS_OF_LORA, "matmul", recipe.compute_dtype).times(times))
-        return works
+            cast = 4 * rows * (matrix.inputs + 3 * matrix.outputs)  # to fp32, the products of A and B, the sum
+            works.append(Work(flops, cast, OPERATORS_OF_LORA, "matmul", dtype))
+        return [work.times(factor * count * self.micro) for work in works]
 
-    def _blocks(self, factor: int, *, attention: float) -> list[Work]:
-        """The blocks: `factor` products with each matrix, and `attention` times the forward's FLOPs."""
+    def _layers(self, factor: int, passes: int) -> list[Work]:
+        """`factor` products with each matrix, `passes` over everything else, and the head with the loss."""
         sizes, acts = self.sizes, self.sizes.activations
-        works: list[Work] = []
-        for block, (count, kept, again) in zip(sizes.built.whole.blocks, sizes.blocks_kept, strict=True):
-            for matrix in matrices_of(sizes.built.whole, block):
+        d, works = acts.dims.of, self._products(sizes.built.head, 1, factor)
+        for block, (count, kept, again) in zip(sizes.built.shape.blocks, sizes.kept, strict=True):
+            for matrix in matrices_of(sizes.built.shape, block):
                 works += self._products(matrix, count, factor)
-            times = count * sizes.micro_batches
-            moved = (again or kept) * PASSES
-            works.append(Work(0, int(moved * attention), int(OPERATORS * attention)).times(times))
+            times = count * self.micro * passes
+            works.append(Work(0, (again or kept) * PASSES, OPERATORS).times(times))
             if "attention" in block.mixer or block.mixer == "sliding":
-                flops = 2 * (acts.dims.elements("B·N·S·S·D") + acts.dims.elements("B·N·S·S·U"))
-                scores = 0 if acts.kernel == "fused" else acts.dims.elements("B·N·S·S") * 4 * PASSES
-                work = Work(int(flops * attention), int(scores * attention), 1, "attention", self.recipe.compute_dtype)
-                works.append(work.times(times))
-        return works
+                flops = 2 * d("B·N·S·S") * (d("D") + d("U"))
+                scores = 0 if acts.kernel == "fused" else d("B·N·S·S") * 4 * PASSES
+                works.append(Work(flops, scores, 1, "attention", self.recipe.compute_dtype).times(times))
+        return [*works, Work(0, d("B·S·V") * 4 * PASSES, OPERATORS_OF_LOSS).times(self.micro)]
 
     def _forward(self) -> PhaseTime:
-        sizes, recipe = self.sizes, self.recipe
-        loss = sizes.activations.dims.elements("B·S·V") * 4 * PASSES
-        works = [
-            *self._blocks(1, attention=1),
-            *self._products(sizes.built.head, 1, 1),
-            Work(0, loss, 12).times(sizes.micro_batches),
-        ]
-        leaves = sizes.kept_by_blocks + sizes.kept_by_loss if recipe.activations_on_host else 0
-        phase = self._phase("forward", works, sizes.micro_batches * (leaves + self._parameters_in))
-        at_the_end = sizes.kept_by_loss if leaves else 0
-        return replace(phase, waited_s=transfer_s(sizes.micro_batches * at_the_end, self.hardware))
+        works, host = self._layers(1, 1), self.recipe.activations_on_host
+        leaves = (self.sizes.kept_by_blocks + self.sizes.kept_by_loss) * host
+        waits = transfer_s(self.micro * self.sizes.kept_by_loss * host, self.hardware)
+        return self._phase(works, self.micro * (leaves + self._parameters_in), waits)
 
     def _backward(self) -> PhaseTime:
-        sizes, recipe = self.sizes, self.recipe
-        factor = 2 if recipe.trains_base else 1
-        again = self._blocks(1, attention=1) if recipe.gradient_checkpointing else []
-        loss = sizes.activations.dims.elements("B·S·V") * 4 * PASSES
-        works = [
-            *again,
-            *self._blocks(factor, attention=2),
-            *self._products(sizes.built.head, 1, factor),
-            Work(0, loss, 8).times(sizes.micro_batches),
-        ]
-        earlier = sizes.micro_batches - 1
+        sizes, recipe, earlier = self.sizes, self.recipe, self.micro - 1
+        works, recomputed = self._layers(2 if recipe.trains_base else 1, 2), 0
+        if recipe.gradient_checkpointing:
+            head = self._products(sizes.built.head, 1, 1)
+            again = self._layers(1, 1)[len(head) : -1]
+            works, recomputed = works + again, sum(work.flops for work in again)
         added = 3 * sizes.gradient_bytes * earlier
-        works.append(Work(0, 0 if recipe.parameters_on_host else added, sum(w.count for w in sizes.trained) * earlier))
-        if recipe.optimizer_in_backward:
-            works.append(self._update)
-        fetched = sizes.kept_by_blocks + sizes.kept_by_loss if recipe.activations_on_host else 0
-        transfer = sizes.micro_batches * (fetched + self._parameters_in)
-        phase = self._phase("backward", works, transfer, sum(work.flops for work in again))
-        leaves = sizes.gradient_bytes if recipe.parameters_on_host else 0
-        waits = transfer_s(sizes.micro_batches * (leaves + (sizes.kept_by_loss if fetched else 0)), self.hardware)
-        on_host = added / self.hardware.calibration.host_memory_bandwidth if recipe.parameters_on_host else 0.0
-        return replace(phase, waited_s=waits, host_step_s=on_host)
+        on_host = recipe.parameters_on_host
+        works.append(Work(0, 0 if on_host else added, sum(w.count for w in sizes.trained) * earlier))
+        works += [self._update] if recipe.optimizer_in_backward else []
+        fetched = (sizes.kept_by_blocks + sizes.kept_by_loss) * recipe.activations_on_host
+        leaves = sizes.gradient_bytes * on_host + sizes.kept_by_loss * recipe.activations_on_host
+        waits = transfer_s(self.micro * leaves, self.hardware)
+        waits += added * on_host / self.hardware.calibration.host_memory_bandwidth
+        return self._phase(works, self.micro * (fetched + self._parameters_in), waits, recomputed)
 
     @property
     def _parameters_in(self) -> int:
         """Bytes of parameters that come from the host for one forward or backward pass."""
-        return self.sizes.parameter_bytes if self.sizes.parameters_away else 0
+        return self.sizes.parameter_bytes if self.sizes.away else 0
 
     @property
     def _update(self) -> Work:
@@ -244,10 +201,8 @@ class Timing:
         return Work(0, optimizer.moved_bytes(self.recipe, trained), optimizer.launches(self.recipe, trained))
 
     def _step(self) -> PhaseTime:
-        recipe = self.recipe
-        if not recipe.steps_on_host:
-            return self._phase("optimizer_step", [] if recipe.optimizer_in_backward else [self._update])
-        leaves = 0 if self.sizes.parameters_away else 2 * self.sizes.gradient_bytes  # and weights come back
-        phase = self._phase("optimizer_step", [], leaves)
-        moved = optimizer.moved_bytes(recipe, self.sizes.trained)
-        return replace(phase, host_step_s=moved / self.hardware.calibration.host_memory_bandwidth)
+        if not self.recipe.steps_on_host:
+            return self._phase([] if self.recipe.optimizer_in_backward else [self._update])
+        leaves = 0 if self.sizes.away else 2 * self.sizes.gradient_bytes  # and the weights come back
+        on_host = self._update.bytes_moved / self.hardware.calibration.host_memory_bandwidth
+        return self._phase([], leaves, on_host)
