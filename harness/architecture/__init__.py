@@ -1,16 +1,20 @@
-"""A model's sizes, read from its config without torch."""
+"""A model's sizes and layers, read from its config without torch."""
 
 from harness.architecture.config_file import MAX_CONFIG_BYTES, check_counts, read_config
+from harness.architecture.layers import Matrix, matrices_of, vectors_of
 from harness.architecture.model_id import config_here, find_config
 from harness.architecture.model_shape import Block, ModelShape, load_shape
 
 __all__ = [
     "MAX_CONFIG_BYTES",
     "Block",
+    "Matrix",
     "ModelShape",
     "check_counts",
     "config_here",
     "find_config",
     "load_shape",
+    "matrices_of",
     "read_config",
+    "vectors_of",
 ]

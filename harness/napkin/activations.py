@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
-from harness.architecture import Block
+from harness.architecture import Block, Matrix, matrices_of
 from harness.hardware import Hardware
-from harness.napkin.layers import Matrix, matrices_of
-from harness.napkin.terms import Dims, Term, letters, sum_of
+from harness.napkin.terms import Dims, Term, sum_of
 from harness.napkin.weights import SIZES, BuiltModel
 
 LOSS = "transformers/loss/loss_utils.py, ForCausalLMLoss"
@@ -32,7 +31,7 @@ class Activations:
     def __init__(self, built: BuiltModel, hardware: Hardware) -> None:
         self.built, self.recipe, self.shape, self.hardware = built, built.recipe, built.shape, hardware
         recipe = built.recipe
-        self.dims = Dims(letters(recipe, built.shape))
+        self.dims = Dims(recipe, built.shape)
         self.compute = SIZES[recipe.compute_dtype]
         """Bytes of an element of what a matrix product reads and writes."""
         self.stream = self.compute if recipe.fsdp and recipe.mixed else SIZES[built.loose_dtype]

@@ -21,41 +21,34 @@ class Term:
     source: str
 
 
-def letters(recipe: Recipe, shape: ModelShape) -> dict[str, tuple[int, str]]:
-    """The number behind each letter on one rank, and what it stands for. Tensor parallelism divides heads and
-    widths."""
-    tp = recipe.tp
-    divided = {
-        "N": (shape.heads, "query heads"),
-        "G": (shape.kv_heads, "key-value heads"),
-        "I": (shape.intermediate, "MLP"),
-        "F": (shape.expert_width, "an expert"),
-        "J": (shape.shared_width, "the shared expert"),
-        "M": (shape.state_heads, "heads with a state"),
-        "Z": (shape.state_width, "their width"),
-    }
-    return {
-        "B": (recipe.micro_batch_size, "micro batch"),
-        "S": (recipe.seq_len, "sequence"),
-        "H": (shape.hidden, "hidden"),
-        "V": (shape.vocab, "vocabulary"),
-        "D": (shape.head_dim, "head dimension"),
-        "U": (shape.value_dim or shape.head_dim, "head dimension of values"),
-        "K": (shape.kv_rank, "latents of keys and values"),
-        "R": (recipe.lora_rank, "LoRA's rank"),
-        "E": (shape.experts, "experts"),
-        "X": (shape.experts_per_token, "experts a token goes to"),
-        "Q": (shape.state_dim, "a state"),
-        "C": (min(shape.chunk, recipe.seq_len), "tokens worked on at a time"),
-        **{letter: (-(-size // tp), meaning) for letter, (size, meaning) in divided.items()},
-    }
-
-
-@dataclass(frozen=True)
 class Dims:
     """Writes terms whose size is a product of letters."""
 
-    letters: dict[str, tuple[int, str]]
+    def __init__(self, recipe: Recipe, shape: ModelShape) -> None:
+        tp, chunk = recipe.tp, min(shape.chunk, recipe.seq_len)
+        self.letters = {
+            "B": (recipe.micro_batch_size, "micro batch"),
+            "S": (recipe.seq_len, "sequence"),
+            "H": (shape.hidden, "hidden"),
+            "N": (-(-shape.heads // tp), "query heads"),
+            "G": (-(-shape.kv_heads // tp), "key-value heads"),
+            "D": (shape.head_dim, "head dimension"),
+            "U": (shape.value_dim or shape.head_dim, "head dimension of values"),
+            "K": (shape.kv_rank, "latents of keys and values"),
+            "I": (-(-shape.intermediate // tp), "MLP"),
+            "E": (shape.experts, "experts"),
+            "X": (shape.experts_per_token, "experts a token goes to"),
+            "F": (-(-shape.expert_width // tp), "an expert"),
+            "J": (-(-shape.shared_width // tp), "the shared expert"),
+            "M": (-(-shape.state_heads // tp), "heads with a state"),
+            "Z": (-(-shape.state_width // tp), "their width"),
+            "Q": (shape.state_dim, "a state"),
+            "C": (chunk, "tokens worked on at a time"),
+            "R": (recipe.lora_rank, "LoRA's rank"),
+            "V": (shape.vocab, "vocabulary"),
+        }
+        """The number behind each letter on one rank, and what it stands for. Tensor parallelism divides heads
+        and widths."""
 
     def of(self, dims: str) -> int:
         """The product of `dims`, as in B·S·H."""

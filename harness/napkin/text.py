@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from harness.napkin.memory import PARTS, Memory, Moment, Sizes, required_bytes
-from harness.napkin.terms import Term, letters, sum_of
+from harness.napkin.terms import Term, sum_of
 from harness.napkin.timing import Timing
 from harness.napkin.weights import SIZES, Weight
 
@@ -54,7 +54,7 @@ def _heading(name: str, memory: Memory, terms: list[Term]) -> Iterator[str]:
         shown = " × ".join(f"{name} {size}" for name, size in mesh.items() if size > 1) or "one"
         yield f"  {recipe.world_size} ranks: {shown}; what follows is one rank's"
     used = {letter for term in terms for part in term.formula.split() for letter in part.strip("[").split("·")}
-    known = letters(recipe, shape).items()
+    known = sizes.activations.dims.letters.items()
     shown = ", ".join(f"{letter} = {size:,} ({means})" for letter, (size, means) in known if letter in used)
     yield from _folded("  " + shown, WIDTH)
     yield f"  attention: {recipe.attention}, kernel: {sizes.activations.kernel}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from harness.architecture import Matrix, matrices_of
 from harness.hardware import (
     Bound,
     Time,
@@ -21,7 +22,6 @@ from harness.hardware import (
     transfer_s,
 )
 from harness.napkin import optimizer
-from harness.napkin.layers import Matrix, matrices_of
 from harness.napkin.memory import Sizes
 from harness.napkin.ranks import ring, traffic
 from harness.step_profile import utilization

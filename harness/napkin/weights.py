@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from harness.architecture import Block, ModelShape
+from harness.architecture import Block, Matrix, ModelShape, matrices_of, vectors_of
 from harness.errors import InputError
-from harness.napkin.layers import Matrix, matrices_of, vectors_of
 from harness.recipe import Recipe, surprises_of_quantization
 
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -81,9 +80,8 @@ class BuiltModel:
 
     def storage(self, matrix: Matrix) -> str | None:
         """The format bitsandbytes stores a block's matrix in; None if it does not."""
-        recipe = self.recipe
-        stored = recipe.quantized and matrix.role != "router" and (recipe.four_bit or matrix.linear)
-        return recipe.quantization if stored else None
+        kind = matrix.linear or (self.recipe.four_bit and matrix.stacked > 1)
+        return self.recipe.quantization if self.recipe.quantized and kind and matrix != self.head else None
 
     @cached_property
     def matrices(self) -> list[tuple[Block, Matrix]]:
@@ -134,64 +132,67 @@ class BuiltModel:
     def outer(self) -> list[Weight]:
         """Embeddings, positions, last norm, and a head of its own."""
         shape = self.shape
-        tables = [Matrix("embed_tokens", shape.hidden, shape.vocab, "in")]
-        tables += [] if shape.tied else [self.head]
-        tables += [Matrix("position_embeddings", shape.hidden, shape.positions, "in")] if shape.positions else []
-        weights = [self._plain(table, self.loose_dtype) for table in tables]
-        return [*weights, self._vector("norm", shape.hidden * (1 + shape.layer_norm)), *self._adapters(self.head)]
+        parts = [Matrix("embed_tokens", shape.hidden, shape.vocab, "in"), *([] if shape.tied else [self.head])]
+        parts += [Matrix("position_embeddings", shape.hidden, shape.positions, "in")] if shape.positions else []
+        parts.append(Matrix("norm", 1, shape.hidden * (1 + shape.layer_norm), "vector"))
+        return [*(self._weight(part, 1, loose=True) for part in parts), *self._adapters(self.head, 1)]
 
     @cached_property
     def in_blocks(self) -> list[Weight]:
         """The weights of the blocks; `count` is the number of blocks that have one."""
         weights: list[Weight] = []
         for block, matrix in self.matrices:
-            storage = self.storage(matrix)
-            kept = self._stored(matrix, storage, block.count) if storage else None
-            weights.append(kept or self._plain(matrix, self.loose_dtype, block.count))
-            weights += [self._vector(f"{matrix.name}.bias", matrix.outputs, block.count)] * matrix.bias
+            bias = Matrix(f"{matrix.name}.bias", 1, matrix.outputs, "vector")
+            weights += [self._weight(part, block.count) for part in (matrix, bias)[: 1 + matrix.bias]]
             weights += self._adapters(matrix, block.count)
-        norms = [self._vector("norms", vectors_of(self.shape, block), block.count) for block in self.shape.blocks]
-        return weights + norms
+        for block in self.shape.blocks:
+            norms = Matrix("norms", 1, vectors_of(self.shape, block), "vector")
+            weights.append(self._weight(norms, block.count))
+        return weights
 
-    def _stored(self, matrix: Matrix, storage: str, count: int) -> Weight:
-        size, formula = quantized(matrix, storage, self.recipe.double_quant)
-        if (ranks := self.recipe.dp_shard) > 1:  # the packed values are a parameter, their scales are not
-            packed = -(-matrix.elements // 2)
-            size, formula = size - packed + -(-packed // ranks), f"{formula}, the packed half byte / {ranks}"
-        rows = matrix.outputs * matrix.stacked
+    def _weight(self, matrix: Matrix, count: int, dtype: str = "", *, loose: bool = False) -> Weight:
+        """What a rank has of `matrix`; `dtype`: of an adapter, `loose`: never quantized."""
+        recipe, rows = self.recipe, matrix.outputs * matrix.stacked
+        storage, shards = None if loose or dtype else self.storage(matrix), recipe.dp_shard
+        kept, vector = dtype or self.loose_dtype, matrix.role == "vector"
+        if storage:
+            size, formula = quantized(matrix, storage, recipe.double_quant)
+            if shards > 1:  # the packed values are a parameter, their scales are not
+                packed = -(-matrix.elements // 2)
+                size, formula = size - packed + -(-packed // shards), f"{formula}, the half bytes / {shards}"
+        else:
+            ranks = shards * (1 if matrix.role in ("router", "vector") else recipe.tp)
+            rows, stack = -(-rows // ranks), f"{matrix.stacked}·" * (matrix.stacked > 1)
+            shown = f"{matrix.outputs:,}" if vector else f"{stack}{matrix.outputs:,}·{matrix.inputs:,}"
+            formula = f"{shown} × {SIZES[kept]} B" + f" / {ranks}" * (ranks > 1)
+            size = rows * matrix.inputs * SIZES[kept]
         return Weight(
-            matrix.name, rows, matrix.inputs, storage, size, False, count, formula, stacked=matrix.stacked
+            matrix.name,
+            rows,
+            matrix.inputs,
+            storage or kept,
+            size,
+            not storage and (bool(dtype) or recipe.trains_base),
+            count,
+            formula,
+            matrix=not vector,
+            stacked=matrix.stacked,
+            adapter=bool(dtype),
         )
 
-    def _plain(self, matrix: Matrix, dtype: str, count: int = 1, *, adapter: bool = False) -> Weight:
-        ranks = self.recipe.dp_shard * (self.recipe.tp if matrix.role != "router" else 1)
-        rows, columns, width = -(-matrix.outputs * matrix.stacked // ranks), matrix.inputs, SIZES[dtype]
-        stack, share = f"{matrix.stacked}·" * (matrix.stacked > 1), f" / {ranks}" * (ranks > 1)
-        formula = f"{stack}{matrix.outputs:,}·{columns:,} × {width} B{share}"
-        trained, stacked = adapter or self.recipe.trains_base, matrix.stacked
-        size = rows * columns * width
-        return Weight(
-            matrix.name, rows, columns, dtype, size, trained, count, formula, stacked=stacked, adapter=adapter
-        )
-
-    def _vector(self, name: str, elements: int, count: int = 1) -> Weight:
-        ranks, width, trained = self.recipe.dp_shard, SIZES[self.loose_dtype], self.recipe.trains_base
-        part, formula = -(-elements // ranks), f"{elements:,} × {width} B" + f" / {ranks}" * (ranks > 1)
-        return Weight(name, 1, part, self.loose_dtype, part * width, trained, count, formula, matrix=False)
-
-    def _adapters(self, matrix: Matrix, count: int = 1) -> list[Weight]:
+    def _adapters(self, matrix: Matrix, count: int) -> list[Weight]:
         """LoRA: A is rank x inputs, B outputs x rank (arXiv 2106.09685), a pair for each expert, and for each
         of two that are fused. IA3: a scale for each output, or input of the last matrix (arXiv 2205.05638)."""
         name, rank = matrix.name, self.recipe.lora_rank * matrix.stacked
-        rank *= 2 if matrix.role == "expert up" and self.shape.gated else 1
         if name not in self.adapted:
             return []
+        rank *= 2 if matrix.role == "expert up" and self.shape.gated else 1
         sides = [Matrix(f"{name}.lora_A", matrix.inputs, rank, "low")]
         sides += [Matrix(f"{name}.lora_B", rank, matrix.outputs, "low")]
         if self.recipe.adapter == "ia3":
             feeds = matrix.role == "down" and self.recipe.lora_targets == "all-linear"
             sides = [Matrix(f"{name}.ia3", 1, matrix.inputs if feeds else matrix.outputs, "low")]
-        return [self._plain(side, self.adapter_dtype(matrix), count, adapter=True) for side in sides]
+        return [self._weight(side, count, self.adapter_dtype(matrix)) for side in sides]
 
     @property
     def buffer_bytes(self) -> int:
@@ -207,13 +208,9 @@ class BuiltModel:
             if weight.matrix and not (weight.trained or weight.quantized):
                 parameter = weight.name if weight.stacked > 1 else f"{weight.name}.weight"
                 left[".".join(parameter.rsplit(".", 2)[-2:])] += weight.total_bytes
-        return surprises_of_quantization(
-            self.recipe,
-            sorted({m.name.rpartition(".")[2] for _, m in experts}),
-            sum(count * m.elements for count, m in experts),
-            left,
-            total_bytes([*self.outer, *self.in_blocks]),
-        )
+        names = sorted({m.name.rpartition(".")[2] for _, m in experts})
+        elements, every = sum(n * m.elements for n, m in experts), [*self.outer, *self.in_blocks]
+        return surprises_of_quantization(self.recipe, names, elements, left, total_bytes(every))
 
 
 def quantized(matrix: Matrix, storage: str, double_quant: bool) -> tuple[int, str]:

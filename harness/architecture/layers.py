@@ -1,15 +1,15 @@
 """The weights of a decoder, by name and size, for every way of mixing tokens and of feeding forward.
 
-Names are those of the modules inside a block, which is what a recipe's lora_targets match. No torch.
+Names are those of the modules inside a block, which is what a recipe's lora_targets match.
 """
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from harness.architecture import Block, ModelShape
+from harness.architecture.model_shape import Block, ModelShape
 
-Role = Literal["in", "low", "out", "up", "down", "router", "expert up", "expert down"]
+Role = Literal["in", "low", "out", "up", "down", "router", "expert up", "expert down", "vector"]
 """in: from the hidden states into the mixer; low: from a smaller vector; out and down: back to them."""
 _PACKED = {
     **dict.fromkeys(("gpt2", "gpt_bigcode"), ("attn.c_attn", "attn.c_proj", "c_fc", "c_proj")),
@@ -27,6 +27,7 @@ _OWN = {
     "starcoder2": ("o_proj", "c_fc", "c_proj"),
 }
 """Families with names of their own for attention's last matrix and those of the MLP."""
+_STATES = {"delta": "linear_attn", "state space": "mamba", "conv": "conv", "recurrent": "temporal_block"}
 
 
 class Matrix(NamedTuple):
@@ -47,45 +48,42 @@ class Matrix(NamedTuple):
     @property
     def linear(self) -> bool:
         """Whether it is a linear layer, which is what quantization and LoRA look for."""
-        return self.stacked == 1 and self.role != "router"
+        return self.stacked == 1 and self.role not in ("router", "vector")
 
 
 def matrices_of(shape: ModelShape, block: Block) -> list[Matrix]:
     """The matrices of one block of this kind."""
-    if block.mixer == "state space and attention":
-        mixing = _mixing(shape, "state space") + _mixing(shape, "attention")
-    else:
-        mixing = _mixing(shape, block.mixer)
-    return mixing + _feeding(shape, block.feed)
+    parts = block.mixer.split(" and ")
+    return [*(m for part in parts for m in _mixing(shape, part)), *_feeding(shape, block.feed)]
 
 
 def _mixing(shape: ModelShape, mixer: str) -> list[Matrix]:
-    hidden, inner = shape.hidden, shape.state_width
+    hidden, inner, states = shape.hidden, shape.state_width, shape.state_key_heads * shape.state_dim
+    if mixer in ("attention", "sliding"):
+        return _latent(shape) if shape.kv_rank else _attention(shape)
+    if mixer == "none":
+        return []
+    between: list[Matrix] = []
     match mixer:
-        case "attention" | "sliding":
-            return _latent(shape) if shape.kv_rank else _attention(shape)
         case "delta":
-            made = 2 * shape.state_key_heads * shape.state_dim + 2 * inner
-            rates = Matrix("linear_attn.in_proj_ba", hidden, 2 * shape.state_heads, "in")
-            name = "linear_attn"
+            made = 2 * states + 2 * inner
+            between = [Matrix("linear_attn.in_proj_ba", hidden, 2 * shape.state_heads, "in")]
         case "state space":
-            made, name = 2 * (inner + shape.state_key_heads * shape.state_dim) + shape.state_heads, "mamba"
-            rates = None
+            made = 2 * inner + 2 * states + shape.state_heads
         case "scan":
-            step = -(-hidden // 16)
-            rates = Matrix("mixer.x_proj", inner, step + 2 * shape.state_dim, "low")
-            steps = Matrix("mixer.dt_proj", step, inner, "low")
-            ends = Matrix("mixer.in_proj", hidden, 2 * inner, "in"), Matrix("mixer.out_proj", inner, hidden, "out")
-            return [ends[0], rates, steps, ends[1]]
+            step, made = -(-hidden // 16), 2 * inner
+            between = [
+                Matrix("mixer.x_proj", inner, step + 2 * shape.state_dim, "low"),
+                Matrix("mixer.dt_proj", step, inner, "low"),
+            ]
         case "conv":
-            made, inner, name, rates = 3 * hidden, hidden, "conv", None
-        case "recurrent":
-            made, name = 2 * inner, "temporal_block"
-            rates = Matrix("rg_lru.gates", inner, 2 * inner // shape.heads, "router")
+            made, inner = 3 * hidden, hidden
         case _:
-            return []
-    first = Matrix(f"{name}.in_proj", hidden, made, "in")
-    return [first, *([rates] if rates else []), Matrix(f"{name}.out_proj", inner, hidden, "out")]
+            made = 2 * inner
+            between = [Matrix("rg_lru.gates", inner, 2 * inner // shape.heads, "router")]
+    name = _STATES.get(mixer, "mixer")
+    first, last = Matrix(f"{name}.in_proj", hidden, made, "in"), Matrix(f"{name}.out_proj", inner, hidden, "out")
+    return [first, *between, last]
 
 
 def _attention(shape: ModelShape) -> list[Matrix]:
@@ -119,15 +117,12 @@ def _latent(shape: ModelShape) -> list[Matrix]:
 
 
 def _feeding(shape: ModelShape, feed: str) -> list[Matrix]:
-    hidden, times = shape.hidden, 1 + shape.gated
-    if feed == "dense":
-        return _mlp(shape, "mlp", shape.intermediate)
-    if feed == "none":
-        return []
-    width, count = shape.expert_width, shape.experts
+    if feed != "experts":
+        return _mlp(shape, "mlp", shape.intermediate) if feed == "dense" else []
+    hidden, width, count = shape.hidden, shape.expert_width, shape.experts
     return [
         Matrix("mlp.gate", hidden, count, "router"),
-        Matrix("mlp.experts.gate_up_proj", hidden, times * width, "expert up", stacked=count),
+        Matrix("mlp.experts.gate_up_proj", hidden, (1 + shape.gated) * width, "expert up", stacked=count),
         Matrix("mlp.experts.down_proj", width, hidden, "expert down", stacked=count),
         *(_mlp(shape, "mlp.shared_expert", shape.shared_width) if shape.shared_width else []),
     ]
@@ -135,8 +130,7 @@ def _feeding(shape: ModelShape, feed: str) -> list[Matrix]:
 
 def _mlp(shape: ModelShape, name: str, width: int) -> list[Matrix]:
     """Gate, up and down (arXiv 2002.05202), or up and down."""
-    hidden, bias = shape.hidden, shape.bias
-    packed = _PACKED.get(shape.family)
+    hidden, bias, packed = shape.hidden, shape.bias, _PACKED.get(shape.family)
     up, down = (packed or _OWN.get(shape.family, ("", "up_proj", "down_proj")))[-2:]
     ups = [Matrix(f"{name}.{up}", hidden, width * (2 if packed and shape.gated else 1), "up", bias)]
     if shape.gated and not packed:
