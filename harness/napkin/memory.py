@@ -68,12 +68,10 @@ class Sizes:
         self.away = recipe.parameters_on_host or recipe.cpu_offload
         """Weights live in host memory, whole or a rank's part of them."""
         self.head_bytes = built.head.elements * SIZES[built.loose_dtype]
-        self.device_parameters = self.parameter_bytes
+        self.device_parameters, self.input_bytes = self.parameter_bytes, self.activations.input_bytes
         if self.away:  # a block, the next, and the head
             around = 2 * total_bytes(self.in_blocks) // built.shape.layers + self.head_bytes
             self.device_parameters = built.buffer_bytes if recipe.cpu_offload else around
-        tokens, masks = recipe.tokens_per_step, recipe.packing and not recipe.flash_package
-        self.input_bytes = tokens * (8 * (2 + recipe.packing) + masks * recipe.seq_len)
 
     @property
     def quantizing_bytes(self) -> int:
@@ -86,7 +84,7 @@ class Sizes:
         """Of each kind of block: how many, bytes that one keeps until backward, and computes again there."""
         acts, blocks = self.activations, self.built.shape.blocks
         every = [(block.count, sum_of(acts.kept_by(block))) for block in blocks]
-        if self.recipe.gradient_checkpointing:
+        if acts.recomputes:
             return [(count, acts.block_input.size_bytes, again) for count, again in every]
         return [(count, kept, 0) for count, kept in every]
 
@@ -169,8 +167,8 @@ class Memory:
         built, away, earlier = sizes.built, sizes.away, sizes.earlier_gradients
         on_host, trains = recipe.activations_on_host, recipe.trains_base
         copies = sizes.weight_copies
-        blocks = 0 if on_host else sizes.kept_by_blocks + (0 if recipe.gradient_checkpointing else copies)
-        cached = copies if recipe.gradient_checkpointing else 0
+        blocks = 0 if on_host else sizes.kept_by_blocks + (0 if acts.recomputes else copies)
+        cached = copies if acts.recomputes else 0
         with_loss = blocks + sizes.kept_by_loss
         leaves = recipe.optimizer_in_backward or away or (earlier > 0 and not units.layers)
         made = 0 if leaves else sizes.gradient_bytes  # gradients that stay when all are made

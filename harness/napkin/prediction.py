@@ -106,7 +106,7 @@ def largest_tensors(memory: Memory, count: int = 8) -> list[Allocation]:
     found = [(w.total_bytes, "parameters", "setup", w.name, w.count) for w in sizes.outer + sizes.in_blocks]
     kept = [(term, 1) for term in acts.kept_by_loss]
     for block in sizes.built.shape.blocks:
-        inputs = [acts.block_input] if sizes.recipe.gradient_checkpointing else acts.kept_by(block)
+        inputs = [acts.block_input] if acts.recomputes else acts.kept_by(block)
         kept += [(term, block.count) for term in inputs]
     found += [(t.size_bytes * times, "activations", "forward", t.name, times) for t, times in kept]
     largest = sorted(found, key=lambda each: each[0], reverse=True)[:count]

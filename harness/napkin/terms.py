@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from harness.architecture import ModelShape
-from harness.recipe import Recipe
+from harness.napkin.weights import BuiltModel
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,8 @@ class Term:
 class Dims:
     """Writes terms whose size is a product of letters."""
 
-    def __init__(self, recipe: Recipe, shape: ModelShape) -> None:
-        tp, chunk = recipe.tp, min(shape.chunk, recipe.seq_len)
+    def __init__(self, built: BuiltModel) -> None:
+        recipe, shape, tp = built.recipe, built.shape, built.recipe.tp
         self.letters = {
             "B": (recipe.micro_batch_size, "micro batch"),
             "S": (recipe.seq_len, "sequence"),
@@ -43,8 +42,8 @@ class Dims:
             "M": (-(-shape.state_heads // tp), "heads with a state"),
             "Z": (-(-shape.state_width // tp), "their width"),
             "Q": (shape.state_dim, "a state"),
-            "C": (chunk, "tokens worked on at a time"),
-            "R": (recipe.lora_rank, "LoRA's rank"),
+            "C": (min(shape.chunk, recipe.seq_len), "tokens worked on at a time"),
+            "R": (built.rank, "LoRA's rank"),
             "V": (shape.vocab, "vocabulary"),
         }
         """The number behind each letter on one rank, and what it stands for. Tensor parallelism divides heads

@@ -112,7 +112,7 @@ def _states(sizes: Sizes) -> Iterator[Term]:
 def _kept(sizes: Sizes) -> Iterator[Term]:
     """What one block of each kind keeps for backward, tensor by tensor, then all blocks."""
     acts, shape, recipe = sizes.activations, sizes.built.shape, sizes.recipe
-    again = recipe.gradient_checkpointing
+    again = acts.recomputes
     for block in shape.blocks:
         title = "One block, computed again in backward" if again else "Kept by one block"
         title += f" ({block.count} of {block.mixer}, {block.feed})" if len(shape.blocks) > 1 else ""

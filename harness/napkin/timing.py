@@ -133,7 +133,7 @@ class Timing:
 
     def _phase(self, works: list[Work], moved: int = 0, waits: float = 0.0, recomputed: int = 0) -> PhaseTime:
         """`moved` bytes cross the host link."""
-        if self.recipe.compile:  # a compiled graph is launched by one call
+        if self.sizes.activations.compiled:  # a compiled graph is launched by one call
             works = [replace(work, operators=0) for work in works]
         seconds = transfer_s(moved, self.hardware)
         return PhaseTime(works, time_of(works, self.hardware), seconds, waits, recomputed)
@@ -146,8 +146,8 @@ class Timing:
         moved = (rows * (matrix.inputs + matrix.outputs // recipe.tp) + n) * width
         before = n * width if built.storage(matrix) else 0
         works = [Work(2 * rows * n // matrix.stacked, moved, 1, "matmul", dtype, before)]
-        if matrix.name in built.adapted and recipe.adapter == "lora":
-            flops = 2 * rows * recipe.lora_rank * (matrix.inputs + matrix.outputs) // recipe.tp
+        if matrix.name in built.adapted and built.lora:
+            flops = 2 * rows * built.rank * (matrix.inputs + matrix.outputs) // recipe.tp
             cast = 4 * rows * (matrix.inputs + 3 * matrix.outputs)  # to fp32, the products of A and B, the sum
             works.append(Work(flops, cast, OPERATORS_OF_LORA, "matmul", dtype))
         return [work.times(factor * count * self.micro) for work in works]
@@ -176,7 +176,7 @@ class Timing:
     def _backward(self) -> PhaseTime:
         sizes, recipe, earlier = self.sizes, self.recipe, self.micro - 1
         works, recomputed = self._layers(2 if recipe.trains_base else 1, 2), 0
-        if recipe.gradient_checkpointing:
+        if sizes.activations.recomputes:
             head = self._products(sizes.built.head, 1, 1)
             again = self._layers(1, 1)[len(head) : -1]
             works, recomputed = works + again, sum(work.flops for work in again)

@@ -66,6 +66,15 @@ class BuiltModel:
     shape: ModelShape
 
     @property
+    def lora(self) -> bool:
+        """Whether matrices are adapted by products of two small ones; otherwise, if at all, by scales."""
+        return self.recipe.adapter == "lora"
+
+    @property
+    def rank(self) -> int:
+        return self.recipe.lora_rank
+
+    @property
     def made_dtype(self) -> str:
         """The dtype in which weights are made: that of a plain precision; under autocast fp32, but a frozen
         base as its config declares it."""
@@ -104,7 +113,7 @@ class BuiltModel:
             return frozenset()
         if recipe.lora_targets != "all-linear":
             return frozenset(m.name for target in recipe.lora_targets for m in self._matching(found, target))
-        if recipe.adapter == "ia3":
+        if not self.lora:
             ends = ("k_proj", "v_proj", "c_attn", "query_key_value", "qkv_proj")
             return frozenset(m.name for m in found if m.role == "down" or m.name.endswith(ends))
         mixture = self.shape.family in _ADAPTED_EXPERTS
@@ -183,13 +192,13 @@ class BuiltModel:
     def _adapters(self, matrix: Matrix, count: int) -> list[Weight]:
         """LoRA: A is rank x inputs, B outputs x rank (arXiv 2106.09685), a pair for each expert, and for each
         of two that are fused. IA3: a scale for each output, or input of the last matrix (arXiv 2205.05638)."""
-        name, rank = matrix.name, self.recipe.lora_rank * matrix.stacked
+        name, rank = matrix.name, self.rank * matrix.stacked
         if name not in self.adapted:
             return []
         rank *= 2 if matrix.role == "expert up" and self.shape.gated else 1
         sides = [Matrix(f"{name}.lora_A", matrix.inputs, rank, "low")]
         sides += [Matrix(f"{name}.lora_B", rank, matrix.outputs, "low")]
-        if self.recipe.adapter == "ia3":
+        if not self.lora:
             feeds = matrix.role == "down" and self.recipe.lora_targets == "all-linear"
             sides = [Matrix(f"{name}.ia3", 1, matrix.inputs if feeds else matrix.outputs, "low")]
         return [self._weight(side, count, self.adapter_dtype(matrix)) for side in sides]
