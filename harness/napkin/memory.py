@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Literal
 
 from harness.hardware import Hardware
-from harness.napkin import optimizer
 from harness.napkin.activations import Activations
+from harness.napkin.optimizer import OptimizerMemory
 from harness.napkin.ranks import units_of
 from harness.napkin.terms import sum_of
 from harness.napkin.weights import SIZES, BuiltModel, total_bytes
@@ -20,19 +20,19 @@ Phase = Literal["setup", "forward", "loss", "backward", "optimizer_step"]
 """`loss` is the first piece of backward."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Moment:
     """Bytes alive on the device at one moment, by what they are."""
 
     phase: Phase
     where: str
-    parameters: int = 0
-    gathered_parameters: int = 0
+    parameters: int
+    gathered_parameters: int
     """FSDP2's units that are whole, and the buffers they are gathered into."""
-    gradients: int = 0
-    optimizer_state: int = 0
-    activations: int = 0
-    temporaries: int = 0
+    gradients: int
+    optimizer_state: int
+    activations: int
+    temporaries: int
     inputs: int = 0
     other: int = 0
 
@@ -49,29 +49,23 @@ class Sizes:
 
     def __init__(self, built: BuiltModel, hardware: Hardware) -> None:
         self.built, self.hardware, self.recipe, self.units = built, hardware, built.recipe, units_of(built)
-        self.outer, self.in_blocks = built.outer, built.in_blocks
+        recipe, self.outer, self.in_blocks = built.recipe, built.outer, built.in_blocks
         self.trained = [w for w in (*built.outer, *built.in_blocks) if w.trained]
-        self.activations = Activations(built, hardware)
-        self.micro_batches, recipe = self.recipe.gradient_accumulation_steps, self.recipe
+        self.activations, self.optimizer = Activations(built, hardware), OptimizerMemory(recipe, self.trained)
+        self.micro_batches = recipe.gradient_accumulation_steps
         self.parameter_bytes = total_bytes([*self.outer, *self.in_blocks]) + built.buffer_bytes
         self.gradient_bytes = sum(w.count * w.elements * SIZES[w.dtype] for w in self.trained)
         self.bucket_bytes = self.gradient_bytes if recipe.ddp else 0
         """DDP's second copy of the gradients (gradient_as_bucket_view=False, its default)."""
-        self.state_bytes = sum(optimizer.state_bytes(recipe, w) for w in self.trained)
-        self.paged_bytes = sum(optimizer.paged_bytes(recipe, w) for w in self.trained)
-        self.step_bytes = optimizer.step_bytes(recipe, self.trained)
-        copied = recipe.master_weights or (recipe.optimizer_on_host and not recipe.parameters_on_host)
-        stepped = sum(w.count * w.elements * optimizer.stepped_width(recipe, w) for w in self.trained)
-        self.copy_bytes = stepped if copied else 0
-        """Weights that are stepped in place of the model's: fp32 master weights, or those on the host."""
-        self.device_state = 0 if recipe.steps_on_host else self.state_bytes - self.paged_bytes + self.copy_bytes
+        held = self.optimizer.state_bytes - self.optimizer.paged_bytes + self.optimizer.copy_bytes
+        self.device_state = 0 if recipe.steps_on_host else held
         self.away = recipe.parameters_on_host or recipe.cpu_offload
         """Weights live in host memory, whole or a rank's part of them."""
         self.head_bytes = built.head.elements * SIZES[built.loose_dtype]
-        self.device_parameters, self.input_bytes = self.parameter_bytes, self.activations.input_bytes
-        if self.away:  # a block, the next, and the head
-            around = 2 * total_bytes(self.in_blocks) // built.shape.layers + self.head_bytes
-            self.device_parameters = built.buffer_bytes if recipe.cpu_offload else around
+        around = 2 * total_bytes(self.in_blocks) // built.shape.layers + self.head_bytes
+        there = built.buffer_bytes if recipe.cpu_offload else around  # a block, the next, and the head
+        self.device_parameters = there if self.away else self.parameter_bytes
+        self.input_bytes = self.activations.input_bytes
 
     @property
     def quantizing_bytes(self) -> int:
@@ -84,9 +78,8 @@ class Sizes:
         """Of each kind of block: how many, bytes that one keeps until backward, and computes again there."""
         acts, blocks = self.activations, self.built.shape.blocks
         every = [(block.count, sum_of(acts.kept_by(block))) for block in blocks]
-        if acts.recomputes:
-            return [(count, acts.block_input.size_bytes, again) for count, again in every]
-        return [(count, kept, 0) for count, kept in every]
+        one = acts.block_input.size_bytes
+        return [(n, one, size) if acts.recomputes else (n, size, 0) for n, size in every]
 
     @cached_property
     def kept_by_blocks(self) -> int:
@@ -103,26 +96,24 @@ class Sizes:
         until backward reads them (aten/src/ATen/autocast_mode.cpp, cached_cast)."""
         if not self.recipe.mixed or self.recipe.fsdp:
             return 0
-        matrices = sum(w.elements * w.count for w in self.in_blocks if w.trained and w.matrix and w.dtype == "fp32")
-        return SIZES[self.recipe.compute_dtype] * (matrices + self.built.head.elements * self.recipe.trains_base)
+        cast = [w.elements * w.count for w in self.in_blocks if w.trained and w.matrix and w.dtype == "fp32"]
+        return SIZES[self.recipe.compute_dtype] * (sum(cast) + self.built.head.elements * self.recipe.trains_base)
 
     @property
     def earlier_gradients(self) -> int:
         """Gradients of earlier micro batches; with FSDP2 whole ones, where they are not reduced yet."""
-        if self.micro_batches == 1 or (self.away and not self.units.layers):
-            return 0
-        whole = self.units.layers * self.units.reduced + self.units.own_reduced
-        waits = self.recipe.syncs_per_step < self.micro_batches
-        return whole if self.units.layers and waits else 0 if self.away else self.gradient_bytes
+        if self.recipe.fsdp and self.recipe.syncs_per_step < self.micro_batches:
+            return self.units.layers * self.units.reduced + self.units.own_reduced
+        return 0 if self.away or self.micro_batches == 1 else self.gradient_bytes
 
     @property
     def host_parts(self) -> dict[str, int]:
         """What is offloaded to host memory, each part at its largest; without unified (paged) memory."""
         parts: dict[str, int] = {"parameters": self.parameter_bytes} if self.away else {}
         if self.recipe.steps_on_host:
-            parts["gradients"] = self.gradient_bytes * (2 if self.recipe.master_weights else 1)
-            parts["optimizer state"] = self.state_bytes + self.copy_bytes
-            parts["the optimizer's temporaries"] = self.step_bytes
+            parts["gradients"] = self.optimizer.gradient_bytes
+            parts["optimizer state"] = self.optimizer.state_bytes + self.optimizer.copy_bytes
+            parts["the optimizer's temporaries"] = self.optimizer.step_bytes
         if self.recipe.activations_on_host:
             parts["activations"] = self.kept_by_blocks + self.kept_by_loss
         return parts
@@ -130,7 +121,7 @@ class Sizes:
     @property
     def host_bytes(self) -> int:
         """Host memory of what is offloaded or paged, at its largest."""
-        return self.paged_bytes + sum(self.host_parts.values())
+        return self.optimizer.paged_bytes + sum(self.host_parts.values())
 
 
 def required_bytes(memory: Memory) -> int:
@@ -149,113 +140,62 @@ class Memory:
         """The largest moment of the step; setup is not part of it."""
         return max(self.moments[1:], key=lambda moment: moment.total_bytes)
 
-    def _at(self, phase: Phase, where: str, **parts: int) -> Moment:
-        """`parts`, and what is there throughout the step."""
-        sizes = self.sizes
-        settled = {
-            "parameters": sizes.device_parameters,
-            "optimizer_state": sizes.device_state,
-            "inputs": sizes.input_bytes,
-            "other": sizes.hardware.cublas_workspace_bytes,
-        }
-        parts["gradients"] = parts.get("gradients", 0) + sizes.bucket_bytes
-        return Moment(phase=phase, where=where, **settled | parts)
-
     @cached_property
     def moments(self) -> list[Moment]:
-        sizes, recipe, acts, units = self.sizes, self.sizes.recipe, self.sizes.activations, self.sizes.units
-        built, away, earlier = sizes.built, sizes.away, sizes.earlier_gradients
-        on_host, trains = recipe.activations_on_host, recipe.trains_base
+        sizes, acts, units, step = self.sizes, self.sizes.activations, self.sizes.units, self.sizes.optimizer
+        built, recipe, earlier = sizes.built, sizes.recipe, sizes.earlier_gradients
+        on_host, whole, own = recipe.activations_on_host, bool(units.layers), units.own
         copies = sizes.weight_copies
-        blocks = 0 if on_host else sizes.kept_by_blocks + (0 if acts.recomputes else copies)
         cached = copies if acts.recomputes else 0
-        with_loss = blocks + sizes.kept_by_loss
-        leaves = recipe.optimizer_in_backward or away or (earlier > 0 and not units.layers)
-        made = 0 if leaves else sizes.gradient_bytes  # gradients that stay when all are made
-        width, share = SIZES[built.loose_dtype], optimizer.passing_share(recipe)
-        head = units.own_made if units.layers else sizes.head_bytes * trains
-        stays = 0 if leaves and not recipe.parameters_on_host else head
-        outer = units.own_made if units.layers else sum(w.elements * width for w in sizes.outer if w.trained)
-        logits = 0 if recipe.fused_loss else acts.dims.of("B·S·V") * acts.compute
+        blocks = 0 if on_host else sizes.kept_by_blocks + copies - cached
+        loss = blocks + sizes.kept_by_loss
+        width, trains = SIZES[built.loose_dtype], recipe.trains_base
+        # gradients: of the head, of all that is outside the blocks, and those that are there at the end
+        leaves = step.in_backward or sizes.away or (earlier > 0 and not whole)
+        head = units.own_made if whole else sizes.head_bytes * trains
+        outer = units.own_made if whole else sum(w.elements * width for w in sizes.outer if w.trained)
+        made, stays = (0, 0) if leaves else (sizes.gradient_bytes, head)
+        stays = head if recipe.parameters_on_host else stays
         largest = max((w.size_bytes for w in sizes.in_blocks if w.trained), default=0)
-        stepped = largest * (1 + share) if leaves else 0
-        setup = sizes.parameter_bytes if not away else sizes.device_parameters
-        moments = [
-            Moment(
-                phase="setup",
-                where="model and optimizer built",
-                parameters=setup,
-                optimizer_state=0 if recipe.steps_on_host else sizes.copy_bytes,
-                gradients=sizes.bucket_bytes,
-            ),
-            self._at(
-                "forward",
-                "the end of the loss",
-                gathered_parameters=units.gathered(1),
-                gradients=earlier,
-                activations=with_loss,
-                temporaries=sum_of(acts.held_after_forward) + cached,
-            ),
-            self._at(
-                "loss",
-                "the gradient of the logits",
-                gathered_parameters=units.own,
-                gradients=earlier,
-                activations=with_loss,
-                temporaries=sum_of(acts.held_in_backward),
-            ),
-            self._at(
-                "backward",
-                "the head",
-                gathered_parameters=units.own,
-                gradients=earlier + head,
-                activations=blocks,
-                temporaries=logits + (head // 2 if copies else 0),
-            ),
-        ]
+        stepped = largest * (1 + step.share) if leaves else 0
+        at_last, at_first = stays + stepped, max(made - max(0, outer - stays), stepped)
+        table = built.shape.vocab * built.shape.hidden * width * trains
+        twice = 0 if not built.shape.tied or recipe.mixed else table  # a tied one's second part
+        at_end = table if leaves else made + (units.own_made - units.own_made // recipe.dp_shard)
+        ending = max(twice, table * step.share * step.in_backward) + units.own_reduced
+        logits = 0 if recipe.fused_loss else acts.dims.of("B·S·V") * acts.compute
+        # phase, where, and bytes: gathered, gradients, activations, temporaries
+        rows: list[tuple[Phase, str, int, int, int, int]] = []
         for block, (_, kept, again) in zip(built.shape.blocks, sizes.kept, strict=True):
-            running = again or kept * on_host
+            kind, running = f"block ({block.mixer}, {block.feed})", again or kept * on_host
             passing = acts.passing(block) + running + units.made + units.reduced
-            at_last, at_first = earlier + stays + stepped, earlier + max(made - max(0, outer - stays), stepped)
-            ends = {"last": (blocks, at_last), "first": (0 if on_host else kept, at_first)}
-            for which, (held, gradients) in ends.items():
-                where = f"the {which} block ({block.mixer}, {block.feed})"
-                at = self._at(
-                    "backward",
-                    where,
-                    gathered_parameters=units.gathered(2),
-                    gradients=gradients,
-                    activations=held,
-                    temporaries=passing,
-                )
-                moments.append(at)
-            forward = self._at(
-                "forward",
-                f"the last block ({block.mixer}, {block.feed})",
-                gathered_parameters=units.gathered(3),
-                gradients=earlier,
-                activations=blocks,
-                temporaries=running + cached,
-            )
-            moments.insert(1, forward)
-        embeddings = built.shape.vocab * built.shape.hidden * width * trains
-        added = 0 if not built.shape.tied or recipe.mixed else embeddings  # a tied one's second part
-        part = made - units.own_made // recipe.dp_shard + units.own_made if units.layers else made
-        ends = self._at(
-            "backward",
-            "the embeddings",
-            gradients=earlier + (embeddings if leaves else part),
-            temporaries=max(added, embeddings * share * recipe.optimizer_in_backward) + units.own_reduced,
-        )
-        return [*moments, ends, self._step()]
+            left, near = 0 if on_host else kept, units.gathered(2)
+            rows += [
+                ("forward", f"the last {kind}", units.gathered(3), 0, blocks, running + cached),
+                ("backward", f"the last {kind}", near, at_last, blocks, passing),
+                ("backward", f"the first {kind}", near, at_first, left, passing),
+            ]
+        held = sum_of(acts.held_after_forward) + cached
+        rows += [
+            ("forward", "the end of the loss", units.gathered(1), 0, loss, held),
+            ("loss", "the gradient of the logits", own, 0, loss, sum_of(acts.held_in_backward)),
+            ("backward", "the head", own, head, blocks, logits + (head // 2 if copies else 0)),
+            ("backward", "the embeddings", 0, at_end, 0, ending),
+        ]
+        order = ("forward", "loss", "backward")
+        rows.sort(key=lambda row: order.index(row[0]))
+        gradients = step.gradient_bytes
+        if recipe.steps_on_host or step.in_backward:
+            gradients = 0 if sizes.away or step.in_backward else sizes.gradient_bytes
+        passes = 0 if recipe.steps_on_host or step.in_backward else step.step_bytes
+        rows.append(("optimizer_step", "update", 0, gradients - earlier, 0, passes))
+        copied = 0 if recipe.steps_on_host else step.copy_bytes
+        setup = Moment("setup", "model built", sizes.device_parameters, 0, sizes.bucket_bytes, copied, 0, 0)
+        return [setup, *(self._moment(*row) for row in rows)]
 
-    def _step(self) -> Moment:
-        sizes, recipe = self.sizes, self.sizes.recipe
-        if recipe.optimizer_in_backward:
-            return self._at("optimizer_step", "done in backward")
-        if recipe.steps_on_host:
-            held = 0 if sizes.away else sizes.gradient_bytes
-            return self._at("optimizer_step", "gradients leave for the host", gradients=held)
-        casts = recipe.master_weights  # gradients are cast as they are taken
-        gradients = sum(4 * w.elements * w.count for w in sizes.trained) if casts else sizes.gradient_bytes
-        return self._at("optimizer_step", "update", gradients=gradients, temporaries=sizes.step_bytes)
+    def _moment(self, phase: Phase, where: str, gathered: int, grads: int, kept: int, passing: int) -> Moment:
+        """With what is there throughout the step."""
+        sizes, workspaces = self.sizes, self.sizes.hardware.cublas_workspace_bytes
+        grads += sizes.earlier_gradients + sizes.bucket_bytes
+        held = sizes.device_parameters, gathered, grads, sizes.device_state, kept, passing
+        return Moment(phase, where, *held, sizes.input_bytes, workspaces)

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from harness.napkin.terms import Term
 from harness.napkin.weights import SIZES, BuiltModel, Weight
+
+if TYPE_CHECKING:
+    from harness.napkin.memory import Sizes
 
 
 def ring(ranks: int) -> float:
@@ -88,10 +92,10 @@ class Traffic:
     """Of these, what the device waits for."""
 
 
-def traffic(built: BuiltModel, bucket_bytes: int) -> dict[str, list[Traffic]]:
+def traffic(sizes: Sizes) -> dict[str, list[Traffic]]:
     """By phase what is sent: FSDP2's and DDP's under what computes, tensor parallelism's sums in its way."""
-    recipe, units, shape = built.recipe, units_of(built), built.shape
-    micro, synced = recipe.gradient_accumulation_steps, recipe.syncs_per_step
+    recipe, units, shape = sizes.recipe, sizes.units, sizes.built.shape
+    micro, synced, bucket_bytes = sizes.micro_batches, recipe.syncs_per_step, sizes.bucket_bytes
     forward, backward = list[Traffic](), list[Traffic]()
     among = range(0, (recipe.dp_shard if recipe.fsdp else recipe.dp_replicate) * recipe.tp, recipe.tp)
     both = 2 * ring(recipe.dp_replicate)
@@ -107,7 +111,7 @@ def traffic(built: BuiltModel, bucket_bytes: int) -> dict[str, list[Traffic]]:
     if recipe.tp > 1:  # two sums a block in each direction (Megatron-LM, arXiv 1909.08053, section 3)
         stream = recipe.micro_batch_size * recipe.seq_len * shape.hidden * SIZES[recipe.compute_dtype]
         sums = micro * shape.layers * 2 * 2 * ring(recipe.tp) * stream
-        again = sums * (1 + recipe.gradient_checkpointing)
+        again = sums * (1 + sizes.activations.recomputes)
         forward.append(Traffic(range(recipe.tp), sums, sums))
         backward.append(Traffic(range(recipe.tp), again, again))
     return {"forward": forward, "backward": backward}

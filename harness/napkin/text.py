@@ -88,11 +88,11 @@ def _source(weight: Weight) -> str:
 
 def _states(sizes: Sizes) -> Iterator[Term]:
     """Gradients, moments, copies, and what the step needs for a moment."""
-    recipe, counts = sizes.recipe, dict[str, int]()
+    recipe, step, counts = sizes.recipe, sizes.optimizer, dict[str, int]()
     for weight in sizes.trained:
         counts[weight.dtype] = counts.get(weight.dtype, 0) + weight.elements * weight.count
     count, formula = sum(counts.values()), " + ".join(f"{n:,} × {SIZES[dtype]} B" for dtype, n in counts.items())
-    note = "freed as each is stepped" if recipe.optimizer_in_backward else ".grad of every trained weight"
+    note = "freed as each is stepped" if step.in_backward else ".grad of every trained weight"
     yield Term("Gradients", f"of {count:,} trained parameters", formula, sizes.gradient_bytes, note)
     if size := sizes.bucket_bytes:
         source = "torch/csrc/distributed/c10d/reducer.cpp, gradient_as_bucket_view=False"
@@ -100,10 +100,10 @@ def _states(sizes: Sizes) -> Iterator[Term]:
     where = " (in host memory)" if recipe.steps_on_host else ""
     source = "arXiv 2110.02861; bitsandbytes/optim/optimizer.py" if recipe.by_bitsandbytes else "torch/optim"
     rows = [
-        (f"{recipe.optimizer} state{where}", sizes.state_bytes - sizes.paged_bytes, source),
-        (f"copy that is stepped{where}", sizes.copy_bytes, "arXiv 1710.03740, 3.1"),
-        ("paged state (unified memory)", sizes.paged_bytes, "arXiv 2305.14314, 3"),
-        (f"temporary of a {recipe.optimizer_impl} step{where}", sizes.step_bytes, "torch/optim/adam.py"),
+        (f"{step.name} state{where}", step.state_bytes - step.paged_bytes, source),
+        (f"copy that is stepped{where}", step.copy_bytes, "arXiv 1710.03740, 3.1"),
+        ("paged state (unified memory)", step.paged_bytes, "arXiv 2305.14314, 3"),
+        (f"temporary of a {step.implementation} step{where}", step.step_bytes, "torch/optim/adam.py"),
     ]
     for name, size, by in rows[:1] + [row for row in rows[1:] if row[1]]:
         yield Term("Optimizer", name, f"{size / max(1, count):.4g} B × {count:,}", size, by)

@@ -11,17 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from harness.architecture import Matrix, matrices_of
-from harness.hardware import (
-    Bound,
-    Time,
-    Work,
-    arithmetic_intensity,
-    collective_s,
-    machine_balance,
-    time_of,
-    transfer_s,
-)
-from harness.napkin import optimizer
+from harness.hardware import Bound, Time, Work, arithmetic_intensity, collective_s, machine_balance
+from harness.hardware import time_of, transfer_s
 from harness.napkin.memory import Sizes
 from harness.napkin.ranks import ring, traffic
 from harness.step_profile import utilization
@@ -68,22 +59,34 @@ class Timing:
     """The phases of one optimizer step."""
 
     def __init__(self, sizes: Sizes) -> None:
-        self.sizes, self.recipe, self.hardware, self.micro = sizes, sizes.recipe, sizes.hardware, sizes.micro_batches
+        self.sizes, self.recipe, self.hardware = sizes, sizes.recipe, sizes.hardware
+        self.acts, self.micro = sizes.activations, sizes.micro_batches
+        trained = sizes.optimizer
+        self.update = Work(0, trained.moved_bytes, trained.launches)
+        self.parameters_in = sizes.parameter_bytes if sizes.away else 0
+        """Bytes that come from the host for one forward or backward pass."""
 
     @cached_property
     def phases(self) -> dict[str, PhaseTime]:
         """data, forward, backward, optimizer_step."""
-        inputs = self.sizes.input_bytes
+        sizes, host = self.sizes, self.hardware.calibration.host_memory_bandwidth
+        leaves = (sizes.kept_by_blocks + sizes.kept_by_loss) * self.recipe.activations_on_host
+        waits = transfer_s(self.micro * sizes.kept_by_loss * bool(leaves), self.hardware)
+        moved = self.micro * (leaves + self.parameters_in)
         phases = {
-            "data": self._phase([Work(0, inputs, 2 * self.micro)], inputs),
-            "forward": self._forward(),
-            "backward": self._backward(),
-            "optimizer_step": self._step(),
+            "data": self._phase([Work(0, sizes.input_bytes, 2 * self.micro)], sizes.input_bytes),
+            "forward": self._phase(self._layers(1, 1), moved, waits),
+            "backward": self._backward(moved, waits),
         }
-        for name, sends in traffic(self.sizes.built, self.sizes.bucket_bytes).items():
+        if self.recipe.steps_on_host:  # gradients leave, and weights come back
+            there = 0 if sizes.away else 2 * sizes.gradient_bytes
+            phases["optimizer_step"] = self._phase([], there, self.update.bytes_moved / host)
+        else:
+            phases["optimizer_step"] = self._phase([] if sizes.optimizer.in_backward else [self.update])
+        for name, sends in traffic(sizes).items():
             sent, shown = 0.0, 0.0
             for each in sends:
-                whole = collective_s("all_gather", 10**9, each.ranks, self.hardware) or 1.0
+                whole = collective_s("all_gather", 10**9, each.ranks, self.hardware)
                 second = whole / (10**9 * (ring(len(each.ranks)) or 1.0))  # a byte's, from a rank to the next
                 sent, shown = sent + each.sent * second, shown + each.exposed * second
             hidden = max(0.0, sent - shown - phases[name].time.seconds)
@@ -110,12 +113,9 @@ class Timing:
         """What most of the step waits for: matrix products, device memory, or the host and the links."""
         times = [phase.time for phase in self.phases.values()]
         device, computing = sum(t.device_s for t in times), sum(t.computing_s for t in times)
-        waited: dict[Bound, float] = {
-            "compute": computing,
-            "memory": device - computing,
-            "host": self.seconds - device,
-        }
-        return max(waited, key=lambda cause: waited[cause])
+        waits: dict[Bound, float] = {"compute": computing, "memory": device - computing}
+        waits["host"] = self.seconds - device
+        return max(waits, key=lambda cause: waits[cause])
 
     @property
     def intensities(self) -> tuple[float, float]:
@@ -133,76 +133,47 @@ class Timing:
 
     def _phase(self, works: list[Work], moved: int = 0, waits: float = 0.0, recomputed: int = 0) -> PhaseTime:
         """`moved` bytes cross the host link."""
-        if self.sizes.activations.compiled:  # a compiled graph is launched by one call
+        if self.acts.compiled:  # a compiled graph is launched by one call
             works = [replace(work, operators=0) for work in works]
         seconds = transfer_s(moved, self.hardware)
         return PhaseTime(works, time_of(works, self.hardware), seconds, waits, recomputed)
 
-    def _products(self, matrix: Matrix, count: int, factor: int) -> list[Work]:
-        """`factor` products with a matrix, in `count` blocks, of all micro batches."""
-        recipe, built, acts = self.recipe, self.sizes.built, self.sizes.activations
-        rows = acts.dims.of("B·S·X" if matrix.stacked > 1 else "B·S")
-        width, n, dtype = acts.compute, matrix.elements // recipe.tp, recipe.compute_dtype
-        moved = (rows * (matrix.inputs + matrix.outputs // recipe.tp) + n) * width
-        before = n * width if built.storage(matrix) else 0
+    def _products(self, matrix: Matrix, times: int) -> list[Work]:
+        """So many products with a matrix, in all micro batches."""
+        tp, built, width, dtype = self.recipe.tp, self.sizes.built, self.acts.compute, self.recipe.compute_dtype
+        rows, n = self.acts.dims.of("B·S·X" if matrix.stacked > 1 else "B·S"), matrix.elements // tp
+        moved = (rows * (matrix.inputs + matrix.outputs // tp) + n) * width
+        before = n * width if built.storage(matrix) else 0  # the weight in 16 bit
         works = [Work(2 * rows * n // matrix.stacked, moved, 1, "matmul", dtype, before)]
         if matrix.name in built.adapted and built.lora:
-            flops = 2 * rows * built.rank * (matrix.inputs + matrix.outputs) // recipe.tp
+            flops = 2 * rows * built.rank * (matrix.inputs + matrix.outputs) // tp
             cast = 4 * rows * (matrix.inputs + 3 * matrix.outputs)  # to fp32, the products of A and B, the sum
             works.append(Work(flops, cast, OPERATORS_OF_LORA, "matmul", dtype))
-        return [work.times(factor * count * self.micro) for work in works]
+        return [work.times(times * self.micro) for work in works]
 
-    def _layers(self, factor: int, passes: int) -> list[Work]:
-        """`factor` products with each matrix, `passes` over everything else, and the head with the loss."""
-        sizes, acts = self.sizes, self.sizes.activations
-        d, works = acts.dims.of, self._products(sizes.built.head, 1, factor)
+    def _layers(self, factor: int, passes: int, *, head: bool = True) -> list[Work]:
+        """`factor` products with each matrix, `passes` over all else, and the head with the loss."""
+        sizes, acts, d, works = self.sizes, self.acts, self.acts.dims.of, list[Work]()
         for block, (count, kept, again) in zip(sizes.built.shape.blocks, sizes.kept, strict=True):
             for matrix in matrices_of(sizes.built.shape, block):
-                works += self._products(matrix, count, factor)
+                works += self._products(matrix, count * factor)
             times = count * self.micro * passes
             works.append(Work(0, (again or kept) * PASSES, OPERATORS).times(times))
             if "attention" in block.mixer or block.mixer == "sliding":
                 flops = 2 * d("B·N·S·S") * (d("D") + d("U"))
                 scores = 0 if acts.kernel == "fused" else d("B·N·S·S") * 4 * PASSES
                 works.append(Work(flops, scores, 1, "attention", self.recipe.compute_dtype).times(times))
-        return [*works, Work(0, d("B·S·V") * 4 * PASSES, OPERATORS_OF_LOSS).times(self.micro)]
+        loss = Work(0, d("B·S·V") * 4 * PASSES, OPERATORS_OF_LOSS).times(self.micro)
+        return [*works, *self._products(sizes.built.head, factor), loss] if head else works
 
-    def _forward(self) -> PhaseTime:
-        works, host = self._layers(1, 1), self.recipe.activations_on_host
-        leaves = (self.sizes.kept_by_blocks + self.sizes.kept_by_loss) * host
-        waits = transfer_s(self.micro * self.sizes.kept_by_loss * host, self.hardware)
-        return self._phase(works, self.micro * (leaves + self._parameters_in), waits)
-
-    def _backward(self) -> PhaseTime:
-        sizes, recipe, earlier = self.sizes, self.recipe, self.micro - 1
-        works, recomputed = self._layers(2 if recipe.trains_base else 1, 2), 0
-        if sizes.activations.recomputes:
-            head = self._products(sizes.built.head, 1, 1)
-            again = self._layers(1, 1)[len(head) : -1]
-            works, recomputed = works + again, sum(work.flops for work in again)
-        added = 3 * sizes.gradient_bytes * earlier
-        on_host = recipe.parameters_on_host
+    def _backward(self, moved: int, waits: float) -> PhaseTime:
+        sizes, earlier, on_host = self.sizes, self.micro - 1, self.recipe.parameters_on_host
+        again = self._layers(1, 1, head=False) if self.acts.recomputes else []
+        works = [*again, *self._layers(2 if self.recipe.trains_base else 1, 2)]
+        added = 3 * sizes.gradient_bytes * earlier  # to those of earlier micro batches
         works.append(Work(0, 0 if on_host else added, sum(w.count for w in sizes.trained) * earlier))
-        works += [self._update] if recipe.optimizer_in_backward else []
-        fetched = (sizes.kept_by_blocks + sizes.kept_by_loss) * recipe.activations_on_host
-        leaves = sizes.gradient_bytes * on_host + sizes.kept_by_loss * recipe.activations_on_host
-        waits = transfer_s(self.micro * leaves, self.hardware)
-        waits += added * on_host / self.hardware.calibration.host_memory_bandwidth
-        return self._phase(works, self.micro * (fetched + self._parameters_in), waits, recomputed)
-
-    @property
-    def _parameters_in(self) -> int:
-        """Bytes of parameters that come from the host for one forward or backward pass."""
-        return self.sizes.parameter_bytes if self.sizes.away else 0
-
-    @property
-    def _update(self) -> Work:
-        trained = self.sizes.trained
-        return Work(0, optimizer.moved_bytes(self.recipe, trained), optimizer.launches(self.recipe, trained))
-
-    def _step(self) -> PhaseTime:
-        if not self.recipe.steps_on_host:
-            return self._phase([] if self.recipe.optimizer_in_backward else [self._update])
-        leaves = 0 if self.sizes.away else 2 * self.sizes.gradient_bytes  # and the weights come back
-        on_host = self._update.bytes_moved / self.hardware.calibration.host_memory_bandwidth
-        return self._phase([], leaves, on_host)
+        works += [self.update] if sizes.optimizer.in_backward else []
+        if on_host:  # gradients leave, and the host adds them
+            waits += transfer_s(self.micro * sizes.gradient_bytes, self.hardware)
+            waits += added / self.hardware.calibration.host_memory_bandwidth
+        return self._phase(works, moved, waits, sum(work.flops for work in again))
