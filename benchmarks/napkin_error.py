@@ -119,7 +119,11 @@ def napkin(recipe: Recipe) -> int:
 def main(arguments: list[str]) -> None:
     again = "--napkin" in arguments
     chosen = [name for name in arguments if not name.startswith("--")]
-    before = {(r["model"], r["toggles"]): r for r in json.loads(FILE.read_bytes())["rows"]} if FILE.exists() else {}
+    before = (
+        {(r["model"], r["toggles"]): r for r in json.loads(FILE.read_bytes())["rows"]}
+        if FILE.exists()
+        else {}
+    )
     with tempfile.TemporaryDirectory() as folder:
         for name, toggles, recipe in cases(models(Path(folder))):
             row = before.setdefault((name, toggles), {"model": name, "toggles": toggles})

@@ -82,7 +82,10 @@ def _mixing(shape: ModelShape, mixer: str) -> list[Matrix]:
             made = 2 * inner
             between = [Matrix("rg_lru.gates", inner, 2 * inner // shape.heads, "router")]
     name = _STATES.get(mixer, "mixer")
-    first, last = Matrix(f"{name}.in_proj", hidden, made, "in"), Matrix(f"{name}.out_proj", inner, hidden, "out")
+    first, last = (
+        Matrix(f"{name}.in_proj", hidden, made, "in"),
+        Matrix(f"{name}.out_proj", inner, hidden, "out"),
+    )
     return [first, *between, last]
 
 
@@ -107,7 +110,10 @@ def _latent(shape: ModelShape) -> list[Matrix]:
     made = heads * (shape.head_dim - shape.rope_dim + shape.value_dim)
     queries = [Matrix("self_attn.q_proj", hidden, q, "in")]
     if rank := shape.query_rank:
-        queries = [Matrix("self_attn.q_a_proj", hidden, rank, "in"), Matrix("self_attn.q_b_proj", rank, q, "low")]
+        queries = [
+            Matrix("self_attn.q_a_proj", hidden, rank, "in"),
+            Matrix("self_attn.q_b_proj", rank, q, "low"),
+        ]
     return [
         *queries,
         Matrix("self_attn.kv_a_proj_with_mqa", hidden, shape.kv_rank + shape.rope_dim, "in"),

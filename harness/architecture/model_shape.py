@@ -17,7 +17,17 @@ from harness.architecture.model_id import find_config
 from harness.errors import InputError
 from harness.system import is_object
 
-Mixer = Literal["attention", "sliding", "delta", "state space", "state space and attention", "scan", "conv", "recurrent", "none"]
+Mixer = Literal[
+    "attention",
+    "sliding",
+    "delta",
+    "state space",
+    "state space and attention",
+    "scan",
+    "conv",
+    "recurrent",
+    "none",
+]
 """How a block mixes tokens. delta: linear attention with a state (gated delta rule, lightning attention);
 state space: Mamba-2; scan: Mamba; conv: a short gated convolution; recurrent: RG-LRU."""
 Feed = Literal["dense", "experts", "none"]
@@ -200,10 +210,14 @@ class _Reader:
                     return values[each] if values[each] is not None else default
         return default
 
-    def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = LARGEST_COUNT) -> int:
+    def count(
+        self, name: str, default: int | None = None, *, least: int = 1, most: int = LARGEST_COUNT
+    ) -> int:
         value = self.get(name, default)
         if isinstance(value, list) and value:  # one for each layer: their mean
-            value = sum(n for n in cast("list[Any]", value) if isinstance(n, int)) // len(cast("list[Any]", value))
+            value = sum(n for n in cast("list[Any]", value) if isinstance(n, int)) // len(
+                cast("list[Any]", value)
+            )
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise InputError(
                 f"model: {self.origin}: {name} is {value!r:.60}; it must be a whole number of at least {least} "
@@ -262,7 +276,9 @@ def _shape(family: str, read: _Reader) -> ModelShape:
         intermediate=inner,
         tied=bool(read.get("tie_word_embeddings", True)),
         activation=activation,
-        gated=plan_says or family in _GATED or (activation in _GATED_ACTIVATIONS and "up_proj" not in read.plan),
+        gated=plan_says
+        or family in _GATED
+        or (activation in _GATED_ACTIVATIONS and "up_proj" not in read.plan),
         dtype=_dtype(read),
         kinds=kinds,
         value_dim=read.count("v_head_dim", 0, least=0) if latents else 0,
@@ -274,7 +290,10 @@ def _shape(family: str, read: _Reader) -> ModelShape:
         qkv_bias=family.startswith("qwen2") or bool(read.get("attention_bias")),
         layer_norm=family not in _PLAIN_ROOT and read.get("rms_norm_eps") is None,
         norms=4 if family in _TWO_MORE_NORMS else 1 if family in _ONE_NORM else 2,
-        qk_norm="q_norm" in read.plan or "q_layernorm" in read.plan or family.startswith("olmo") or bool(read.get("use_qk_norm")),
+        qk_norm="q_norm" in read.plan
+        or "q_layernorm" in read.plan
+        or family.startswith("olmo")
+        or bool(read.get("use_qk_norm")),
         experts=experts,
         experts_per_token=read.count("num_experts_per_tok", 1) if experts else 0,
         expert_width=width if experts else 0,
@@ -292,7 +311,11 @@ def _shape(family: str, read: _Reader) -> ModelShape:
 def _kinds(family: str, read: _Reader, layers: int) -> tuple[Block, ...]:
     """How many blocks there are of each kind."""
     named: Any = read.get("layer_types")
-    mixers = [*cast("list[Any]", named)] if isinstance(named, list | tuple) and named else _unnamed(family, read, layers)
+    mixers = (
+        [*cast("list[Any]", named)]
+        if isinstance(named, list | tuple) and named
+        else _unnamed(family, read, layers)
+    )
     mixers = (mixers * layers)[:layers]  # RecurrentGemma repeats three
     dense = read.count("first_k_dense_replace", 0, least=0)
     every, offset = read.get("expert_layer_period"), read.get("expert_layer_offset") or 0
@@ -321,7 +344,11 @@ def _state_mixer(family: str, read: _Reader) -> Mixer:
         return "delta"
     if family == "falcon_h1":
         return "state space and attention"
-    return "scan" if read.get("time_step_rank", read.get("mamba_dt_rank")) and family != "mamba2" else "state space"
+    return (
+        "scan"
+        if read.get("time_step_rank", read.get("mamba_dt_rank")) and family != "mamba2"
+        else "state space"
+    )
 
 
 def _unnamed(family: str, read: _Reader, layers: int) -> list[str]:
@@ -330,10 +357,21 @@ def _unnamed(family: str, read: _Reader, layers: int) -> list[str]:
     if isinstance(attends, list):
         other = "conv" if family.startswith("lfm") else "mamba"
         return ["attention" if i in cast("list[Any]", attends) else other for i in range(layers)]
-    if family in ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "zamba", "zamba2", "granitemoehybrid", "bamba"):
+    if family in (
+        "mamba",
+        "mamba2",
+        "falcon_mamba",
+        "falcon_h1",
+        "zamba",
+        "zamba2",
+        "granitemoehybrid",
+        "bamba",
+    ):
         return ["mamba"] * layers
     if isinstance(period := read.get("attn_layer_period"), int):
-        return ["attention" if i % period == read.get("attn_layer_offset") else "mamba" for i in range(layers)]
+        return [
+            "attention" if i % period == read.get("attn_layer_offset") else "mamba" for i in range(layers)
+        ]
     if read.get("linear_num_key_heads") is not None or family == "minimax":
         full = read.get("full_attention_interval", 2 if family == "minimax" else 4)
         return ["linear_attention" if (i + 1) % full else "attention" for i in range(layers)]
@@ -342,7 +380,9 @@ def _unnamed(family: str, read: _Reader, layers: int) -> list[str]:
     if family.startswith("qwen"):
         first = read.count("max_window_layers", layers) if read.get("use_sliding_window") else layers
         return ["attention" if i < first else "sliding_attention" for i in range(layers)]
-    every = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4, "exaone4": 4, "olmo3": 4}.get(family, 0)
+    every = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4, "exaone4": 4, "olmo3": 4}.get(
+        family, 0
+    )
     every = read.get("sliding_window_pattern", every)
     if not isinstance(every, int):
         every = 4

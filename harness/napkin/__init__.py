@@ -1,8 +1,9 @@
-"""The napkin: a decoder's memory and time by the textbook's arithmetic, every term named. It needs no torch."""
+"""The textbook's arithmetic for a decoder's memory and time: about right, every term named. No torch."""
 
+from harness.napkin.for_fit import traffic
 from harness.napkin.memory import Memory, Moment, Sizes, required_bytes
 from harness.napkin.prediction import estimate, predict, profile, warnings_of
-from harness.napkin.ranks import ring, traffic
+from harness.napkin.ranks import ring
 from harness.napkin.text import render
 from harness.napkin.timing import Timing
 

@@ -1,8 +1,8 @@
 """What autograd keeps of a micro batch from forward to backward, term by term, and the loss. No torch.
 
-Which operator keeps what is PyTorch's tools/autograd/derivatives.yaml; how a layer is written out of operators,
-transformers' models/*/modeling_*.py; what LoRA adds, peft/tuners/lora/layer.py. Korthikanti et al. (arXiv
-2205.05198, section 4.1) count the same way for GPT with fused kernels: 34·S·B·H bytes a block.
+Which operator keeps what is PyTorch's tools/autograd/derivatives.yaml; how a layer is written out of
+operators, transformers' models/*/modeling_*.py; what LoRA adds, peft/tuners/lora/layer.py. Korthikanti et al.
+(arXiv 2205.05198, section 4.1) count the same way for GPT with fused kernels: 34·S·B·H bytes a block.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _SCANS: dict[str, list[tuple[str, str, float, str, int]]] = {
     "conv": [("B, C, x and their products", "B·S·H", 2, "ShortConv.slow_forward", 5)],
     "recurrent": [("gates and states", "B·S·Z", 4, "RecurrentGemmaRglru", 16)],
 }
-"""What mixing tokens through a state keeps, as transformers writes it in PyTorch: the packages with kernels for
-it (mamba-ssm, flash-linear-attention) are not asked for."""
+"""What mixing tokens through a state keeps, as transformers writes it in PyTorch: packages with kernels for it
+(mamba-ssm, flash-linear-attention) are not asked for."""
 
 
 class Activations:
@@ -52,6 +52,7 @@ class Activations:
         self.built, self.recipe, self.shape, self.hardware = built, built.recipe, built.shape, hardware
         self.dims, recipe = Dims(built), built.recipe
         self.recomputes, self.compiled = recipe.gradient_checkpointing, recipe.compile
+        self.described = recipe.attention
         self.compute = SIZES[recipe.compute_dtype]
         """Bytes of an element of what a matrix product reads and writes."""
         self.stream = self.compute if recipe.fsdp and recipe.mixed else SIZES[built.loose_dtype]
@@ -70,7 +71,7 @@ class Activations:
 
     @cached_property
     def kernel(self) -> Literal["eager", "fused", "plain"]:
-        """What computes attention: eager's own code, a fused kernel, or sdpa's plain fallback, which keeps the
+        """What computes attention: eager's own code, a fused kernel, or sdpa's plain fallback, which keeps
         scores as eager does (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
         recipe, shape = self.recipe, self.shape
         if recipe.attention == "eager" or (shape.attention_softcap and not recipe.flash_package):

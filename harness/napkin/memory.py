@@ -1,4 +1,4 @@
-"""What a step holds: the sizes of its parts, the moments that can be its peak, and the largest of them. No torch.
+"""What a step holds: the sizes of its parts, and the moments that can be its peak. No torch.
 
 Bytes are those of the tensors, in a steady step: from the second on, when the optimizer's state exists.
 """
@@ -13,7 +13,7 @@ from harness.hardware import Hardware
 from harness.napkin.activations import Activations
 from harness.napkin.optimizer import OptimizerMemory
 from harness.napkin.ranks import units_of
-from harness.napkin.terms import sum_of
+from harness.napkin.terms import Term, sum_of
 from harness.napkin.weights import SIZES, BuiltModel, total_bytes
 
 Phase = Literal["setup", "forward", "loss", "backward", "optimizer_step"]
@@ -86,6 +86,16 @@ class Sizes:
         """What all blocks keep from forward to backward, wherever it is."""
         return sum(count * kept for count, kept, _ in self.kept)
 
+    @property
+    def kept_terms(self) -> list[Term]:
+        """What all blocks and the loss keep, term by term."""
+        acts, terms = self.activations, [*self.activations.kept_by_loss]
+        for block in self.built.shape.blocks:
+            for term in [acts.block_input] if acts.recomputes else acts.kept_by(block):
+                name, size = f"{term.name} × {block.count}", block.count * term.size_bytes
+                terms.append(term._replace(name=name, size_bytes=size))
+        return terms
+
     @cached_property
     def kept_by_loss(self) -> int:
         return sum_of(self.activations.kept_by_loss)
@@ -97,7 +107,9 @@ class Sizes:
         if not self.recipe.mixed or self.recipe.fsdp:
             return 0
         cast = [w.elements * w.count for w in self.in_blocks if w.trained and w.matrix and w.dtype == "fp32"]
-        return SIZES[self.recipe.compute_dtype] * (sum(cast) + self.built.head.elements * self.recipe.trains_base)
+        return SIZES[self.recipe.compute_dtype] * (
+            sum(cast) + self.built.head.elements * self.recipe.trains_base
+        )
 
     @property
     def earlier_gradients(self) -> int:

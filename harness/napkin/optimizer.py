@@ -26,26 +26,23 @@ class OptimizerMemory:
         self.width = {w.dtype: 4 if recipe.master_weights else SIZES[w.dtype] for w in trained}
         """Bytes of an element of what is stepped: the weight, or its fp32 master copy."""
         self.state_bytes = sum(w.count * self.state_of(w) for w in trained)
-        self.paged_bytes = sum(w.count * self.paged_of(w) for w in trained)
-        sizes = [(w.elements * self.width[w.dtype], w.count) for w in trained]
-        stepped = sum(size * count for size, count in sizes)
-        copied = recipe.master_weights or (recipe.optimizer_on_host and not recipe.parameters_on_host)
-        self.copy_bytes = stepped if copied else 0
-        """Weights that are stepped in place of the model's: fp32 master weights, or those on the host."""
-        self.gradient_bytes = stepped
+        large = [w.elements * w.count for w in trained if w.elements >= 100_000 and recipe.pages_optimizer]
+        self.paged_bytes = sum(large) * STATES.get(self.name, 0) * (1 if self.name.endswith("8bit") else 4)
+        """The part of it in unified memory, which the allocator does not see: moments of large tensors."""
+        sizes = [w.elements * self.width[w.dtype] for w in trained for _ in range(w.count)]
+        self.gradient_bytes = sum(sizes)
         """Gradients as they are stepped: cast for master weights."""
+        copied = recipe.master_weights or (recipe.optimizer_on_host and not recipe.parameters_on_host)
+        self.copy_bytes = sum(sizes) if copied else 0
+        """Weights that are stepped in place of the model's: fp32 master weights, or those on the host."""
+        decays, passing = self.name == "sgd" and recipe.weight_decay > 0, self.name in ("adamw", "adafactor")
         one_by_one = self.implementation == "for_loop"
-        self.step_bytes = self.share * (max((s for s, _ in sizes), default=0) if one_by_one else stepped)
-        """The most that a step holds beside weights, gradients and state; foreach, of all tensors at once."""
-
-    @property
-    def share(self) -> int:
+        twice = one_by_one and self.name == "adamw"
+        self.share = (1 + twice) * ((decays or passing) and self.implementation != "fused")
         """Bytes that stepping a tensor needs for a moment, for each byte of it: the root of the second moment
         (adam.py, exp_avg_sq_sqrt), and tensor by tensor that divided; Adafactor's update; SGD's decay."""
-        decays = self.name == "sgd" and self.recipe.weight_decay > 0
-        if self.implementation == "fused" or not (decays or self.name in ("adamw", "adafactor")):
-            return 0
-        return 2 if self.name == "adamw" and self.implementation == "for_loop" else 1
+        self.step_bytes = self.share * (max(sizes, default=0) if one_by_one else sum(sizes))
+        """The most that a step holds beside weights, gradients and state; foreach, of all tensors at once."""
 
     def state_of(self, weight: Weight) -> int:
         """State of one tensor, paged or not. torch's moments have the dtype of what is stepped."""
@@ -56,24 +53,18 @@ class OptimizerMemory:
             return moments * (n + 4 * -(-n // 256))
         return moments * n * (4 if self.recipe.by_bitsandbytes else width)
 
-    def paged_of(self, weight: Weight) -> int:
-        """The part of it in unified memory, which the allocator does not see: moments of large tensors."""
-        pages = self.recipe.pages_optimizer and weight.elements >= 100_000
-        return STATES[self.name] * weight.elements * (1 if self.name.endswith("8bit") else 4) if pages else 0
-
     @property
     def moved_bytes(self) -> int:
-        """What one step reads and writes. An update written as several kernels goes over memory of the weight's
-        size once for each thing that a line of it reads or writes (torch/optim/adam.py, sgd.py)."""
-        recipe, moved = self.recipe, 0.0
-        decay = 2 if recipe.weight_decay else 0
+        """What one step reads and writes. An update written as several kernels goes over memory of the
+        weight's size once for each thing that a line of it reads or writes (torch/optim/adam.py, sgd.py)."""
+        recipe, moved, decay = self.recipe, 0.0, 2 if self.recipe.weight_decay else 0
         passes = {"adamw": 18 + decay, "adafactor": 18 + decay, "sgd": 3 + 1.5 * decay}.get(self.name, 0)
         for weight in self.trained:
             n, width = weight.elements * weight.count, self.width[weight.dtype]
             one_kernel = 3 * n * width + 2 * weight.count * self.state_of(weight)
             moved += passes * n * width if passes and self.implementation != "fused" else one_kernel
             moved += n * width * (3 * (recipe.max_grad_norm is not None) + 2 * recipe.scaled)
-            moved += 12 * n * (recipe.master_weights)  # gradients to fp32, and weights back to 16 bit
+            moved += 12 * n * recipe.master_weights  # gradients to fp32, and weights back to 16 bit
         return int(moved)
 
     @property

@@ -1,4 +1,4 @@
-"""A recipe's memory and time on a napkin: about right, in milliseconds, every term checkable by hand. No torch.
+"""A recipe's memory and time on a napkin: about right, in milliseconds, checkable by hand. No torch.
 
 `predict` gives the StepProfile; harness/napkin/text.py prints the derivation line by line.
 """
@@ -57,64 +57,52 @@ def predict(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None)
 def profile(memory: Memory) -> StepProfile:
     """`predict`, from an estimate at hand."""
     sizes, peak, timing = memory.sizes, memory.peak, Timing(memory.sizes)
-    recipe, hardware, top = sizes.recipe, sizes.hardware, largest_tensors(memory)
-    fits = required_bytes(memory) <= hardware.memory_bytes
-    peaks = {name: [0] for name in timing.phases}
+    recipe, hardware = sizes.recipe, sizes.hardware
+    peaks: dict[str, int] = {}
     for moment in memory.moments[1:]:
-        peaks[_phase(moment.phase)].append(moment.total_bytes)
+        phase = moment.phase.replace("loss", "backward")
+        peaks[phase] = max(peaks.get(phase, 0), moment.total_bytes)
     phases = {
         name: PhaseStats(
             time_s=TimeStats(median=phase.seconds),
-            peak_allocated_bytes=max(peaks[name]) or None,
+            peak_allocated_bytes=peaks.get(name),
             flops=phase.flops,
             bytes_moved=phase.bytes_moved,
         )
         for name, phase in timing.phases.items()
     }
+    stats = MemoryStats(
+        kind="closed_form",
+        peak_allocated_bytes=peak.total_bytes,
+        peak_phase=peak.phase.replace("loss", "backward"),
+        at_peak=MemoryBreakdown(**{f"{name}_bytes": getattr(peak, name) for name in PARTS}),
+        host_bytes=sizes.host_bytes,
+        cuda_context_bytes=hardware.calibration.cuda_context_bytes,
+        setup_peak_allocated_bytes=memory.moments[0].total_bytes + sizes.quantizing_bytes,
+    )
+    step = StepStats(
+        time_s=TimeStats(median=timing.seconds),
+        tokens_per_s=timing.tokens_per_s,
+        model_flops=timing.model_flops,
+        mfu=timing.utilization(timing.model_flops),
+        hfu=timing.utilization(timing.hardware_flops),
+        bound=timing.bound,
+    )
+    found = [
+        (w.total_bytes, "parameters", "setup", f"{w.name} × {w.count}") for w in sizes.outer + sizes.in_blocks
+    ]
+    found += [(t.size_bytes, "activations", "forward", t.name) for t in sizes.kept_terms]
+    top = [Allocation(size_bytes=n, category=c, phase=p, module=m) for n, c, p, m in sorted(found)[:-9:-1]]
+    fits = required_bytes(memory) <= hardware.memory_bytes
     return StepProfile(
         source="napkin",
         recipe=recipe.model_dump(mode="json"),
         hardware=hardware.summary(recipe.compute_dtype),
         provenance={"calibration": hardware.calibration.source, "attention": sizes.activations.kernel},
         warnings=sizes.built.surprises,
-        memory=MemoryStats(
-            kind="closed_form",
-            peak_allocated_bytes=peak.total_bytes,
-            peak_phase=_phase(peak.phase),
-            at_peak=MemoryBreakdown(**{f"{name}_bytes": getattr(peak, name) for name in PARTS}),
-            host_bytes=sizes.host_bytes,
-            cuda_context_bytes=hardware.calibration.cuda_context_bytes,
-            setup_peak_allocated_bytes=memory.moments[0].total_bytes + sizes.quantizing_bytes,
-        ),
+        memory=stats,
         phases=phases,
-        step=StepStats(
-            time_s=TimeStats(median=timing.seconds),
-            tokens_per_s=timing.tokens_per_s,
-            model_flops=timing.model_flops,
-            mfu=timing.utilization(timing.model_flops),
-            hfu=timing.utilization(timing.hardware_flops),
-            bound=timing.bound,
-        ),
+        step=step,
         top=top,
-        oom=None if fits else OutOfMemoryReport(phase=_phase(peak.phase), top=top),
+        oom=None if fits else OutOfMemoryReport(phase=stats.peak_phase, top=top),
     )
-
-
-def largest_tensors(memory: Memory, count: int = 8) -> list[Allocation]:
-    """The largest parameters and kept activations, each as many times as it is there."""
-    sizes, acts = memory.sizes, memory.sizes.activations
-    found = [(w.total_bytes, "parameters", "setup", w.name, w.count) for w in sizes.outer + sizes.in_blocks]
-    kept = [(term, 1) for term in acts.kept_by_loss]
-    for block in sizes.built.shape.blocks:
-        inputs = [acts.block_input] if acts.recomputes else acts.kept_by(block)
-        kept += [(term, block.count) for term in inputs]
-    found += [(t.size_bytes * times, "activations", "forward", t.name, times) for t, times in kept]
-    largest = sorted(found, key=lambda each: each[0], reverse=True)[:count]
-    return [
-        Allocation(size_bytes=size, category=category, phase=phase, module=f"{name} × {times}")
-        for size, category, phase, name, times in largest
-    ]
-
-
-def _phase(name: str) -> str:
-    return "backward" if name == "loss" else name

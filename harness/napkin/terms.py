@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from harness.napkin.weights import BuiltModel
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """One line of the derivation: `size_bytes` is what `formula` comes to."""
 
     section: str
@@ -46,8 +45,7 @@ class Dims:
             "R": (built.rank, "LoRA's rank"),
             "V": (shape.vocab, "vocabulary"),
         }
-        """The number behind each letter on one rank, and what it stands for. Tensor parallelism divides heads
-        and widths."""
+        """The number behind each letter on one rank, and what it stands for."""
 
     def of(self, dims: str) -> int:
         """The product of `dims`, as in B·S·H."""

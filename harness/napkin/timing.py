@@ -1,8 +1,8 @@
 """Time of a step by phase: FLOPs and bytes of its layers over the device's ceilings. No torch.
 
-This file alone knows the roofline. A product of T rows with a matrix of n elements is 2·T·n FLOPs, its backward
-as many for the input and as many for a weight that trains (Kaplan et al., arXiv 2001.08361, section 2.1);
-attention counts the whole square of scores. A tensor that backward keeps was written once and read twice.
+This file alone knows the roofline. A product of T rows with a matrix of n elements is 2·T·n FLOPs, its
+backward as many for the input and as many for a weight that trains (Kaplan et al., arXiv 2001.08361, section
+2.1); attention counts the whole square of scores. A tensor that backward keeps was written once and read twice.
 """
 
 from __future__ import annotations
@@ -11,10 +11,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from harness.architecture import Matrix, matrices_of
-from harness.hardware import Bound, Time, Work, arithmetic_intensity, collective_s, machine_balance
-from harness.hardware import time_of, transfer_s
+from harness.hardware import (
+    Bound,
+    Time,
+    Work,
+    arithmetic_intensity,
+    collective_s,
+    machine_balance,
+    time_of,
+    transfer_s,
+)
 from harness.napkin.memory import Sizes
-from harness.napkin.ranks import ring, traffic
+from harness.napkin.ranks import ring, sent_bytes
 from harness.step_profile import utilization
 
 PASSES = 3
@@ -35,7 +43,7 @@ class PhaseTime:
     """For transfers, and for the host's own work, that the device waits for."""
     recomputed_flops: int = 0
     sent_s: float = 0.0
-    """Sending to other ranks."""
+    """Sending to other ranks: under what computes, but for the sums of tensor parallelism."""
     exposed_s: float = 0.0
     """Of that, what computing does not hide."""
 
@@ -83,14 +91,11 @@ class Timing:
             phases["optimizer_step"] = self._phase([], there, self.update.bytes_moved / host)
         else:
             phases["optimizer_step"] = self._phase([] if sizes.optimizer.in_backward else [self.update])
-        for name, sends in traffic(sizes).items():
-            sent, shown = 0.0, 0.0
-            for each in sends:
-                whole = collective_s("all_gather", 10**9, each.ranks, self.hardware)
-                second = whole / (10**9 * (ring(len(each.ranks)) or 1.0))  # a byte's, from a rank to the next
-                sent, shown = sent + each.sent * second, shown + each.exposed * second
-            hidden = max(0.0, sent - shown - phases[name].time.seconds)
-            phases[name] = replace(phases[name], sent_s=sent, exposed_s=shown + hidden)
+        for name, (ranks, size) in sent_bytes(sizes.built, sizes.units, sizes.bucket_bytes).items():
+            whole = collective_s("all_gather", 10**9, ranks, self.hardware)
+            sent = size * whole / (10**9 * (ring(len(ranks)) or 1.0))  # a ring's time for a byte
+            exposed = max(0.0, sent - phases[name].time.seconds * (self.recipe.tp == 1))
+            phases[name] = replace(phases[name], sent_s=sent, exposed_s=exposed)
         return phases
 
     @property
@@ -140,14 +145,21 @@ class Timing:
 
     def _products(self, matrix: Matrix, times: int) -> list[Work]:
         """So many products with a matrix, in all micro batches."""
-        tp, built, width, dtype = self.recipe.tp, self.sizes.built, self.acts.compute, self.recipe.compute_dtype
+        tp, built, width, dtype = (
+            self.recipe.tp,
+            self.sizes.built,
+            self.acts.compute,
+            self.recipe.compute_dtype,
+        )
         rows, n = self.acts.dims.of("B·S·X" if matrix.stacked > 1 else "B·S"), matrix.elements // tp
         moved = (rows * (matrix.inputs + matrix.outputs // tp) + n) * width
         before = n * width if built.storage(matrix) else 0  # the weight in 16 bit
         works = [Work(2 * rows * n // matrix.stacked, moved, 1, "matmul", dtype, before)]
         if matrix.name in built.adapted and built.lora:
             flops = 2 * rows * built.rank * (matrix.inputs + matrix.outputs) // tp
-            cast = 4 * rows * (matrix.inputs + 3 * matrix.outputs)  # to fp32, the products of A and B, the sum
+            cast = (
+                4 * rows * (matrix.inputs + 3 * matrix.outputs)
+            )  # to fp32, the products of A and B, the sum
             works.append(Work(flops, cast, OPERATORS_OF_LORA, "matmul", dtype))
         return [work.times(times * self.micro) for work in works]
 

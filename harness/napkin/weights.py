@@ -112,24 +112,22 @@ class BuiltModel:
         if recipe.trains_base:
             return frozenset()
         if recipe.lora_targets != "all-linear":
-            return frozenset(m.name for target in recipe.lora_targets for m in self._matching(found, target))
+            matched = {
+                t: [m.name for m in (*found, self.head) if f".{m.name}".endswith(f".{t}")]
+                for t in recipe.lora_targets
+            }
+            for target in (target for target, names in matched.items() if not names):
+                known = ", ".join(sorted({m.name.rpartition(".")[2] for m in found if m.linear}))
+                raise InputError(
+                    f"lora_targets: {self.shape.family} has no linear layer {target}; it has {known}."
+                )
+            return frozenset(name for names in matched.values() for name in names)
         if not self.lora:
             ends = ("k_proj", "v_proj", "c_attn", "query_key_value", "qkv_proj")
             return frozenset(m.name for m in found if m.role == "down" or m.name.endswith(ends))
         mixture = self.shape.family in _ADAPTED_EXPERTS
         bare = ("router", *(() if recipe.four_bit else ("expert up", "expert down"))) if mixture else ()
         return frozenset(m.name for m in found if m.linear or m.role in bare)
-
-    def _matching(self, found: list[Matrix], target: str) -> list[Matrix]:
-        """peft's rule: a target is a module's name or the end of its path."""
-        matched = [m for m in (*found, self.head) if f".{m.name}".endswith(f".{target}")]
-        if not matched:
-            known = ", ".join(sorted({m.name.rpartition(".")[2] for m in found if m.linear}))
-            raise InputError(
-                f"lora_targets: [{', '.join(self.recipe.lora_targets)}]: {self.shape.family} has no linear "
-                f"layer {target}; it has {known}."
-            )
-        return matched
 
     def adapter_dtype(self, matrix: Matrix) -> str:
         """peft makes adapters fp32, or casts them to the base's dtype: of a 4-bit layer the compute dtype."""
@@ -141,8 +139,13 @@ class BuiltModel:
     def outer(self) -> list[Weight]:
         """Embeddings, positions, last norm, and a head of its own."""
         shape = self.shape
-        parts = [Matrix("embed_tokens", shape.hidden, shape.vocab, "in"), *([] if shape.tied else [self.head])]
-        parts += [Matrix("position_embeddings", shape.hidden, shape.positions, "in")] if shape.positions else []
+        parts = [
+            Matrix("embed_tokens", shape.hidden, shape.vocab, "in"),
+            *([] if shape.tied else [self.head]),
+        ]
+        parts += (
+            [Matrix("position_embeddings", shape.hidden, shape.positions, "in")] if shape.positions else []
+        )
         parts.append(Matrix("norm", 1, shape.hidden * (1 + shape.layer_norm), "vector"))
         return [*(self._weight(part, 1, loose=True) for part in parts), *self._adapters(self.head, 1)]
 
@@ -175,23 +178,13 @@ class BuiltModel:
             shown = f"{matrix.outputs:,}" if vector else f"{stack}{matrix.outputs:,}·{matrix.inputs:,}"
             formula = f"{shown} × {SIZES[kept]} B" + f" / {ranks}" * (ranks > 1)
             size = rows * matrix.inputs * SIZES[kept]
-        return Weight(
-            matrix.name,
-            rows,
-            matrix.inputs,
-            storage or kept,
-            size,
-            not storage and (bool(dtype) or recipe.trains_base),
-            count,
-            formula,
-            matrix=not vector,
-            stacked=matrix.stacked,
-            adapter=bool(dtype),
-        )
+        trained = not storage and (bool(dtype) or recipe.trains_base)
+        kind = (trained, count, formula, not vector, matrix.stacked, bool(dtype))
+        return Weight(matrix.name, rows, matrix.inputs, storage or kept, size, *kind)
 
     def _adapters(self, matrix: Matrix, count: int) -> list[Weight]:
         """LoRA: A is rank x inputs, B outputs x rank (arXiv 2106.09685), a pair for each expert, and for each
-        of two that are fused. IA3: a scale for each output, or input of the last matrix (arXiv 2205.05638)."""
+        of two that are fused. IA3: a scale for each output, or input of an MLP's last (arXiv 2205.05638)."""
         name, rank = matrix.name, self.rank * matrix.stacked
         if name not in self.adapted:
             return []
@@ -210,7 +203,7 @@ class BuiltModel:
 
     @property
     def surprises(self) -> list[str]:
-        """What quantization leaves otherwise than the recipe lets expect, as a run and a simulation say it."""
+        """What quantization leaves otherwise than a recipe lets expect, as a run and a simulation say it."""
         experts = [(b.count, m) for b, m in self.matrices if m.stacked > 1 and self.storage(m)]
         left: dict[str, int] = defaultdict(int)
         for weight in self.in_blocks:
