@@ -92,6 +92,11 @@ class Block:
     feed: Feed
     count: int
 
+    @property
+    def attends(self) -> bool:
+        """Whether it has attention over the sequence or a window of it."""
+        return "attention" in self.mixer or self.mixer == "sliding"
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -236,7 +241,7 @@ def _shape(family: str, read: _Reader) -> ModelShape:
     hidden = read.count("hidden_size")
     layers = read.count("num_hidden_layers", most=MOST_LAYERS)
     kinds = _kinds(family, read, layers)
-    attends = any("attention" in block.mixer or block.mixer == "sliding" for block in kinds)
+    attends = any(block.attends for block in kinds)
     heads = read.count("num_attention_heads", None if attends else 1)
     kv_heads = 1 if read.get("multi_query") and family in ("falcon", "gpt_bigcode") else 0
     kv_heads = kv_heads or read.count("num_key_value_heads", heads)
@@ -389,7 +394,7 @@ def _unnamed(family: str, read: _Reader, layers: int) -> list[str]:
     return ["sliding_attention" if not every or (i + 1) % every else "attention" for i in range(layers)]
 
 
-def _state(read: _Reader, hidden: int, heads: int, head_dim: int) -> dict[str, int]:
+def _state(read: _Reader, hidden: int, heads: int, head_dim: int) -> dict[str, Any]:
     """Sizes of linear-attention and state-space layers, as far as the config gives them."""
     if read.get("linear_num_key_heads") is not None:
         return {

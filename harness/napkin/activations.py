@@ -117,8 +117,9 @@ class Activations:
             terms = [term(f"{name}: input", dims, width, "LayerNorm, which keeps its input")]
         else:
             terms = [term(f"{name}: input in fp32", dims, 4, "RMSNorm: x², x·1/rms")]
-            if self.recipe.trains_base:
-                terms.append(term(f"{name}: x/rms", dims, self.stream, "the gradient of its weight"))
+            if self.recipe.trains_base:  # Gemma multiplies before it casts
+                width = 4 if self.shape.family.startswith("gemma") else self.stream
+                terms.append(term(f"{name}: x/rms", dims, width, "the gradient of its weight"))
         return terms + self._read(f"{name}: output", readers, self.stream, dims)
 
     def _read(
@@ -229,7 +230,7 @@ class Activations:
             widest = [2 * self.stream * d("B·S·X·F") + (self.stream + 4) * d("B·S·X·H")]
         else:
             widest = [(self.made + (4 if wide else self.made)) * d("B·S·I") * (block.feed == "dense")]
-        if "attention" not in block.mixer and block.mixer != "sliding":
+        if not block.attends:
             widest.append(8 * d("B·S·Z·Q") if block.mixer == "scan" else 16 * d("B·S·Z"))
         elif self.kernel == "fused":  # the gradient of q is summed up in fp32
             widest.append(4 * d("B·S·N·D") + 2 * self.read * (d("B·S·N·D") + d("B·S·N·U")))
