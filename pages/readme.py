@@ -81,7 +81,7 @@ def published_table(rows: list[dict[str, Any]]) -> str:
     ):
         of = [row for row in rows if row["id"].startswith(source)]
         errors = [errors_of(of, answer) for answer in ("napkin", "simulated")]
-        cells = [f"**{getattr(e, which):.2%}** of {e.count}" for e in errors]
+        cells = [f"**{getattr(e, which):.2%}** of {e.count}" if e.count else "" for e in errors]
         lines.append((f"**{what}**", *cells, ""))
     return markdown_table(columns, lines, range(1, len(columns)))
 

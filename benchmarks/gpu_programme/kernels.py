@@ -129,8 +129,8 @@ def host_optimizer(context: Context) -> Result:
     """
     import torch
 
-    from harness.napkin.memory.optimizer import step_work
-    from harness.napkin.model.weights import Weight
+    from harness.napkin.optimizer import OptimizerMemory
+    from harness.napkin.weights import Weight
     from harness.recipe.recipe import Recipe
 
     side, count = (64, 2) if context.tiny else (HIDDEN, 8)
@@ -144,7 +144,7 @@ def host_optimizer(context: Context) -> Result:
             weights, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, foreach=True
         )
         kind = Weight("", side, side, name, side * side * dtype.itemsize, trained=True, count=count)
-        moved = sum(work.bytes_moved for work in step_work(recipe, [kind]))
+        moved = OptimizerMemory(recipe, [kind]).moved_bytes
         rows.append({"dtype": name, "bytes": moved, "s": _median_on_clock(optimizer.step, repeats=5)})
     return {"rows": rows, "threads": torch.get_num_threads()}
 

@@ -1,6 +1,7 @@
 """Peaks that others published, against napkin and simulate: profiles/published/results.json and README.md.
 
     python -m benchmarks.published SOURCES      compute every row (two minutes), write both files
+    python -m benchmarks.published --napkin     ask the napkin again, and write both files
     python -m benchmarks.published              write README.md from results.json
 
 SOURCES is a folder with the code that was measured, as FETCH below makes it.
@@ -17,7 +18,9 @@ from typing import Any
 
 from benchmarks.published import kernels, litgpt, napkin
 from benchmarks.published.cases import FOLDER, device_of, published_cases
-from harness.hardware.hardware import Hardware
+from harness.hardware.hardware import Hardware, find_hardware
+from harness.napkin.prediction import predict
+from harness.recipe.check import check_recipe
 from harness.system.files import write_whole
 from harness.system.versions import provenance
 from pages.profiles.published import readme
@@ -80,21 +83,17 @@ def measured_bytes(case: dict[str, Any]) -> int | None:
 
 def napkin_answer(case: dict[str, Any], hardware: Hardware) -> Answer:
     """Napkin's peak for a case, or why it has none."""
-    source, kernel, provider, *_ = [*case["id"].split("/"), ""]
+    source = case["id"].split("/")[0]
     if source in LEFT_OUT:
         return None, LEFT_OUT[source]
     if source == "liger-kernel":
-        if provider == "liger":
-            return None, "Liger's kernel: no toggle of a recipe by itself"
-        if kernel == "rope":
-            return None, "napkin has no rotary embedding by itself, only in a block"
-        return napkin.module(case, hardware), ""
+        return None, "a kernel by itself: the napkin is about a model's step"
     if case["method"] != "lora":
         return None, "LLaMA-Adapter: no toggle of a recipe"
     if case["quantization"]:
         return None, KEPT_INPUTS
     if case["model"] not in napkin.LITGPT_MODELS:
-        return None, "Falcon: no family that napkin has"
+        return None, "Falcon-40B: benchmarks/published/models has no config of it"
     return napkin.training_run(case, hardware), ""
 
 
@@ -120,7 +119,19 @@ def _of_liger(sources: Path, wanted: str) -> dict[str, int]:
 def main() -> None:
     """See the module's docstring."""
     results = FOLDER / "results.json"
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["--napkin"]:
+        found = json.loads(results.read_bytes())
+        for row, case in zip(found["rows"], published_cases(), strict=True):
+            row["napkin_bytes"], row["napkin_left_out"] = napkin_answer(case, device_of(case))
+        write_whole(results, json.dumps(found, indent=1) + "\n")
+        several = json.loads((FOLDER / "distributed.json").read_bytes())
+        for row in several["rows"]:
+            if "napkin_bytes" in row and "recipe" in row["made_of"]:
+                recipe = check_recipe(row["made_of"]["recipe"], row["id"])
+                peak = predict(recipe, find_hardware(row["made_of"]["gpu"])).memory
+                row["napkin_bytes"] = peak.peak_allocated_bytes
+        write_whole(FOLDER / "distributed.json", json.dumps(several, indent=1) + "\n")
+    elif len(sys.argv) > 1:
         sources = Path(sys.argv[1])
         missing = [
             n for n in ("litgpt", *(f"liger-kernel-{v}" for v in LIGERS)) if not (sources / n).is_dir()

@@ -1,6 +1,7 @@
-"""A model's sizes, read from its config without torch."""
+"""A model's sizes and layers, read from its config without torch."""
 # pyright: reportUnusedImport=false
 
 from harness.architecture.config_file import MAX_CONFIG_BYTES, check_counts, read_config
+from harness.architecture.layers import Matrix, matrices_of, vectors_of
 from harness.architecture.model_id import config_here, find_config
-from harness.architecture.model_shape import ModelShape, load_shape
+from harness.architecture.model_shape import Block, ModelShape, load_shape

@@ -1,4 +1,5 @@
 """What would fit: searched by arithmetic or by simulation, and what to change when nothing does."""
+# pyright: reportUnusedImport=false
 
 from harness.fit.advice import advise
 from harness.fit.card_count import among, compare_counts, read_counts, render_counts
@@ -12,32 +13,3 @@ from harness.fit.search import fit
 from harness.fit.sharding import Refused, Sharded, bucket_note, strategies
 from harness.fit.simulations import Simulations
 from harness.fit.text import exact_lines, fit_document, fit_lines
-
-__all__ = [
-    "ConfirmedFit",
-    "Refused",
-    "Sharded",
-    "Simulations",
-    "advise",
-    "among",
-    "bucket_note",
-    "by_arithmetic",
-    "check_host_memory",
-    "compare_counts",
-    "compare_hardware",
-    "exact_lines",
-    "fit",
-    "fit_confirmed",
-    "fit_document",
-    "fit_exact",
-    "fit_lengths",
-    "fit_lines",
-    "lengths_document",
-    "lengths_lines",
-    "read_counts",
-    "render_choice",
-    "render_counts",
-    "render_table",
-    "strategies",
-    "suggestions",
-]

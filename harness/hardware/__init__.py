@@ -1,4 +1,5 @@
 """A GPU as the estimates see it: datasheet, calibration, roofline, driver."""
+# pyright: reportUnusedImport=false
 
 from harness.hardware.hardware import (
     DEFAULT_HARDWARE,
@@ -25,31 +26,3 @@ from harness.hardware.roofline import (
     transfer_s,
 )
 from harness.hardware.table import NCCL_COMMUNICATOR, TABLE_NAMES, threads_per_sm
-
-__all__ = [
-    "DEFAULT_HARDWARE",
-    "NCCL_COMMUNICATOR",
-    "PLENTY_BYTES",
-    "TABLE_NAMES",
-    "Bound",
-    "Collective",
-    "Hardware",
-    "Nvml",
-    "Time",
-    "Work",
-    "achievable_flops",
-    "all_hardware",
-    "arithmetic_intensity",
-    "collective_s",
-    "device_names",
-    "find_hardware",
-    "hardware_names",
-    "machine_balance",
-    "read_prices",
-    "split_hardware",
-    "table_device",
-    "threads_per_sm",
-    "time_of",
-    "transfer_s",
-    "with_memory",
-]

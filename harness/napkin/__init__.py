@@ -1,24 +1,9 @@
-"""Answer one: closed form, every term named. It needs no torch."""
+"""The textbook's arithmetic for a decoder's memory and time: about right, every term named. No torch."""
+# pyright: reportUnusedImport=false
 
-from harness.napkin.derivation.text import render
-from harness.napkin.memory.moments import Memory, Moment, required_bytes
-from harness.napkin.memory.sizes import Sizes
+from harness.napkin.for_fit import traffic
+from harness.napkin.memory import Memory, Moment, Sizes, required_bytes
 from harness.napkin.prediction import estimate, predict, profile, warnings_of
-from harness.napkin.ranks.traffic import traffic
-from harness.napkin.tape.collectives import ring
+from harness.napkin.ranks import ring
+from harness.napkin.text import render
 from harness.napkin.timing import Timing
-
-__all__ = [
-    "Memory",
-    "Moment",
-    "Sizes",
-    "Timing",
-    "estimate",
-    "predict",
-    "profile",
-    "render",
-    "required_bytes",
-    "ring",
-    "traffic",
-    "warnings_of",
-]

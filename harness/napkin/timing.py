@@ -1,61 +1,55 @@
-"""Time of a step by phase: FLOPs and bytes of every operator over the device's ceilings. No torch."""
+"""Time of a step by phase: FLOPs and bytes of its layers over the device's ceilings. No torch.
+
+This file alone knows the roofline. A product of T rows with a matrix of n elements is 2·T·n FLOPs, its backward
+as many for the input and as many for a weight that trains (Kaplan et al., arXiv 2001.08361, section 2.1);
+attention counts the whole square of scores. What backward keeps was written once and read twice.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from harness.hardware import Bound, Time, Work, time_of, transfer_s
-from harness.napkin.memory.optimizer import step_work
-from harness.napkin.memory.sizes import Sizes
-from harness.napkin.ranks.traffic import traffic
-from harness.napkin.tape.stages import Stage
+import harness.hardware as device
+from harness.architecture import Matrix, matrices_of
+from harness.hardware import Work
+from harness.napkin.memory import Sizes
+from harness.napkin.ranks import ring, sent_bytes
 from harness.step_profile import utilization
+
+PASSES, OPERATORS, OPERATORS_OF_LORA, OPERATORS_OF_LOSS = 3, 40, 8, 12
+"""Over memory, for each byte that backward keeps; and launched in forward for a block's norms, rotations, sums
+and nonlinearity, for an adapter, for the loss."""
 
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """One phase of the whole optimizer step, all its micro batches together."""
+    """One phase of the whole optimizer step, all its micro batches together, in seconds, FLOPs and bytes."""
 
-    name: str
     works: list[Work]
-    transfer_bytes: int
-    """Moved over the host link while the device computes."""
+    time: device.Time
     transfer_s: float
-    time: Time
-    recomputed_flops: int = 0
-    waited_s: float = 0.0
-    """For transfers that the device waits for: nothing else is there to do."""
-    host_step_s: float = 0.0
-    """The host's own work on what is in its memory."""
-    sent_s: float = 0.0
-    """Sending to other ranks, under what computes."""
-    shown_s: float = 0.0
-    """Of that, what nothing computes under."""
-    sending_share: float = 1.0
-    """Of the phase's computing, what can hide it: without syncing each micro batch, the last one's."""
+    """Over the host link, while the device computes."""
+    waited_s: float
+    """For transfers, and for the host's own work, that the device waits for."""
+    recomputed_flops: int
+    sent_s: float
+    """Sending to other ranks."""
+    exposed_s: float
+    """Of that, what computing does not hide: it hides all but the sums of tensor parallelism."""
 
     @property
     def flops(self) -> int:
-        """FLOPs of the phase, recomputation included."""
         return sum(work.flops for work in self.works)
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes read from and written to device memory."""
         return sum(work.bytes_moved for work in self.works)
 
     @property
     def seconds(self) -> float:
-        """Compute and transfers overlap; the host's own work overlaps with neither."""
-        return max(self.time.seconds + self.waited_s, self.transfer_s) + self.host_step_s + self.exposed_s
-
-    @property
-    def exposed_s(self) -> float:
-        """What the phase waits for other ranks."""
-        hidden = self.sent_s - self.shown_s
-        return self.shown_s + max(0.0, hidden - self.time.seconds * self.sending_share)
+        """Compute and transfers overlap, waiting does not."""
+        return max(self.time.seconds, self.transfer_s) + self.waited_s + self.exposed_s
 
 
 class Timing:
@@ -63,25 +57,48 @@ class Timing:
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes, self.recipe, self.hardware = sizes, sizes.recipe, sizes.hardware
+        self.acts, self.micro = sizes.activations, sizes.micro_batches
 
     @cached_property
     def phases(self) -> dict[str, PhaseTime]:
         """data, forward, backward, optimizer_step."""
-        phases = {
-            "data": self._data(),
-            "forward": self._forward(),
-            "backward": self._backward(),
-            "optimizer_step": self._step(),
+        sizes, recipe, step, micro = self.sizes, self.recipe, self.sizes.optimizer, self.micro
+        update, on_host = Work(0, step.moved_bytes, step.launches), recipe.parameters_on_host
+        leaves = (sizes.kept_by_blocks + sizes.kept_by_loss) * recipe.activations_on_host
+        moved = micro * (leaves + (sizes.parameter_bytes if sizes.away else 0))
+        waits = micro * sizes.kept_by_loss * bool(leaves)  # nothing is left to compute meanwhile
+        again = self._layers(1, 1, head=False) if self.acts.recomputes else []
+        backward = [*again, *self._layers(2 if recipe.trains_base else 1, 2)]
+        added = 3 * sizes.gradient_bytes * (micro - 1)  # to gradients of earlier micro batches
+        backward.append(Work(0, 0 if on_host else added, sum(w.count for w in sizes.trained) * (micro - 1)))
+        backward += [update] if step.in_backward else []
+        there = 0 if sizes.away or not recipe.steps_on_host else 2 * sizes.gradient_bytes  # and weights back
+        steps = [] if recipe.steps_on_host or step.in_backward else [update]
+        stepped = update.bytes_moved if recipe.steps_on_host else 0
+        inputs, recomputed = [Work(0, sizes.input_bytes, 2 * micro)], sum(work.flops for work in again)
+        gone = waits + micro * sizes.gradient_bytes * on_host
+        return {
+            "data": self._phase("data", inputs, sizes.input_bytes),
+            "forward": self._phase("forward", self._layers(1, 1), moved, waits),
+            "backward": self._phase("backward", backward, moved, gone, added * on_host, recomputed),
+            "optimizer_step": self._phase("optimizer_step", steps, there, 0, stepped),
         }
-        for name, all_sent in traffic(self.sizes).items():
-            phases[name] = replace(
-                phases[name],
-                sent_s=sum(sent.sent / sent.link for sent in all_sent),
-                shown_s=sum(sent.exposed / sent.link for sent in all_sent),
-                # what is exposed in full needs nothing to hide it
-                sending_share=min((sent.times for sent in all_sent), default=1) / self.sizes.micro_batches,
-            )
-        return phases
+
+    def _phase(
+        self, name: str, works: list[Work], moved: int, waits: int = 0, on_host: int = 0, recomputed: int = 0
+    ) -> PhaseTime:
+        """`moved` bytes cross the host link; the device `waits` for more, and for those worked on `on_host`."""
+        if self.acts.compiled:  # a compiled graph is launched by one call
+            works = [replace(work, operators=0) for work in works]
+        hardware, sizes, byte = self.hardware, self.sizes, 1e-9
+        ranks, sent = sent_bytes(sizes.built, sizes.units, sizes.bucket_bytes).get(name, (range(1), 0.0))
+        ring_s = (
+            sent * byte * device.collective_s("all_gather", 10**9, ranks, hardware) / (ring(len(ranks)) or 1)
+        )
+        waited = device.transfer_s(waits, hardware) + on_host / hardware.calibration.host_memory_bandwidth
+        time, link = device.time_of(works, hardware), device.transfer_s(moved, hardware)
+        exposed = max(0.0, ring_s - time.seconds * (self.recipe.tp == 1))
+        return PhaseTime(works, time, link, waited, recomputed, ring_s, exposed)
 
     @property
     def seconds(self) -> float:
@@ -99,21 +116,20 @@ class Timing:
         return self.phases["forward"].flops + self.phases["backward"].flops
 
     @property
-    def works(self) -> list[Work]:
-        """Every operator of the step."""
-        return [work for phase in self.phases.values() for work in phase.works]
+    def bound(self) -> device.Bound:
+        """What most of the step waits for: matrix products, device memory, or the host and the links."""
+        times = [phase.time for phase in self.phases.values()]
+        busy, computing = sum(t.device_s for t in times), sum(t.computing_s for t in times)
+        if self.seconds - busy > max(computing, busy - computing):
+            return "host"
+        return "compute" if computing > busy - computing else "memory"
 
     @property
-    def bound(self) -> Bound:
-        """What most of the step waits for: matrix products, device memory, or the host and the links."""
-        phases = self.phases.values()
-        device, computing = (sum(p.time.device_s for p in phases), sum(p.time.computing_s for p in phases))
-        waited: dict[Bound, float] = {
-            "compute": computing,
-            "memory": device - computing,
-            "host": self.seconds - device,
-        }
-        return max(waited, key=lambda cause: waited[cause])
+    def intensities(self) -> tuple[float, float]:
+        """FLOPs per byte of the step, and those at which the device computes and reads equally long."""
+        works = [work for phase in self.phases.values() for work in phase.works]
+        dtype = self.recipe.compute_dtype
+        return device.arithmetic_intensity(works), device.machine_balance(self.hardware, dtype)
 
     @property
     def tokens_per_s(self) -> float:
@@ -121,92 +137,37 @@ class Timing:
 
     def utilization(self, flops: int) -> float:
         """`flops` over what the device could do in the time of the step."""
-        peak = self.hardware.peak_flops(self.recipe.compute_dtype)
-        return utilization(flops, self.seconds, peak) or 0.0
+        return utilization(flops, self.seconds, self.hardware.peak_flops(self.recipe.compute_dtype)) or 0.0
 
-    def _phase(self, name: str, works: list[Work], transfer: int, recomputed: int = 0) -> PhaseTime:
-        works = [self._launched(work) for work in works]
-        seconds = transfer_s(transfer, self.hardware)
-        return PhaseTime(name, works, transfer, seconds, time_of(works, self.hardware), recomputed)
+    def _products(self, matrix: Matrix, times: int) -> list[Work]:
+        """So many products with a matrix, in all micro batches."""
+        tp, built, width, dtype = (
+            self.recipe.tp,
+            self.sizes.built,
+            self.acts.compute,
+            self.recipe.compute_dtype,
+        )
+        rows, n = self.acts.dims.of("B·S·X" if matrix.stacked > 1 else "B·S"), matrix.elements // tp
+        moved = (rows * (matrix.inputs + matrix.outputs // tp) + n) * width
+        before = n * width if built.storage(matrix) else 0  # the weight in 16 bit
+        works = [Work(2 * rows * n // matrix.stacked, moved, 1, "matmul", dtype, before)]
+        if matrix.name in built.adapted and built.lora:
+            flops = 2 * rows * built.rank * (matrix.inputs + matrix.outputs) // tp
+            cast = 4 * rows * (matrix.inputs + 3 * matrix.outputs)  # its input in fp32, products and sum
+            works.append(Work(flops, cast, OPERATORS_OF_LORA, "matmul", dtype))
+        return [work.times(times * self.micro) for work in works]
 
-    def _launched(self, work: Work) -> Work:
-        """A compiled graph is launched by one call: the host is not in the way."""
-        return replace(work, operators=0) if self.sizes.stages.loss.tape.compiled else work
-
-    def _data(self) -> PhaseTime:
-        inputs = self.sizes.input_bytes
-        return self._phase("data", [Work(0, inputs, 2 * self.sizes.micro_batches)], inputs)
-
-    def _forward(self) -> PhaseTime:
-        sizes, stages, times = self.sizes, self.sizes.stages, self.sizes.micro_batches
-        works = [op.forward.times(s.count * times) for s in stages.all for op in s.tape.ops]
-        if stages.head.fused:
-            works.append(stages.head.fused.work.times(times))
-        leaves = sizes.kept_in_forward - sizes.kept_by_ctx if self.recipe.activations_on_host else 0
-        phase = self._phase("forward", works, times * (leaves + self._parameters_in()))
-        # after the loss nothing is left to compute while what it keeps leaves
-        at_the_end = stages.loss.kept + sizes.fused_loss_bytes if leaves else 0
-        return replace(phase, waited_s=transfer_s(times * at_the_end, self.hardware))
-
-    def _backward(self) -> PhaseTime:
-        works: list[Work] = []
-        recomputed = 0
-        for stage in self.sizes.stages.all:
-            times = stage.count * self.sizes.micro_batches
-            again = [op.forward.times(times) for op in stage.recomputed]
-            recomputed += sum(work.flops for work in again)
-            works += again
-            works += [op.backward.times(times) for op in stage.tape.ops]
-            works.append(_added_gradients(stage).times(times))
-        earlier = self.sizes.micro_batches - 1
-        tensors = sum(weight.count for weight in self.sizes.trained)
-        on_host = self.recipe.parameters_on_host
-        added = 3 * self.sizes.gradient_bytes * earlier
-        works.append(Work(0, 0 if on_host else added, tensors * earlier))
-        if self.sizes.optimizer.in_backward:
-            works += step_work(self.recipe, self.sizes.trained)
-        fetched, again = self._fetched()
-        times = self.sizes.micro_batches
-        phase = self._phase("backward", works, times * (fetched + again + self._parameters_in()), recomputed)
-        leaves = self.sizes.gradient_bytes if on_host else 0
-        at_the_start = self.sizes.stages.loss.kept + self.sizes.fused_loss_bytes if fetched else 0
-        waited_s = transfer_s(times * (leaves + again + at_the_start), self.hardware)
-        host_s = added / self.hardware.calibration.host_memory_bandwidth if on_host else 0.0
-        return replace(phase, waited_s=waited_s, host_step_s=host_s)
-
-    def _parameters_in(self) -> int:
-        """Bytes of parameters that come in for one forward or backward pass."""
-        return self.sizes.parameter_bytes if self.recipe.parameters_on_host else 0
-
-    def _fetched(self) -> tuple[int, int]:
-        """Bytes of activations that one backward pass fetches, and fetches again: what several operators
-        keep comes for each of them, and only for the first ahead of its use (OffloadedActivations)."""
-        if not self.recipe.activations_on_host:
-            return 0, 0
-        first = self.sizes.kept_in_forward - self.sizes.kept_by_ctx
-        again = 0
-        for stage in self.sizes.stages.all:
-            if not stage.checkpointed:
-                in_ctx = {id(t.storage) for op in stage.tape.ops for t in op.kept_by_ctx}
-                reads = (t.storage for op in stage.tape.ops for t in op.saved)
-                all_reads = sum(t.size_bytes for t in reads if id(t) not in in_ctx)
-                again += stage.count * (all_reads - stage.kept + stage.kept_by_ctx)
-        return first, again
-
-    def _step(self) -> PhaseTime:
-        optimizer = self.sizes.optimizer
-        works = [] if optimizer.in_backward else step_work(self.recipe, self.sizes.trained)
-        if not optimizer.on_host:
-            return self._phase("optimizer_step", works, 0)
-        moved = sum(work.bytes_moved for work in works)
-        leaves = 0 if self.recipe.parameters_on_host else 2 * self.sizes.gradient_bytes
-        phase = self._phase("optimizer_step", [], leaves)  # gradients out, weights back
-        return replace(phase, host_step_s=moved / self.hardware.calibration.host_memory_bandwidth)
-
-
-def _added_gradients(stage: Stage) -> Work:
-    """A tensor that several operators read gets a gradient from each: all but the first are added to it."""
-    uses = Counter(id(t) for op in stage.tape.ops for t in op.inputs if t.grad)
-    read = {id(t): t for op in stage.tape.ops for t in op.inputs}
-    moved = 0 if stage.tape.compiled else sum(3 * read[t].size_bytes * (n - 1) for t, n in uses.items())
-    return Work(0, moved, sum(uses.values()) - len(uses))
+    def _layers(self, factor: int, passes: int, *, head: bool = True) -> list[Work]:
+        """`factor` products with each matrix, `passes` over all else, and the head with the loss."""
+        sizes, acts, d, works = self.sizes, self.acts, self.acts.dims.of, list[Work]()
+        for block, (count, kept, again) in zip(sizes.built.shape.blocks, sizes.kept, strict=True):
+            for matrix in matrices_of(sizes.built.shape, block):
+                works += self._products(matrix, count * factor)
+            times = count * self.micro * passes
+            works.append(Work(0, (again or kept) * PASSES, OPERATORS).times(times))
+            if block.attends:
+                flops = 2 * d("B·N·S·S") * (d("D") + d("U"))
+                scores = 0 if acts.kernel == "fused" else d("B·N·S·S") * 4 * PASSES
+                works.append(Work(flops, scores, 1, "attention", self.recipe.compute_dtype).times(times))
+        loss = Work(0, d("B·S·V") * 4 * PASSES, OPERATORS_OF_LOSS).times(self.micro)
+        return [*works, *self._products(sizes.built.head, factor), loss] if head else works

@@ -34,9 +34,10 @@ class Errors:
 
 
 def errors_of(rows: Iterable[dict[str, Any]], answer: str) -> Errors:
-    """The errors of "napkin" or "simulated" over all rows where both it and a measured peak are known."""
+    """The errors of "napkin" or "simulated" over all rows where both it and a measured peak are known; of no
+    row, none."""
     found = [abs(e) for row in rows if (e := error(row, answer)) is not None]
-    return Errors(len(found), median(found), max(found))
+    return Errors(len(found), median(found or [0.0]), max(found, default=0.0))
 
 
 def error(row: dict[str, Any], answer: str) -> float | None:
@@ -161,7 +162,8 @@ def _summary(rows: list[dict[str, Any]]) -> str:
     for answer in ANSWERS:
         for what, source in sources.items():
             e = errors_of((row for row in rows if row["id"].startswith(source)), answer)
-            lines.append((answer, what, str(e.count), f"{e.median:.3%}", f"{e.largest:.2%}"))
+            if e.count:
+                lines.append((answer, what, str(e.count), f"{e.median:.3%}", f"{e.largest:.2%}"))
     return markdown_table(columns, lines, range(2, 5)).strip()
 
 

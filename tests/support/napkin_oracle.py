@@ -1,4 +1,4 @@
-"""What really happens: tiny models of every family, their saved tensors, and their live bytes by phase.
+"""What really happens: tiny models of several families, and the tensors that autograd saves for them.
 
 The recipes run on the CPU, with the project's own model and step; the counting is PyTorch's.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,15 +15,11 @@ import torch
 from torch import nn
 from torch._inductor.compile_fx import compile_fx
 
-from harness.architecture.model_shape import load_shape
 from harness.hardware.hardware import find_hardware
-from harness.napkin.memory.moments import Memory, memory_of
-from harness.napkin.model.built_model import BuiltModel
-from harness.observe.storage_tracker import StorageTracker
+from harness.napkin import Memory, estimate
 from harness.recipe.recipe import Recipe
 from harness.system import TorchRelease
 from harness.training.model import build_training
-from harness.training.step import train_step
 
 keeps_workspaces = pytest.mark.skipif(
     not TorchRelease.of(torch.__version__).keeps_cublas_workspaces,
@@ -81,7 +76,7 @@ def recipe_for(folder: Any, family: str, **fields: Any) -> Recipe:
 
 
 def napkin(recipe: Recipe) -> Memory:
-    return memory_of(BuiltModel(recipe, load_shape(recipe.model)), find_hardware("a100-80gb"))
+    return estimate(recipe, find_hardware("a100-80gb"))
 
 
 def saved_bytes(recipe: Recipe) -> int:
@@ -130,52 +125,6 @@ def _interpreted(graph: torch.fx.GraphModule, _: Any, **__: Any) -> Callable[...
     return torch.fx.Interpreter(graph).run
 
 
-def peaks_by_phase(recipe: Recipe, steps: int = 2) -> dict[str, int]:
-    """Live device bytes at the peak of each phase of the last step; the model is part of them."""
-    sink = _Live()
-    with StorageTracker(sink):
-        training = build_training(recipe, torch.device("cpu"))
-        for _ in range(steps):
-            sink.peaks.clear()
-            batches = [
-                {name: t.to("cpu", copy=True) for name, t in _batch(recipe).items()}
-                for _ in range(recipe.gradient_accumulation_steps)
-            ]
-            train_step(training, batches, torch.tensor(float(recipe.tokens_per_step)), sink)
-            del batches
-    return sink.peaks
-
-
-def predicted_peaks(memory: Memory) -> dict[str, int]:
-    """The same from napkin, without the cuBLAS workspaces that a CPU has not."""
-    peaks: dict[str, int] = {}
-    for moment in memory.moments[1:]:
-        phase = "backward" if moment.phase == "loss" else moment.phase
-        peaks[phase] = max(peaks.get(phase, 0), moment.total_bytes - moment.other)
-    return peaks
-
-
 def _batch(recipe: Recipe) -> dict[str, torch.Tensor]:
     ids = torch.randint(0, 300, (recipe.micro_batch_size, recipe.seq_len))
     return {"input_ids": ids, "labels": ids.clone()}
-
-
-class _Live:
-    """Sink of the tracker and observer of the step: live bytes, host memory apart."""
-
-    def __init__(self) -> None:
-        self.now = self.highest = 0
-        self.peaks: dict[str, int] = {}
-
-    def born(self, key: int, size_bytes: int, on_host: bool, op: str, frames: Any) -> None:
-        self.now += 0 if on_host else size_bytes
-        self.highest = max(self.highest, self.now)
-
-    def died(self, key: int, size_bytes: int, on_host: bool) -> None:
-        self.now -= 0 if on_host else size_bytes
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        self.highest = self.now
-        yield
-        self.peaks[name] = max(self.peaks.get(name, 0), self.highest)

@@ -1,0 +1,56 @@
+"""What a family's config.json leaves out: the defaults of the transformers that is installed.
+
+Its configuration classes name a default for every field, as literals. They are read from the source, since
+importing one imports torch, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+
+@cache
+def family_defaults(family: str) -> dict[str, Any]:
+    """The literals in the body of the family's configuration class: its fields with their defaults, and also
+    `attribute_map` (other names of fields) and `base_model_tp_plan` (names of layers).
+
+    Empty for a family that this transformers does not have.
+    """
+    module = family.replace("-", "_")
+    for name in dict.fromkeys((module, module.removesuffix("_text"))):
+        path = _models() / name / f"configuration_{name}.py"
+        if not name.isidentifier() or not path.is_file():
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                values = _literals(node)
+                if values.get("model_type") == family:
+                    return values
+    return {}
+
+
+def _models() -> Path:
+    """Where transformers keeps its families. Finding a package does not import it."""
+    found = find_spec("transformers")
+    return Path(found.origin or "").parent / "models" if found else Path()
+
+
+def _literals(node: ast.ClassDef) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for line in node.body:
+        match line:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if value:
+                pass
+            case ast.AnnAssign(target=ast.Name(id=name), value=value) if value:
+                pass
+            case _:
+                continue
+        try:
+            values[name] = ast.literal_eval(value)
+        except ValueError:  # computed, as a sum or a list of layers
+            continue
+    return values

@@ -1,0 +1,158 @@
+"""The weights of a decoder, by name and size, for every way of mixing tokens and of feeding forward.
+
+Names are those of the modules inside a block, which is what a recipe's lora_targets match.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from harness.architecture.model_shape import Block, ModelShape
+
+Role = Literal["in", "low", "out", "up", "down", "router", "expert up", "expert down", "vector"]
+"""in: from the hidden states into the mixer; low: from a smaller vector; out and down: back to them."""
+_PACKED = {
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), ("attn.c_attn", "attn.c_proj", "c_fc", "c_proj")),
+    **dict.fromkeys(
+        ("gpt_neox", "falcon", "bloom"), ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
+    ),
+    "phi3": ("self_attn.qkv_proj", "self_attn.o_proj", "gate_up_proj", "down_proj"),
+}
+"""Families with one weight for queries, keys and values: its name, and those of the three others."""
+_OWN = {
+    "phi": ("dense", "fc1", "fc2"),
+    "opt": ("out_proj", "fc1", "fc2"),
+    "gptj": ("out_proj", "fc_in", "fc_out"),
+    "gpt_neo": ("out_proj", "c_fc", "c_proj"),
+    "starcoder2": ("o_proj", "c_fc", "c_proj"),
+}
+"""Families with names of their own for attention's last matrix and those of the MLP."""
+_STATES = {"delta": "linear_attn", "state space": "mamba", "conv": "conv", "recurrent": "temporal_block"}
+
+
+class Matrix(NamedTuple):
+    """A linear layer of `inputs` x `outputs` weights, or so many of them that are `stacked`."""
+
+    name: str
+    inputs: int
+    outputs: int
+    role: Role
+    bias: bool = False
+    stacked: int = 1
+    """A mixture's experts: one parameter, and no linear layer."""
+
+    @property
+    def elements(self) -> int:
+        return self.inputs * self.outputs * self.stacked
+
+    @property
+    def linear(self) -> bool:
+        """Whether it is a linear layer, which is what quantization and LoRA look for."""
+        return self.stacked == 1 and self.role not in ("router", "vector")
+
+
+def matrices_of(shape: ModelShape, block: Block) -> list[Matrix]:
+    """The matrices of one block of this kind."""
+    parts = block.mixer.split(" and ")
+    return [*(m for part in parts for m in _mixing(shape, part)), *_feeding(shape, block.feed)]
+
+
+def _mixing(shape: ModelShape, mixer: str) -> list[Matrix]:
+    hidden, inner, states = shape.hidden, shape.state_width, shape.state_key_heads * shape.state_dim
+    if mixer in ("attention", "sliding"):
+        return _latent(shape) if shape.kv_rank else _attention(shape)
+    if mixer == "none":
+        return []
+    between: list[Matrix] = []
+    match mixer:
+        case "delta":
+            made = 2 * states + 2 * inner
+            between = [Matrix("linear_attn.in_proj_ba", hidden, 2 * shape.state_heads, "in")]
+        case "state space":
+            made = 2 * inner + 2 * states + shape.state_heads
+        case "scan":
+            step, made = -(-hidden // 16), 2 * inner
+            between = [
+                Matrix("mixer.x_proj", inner, step + 2 * shape.state_dim, "low"),
+                Matrix("mixer.dt_proj", step, inner, "low"),
+            ]
+        case "conv":
+            made, inner = 3 * hidden, hidden
+        case _:
+            made = 2 * inner
+            between = [Matrix("rg_lru.gates", inner, 2 * inner // shape.heads, "router")]
+    name = _STATES.get(mixer, "mixer")
+    first, last = (
+        Matrix(f"{name}.in_proj", hidden, made, "in"),
+        Matrix(f"{name}.out_proj", inner, hidden, "out"),
+    )
+    return [first, *between, last]
+
+
+def _attention(shape: ModelShape) -> list[Matrix]:
+    q, kv, hidden = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.hidden
+    bias = shape.qkv_bias or shape.bias
+    if shape.family in _PACKED:
+        packed, out, *_ = _PACKED[shape.family]
+        return [Matrix(packed, hidden, q + 2 * kv, "in", bias), Matrix(out, q, hidden, "out", shape.bias)]
+    out = _OWN.get(shape.family, ("o_proj",))[0]
+    return [
+        Matrix("self_attn.q_proj", hidden, q * (1 + shape.gated_attention), "in", bias),
+        Matrix("self_attn.k_proj", hidden, kv, "in", bias),
+        Matrix("self_attn.v_proj", hidden, kv, "in", bias),
+        Matrix(f"self_attn.{out}", q, hidden, "out", shape.bias),
+    ]
+
+
+def _latent(shape: ModelShape) -> list[Matrix]:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+    hidden, heads, q = shape.hidden, shape.heads, shape.heads * shape.head_dim
+    made = heads * (shape.head_dim - shape.rope_dim + shape.value_dim)
+    queries = [Matrix("self_attn.q_proj", hidden, q, "in")]
+    if rank := shape.query_rank:
+        queries = [
+            Matrix("self_attn.q_a_proj", hidden, rank, "in"),
+            Matrix("self_attn.q_b_proj", rank, q, "low"),
+        ]
+    return [
+        *queries,
+        Matrix("self_attn.kv_a_proj_with_mqa", hidden, shape.kv_rank + shape.rope_dim, "in"),
+        Matrix("self_attn.kv_b_proj", shape.kv_rank, made, "low"),
+        Matrix("self_attn.o_proj", heads * shape.value_dim, hidden, "out"),
+    ]
+
+
+def _feeding(shape: ModelShape, feed: str) -> list[Matrix]:
+    if feed != "experts":
+        return _mlp(shape, "mlp", shape.intermediate) if feed == "dense" else []
+    hidden, width, count = shape.hidden, shape.expert_width, shape.experts
+    return [
+        Matrix("mlp.gate", hidden, count, "router"),
+        Matrix("mlp.experts.gate_up_proj", hidden, (1 + shape.gated) * width, "expert up", stacked=count),
+        Matrix("mlp.experts.down_proj", width, hidden, "expert down", stacked=count),
+        *(_mlp(shape, "mlp.shared_expert", shape.shared_width) if shape.shared_width else []),
+    ]
+
+
+def _mlp(shape: ModelShape, name: str, width: int) -> list[Matrix]:
+    """Gate, up and down (arXiv 2002.05202), or up and down."""
+    hidden, bias, packed = shape.hidden, shape.bias, _PACKED.get(shape.family)
+    up, down = (packed or _OWN.get(shape.family, ("", "up_proj", "down_proj")))[-2:]
+    ups = [Matrix(f"{name}.{up}", hidden, width * (2 if packed and shape.gated else 1), "up", bias)]
+    if shape.gated and not packed:
+        ups.insert(0, Matrix(f"{name}.gate_proj", hidden, width, "up", bias))
+    return [*ups, Matrix(f"{name}.{down}", width, hidden, "down", bias)]
+
+
+def vectors_of(shape: ModelShape, block: Block) -> int:
+    """Elements of one block's norms, convolutions and the like, which are never quantized nor adapted."""
+    both = block.feed != "none" and block.mixer != "none"
+    elements = (shape.norms if both else 1) * shape.hidden * (1 + shape.layer_norm)
+    if block.mixer in ("attention", "sliding"):
+        return elements + shape.kv_rank + shape.query_rank + 2 * shape.head_dim * shape.qk_norm
+    if block.mixer == "none":
+        return elements
+    scans = block.mixer == "scan"
+    width = shape.hidden if block.mixer == "conv" else shape.state_width
+    keys = 0 if scans or block.mixer == "conv" else 2 * shape.state_key_heads * shape.state_dim
+    return elements + (width + keys) * shape.conv_kernel + width * shape.state_dim * scans

@@ -1,0 +1,281 @@
+"""What autograd keeps of a micro batch from forward to backward, term by term, and the loss. No torch.
+
+Which operator keeps what is PyTorch's tools/autograd/derivatives.yaml; how a layer is written out of
+operators, transformers' models/*/modeling_*.py; what LoRA adds, peft/tuners/lora/layer.py. Korthikanti et al.
+(arXiv 2205.05198, section 4.1) count the same way for GPT with fused kernels: 34·S·B·H bytes a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal
+
+from harness.architecture import Block, Matrix, matrices_of
+from harness.hardware import Hardware
+from harness.napkin.terms import Dims, Term
+from harness.napkin.weights import SIZES, BuiltModel
+
+LOSS = "transformers/loss/loss_utils.py, ForCausalLMLoss"
+LIGER = "arXiv 2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py"
+_KEPT_BY_ACTIVATION = {"gelu_new": 4, "gelu_fast": 4, "xielu": 4}
+"""Tensors of the MLP's width that a nonlinearity keeps: SiLU and GELU their input, ReLU its result; those
+that are written out in Python, more."""
+_SOFTMAX_AS_GIVEN = ("gpt2", "gpt_oss", "falcon")
+"""Families whose own code for attention takes the softmax in the dtype of the scores, not in fp32."""
+_SCANS: dict[str, list[tuple[str, str, float, str, int]]] = {
+    "state space": [
+        ("gate, x, convolved and scaled", "B·S·Z", 4, "Mamba-2's torch_forward", 8),
+        ("B and C of every head", "B·S·M·Q", 4, "Mamba-2's torch_forward", 3),
+        ("decays and scores of a chunk", "B·S·M·C", 4, "Mamba-2's torch_forward", 5),
+    ],
+    "delta": [
+        ("q, k, v, gates and norms", "B·S·Z", 4, "torch_chunk_gated_delta_rule", 14),
+        ("decays and scores of a chunk", "B·S·M·C", 4, "torch_chunk_gated_delta_rule", 8),
+        ("its triangular inverse, row by row", "B·S·M·C·C", 4 / 3, "torch_chunk_gated_delta_rule", 1),
+    ],
+    "scan": [
+        ("A, B x and states of every token", "B·S·Z·Q", 4, "Mamba's slow_forward", 4),
+        ("gate, x, steps", "B·S·Z", 4, "Mamba's slow_forward", 8),
+    ],
+    "conv": [("B, C, x and their products", "B·S·H", 2, "ShortConv.slow_forward", 5)],
+    "recurrent": [("gates and states", "B·S·Z", 4, "RecurrentGemmaRglru", 16)],
+}
+"""What mixing tokens through a state keeps, as transformers writes it in PyTorch: packages with kernels for it
+(mamba-ssm, flash-linear-attention) are not asked for."""
+
+
+class Activations:
+    """What one micro batch keeps on a rank."""
+
+    def __init__(self, built: BuiltModel, hardware: Hardware) -> None:
+        self.built, self.recipe, self.shape, self.hardware = built, built.recipe, built.shape, hardware
+        self.dims, recipe = Dims(built), built.recipe
+        self.recomputes, self.compiled = recipe.gradient_checkpointing, recipe.compile
+        self.described = recipe.attention
+        self.compute = SIZES[recipe.compute_dtype]
+        """Bytes of an element of what a matrix product reads and writes."""
+        self.stream = self.compute if recipe.fsdp and recipe.mixed else SIZES[built.loose_dtype]
+        """Of the residual stream. FSDP2's mixed precision gathers weights in 16 bit."""
+        self.made = self.compute if recipe.mixed and built.loose_dtype == built.made_dtype else self.stream
+        """Of what a linear layer makes; a quantized one returns the dtype that it was given."""
+        self.read = self.compute if recipe.mixed else self.made
+        """Of what attention reads."""
+        masks = recipe.seq_len if recipe.packing and not recipe.flash_package else 0
+        self.input_bytes = recipe.tokens_per_step * (8 * (2 + recipe.packing) + masks)
+        """Ids and labels of all micro batches; packed, positions and a mask of bytes."""
+        window, slides = self.shape.sliding_window, any(b.mixer == "sliding" for b in self.shape.blocks)
+        self.short = slides and window is not None and window < recipe.seq_len
+        self.masked = recipe.attention == "sdpa" and (recipe.packing or self.short)
+        """Whether sdpa is given a mask: for packed documents, or a window shorter than the sequence."""
+
+    @cached_property
+    def kernel(self) -> Literal["eager", "fused", "plain"]:
+        """What computes attention: eager's own code, a fused kernel, or sdpa's plain fallback, which keeps
+        scores as eager does (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+        recipe, shape = self.recipe, self.shape
+        if recipe.attention == "eager" or (shape.attention_softcap and not recipe.flash_package):
+            return "eager"
+        grouped = shape.heads != shape.kv_heads and not self.masked
+        if shape.family == "falcon" and grouped and not recipe.flash_package:
+            return "plain"  # it gives sdpa one head of keys, which no fused kernel takes
+        modern = float(self.hardware.datasheet.compute_capability) >= 8
+        if recipe.flash_package or (self.read == 2 and modern):
+            return "fused"
+        return "plain" if grouped or recipe.compute_dtype == "bf16" else "fused"
+
+    @property
+    def block_input(self) -> Term:
+        """What checkpointing keeps of a block."""
+        return self.dims.term("block input", "B·S·H", self.stream, "arXiv 1604.06174")
+
+    def kept_by(self, block: Block) -> list[Term]:
+        """What one block of this kind keeps for backward when nothing is recomputed."""
+        shape, terms, roles = self.shape, list[Term](), dict[str, list[Matrix]]()
+        for matrix in matrices_of(shape, block):
+            roles.setdefault(matrix.role, []).append(matrix)
+        if block.mixer != "none":
+            terms += self._norm("norm before attention", roles["in"])
+            terms += self._mixed(block, roles["out"])
+            terms += [term for _ in range(shape.norms - 2) for term in self._norm("norm after", [])]
+        if block.feed != "none":
+            name, ups, downs = "norm before the MLP", roles.get("up", []), roles.get("down", [])
+            shared = shape.parallel_residual and shape.norms == 1  # the same norm for both
+            terms += self._read(f"{name}: output", ups, self.stream) if shared else self._norm(name, ups)
+            terms += self._experts(roles["expert up"] + roles["expert down"]) if "expert up" in roles else []
+            terms += self._mlp("B·S·J" if "expert up" in roles else "B·S·I", downs) if downs else []
+        dropped = self.dims.term("masks of dropout", "B·S·H", 1, "native_dropout", 2)
+        return [*terms, dropped] if shape.residual_dropout else terms
+
+    def _norm(self, name: str, readers: Sequence[Matrix], dims: str = "B·S·H") -> list[Term]:
+        """A norm, and what the layers that read it keep of its output."""
+        term = self.dims.term
+        if self.compiled:  # one kernel, computed again from its input
+            return [term(f"{name}: input", dims, self.stream, "the norm")]
+        if self.shape.layer_norm:
+            width = 4 if self.recipe.mixed else self.stream
+            terms = [term(f"{name}: input", dims, width, "LayerNorm, which keeps its input")]
+        else:
+            terms = [term(f"{name}: input in fp32", dims, 4, "RMSNorm: x², x·1/rms")]
+            if self.recipe.trains_base:  # Gemma multiplies before it casts
+                width = 4 if self.shape.family.startswith("gemma") else self.stream
+                terms.append(term(f"{name}: x/rms", dims, width, "the gradient of its weight"))
+        return terms + self._read(f"{name}: output", readers, self.stream, dims)
+
+    def _read(
+        self, name: str, readers: Sequence[Matrix], width: int, dims: str = "B·S·H", *, kept: bool = False
+    ) -> list[Term]:
+        """What linear layers keep of the tensor they read, of `width` bytes an element; `kept`: somebody else
+        keeps it already."""
+        recipe, built, term, terms = self.recipe, self.built, self.dims.term, list[Term]()
+        adapted = [m for m in readers if m.name in built.adapted and built.lora]
+        if self.compiled or not readers:
+            return []
+        if recipe.trains_base:
+            casts = recipe.mixed and width != self.compute  # autocast's, anew for every product
+            times = len(readers) if casts else 1
+            own = term(name, dims, self.compute if casts else width, "products, for weights", times)
+            return [] if kept and not casts else [own]
+        if not kept and any(built.storage(m) == "int8" for m in readers):
+            terms, kept = [term(name, dims, width, "MatMul8bitLt, in its ctx")], True
+        if not adapted:
+            return terms
+        wide = self.compute if recipe.mixed else SIZES[built.adapter_dtype(adapted[0])]
+        if recipe.lora_dropout:
+            terms.append(term(f"{name}: mask of dropout", dims, 1, "native_dropout", len(adapted)))
+        own = wide != width or recipe.lora_dropout > 0  # a copy for each adapted layer
+        if own or not kept:
+            terms.append(term(f"{name} for A", dims, wide, "LoRA's A", len(adapted) if own else 1))
+        return [*terms, term("A x", "B·S·R", wide, "LoRA's B", len(adapted))]
+
+    def _mixed(self, block: Block, out: Sequence[Matrix]) -> list[Term]:
+        own, _, also = block.mixer.partition(" and ")
+        if own in ("attention", "sliding"):
+            return self._attention(block, out)
+        terms = [self.dims.term(*row) for row in _SCANS[own]]
+        terms += self._read("output", out[:1], self.made, "B·S·H" if own == "conv" else "B·S·Z")
+        return terms + (self._attention(block, out[1:]) if also else [])
+
+    def _attention(self, block: Block, out: Sequence[Matrix]) -> list[Term]:
+        shape, width, term, terms = self.shape, self.read, self.dims.term, list[Term]()
+        if shape.kv_rank:
+            terms += self._norm("norm of latents", [Matrix("self_attn.kv_b_proj", 1, 1, "low")], "B·S·K")
+        if shape.qk_norm:
+            terms += self._norm("norm of q", [], "B·S·N·D") + self._norm("norm of k", [], "B·S·G·D")
+        if shape.gated_attention:
+            terms.append(term("gate, and what it multiplies", "B·S·N·D", self.made, "their product", 2))
+        masked = self.masked and (block.mixer == "sliding" or not self.short)
+        if self.kernel == "fused":
+            heads = "N" if masked or shape.kv_rank else "G"
+            terms += [
+                term("q rotated", "B·S·N·D", width, "attention"),
+                term("k rotated", f"B·S·{heads}·D", width, "attention"),
+                term("v", f"B·S·{heads}·U", width, "attention"),
+                term("attention's output", "B·S·N·U", width, "attention (arXiv 2307.08691)"),
+                term("log-sum-exp", "B·S·N", 4, "attention"),
+            ]
+            terms += [term("mask to add", "S·S", width, "attention")] if masked else []
+            return terms + self._read("attention's output", out, width, "B·S·N·U", kept=True)
+        wide = self.kernel == "plain" or shape.family not in _SOFTMAX_AS_GIVEN or self.recipe.mixed
+        factors = 4 if self.kernel == "plain" else width
+        terms += [
+            term("q, k and v of every head", "B·S·N·D", factors, "the two products of attention", 3),
+            term("softmax", "B·N·S·S", 4 if wide else width, "softmax"),
+        ]
+        if wide and factors != 4:
+            terms.append(term("weights", "B·N·S·S", width, "their product with v"))
+        if shape.attention_softcap:
+            terms.append(term("tanh of scores", "B·N·S·S", width, "tanh"))
+        if shape.attention_dropout:
+            terms.append(term("mask and weights dropped", "B·N·S·S", 1 + width, "native_dropout"))
+        return terms + self._read("attention's output", out, width, "B·S·N·U")
+
+    def _mlp(self, dims: str, down: Sequence[Matrix]) -> list[Term]:
+        shape, term = self.shape, self.dims.term
+        many, relu = _KEPT_BY_ACTIVATION.get(shape.activation, 1), shape.activation == "relu"
+        if not shape.gated:
+            terms = [term("up", dims, self.made, shape.activation, many)]
+            return terms + self._read("activation", down, self.made, dims, kept=relu)
+        terms = [term("gate and up", dims, self.made, "activation, product", 1 + many)]
+        if self.compiled:
+            return terms
+        terms.append(term("activation", dims, self.made, "its product with up"))
+        return terms + self._read("gated", down, self.made, dims)
+
+    def _experts(self, stacked: Sequence[Matrix]) -> list[Term]:
+        """A token's row goes to each of its experts (transformers/integrations/moe.py). Grouped products are
+        not on autocast's lists, and weights that peft or bitsandbytes make whole are kept."""
+        built, width, term = self.built, self.stream, self.dims.term
+        adapted, what = any(m.name in built.adapted for m in stacked), "grouped_mm_experts_forward"
+        terms = [
+            term("gate, up and activation", "B·S·X·F", width, what, 3 if self.shape.gated else 2),
+            term("rows out of experts", "B·S·X·H", width, "their product with the share"),
+            term("chances", "B·S·E", 4, "the router's softmax", 2),
+        ]
+        if self.recipe.trains_base or adapted:
+            terms += [term("rows of experts", "B·S·X·H", width, what), term("gated", "B·S·X·F", width, what)]
+        whole, quantized = sum(m.elements for m in stacked) // self.recipe.tp, built.storage(stacked[0])
+        name, source = "experts with their adapters", "W + B A, made whole (peft's ParamWrapper)"
+        if quantized:
+            name, width, source = "experts dequantized", self.compute, "bitsandbytes.nn.parametrize"
+        made = Term("", name, f"{whole:,} × {width} B", whole * width, source)
+        return [*terms, made] if quantized or adapted else terms
+
+    def passing(self, block: Block) -> int:
+        """The most that a block's backward holds for a moment beside what it keeps: gradients of its widest
+        tensors, with LoRA in fp32 those of both branches; and a weight that is dequantized."""
+        d, built, matrices = self.dims.of, self.built, matrices_of(self.shape, block)
+        wide = built.lora and not self.recipe.mixed and built.adapter_dtype(matrices[0]) == "fp32"
+        if block.feed == "experts":
+            widest = [2 * self.stream * d("B·S·X·F") + (self.stream + 4) * d("B·S·X·H")]
+        else:
+            widest = [(self.made + (4 if wide else self.made)) * d("B·S·I") * (block.feed == "dense")]
+        if not block.attends:
+            widest.append(8 * d("B·S·Z·Q") if block.mixer == "scan" else 16 * d("B·S·Z"))
+        elif self.kernel == "fused":  # the gradient of q is summed up in fp32
+            widest.append(4 * d("B·S·N·D") + 2 * self.read * (d("B·S·N·D") + d("B·S·N·U")))
+        else:
+            widest.append((8 + 2 * self.shape.attention_softcap * self.read) * d("B·N·S·S"))
+        whole = max((m.elements for m in matrices if m.linear and built.storage(m)), default=0)
+        return max(widest) + self.stream * d("B·S·H") + whole * self.compute
+
+    @cached_property
+    def kept_by_loss(self) -> list[Term]:
+        """What the last norm, the head and the loss keep."""
+        term, terms = self.dims.term, self._norm("final norm", [self.built.head])
+        if self.recipe.fused_loss:
+            return terms
+        if self.compiled:
+            return [*terms, term("logits", "B·S·V", self.compute, LOSS)]
+        capped = [term("tanh of logits", "B·S·V", self.compute, "tanh")] if self.shape.logit_softcap else []
+        return [*terms, term("log-probabilities", "B·S·V", 4, LOSS), *capped]
+
+    @cached_property
+    def held_after_forward(self) -> list[Term]:
+        """What the loss's local variables hold when forward ends."""
+        if self.recipe.fused_loss:
+            return self._fused
+        hidden = self.dims.term("hidden states", "B·S·H", self.stream, LOSS)
+        logits = {} if self.compiled else {"logits": self.compute, "logits in fp32": 4}
+        if self.compute == 4:
+            logits.pop("logits", None)
+        return [hidden, *(self.dims.term(name, "B·S·V", width, LOSS) for name, width in logits.items())]
+
+    @cached_property
+    def held_in_backward(self) -> list[Term]:
+        """Gradients of logits, in the backward of the loss."""
+        times = 1 if self.compiled else 2
+        gradients = self.dims.term("gradients of logits", "B·S·V", 4, "log_softmax, nll_loss", times)
+        return self._fused if self.recipe.fused_loss else [gradients]
+
+    @cached_property
+    def _fused(self) -> list[Term]:
+        """Liger's loss makes the logits of a chunk of tokens at a time, and both gradients in forward."""
+        tokens, vocab, hidden = self.dims.of("B·S"), self.shape.vocab, self.shape.hidden
+        chunk = min(tokens, 1 << (-(-tokens // -(-vocab // hidden)) - 1).bit_length())
+        width = SIZES[self.built.loose_dtype] + self.compute * self.recipe.mixed
+        weight = Term("", "gradient of the head", f"V·H × {width} B", vocab * hidden * width, LIGER)
+        size, formula = chunk * vocab * self.compute, f"{chunk:,}·{vocab:,} × {self.compute} B"
+        logits = Term("", "one chunk of logits", formula, size, LIGER)
+        states = self.dims.term("gradient of the hidden states", "B·S·H", self.stream, LIGER)
+        return [states, logits, *([weight] if self.recipe.trains_base else [])]

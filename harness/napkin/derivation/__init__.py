@@ -1,1 +1,0 @@
-"""The estimate as a person checks it: every term with its formula."""

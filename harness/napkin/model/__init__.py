@@ -1,1 +1,0 @@
-"""The model as it is built: its weights, their dtypes, and what trains."""

@@ -1,1 +1,0 @@
-"""What a forward pass computes and autograd keeps, operation by operation."""

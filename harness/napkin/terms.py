@@ -1,0 +1,64 @@
+"""A line of the derivation, and the letters that sizes are written in. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import NamedTuple
+
+from harness.napkin.weights import BuiltModel
+
+
+class Term(NamedTuple):
+    """One line of the derivation: `size_bytes` is what `formula` comes to."""
+
+    section: str
+    name: str
+    formula: str
+    size_bytes: int
+    source: str
+
+
+class Dims:
+    """Writes terms whose size is a product of letters."""
+
+    def __init__(self, built: BuiltModel) -> None:
+        recipe, shape, tp = built.recipe, built.shape, built.recipe.tp
+        self.letters = {
+            "B": (recipe.micro_batch_size, "micro batch"),
+            "S": (recipe.seq_len, "sequence"),
+            "H": (shape.hidden, "hidden"),
+            "N": (-(-shape.heads // tp), "query heads"),
+            "G": (-(-shape.kv_heads // tp), "key-value heads"),
+            "D": (shape.head_dim, "head dimension"),
+            "U": (shape.value_dim or shape.head_dim, "head dimension of values"),
+            "K": (shape.kv_rank, "latents of keys and values"),
+            "I": (-(-shape.intermediate // tp), "MLP"),
+            "E": (shape.experts, "experts"),
+            "X": (shape.experts_per_token, "experts a token goes to"),
+            "F": (-(-shape.expert_width // tp), "an expert"),
+            "J": (-(-shape.shared_width // tp), "the shared expert"),
+            "M": (-(-shape.state_heads // tp), "heads with a state"),
+            "Z": (-(-shape.state_width // tp), "their width"),
+            "Q": (shape.state_dim, "a state"),
+            "C": (min(shape.chunk, recipe.seq_len), "tokens worked on at a time"),
+            "R": (built.rank, "LoRA's rank"),
+            "V": (shape.vocab, "vocabulary"),
+        }
+        """The number behind each letter on one rank, and what it stands for."""
+
+    def of(self, dims: str) -> int:
+        """The product of `dims`, as in B·S·H."""
+        return prod(self.letters[letter][0] for letter in dims.split("·"))
+
+    def term(self, name: str, dims: str, width: float, source: str, times: int = 1) -> Term:
+        """`times` tensors of `dims`, of `width` bytes an element."""
+        shown = "·".join(f"{self.letters[letter][0]:,}" for letter in dims.split("·"))
+        one = f"{dims} × {width:.3g} B = {shown} × {width:.3g} B"
+        formula = f"{times} × [{one}]" if times > 1 else one
+        return Term("", name, formula, int(times * width * self.of(dims)), source)
+
+
+def sum_of(terms: Iterable[Term]) -> int:
+    """Bytes of all of them."""
+    return sum(term.size_bytes for term in terms)

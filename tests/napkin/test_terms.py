@@ -1,0 +1,121 @@
+"""What is kept for backward: by hand from papers, and as autograd saves it for small models of every kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.architecture.model_shape import ModelShape
+from harness.hardware.hardware import find_hardware
+from harness.napkin import Memory, estimate
+from harness.recipe.file import load_recipe
+from harness.recipe.recipe import Recipe
+from tests.support.napkin_oracle import CONFIGS, napkin, recipe_for, saved_bytes
+
+A100 = find_hardware("a100-80gb")
+GPT = ModelShape(
+    family="gpt2",
+    vocab=50_304,
+    hidden=1024,
+    layers=4,
+    heads=16,
+    kv_heads=16,
+    head_dim=64,
+    intermediate=4096,
+    tied=True,
+    activation="gelu",
+    gated=False,
+    layer_norm=True,
+    positions=2048,
+    bias=True,
+    attention_dropout=0.1,
+    residual_dropout=0.1,
+)
+
+
+def kept(memory: Memory) -> int:
+    """With autocast's copies of weights, which products keep."""
+    sizes = memory.sizes
+    return sizes.kept_by_blocks + sizes.kept_by_loss + sizes.weight_copies
+
+
+@pytest.mark.parametrize(("batch", "seq"), [(1, 256), (2, 512), (4, 2048)])
+def test_activations_of_a_gpt_layer_are_those_of_korthikanti_et_al(batch, seq):
+    """arXiv 2205.05198, equation 1: s·b·h (34 + 5·a·s/h) bytes a layer in 16 bit, and table 2, with full
+    recomputation: 2·s·b·h."""
+    recipe = Recipe(model="gpt", micro_batch_size=batch, seq_len=seq, attention="eager")
+    s, b, h, a = seq, batch, 1024, 16
+    assert estimate(recipe, A100, GPT).sizes.kept == [(4, s * b * h * 34 + 5 * a * s * s * b, 0)]
+    checkpointed = estimate(recipe.model_copy(update={"gradient_checkpointing": True}), A100, GPT)
+    assert checkpointed.sizes.kept == [(4, 2 * s * b * h, s * b * h * 34 + 5 * a * s * s * b)]
+
+
+def test_a_llama_block_by_hand():
+    """bf16, every weight: each norm 4 + 2 + 2 bytes a hidden, q, k, v and the output 2 each, the log-sum-exp 4 a
+    head, and in the MLP gate, up, their activation and product 2 each."""
+    recipe = Recipe(model="llama-3.1-8b", precision="bf16", seq_len=2048)
+    tokens, hidden, inner = 2048, 4096, 14_336
+    attention = 2 * (2 * 32 + 2 * 8) * 128 + 4 * 32
+    assert napkin(recipe).sizes.kept == [(32, tokens * (2 * 8 * hidden + attention + 4 * 2 * inner), 0)]
+
+
+def test_logits_and_loss_take_two_four_four_and_four_bytes_a_token_and_word():
+    memory = napkin(Recipe(model="llama-3.1-8b", adapter="lora", gradient_checkpointing=True))
+    logits = 2048 * 128_256
+    acts = memory.sizes.activations
+    assert [t.size_bytes for t in acts.held_after_forward if t.formula.startswith("B·S·V")] == [
+        2 * logits,
+        4 * logits,
+    ]
+    assert 4 * logits in [t.size_bytes for t in acts.kept_by_loss]
+    assert [t.size_bytes for t in acts.held_in_backward] == [2 * 4 * logits]
+
+
+def test_lora_in_fp32_keeps_a_copy_of_its_input_for_every_layer():
+    """peft casts the input of each adapted layer to fp32: seven copies a block, four of them of other tensors."""
+    lora, base = (
+        napkin(Recipe(model="llama-3.1-8b", adapter="lora", adapter_dtype=d)) for d in ("fp32", "base")
+    )
+    copies = 2048 * (4 * (3 + 1 + 2) * 4096 + 4 * 14_336) - 2048 * 2 * (2 * 4096 + 14_336)
+    ranks = 2048 * 7 * 16 * 2  # A x in fp32, not in bf16
+    assert lora.sizes.kept[0][1] - base.sizes.kept[0][1] == copies + ranks
+
+
+WITHIN = {"gpt2": 0.2, "phi": 0.2, "phi3": 0.1, "gpt_neox": 0.1}
+"""Families that copy more than the textbook says: GPT-2's GELU in Python, rotations of a part of a head."""
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_autograd_saves_about_as_much(tmp_path, family, adapter):
+    targets = {"lora_targets": ("q_proj", "v_proj")} if family == "mixtral" and adapter == "lora" else {}
+    recipe = recipe_for(tmp_path, family, attention="eager", adapter=adapter, **targets)
+    assert kept(napkin(recipe)) == pytest.approx(saved_bytes(recipe), rel=WITHIN.get(family, 0.08))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"precision": "fp32"}, {"precision": "bf16-mixed"}, {"compile": True}], ids=str
+)
+def test_autograd_saves_about_as_much_with_toggles(tmp_path, fields):
+    recipe = recipe_for(tmp_path, "llama", attention="eager", **fields)
+    assert kept(napkin(recipe)) == pytest.approx(
+        saved_bytes(recipe), rel=0.35 if fields == {"compile": True} else 0.1
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b-lora", "gemma-2-2b-lora", "mixtral-qlora", "llama-3.1-8b-full-bf16"]
+)
+def test_the_terms_of_a_section_add_up(name):
+    from harness.napkin.text import derive_terms
+
+    memory = estimate(load_recipe(name)[1], A100)
+    sums: dict[str, int] = {}
+    for term in derive_terms(memory):
+        sums[term.section] = sums.get(term.section, 0) + term.size_bytes
+    sizes = memory.sizes
+    assert sums["Parameters"] == sizes.parameter_bytes
+    assert sums["Gradients"] == sizes.gradient_bytes
+    assert sums["Kept for backward by the loss"] == sizes.kept_by_loss
+    assert sums["Kept for backward"] == sizes.kept_by_blocks
+    again = [size for section, size in sums.items() if section.startswith("One block")]
+    assert again == [again for _, _, again in sizes.kept]
