@@ -12,22 +12,22 @@ from harness.hardware.hardware import (
     table_device,
     with_memory,
 )
-from harness.hardware.links import Collective, collective_s
+from harness.hardware.links import GPUS_PER_NODE, NETWORK, Collective, collective_s, sent_share
 from harness.hardware.nvml import Nvml, device_names
 from harness.hardware.roofline import (
     Bound,
     Time,
     Work,
-    achievable_flops,
     arithmetic_intensity,
     machine_balance,
-    time_of,
     transfer_s,
 )
 from harness.hardware.table import NCCL_COMMUNICATOR, TABLE_NAMES, threads_per_sm
 
 __all__ = [
     "DEFAULT_HARDWARE",
+    "GPUS_PER_NODE",
+    "NETWORK",
     "NCCL_COMMUNICATOR",
     "PLENTY_BYTES",
     "TABLE_NAMES",
@@ -37,7 +37,6 @@ __all__ = [
     "Nvml",
     "Time",
     "Work",
-    "achievable_flops",
     "all_hardware",
     "arithmetic_intensity",
     "collective_s",
@@ -47,9 +46,9 @@ __all__ = [
     "machine_balance",
     "read_prices",
     "split_hardware",
+    "sent_share",
     "table_device",
     "threads_per_sm",
-    "time_of",
     "transfer_s",
     "with_memory",
 ]

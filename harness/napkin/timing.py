@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from harness.hardware import Bound, Time, Work, time_of, transfer_s
+from harness.hardware import Bound, Time, Work, transfer_s
+from harness.kernel_time import time_of
 from harness.napkin.memory.optimizer import step_work
 from harness.napkin.memory.sizes import Sizes
 from harness.napkin.ranks.traffic import traffic

@@ -29,6 +29,7 @@ LEVELS = [
     "system",
     "recipe step_profile allocator",
     "architecture hardware snapshot",
+    "kernel_time",
     "data virtual_gpu parallel",
     "training napkin",
     "observe run_folder launch",

@@ -149,7 +149,7 @@ def _show(
         print_profile(people, profile)
         say(people, "")
         print_peak(people, profile, verbose=verbose)
-        say(people, f"time is a roofline; its rates: {profile.provenance['calibration']}")
+        say(people, f"time is an estimate, kernel by kernel: {profile.provenance['calibration']}")
         return profile.to_json()
     from harness.cli.terminal.trace_diff import print_trace_diff
     from harness.snapshot import busiest_device, diff_segments, diff_traces
