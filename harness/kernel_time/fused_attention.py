@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-Kernel = Literal["flash2", "flash3", "cudnn", "efficient"]
+Kernel = Literal["flash1", "flash2", "flash3", "cudnn", "efficient"]
 Direction = Literal["forward", "backward"]
 
+SMALLEST = 64
 BACKWARD = 2.5
 """The FLOPs of the backward pass over those of the forward one: five products instead of two."""
 
@@ -48,7 +49,7 @@ def attention_s(
         for size in (below, above)
     ]
     if below == above:
-        # a smaller head leaves more of each instruction idle: as many seconds as the smallest that was measured
-        return seconds[0] * max(1.0, sizes[0] / head_dim)
+        # a head below 64 leaves more of each instruction idle: it takes as many seconds as one of 64
+        return seconds[0] * max(1.0, SMALLEST / head_dim)
     share = (head_dim - below) / (above - below)
     return seconds[0] * (1 - share) + seconds[1] * share

@@ -88,22 +88,38 @@ def fitted_memory(capability: str, kind: str) -> Mapping[str, float]:
 
 @lru_cache(maxsize=256)
 def fitted_attention(capability: str, kernel: str, direction: str) -> Mapping[str, Mapping[str, float]]:
-    """By head size. A kernel that nobody measured on an architecture takes its forward pass's rates times
-    what the backward pass loses elsewhere; one that nobody measured at all, those of FlashAttention 2."""
-    _, kernels = of_architecture("attention", capability)
-    kernel = kernel if kernel in kernels else "flash2"
-    directions = kernels[kernel]
-    if direction in directions:
-        return directions[direction]["fitted"]
-    elsewhere = document()["attention"]["9.0"]["flash2"]
-    forward, loss = directions["forward"]["fitted"], {}
-    for size, there in forward.items():
-        theirs = {d: elsewhere[d]["fitted"] for d in ("forward", "backward")}
-        nearest = min(theirs["backward"], key=lambda other: abs(int(other) - int(size)))
-        slower = theirs["backward"][nearest]["rate"] / theirs["forward"][nearest]["rate"]
-        both = theirs["backward"][nearest]
-        loss[size] = {**both, "rate": there["rate"] * slower}
-    return loss
+    """By head size. A kernel or a direction that nobody measured on an architecture has the rates of one that
+    was, FlashAttention 2 forward at the least, times what it loses against that on another architecture."""
+    _, mine = of_architecture("attention", capability)
+    found = _measured(mine, kernel, direction)
+    if found is not None:
+        return found
+    for elsewhere in ("8.0", "9.0"):
+        theirs = document()["attention"][elsewhere]
+        for base in ((kernel, "forward"), ("flash2", direction), ("flash2", "forward")):
+            own, other = _measured(mine, *base), _measured(theirs, *base)
+            wanted = _measured(theirs, kernel, direction)
+            if own and other and wanted:
+                return {size: _scaled(size, each, other, wanted) for size, each in own.items()}
+    if kernel == "flash2":  # of an architecture that nobody measured forward: as data-centre chips
+        return document()["attention"]["8.0"]["flash2"][direction]["fitted"]
+    return fitted_attention(capability, "flash2", direction)
+
+
+def _measured(kernels: Mapping[str, Any], kernel: str, direction: str) -> Mapping[str, Any] | None:
+    return kernels[kernel][direction]["fitted"] if direction in kernels.get(kernel, {}) else None
+
+
+def _scaled(
+    size: str, own: Mapping[str, float], other: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> Mapping[str, float]:
+    """The rate of `own` times that of `wanted` over that of `other`, at the nearest head sizes."""
+
+    def nearest(sizes: Mapping[str, Any]) -> Mapping[str, float]:
+        return sizes[min(sizes, key=lambda each: abs(int(each) - int(size)))]
+
+    there = nearest(wanted)
+    return {**there, "rate": own["rate"] * there["rate"] / nearest(other)["rate"]}
 
 
 @lru_cache(maxsize=256)
