@@ -1,4 +1,5 @@
-"""Fit the parameters of harness/kernel_time to measured kernels, and write harness/kernel_time/parameters.json.
+"""Fit the parameters of harness/kernel_time to measured kernels, and write
+harness/kernel_time/parameters.json.
 
     python -m benchmarks.time.fit COMPUTE.csv NETWORK.csv [--neusight FOLDER] [--steps 150] [--only PART ...]
 
@@ -8,8 +9,9 @@ which the layer norm, the softmax, elementwise kernels and the products in fp32 
 to benchmarks/time/attention.csv. A fifth is kept aside: of products whole shapes, with all their rows; of
 the others sizes. What is written beside the parameters: source, count, and how far off the kept are.
 
-Parts are products, memory, fp32, attention and links; one that is not named in --only stays as it is. Products
-go on from the parameters that are there, unless --anew. Nothing here knows the time of any training step.
+Parts are products, memory, fp32, attention and links; one that is not named in --only stays as it is.
+Products go on from the parameters that are there, unless --anew. Nothing here knows the time of any training
+step.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ NEUSIGHT_FP32 = {
 }
 """Compute capability, or the device where its power limit and not its architecture decides; peak in fp32."""
 
+
 def least_squares(columns: Sequence[Any], target: Any) -> Any:
     """Factors of `columns`, none negative, that make their sum `target`; relative errors count, large ones
     little."""
@@ -75,7 +78,8 @@ def least_squares(columns: Sequence[Any], target: Any) -> Any:
 
 
 def fit_memory_kernel(rate: float, l2_bytes: float, moved: Any, seconds: Any) -> dict[str, float]:
-    """The parameters of one kind of kernel on one device: the share of the cache is tried, the rest follows."""
+    """The parameters of one kind of kernel on one device: the share of the cache is tried, the rest
+    follows."""
     best: tuple[float, dict[str, float]] = (np.inf, {})
     for share in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.25):
         held = np.minimum(moved, share * l2_bytes)
@@ -224,7 +228,8 @@ def fit_links(rows: Sequence[KernelRow]) -> dict[str, Any]:
     groups: dict[tuple[str, str, str], list[KernelRow]] = defaultdict(list)
     for row in rows:
         if row.is_collective and row.device in MACHINES:
-            together = str(row.ranks) if row.ranks <= row.ranks_per_node else f"{row.ranks}x{row.ranks_per_node}"
+            one = row.ranks <= row.ranks_per_node
+            together = str(row.ranks) if one else f"{row.ranks}x{row.ranks_per_node}"
             groups[MACHINES[row.device], row.kernel, together].append(row)
     found: dict[str, Any] = defaultdict(lambda: defaultdict(dict))
     for (link, kind, together), each in sorted(groups.items()):
@@ -272,9 +277,7 @@ def spreads(document: dict[str, Any]) -> dict[str, Any]:
         lows, highs = zip(*each, strict=True)
         return [round(statistics.median(lows), 4), round(statistics.median(highs), 4)]
 
-    products = {
-        name: each["aside"]["measured_over_estimated"] for name, each in document["products"].items()
-    }
+    products = {name: each["aside"]["measured_over_estimated"] for name, each in document["products"].items()}
     kernels = {
         name: of(
             [

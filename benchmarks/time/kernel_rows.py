@@ -1,7 +1,8 @@
 """Files of measured kernels, as rows that the room for time can estimate.
 
-Two forms: `device,kernel,m,n,k,bytes,median_ms` (products of m tokens, n outputs, k inputs in fp16, and kernels
-that wait for memory, with their bytes), and `machine,collective,ranks,devices_per_node,bytes,median_ms`.
+Two forms: `device,kernel,m,n,k,bytes,median_ms` (products of m tokens, n outputs, k inputs in fp16, and
+kernels that wait for memory, with their bytes), and
+`machine,collective,ranks,devices_per_node,bytes,median_ms`.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def read_rows(file: Path) -> list[KernelRow]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file}: {error}. Name a CSV file of measured kernels.") from None
     raise InputError(
-        f"{file}: its columns are {', '.join(sorted(fields))}. It should have device, kernel, m, n, k, bytes, "
-        "median_ms; or machine, collective, ranks, devices_per_node, bytes, median_ms."
+        f"{file}: its columns are {', '.join(sorted(fields))}. It should have device, kernel, m, n, k, "
+        "bytes, median_ms; or machine, collective, ranks, devices_per_node, bytes, median_ms."
     )
 
 
@@ -86,7 +87,7 @@ def _kernel(row: dict[str, str]) -> KernelRow | None:
     seconds = _number(row["median_ms"]) / 1e3
     m, n, k = (int(_number(row.get(name))) for name in "mnk")
     size = _number(row.get("bytes"))
-    if seconds <= 0 or not (n and k and m or size):
+    if seconds <= 0 or not ((n and k and m) or size):
         return None
     return KernelRow(row["device"], row["kernel"], seconds, m, n, k, size)
 

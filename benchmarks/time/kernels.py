@@ -2,8 +2,8 @@
 
     python -m benchmarks.time.kernels FILE.csv [--json]
 
-FILE.csv has a form of benchmarks/time/kernel_rows.py. Products of fewer than 128 rows, elementwise kernels and
-collectives below 1 MB stand in rows of their own ("..., small"), for little of a training step is made of
+FILE.csv has a form of benchmarks/time/kernel_rows.py. Products of fewer than 128 rows, elementwise kernels
+and collectives below 1 MB stand in rows of their own ("..., small"), for little of a training step is made of
 them. --json prints a list of {device, kernel, count, median, p90, max}; errors are fractions of what was
 measured. Devices that the hardware table does not have have no median, and say so.
 """
@@ -33,9 +33,7 @@ def seconds_of(row: KernelRow) -> float | None:
         return None
     if row.is_collective:
         links = MACHINES.get(row.device.lower())
-        return collective(
-            hardware, row.kernel, row.size_bytes, row.ranks, row.ranks_per_node, links=links
-        )
+        return collective(hardware, row.kernel, row.size_bytes, row.ranks, row.ranks_per_node, links=links)
     if row.is_product:
         return product(hardware, "fp16", row.m, row.n, row.k, sustained=False)
     return memory(hardware, KINDS.get(row.kernel, "elementwise"), row.size_bytes)

@@ -1,11 +1,11 @@
 """The training step of an MPT model under PyTorch's FSDP, kernel by kernel, as harness/kernel_time times it.
 
 What the published runs trained (the file's `about`): blocks of layer norm, one product for query, key and
-value, attention, its projection, layer norm, an MLP of 4 x hidden with GELU, no biases; learned positions; the
-embedding's weights are the head's; fused AdamW; FSDP1 with a unit for each block and one for the rest, weights
-gathered and gradients summed in 16 bit, one unit gathered ahead. It is what harness/simulate would see operator
-by operator, written down by shape, for a run of 48 blocks on 512 GPUs takes it half a minute and this a
-hundredth of a second. tests/benchmarks/time holds it against harness/simulate on one GPU.
+value, attention, its projection, layer norm, an MLP of 4 x hidden with GELU, no biases; learned positions;
+the embedding's weights are the head's; fused AdamW; FSDP1 with a unit for each block and one for the rest,
+weights gathered and gradients summed in 16 bit, one unit gathered ahead. It is what harness/simulate would
+see operator by operator, written down by shape, for a run of 48 blocks on 512 GPUs takes it half a minute and
+this a hundredth of a second. tests/benchmarks/time holds it against harness/simulate on one GPU.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ADAMW_BYTES = 7 * FULL_WIDTH
 """Weight, gradient and two moments read, all but the gradient written."""
 GPUS_PER_NODE = 8
 NORM_PASSES, NORM_BACKWARD_PASSES = 2, 3
-"""Tensors of tokens x hidden that a layer norm reads and writes: two forward; backward the gradient, the input
-and the result."""
+"""Tensors of tokens x hidden that a layer norm reads and writes: two forward; backward the gradient, the
+input and the result."""
 
 
 class Shape(NamedTuple):

@@ -44,7 +44,8 @@ SHAPES = {
 NODE_BYTES = {"a100": 1600e9 / 8, "h100": 3200e9 / 8}
 """Bytes/s between machines, of each machine, as the source states: 1600 and 3200 Gbit/s."""
 FP8_SPEEDUP = 1.5
-"""Of products in fp8 through Transformer Engine over 16 bit: twice the peak, less the casts. A guess; few rows."""
+"""Of products in fp8 through Transformer Engine over 16 bit: twice the peak, less the casts. A guess; few
+rows."""
 
 
 def device_of(name: str) -> Hardware | None:
@@ -152,10 +153,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.as_json:
         print(json.dumps({"rows": rows, "errors": found}, indent=1))
         return
-    print(f"{'run':22}{'model':10}{'GPU':11}{'GPUs':>5}{'length':>8}{'measured':>10}{'estimated':>11}"
-          f"{'from':>10}{'to':>10}{'error':>8}")
+    headings = f"{'run':22}{'model':10}{'GPU':11}{'GPUs':>5}{'length':>8}{'measured':>10}"
+    print(headings + f"{'estimated':>11}{'from':>10}{'to':>10}{'error':>8}")
     for row in rows:
-        line = f"{row['id']:22}{row['model']:10}{row['gpu']:11}{row['gpus']:5}{row['seq_len']:8}{row['measured']:10,.0f}"
+        line = f"{row['id']:22}{row['model']:10}{row['gpu']:11}{row['gpus']:5}{row['seq_len']:8}"
+        line += f"{row['measured']:10,.0f}"
         if row["error"] is None:
             print(line + "  the device or the model is not known")
             continue

@@ -14,7 +14,15 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import InputError
-from harness.hardware.table import DATASHEETS, L2_BYTES, MIB, NOT_MODELLED, SM_COUNTS, Datasheet, threads_per_sm
+from harness.hardware.table import (
+    DATASHEETS,
+    L2_BYTES,
+    MIB,
+    NOT_MODELLED,
+    SM_COUNTS,
+    Datasheet,
+    threads_per_sm,
+)
 from harness.step_profile import HardwareSummary, StepProfile
 from harness.system import parse_json, profiles_folder, read_whole
 
@@ -62,7 +70,9 @@ class Calibration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    source: str = "datasheet and public measurements of kernels: nothing was measured on this very device"
+    source: str = (
+        "datasheet, public measurements of kernels, and guesses: nothing was measured on this device"
+    )
     matmul_fraction: Achieved | None = None
     """Of dense FLOP/s, in every product; null: by its shape, as harness/kernel_time says."""
     fp32_matmul_fraction: Achieved | None = None
@@ -81,7 +91,8 @@ class Calibration(BaseModel):
     memory_scale: Annotated[float, Field(gt=0)] = 1.0
     """The same of kernels that wait for memory."""
     sustained_clock: Achieved | None = None
-    """Of the boost clock, what long products keep at the power limit; null: as fitted for the architecture."""
+    """Of the boost clock, what long products keep at the power limit; null: as fitted for the
+    architecture."""
     host_link_fraction: Achieved = 0.8
     """Of the host link, pinned memory. A guess: about 25 of PCIe 4.0's 31.5 GB/s."""
     host_memory_bandwidth: Annotated[float, Field(gt=0)] = 50e9

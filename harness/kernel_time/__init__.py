@@ -7,7 +7,6 @@ of a whole program asks `product`, `attention`, `memory`, `transfer` and `collec
 with the shapes that it sees, and adds up seconds by `range_of` their kind.
 """
 
-from harness.kernel_time.fused_attention import attention_flops
 from harness.kernel_time.estimates import (
     KernelKind,
     attention,
@@ -18,6 +17,7 @@ from harness.kernel_time.estimates import (
     range_of,
     transfer,
 )
+from harness.kernel_time.fused_attention import attention_flops
 from harness.kernel_time.parameters import Spread, is_measured, where_from
 from harness.kernel_time.works import time_of
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 PCIE_MEASURED = 31.5e9
 """Bytes/s in each direction of PCIe 4.0 x16, over which four GPUs with bridges in pairs were measured."""
 REACHED = {"all_reduce": 0.85, "broadcast": 0.85, "send_recv": 0.85, "all_gather": 0.5, "reduce_scatter": 0.5}
-"""Of the network cards' rate between machines: 340 and 200 of 400 GB/s a machine, all-reduce and all-gather of
-2 GB on 32 machines of eight H100 (github.com/NVIDIA/nccl/issues/1218)."""
+"""Of the network cards' rate between machines: 340 and 200 of 400 GB/s a machine, all-reduce and all-gather
+of 2 GB on 32 machines of eight H100 (github.com/NVIDIA/nccl/issues/1218)."""
 START_A_NODE_US = 6.0
 """For each machine that a ring passes. A guess: a hop over InfiniBand and its flags."""
 

@@ -12,8 +12,15 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from harness.hardware import Hardware
+from harness.kernel_time.collectives import (
+    PCIE_MEASURED,
+    REACHED,
+    START_A_NODE_US,
+    group_of,
+    wire_s,
+    wire_share,
+)
 from harness.kernel_time.fused_attention import Direction, attention_flops, attention_s
-from harness.kernel_time.collectives import PCIE_MEASURED, REACHED, START_A_NODE_US, group_of, wire_s, wire_share
 from harness.kernel_time.memory_kernels import memory_s
 from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import (
@@ -70,7 +77,8 @@ def attention(
     dtype: str = "bf16",
     bytes_moved: float = 0.0,
 ) -> float:
-    """Seconds of one call of a fused kernel: flash2, flash3, cudnn or efficient; lengths of query and keys."""
+    """Seconds of one call of a fused kernel: flash2, flash3, cudnn or efficient; lengths of query and
+    keys."""
     if min(batch, heads, query, keys, head_dim) < 1:
         return 0.0
     flops = attention_flops(batch, heads, query, keys, head_dim, causal=causal, direction=direction)
@@ -179,9 +187,7 @@ class Key:
 
 
 @lru_cache(maxsize=65536)
-def _product(
-    name: str, key: Key, dtype: str, m: int, n: int, k: int, batch: int, sustained: bool
-) -> float:
+def _product(name: str, key: Key, dtype: str, m: int, n: int, k: int, batch: int, sustained: bool) -> float:
     hardware = key.hardware
     calibration = hardware.calibration
     size = 4 if dtype == "fp32" else 2
@@ -200,9 +206,7 @@ def _product(
         chip = chip._replace(flops_per_s=chip.flops_per_s * fp32_rate(hardware) / best)
     elif calibration.sustained_clock is not None:
         fitted = {**fitted, "power_slowdown": 1 / calibration.sustained_clock - 1}
-    seconds = product_s(
-        SCALARS, chip, fitted, m, n, k, batch, element_bytes=float(size), sustained=sustained
-    )
+    seconds = product_s(SCALARS, chip, fitted, m, n, k, batch, element_bytes=float(size), sustained=sustained)
     return max(seconds * calibration.product_scale, least)
 
 

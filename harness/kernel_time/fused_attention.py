@@ -39,7 +39,8 @@ def attention_s(
     *,
     causal: bool,
 ) -> float:
-    """Seconds. `fitted`: by head size ("64") `rate`, `short` and `short_causal`, of one kernel and direction."""
+    """Seconds. `fitted`: by head size ("64") `rate`, `short` and `short_causal`, of one kernel and
+    direction."""
     sizes = sorted(int(size) for size in fitted)
     below = max((size for size in sizes if size <= head_dim), default=sizes[0])
     above = min((size for size in sizes if size >= head_dim), default=sizes[-1])

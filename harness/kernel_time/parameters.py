@@ -57,7 +57,8 @@ def fitted_products(hardware: Hardware) -> Mapping[str, Any]:
 
 
 def fp32_rate(hardware: Hardware) -> float:
-    """Share of fp32's peak that large products in fp32 reach: of the device, of its architecture, or the middle
+    """Share of fp32's peak that large products in fp32 reach: of the device, of its architecture, or the
+    middle
     of those that were measured."""
     found = document()["fp32_products"]
     for name in (hardware.name, hardware.datasheet.compute_capability):

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from harness.hardware import Hardware, Time, Work
-from harness.kernel_time.fused_attention import BACKWARD
 from harness.kernel_time.estimates import KernelKind, bound_s, memory, product, range_of
+from harness.kernel_time.fused_attention import BACKWARD
 from harness.kernel_time.parameters import fitted_attention
 
 LONG = 4096
@@ -72,4 +72,5 @@ def _attention_s(work: Work, hardware: Hardware) -> float:
         found = fitted_attention(capability, "flash2", direction)
         size = USUAL_HEAD if USUAL_HEAD in found else next(iter(found))
         slow += share / found[size]["rate"] * (1 + found[size]["short_causal"] / LONG)
-    return work.flops / 2 / hardware.peak_flops(work.dtype) * slow
+    seconds = work.flops / 2 / hardware.peak_flops(work.dtype) * slow
+    return seconds * hardware.calibration.attention_scale

@@ -1,4 +1,5 @@
-"""What one operator takes of a device's time: which kernel it is, described as harness/kernel_time wants it."""
+"""What one operator takes of a device's time: which kernel it is, described as harness/kernel_time wants
+it."""
 
 from __future__ import annotations
 
@@ -25,8 +26,6 @@ KernelClass = Literal[
     "copy",
 ]
 """What a reader asks about: where the time goes."""
-MEMORY_KINDS: dict[KernelClass, str] = {"product": "elementwise", "attention": "elementwise"}
-"""How harness/kernel_time calls a class that is asked about as memory; the others by the same name."""
 
 
 class OperatorTime(NamedTuple):
@@ -86,25 +85,27 @@ def class_of(name: str) -> KernelClass:
 def operator_time(
     func: Any, args: Any, kwargs: dict[str, Any], hardware: Hardware, flops: int, moved: int, before: int
 ) -> OperatorTime:
-    """Of one call that does `flops` and moves `moved` bytes, of which `before` by a kernel that is over before
+    """Of one call that does `flops` and moves `moved` bytes, of which `before` by a kernel that is over
+    before
     the FLOPs begin. Raises InputError for a dtype that the device does not compute in."""
     name = operator_name(func)
     if not flops:
-        kind = class_of(name)
-        seconds = memory(hardware, MEMORY_KINDS.get(kind, kind), moved) if moved else 0.0
-        return OperatorTime(seconds, "memory", kind, computes=False)
+        kernel = class_of(name)
+        seconds = memory(hardware, kernel, moved) if moved else 0.0
+        return OperatorTime(seconds, "memory", kernel, computes=False)
     dtype = _dtype(args, hardware)
     beside = moved - before
     memory_s = memory(hardware, "elementwise", beside)
-    if "attention" in name:
-        seconds, kind, kernel = _attention_s(func, args, kwargs, hardware, dtype, flops, beside), "attention", "attention"
+    kind: Literal["attention", "product"] = "attention" if "attention" in name else "product"
+    if kind == "attention":
+        seconds = _attention_s(func, args, kwargs, hardware, dtype, flops, beside)
     else:
-        seconds, kind, kernel = _product_s(name, args, hardware, dtype, flops), "product", "product"
+        seconds = _product_s(name, args, hardware, dtype, flops)
     computes = seconds > memory_s
     seconds = max(seconds, beside / hardware.memory_bandwidth)
     if before:
         seconds += memory(hardware, "dequantize", before)
-    return OperatorTime(seconds, kind, kernel, computes)
+    return OperatorTime(seconds, kind, kind, computes)
 
 
 def _dtype(args: Any, hardware: Hardware) -> str:
@@ -123,7 +124,8 @@ def _product_s(name: str, args: Any, hardware: Hardware, dtype: str, flops: int)
         tensors = tensors[1:]
     left = tensors[0]
     k = left.shape[-1]
-    batch, m = (left.shape[0], left.shape[1]) if short in ("bmm", "baddbmm") else (1, left.numel() // max(1, k))
+    batched = short in ("bmm", "baddbmm")
+    batch, m = (left.shape[0], left.shape[1]) if batched else (1, left.numel() // max(1, k))
     n = flops // max(1, 2 * batch * m * k)
     if n * 2 * batch * m * k != flops or not n:  # several products at once: of experts, of a list
         return product(hardware, dtype, max(1, m), max(1, n), max(1, k), batch)

@@ -1,7 +1,8 @@
 """Simulating a recipe: the very same training step on shape-only tensors, for a GPU that is not there.
 
-Storages go to a model of the CUDA caching allocator, operators to the estimates of their time. What CUDA does differently
-from a shape-only run is in simulate/cuda/behaviour.py and nowhere else.
+Storages go to a model of the CUDA caching allocator, operators to the estimates of
+their time. What CUDA does differently from a shape-only run is in simulate/cuda/behaviour.py and nowhere
+else.
 """
 
 from __future__ import annotations
@@ -253,7 +254,7 @@ class SimulatedRun:
         if stats is not None:
             stats.time_s.median = (stats.time_s.median or 0.0) + seconds
             stats.time_s.p10, stats.time_s.p90 = self.time.range_s(name, stats.time_s.median)
-            stats.kernels_s = dict(self.time.kernels_s.get(name, {}))
+            stats.kernels_s = {**self.time.kernels_s.get(name, {})}
             stats.flops = self.time.flops.get(name, 0)
             stats.bytes_moved = self.time.bytes_moved.get(name, 0)
             if self.recipe.distributed:

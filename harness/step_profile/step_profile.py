@@ -27,7 +27,7 @@ OTHER_PHASES = ("between", *PHASES_BETWEEN_STEPS)  # of loops that are not ours:
 
 
 class TimeStats(Fields):
-    """Seconds over the timed steps. A prediction has n = 0; if it knows how far off it may be, p10 and p90."""
+    """Seconds over the timed steps. A prediction has n = 0, and p10 and p90 if it knows how far off it is."""
 
     median: Quantity | None = None
     p10: Quantity | None = None

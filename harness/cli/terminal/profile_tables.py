@@ -100,7 +100,8 @@ def _ranks_table(ranks: RanksReport) -> Table:
 
 
 def _kernel_table(profile: StepProfile) -> Table | None:
-    """Milliseconds of each kind of kernel by phase, the longest first; None where nothing is known of them."""
+    """Milliseconds of each kind of kernel by phase, the longest first; None where nothing is known of
+    them."""
     phases = [name for name in profile.phase_names() if profile.phases[name].kernels_s and name in PHASES]
     totals: dict[str, float] = {}
     for name in phases:

@@ -103,9 +103,7 @@ class Communication:
     def _seconds(self, kind: Collective, size_bytes: int, group: Any) -> float:
         ranks = distributed.get_process_group_ranks(group)
         together = min(Counter(rank // GPUS_PER_NODE for rank in ranks).values())
-        return collective(
-            self.time.hardware, kind, size_bytes, len(ranks), together, network=NETWORK.value
-        )
+        return collective(self.time.hardware, kind, size_bytes, len(ranks), together, network=NETWORK.value)
 
 
 def _group(args: Any) -> Any:
