@@ -14,12 +14,9 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from harness.errors import InputError
 from harness.hardware import PLENTY_BYTES, find_hardware, with_memory
 from harness.recipe import Recipe, list_models
 

@@ -13,16 +13,14 @@ from harness.hardware.hardware import (
     table_device,
     with_memory,
 )
-from harness.hardware.links import Collective, collective_s
+from harness.hardware.links import GPUS_PER_NODE, NETWORK, Collective, collective_s, sent_share
 from harness.hardware.nvml import Nvml, device_names
 from harness.hardware.roofline import (
     Bound,
     Time,
     Work,
-    achievable_flops,
     arithmetic_intensity,
     machine_balance,
-    time_of,
     transfer_s,
 )
 from harness.hardware.table import NCCL_COMMUNICATOR, TABLE_NAMES, threads_per_sm

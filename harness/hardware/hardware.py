@@ -14,7 +14,15 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import InputError
-from harness.hardware.table import DATASHEETS, MIB, NOT_MODELLED, SM_COUNTS, Datasheet, threads_per_sm
+from harness.hardware.table import (
+    DATASHEETS,
+    L2_BYTES,
+    MIB,
+    NOT_MODELLED,
+    SM_COUNTS,
+    Datasheet,
+    threads_per_sm,
+)
 from harness.step_profile import HardwareSummary, StepProfile
 from harness.system import parse_json, profiles_folder, read_whole
 
@@ -62,18 +70,29 @@ class Calibration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    source: str = "datasheet and guesses: nothing was measured on this device"
-    matmul_fraction: Achieved = 0.75
-    """Of dense FLOP/s. The best matmul shape reaches 0.80 to 0.87 on A100 and H100
-    (github.com/stas00/ml-engineering, compute/accelerator, MAMF table); a model's shapes reach less."""
+    source: str = (
+        "datasheet, public measurements of kernels, and guesses: nothing was measured on this device"
+    )
+    matmul_fraction: Achieved | None = None
+    """Of dense FLOP/s, in every product; null: by its shape, as harness/kernel_time says."""
     fp32_matmul_fraction: Achieved | None = None
     """The same of fp32's FLOP/s; null: as matmul_fraction, which is that of 16 bit."""
-    attention_fraction: Achieved = 0.7
+    attention_fraction: Achieved | None = None
     """Of dense FLOP/s, forward and backward, counting the whole square of scores as PyTorch's counter does
-    though a causal kernel computes half. FlashAttention-2 reaches 0.35 on an H100 (arXiv 2407.08608,
-    abstract) to 0.6 on an A100 (arXiv 2307.08691, section 4.1) when half is counted: 0.7 to 1.2 here."""
-    memory_fraction: Achieved = 0.85
-    """Of memory bandwidth, in elementwise kernels. A guess."""
+    though a causal kernel computes half; null: by kernel and shape, as harness/kernel_time says."""
+    memory_fraction: Achieved | None = None
+    """Of memory bandwidth, in every kernel that waits for memory; null: by kind and size, as
+    harness/kernel_time says."""
+    product_scale: Annotated[float, Field(gt=0)] = 1.0
+    """How many times as long as harness/kernel_time estimates this very device's products take, by a trace
+    that it recorded."""
+    attention_scale: Annotated[float, Field(gt=0)] = 1.0
+    """The same of fused attention."""
+    memory_scale: Annotated[float, Field(gt=0)] = 1.0
+    """The same of kernels that wait for memory."""
+    sustained_clock: Achieved | None = None
+    """Of the boost clock, what long products keep at the power limit; null: as fitted for the
+    architecture."""
     host_link_fraction: Achieved = 0.8
     """Of the host link, pinned memory. A guess: about 25 of PCIe 4.0's 31.5 GB/s."""
     host_memory_bandwidth: Annotated[float, Field(gt=0)] = 50e9
@@ -103,6 +122,11 @@ class Hardware:
     def sm_count(self) -> int:
         """Streaming multiprocessors."""
         return SM_COUNTS[self.datasheet.name]
+
+    @property
+    def l2_bytes(self) -> int:
+        """Second-level cache."""
+        return L2_BYTES[self.datasheet.name]
 
     @property
     def gpu_threads(self) -> int:

@@ -1,7 +1,8 @@
-"""The roofline: how long work takes at the least on a device, and what holds it back. Imports no torch.
+"""Work and its time: what kernels do, and what holds them back. Imports no torch.
 
 Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
-architectures" (CACM 52(4), 2009): time = max(FLOPs / (FLOP/s), bytes / (bytes/s)).
+architectures" (CACM 52(4), 2009): time is at least max(FLOPs / (FLOP/s), bytes / (bytes/s)). How much more it
+is, harness/kernel_time says.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ class Work:
     before_bytes: int = 0
     """Of bytes_moved, those of a kernel that is over before the FLOPs begin: a weight brought back to 16
     bit is there as a whole before it is multiplied."""
+    shape: tuple[int, int, int, int] | None = None
+    """Of one product m, n, k and batch; of one attention query and key length, head size, and batch times
+    heads. Without it a product is taken for a cube, and attention for causal and long."""
 
     def times(self, count: int) -> Work:
         """The same, so many times."""
@@ -48,6 +52,8 @@ class Time:
     host_s: float
     computing_s: float = 0.0
     """Of device_s, that of kernels whose compute floor is the larger; the rest wait for memory."""
+    range_s: tuple[float, float] | None = None
+    """device_s from and to: the 10th and the 90th percentile of how far off such estimates are."""
 
     @property
     def seconds(self) -> float:
@@ -60,36 +66,6 @@ class Time:
         if self.host_s > self.device_s:
             return "host"
         return "compute" if self.computing_s > self.device_s / 2 else "memory"
-
-
-def time_of(works: list[Work], hardware: Hardware) -> Time:
-    """Time of `works`, one after the other, at the achievable rates of `hardware`.
-
-    Never less than total FLOPs over peak nor total bytes over bandwidth: each kernel takes the larger
-    of its two floors, and achievable fractions are at most 1. Raises InputError for a dtype that the
-    device does not compute in.
-    """
-    device = compute = memory = host = computing = 0.0
-    for work in works:
-        compute_s = work.flops / achievable_flops(work, hardware) if work.flops else 0.0
-        bandwidth = hardware.memory_bandwidth * hardware.calibration.memory_fraction
-        memory_s, before_s = work.bytes_moved / bandwidth, work.before_bytes / bandwidth
-        device += before_s + max(compute_s, memory_s - before_s)
-        compute += compute_s
-        memory += memory_s
-        computing += compute_s if compute_s > memory_s - before_s else 0.0
-        host += work.operators * hardware.calibration.host_op_s
-    return Time(device, compute, memory, host, computing)
-
-
-def achievable_flops(work: Work, hardware: Hardware) -> float:
-    """FLOP/s that `work` can reach: dense peak of its dtype times the calibrated fraction of its kind
-    (of products in fp32, their own)."""
-    calibration = hardware.calibration
-    fraction = calibration.attention_fraction if work.kind == "attention" else calibration.matmul_fraction
-    if work.dtype == "fp32" and work.kind != "attention":
-        fraction = calibration.fp32_matmul_fraction or fraction
-    return hardware.peak_flops(work.dtype) * fraction
 
 
 def transfer_s(bytes_moved: int, hardware: Hardware) -> float:

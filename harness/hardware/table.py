@@ -15,6 +15,7 @@ TABLE_NAMES = {
     "NVIDIA L40S": "l40s",
     "NVIDIA L4": "l4",
     "NVIDIA A10G": "a10g",
+    "NVIDIA A40": "a40",
     "Tesla T4": "t4",
     "Tesla V100-SXM2-16GB": "v100-16gb",
     "Tesla V100-SXM2-32GB": "v100-32gb",
@@ -150,6 +151,7 @@ _ADA_GEFORCE = "NVIDIA's specifications of the GeForce RTX 40 cards; FP16 = FP8 
 _GB20X = "NVIDIA's specifications of the GeForce RTX 50 cards; FP16 = FP4 with sparsity (AI TOPS) / 16"
 _PRO6000 = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition datasheet (503.8 = 4,030 FP4 with sparsity / 8)"
 _GB202 = "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A (FP16 with FP32 accumulate, dense)"
+_A40 = "NVIDIA A40 datasheet (149.7 = 299.4 with sparsity / 2)"
 _A6000 = "NVIDIA RTX A6000 datasheet and GA102 whitepaper (dense)"
 _ADA6000 = "NVIDIA RTX 6000 Ada datasheet (364.2 = 1,457 FP8 with sparsity / 4)"
 _B200 = "NVIDIA HGX B200 datasheet, per GPU (2,250 = 4,500 with sparsity / 2)"
@@ -167,6 +169,7 @@ SM_COUNTS = {
     "l40s": 142,
     "l4": 58,
     "a10g": 80,
+    "a40": 84,
     "t4": 40,
     "v100-16gb": 80,
     "v100-32gb": 80,
@@ -186,6 +189,37 @@ SM_COUNTS = {
 }
 """Streaming multiprocessors, as CUDA's device properties give them (NVIDIA's architecture whitepapers)."""
 
+L2_BYTES = {
+    "b200": 126 * MIB,
+    "h200": 50 * MIB,
+    "h100": 50 * MIB,
+    "h100-nvl": 50 * MIB,
+    "h100-pcie": 50 * MIB,
+    "a100-80gb": 40 * MIB,
+    "a100-40gb": 40 * MIB,
+    "l40s": 96 * MIB,
+    "l4": 48 * MIB,
+    "a10g": 6 * MIB,
+    "a40": 6 * MIB,
+    "t4": 4 * MIB,
+    "v100-16gb": 6 * MIB,
+    "v100-32gb": 6 * MIB,
+    "rtx-3090": 6 * MIB,
+    "rtx-4090": 72 * MIB,
+    "rtx-5090": 96 * MIB,
+    "rtx-a6000": 6 * MIB,
+    "rtx-6000-ada": 96 * MIB,
+    "rtx-3080": 5 * MIB,
+    "rtx-4060-ti-16gb": 32 * MIB,
+    "rtx-4070-ti-super": 48 * MIB,
+    "rtx-4080": 64 * MIB,
+    "rtx-5060-ti-16gb": 32 * MIB,
+    "rtx-5070-ti": 48 * MIB,
+    "rtx-5080": 64 * MIB,
+    "rtx-pro-6000": 128 * MIB,
+}
+"""Second-level cache, as CUDA's device properties give it (NVIDIA's architecture whitepapers)."""
+
 DATASHEETS: tuple[Datasheet, ...] = (
     _gpu("b200", "B200 SXM 180 GB", "10.0", 183359, 7.7e12, 75e12, 2250e12, _B200, pcie=5, nvlink=1800e9),
     _gpu("h200", "H200 SXM 141 GB", "9.0", 143771, 4.8e12, 67e12, 989.5e12, _H200, pcie=5, nvlink=900e9),
@@ -197,6 +231,7 @@ DATASHEETS: tuple[Datasheet, ...] = (
     _gpu("l40s", "L40S 48 GB", "8.9", 46068, 864e9, 91.6e12, 362.05e12, _L40S, pcie=4),
     _gpu("l4", "L4 24 GB", "8.9", 23034, 300e9, 30.3e12, 121e12, _L4, pcie=4),
     _gpu("a10g", "A10G 24 GB", "8.6", 23028, 600e9, 35e12, 70e12, _A10G, pcie=4),
+    _gpu("a40", "A40 48 GB", "8.6", 46068, 696e9, 37.4e12, 149.7e12, _A40, pcie=4, nvlink=112.5e9),
     _gpu("t4", "T4 16 GB", "7.5", 15360, 320e9, 8.1e12, 65e12, _T4, pcie=3, bf16=False),
     _gpu("v100-16gb", "V100 SXM2 16 GB", "7.0", 16160, 900e9, 15.7e12, 125e12, _V100, **_VOLTA),
     _gpu("v100-32gb", "V100 SXM2 32 GB", "7.0", 32510, 900e9, 15.7e12, 125e12, _V100, **_VOLTA),

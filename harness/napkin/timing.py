@@ -13,6 +13,7 @@ from functools import cached_property
 import harness.hardware as device
 from harness.architecture import Matrix, matrices_of
 from harness.hardware import Work
+from harness.kernel_time import time_of
 from harness.napkin.memory import Sizes
 from harness.napkin.ranks import ring, sent_bytes
 from harness.step_profile import utilization
@@ -96,7 +97,7 @@ class Timing:
             sent * byte * device.collective_s("all_gather", 10**9, ranks, hardware) / (ring(len(ranks)) or 1)
         )
         waited = device.transfer_s(waits, hardware) + on_host / hardware.calibration.host_memory_bandwidth
-        time, link = device.time_of(works, hardware), device.transfer_s(moved, hardware)
+        time, link = time_of(works, hardware), device.transfer_s(moved, hardware)
         exposed = max(0.0, ring_s - time.seconds * (self.recipe.tp == 1))
         return PhaseTime(works, time, link, waited, recomputed, ring_s, exposed)
 

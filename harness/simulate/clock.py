@@ -10,14 +10,13 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from harness.hardware import Hardware, Work, achievable_flops, transfer_s
+from harness.hardware import Hardware
+from harness.kernel_time import KernelKind, memory, range_of, transfer
 from harness.observe import operator_flops
 from harness.simulate.kernels.operators import operator_of
 from harness.simulate.kernels.script import Step, Take
 from harness.simulate.operator_bytes import operator_bytes
-from harness.training import DTYPES
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+from harness.simulate.operator_time import KernelClass, operator_time
 
 
 class Cost(NamedTuple):
@@ -29,6 +28,9 @@ class Cost(NamedTuple):
     memory_s: float
     before_s: float = 0.0
     """Of memory_s, that of a kernel that is over before the FLOPs begin."""
+    kind: KernelKind = "memory"
+    """What the estimate of its seconds errs alike in."""
+    kernel_class: KernelClass = "elementwise"
 
 
 NOTHING = Cost(0, 0, 0.0, 0.0)
@@ -36,8 +38,8 @@ NOTHING = Cost(0, 0, 0.0, 0.0)
 
 
 class SimulatedTime:
-    """Seconds on a roofline. An operator starts when it is launched and the device is free; it takes the
-    larger of its FLOPs over the achievable FLOP/s and its bytes over the achievable bandwidth.
+    """Seconds by harness/kernel_time. An operator starts when it is launched and the device is free; it takes
+    the larger of what it computes and what it moves.
     """
 
     def __init__(self, hardware: Hardware) -> None:
@@ -48,7 +50,6 @@ class SimulatedTime:
         self.flops: dict[str, int] = defaultdict(int)
         self.bytes_moved: dict[str, int] = defaultdict(int)
         self.recomputed_flops = 0
-        self._bandwidth = hardware.memory_bandwidth * hardware.calibration.memory_fraction
         self.stream = 0
         """The stream that is given what is launched now."""
         self._host_s = 0.0
@@ -62,6 +63,9 @@ class SimulatedTime:
         self._waited = {"compute": 0.0, "memory": 0.0, "host": 0.0}
         self.communication_s: dict[str, float] = defaultdict(float)
         """By phase: in which the default stream communicated, or waited for a stream that did."""
+        self.kernels_s: dict[str, dict[KernelClass, float]] = defaultdict(lambda: defaultdict(float))
+        """By phase and class of kernel: how long the device was at work."""
+        self._kinds_s: dict[str, dict[KernelKind, float]] = defaultdict(lambda: defaultdict(float))
 
     def begin_step(self) -> None:
         """Forget the step before: counters are of one step."""
@@ -69,6 +73,8 @@ class SimulatedTime:
         self.bytes_moved.clear()
         self.recomputed_flops = 0
         self.communication_s.clear()
+        self.kernels_s.clear()
+        self._kinds_s.clear()
         self._waited = dict.fromkeys(self._waited, 0.0)
 
     def now(self) -> float:
@@ -107,15 +113,17 @@ class SimulatedTime:
             return NOTHING
         flops = operator_flops(func, args, kwargs, out)
         moved = operator_bytes(func, args, kwargs, out, script)
-        compute_s = flops / self._rate(func, args) if flops else 0.0
         before = _dequantized_first(func, args, script)
-        return Cost(flops, moved, compute_s, moved / self._bandwidth, before / self._bandwidth)
+        before_s = memory(self.hardware, "dequantize", before) if before else 0.0
+        took = operator_time(func, args, kwargs, self.hardware, flops, moved, before)
+        compute_s, memory_s = (took.seconds - before_s, before_s) if took.computes else (0.0, took.seconds)
+        return Cost(flops, moved, compute_s, memory_s, before_s, took.kind, took.kernel_class)
 
     def launch(self, cost: Cost, reads: Iterable[int] = ()) -> None:
         """One operator that takes `cost` was launched; it reads these storages, once they have arrived."""
         if cost is NOTHING:
             return
-        flops, moved, compute_s, memory_s, before_s = cost
+        flops, moved, compute_s, memory_s, before_s, kind, kernel_class = cost
         self._host_s += self.hardware.calibration.host_op_s
         self._device_waits_until(max(self._host_s, self._arrival(reads)))
         busy_s = max(compute_s, memory_s - before_s)
@@ -123,6 +131,8 @@ class SimulatedTime:
         if self.stream == 0:
             self._waited["memory"] += before_s
             self._waited["compute" if compute_s > memory_s - before_s else "memory"] += busy_s
+        self._kinds_s[self.phase][kind] += before_s + busy_s
+        self.kernels_s[self.phase][kernel_class] += before_s + busy_s
         self.bytes_moved[self.phase] += moved
         if flops:
             self.flops[self.phase] += flops
@@ -135,7 +145,7 @@ class SimulatedTime:
         self._host_s += self.hardware.calibration.host_op_s
         way = "out" if to_host else "in"
         begins_s = max(self.done_s(self.stream), self._link_s[way], self._arrival([source]))
-        ends_s = self._link_s[way] = begins_s + transfer_s(size_bytes, self.hardware)
+        ends_s = self._link_s[way] = begins_s + transfer(self.hardware, size_bytes)
         self._arrives_s[target] = ends_s
         if to_host:
             self._leaves_s[source] = ends_s
@@ -166,11 +176,18 @@ class SimulatedTime:
         """Where most of the step's time went."""
         return max(self._waited, key=lambda cause: self._waited[cause])  # type: ignore[return-value]
 
-    def _rate(self, func: Any, args: Any) -> float:
-        attention = "attention" in func._overloadpacket.__name__
-        # of other dtypes (int8) the table has no rate: that of 16 bit, and fp16 is what every device has
-        dtype = _NAMES.get(next(a.dtype for a in args if isinstance(a, Tensor)), "fp16")
-        return achievable_flops(Work(kind="attention" if attention else "matmul", dtype=dtype), self.hardware)
+    def range_s(self, phase: str, seconds: float) -> tuple[float, float]:
+        """From what to what `seconds` of a phase may be: each kernel at the 10th or the 90th percentile of
+        how
+        far off such estimates are, all of a kind alike."""
+        taken: dict[KernelKind, float] = dict(self._kinds_s[phase])
+        taken["collective"] = self.communication_s.get(phase, 0.0)
+        low = high = seconds
+        for kind, each_s in taken.items():
+            spread = range_of(self.hardware, kind)
+            low += each_s * (spread.low - 1)
+            high += each_s * (spread.high - 1)
+        return max(0.0, min(low, seconds)), max(high, seconds)
 
 
 def _dequantized_first(func: Any, args: Any, script: Sequence[Step]) -> int:

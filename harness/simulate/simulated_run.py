@@ -1,7 +1,8 @@
 """Simulating a recipe: the very same training step on shape-only tensors, for a GPU that is not there.
 
-Storages go to a model of the CUDA caching allocator, operators to a roofline. What CUDA does differently
-from a shape-only run is in simulate/cuda/behaviour.py and nowhere else.
+Storages go to a model of the CUDA caching allocator, operators to the estimates of
+their time. What CUDA does differently from a shape-only run is in simulate/cuda/behaviour.py and nowhere
+else.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from harness.allocator import AllocatorOutOfMemory, Settings, parse_settings
 from harness.errors import InputError
 from harness.hardware import Hardware
+from harness.kernel_time import where_from
 from harness.observe import PhasePeaks, gradients_seen, labelled_tensors, owned_tensors
 from harness.recipe import Recipe
 from harness.simulate.checkpoint import simulate_checkpoint
@@ -252,6 +254,8 @@ class SimulatedRun:
         stats = self.peaks.note(name, self.kinds, *peaks)
         if stats is not None:
             stats.time_s.median = (stats.time_s.median or 0.0) + seconds
+            stats.time_s.p10, stats.time_s.p90 = self.time.range_s(name, stats.time_s.median)
+            stats.kernels_s = {**self.time.kernels_s.get(name, {})}
             stats.flops = self.time.flops.get(name, 0)
             stats.bytes_moved = self.time.bytes_moved.get(name, 0)
             if self.recipe.distributed:
@@ -291,7 +295,7 @@ class SimulatedRun:
             hardware=hardware,
             provenance={
                 **provenance(),
-                "calibration": self.hardware.calibration.source,
+                "calibration": where_from(self.hardware),
                 "allocator": str(self.memory.settings),
                 "attention_kernels": sorted(self.rules.attention_kernels),
                 **({"rank": self.rank} if self.recipe.distributed else {}),
@@ -361,12 +365,14 @@ class SimulatedRun:
         return memory
 
     def _step(self) -> StepStats:
-        seconds = sum(stats.time_s.median or 0.0 for stats in self.phases.values())
+        times = [stats.time_s for stats in self.phases.values()]
+        seconds = sum(time.median or 0.0 for time in times)
+        low, high = (sum(getattr(time, end) or 0.0 for time in times) for end in ("p10", "p90"))
         all_flops = sum(self.time.flops.values())
         model_flops = all_flops - self.time.recomputed_flops
         peak = self.hardware.peak_flops(self.recipe.compute_dtype)
         return StepStats(
-            time_s=TimeStats(median=seconds),
+            time_s=TimeStats(median=seconds, p10=low, p90=high),
             tokens_per_s=self.recipe.global_tokens_per_step / seconds,
             model_flops=model_flops,
             mfu=utilization(model_flops, seconds, peak),

@@ -27,7 +27,7 @@ OTHER_PHASES = ("between", *PHASES_BETWEEN_STEPS)  # of loops that are not ours:
 
 
 class TimeStats(Fields):
-    """Seconds over the timed steps. A prediction has n = 0 and only a median."""
+    """Seconds over the timed steps. A prediction has n = 0, and p10 and p90 if it knows how far off it is."""
 
     median: Quantity | None = None
     p10: Quantity | None = None
@@ -47,6 +47,9 @@ class PhaseStats(Fields):
     communication_s: Quantity | None = None
     """Of one step on several ranks: in which this one did nothing but communicate, or wait for what did. A
     simulation tells, and a run over gloo, of a step of its own under PyTorch's profiler."""
+    kernels_s: dict[str, Quantity] = Field(default_factory=dict[str, Quantity], max_length=100)
+    """By class of kernel (product, attention, norm, elementwise...): how long the device was at work on it. A
+    simulation tells."""
 
 
 class StepStats(Fields):

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from harness.errors import InputError
 from harness.hardware.hardware import all_hardware, find_hardware
-from harness.hardware.roofline import Work, arithmetic_intensity, machine_balance, time_of, transfer_s
+from harness.hardware.roofline import Work, arithmetic_intensity, machine_balance, transfer_s
+from harness.kernel_time import time_of
 
 A100 = find_hardware("a100-80gb")
 works = st.builds(

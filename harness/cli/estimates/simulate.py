@@ -126,4 +126,4 @@ def _show(people: Console, name: str, profile: StepProfile, *, verbose: bool) ->
     print_profile(people, profile)
     say(people, "")
     print_peak(people, profile, verbose=verbose)
-    say(people, f"time is a roofline; its rates: {profile.provenance['calibration']}")
+    say(people, f"time is an estimate, kernel by kernel: {profile.provenance['calibration']}")

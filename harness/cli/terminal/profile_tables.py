@@ -31,6 +31,10 @@ def print_profile(console: Console, profile: StepProfile) -> None:
         print_table(console, _ranks_table(profile.ranks))
         for line in ranks_in_words(profile.ranks):
             say(console, line)
+    kernels = _kernel_table(profile)
+    if kernels is not None:
+        say(console, "where the device's time goes, by kind of kernel")
+        print_table(console, kernels)
     if profile.memory.at_peak.total_bytes():
         say(console, f"memory at the peak, in {profile.memory.peak_phase}")
         print_table(console, _memory_table(profile))
@@ -92,6 +96,28 @@ def _ranks_table(ranks: RanksReport) -> Table:
             (least, one), (most, other) = min(known), max(known)
             shown = ms if name.endswith("ms") else in_gib
             table.add_row(name, shown(least), str(one), shown(most), str(other))  # type: ignore[arg-type]
+    return table
+
+
+def _kernel_table(profile: StepProfile) -> Table | None:
+    """Milliseconds of each kind of kernel by phase, the longest first; None where nothing is known of
+    them."""
+    phases = [name for name in profile.phase_names() if profile.phases[name].kernels_s and name in PHASES]
+    totals: dict[str, float] = {}
+    for name in phases:
+        for kernel, seconds in profile.phases[name].kernels_s.items():
+            totals[kernel] = totals.get(kernel, 0.0) + seconds
+    whole = sum(totals.values())
+    if not whole:
+        return None
+    table = plain_table()
+    table.add_column("kernels")
+    for name in (*phases, "step", "share"):
+        table.add_column(name if name == "share" else f"{name}, ms", justify="right", no_wrap=True)
+    for kernel, total in sorted(totals.items(), key=lambda each: -each[1]):
+        each = (profile.phases[name].kernels_s.get(kernel) for name in phases)
+        cells = ("-" if seconds is None else ms(seconds) for seconds in each)
+        table.add_row(kernel.replace("_", " "), *cells, ms(total), f"{total / whole:.1%}")
     return table
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
-from harness.hardware import Collective, collective_s
+from harness.hardware import GPUS_PER_NODE, NETWORK, Collective
+from harness.kernel_time import collective
 from harness.simulate.clock import SimulatedTime
 from harness.simulate.cuda.shape_cache import tensors_in
 
@@ -100,7 +102,8 @@ class Communication:
 
     def _seconds(self, kind: Collective, size_bytes: int, group: Any) -> float:
         ranks = distributed.get_process_group_ranks(group)
-        return collective_s(kind, size_bytes, ranks, self.time.hardware)
+        together = min(Counter(rank // GPUS_PER_NODE for rank in ranks).values())
+        return collective(self.time.hardware, kind, size_bytes, len(ranks), together, network=NETWORK.value)
 
 
 def _group(args: Any) -> Any:

@@ -1,0 +1,131 @@
+"""Files of measured kernels, as rows that the room for time can estimate.
+
+Two forms: `device,kernel,m,n,k,bytes,median_ms` (products of m tokens, n outputs, k inputs in fp16, and
+kernels that wait for memory, with their bytes), and
+`machine,collective,ranks,devices_per_node,bytes,median_ms`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.errors import InputError
+from harness.hardware.hardware import Hardware, find_hardware, hardware_names
+
+DEVICES = {"a100": "a100-80gb", "h100": "h100", "a40": "a40", "a10": "a10g", "v100": "v100-32gb"}
+"""Names of devices that the files shorten."""
+KINDS = {
+    "add": "elementwise",
+    "mlp_act": "gated_vllm",
+    "input_layernorm": "norm_vllm",
+    "post_attention_layernorm": "norm_vllm",
+}
+"""Of kernels without n and k; others are elementwise."""
+MACHINES = {
+    "a100_dgx": "nvswitch_8.0",
+    "h100_dgx": "nvswitch_9.0",
+    "a100_pairwise_nvlink": "bridge_8.0",
+    "h100_pairwise_nvlink": "bridge_9.0",
+    "a40_pairwise_nvlink": "pcie",
+}
+"""Links of the machines that were measured, as the parameters call them."""
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One measured kernel. Of a product m, n and k; of others their bytes; of a collective its ranks."""
+
+    device: str
+    kernel: str
+    seconds: float
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    size_bytes: float = 0.0
+    ranks: int = 0
+    ranks_per_node: int = 0
+
+    @property
+    def is_product(self) -> bool:
+        return self.n > 0
+
+    @property
+    def is_collective(self) -> bool:
+        return self.ranks > 0
+
+
+def read_rows(file: Path) -> list[KernelRow]:
+    """The rows of a file of either form. Raises InputError for another form; rows without a time, or whose
+    numbers are none, are left out."""
+    try:
+        with file.open(newline="", encoding="utf-8") as lines:
+            reader = csv.DictReader(lines)
+            fields = {*(reader.fieldnames or ())}
+            if {"machine", "collective", "ranks", "bytes", "median_ms"} <= fields:
+                return [*filter(None, map(_collective, reader))]
+            if {"device", "kernel", "median_ms"} <= fields:
+                return [*filter(None, map(_kernel, reader))]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{file}: {error}. Name a CSV file of measured kernels.") from None
+    raise InputError(
+        f"{file}: its columns are {', '.join(sorted(fields))}. It should have device, kernel, m, n, k, "
+        "bytes, median_ms; or machine, collective, ranks, devices_per_node, bytes, median_ms."
+    )
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0
+
+
+def _kernel(row: dict[str, str]) -> KernelRow | None:
+    seconds = _number(row["median_ms"]) / 1e3
+    m, n, k = (int(_number(row.get(name))) for name in "mnk")
+    size = _number(row.get("bytes"))
+    if seconds <= 0 or not ((n and k and m) or size):
+        return None
+    return KernelRow(row["device"], row["kernel"], seconds, m, n, k, size)
+
+
+def _collective(row: dict[str, str]) -> KernelRow | None:
+    seconds, ranks = _number(row["median_ms"]) / 1e3, int(_number(row["ranks"]))
+    if seconds <= 0 or ranks < 2:
+        return None
+    per_node = int(_number(row.get("devices_per_node"))) or ranks
+    return KernelRow(
+        row["machine"],
+        row["collective"],
+        seconds,
+        size_bytes=_number(row["bytes"]),
+        ranks=ranks,
+        ranks_per_node=per_node,
+    )
+
+
+def device_of(name: str) -> Hardware | None:
+    """The device of the table that a file calls so; None if there is none. As a machine's name begins
+    (a100_dgx), so does its device's."""
+    short = name.lower().replace("_", "-").replace("nvidia-", "")
+    for known in (short, DEVICES.get(short, ""), DEVICES.get(short.split("-")[0], "")):
+        if known in hardware_names():
+            return find_hardware(known)
+    begins = [known for known in hardware_names() if known.startswith(short) or short.startswith(known)]
+    return find_hardware(begins[0]) if begins else None
+
+
+def aside(row: KernelRow) -> bool:
+    """Whether a row is kept aside from the fit: a fifth of all shapes of products with all their m, of all
+    sizes of other kernels."""
+    if row.is_product:
+        return (row.n * 31 + row.k * 17) // 64 % 5 == 0
+    return int(row.size_bytes) // 2048 * 7919 % 5 == 0
+
+
+def kept_aside(rows: list[KernelRow]) -> Iterator[KernelRow]:
+    """Those of them."""
+    return (replace(row) for row in rows if aside(row))

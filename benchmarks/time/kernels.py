@@ -1,0 +1,109 @@
+"""Hold the estimates of time against measured kernels: errors by device and kernel.
+
+    python -m benchmarks.time.kernels FILE.csv [--json]
+
+FILE.csv has a form of benchmarks/time/kernel_rows.py. Products of fewer than 128 rows, elementwise kernels
+and collectives below 1 MB stand in rows of their own ("..., small"), for little of a training step is made of
+them. --json prints a list of {device, kernel, count, median, p90, max}; errors are fractions of what was
+measured. Devices that the hardware table does not have have no median, and say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.time.kernel_rows import KINDS, MACHINES, KernelRow, device_of, read_rows
+from harness.errors import HarnessError
+from harness.kernel_time import collective, memory, product
+
+MANY_ROWS, MANY_BYTES = 128, 1e6
+
+
+def seconds_of(row: KernelRow) -> float | None:
+    """The estimate for a row; None for a device that is not in the table."""
+    hardware = device_of(row.device)
+    if hardware is None:
+        return None
+    if row.is_collective:
+        links = MACHINES.get(row.device.lower())
+        return collective(hardware, row.kernel, row.size_bytes, row.ranks, row.ranks_per_node, links=links)
+    if row.is_product:
+        return product(hardware, "fp16", row.m, row.n, row.k, sustained=False)
+    return memory(hardware, KINDS.get(row.kernel, "elementwise"), row.size_bytes)
+
+
+def is_small(row: KernelRow) -> bool:
+    """Whether little of a step is made of such kernels."""
+    return row.m < MANY_ROWS if row.is_product else row.size_bytes <= MANY_BYTES
+
+
+def errors(rows: Sequence[KernelRow]) -> list[dict[str, Any]]:
+    """By device and kernel, large ones before small ones; then all products, kernels that wait for memory and
+    collectives of each device together."""
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    unknown: dict[tuple[str, str], int] = defaultdict(int)
+    for row in rows:
+        seconds = seconds_of(row)
+        if seconds is None:
+            unknown[row.device, row.kernel] += 1
+            continue
+        off = abs(seconds / row.seconds - 1)
+        small = ", small" if is_small(row) else ""
+        groups[row.device, row.kernel + small].append(off)
+        whole = "products" if row.is_product else "collectives" if row.is_collective else "elementwise"
+        groups[row.device, f"all {whole}{small}"].append(off)
+    found = [_summary(*key, offs) for key, offs in sorted(groups.items(), key=_order)]
+    return found + [
+        {"device": device, "kernel": kernel, "count": count, "median": None, "p90": None, "max": None}
+        for (device, kernel), count in sorted(unknown.items())
+    ]
+
+
+def _order(item: tuple[tuple[str, str], list[float]]) -> tuple[str, bool, str]:
+    (device, kernel), _ = item
+    return device, kernel.endswith(", small"), kernel
+
+
+def _summary(device: str, kernel: str, offs: Sequence[float]) -> dict[str, Any]:
+    ordered = sorted(offs)
+    return {
+        "device": device,
+        "kernel": kernel,
+        "count": len(ordered),
+        "median": round(statistics.median(ordered), 4),
+        "p90": round(ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))], 4),
+        "max": round(ordered[-1], 4),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--json", action="store_true", dest="as_json")
+    given = parser.parse_args(arguments)
+    try:
+        found = errors(read_rows(given.file))
+    except HarnessError as error:
+        sys.exit(str(error))
+    if given.as_json:
+        print(json.dumps(found, indent=1))
+        return
+    print(f"{'device':24}{'kernel':30}{'count':>7}{'median':>9}{'p90':>9}{'largest':>9}")
+    for each in found:
+        line = f"{each['device']:24}{each['kernel']:30}{each['count']:7,}"
+        if each["median"] is None:
+            print(f"{line}  not in the hardware table")
+        else:
+            print(line + "".join(f"{each[name]:9.1%}" for name in ("median", "p90", "max")))
+
+
+if __name__ == "__main__":
+    main()

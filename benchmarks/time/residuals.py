@@ -1,0 +1,27 @@
+"""How far off estimates are of what was kept aside."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def quantiles(ratios: Iterable[float]) -> list[float]:
+    """10th and 90th percentile of measured over estimated."""
+    found = np.quantile(np.array([*ratios]), [0.1, 0.9])
+    return [round(float(each), 4) for each in found]
+
+
+def residuals(measured: Sequence[float], estimated: Sequence[float]) -> dict[str, Any]:
+    """Of what was kept aside."""
+    ratios = [m / e for m, e in zip(measured, estimated, strict=True)]
+    errors = [abs(1 / ratio - 1) for ratio in ratios]
+    return {
+        "count": len(ratios),
+        "median": round(statistics.median(errors), 4),
+        "p90": round(float(np.quantile(errors, 0.9)), 4),
+        "measured_over_estimated": quantiles(ratios),
+    }

@@ -1,0 +1,23 @@
+"""How long one operation takes on one device: products, attention, kernels that wait for memory, copies and
+collectives, each described by what decides its time, with a range. Imports no torch.
+
+The parameters were fitted to kernels that others measured (benchmarks/time/fit.py); a device that nobody
+measured follows from its architecture's parameters, multiprocessors, clocks, L2 cache and bandwidth. A clock
+of a whole program asks `product`, `attention`, `memory`, `transfer` and `collective` once for each launch,
+with the shapes that it sees, and adds up seconds by `range_of` their kind.
+"""
+# pyright: reportUnusedImport=false
+
+from harness.kernel_time.estimates import (
+    KernelKind,
+    attention,
+    bound_s,
+    collective,
+    memory,
+    product,
+    range_of,
+    transfer,
+)
+from harness.kernel_time.fused_attention import attention_flops
+from harness.kernel_time.parameters import Spread, is_measured, where_from
+from harness.kernel_time.works import time_of

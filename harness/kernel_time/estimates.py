@@ -1,0 +1,226 @@
+"""What one operation takes on one device, in seconds. None is faster than the roofline allows.
+
+Each function has its operation described by what decides its time. `sustained` says that the device has been
+at work for long, as in a training step: a kernel that is measured alone, between pauses, may run at a higher
+clock. The range of an estimate is `range_of` its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal
+
+from harness.hardware import Hardware
+from harness.kernel_time.collectives import (
+    PCIE_MEASURED,
+    REACHED,
+    START_A_NODE_US,
+    group_of,
+    wire_s,
+    wire_share,
+)
+from harness.kernel_time.fused_attention import Direction, attention_flops, attention_s
+from harness.kernel_time.memory_kernels import memory_s
+from harness.kernel_time.numbers import SCALARS
+from harness.kernel_time.parameters import (
+    Spread,
+    document,
+    fitted_attention,
+    fitted_memory,
+    fitted_products,
+    fp32_rate,
+    spread,
+)
+from harness.kernel_time.products import Chip, product_s
+
+KernelKind = Literal["product", "attention", "memory", "collective", "copy"]
+"""What the estimates err alike in."""
+
+
+def bound_s(hardware: Hardware, flops: float, bytes_moved: float, dtype: str) -> float:
+    """The roofline: no kernel is faster than the datasheet's FLOP/s and bytes/s."""
+    compute = flops / hardware.peak_flops(dtype) if flops else 0.0
+    return max(compute, bytes_moved / hardware.memory_bandwidth)
+
+
+def chip_of(hardware: Hardware, dtype: str) -> Chip:
+    """What decides about a product."""
+    return Chip(
+        hardware.sm_count, hardware.peak_flops(dtype), hardware.memory_bandwidth, float(hardware.l2_bytes)
+    )
+
+
+def product(
+    hardware: Hardware, dtype: str, m: int, n: int, k: int, batch: int = 1, *, sustained: bool = True
+) -> float:
+    """Seconds of `batch` products of m x k and k x n in `dtype` (bf16, fp16, fp32), accumulated in fp32.
+
+    Raises InputError for a dtype that the device does not compute in.
+    """
+    if min(m, n, k, batch) < 1:
+        return 0.0
+    return _product(hardware.name, Key(hardware), dtype, m, n, k, batch, sustained)
+
+
+def attention(
+    hardware: Hardware,
+    kernel: str,
+    direction: Direction,
+    batch: int,
+    heads: int,
+    query: int,
+    keys: int,
+    head_dim: int,
+    *,
+    causal: bool,
+    dtype: str = "bf16",
+    bytes_moved: float = 0.0,
+) -> float:
+    """Seconds of one call of a fused kernel: flash2, flash3, cudnn or efficient; lengths of query and
+    keys."""
+    if min(batch, heads, query, keys, head_dim) < 1:
+        return 0.0
+    flops = attention_flops(batch, heads, query, keys, head_dim, causal=causal, direction=direction)
+    calibration = hardware.calibration
+    if calibration.attention_fraction is not None:
+        whole = attention_flops(batch, heads, query, keys, head_dim, causal=False, direction=direction)
+        rate = hardware.peak_flops(dtype) * calibration.attention_fraction
+        return max(whole / rate, bytes_moved / _flat_bandwidth(hardware))
+    fitted = fitted_attention(hardware.datasheet.compute_capability, kernel, direction)
+    seconds = attention_s(fitted, hardware.peak_flops(dtype), flops, keys, head_dim, causal=causal)
+    seconds *= calibration.attention_scale
+    launch_s = fitted_memory(hardware.datasheet.compute_capability, "elementwise")["launch_us"] * 1e-6
+    return max(seconds + launch_s, bound_s(hardware, flops, bytes_moved, dtype))
+
+
+def memory(hardware: Hardware, kind: str, bytes_moved: float, launches: int = 1) -> float:
+    """Seconds of kernels that wait for memory: `kind` as harness/kernel_time/memory_kernels.py lists them."""
+    calibration = hardware.calibration
+    if calibration.memory_fraction is not None:
+        return bytes_moved / _flat_bandwidth(hardware)
+    fitted = fitted_memory(hardware.datasheet.compute_capability, kind)
+    seconds = memory_s(
+        SCALARS, hardware.memory_bandwidth, float(hardware.l2_bytes), fitted, bytes_moved, launches
+    )
+    seconds *= calibration.memory_scale
+    return max(seconds, bytes_moved / hardware.memory_bandwidth)
+
+
+def collective(
+    hardware: Hardware,
+    kind: str,
+    size_bytes: float,
+    ranks: int,
+    ranks_per_node: int,
+    *,
+    network: float | None = None,
+    links: str | None = None,
+) -> float:
+    """Seconds of one collective of `size_bytes` (of the whole, gathered or not yet scattered) among `ranks`,
+    of which `ranks_per_node` share a machine.
+
+    `network`: bytes/s that each GPU sends to other machines; None: as on the machines that were measured.
+    `links`: the kind of links within a machine, where it is not the one that the device has in the table.
+    """
+    if ranks < 2 or size_bytes <= 0:
+        return 0.0
+    groups = document()["links"]
+    sent = wire_share(kind, ranks) * size_bytes
+    name, scale = (links, 1.0) if links in groups else _links(hardware, ranks_per_node)
+    if ranks <= ranks_per_node:
+        together = str(ranks) if links or name != BRIDGE or scale >= 1 else "4"
+        fitted = group_of(groups[name], kind, together)
+        return wire_s({**fitted, "rate": fitted["rate"] * scale, "slower": fitted["slower"] / scale}, sent)
+    if network is None:
+        measured = groups[name] if _crosses(groups[name], kind) else groups[MEASURED_BETWEEN]
+        return wire_s(group_of(measured, kind, f"{ranks}x{ranks_per_node}"), sent)
+    inside = group_of(groups[name], kind, str(ranks_per_node if ranks_per_node > 1 else 2))
+    rate = min(inside["rate"] * scale, network * ranks_per_node * REACHED.get(kind, REACHED["all_reduce"]))
+    start = inside["start_us"] + START_A_NODE_US * -(-ranks // ranks_per_node)
+    return max(wire_s({**inside, "rate": rate, "start_us": start}, sent), sent / (network * ranks_per_node))
+
+
+MEASURED_BETWEEN, BRIDGE = "nvswitch_8.0", "bridge_8.0"
+
+
+def _crosses(groups: Mapping[str, Any], kind: str) -> bool:
+    """Whether a collective between machines was measured."""
+    return any("x" in name for name in groups.get(kind, groups.get("all_reduce", {})))
+
+
+def transfer(hardware: Hardware, size_bytes: float) -> float:
+    """Seconds of a copy between pinned host memory and the device, in one direction."""
+    calibration = hardware.calibration
+    return size_bytes / (hardware.datasheet.host_link.value * calibration.host_link_fraction)
+
+
+def range_of(hardware: Hardware, kind: KernelKind) -> Spread:
+    """From and to: factors on the seconds of a kind, the 10th and 90th percentile of what was kept aside."""
+    return spread(hardware.name, hardware.datasheet.compute_capability, kind)
+
+
+class Key:
+    """A device as a key of a cache: by identity of what decides, for a Hardware has a dictionary in it."""
+
+    __slots__ = ("_key", "hardware")
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware = hardware
+        calibration = hardware.calibration
+        self._key = (
+            hardware.datasheet.name,
+            hardware.datasheet.memory_bandwidth.value,
+            tuple(sorted((name, cited.value) for name, cited in hardware.datasheet.flops.items())),
+            calibration.matmul_fraction,
+            calibration.fp32_matmul_fraction,
+            calibration.memory_fraction,
+            calibration.sustained_clock,
+            calibration.product_scale,
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self._key == other._key
+
+
+@lru_cache(maxsize=65536)
+def _product(name: str, key: Key, dtype: str, m: int, n: int, k: int, batch: int, sustained: bool) -> float:
+    hardware = key.hardware
+    calibration = hardware.calibration
+    size = 4 if dtype == "fp32" else 2
+    flops, moved = 2.0 * m * n * k * batch, float(size) * batch * (m * k + k * n + m * n)
+    least = bound_s(hardware, flops, moved, dtype)
+    flat = calibration.matmul_fraction
+    if dtype == "fp32":
+        flat = calibration.fp32_matmul_fraction or flat
+    if flat is not None:
+        return max(flops / (hardware.peak_flops(dtype) * flat), moved / _flat_bandwidth(hardware))
+    fitted = fitted_products(hardware)
+    chip = chip_of(hardware, dtype)
+    if dtype == "fp32":  # on plain cores, not on tensor cores: the tiles' waves are the same, the rate is not
+        best = max(fitted["tiles"].values())
+        fitted = {**fitted, "power_slowdown": 0.0}
+        chip = chip._replace(flops_per_s=chip.flops_per_s * fp32_rate(hardware) / best)
+    elif calibration.sustained_clock is not None:
+        fitted = {**fitted, "power_slowdown": 1 / calibration.sustained_clock - 1}
+    seconds = product_s(SCALARS, chip, fitted, m, n, k, batch, element_bytes=float(size), sustained=sustained)
+    return max(seconds * calibration.product_scale, least)
+
+
+def _flat_bandwidth(hardware: Hardware) -> float:
+    return hardware.memory_bandwidth * (hardware.calibration.memory_fraction or 1.0)
+
+
+def _links(hardware: Hardware, ranks: int) -> tuple[str, float]:
+    """The measured links that are most like those between `ranks` GPUs of one machine, and how many times as
+    fast the device's are by their datasheets. Bridges join pairs: more than two go over PCIe."""
+    link, host = hardware.datasheet.gpu_link.value, hardware.datasheet.host_link.value
+    if link >= 200e9:
+        newer = float(hardware.datasheet.compute_capability) >= 9
+        return ("nvswitch_9.0", link / 450e9) if newer else ("nvswitch_8.0", link / 300e9)
+    if link > host and ranks == 2:
+        return BRIDGE, link / 300e9
+    return BRIDGE, host / PCIE_MEASURED

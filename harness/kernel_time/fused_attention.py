@@ -1,0 +1,56 @@
+"""How long fused attention takes, by kernel, direction, head size, length and mask.
+
+    FLOPs that the kernel does / (peak x rate) x (1 + short / length)
+
+A causal kernel does half of the square of scores, and blocks of the diagonal in full, which `short` of causal
+attention has in it with the start and the end of each block. Rates are fitted to published tables
+(benchmarks/time/attention.csv), of head sizes 64, 128 and 256; others are between. The backward pass does 2.5
+times the FLOPs of the forward one (the scores again, and four products).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+Kernel = Literal["flash1", "flash2", "flash3", "cudnn", "efficient"]
+Direction = Literal["forward", "backward"]
+
+SMALLEST = 64
+BACKWARD = 2.5
+"""The FLOPs of the backward pass over those of the forward one: five products instead of two."""
+
+
+def attention_flops(
+    batch: int, heads: int, query: int, keys: int, head_dim: int, *, causal: bool, direction: Direction
+) -> float:
+    """What a kernel computes: half of the square under a causal mask, as published tables count."""
+    square = query * keys - query * query / 2 if causal and keys >= query else query * keys
+    flops = 4.0 * batch * heads * square * head_dim
+    return flops * (BACKWARD if direction == "backward" else 1.0)
+
+
+def attention_s(
+    fitted: Mapping[str, Mapping[str, float]],
+    peak_flops: float,
+    flops: float,
+    keys: int,
+    head_dim: int,
+    *,
+    causal: bool,
+) -> float:
+    """Seconds. `fitted`: by head size ("64") `rate`, `short` and `short_causal`, of one kernel and
+    direction."""
+    sizes = sorted(int(size) for size in fitted)
+    below = max((size for size in sizes if size <= head_dim), default=sizes[0])
+    above = min((size for size in sizes if size >= head_dim), default=sizes[-1])
+    short = "short_causal" if causal else "short"
+    seconds = [
+        flops / (peak_flops * fitted[str(size)]["rate"]) * (1 + fitted[str(size)][short] / keys)
+        for size in (below, above)
+    ]
+    if below == above:
+        # a head below 64 leaves more of each instruction idle: it takes as many seconds as one of 64
+        return seconds[0] * max(1.0, SMALLEST / head_dim)
+    share = (head_dim - below) / (above - below)
+    return seconds[0] * (1 - share) + seconds[1] * share

@@ -1,0 +1,46 @@
+"""Arithmetic on one number or on many at a time, so that what is fitted is the very function that is used.
+
+The room calculates with floats (`Scalars`); the fit, with numpy's arrays, through the same five names.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+
+class Numbers(Protocol):
+    """What the formulas need beyond + - * / **. Numbers are floats, or arrays of one length."""
+
+    def ceil(self, x: Any, /) -> Any: ...
+    def exp(self, x: Any, /) -> Any: ...
+    def log(self, x: Any, /) -> Any: ...
+    def minimum(self, x: Any, y: Any, /) -> Any: ...
+    def maximum(self, x: Any, y: Any, /) -> Any: ...
+
+
+class Scalars:
+    """Of single floats."""
+
+    @staticmethod
+    def ceil(x: float) -> float:
+        return float(math.ceil(x))
+
+    @staticmethod
+    def exp(x: float) -> float:
+        return math.exp(x)
+
+    @staticmethod
+    def log(x: float) -> float:
+        return math.log(x)
+
+    @staticmethod
+    def minimum(x: float, y: float) -> float:
+        return min(x, y)
+
+    @staticmethod
+    def maximum(x: float, y: float) -> float:
+        return max(x, y)
+
+
+SCALARS: Numbers = Scalars()

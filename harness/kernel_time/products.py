@@ -1,0 +1,179 @@
+"""How long a matrix product takes: tiles, waves of them over the multiprocessors, and the memory below.
+
+A product of m x k and k x n is cut into tiles of the result, and a tile's k into `splits` that are added up
+afterwards. The multiprocessors work the tiles off in waves; the last wave is seldom full. A tile takes its
+multiply-adds at the rate its size reaches, and a start and an end that do not depend on k. Below that lies
+memory: both factors are read at least once, and again for each wave that the L2 cache does not serve. A
+product that lasts long brings the device to its power limit, which lowers the clock. cuBLAS chooses among
+tiles and splits by rules of its own, nearly the fastest: the estimate is a mean of all, weighted steeply
+toward the fastest.
+
+The idea is that of NVIDIA's guide "Matrix Multiplication Background" (tile and wave quantization). What is
+fitted: benchmarks/time/fit.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from harness.kernel_time.numbers import Numbers
+
+TILES: tuple[tuple[int, int, int], ...] = (
+    (256, 128, 1),
+    (128, 256, 1),
+    (128, 128, 1),
+    (256, 64, 1),
+    (64, 256, 1),
+    (128, 64, 1),
+    (64, 128, 1),
+    (64, 64, 1),
+    (128, 128, 2),
+    (128, 64, 2),
+    (64, 128, 2),
+    (64, 64, 3),
+    (128, 192, 1),
+    (192, 128, 1),
+)
+"""Rows and columns of the result that one block makes, and how many blocks share a multiprocessor."""
+SPLITS = (1, 2, 3, 4, 6, 8)
+GLOBALS = (
+    "launch_us",
+    "tile_start_us",
+    "tile_end_us",
+    "memory_fraction",
+    "smooth",
+    "power_slowdown",
+    "power_ms",
+    "split_fraction",
+    "overlap",
+    "swizzle",
+    "alone",
+    "split_us",
+    "l2_share",
+    "choice",
+)
+"""Parameters of an architecture beside the rate of each tile: what they mean stands where they are used."""
+
+
+class Chip(NamedTuple):
+    """What of a device decides how long a product takes."""
+
+    sm_count: int
+    flops_per_s: float
+    """Dense peak in the product's dtype."""
+    bytes_per_s: float
+    l2_bytes: float
+
+
+def tile_name(tile: tuple[int, int, int]) -> str:
+    """As the parameters call its rate: "128x64x2"."""
+    return "x".join(map(str, tile))
+
+
+def product_s(
+    numbers: Numbers,
+    chip: Chip,
+    fitted: Mapping[str, Any],
+    m: Any,
+    n: Any,
+    k: Any,
+    batch: Any,
+    *,
+    element_bytes: float = 2.0,
+    sustained: bool = False,
+) -> Any:
+    """Seconds of `batch` products of m x k and k x n. `fitted` has `tiles`, by `tile_name` the share of the
+    peak that each reaches, and GLOBALS.
+
+    `sustained`: the device has been at work for long, as in a training step, and is at its power limit
+    whatever this product takes by itself.
+    """
+    log, exp = numbers.log, numbers.exp
+    factors = element_bytes * batch * k * (m + n)
+    result = element_bytes * batch * m * n
+    missed = numbers.maximum(0.0, 1.0 - fitted["l2_share"] * chip.l2_bytes / factors)
+    memory_rate = chip.bytes_per_s * fitted["memory_fraction"]
+    each: list[Any] = []
+    for tile in TILES:
+        rate = fitted["tiles"].get(tile_name(tile), 0.0)
+        if rate <= 0:
+            continue
+        for splits in SPLITS:
+            busy = _busy_s(numbers, chip, fitted, tile, splits, rate, m, n, k, batch)
+            again = _read_again(numbers, chip, fitted, tile, splits, m, n, k, batch, element_bytes, factors)
+            memory = (factors + (again - factors) * missed + result) / memory_rate
+            larger = numbers.maximum(busy, memory)
+            power = 1 + fitted["overlap"]
+            seconds = larger * ((busy / larger) ** power + (memory / larger) ** power) ** (1 / power)
+            if splits > 1:  # partial sums in fp32 are written, and read to be added up
+                sums = 4.0 * (splits + 1) * batch * m * n
+                seconds = seconds + sums / (chip.bytes_per_s * fitted["split_fraction"])
+                seconds = seconds + fitted["split_us"] * 1e-6
+            each.append(seconds)
+    fastest = each[0]
+    for seconds in each[1:]:
+        fastest = numbers.minimum(fastest, seconds)
+    weights = total = 0.0
+    for seconds in each:
+        beside = log(seconds / fastest)
+        weight = exp(-fitted["choice"] * beside)
+        weights, total = weights + weight, total + weight * beside
+    took = fitted["launch_us"] * 1e-6 + fastest * exp(total / weights)
+    long = 1.0 if sustained else took / (took + fitted["power_ms"] * 1e-3)
+    return took * (1 + fitted["power_slowdown"] * long)
+
+
+def _busy_s(
+    numbers: Numbers,
+    chip: Chip,
+    fitted: Mapping[str, Any],
+    tile: tuple[int, int, int],
+    splits: int,
+    rate: Any,
+    m: Any,
+    n: Any,
+    k: Any,
+    batch: Any,
+) -> Any:
+    """What the multiprocessor with the most tiles computes."""
+    rows, columns, together = tile
+    tiles = numbers.ceil(m / rows) * numbers.ceil(n / columns) * batch * splits
+    one_s = 2.0 * rows * columns * (k / splits) * chip.sm_count / (chip.flops_per_s * rate)
+    waves = numbers.ceil(tiles / (chip.sm_count * together) - 1e-9)
+    by_one = numbers.ceil(tiles / chip.sm_count - 1e-9)
+    rest = by_one - (waves - 1.0) * together
+    # blocks that have a multiprocessor for themselves use `alone` of what the others leave idle
+    alone = 1 / (1 + fitted["alone"])
+    last = rest + (together - rest) * alone
+    counted = (waves - 1.0) * together + last
+    fewest = 1.0 + (together - 1) * alone
+    # multiprocessors do not wait for each other between waves: some of the quantization is smoothed out
+    smooth = fitted["smooth"] / (1 + fitted["smooth"])
+    counted = counted * (1 - smooth) + smooth * numbers.maximum(tiles / chip.sm_count, fewest)
+    around_s = (fitted["tile_start_us"] + fitted["tile_end_us"] * rows * columns / 16384) * 1e-6
+    return numbers.maximum(counted, 1.0) * one_s + waves * around_s
+
+
+def _read_again(
+    numbers: Numbers,
+    chip: Chip,
+    fitted: Mapping[str, Any],
+    tile: tuple[int, int, int],
+    splits: int,
+    m: Any,
+    n: Any,
+    k: Any,
+    batch: Any,
+    element_bytes: float,
+    factors: Any,
+) -> Any:
+    """Bytes of both factors that the waves read, when the cache keeps nothing from one to the next: a wave
+    is `swizzle` tiles high and as wide as is left."""
+    rows, columns, together = tile
+    down, across = numbers.ceil(m / rows), numbers.ceil(n / columns)
+    at_once = numbers.minimum(down * across * splits, float(chip.sm_count * together))
+    high = numbers.minimum(down, 1 + fitted["swizzle"])
+    wide = numbers.maximum(1.0, numbers.minimum(across, at_once / high))
+    read = element_bytes * batch * down * across * k * (rows / wide + columns / high)
+    return numbers.maximum(read, factors)

@@ -1,0 +1,76 @@
+"""The time of work that is described by FLOPs and bytes (harness/hardware, `Work`), one after the other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from harness.hardware import Hardware, Time, Work
+from harness.kernel_time.estimates import KernelKind, bound_s, memory, product, range_of
+from harness.kernel_time.fused_attention import BACKWARD
+from harness.kernel_time.parameters import fitted_attention
+
+LONG = 4096
+"""Tokens of attention whose shape is not told."""
+USUAL_HEAD = "128"
+
+
+def time_of(works: Iterable[Work], hardware: Hardware) -> Time:
+    """Time of `works`, one after the other.
+
+    Never less than total FLOPs over peak nor total bytes over bandwidth, for no kernel is faster than its
+    roofline. Raises InputError for a dtype that the device does not compute in.
+    """
+    by_kind: dict[KernelKind, float] = defaultdict(float)
+    compute = waiting = host = computing = 0.0
+    for work in works:
+        beside = work.bytes_moved - work.before_bytes
+        before_s = memory(hardware, "dequantize", work.before_bytes) if work.before_bytes else 0.0
+        by_kind["memory"] += before_s
+        kind, seconds = _kernel(work, beside, hardware)
+        by_kind[kind] += seconds
+        memory_s = memory(hardware, "elementwise", beside, max(1, work.operators)) if beside else 0.0
+        if work.flops and seconds > memory_s:
+            compute += seconds
+            computing += seconds
+        elif work.flops:
+            compute += bound_s(hardware, work.flops, 0, work.dtype)
+        waiting += before_s + memory_s
+        host += work.operators * hardware.calibration.host_op_s
+    low = sum(seconds * range_of(hardware, kind).low for kind, seconds in by_kind.items())
+    high = sum(seconds * range_of(hardware, kind).high for kind, seconds in by_kind.items())
+    return Time(sum(by_kind.values()), compute, waiting, host, computing, (low, high))
+
+
+def _kernel(work: Work, beside: int, hardware: Hardware) -> tuple[KernelKind, float]:
+    """What the estimate errs alike in, and seconds."""
+    count = max(1, work.operators)
+    if not work.flops:
+        return "memory", memory(hardware, "elementwise", beside, count) if beside else 0.0
+    least = bound_s(hardware, work.flops, beside, work.dtype)
+    if work.kind == "attention":
+        return "attention", max(least, _attention_s(work, hardware))
+    if work.shape is not None:
+        m, n, k, batch = work.shape
+        count = max(1, round(work.flops / (2 * m * n * k * batch)))
+    else:
+        side = max(1, round((work.flops / count / 2) ** (1 / 3)))
+        m, n, k, batch = side, side, side, 1
+    one_s = product(hardware, work.dtype, m, n, k, batch)
+    return "product", max(least, one_s * work.flops / (2 * m * n * k * batch))
+
+
+def _attention_s(work: Work, hardware: Hardware) -> float:
+    """FLOPs are those of the whole square of scores; half of it is computed. Forward and backward alike: the
+    mean of their rates, weighted as a step has them."""
+    fraction = hardware.calibration.attention_fraction
+    if fraction is not None:
+        return work.flops / (hardware.peak_flops(work.dtype) * fraction)
+    capability = hardware.datasheet.compute_capability
+    slow = 0.0
+    for direction, share in (("forward", 1 / (1 + BACKWARD)), ("backward", BACKWARD / (1 + BACKWARD))):
+        found = fitted_attention(capability, "flash2", direction)
+        size = USUAL_HEAD if USUAL_HEAD in found else next(iter(found))
+        slow += share / found[size]["rate"] * (1 + found[size]["short_causal"] / LONG)
+    seconds = work.flops / 2 / hardware.peak_flops(work.dtype) * slow
+    return seconds * hardware.calibration.attention_scale

@@ -1,0 +1,142 @@
+"""Estimates of kernels: never below the roofline, growing with the work, and near what others measured."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.hardware.hardware import all_hardware, find_hardware
+from harness.kernel_time import attention, attention_flops, collective, memory, product, range_of
+from harness.kernel_time.collectives import wire_share
+from harness.kernel_time.parameters import document, is_measured, where_from
+
+A100, H100, A40 = find_hardware("a100-80gb"), find_hardware("h100"), find_hardware("a40")
+sides = st.integers(1, 20_000)
+devices = st.sampled_from(all_hardware())
+
+MEASURED_PRODUCTS = (
+    # device, m, n, k, milliseconds: rows of microsoft/vidur (MIT), of shapes that the fit has not seen
+    (A100, 1024, 4096, 2752, 0.111),
+    (A100, 4096, 24576, 8192, 6.893),
+    (A100, 2048, 12288, 4096, 0.9792),
+    (A40, 1024, 4096, 2752, 0.242),
+    (A40, 4096, 24576, 8192, 14.3),
+    (H100, 4096, 24576, 8192, 2.35),
+    (H100, 2048, 12288, 4096, 0.2805),
+)
+
+
+@given(devices, sides, sides, sides, st.integers(1, 8))
+def test_no_product_is_faster_than_the_datasheet(device, m, n, k, batch):
+    seconds = product(device, "fp16", m, n, k, batch)
+    assert seconds >= 2 * m * n * k * batch / device.peak_flops("fp16")
+    assert seconds >= 2 * batch * (m * n + n * k + m * k) / device.memory_bandwidth
+
+
+@given(devices, st.integers(1, 10**11), st.integers(1, 50))
+def test_no_kernel_is_faster_than_its_memory(device, moved, launches):
+    for kind in ("elementwise", "norm", "softmax", "optimizer", "embedding", "dequantize"):
+        assert memory(device, kind, moved, launches) >= moved / device.memory_bandwidth
+
+
+@given(devices, st.sampled_from(["flash2", "flash3", "cudnn", "efficient"]), st.booleans())
+def test_no_attention_is_faster_than_its_flops(device, kernel, causal):
+    for direction in ("forward", "backward"):
+        for length in (512, 4096):
+            shape = (2, 16, length, length, 128)
+            flops = attention_flops(*shape, causal=causal, direction=direction)
+            seconds = attention(device, kernel, direction, *shape, causal=causal, dtype="fp16")
+            assert seconds >= flops / device.peak_flops("fp16")
+
+
+def test_the_flops_of_attention_by_hand():
+    # 2 products of 2 x 1024 x 1024 x 64 for each of 3 x 8 heads; half under the mask; 5 products backward
+    whole = 3 * 8 * 2 * 2 * 1024 * 1024 * 64
+    shape = (3, 8, 1024, 1024, 64)
+    assert attention_flops(*shape, causal=False, direction="forward") == whole
+    assert attention_flops(*shape, causal=True, direction="forward") == whole / 2
+    assert attention_flops(*shape, causal=False, direction="backward") == 2.5 * whole
+
+
+@pytest.mark.parametrize("device", [A100, H100, A40], ids=lambda device: device.name)
+def test_more_work_takes_longer(device):
+    longer = [product(device, "bf16", 4096, 4096, k) for k in (1024, 2048, 4096, 8192, 16384)]
+    assert all(a < b for a, b in pairwise(longer))
+    moved = [memory(device, "elementwise", 10**power) for power in range(3, 11)]
+    assert all(a < b for a, b in pairwise(moved))
+    sent = [collective(device, "all_gather", 10.0**power, 8, 8) for power in range(5, 11)]
+    assert all(a < b for a, b in pairwise(sent))
+
+
+def test_a_full_last_wave_costs_less_than_a_row_more():
+    """128 tiles of 128 x 256 are a wave of an H100's 132 multiprocessors, and 144 are two."""
+    full, beyond = (product(H100, "fp16", m, 4096, 5504, sustained=False) for m in (1024, 1056))
+    assert beyond > 1.15 * full  # measured: 58 and 92 us
+
+
+def test_products_of_shapes_that_were_kept_aside():
+    off = [
+        abs(product(device, "fp16", m, n, k, sustained=False) / (ms * 1e-3) - 1)
+        for device, m, n, k, ms in MEASURED_PRODUCTS
+    ]
+    assert statistics.median(off) < 0.08
+    assert max(off) < 0.25
+
+
+def test_a_device_at_its_power_limit_is_slower():
+    alone, at_work = (product(H100, "bf16", 2048, 2048, 2048, sustained=s) for s in (False, True))
+    assert at_work > alone
+    limited = replace(H100, calibration=H100.calibration.model_copy(update={"sustained_clock": 0.6}))
+    assert product(limited, "bf16", 8192, 8192, 8192) > 1.3 * product(H100, "bf16", 8192, 8192, 8192)
+
+
+def test_a_calibration_s_flat_rate_is_taken_as_it_is():
+    flat = replace(A100, calibration=A100.calibration.model_copy(update={"matmul_fraction": 0.5}))
+    assert product(flat, "bf16", 8192, 8192, 8192) == pytest.approx(2 * 8192**3 / 312e12 / 0.5)
+
+
+def test_what_ranks_send_by_nccl_tests_table():
+    # doc/PERFORMANCE.md: all-reduce 2 (n - 1) / n, all-gather and reduce-scatter (n - 1) / n, broadcast 1
+    assert wire_share("all_reduce", 8) == 14 / 8
+    assert wire_share("all_gather", 8) == wire_share("reduce_scatter", 8) == 7 / 8
+    assert wire_share("broadcast", 8) == 1
+
+
+def test_between_machines_it_takes_longer_and_no_longer_than_the_cards_alone_would():
+    inside = collective(H100, "all_gather", 1e9, 8, 8)
+    between = collective(H100, "all_gather", 1e9, 16, 8, network=50e9)
+    assert between > inside
+    assert 1e9 * 15 / 16 / 400e9 <= between < 4 * 1e9 / 400e9
+
+
+@pytest.mark.parametrize("kind", ["product", "attention", "memory", "collective", "copy"])
+def test_a_range_holds_its_estimate_and_is_wider_where_nobody_measured(kind):
+    for device in all_hardware():
+        spread = range_of(device, kind)
+        assert 0 < spread.low <= 1 <= spread.high
+    if kind == "product":
+        measured, other = (range_of(device, kind) for device in (A40, find_hardware("rtx-3090")))
+        assert other.low < measured.low
+        assert other.high > measured.high
+    assert is_measured(find_hardware("h200"))
+    assert not is_measured(find_hardware("b200"))
+
+
+def test_a_device_says_where_its_rates_are_from():
+    assert "12," in where_from(A100)
+    assert "vidur" in where_from(A100)
+    assert "nobody measured this device" in where_from(find_hardware("rtx-4090"))
+
+
+def test_what_is_written_was_held_against_rows_kept_aside():
+    for found in document()["products"].values():
+        assert found["count"] > 1000
+        assert found["aside"]["count"] > 1000
+        assert found["aside"]["median"] < 0.06
+    for kinds in document()["memory"].values():
+        assert kinds["elementwise"]["aside"]["count"] > 50
