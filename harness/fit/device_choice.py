@@ -1,18 +1,25 @@
 """Every device of the table for one recipe: does it fit, how fast is it, what does a token cost.
 
-By arithmetic, without torch; a model that arithmetic does not know is simulated on each device.
+By simulation, once for devices that run the same kernels; without torch where it was asked before.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from multiprocessing import get_context
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import Any
 
-from harness.architecture import ModelShape, load_shape
+from harness.architecture import load_shape
 from harness.errors import InputError
+from harness.fit.simulations import Simulations
 from harness.hardware import PLENTY_BYTES, Hardware, all_hardware, with_memory
 from harness.napkin import Timing, estimate, required_bytes
 from harness.recipe import Recipe
@@ -51,16 +58,21 @@ def compare_hardware(
     recipe: Recipe, prices: dict[str, float], told: Callable[[str], None] = lambda line: None
 ) -> list[Offer]:
     """An offer from every device: the cheapest first where there are prices, then the fastest; those that
-    cannot run the recipe last. `told` hears of each simulation, where arithmetic does not know the model.
-    Raises InputError for a model that neither can answer for."""
-    try:
-        shape = load_shape(recipe.model)
-    except InputError as error:
-        told(f"by simulation: {error}")
-        needs = partial(_simulated, told=told, warned=set())
-    else:
-        needs = partial(_estimated, shape=shape)
-    offers = [_offer(recipe, hardware, needs) for hardware in all_hardware(prices)]
+    cannot run the recipe last.
+
+    One simulation for each compute capability, unless it is kept from an earlier question: devices of one
+    run the same kernels at their own rates. `told` hears of each, and its warnings. Several cards, and what
+    cannot be simulated, are answered by arithmetic. Raises InputError for what neither can answer.
+    """
+    devices = all_hardware(prices)
+    able = [device for device in devices if device.supports(recipe.compute_dtype)]
+    warned: set[str] = set()
+    offers = [_unable(device, recipe) for device in devices if device not in able]
+    kinds = _by_kernels(able)
+    if not recipe.distributed:
+        _all_at_once(recipe, kinds, told)
+    for alike in kinds:
+        offers += _offers(recipe, alike, told, warned)
 
     def order(offer: Offer) -> tuple[bool, float, float]:
         cost = offer.cost_per_million_tokens
@@ -69,49 +81,85 @@ def compare_hardware(
     return sorted(offers, key=order)
 
 
-class _Needs(NamedTuple):
-    """What a recipe needs of a device, and how fast it is there."""
+def _by_kernels(devices: list[Hardware]) -> list[list[Hardware]]:
+    """Devices that run the same kernels. What follows from their multiprocessors too is small: some reductions
+    leave partial results for each."""
+    alike: dict[str, list[Hardware]] = {}
+    for device in devices:
+        alike.setdefault(device.datasheet.compute_capability, []).append(device)
+    return list(alike.values())
 
-    size_bytes: int
-    tokens_per_s: float | None
-    bound: str | None
+
+def _all_at_once(recipe: Recipe, kinds: list[list[Hardware]], told: Callable[[str], None]) -> None:
+    """Simulate what is not kept yet in as many processes as there are cores. They leave it in the cache, and
+    where they cannot, it is simulated in this process. Where a thread runs, forking is not safe."""
+    waiting = [Simulations(alike[0], told=told, alike=alike[1:]) for alike in kinds]
+    waiting = [each for each in waiting if not each.is_timed(recipe)]
+    if len(waiting) < 2 or sys.platform != "linux" or threading.active_count() > 1 or len(cores()) < 2:
+        return
+    from harness.simulate import import_everything
+
+    import_everything(recipe)
+    with ProcessPoolExecutor(len(cores()), get_context("fork")) as pool, suppress(BrokenProcessPool):
+        for each in [pool.submit(each.leave, recipe) for each in waiting]:
+            each.result()
 
 
-def _offer(recipe: Recipe, hardware: Hardware, needs: Callable[[Recipe, Hardware], _Needs]) -> Offer:
-    sheet = hardware.datasheet
-    common = (sheet.name, sheet.title, hardware.memory_bytes)
-    if not hardware.supports(recipe.compute_dtype):
-        reason = f"no {recipe.compute_dtype} units"
-        return Offer(*common, None, False, reason, price_per_hour=hardware.price_per_hour)
+def cores() -> set[int]:
+    """Those that this process may use."""
+    return os.sched_getaffinity(0)
+
+
+def _offers(
+    recipe: Recipe, alike: list[Hardware], told: Callable[[str], None], warned: set[str]
+) -> list[Offer]:
+    """Of devices that run the same kernels. `told` hears each warning once: those in `warned` it has heard."""
+    if recipe.distributed:  # a rank for every device and number of cards takes minutes
+        with suppress(InputError):
+            return [_estimated(recipe, device) for device in alike]
+    simulations = Simulations(alike[0], told=told, alike=alike[1:])
     try:
-        needed, tokens_per_s, bound = needs(recipe, hardware)
+        for warning in simulations.timed(recipe).warnings:
+            if warning not in warned:
+                told(f"warning: {warning}")
+                warned.add(warning)
     except InputError as error:
-        raise InputError(f"{sheet.name}: {error}") from None
-    fits = needed <= hardware.memory_bytes
+        if str(error) not in warned:
+            told(f"by arithmetic: {error}")
+            warned.add(str(error))
+        return [_estimated(recipe, device) for device in alike]
+    offers = [_simulated(recipe, device, simulations) for device in alike]
+    simulations.keep()
+    return offers
+
+
+def _offer(device: Hardware, needed: int, tokens_per_s: float | None, bound: str | None, fits: bool) -> Offer:
+    sheet = device.datasheet
     reason = "" if fits else f"needs {needed / GIB:.1f} GiB"
-    return Offer(*common, needed, fits, reason, tokens_per_s, bound, hardware.price_per_hour)
+    common = sheet.name, sheet.title, device.memory_bytes, needed, fits, reason
+    return Offer(*common, tokens_per_s, bound, device.price_per_hour)
 
 
-def _estimated(recipe: Recipe, hardware: Hardware, shape: ModelShape) -> _Needs:
-    memory = estimate(recipe, hardware, shape)
-    timing = Timing(memory.sizes)
-    return _Needs(required_bytes(memory), timing.tokens_per_s, timing.bound)
+def _unable(device: Hardware, recipe: Recipe) -> Offer:
+    sheet, reason = device.datasheet, f"no {recipe.compute_dtype} units"
+    common = sheet.name, sheet.title, device.memory_bytes, None, False, reason
+    return Offer(*common, price_per_hour=device.price_per_hour)
 
 
-def _simulated(recipe: Recipe, hardware: Hardware, told: Callable[[str], None], warned: set[str]) -> _Needs:
-    """Of a step that fits, what the process takes; of one that does not, what it would with plenty. `told`
-    hears each warning once: those in `warned` it has heard.
-    """
-    from harness.simulate import simulate
+def _estimated(recipe: Recipe, device: Hardware) -> Offer:
+    memory = estimate(recipe, device, load_shape(recipe.model))
+    timing, needed = Timing(memory.sizes), required_bytes(memory)
+    return _offer(device, needed, timing.tokens_per_s, timing.bound, needed <= device.memory_bytes)
 
-    told(f"simulating on {hardware.name}")
-    profile = simulate(recipe, hardware, explain_oom=False)[0]
-    for warning in set(profile.warnings) - warned:
-        told(f"warning: {warning}")
-    warned |= set(profile.warnings)
-    if profile.oom is not None:
-        profile = simulate(recipe, with_memory(hardware, PLENTY_BYTES), explain_oom=False)[0]
-    return _Needs(profile.memory.process_bytes or 0, profile.step.tokens_per_s, profile.step.bound)
+
+def _simulated(recipe: Recipe, device: Hardware, simulations: Simulations) -> Offer:
+    """Of a step that fits, what the process takes; of one that does not, what it would with plenty."""
+    profile = simulations.on(device, recipe)
+    fits = profile.oom is None
+    if not fits:
+        profile = simulations.on(with_memory(device, PLENTY_BYTES), recipe)
+    step = profile.step
+    return _offer(device, profile.memory.process_bytes or 0, step.tokens_per_s, step.bound, fits)
 
 
 def render_table() -> str:

@@ -6,9 +6,11 @@ another size between those that were simulated, less memory or another allocator
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from harness.allocator import Settings, parse_settings
+from harness.errors import InputError
 from harness.formula import Formula, RequestLog, kept_bytes, least_bytes, load, point_of, save
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.recipe import Recipe
@@ -25,8 +27,11 @@ class Simulations:
         settings: Settings | None = None,
         told: Callable[[str], None] = lambda line: None,
         formulas: dict[str, Formula] | None = None,
+        alike: Sequence[Hardware] = (),
     ) -> None:
         self.hardware = hardware
+        self.devices = [hardware, *alike]
+        """Those that run the same kernels: one simulation times the step on each."""
         self.settings = settings or parse_settings("", installed_version("torch") or "")
         self.told = told
         self._formulas: dict[str, Formula] = {} if formulas is None else formulas
@@ -34,7 +39,7 @@ class Simulations:
 
     def with_settings(self, settings: Settings) -> Simulations:
         """The same simulations, and another allocator."""
-        return Simulations(self.hardware, settings, self.told, self._formulas)
+        return Simulations(self.hardware, settings, self.told, self._formulas, self.devices[1:])
 
     def formula(self, recipe: Recipe) -> Formula:
         """What is known of the recipe at other sizes."""
@@ -52,12 +57,24 @@ class Simulations:
         return self._profile(recipe, with_memory(self.hardware, PLENTY_BYTES), self._exactly)
 
     def timed(self, recipe: Recipe) -> StepProfile:
-        """The same, with the times of a simulation at these very sizes on this device, now or before."""
-        profile = self.with_plenty(recipe)
-        if profile.step.tokens_per_s is None:
+        """The same, with the times of a simulation at these very sizes on all devices, now or before."""
+        if not self.is_timed(recipe):
             self._simulated(recipe)
             self._profiles.clear()
         return self.with_plenty(recipe)
+
+    def is_timed(self, recipe: Recipe) -> bool:
+        """Whether `timed` needs no simulation."""
+        return self.knows(recipe) and self.formula(recipe).has_times(recipe, self.devices)
+
+    def leave(self, recipe: Recipe) -> None:
+        """Simulate for somebody else, who finds it in the cache; why it cannot be, they find out themselves."""
+        with suppress(InputError):
+            self.timed(recipe)
+
+    def on(self, device: Hardware, recipe: Recipe) -> StepProfile:
+        """Of one of the devices, with its own memory."""
+        return self.formula(recipe).profile(self._exactly(recipe), recipe, device, self.settings)
 
     def expected(self, recipe: Recipe) -> StepProfile | None:
         """The profile if what was seen at other sizes goes on; None if nothing is known that could."""
@@ -115,11 +132,11 @@ class Simulations:
 
     def _simulated(self, recipe: Recipe) -> RequestLog:
         """The requests of a simulation at these sizes."""
-        from harness.simulate import simulate
+        from harness.simulate import simulate_for_devices
 
-        plenty = with_memory(self.hardware, PLENTY_BYTES)
-        profile, memory = simulate(recipe, plenty, self.settings, explain_oom=False)
+        self.told(f"simulating on {self.hardware.name}")
+        profile, memory, steps = simulate_for_devices(recipe, self.devices, self.settings)
         formula = self.formula(recipe)
-        formula.learn(memory.log, profile)
+        formula.learn(memory.log, profile, steps)
         save(formula)
         return memory.log

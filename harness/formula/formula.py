@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +33,8 @@ class Formula:
     changed: bool = False
     """Since it was read."""
 
-    def learn(self, log: RequestLog, profile: StepProfile) -> None:
-        """Another simulation, of a step that did not run out of memory."""
+    def learn(self, log: RequestLog, profile: StepProfile, steps: Mapping[str, StepStats] = {}) -> None:
+        """Another simulation, of a step that did not run out of memory. `steps`: its times, by device."""
         recipe = Recipe.model_validate(profile.recipe)
         piece = Piece.of(log, point_of(recipe))
         if not any(known.add(piece) for known in self.pieces):
@@ -42,7 +43,12 @@ class Formula:
             asked: found for asked, found in self.outcomes.items() if self.knowing(Point(*found["point"]))
         }
         self.warnings, self.changed = profile.warnings, True
-        self.steps[_name(profile.hardware.name, recipe)] = profile.step.model_dump(mode="json")
+        for device, step in {profile.hardware.name: profile.step, **steps}.items():
+            self.steps[_name(device, recipe)] = step.model_dump(mode="json")
+
+    def has_times(self, recipe: Recipe, devices: Iterable[Hardware]) -> bool:
+        """Whether the step was timed at these sizes on all of them."""
+        return all(_name(device.name, recipe) in self.steps for device in devices)
 
     def knowing(self, point: Point) -> Piece | None:
         """The piece that says exactly what is asked for there."""

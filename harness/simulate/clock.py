@@ -13,10 +13,12 @@ from torch import Tensor
 from harness.hardware import Hardware
 from harness.kernel_time import KernelKind, memory, range_of, transfer
 from harness.observe import operator_flops
+from harness.recipe import Recipe
 from harness.simulate.kernels.operators import operator_of
 from harness.simulate.kernels.script import Step, Take
 from harness.simulate.operator_bytes import operator_bytes
 from harness.simulate.operator_time import KernelClass, operator_time
+from harness.step_profile import StepStats, TimeStats, utilization
 
 
 class Cost(NamedTuple):
@@ -65,6 +67,9 @@ class SimulatedTime:
         """By phase: in which the default stream communicated, or waited for a stream that did."""
         self.kernels_s: dict[str, dict[KernelClass, float]] = defaultdict(lambda: defaultdict(float))
         """By phase and class of kernel: how long the device was at work."""
+        self.taken_s: dict[str, float] = {}
+        """By phase of this step, from its beginning to when all is done that was given in it."""
+        self._began_s = 0.0
         self._kinds_s: dict[str, dict[KernelKind, float]] = defaultdict(lambda: defaultdict(float))
 
     def begin_step(self) -> None:
@@ -74,8 +79,17 @@ class SimulatedTime:
         self.recomputed_flops = 0
         self.communication_s.clear()
         self.kernels_s.clear()
+        self.taken_s.clear()
         self._kinds_s.clear()
         self._waited = dict.fromkeys(self._waited, 0.0)
+
+    def begin_phase(self, name: str) -> None:
+        """What is launched now belongs to it."""
+        self.phase, self._began_s = name, self.now()
+
+    def end_phase(self) -> None:
+        """The phase is over; it may come again in the same step."""
+        self.taken_s[self.phase] = self.taken_s.get(self.phase, 0.0) + self.now() - self._began_s
 
     def now(self) -> float:
         """When an event recorded now would fire."""
@@ -177,8 +191,7 @@ class SimulatedTime:
         return max(self._waited, key=lambda cause: self._waited[cause])  # type: ignore[return-value]
 
     def range_s(self, phase: str, seconds: float) -> tuple[float, float]:
-        """From what to what `seconds` of a phase may be: each kernel at the 10th or the 90th percentile of
-        how
+        """From what to what `seconds` of a phase may be: each kernel at the 10th or the 90th percentile of how
         far off such estimates are, all of a kind alike."""
         taken: dict[KernelKind, float] = dict(self._kinds_s[phase])
         taken["collective"] = self.communication_s.get(phase, 0.0)
@@ -188,6 +201,26 @@ class SimulatedTime:
             low += each_s * (spread.low - 1)
             high += each_s * (spread.high - 1)
         return max(0.0, min(low, seconds)), max(high, seconds)
+
+
+def step_of(recipe: Recipe, clock: SimulatedTime) -> StepStats:
+    """What a clock that heard the recorded step says of it."""
+    taken = clock.taken_s.items()
+    seconds = sum(taken_s for _, taken_s in taken)
+    ranges = [clock.range_s(phase, taken_s) for phase, taken_s in taken]
+    all_flops = sum(clock.flops.values())
+    model_flops = all_flops - clock.recomputed_flops
+    peak = clock.hardware.peak_flops(recipe.compute_dtype)
+    return StepStats(
+        time_s=TimeStats(
+            median=seconds, p10=sum(low for low, _ in ranges), p90=sum(high for _, high in ranges)
+        ),
+        tokens_per_s=recipe.global_tokens_per_step / seconds,
+        model_flops=model_flops,
+        mfu=utilization(model_flops, seconds, peak),
+        hfu=utilization(all_flops, seconds, peak),
+        bound=clock.bound(),
+    )
 
 
 def _dequantized_first(func: Any, args: Any, script: Sequence[Step]) -> int:

@@ -33,9 +33,12 @@ class SimulatedDevice(StorageTracker):
         time: SimulatedTime,
         paths: ModulePaths,
         communication: Communication,
+        beside: Sequence[SimulatedTime] = (),
     ) -> None:
         super().__init__(memory)
-        self.memory, self.rules, self.time, self.paths = memory, rules, time, paths
+        self.clocks = [time, *beside]
+        """This device's, and those of others that run the same kernels at their own rates."""
+        self.memory, self.rules, self.paths = memory, rules, paths
         self.operators: set[str] = set()
         """Names of those that ran on the device and are no views."""
         self.communication = communication
@@ -55,9 +58,11 @@ class SimulatedDevice(StorageTracker):
                 self.operators.add(operator_name(func))
         if self.frames:
             if call.cost is None:
-                call.cost = self.time.cost(func, args, kwargs, out, call.script)
-            self.time.recomputing = self.memory.phase == "backward" and self.paths.in_module
-            self._clock(call.cost, func, args)
+                call.cost = [clock.cost(func, args, kwargs, out, call.script) for clock in self.clocks]
+            recomputing = self.memory.phase == "backward" and self.paths.in_module
+            for clock, cost in zip(self.clocks, call.cost, strict=True):
+                clock.recomputing = recomputing
+                self._clock(clock, cost, func, args)
         if "c10d" in func.namespace:
             self._communicate(operator_name(func), args, out)
         if call.script:
@@ -70,24 +75,25 @@ class SimulatedDevice(StorageTracker):
         elif name == WAIT:
             self.communication.waited(args[0])
 
-    def _clock(self, cost: Cost, func: Any, args: Any) -> None:
+    def _clock(self, clock: SimulatedTime, cost: Cost, func: Any, args: Any) -> None:
         """The time of an operator: a kernel's, a copy's between the two memories, or the host's own."""
         if not self.on_host:
-            self.time.launch(cost)
+            clock.launch(cost)
             return
         given = [key for tensor in tensors_in(args) if (key := self.key_of(tensor)) is not None]
         there = [key in self.on_host for key in given]
         if func._overloadpacket is aten.copy_ and len(given) == 2 and there[0] != there[1]:
             non_blocking = len(args) > 2 and args[2]
-            self.time.copy(args[0].nbytes, there[0], given[1], given[0], waits=not non_blocking)
+            clock.copy(args[0].nbytes, there[0], given[1], given[0], waits=not non_blocking)
         elif there and all(there):
-            self.time.work_on_host(cost, given)
+            clock.work_on_host(cost, given)
         else:  # unified memory (paged optimizers) stays on the device while there is room
-            self.time.launch(cost, given)
+            clock.launch(cost, given)
 
     def gone(self, key: int) -> None:
         """See StorageTracker.gone."""
-        self.time.freed(key)
+        for clock in self.clocks:
+            clock.freed(key)
 
     def _play(self, steps: Sequence[Step], func: Any, out: Any) -> None:
         """Temporaries and outputs in the order in which the CUDA kernel makes them."""

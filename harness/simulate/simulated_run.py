@@ -8,7 +8,7 @@ else.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from harness.allocator import AllocatorOutOfMemory, Settings, parse_settings
 from harness.errors import InputError
-from harness.hardware import Hardware
+from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.kernel_time import where_from
 from harness.observe import PhasePeaks, gradients_seen, labelled_tensors, owned_tensors
 from harness.recipe import Recipe
 from harness.simulate.checkpoint import simulate_checkpoint
-from harness.simulate.clock import SimulatedTime
+from harness.simulate.clock import SimulatedTime, step_of
 from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
 from harness.simulate.cuda.communication import Communication
 from harness.simulate.cuda.libraries import import_bitsandbytes_fast
@@ -46,8 +46,6 @@ from harness.step_profile import (
     OutOfMemoryReport,
     StepProfile,
     StepStats,
-    TimeStats,
-    utilization,
 )
 from harness.system import collected_by_hand, older_objects_kept, provenance
 from harness.training import (
@@ -79,12 +77,13 @@ def simulate(
     rank: int = 0,
     after: AfterStep | None = None,
     explain_oom: bool = True,
+    beside: Sequence[SimulatedTime] = (),
     advise: Callable[[Recipe, HardwareSummary, OutOfMemoryReport], list[str]] | None = None,
 ) -> tuple[StepProfile, SimulatedMemory]:
     """The StepProfile of `recipe` on `hardware`, and the simulated memory (for its snapshot): of one process,
     or of `rank` among the recipe's `world_size`, alone.
 
-    `after`: what to simulate behind the training steps.
+    `after`: what to simulate behind the training steps. `beside`: clocks of other devices, that hear the same.
     Running out of memory gives a profile with `oom` filled; `explain_oom` simulates once more then, to keep
     the stack and the module of everything that is live, and `advise` says what to change. Raises InputError
     for a dtype that the device has no units for, and for `compile`, which changes which kernels run: napkin
@@ -100,10 +99,9 @@ def simulate(
         )
     settings = settings or parse_settings("", torch.__version__)
     with collected_by_hand():
-        import_bitsandbytes_fast()
-        import_libraries(recipe)
+        import_everything(recipe)
         with older_objects_kept():
-            run = SimulatedRun(recipe, hardware, settings, rank, after)
+            run = SimulatedRun(recipe, hardware, settings, rank, after, beside)
             profile = run.to_the_end()
             if profile.oom is not None and explain_oom:
                 run = SimulatedRun(recipe, hardware, settings, rank, after)
@@ -112,6 +110,26 @@ def simulate(
     if profile.oom is not None and advise is not None and profile.oom.phase not in PHASES_BETWEEN_STEPS:
         profile.oom.advice = advise(recipe, profile.hardware, profile.oom)
     return profile, run.memory
+
+
+def import_everything(recipe: Recipe) -> None:
+    """What a simulation of `recipe` imports, before processes are forked that all need it."""
+    import_bitsandbytes_fast()
+    import_libraries(recipe)
+
+
+def simulate_for_devices(
+    recipe: Recipe, devices: Sequence[Hardware], settings: Settings
+) -> tuple[StepProfile, SimulatedMemory, dict[str, StepStats]]:
+    """The step on the first of `devices` with plenty of memory, and by name what it takes on each: for
+    devices that run the same kernels, on which one GPU is enough. Raises InputError as `simulate` does.
+    """
+    first, *others = devices
+    beside: dict[str, SimulatedTime] = {other.name: SimulatedTime(other) for other in others}
+    plenty = with_memory(first, PLENTY_BYTES)
+    profile, memory = simulate(recipe, plenty, settings, explain_oom=False, beside=list(beside.values()))
+    steps = {name: step_of(recipe, clock) for name, clock in beside.items()}
+    return profile, memory, {first.name: profile.step, **steps}
 
 
 class SimulatedRun:
@@ -124,6 +142,7 @@ class SimulatedRun:
         settings: Settings,
         rank: int = 0,
         after: AfterStep | None = None,
+        beside: Sequence[SimulatedTime] = (),
     ) -> None:
         # The values do not matter and nothing needs to be read: shapes are the same for any data.
         self.recipe = recipe.model_copy(update={"data": "synthetic"})
@@ -138,7 +157,9 @@ class SimulatedRun:
         self.paths = ModulePaths()
         self.rules = CudaRules(recipe, hardware, self.memory.empty_cache)
         self.communication = Communication(self.time)
-        self.device = SimulatedDevice(self.memory, self.rules, self.time, self.paths, self.communication)
+        self.device = SimulatedDevice(
+            self.memory, self.rules, self.time, self.paths, self.communication, beside
+        )
         self.kinds: list[Kind] = []
         self.peaks = PhasePeaks()
         self.phases = self.peaks.phases
@@ -162,7 +183,7 @@ class SimulatedRun:
                 for _ in run_steps(self.training, self._measured(batches), META, kinds, self):
                     self.paths.forget()
                 self._repeat_the_step()
-                self.of_the_step = self._memory(), self._step(), self._top()
+                self.of_the_step = self._memory(), step_of(self.recipe, self.time), self._top()
                 self._after_the_step()
             except AllocatorOutOfMemory as error:
                 oom = self._oom(error)
@@ -187,7 +208,8 @@ class SimulatedRun:
     def begin_step(self, index: int, kind: Kind) -> None:
         self.kinds.append(kind)
         self.memory.begin_step()
-        self.time.begin_step()
+        for clock in self.device.clocks:
+            clock.begin_step()
         self.communication.begin_step()
         if kind == "recorded":
             gc.collect()  # or what earlier steps left in reference cycles dies at some moment of this one
@@ -197,14 +219,17 @@ class SimulatedRun:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self.memory.phase = self.time.phase = name
+        self.memory.phase = name
         self.memory.reset_peak()
-        start_s = self.time.now()
+        for clock in self.device.clocks:
+            clock.begin_phase(name)
         try:
             with gradients_seen(self.training, name, self._label_gradient):
                 yield
         finally:
-            self._note(name, self.time.now() - start_s)
+            for clock in self.device.clocks:
+                clock.end_phase()
+            self._note(name, self.time.taken_s[name])
             self.memory.end_phase()
 
     def _measured(self, batches: Batches) -> Iterator[StepBatches]:
@@ -253,8 +278,8 @@ class SimulatedRun:
         peaks = memory.peak_bytes, memory.allocated_bytes, memory.peak_reserved_bytes
         stats = self.peaks.note(name, self.kinds, *peaks)
         if stats is not None:
-            stats.time_s.median = (stats.time_s.median or 0.0) + seconds
-            stats.time_s.p10, stats.time_s.p90 = self.time.range_s(name, stats.time_s.median)
+            stats.time_s.median = seconds
+            stats.time_s.p10, stats.time_s.p90 = self.time.range_s(name, seconds)
             stats.kernels_s = {**self.time.kernels_s.get(name, {})}
             stats.flops = self.time.flops.get(name, 0)
             stats.bytes_moved = self.time.bytes_moved.get(name, 0)
@@ -363,19 +388,3 @@ class SimulatedRun:
         memory.at_peak.other_bytes = (memory.at_peak.other_bytes or 0) + not_split_off
         memory.at_peak_by_module = bytes_by_module(self.memory.spans, peak)
         return memory
-
-    def _step(self) -> StepStats:
-        times = [stats.time_s for stats in self.phases.values()]
-        seconds = sum(time.median or 0.0 for time in times)
-        low, high = (sum(getattr(time, end) or 0.0 for time in times) for end in ("p10", "p90"))
-        all_flops = sum(self.time.flops.values())
-        model_flops = all_flops - self.time.recomputed_flops
-        peak = self.hardware.peak_flops(self.recipe.compute_dtype)
-        return StepStats(
-            time_s=TimeStats(median=seconds, p10=low, p90=high),
-            tokens_per_s=self.recipe.global_tokens_per_step / seconds,
-            model_flops=model_flops,
-            mfu=utilization(model_flops, seconds, peak),
-            hfu=utilization(all_flops, seconds, peak),
-            bound=self.time.bound(),
-        )

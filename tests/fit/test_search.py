@@ -6,6 +6,7 @@ import json
 import shlex
 
 import pytest
+from harness.napkin.memory.moments import required_bytes
 from typer.testing import CliRunner
 
 from harness.architecture.model_shape import load_shape
@@ -15,7 +16,6 @@ from harness.fit.changes import WORTHWHILE, Change, Price, by_arithmetic, combin
 from harness.fit.device_choice import compare_hardware
 from harness.fit.search import fit
 from harness.hardware.hardware import find_hardware, hardware_names, parse_bytes, with_memory
-from harness.napkin.memory.moments import required_bytes
 from harness.napkin.prediction import estimate
 from harness.recipe.file import load_recipe
 from harness.recipe.recipe import Recipe

@@ -8,6 +8,9 @@ from random import Random
 import pytest
 import torch
 import torch.distributed as dist
+from harness.napkin.memory.moments import Memory
+from harness.napkin.model.weights import Weight
+from harness.napkin.ranks.buckets import ddp_buckets
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.errors import InputError
@@ -23,10 +26,7 @@ from harness.fit.sharding import (
 )
 from harness.hardware.hardware import find_hardware
 from harness.hardware.table import Cited
-from harness.napkin.memory.moments import Memory
-from harness.napkin.model.weights import Weight
 from harness.napkin.prediction import estimate
-from harness.napkin.ranks.buckets import ddp_buckets
 from harness.napkin.timing import Timing
 from harness.recipe.check import check_recipe
 from harness.recipe.file import load_recipe
