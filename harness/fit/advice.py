@@ -1,20 +1,23 @@
 """What to say when the memory ran out: where, what filled it, and which changes of the recipe would help.
 
-The changes and their savings are napkin's (fit/search.py). So only the commands import this module, and hand
-`advise` to whoever measures or simulates.
+The changes and their savings are napkin's (fit/search.py), about right; what is called enough was simulated.
+So only the commands import this module, and hand `advise` to whoever measures or simulates.
 """
 
 from __future__ import annotations
 
 from harness.architecture import load_shape
 from harness.errors import InputError
-from harness.fit.changes import by_arithmetic, combined, overrides, suggestions
+from harness.fit.changes import Change, by_arithmetic, changed, combined, overrides, suggestions
+from harness.fit.simulations import Simulations
 from harness.hardware import TABLE_NAMES, Hardware, find_hardware, hardware_names, with_memory
 from harness.recipe import Recipe
 from harness.step_profile import HardwareSummary, OutOfMemoryReport
 from harness.units import in_gib
 
 MOST_CHANGES = 5
+MOST_SEEN = 3
+"""Changes that are simulated at the most."""
 NOT_ON_WINDOWS = ", not on Windows or WSL"
 """Of unified memory: there the driver does not move it to the host when the device is full (CUDA C++
 Programming Guide, unified memory on Windows and WSL)."""
@@ -27,7 +30,8 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
 
     First what costs nothing, then changes that leave the result as it is, then others; each group by time.
     Of those beyond MOST_CHANGES only the first that is enough by itself. The figures are napkin's: where it
-    cannot tell, a line says why.
+    cannot tell, a line says why. Of those that are enough by them, the first few are simulated on a device of
+    the table until one is seen to fit; of others it is said that they may be enough.
     """
     lines: list[str] = []
     idle = report.reserved_unallocated_bytes or 0
@@ -48,16 +52,18 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
         changes = [
             c for c in changes if not {"loss", "offload"} & c.fields.keys() and "paged" not in c.overrides
         ]
+    seen = _seen(recipe, hardware, changes) if known else {}
+    enough = next((c for c in changes if seen.get(c.overrides, not seen and c.fits)), None)
     listed = changes[:MOST_CHANGES]
-    enough = next((change for change in changes if change.fits), None)
     if enough is not None and enough not in listed:
         listed[-1] = enough
     for change in listed:
         time = f", time a token × {change.slowdown:.2f}" if known else ""
         result = "" if change.same_result else ", another training"
-        fits = ", enough by itself" if change.fits else ""
+        fits = seen.get(change.overrides)
+        verdict = ", enough by itself" if fits else ", may be enough" if change.fits and fits is None else ""
         where = NOT_ON_WINDOWS if "paged" in change.overrides else ""
-        lines.append(f"{change.overrides}: {in_gib(change.saved_bytes)} less{time}{result}{fits}{where}")
+        lines.append(f"{change.overrides}: {in_gib(change.saved_bytes)} less{time}{result}{verdict}{where}")
     if enough is None:
         together = combined(recipe, limit, changes, price)
         size = in_gib(hardware.memory_bytes)
@@ -65,9 +71,23 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
             f"nothing that the recipe can change is enough for {size}: it takes a device with more memory "
             "(`harness hardware RECIPE`) or a smaller model"
         )
-        fits = f"together {overrides(recipe, together)}, enough by arithmetic" if together else nothing
-        lines.append(fits)
+        lines.append(f"together {overrides(recipe, together)}, may be enough" if together else nothing)
     return lines
+
+
+def _seen(recipe: Recipe, hardware: Hardware, changes: list[Change]) -> dict[str, bool]:
+    """By overrides, whether a simulation fits: of the first changes that are enough by arithmetic, until one
+    does. Empty where nothing can be simulated."""
+    simulations, seen = Simulations(hardware), dict[str, bool]()
+    for change in [change for change in changes if change.fits][:MOST_SEEN]:
+        try:
+            seen[change.overrides] = simulations.profile(changed(recipe, change.fields)).oom is None
+        except InputError:
+            continue
+        if seen[change.overrides]:
+            break
+    simulations.keep()
+    return seen
 
 
 def _hardware(device: HardwareSummary) -> tuple[Hardware, bool]:

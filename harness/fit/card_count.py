@@ -73,9 +73,12 @@ def compare_counts(
     prices: dict[str, float],
     told: Callable[[str], None] = lambda line: None,
 ) -> list[Cards]:
-    """Every number of cards of every device. Raises InputError as `compare_hardware` and `among` do."""
+    """Every number of cards of every device, by arithmetic: simulating a rank of each would take minutes.
+    Raises InputError as `compare_hardware` and `among` do."""
     return [
-        Cards(gpus, offer) for gpus in counts for offer in compare_hardware(among(recipe, gpus), prices, told)
+        Cards(gpus, offer)
+        for gpus in counts
+        for offer in compare_hardware(among(recipe, gpus), prices, told, by_arithmetic=True)
     ]
 
 

@@ -9,8 +9,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -55,24 +53,28 @@ class Offer:
 
 
 def compare_hardware(
-    recipe: Recipe, prices: dict[str, float], told: Callable[[str], None] = lambda line: None
+    recipe: Recipe,
+    prices: dict[str, float],
+    told: Callable[[str], None] = lambda line: None,
+    *,
+    by_arithmetic: bool = False,
 ) -> list[Offer]:
     """An offer from every device: the cheapest first where there are prices, then the fastest; those that
     cannot run the recipe last.
 
     One simulation for each compute capability, unless it is kept from an earlier question: devices of one
-    run the same kernels at their own rates. `told` hears of each, and its warnings. Several cards, and what
-    cannot be simulated, are answered by arithmetic. Raises InputError for what neither can answer.
+    run the same kernels at their own rates. `told` hears of each, and its warnings. What cannot be simulated
+    is answered by arithmetic, and so is all where that is asked for. Raises InputError for what nobody knows.
     """
     devices = all_hardware(prices)
     able = [device for device in devices if device.supports(recipe.compute_dtype)]
     warned: set[str] = set()
     offers = [_unable(device, recipe) for device in devices if device not in able]
     kinds = _by_kernels(able)
-    if not recipe.distributed:
+    if not by_arithmetic:
         _all_at_once(recipe, kinds, told)
     for alike in kinds:
-        offers += _offers(recipe, alike, told, warned)
+        offers += _offers(recipe, alike, told, warned, by_arithmetic)
 
     def order(offer: Offer) -> tuple[bool, float, float]:
         cost = offer.cost_per_million_tokens
@@ -82,8 +84,8 @@ def compare_hardware(
 
 
 def _by_kernels(devices: list[Hardware]) -> list[list[Hardware]]:
-    """Devices that run the same kernels. What follows from their multiprocessors too is small: some reductions
-    leave partial results for each."""
+    """Devices that run the same kernels. What follows from their multiprocessors too is small: what some
+    reductions leave to be summed."""
     alike: dict[str, list[Hardware]] = {}
     for device in devices:
         alike.setdefault(device.datasheet.compute_capability, []).append(device)
@@ -100,9 +102,18 @@ def _all_at_once(recipe: Recipe, kinds: list[list[Hardware]], told: Callable[[st
     from harness.simulate import import_everything
 
     import_everything(recipe)
-    with ProcessPoolExecutor(len(cores()), get_context("fork")) as pool, suppress(BrokenProcessPool):
-        for each in [pool.submit(each.leave, recipe) for each in waiting]:
-            each.result()
+    shares = [waiting[n :: len(cores())] for n in range(len(cores()))]
+    fork = get_context("fork").Process
+    processes = [fork(target=_leave, args=(share, recipe)) for share in shares]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+def _leave(share: list[Simulations], recipe: Recipe) -> None:
+    for simulations in share:
+        simulations.leave(recipe)
 
 
 def cores() -> set[int]:
@@ -111,10 +122,14 @@ def cores() -> set[int]:
 
 
 def _offers(
-    recipe: Recipe, alike: list[Hardware], told: Callable[[str], None], warned: set[str]
+    recipe: Recipe,
+    alike: list[Hardware],
+    told: Callable[[str], None],
+    warned: set[str],
+    by_arithmetic: bool,
 ) -> list[Offer]:
-    """Of devices that run the same kernels. `told` hears each warning once: those in `warned` it has heard."""
-    if recipe.distributed:  # a rank for every device and number of cards takes minutes
+    """Of devices that run the same kernels. `told` hears each warning once: `warned` has those it heard."""
+    if by_arithmetic:
         with suppress(InputError):
             return [_estimated(recipe, device) for device in alike]
     simulations = Simulations(alike[0], told=told, alike=alike[1:])

@@ -68,7 +68,7 @@ class Simulations:
         return self.knows(recipe) and self.formula(recipe).has_times(recipe, self.devices)
 
     def leave(self, recipe: Recipe) -> None:
-        """Simulate for somebody else, who finds it in the cache; why it cannot be, they find out themselves."""
+        """Simulate for another process, which finds it in the cache, or finds out why it cannot be."""
         with suppress(InputError):
             self.timed(recipe)
 

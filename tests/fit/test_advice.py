@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
-from harness.napkin.memory.moments import required_bytes
 
 from harness.fit import advice as oom
 from harness.fit.advice import MOST_CHANGES, advise
 from harness.hardware.hardware import find_hardware
-from harness.napkin.prediction import estimate
+from harness.napkin import estimate, required_bytes
 from harness.recipe.check import check_recipe
 from harness.recipe.recipe import Recipe
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.in_words import explain_oom
 from harness.step_profile.memory import MemoryStats
 from harness.step_profile.step_profile import Allocation, HardwareSummary, OutOfMemoryReport, StepProfile
-from harness.system.locations import recipes_folder
 from harness.system.strict_yaml import parse_yaml
 
 GIB = 2**30
@@ -31,7 +28,8 @@ UNLISTED = HardwareSummary(name="A GPU of next year", kind="cuda", memory_bytes=
 HOST = HardwareSummary(name="A CPU", kind="cpu", memory_bytes=64 * GIB)
 LINE = re.compile(
     r"(?P<changes>.+=.+): (?P<saved>[\d.,]+) (?P<unit>[KMG]iB) less(, time a token × (?P<time>\d+\.\d\d))?"
-    r"(?P<other>, another training)?(?P<enough>, enough by itself)?(?P<where>, not on Windows or WSL)?"
+    r"(?P<other>, another training)?(?P<enough>, enough by itself|, may be enough)?"
+    r"(?P<where>, not on Windows or WSL)?"
 )
 
 
@@ -64,11 +62,17 @@ def test_changes_can_be_typed_and_the_cheapest_comes_first(recipe, device):
 def test_something_that_is_enough_is_among_them(monkeypatch):
     monkeypatch.setattr(oom, "MOST_CHANGES", 1)
     (line,) = advise(FULL, A100, IN_FORWARD)
-    assert parsed(line)["enough"]
+    assert parsed(line)["enough"] == ", enough by itself"
+    assert simulate(changed(FULL, line), find_hardware("a100-80gb"), explain_oom=False)[0].oom is None
     monkeypatch.setattr(oom, "MOST_CHANGES", 9)
     before = advise(FULL, A100, IN_FORWARD)
     assert before.index(line) > 0  # cheaper changes are not enough
     assert not any(parsed(other)["enough"] for other in before[: before.index(line)])
+
+
+def test_of_a_device_that_is_not_in_the_table_nothing_is_called_enough():
+    verdicts = {parsed(line)["enough"] for line in advise(FULL, UNLISTED, IN_FORWARD)}
+    assert verdicts == {None, ", may be enough"}
 
 
 def test_what_is_enough_only_together_is_said_and_fits():
@@ -76,7 +80,7 @@ def test_what_is_enough_only_together_is_said_and_fits():
     recipe = check_recipe({"model": "llama-3.1-8b", "adapter": "lora", "seq_len": 16384}, "test")
     *single, last = advise(recipe, device.summary("bf16"), IN_FORWARD)
     assert not any(parsed(line)["enough"] for line in single)
-    overrides = last.removeprefix("together ").removesuffix(", enough by arithmetic").split()
+    overrides = last.removeprefix("together ").removesuffix(", may be enough").split()
     assert len(overrides) > 1
     fields = {name: parse_yaml(value, name) for name, value in (word.split("=") for word in overrides)}
     together = check_recipe({**recipe.model_dump(mode="json"), **fields}, "test")
@@ -89,11 +93,9 @@ def test_what_nothing_helps_is_said():
     assert "a device with more memory" in lines[-1]
 
 
-def test_a_saving_is_what_the_change_saves(tmp_path):
-    """Against the real step on shape-only tensors, through a model of the allocator."""
-    config = json.loads((recipes_folder() / "models" / "llama-3.2-1b.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
-    recipe = Recipe(model=str(tmp_path / "config.json"), micro_batch_size=2, seq_len=512)
+def test_a_saving_is_what_the_change_saves():
+    """About, by arithmetic: against the real step on shape-only tensors, through a model of the allocator."""
+    recipe = Recipe(model="llama-3.2-1b", micro_batch_size=8, seq_len=2048)
     hardware = find_hardware("a100-80gb")
 
     def peak(recipe: Recipe) -> int:
@@ -105,7 +107,7 @@ def test_a_saving_is_what_the_change_saves(tmp_path):
         match = parsed(line)
         saved = float(match["saved"]) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[match["unit"]]
         if "fused_linear" not in line:  # Liger's kernels do not run here
-            assert saved == pytest.approx(before - peak(changed(recipe, line)), rel=0.02), line
+            assert saved == pytest.approx(before - peak(changed(recipe, line)), rel=0.15), line
             seen.add(match["changes"])
     assert len(seen) >= 3
 
@@ -149,14 +151,6 @@ def test_memory_in_pieces_is_named():
     assert "expandable_segments:True: 3.00 GiB are reserved" in advise(FULL, A100, report)[0]
     smaller = report.model_copy(update={"reserved_unallocated_bytes": GIB - 1})
     assert not any("expandable_segments" in line for line in advise(FULL, A100, smaller))
-
-
-def test_a_model_that_arithmetic_does_not_know_is_said_to_be_so(tmp_path):
-    config = tmp_path / "config.json"
-    config.write_text('{"model_type": "mamba", "hidden_size": 64, "vocab_size": 100}')
-    (line,) = advise(Recipe(model=str(config)), A100, IN_FORWARD)
-    assert "what a change would save is not known" in line
-    assert "mamba" in line
 
 
 def test_one_paragraph_says_where_what_and_how_much():

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from harness.napkin.memory.moments import required_bytes
 
 from harness.errors import InputError
 from harness.fit.card_count import among, compare_counts, read_counts, render_counts
 from harness.hardware.hardware import find_hardware
-from harness.napkin.prediction import estimate
+from harness.napkin import estimate, required_bytes
 from harness.recipe.file import load_recipe
 
 FULL = load_recipe("llama-3.1-8b-full-bf16")[1]
