@@ -16,7 +16,7 @@ from harness.answers.comparison import described, different_fields, quantities, 
 from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.recipe import Recipe, recipe_yaml
-from harness.snapshot import place, read_snapshot, recording_of
+from harness.snapshot import module_of_its_kind, place, read_snapshot, recording_of
 from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats, StepProfile, ranks_in_words
 from harness.units import in_gib
 
@@ -148,7 +148,7 @@ def _bytes(profile: StepProfile) -> dict[tuple[str, str], int | None]:
 def _by_kind(profile: StepProfile) -> Counter[str]:
     found: Counter[str] = Counter()
     for module, size_bytes in (profile.memory.at_peak_by_module or {}).items():
-        found[re.sub(r"\.\d+\b", ".*", module)] += size_bytes
+        found[module_of_its_kind(module)] += size_bytes
     return found
 
 

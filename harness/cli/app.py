@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from harness.cli.estimates import fit, hardware, napkin, recipes, shard, simulate
+from harness.cli.estimates import fit, formula, hardware, napkin, recipes, shard, simulate
 from harness.cli.exit_status import INTERRUPTED
 from harness.cli.running import doctor, emulate, run, sweep, validate, watch
 from harness.cli.showing import diff, mcp, report, serve, snapshot
@@ -56,6 +56,7 @@ app.command()(recipes.schema)
 app.command(epilog=emulate.EXAMPLES, context_settings={"ignore_unknown_options": True})(emulate.emulate)
 app.command()(doctor.doctor)
 app.command(epilog=napkin.EXAMPLES)(napkin.napkin)
+app.command(epilog=formula.EXAMPLES)(formula.formula)
 app.command(epilog=fit.EXAMPLES)(fit.fit)
 app.command(epilog=hardware.EXAMPLES)(hardware.hardware)
 app.command(epilog=shard.EXAMPLES)(shard.shard)

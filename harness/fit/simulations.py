@@ -59,7 +59,7 @@ class Simulations:
     def timed(self, recipe: Recipe) -> StepProfile:
         """The same, with the times of a simulation at these very sizes on all devices, now or before."""
         if not self.is_timed(recipe):
-            self._simulated(recipe)
+            self.simulated(recipe)
             self._profiles.clear()
         return self.with_plenty(recipe)
 
@@ -128,15 +128,15 @@ class Simulations:
     def _exactly(self, recipe: Recipe) -> RequestLog:
         point = point_of(recipe)
         piece = self.formula(recipe).knowing(point)
-        return self._simulated(recipe) if piece is None else piece.at(point)
+        return self.simulated(recipe) if piece is None else piece.at(point)
 
-    def _simulated(self, recipe: Recipe) -> RequestLog:
-        """The requests of a simulation at these sizes."""
+    def simulated(self, recipe: Recipe) -> RequestLog:
+        """The requests of a simulation at these sizes, made now."""
         from harness.simulate import simulate_for_devices
 
         self.told(f"simulating on {self.hardware.name}")
         profile, memory, steps = simulate_for_devices(recipe, self.devices, self.settings)
         formula = self.formula(recipe)
-        formula.learn(memory.log, profile, steps)
+        formula.learn(memory.log, profile, memory.labels(), steps)
         save(formula)
         return memory.log

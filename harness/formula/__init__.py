@@ -4,8 +4,8 @@
 from harness.formula.expression import Point
 from harness.formula.formula import Formula, outcome_of, point_of
 from harness.formula.outcome import Outcome, kept_bytes, least_bytes
-from harness.formula.piece import Piece
-from harness.formula.request_log import RequestLog
+from harness.formula.piece import Piece, Size
+from harness.formula.request_log import Label, RequestLog
 from harness.formula.scratch import (
     MAX_VALUES_PER_THREAD,
     at_most,
@@ -17,3 +17,4 @@ from harness.formula.scratch import (
     scan_scratch_at_most,
 )
 from harness.formula.store import load, save
+from harness.formula.terms import Terms, in_dimensions, terms_at_peak

@@ -36,7 +36,6 @@ class Factors:
         return "·".join(name + ("²" if power == 2 else "") for name, power in powers if power)
 
 
-NOTHING = Factors()
 PLAIN = [Factors(batch, sequence) for sequence in (0, 1, 2) for batch in (0, 1)]
 ROUNDED = [
     Factors(batch, sequence, rounded_to)
@@ -102,7 +101,7 @@ def explain(values: Sequence[int], points: Sequence[Point]) -> tuple[Expression 
     for factors in _candidates(points):
         found = _solved(values, points, factors)
         if found is not None:
-            return found, len(points) > len(factors) or factors == (NOTHING,)
+            return found, len(points) > len(factors)
     return None, False
 
 

@@ -10,7 +10,7 @@ from harness.allocator import Settings
 from harness.formula.expression import Point
 from harness.formula.outcome import Outcome, outcome
 from harness.formula.piece import Piece
-from harness.formula.request_log import RequestLog
+from harness.formula.request_log import Label, RequestLog
 from harness.hardware import Hardware
 from harness.recipe import Recipe
 from harness.step_profile import MemoryStats, OutOfMemoryReport, PhaseStats, StepProfile, StepStats
@@ -33,10 +33,17 @@ class Formula:
     changed: bool = False
     """Since it was read."""
 
-    def learn(self, log: RequestLog, profile: StepProfile, steps: Mapping[str, StepStats] = {}) -> None:
-        """Another simulation, of a step that did not run out of memory. `steps`: its times, by device."""
+    def learn(
+        self,
+        log: RequestLog,
+        profile: StepProfile,
+        labels: Mapping[int, Label] | None = None,
+        steps: Mapping[str, StepStats] = {},
+    ) -> None:
+        """Another simulation, of a step that did not run out of memory: what its requests are for, by key,
+        and its times, by device."""
         recipe = Recipe.model_validate(profile.recipe)
-        piece = Piece.of(log, point_of(recipe))
+        piece = Piece.of(log, point_of(recipe), labels)
         if not any(known.add(piece) for known in self.pieces):
             self.pieces.append(piece)
         self.outcomes = {

@@ -120,10 +120,4 @@ def least_bytes(log: RequestLog) -> int:
 
 def kept_bytes(log: RequestLog) -> int:
     """What is there when the recorded step begins: weights, optimizer state, and all else that stays."""
-    sizes: dict[int, int] = {}
-    for key, size_bytes, _ in log.events[: log.start]:
-        if size_bytes == DIED:
-            del sizes[key]
-        else:
-            sizes[key] = size_bytes
-    return sum(sizes.values())
+    return sum(size for size, _ in log.found().values())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import log2
 from typing import Any
 
 from harness.formula.expression import Expression, Point, explain, from_json, to_json
-from harness.formula.request_log import DIED, Mark, RequestLog
+from harness.formula.request_log import DIED, Label, Mark, RequestLog
 from harness.formula.scratch import Ruled
 
 BIRTH = -1
@@ -50,10 +50,14 @@ class Piece:
     columns: list[Size]
     sure: bool = False
     """Every expression was found from fewer points than it explains."""
+    labels: list[Label] = field(default_factory=list[Label])
+    """What the births of the recorded step are, and what was there before, each once."""
+    label_of: list[int] = field(default_factory=list[int])
+    """Of each birth; -1 where nobody says."""
 
     @classmethod
-    def of(cls, log: RequestLog, point: Point) -> Piece:
-        """What one simulation shows: it knows that point alone."""
+    def of(cls, log: RequestLog, point: Point, labels: Mapping[int, Label] | None = None) -> Piece:
+        """What one simulation shows: it knows that point alone. `labels`: by key."""
         numbers: dict[int, int] = {}
         events: list[int] = []
         for key, size_bytes, _ in log.events:
@@ -73,6 +77,9 @@ class Piece:
             [Listed((), ())],
         )
         piece._take([size for size, _ in born], point)
+        each = {label: n for n, label in enumerate(dict.fromkeys((labels or {}).values()))}
+        piece.labels = list(each)
+        piece.label_of = [each[labels[key]] if labels and key in labels else -1 for key in numbers]
         return piece
 
     def add(self, other: Piece) -> bool:
@@ -184,6 +191,8 @@ class Piece:
             "streams": {n: stream for n, stream in enumerate(self.streams) if stream},
             "marks": self.marks,
             "lost": self.lost,
+            "labels": self.labels,
+            "label_of": self.label_of,
         }
 
     @classmethod
@@ -212,4 +221,6 @@ class Piece:
             document["column_of"],
             columns,
             document["sure"],
+            [Label(*label) for label in document["labels"]],
+            document["label_of"],
         )

@@ -17,6 +17,15 @@ Event = tuple[int, int, int]
 """Key, requested bytes and stream of what was born; key, DIED and 0 of what died."""
 
 
+class Label(NamedTuple):
+    """What a request is for."""
+
+    category: str
+    module: str
+    """Path of the module, layers of one kind alike: model.layers.*.mlp."""
+    operator: str
+
+
 class Mark(NamedTuple):
     """Something between two requests."""
 
@@ -58,6 +67,16 @@ class RequestLog:
         """The first event of the recorded step."""
         return self.marks[self.recorded].at
 
+    def found(self) -> dict[int, tuple[int, int]]:
+        """Requested bytes and stream of what the recorded step finds, by key, in the order of birth."""
+        found: dict[int, tuple[int, int]] = {}
+        for key, size, stream in self.events[: self.start]:
+            if size == DIED:
+                del found[key]
+            else:
+                found[key] = size, stream
+        return found
+
     def born_in_the_step(self, keys: Container[int]) -> frozenset[int]:
         """Of `keys`, those of what the recorded step made."""
         return frozenset(key for key, size, _ in self.events[self.start :] if size != DIED and key in keys)
@@ -66,13 +85,8 @@ class RequestLog:
         """For each key that the recorded step found and freed, the one that it left in its place. None: what
         it leaves, but for what is lost, is not what it found, and no step like it can follow.
         """
-        start, found = self.start, dict[int, tuple[int, int]]()
-        for key, size, stream in self.events[:start]:
-            if size == DIED:
-                del found[key]
-            else:
-                found[key] = size, stream
-        step = self.events[start:]
+        found = self.found()
+        step = self.events[self.start :]
         born = {key: (size, stream) for key, size, stream in step if size != DIED}
         died = {key for key, size, _ in step if size == DIED}
         left = [key for key in born if key not in died and key not in self.lost]

@@ -47,6 +47,7 @@ class Recording:
             self._last_event,
             birth_phase=self.phase,
             module=self.module,
+            operator=op,
             frames=self._frames(frames),
         )
         self._live[key] = span

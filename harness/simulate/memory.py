@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from harness.allocator import Allocator, AllocatorOutOfMemory, Block, Settings, snapshot_segments
-from harness.formula import RequestLog
+from harness.formula import Label, RequestLog
 from harness.observe import Frame, Recording
 from harness.snapshot import (
     BEFORE_RECORDING,
@@ -14,6 +14,7 @@ from harness.snapshot import (
     TraceEvent,
     build_snapshot,
     categorize,
+    module_of_its_kind,
     phase_metadata,
 )
 
@@ -144,6 +145,14 @@ class SimulatedMemory(Recording):
         """After `repeat`: what comes now belongs to the snapshot too, segments as they are at its end."""
         self._segments = None
         self.allocator.device.emit = self._segment_event
+
+    def labels(self) -> dict[int, Label]:
+        """By key, what each storage of the recorded step is, with what was there before."""
+        keys = [*self.log.found(), *(key for key, size, _ in self.log.events[self.log.start :] if size >= 0)]
+        return {
+            key: Label(category, module_of_its_kind(span.module or ""), span.operator or "")
+            for key, span, category in zip(keys, self.spans, categorize(self.spans), strict=True)
+        }
 
     def empty_cache(self) -> None:
         """torch.cuda.empty_cache."""

@@ -83,7 +83,7 @@ def simulate(
     """The StepProfile of `recipe` on `hardware`, and the simulated memory (for its snapshot): of one process,
     or of `rank` among the recipe's `world_size`, alone.
 
-    `after`: what to simulate behind the training steps. `beside`: clocks of other devices, that hear the same.
+    `after`: what to simulate behind the training steps. `beside`: clocks of other devices.
     Running out of memory gives a profile with `oom` filled; `explain_oom` simulates once more then, to keep
     the stack and the module of everything that is live, and `advise` says what to change. Raises InputError
     for a dtype that the device has no units for, and for `compile`, which changes which kernels run: napkin

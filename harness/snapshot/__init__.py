@@ -8,6 +8,7 @@ from harness.snapshot.attribution import (
     bytes_by_module,
     categorize,
     find_peak,
+    module_of_its_kind,
     top_allocations,
 )
 from harness.snapshot.build import (

@@ -8,6 +8,7 @@ This module imports no torch.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,3 +152,8 @@ def _timeline(spans: Sequence[AllocationSpan]) -> tuple[list[int], list[str | No
     # Events that are no allocation (a new segment) belong to the phase around them.
     carried = accumulate(phases, lambda before, phase: before if phase is None else phase)
     return list(accumulate(changes)), list(carried)
+
+
+def module_of_its_kind(module: str) -> str:
+    """A module's path with the number of its layer left open: layers of one kind are alike."""
+    return re.sub(r"\.\d+\b", ".*", module)

@@ -26,6 +26,8 @@ class AllocationSpan:
     category: str | None = None
     """One of step_profile's CATEGORIES where the owner is known (parameters, gradients, ...), else None."""
     module: str | None = None
+    operator: str | None = None
+    """Which made it, where the recording knows."""
     frames: Sequence[Frame] = ()
     """Innermost first. Spans with the same stack should share one list: snapshots store it once."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import Console
 
 from harness.cli.terminal.terminal import say
+from harness.snapshot import module_of_its_kind
 from harness.step_profile import StepProfile, between_steps_in_words, verdict
 from harness.units import in_gib
 
@@ -44,7 +44,7 @@ def print_peak(console: Console, profile: StepProfile, *, verbose: bool) -> None
 def _modules(profile: StepProfile) -> Iterator[str]:
     by_kind: Counter[str] = Counter()
     for module, size_bytes in (profile.memory.at_peak_by_module or {}).items():
-        by_kind[_kind(module)] += size_bytes
+        by_kind[module_of_its_kind(module)] += size_bytes
     if not by_kind:
         return
     shown = min(MODULES, len(by_kind))
@@ -59,7 +59,7 @@ def _allocations(profile: StepProfile, *, verbose: bool) -> Iterator[str]:
         return
     alike: Counter[tuple[int, str, str, str]] = Counter()
     for allocation in profile.top:
-        module = _kind(allocation.module) if allocation.module else "(no module)"
+        module = module_of_its_kind(allocation.module) if allocation.module else "(no module)"
         stack = " < ".join(allocation.stack[:FRAMES]) if verbose else ""
         alike[allocation.size_bytes, allocation.category, module, stack] += 1
     yield f"the {len(profile.top)} largest allocations at the peak" + (
@@ -71,8 +71,3 @@ def _allocations(profile: StepProfile, *, verbose: bool) -> Iterator[str]:
         if stack:
             yield f"  {'':>15}  {stack}"
     yield ""
-
-
-def _kind(module: str) -> str:
-    """A layer's module path with its number left open: layers of one kind are alike."""
-    return re.sub(r"\.\d+\b", ".*", module)

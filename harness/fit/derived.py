@@ -1,0 +1,94 @@
+"""The formula of a recipe around its own sizes: derived from a few simulations, or kept from earlier ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.architecture import find_config, read_config
+from harness.errors import InputError
+from harness.fit.simulations import Simulations
+from harness.formula import Piece, Point, Size, Terms, in_dimensions, point_of, terms_at_peak
+from harness.hardware import Hardware
+from harness.recipe import Recipe
+
+LETTERS = {
+    "hidden_size": "H",
+    "n_embd": "H",
+    "intermediate_size": "F",
+    "moe_intermediate_size": "E",
+    "vocab_size": "V",
+}
+"""Fields of a config, and the letters of the textbooks."""
+
+
+@dataclass(frozen=True)
+class DerivedFormula:
+    """What holds at `point`, and around it."""
+
+    point: Point
+    piece: Piece
+    terms: Terms
+    dimensions: dict[str, int]
+    exact: bool
+    """Whether it was found from fewer sizes than it explains."""
+
+    @property
+    def range(self) -> str:
+        """Where it holds, in words."""
+        seen = ", ".join(f"{rows:,} x {tokens:,}" for rows, tokens in self.piece.points)
+        rows, tokens = zip(*self.piece.points, strict=True)
+        if not self.exact:
+            return f"Of these sizes alone: other sizes make other requests. Simulated at {seen}."
+        batch = f"B from {min(rows):,} to {max(rows):,}" if len(set(rows)) > 1 else f"B = {rows[0]:,}"
+        step = self.piece.sequence_step
+        lengths = f"S from {min(tokens):,} to {max(tokens):,} in steps of {step:,}"
+        sequence = lengths if len(set(tokens)) > 1 else f"S = {tokens[0]:,}"
+        return f"Exact for {batch} and {sequence}: simulated at {seen}."
+
+    def spelled(self, size: Size) -> str:
+        """A size in the dimensions of the model."""
+        return in_dimensions(size, self.dimensions)
+
+
+def derive(recipe: Recipe, hardware: Hardware) -> DerivedFormula:
+    """The formula at the recipe's sizes, exact between them and larger ones if the step is the same there.
+    Raises InputError for a recipe that cannot be simulated."""
+    simulations, point = Simulations(hardware), point_of(recipe)
+    formula = simulations.formula(recipe)
+    for other in _points(point):
+        known = formula.knowing(point)
+        if known is not None and known.sure:
+            break
+        try:
+            simulations.simulated(recipe.model_copy(update=other._asdict()))
+        except InputError:
+            if other == point:
+                raise  # the recipe itself, and not one with larger sizes
+    simulations.keep()
+    piece = formula.knowing(point)
+    assert piece is not None
+    return DerivedFormula(point, piece, terms_at_peak(piece, point), _dimensions(recipe), piece.sure)
+
+
+def _points(point: Point) -> list[Point]:
+    """Where to simulate: there, where both sizes are larger, and between. One row is a step of its own, whose
+    masks are not made."""
+    rows, tokens = point
+    if rows == 1:
+        return [point, Point(1, tokens * 4), Point(1, tokens + 64)]
+    return [point, Point(rows * 4, tokens * 4), Point(rows + 1, tokens + 64), Point(rows * 2 + 1, tokens * 2)]
+
+
+def _dimensions(recipe: Recipe) -> dict[str, int]:
+    """The model's own, by letter; Q and K are all heads of queries and of keys together, R the adapter's rank."""
+    config = read_config(find_config(recipe.model))
+    config = config.get("text_config", config)
+    found = {letter: config[name] for name, letter in LETTERS.items() if isinstance(config.get(name), int)}
+    heads = config.get("num_attention_heads")
+    if "H" in found and isinstance(heads, int):
+        head = config.get("head_dim") or found["H"] // heads
+        found |= {"Q": heads * head, "K": (config.get("num_key_value_heads") or heads) * head}
+    if recipe.adapter == "lora":
+        found["R"] = recipe.lora_rank
+    sizes = list(found.values())
+    return {name: size for n, (name, size) in enumerate(found.items()) if size not in sizes[:n]}
