@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from fractions import Fraction
 
 import pytest
+from typer.testing import CliRunner
 
 from harness.allocator import parse_settings
+from harness.cli.app import app
 from harness.formula.expression import Factors, Point, Rule, Sum, explain
 from harness.formula.formula import Formula, point_of
 from harness.formula.scratch import radix_sort_scratch
 from harness.formula.store import load, save
+from harness.formula.terms import in_dimensions, terms_at_peak
 from harness.hardware import PLENTY_BYTES, find_hardware, with_memory
-from harness.recipe import Recipe
+from harness.recipe import Recipe, recipe_yaml
 from harness.simulate import simulate
 from harness.step_profile import StepProfile
 from tests.support.tiny import tiny
@@ -33,7 +37,7 @@ def derived(recipe: Recipe, *points: tuple[int, int]) -> Formula:
     formula = Formula({})
     for point in points:
         profile, memory = simulate(sized(recipe, Point(*point)), PLENTY, PLAIN, explain_oom=False)
-        formula.learn(memory.log, profile)
+        formula.learn(memory.log, profile, memory.labels())
     return formula
 
 
@@ -167,3 +171,45 @@ def test_the_file_is_plain_json() -> None:
     formula = derived(RECIPES["full"], (4, 1024), (8, 2048), (5, 1088))
     text = json.dumps(formula.as_json())
     assert Formula.from_json(json.loads(text)).pieces == formula.pieces
+
+
+def test_the_terms_at_the_peak_are_those_of_the_simulation(tmp_path) -> None:
+    """Between the sizes it was derived at: each category, and all together."""
+    recipe = RECIPES["lora"]
+    formula = derived(recipe, (2, 1024), (12, 2048), (5, 1088))
+    asked = Point(7, 1536)
+    found = terms_at_peak(formula.knowing(asked), asked)
+    memory = simulate(sized(recipe, asked), PLENTY, PLAIN, explain_oom=False)[0].memory
+    assert found.phase == memory.peak_phase
+    by_category: Counter[str] = Counter()
+    for term in found.terms:
+        by_category[f"{term.category}_bytes"] += term.rounded_bytes
+    simulated = {name: size for name, size in memory.at_peak.model_dump().items() if size}
+    assert simulated.keys() == by_category.keys()
+    more = {name: size - by_category[name] for name, size in simulated.items()}
+    assert min(more.values()) >= 0
+    assert sum(more.values()) == not_split
+
+
+def test_a_size_is_spelled_in_the_dimensions_of_the_model() -> None:
+    def spelled(coefficient: int, *factors: int) -> str:
+        return in_dimensions(Sum(((Fraction(coefficient), Factors(*factors)),)), {"H": 4096, "F": 14336})
+
+    assert spelled(8192, 1, 1) == "B·S·H × 2 B"
+    assert spelled(4096 * 14336 * 2) == "H·F × 2 B"
+    assert spelled(4096 * 4, 1, 1) == "B·S·H × 4 B"
+    assert spelled(8, 1, 1) == "B·S × 8 B"
+    assert spelled(12345, 0, 1) == "12345·S"
+
+
+def test_the_command_says_where_it_holds(tmp_path) -> None:
+    recipe = str(tmp_path / "tiny.yaml")
+    (tmp_path / "tiny.yaml").write_text(recipe_yaml(RECIPES["lora"]))
+    text = CliRunner().invoke(app, ["formula", recipe, "micro_batch_size=4", "seq_len=64"]).stdout
+    assert "what is allocated at the peak" in text
+    assert "Exact for B from 4 to 16 and S from 64 to 256 in steps of 64" in text
+    alone = CliRunner().invoke(app, ["formula", recipe, "--json"])
+    document = json.loads(alone.stdout)
+    assert document["exact"]
+    total = sum(term["rounded_bytes"] for term in document["terms"])
+    assert total == document["peak_allocated_bytes"]
