@@ -26,6 +26,7 @@ from harness.fit.changes import (
     suggestions,
 )
 from harness.fit.exact import ExactFit, fit_exact, fits_beyond
+from harness.fit.held_back import held_back, with_neutral_change
 from harness.fit.search import DEFAULT_MARGIN, MULTIPLES, Fit, FitField, fit, usable_bytes
 from harness.fit.simulations import Simulations
 from harness.hardware import Hardware
@@ -51,6 +52,10 @@ class ConfirmedFit:
     together: str = ""
     """Overrides with which it was seen to fit."""
     notes: list[str] = field(default_factory=list[str])
+    held_back: str = ""
+    """What the memory is that keeps a larger micro batch from fitting; empty where nobody knows."""
+    neutral: tuple[str, ExactFit] | None = None
+    """Overrides that cost nothing, and the largest micro batch with them, where that is more."""
 
     @classmethod
     def by_arithmetic(cls, arithmetic: Fit) -> ConfirmedFit:
@@ -101,6 +106,7 @@ def fit_confirmed(
         return found
     if unknown is not None:
         found.notes.append(f"by simulation alone: {unknown}")
+    search.what_holds_it_back()
     search.what_to_change()
     return found
 
@@ -160,6 +166,20 @@ class _Confirming:
         )
         if larger.value is not None:
             self.found.expandable[name] = larger
+
+    def what_holds_it_back(self) -> None:
+        """Of the largest micro batch that fits, or of the recipe as it is; and what is free to change."""
+        rows = self.found.largest["micro_batch_size"].value
+        recipe = self.recipe.model_copy(update={"micro_batch_size": rows or self.recipe.micro_batch_size})
+        held = held_back(recipe, self.simulations)
+        if held is None:
+            return
+        self.found.held_back = held.sentence
+        if held.logits:
+            other = with_neutral_change(self.recipe, self.simulations)
+            if other is not None and (other[1].value or 0) > (rows or 0):
+                self.found.neutral = other
+                self._tell(f"{other[0]} micro_batch_size={other[1].value}", True)
 
     def what_to_change(self) -> None:
         """Where the recipe does not fit as it is: single changes and the fewest together, seen to fit."""

@@ -67,7 +67,7 @@ def derive(recipe: Recipe, hardware: Hardware) -> DerivedFormula:
     simulations.keep()
     piece = formula.knowing(point)
     assert piece is not None
-    return DerivedFormula(point, piece, terms_at_peak(piece, point), _dimensions(recipe), piece.sure)
+    return DerivedFormula(point, piece, terms_at_peak(piece, point), dimensions(recipe), piece.sure)
 
 
 def _points(point: Point) -> list[Point]:
@@ -79,8 +79,8 @@ def _points(point: Point) -> list[Point]:
     return [point, Point(rows * 4, tokens * 4), Point(rows + 1, tokens + 64), Point(rows * 2 + 1, tokens * 2)]
 
 
-def _dimensions(recipe: Recipe) -> dict[str, int]:
-    """The model's own, by letter; Q and K are all heads of queries and of keys together, R the adapter's rank."""
+def dimensions(recipe: Recipe) -> dict[str, int]:
+    """The model's own, by letter; Q and K are all heads of queries and of keys, R the adapter's rank."""
     config = read_config(find_config(recipe.model))
     config = config.get("text_config", config)
     found = {letter: config[name] for name, letter in LETTERS.items() if isinstance(config.get(name), int)}

@@ -70,6 +70,9 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
             for field, exact in found.largest.items()
         },
         "together": found.together,
+        "held_back_by": found.held_back,
+        "neutral_change": found.neutral
+        and {"overrides": found.neutral[0], "largest_micro_batch_size": found.neutral[1].value},
         "changes": [
             {
                 "fields": change.fields,
@@ -140,6 +143,11 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
         larger = _expandable(field, found)
         if larger is not None:
             yield f"    with PYTORCH_ALLOC_CONF=expandable_segments:True even {larger} fits"
+    if found.held_back:
+        yield f"  what grows most: {found.held_back}"
+    if found.neutral is not None:
+        change, larger = found.neutral
+        yield f"  with {change}, which costs nothing: micro_batch_size {larger.value}, seen to fit"
     yield "  seen by simulating the step; `--quick` gives estimates in a moment"
 
 

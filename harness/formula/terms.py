@@ -87,7 +87,7 @@ def _in_blocks(size_bytes: int) -> int:
 
 def in_dimensions(size: Size, names: Mapping[str, int]) -> str:
     """A size with its coefficient as a product of the model's own dimensions and the bytes of an element,
-    where there is such a product of at most two: 8192·B·S is B·S·H × 2 B."""
+    where there is such a product of at most two: 8192·B·S is B·S·H × 2 B. The names given first come first."""
     if not isinstance(size, Sum) or len(size.terms) != 1:
         return str(size)
     ((coefficient, factors),) = size.terms
@@ -97,8 +97,8 @@ def in_dimensions(size: Size, names: Mapping[str, int]) -> str:
 
 def _named(coefficient: Fraction, names: Mapping[str, int]) -> tuple[list[str], int] | None:
     for count in (0, 1, 2):
-        for width in ELEMENT_BYTES:
-            for chosen in combinations_with_replacement(names, count):
+        for chosen in combinations_with_replacement(names, count):
+            for width in ELEMENT_BYTES:
                 if prod(names[name] for name in chosen) * width == coefficient:
                     return list(chosen), width
     return None

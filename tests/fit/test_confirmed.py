@@ -174,3 +174,20 @@ def test_a_full_size_recipe_of_which_arithmetic_says_too_much() -> None:
         rows.next_profile.oom.requested_bytes or 0
     )
     assert len(rows.tried) <= 5  # of which the last is by the formula
+
+
+def test_it_says_what_holds_it_back_and_what_is_free_to_change() -> None:
+    """Logits of a large vocabulary, which Liger's loss never has as a whole."""
+    recipe = Recipe(model="qwen2.5-0.5b", adapter="lora", gradient_checkpointing=True, seq_len=1024)
+    device = with_memory(A100, A100.calibration.cuda_context_bytes + 8 * 1024 * MiB)
+    found = fit_confirmed(recipe, device, PLAIN)
+    rows = found.largest["micro_batch_size"].value or 0
+    logits = rows * 1024 * 151_936 * 4
+    assert "logits, their copies and gradients: 3 × B·S·V × 4 B" in found.held_back
+    assert f"{3 * logits / 2**30:.2f} GiB" in found.held_back
+    if found.neutral is not None:  # Liger is installed here
+        overrides, larger = found.neutral
+        assert overrides == "loss=fused_linear"
+        assert (larger.value or 0) > rows
+        asked = recipe.model_copy(update={"loss": "fused_linear", "micro_batch_size": larger.value})
+        assert fits(asked, device)

@@ -1,0 +1,79 @@
+"""What keeps a larger micro batch from fitting, in words with sizes, and what costs nothing to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from harness.errors import InputError
+from harness.fit.changes import changed, overrides
+from harness.fit.derived import dimensions
+from harness.fit.exact import ExactFit, fit_exact
+from harness.fit.simulations import Simulations
+from harness.formula import in_dimensions, point_of, terms_at_peak
+from harness.recipe import Recipe
+from harness.units import in_gib
+
+GROWING = ("activations", "temporaries", "inputs")
+NEUTRAL = {"loss": "fused_linear"}
+"""The same weights, trained to the same values, and no slower: logits are never there as a whole."""
+WORTH_A_SEARCH = 0.15
+"""Of the peak: where the logits hold less, another loss brings little."""
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """Of the largest step that fits, what most of its growing memory is."""
+
+    sentence: str
+    logits: bool
+    """Whether it is as large as tokens times vocabulary."""
+
+
+def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
+    """The largest sort of memory at the peak of `recipe` that grows with its sizes; None where no formula
+    knows it."""
+    formula, point = simulations.formula(recipe), point_of(recipe)
+    piece = formula.knowing(point)
+    if piece is None or not piece.labels:
+        return None
+    found = terms_at_peak(piece, point)
+    sizes: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    owners: dict[str, set[str]] = {}
+    letters = dimensions(recipe)
+    if len({tokens for _, tokens in piece.points}) == 1:  # of one length: it stands in the coefficients
+        letters = {"S": point.seq_len, **letters}
+    for term in found.terms:
+        if term.category in GROWING:
+            size = in_dimensions(term.size, letters) if piece.explains else in_gib(term.rounded_bytes)
+            sizes[size] += term.rounded_bytes
+            counts[size] += term.count
+            owners.setdefault(size, set()).add(term.category)
+    if not sizes:
+        return None
+    size, size_bytes = sizes.most_common(1)[0]
+    logits = "V" in size.split(" ")[0].split("·")
+    what = "logits, their copies and gradients" if logits else " and ".join(sorted(owners[size]))
+    count = f"{counts[size]} × " if counts[size] > 1 else ""
+    share = size_bytes / found.total_bytes
+    used = [name for name in letters if name in size.replace("·", " ").split() and name != "S"]
+    meaning = "".join(f", {name} = {letters[name]:,}" for name in used)
+    sentence = (
+        f"{what}: {count}{size} = {in_gib(size_bytes)} of {in_gib(found.total_bytes)}, with B = "
+        f"{point.micro_batch_size:,}, S = {point.seq_len:,}{meaning}"
+    )
+    return HeldBack(sentence, logits and share >= WORTH_A_SEARCH)
+
+
+def with_neutral_change(recipe: Recipe, simulations: Simulations) -> tuple[str, ExactFit] | None:
+    """Overrides that cost nothing, and the largest micro batch with them; None where there are none."""
+    try:
+        other = changed(recipe, NEUTRAL)
+        if other == recipe:
+            return None
+        return overrides(recipe, NEUTRAL), fit_exact(other, simulations)
+    except (ValidationError, InputError):  # this model, or this installation, cannot have it
+        return None
