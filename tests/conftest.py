@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import Call, exit_status
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # what is not on this machine fails at once
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread costs more than it brings
 
@@ -22,6 +24,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def _as_wide_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is printed is not broken into lines: a process of pytest-xdist says how wide its terminal is."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """Run `harness *words` in this process, in the test's own folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words: object) -> tuple[int, str, str]:
+        return exit_status(*words), *capfd.readouterr()
+
+    return command
 
 
 LONG = (

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from harness.cli.app import main
 from harness.errors import HarnessError, InputError
 from harness.recipe.file import load_recipe
 from harness.system.streams import warn_of_trusted_code
+from tests.support.commands import Call
 from tests.support.places import MODELS
 from tests.support.trust_report import Tried
 
@@ -21,25 +19,21 @@ ENVIRONMENT = (
 
 
 @pytest.fixture
-def call(monkeypatch, capfd, tmp_path):
-    """Run a command in an empty folder, with a secret in every place; (exit status, all that it printed)."""
-    monkeypatch.chdir(tmp_path)
+def said_by(call: Call, monkeypatch, tmp_path):
+    """Run a command with a secret in every place; (exit status, all that it printed)."""
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, f"https://u:{CANARY}@127.0.0.1:9/{CANARY}")
     recipe = f"model: {MODELS / 'llama.json'}\nprecision: fp32\nseq_len: 16\nwarmup_steps: 1\nsteps: 1\n"
     (tmp_path / "mine.yaml").write_text(recipe)
 
     def command(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capfd.readouterr()
-        return int(ended.value.code or 0), printed.out + printed.err
+        status, out, err = call(*arguments)
+        return status, out + err
 
     return command
 
 
-def test_no_secret_reaches_a_file_or_the_terminal(call, tmp_path, tried: Tried) -> None:
+def test_no_secret_reaches_a_file_or_the_terminal(said_by, tmp_path, tried: Tried) -> None:
     commands = [
         ("run", "mine.yaml", "--out", "run"),
         ("simulate", "mine.yaml", "--out", "simulated"),
@@ -49,7 +43,7 @@ def test_no_secret_reaches_a_file_or_the_terminal(call, tmp_path, tried: Tried) 
         ("napkin", "mine.yaml", "--json"),
     ]
     for command in commands:
-        status, printed = call(*command)
+        status, printed = said_by(*command)
         assert status == 0, printed
         assert CANARY.lower() not in printed.lower(), command
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -69,7 +63,7 @@ def test_no_secret_reaches_a_file_or_the_terminal(call, tmp_path, tried: Tried) 
 
 @pytest.mark.parametrize("field", ["data", "model"])
 @pytest.mark.parametrize("command", ["run", "simulate", "napkin", "fit", "validate"])
-def test_a_url_with_a_password_is_refused_and_not_repeated(call, field, command, tmp_path, tried) -> None:
+def test_a_url_with_a_password_is_refused_and_not_repeated(said_by, field, command, tmp_path, tried) -> None:
     (tmp_path / "url.yaml").write_text(
         (tmp_path / "mine.yaml").read_text() + "data: synthetic\n"
         if field == "model"
@@ -81,7 +75,7 @@ def test_a_url_with_a_password_is_refused_and_not_repeated(call, field, command,
         f"https://example.org/a.jsonl?token={CANARY}",
         f"s3://{CANARY}@bucket/a.txt",
     ):
-        status, printed = call(command, "url.yaml", f"{field}={url}")
+        status, printed = said_by(command, "url.yaml", f"{field}={url}")
         assert status == 2, printed
         assert "URL" in printed
         assert CANARY not in printed
@@ -102,19 +96,19 @@ def test_messages_drop_what_a_url_may_hide() -> None:
     assert str(HarnessError(plain)) == plain
 
 
-def test_code_of_strangers_is_off_and_announced_in_red(monkeypatch, capfd, call, tmp_path, tried) -> None:
+def test_code_of_strangers_is_off_and_announced_in_red(monkeypatch, capfd, said_by, tmp_path, tried) -> None:
     assert load_recipe("mine.yaml")[1].trust_remote_code is False
-    assert "trust_remote_code" not in call("simulate", "mine.yaml")[1].split("harness:")[0]
+    assert "trust_remote_code" not in said_by("simulate", "mine.yaml")[1].split("harness:")[0]
     monkeypatch.setenv("FORCE_COLOR", "1")
     warn_of_trusted_code.cache_clear()
-    status, printed = call("simulate", "mine.yaml", "trust_remote_code=true")
+    status, printed = said_by("simulate", "mine.yaml", "trust_remote_code=true")
     assert status == 0, printed
     assert printed.count("may run, with all that you may do") == 1
     assert "\x1b[1;31mtrust_remote_code" in printed  # bold red
     tried("Recipes are data", "`trust_remote_code: true`", "announced in red, once; it is off unless written")
 
 
-def test_a_checkpoint_with_code_runs_none_of_it(call, tmp_path, tried) -> None:
+def test_a_checkpoint_with_code_runs_none_of_it(said_by, tmp_path, tried) -> None:
     """A checkpoint folder whose config names its own Python files, as a hostile one would."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -126,7 +120,7 @@ def test_a_checkpoint_with_code_runs_none_of_it(call, tmp_path, tried) -> None:
         (folder / name).write_text(evil)
     statuses = []
     for weights in ("random", "pretrained"):
-        status, printed = call("run", "mine.yaml", f"model={folder}", f"weights={weights}")
+        status, printed = said_by("run", "mine.yaml", f"model={folder}", f"weights={weights}")
         assert "Traceback" not in printed
         assert not (tmp_path / "canary").exists(), printed
         statuses.append(status)
