@@ -26,17 +26,6 @@ def _as_wide_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """Run `harness *words` in this process, in the test's own folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*words: object) -> tuple[int, str, str]:
-        return exit_status(*words), *capfd.readouterr()
-
-    return command
-
-
 LONG = (
     "tests/answers/test_two_profiles.py::test_two_environments",  # versions
     "tests/benchmarks/test_gpu_programme.py",  # a rehearsal of all of it
@@ -161,3 +150,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What was imported to find the tests stays: the collector need not walk through it again and again."""
     gc.freeze()
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """Run `harness *words` in this process, in the test's own folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words: object) -> tuple[int, str, str]:
+        return exit_status(*words), *capfd.readouterr()
+
+    return command
