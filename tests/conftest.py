@@ -140,7 +140,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 items.remove(item)
         slow = item.nodeid.startswith(SLOW)
         if item.nodeid.startswith(RECORDED) and (called := getattr(item, "callspec", None)):
-            kind = item.nodeid.partition("[")[0], str(getattr(called.params.get("path"), "parent", ""))
+            kind = item.nodeid.partition("[")[0], str(getattr(called.params.get("trace"), "parent", ""))
             slow = kind in seen
             seen.add(kind)
         if slow:
