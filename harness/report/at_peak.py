@@ -1,6 +1,4 @@
-"""What the peak is made of: by module path, by calling code, the allocations one kind at a time, and the
-segments that hold them.
-"""
+"""What the peak is made of: by module path, by calling code, and the allocations one kind at a time."""
 
 from __future__ import annotations
 
@@ -11,17 +9,7 @@ from typing import Any, NamedTuple
 from harness.report.history import History
 from harness.report.stacks import ROOT
 from harness.report.table import Cell, Table
-from harness.snapshot import (
-    BEFORE_RECORDING,
-    NO_STACK,
-    AllocationSpan,
-    Piece,
-    Segment,
-    free_stretches,
-    own_place,
-    place,
-    readable,
-)
+from harness.snapshot import BEFORE_RECORDING, NO_STACK, AllocationSpan, own_place, place, readable
 from harness.step_profile import StepProfile
 
 SMALLEST_SHARE = 1 / 2000
@@ -169,29 +157,8 @@ def groups_table(history: History) -> Table:
     return Table(f"What is allocated {history.when}, by {what}", (what, "bytes", "share"), rows)
 
 
-def segment_table(used: Sequence[tuple[Segment, list[Piece]]], when: str = "at the peak") -> Table:
-    """By kind: how many segments, what of them is allocated, and the largest stretch that is free."""
-    rows: list[Sequence[Cell]] = []
-    for kind in ("small", "large", "expandable"):
-        of_kind = [(segment, pieces) for segment, pieces in used if segment.kind == kind]
-        if of_kind:
-            rows.append(_segments_row(kind, of_kind))
-    if len(rows) > 1:
-        rows.append(_segments_row("all", list(used)))
-    columns = ("segments", "count", "reserved", "allocated", "free in them", "largest free stretch")
-    return Table(f"Segments {when}", columns, rows)
-
-
 def _of_profile(allocation: Any) -> Kind:
     size = allocation.size_bytes
     innermost = allocation.stack[0] if allocation.stack else "-"
     named = (allocation.category, allocation.phase, innermost, None, allocation.module)
     return Kind(size, 1, size, *named, allocation.stack)
-
-
-def _segments_row(name: str, used: Sequence[tuple[Segment, list[Piece]]]) -> Sequence[Cell]:
-    reserved = sum(segment.size_bytes for segment, _ in used)
-    allocated = sum(piece.size_bytes for _, pieces in used for piece in pieces)
-    free = max((gap for segment, pieces in used for gap in free_stretches(segment, pieces)), default=0)
-    sizes = (reserved, allocated, reserved - allocated, free)
-    return Cell(name), Cell(len(used), "number"), *(Cell(size, "bytes") for size in sizes)

@@ -6,22 +6,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from harness.report.answers import Answers, answers_about
-from harness.report.at_peak import (
-    MOST_KINDS,
-    Kind,
-    by_code,
-    by_module,
-    groups_table,
-    kinds,
-    kinds_table,
-    segment_table,
-)
+from harness.report.at_peak import MOST_KINDS, Kind, by_code, by_module, groups_table, kinds, kinds_table
 from harness.report.columns import history_columns
 from harness.report.first_words import first_words
 from harness.report.history import History
 from harness.report.phase_roofline import roofline_of
 from harness.report.profile_tables import profile_tables
 from harness.report.run import ReportRun
+from harness.report.segments import segment_table
 from harness.report.table import Table
 from harness.snapshot import pieces_in_use, stack_line
 from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats, StepProfile, explain_oom

@@ -17,11 +17,12 @@ from harness.allocator.allocator import Allocator
 from harness.allocator.memory_stats import snapshot_segments
 from harness.allocator.settings import parse_settings
 from harness.report import ReportRun, read_run
-from harness.report.at_peak import by_code, by_module, kinds, segment_table
+from harness.report.at_peak import by_code, by_module, kinds
 from harness.report.columns import history_columns
 from harness.report.figures import highest
 from harness.report.groups import BEFORE
 from harness.report.history import History, history_of
+from harness.report.segments import segment_table
 from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.segments import pieces_in_use, segments_at
 from harness.step_profile.memory import CATEGORIES, MemoryBreakdown
