@@ -22,7 +22,7 @@ H100 = find_hardware("h100")
 
 
 @pytest.fixture
-def diff(call: Call, tmp_path: Path) -> Call:
+def call(call: Call, tmp_path: Path) -> Call:
     (tmp_path / "tiny.yaml").write_text(f"# Tiny\nmodel: {LLAMA}\nprecision: bf16\nadapter: lora\n")
     return partial(call, "diff")
 
@@ -74,16 +74,16 @@ def test_what_one_does_not_know_is_no_zero() -> None:
     assert (row.name, row.second, row.change) == ("process", None, None)
 
 
-def test_run_folders_and_files(diff: Call) -> None:
+def test_run_folders_and_files(call: Call) -> None:
     profile = simulate(tiny(), H100)[0]
     Path("run").mkdir()
     Path("run/profile.json").write_text(profile.to_json())
     profile.provenance["versions"] = profile.provenance["versions"] | {"transformers": "5.0.0"}
     Path("old.json").write_text(profile.to_json())
-    status, out, _ = diff("old.json", "run")
+    status, out, _ = call("old.json", "run")
     assert status == 0
     assert "versions: transformers 5.0.0 and " in out
-    status, out, _ = diff("old.json", "run", "--json")
+    status, out, _ = call("old.json", "run", "--json")
     assert json.loads(out)["versions"]["transformers"][0] == "5.0.0"
 
 
@@ -112,7 +112,7 @@ sys.meta_path.insert(0, Changed())
 """
 
 
-def test_two_environments(diff: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_environments(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second has a library whose loss keeps one copy more: its size and its place are found."""
     other = tmp_path / "other"
     other.mkdir()
@@ -123,7 +123,7 @@ def test_two_environments(diff: Call, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT)]))
     # so long that the logits are the peak, and not the workspace of a product
     recipe = ("tiny.yaml", "seq_len=8192", "hardware=l4")
-    status, out, err = diff(*recipe, "--python", sys.executable, "--python", str(changed), "--json")
+    status, out, err = call(*recipe, "--python", sys.executable, "--python", str(changed), "--json")
     assert status == 0, err
     document = json.loads(out)
     assert document["recipe"] == {}
@@ -147,7 +147,7 @@ def test_two_environments(diff: Call, tmp_path: Path, monkeypatch: pytest.Monkey
         (("a.json", "b.json", "--memory", "16GiB"), "--memory belongs to a recipe"),
     ],
 )
-def test_bad_input(diff: Call, arguments: tuple[str, ...], words: str) -> None:
-    status, out, err = diff(*arguments)
+def test_bad_input(call: Call, arguments: tuple[str, ...], words: str) -> None:
+    status, out, err = call(*arguments)
     assert (status, out) == (2, "")
     assert words in err

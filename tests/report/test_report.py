@@ -75,12 +75,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def report(call: Call) -> Call:
+def call(call: Call) -> Call:
     return partial(call, "report")
 
 
-def test_the_page_lies_beside_the_run(report: Call, runs: dict[str, Path]) -> None:
-    status, out, err = report(runs["measured"])
+def test_the_page_lies_beside_the_run(call: Call, runs: dict[str, Path]) -> None:
+    status, out, err = call(runs["measured"])
     assert (status, out) == (0, "")
     page = runs["measured"] / "report.html"
     assert str(page) in err
@@ -114,8 +114,8 @@ def test_nothing_comes_from_the_network(runs: dict[str, Path], tmp_path: Path) -
     assert len(page.scripts) == 1 + policy.count("'sha256-")  # all but the data may run, nothing else
 
 
-def test_a_run_with_everything_shows_everything(report: Call, runs: dict[str, Path]) -> None:
-    status, _, _ = report(runs["simulated"], "--out", "it.html")
+def test_a_run_with_everything_shows_everything(call: Call, runs: dict[str, Path]) -> None:
+    status, _, _ = call(runs["simulated"], "--out", "it.html")
     page = Page(Path("it.html").read_text(encoding="utf-8"))
     assert status == 0
     for heading in (
@@ -130,8 +130,8 @@ def test_a_run_with_everything_shows_everything(report: Call, runs: dict[str, Pa
     assert set(data) >= {"history", "segments", "phases", "answers", "roofline", "icicles", "capacity"}
 
 
-def test_what_a_snapshot_cannot_say_is_said(report: Call, tmp_path: Path) -> None:
-    status, _, err = report(write_hand_made(tmp_path / "x"))
+def test_what_a_snapshot_cannot_say_is_said(call: Call, tmp_path: Path) -> None:
+    status, _, err = call(write_hand_made(tmp_path / "x"))
     assert status == 0
     assert "report.html" in err
     page = Page(Path("report.html").read_text(encoding="utf-8"))
@@ -140,8 +140,8 @@ def test_what_a_snapshot_cannot_say_is_said(report: Call, tmp_path: Path) -> Non
     assert "Segments and fragmentation" in page.text
 
 
-def test_a_profile_alone_has_no_timeline(report: Call, runs: dict[str, Path]) -> None:
-    status, _, _ = report(runs["simulated"] / "profile.json")
+def test_a_profile_alone_has_no_timeline(call: Call, runs: dict[str, Path]) -> None:
+    status, _, _ = call(runs["simulated"] / "profile.json")
     page = Page(Path("report.html").read_text(encoding="utf-8"))
     assert status == 0
     assert "there is no memory history, so there is no timeline" in page.text.lower()
@@ -157,8 +157,8 @@ def test_a_snapshot_in_json_says_the_same(runs: dict[str, Path], tmp_path: Path)
     assert one.history.by_group().tolist() == other.history.by_group().tolist()
 
 
-def test_several_runs_are_compared(report: Call, runs: dict[str, Path]) -> None:
-    status, _, _ = report(runs["simulated"], runs["longer"])
+def test_several_runs_are_compared(call: Call, runs: dict[str, Path]) -> None:
+    status, _, _ = call(runs["simulated"], runs["longer"])
     page = Page(Path("report.html").read_text(encoding="utf-8"))
     assert status == 0
     assert ("div", "overlay") in [(tag, a.get("id")) for tag, a in page.elements]
@@ -171,12 +171,10 @@ def test_several_runs_are_compared(report: Call, runs: dict[str, Path]) -> None:
     assert first[4:] == [peaks[1] - peaks[0], pytest.approx(peaks[1] / peaks[0] - 1)]
 
 
-def test_profiles_of_one_recipe_stand_side_by_side(
-    report: Call, runs: dict[str, Path], tmp_path: Path
-) -> None:
+def test_profiles_of_one_recipe_stand_side_by_side(call: Call, runs: dict[str, Path], tmp_path: Path) -> None:
     measured = StepProfile.read(runs["simulated"] / "profile.json").model_copy(update={"source": "measured"})
     (tmp_path / "measured.json").write_text(measured.to_json())
-    status, out, _ = report(runs["simulated"], "measured.json", "--csv")
+    status, out, _ = call(runs["simulated"], "measured.json", "--csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert status == 0
     found = {row["column"]: row["value"] for row in rows if row["row"] == "total / peak allocated"}
@@ -185,20 +183,20 @@ def test_profiles_of_one_recipe_stand_side_by_side(
     assert int(found["napkin"]) > 0
 
 
-def test_what_is_missing_is_simulated_when_asked(report: Call, runs: dict[str, Path]) -> None:
+def test_what_is_missing_is_simulated_when_asked(call: Call, runs: dict[str, Path]) -> None:
     for flags, sources in (
         ([], {"napkin", "measured"}),
         (["--simulate"], {"napkin", "simulated", "measured"}),
     ):
-        status, out, _ = report(runs["measured"], "--csv", *flags)
+        status, out, _ = call(runs["measured"], "--csv", *flags)
         peaks = [row for row in csv.DictReader(io.StringIO(out)) if row["row"] == "total / peak allocated"]
         known = {row["column"] for row in peaks if row["value"]}
         assert status == 0
         assert known & {"napkin", "simulated", "measured"} == sources
 
 
-def test_csv_holds_the_profile_s_numbers(report: Call, runs: dict[str, Path]) -> None:
-    status, out, err = report(runs["measured"], "--csv")
+def test_csv_holds_the_profile_s_numbers(call: Call, runs: dict[str, Path]) -> None:
+    status, out, err = call(runs["measured"], "--csv")
     assert (status, err) == (0, "")
     rows = {
         (r["table"], r["row"], r["column"]): (r["value"], r["unit"]) for r in csv.DictReader(io.StringIO(out))
@@ -221,8 +219,8 @@ def test_csv_holds_the_profile_s_numbers(report: Call, runs: dict[str, Path]) ->
         )
 
 
-def test_markdown_holds_the_profile_s_numbers(report: Call, runs: dict[str, Path]) -> None:
-    status, out, _ = report(runs["simulated"], "--markdown")
+def test_markdown_holds_the_profile_s_numbers(call: Call, runs: dict[str, Path]) -> None:
+    status, out, _ = call(runs["simulated"], "--markdown")
     profile = StepProfile.read(runs["simulated"] / "profile.json")
     assert status == 0
     assert profile.memory.peak_allocated_bytes is not None
@@ -236,8 +234,8 @@ def test_markdown_holds_the_profile_s_numbers(report: Call, runs: dict[str, Path
         assert len(widths) == 1, table
 
 
-def test_a_snapshot_alone_says_in_markdown_what_fills_the_peak(report: Call, runs: dict[str, Path]) -> None:
-    status, out, _ = report(runs["measured"] / "snapshot.pickle", "--markdown")
+def test_a_snapshot_alone_says_in_markdown_what_fills_the_peak(call: Call, runs: dict[str, Path]) -> None:
+    status, out, _ = call(runs["measured"] / "snapshot.pickle", "--markdown")
     history = read_run(runs["measured"] / "snapshot.pickle").history
     assert status == 0
     assert history is not None
@@ -246,8 +244,8 @@ def test_a_snapshot_alone_says_in_markdown_what_fills_the_peak(report: Call, run
     assert sum(int(row[4]) for row in rows[2:]) == len(history.live_at(history.peak()[0]))
 
 
-def test_pictures_for_slides(report: Call, runs: dict[str, Path]) -> None:
-    status, _, err = report(runs["simulated"], "--png", "slides/new")
+def test_pictures_for_slides(call: Call, runs: dict[str, Path]) -> None:
+    status, _, err = call(runs["simulated"], "--png", "slides/new")
     assert status == 0
     written = sorted(Path("slides/new").iterdir())
     assert [path.name.removeprefix("simulated-") for path in written] == [
@@ -275,14 +273,14 @@ def test_pictures_for_slides(report: Call, runs: dict[str, Path]) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence(
-    report: Call, arguments: list[str], says: str, tmp_path: Path
+    call: Call, arguments: list[str], says: str, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.json").write_text("{nonsense")
     (tmp_path / "text.pickle").write_text("nonsense")
     (tmp_path / "list.json").write_text('{"a": 1}')
     write_hand_made(tmp_path / "x")
-    status, out, err = report(*arguments)
+    status, out, err = call(*arguments)
     assert (status, out) == (2, "")
     assert says in err
     assert "Traceback" not in err

@@ -19,7 +19,7 @@ ENVIRONMENT = (
 
 
 @pytest.fixture
-def said_by(call: Call, monkeypatch, tmp_path):
+def call(call: Call, monkeypatch, tmp_path):
     """Run a command with a secret in every place; (exit status, all that it printed)."""
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, f"https://u:{CANARY}@127.0.0.1:9/{CANARY}")
@@ -33,7 +33,7 @@ def said_by(call: Call, monkeypatch, tmp_path):
     return command
 
 
-def test_no_secret_reaches_a_file_or_the_terminal(said_by, tmp_path, tried: Tried) -> None:
+def test_no_secret_reaches_a_file_or_the_terminal(call, tmp_path, tried: Tried) -> None:
     commands = [
         ("run", "mine.yaml", "--out", "run"),
         ("simulate", "mine.yaml", "--out", "simulated"),
@@ -43,7 +43,7 @@ def test_no_secret_reaches_a_file_or_the_terminal(said_by, tmp_path, tried: Trie
         ("napkin", "mine.yaml", "--json"),
     ]
     for command in commands:
-        status, printed = said_by(*command)
+        status, printed = call(*command)
         assert status == 0, printed
         assert CANARY.lower() not in printed.lower(), command
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -63,7 +63,7 @@ def test_no_secret_reaches_a_file_or_the_terminal(said_by, tmp_path, tried: Trie
 
 @pytest.mark.parametrize("field", ["data", "model"])
 @pytest.mark.parametrize("command", ["run", "simulate", "napkin", "fit", "validate"])
-def test_a_url_with_a_password_is_refused_and_not_repeated(said_by, field, command, tmp_path, tried) -> None:
+def test_a_url_with_a_password_is_refused_and_not_repeated(call, field, command, tmp_path, tried) -> None:
     (tmp_path / "url.yaml").write_text(
         (tmp_path / "mine.yaml").read_text() + "data: synthetic\n"
         if field == "model"
@@ -75,7 +75,7 @@ def test_a_url_with_a_password_is_refused_and_not_repeated(said_by, field, comma
         f"https://example.org/a.jsonl?token={CANARY}",
         f"s3://{CANARY}@bucket/a.txt",
     ):
-        status, printed = said_by(command, "url.yaml", f"{field}={url}")
+        status, printed = call(command, "url.yaml", f"{field}={url}")
         assert status == 2, printed
         assert "URL" in printed
         assert CANARY not in printed
@@ -96,19 +96,19 @@ def test_messages_drop_what_a_url_may_hide() -> None:
     assert str(HarnessError(plain)) == plain
 
 
-def test_code_of_strangers_is_off_and_announced_in_red(monkeypatch, capfd, said_by, tmp_path, tried) -> None:
+def test_code_of_strangers_is_off_and_announced_in_red(monkeypatch, capfd, call, tmp_path, tried) -> None:
     assert load_recipe("mine.yaml")[1].trust_remote_code is False
-    assert "trust_remote_code" not in said_by("simulate", "mine.yaml")[1].split("harness:")[0]
+    assert "trust_remote_code" not in call("simulate", "mine.yaml")[1].split("harness:")[0]
     monkeypatch.setenv("FORCE_COLOR", "1")
     warn_of_trusted_code.cache_clear()
-    status, printed = said_by("simulate", "mine.yaml", "trust_remote_code=true")
+    status, printed = call("simulate", "mine.yaml", "trust_remote_code=true")
     assert status == 0, printed
     assert printed.count("may run, with all that you may do") == 1
     assert "\x1b[1;31mtrust_remote_code" in printed  # bold red
     tried("Recipes are data", "`trust_remote_code: true`", "announced in red, once; it is off unless written")
 
 
-def test_a_checkpoint_with_code_runs_none_of_it(said_by, tmp_path, tried) -> None:
+def test_a_checkpoint_with_code_runs_none_of_it(call, tmp_path, tried) -> None:
     """A checkpoint folder whose config names its own Python files, as a hostile one would."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -120,7 +120,7 @@ def test_a_checkpoint_with_code_runs_none_of_it(said_by, tmp_path, tried) -> Non
         (folder / name).write_text(evil)
     statuses = []
     for weights in ("random", "pretrained"):
-        status, printed = said_by("run", "mine.yaml", f"model={folder}", f"weights={weights}")
+        status, printed = call("run", "mine.yaml", f"model={folder}", f"weights={weights}")
         assert "Traceback" not in printed
         assert not (tmp_path / "canary").exists(), printed
         statuses.append(status)
