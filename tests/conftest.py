@@ -39,6 +39,8 @@ LONG = (
     "tests/trust",  # killing, filling the disk
     "tests/sweep/test_launchers.py",  # clusters
     "tests/watching/test_watch.py",  # programs
+    "tests/training/toggles/test_loss.py",  # Triton's interpreter
+    "tests/measure/test_measured_run.py::test_the_command_in_trouble",  # processes
 )
 """What `make test` leaves to `make test-long`: beginnings of names. Every second one takes half the time."""
 SLOW = (
