@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import Call, exit_status
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # what is not on this machine fails at once
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread costs more than it brings
 
@@ -43,6 +45,8 @@ LONG = (
     "tests/trust",  # killing, filling the disk
     "tests/sweep/test_launchers.py",  # clusters
     "tests/watching/test_watch.py",  # programs
+    "tests/training/toggles/test_loss.py",  # Triton's interpreter
+    "tests/measure/test_measured_run.py::test_the_command_in_trouble",  # processes
 )
 """What `make test` leaves to `make test-long`: beginnings of names. Every second one takes half the time."""
 
@@ -146,7 +150,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 items.remove(item)
         slow = item.nodeid.startswith(SLOW)
         if item.nodeid.startswith(RECORDED) and (called := getattr(item, "callspec", None)):
-            kind = item.nodeid.partition("[")[0], str(getattr(called.params.get("path"), "parent", ""))
+            kind = item.nodeid.partition("[")[0], str(getattr(called.params.get("trace"), "parent", ""))
             slow = kind in seen
             seen.add(kind)
         if slow:
@@ -156,3 +160,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What was imported to find the tests stays: the collector need not walk through it again and again."""
     gc.freeze()
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """Run `harness *words` in this process, in the test's own folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words: object) -> tuple[int, str, str]:
+        return exit_status(*words), *capfd.readouterr()
+
+    return command

@@ -1,4 +1,4 @@
-"""Questions that are answered without a GPU: closed form and simulated step."""
+"""`harness.napkin` and `harness.simulate`: answers without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The question what fits."""
+"""`harness.fit`: what fits a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The question that this machine answers: a run."""
+"""`harness.run`: a recipe measured on this machine."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -92,42 +91,26 @@ FullStateDict = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class WhatFollows:
-    """What is asked for behind the training steps, by the options above."""
+def what_follows(
+    recipe: Recipe,
+    phases: str,
+    batches: int | None,
+    batch_size: int | None,
+    accumulation_steps: int | None,
+    loss_only: bool,
+    full_state_dict: bool,
+) -> AfterStep | None:
+    """What the options above ask for behind the training steps; None for nothing. Raises InputError."""
+    from harness.answers import after_training
 
-    phases: str
-    batches: int | None
-    batch_size: int | None
-    accumulation_steps: int | None
-    loss_only: bool
-    full_state_dict: bool
-
-    def after(self, recipe: Recipe) -> AfterStep | None:
-        """None for training alone. Raises InputError."""
-        from harness.answers import after_training
-
-        return after_training(
-            recipe, self.phases, self._evaluation, "--phases ", whole_state=self.full_state_dict
-        )
-
-    def words(self) -> list[str]:
-        """The same on a command line."""
-        words = ["--phases", self.phases, *(["--full-state-dict"] if self.full_state_dict else [])]
-        for option, (_, value) in self._evaluation.items():
-            words += [option] if isinstance(value, bool) else [option, str(value)]
-        return words
-
-    @property
-    def _evaluation(self) -> dict[str, tuple[str, int | bool]]:
-        """The field of Evaluation and its value, by the option that gives it."""
-        named: dict[str, tuple[str, int | bool | None]] = {
-            "--eval-batches": ("batches", self.batches),
-            "--eval-batch-size": ("batch_size", self.batch_size),
-            "--eval-accumulation-steps": ("accumulation_steps", self.accumulation_steps),
-            "--eval-loss-only": ("keep_logits", False if self.loss_only else None),
-        }
-        return {option: (field, value) for option, (field, value) in named.items() if value is not None}
+    given = {
+        "--eval-batches": ("batches", batches),
+        "--eval-batch-size": ("batch_size", batch_size),
+        "--eval-accumulation-steps": ("accumulation_steps", accumulation_steps),
+        "--eval-loss-only": ("keep_logits", False if loss_only else None),
+    }
+    evaluation = {option: (field, value) for option, (field, value) in given.items() if value is not None}
+    return after_training(recipe, phases, evaluation, "--phases ", whole_state=full_state_dict)
 
 
 def asked_for(

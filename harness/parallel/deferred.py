@@ -1,4 +1,4 @@
-"""A model made later, layer by layer: what building it does is written down on shapes, and done when asked.
+"""Building a model one layer at a time: its construction is recorded on shape-only tensors, then replayed.
 
 A model that is to be divided may be larger than the device. So it is built without memory, and a tape notes
 every operator that made or changed one of its tensors, and where the random numbers stood before each draw.

@@ -1,6 +1,7 @@
-"""How many tokens a model has learned positions for: past them it looks up a row that is not there.
+"""The longest sequence that a model with learned position embeddings takes; a longer one is refused.
 
-Shape-only tensors do not notice, a CPU raises IndexError, and a GPU stops with a device-side assertion.
+It would look up rows that the table does not have. Shape-only tensors do not notice, a CPU raises IndexError,
+and a GPU stops with a device-side assertion.
 """
 
 from __future__ import annotations

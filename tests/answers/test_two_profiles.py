@@ -5,36 +5,26 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.allocator.settings import parse_settings
 from harness.answers.two_profiles import diff_lines, diff_profiles
-from harness.cli.app import main
 from harness.hardware.hardware import find_hardware
 from harness.simulate.simulated_run import simulate
+from tests.support.commands import Call
 from tests.support.places import LLAMA, ROOT
 from tests.support.tiny import tiny
 
 H100 = find_hardware("h100")
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path) -> Call:
+def call(call: Call, tmp_path: Path) -> Call:
     (tmp_path / "tiny.yaml").write_text(f"# Tiny\nmodel: {LLAMA}\nprecision: bf16\nadapter: lora\n")
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["harness", "diff", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (ended.value.code, *capfd.readouterr())  # type: ignore[return-value]
-
-    return command
+    return partial(call, "diff")
 
 
 def test_the_change_is_the_difference_of_both() -> None:

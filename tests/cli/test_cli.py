@@ -12,24 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.cli.app import main
 from harness.recipe.recipe import Recipe
 from harness.system.streams import quiet_libraries
 from tests.support.places import LLAMA, ROOT
-
-
-@pytest.fixture
-def call(monkeypatch, capfd, tmp_path):
-    """Run a command in an empty folder; returns (exit status, stdout, stderr)."""
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (ended.value.code, *capfd.readouterr())  # type: ignore[return-value]
-
-    return command
 
 
 def one_paragraph(text: str) -> bool:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 
-from harness.cli.app import main
 from harness.cli.terminal.lines import wrapped
 from harness.cli.terminal.terminal import Terminal, print_table
 from harness.recipe import list_models
+from tests.support.commands import Call
 from tests.support.places import LLAMA
 
 TINY = f"model: {LLAMA}\nprecision: bf16\nmicro_batch_size: 2\nseq_len: 64\n"
@@ -48,27 +47,18 @@ def is_a_path(line: str) -> bool:
 
 @pytest.mark.parametrize("columns", [80, 100])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_line_fits(name: str, columns: int, monkeypatch, capfd, tmp_path: Path) -> None:
+def test_every_line_fits(name: str, columns: int, monkeypatch, call: Call, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", str(columns))
-    arguments = COMMANDS[name] + (["--out", "sweep"] if name == "sweep" else [])
-    monkeypatch.setattr(sys, "argv", ["harness", *arguments])
-    with pytest.raises(SystemExit):
-        main()
-    out, err = capfd.readouterr()
+    _, out, err = call(*COMMANDS[name], *(["--out", "sweep"] if name == "sweep" else []))
     assert len(out.splitlines()) > 3, err
     lines = [line.rstrip() for line in (out + err).splitlines()]
     assert [line for line in lines if len(line) > columns and not is_a_path(line)] == []
 
 
-def test_a_sweep_s_cells_are_folded_between_their_words(monkeypatch, capfd, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_sweep_s_cells_are_folded_between_their_words(monkeypatch, call: Call) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "argv", ["harness", *COMMANDS["sweep"], "--out", "sweep"])
-    with pytest.raises(SystemExit):
-        main()
-    shown = capfd.readouterr().out.split()
+    shown = call(*COMMANDS["sweep"], "--out", "sweep")[1].split()
     for word in ("micro_batch_size=2,", "gradient_checkpointing=false,", "optimizer=paged_adamw_8bit"):
         assert word in shown
 
@@ -104,11 +94,8 @@ def test_what_is_piped_is_not_broken(monkeypatch, capsys) -> None:
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_models_are_all_listed_with_their_sizes(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["harness", "models"])
-    with pytest.raises(SystemExit):
-        main()
-    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line}
+def test_models_are_all_listed_with_their_sizes(call: Call) -> None:
+    rows = {line.split()[0]: line.split()[1:] for line in call("models")[1].splitlines() if line}
     assert set(list_models()) <= set(rows)
     # as their model cards say: 1.24 B with the head tied, 8.03 B, 46.7 B
     assert rows["llama-3.2-1b"][0] == "1,235.8"
@@ -116,17 +103,11 @@ def test_models_are_all_listed_with_their_sizes(monkeypatch, capsys) -> None:
     assert rows["mixtral-8x7b"][0] == "46,702.8"
 
 
-def test_version_and_completion(monkeypatch, capsys) -> None:
+def test_version_and_completion(monkeypatch, call: Call) -> None:
     from importlib.metadata import version
 
-    monkeypatch.setattr(sys, "argv", ["harness", "--version"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert (ended.value.code, capsys.readouterr().out) == (0, f"harness {version('harness')}\n")
+    assert call("--version") == (0, f"harness {version('harness')}\n", "")
     monkeypatch.setenv("_HARNESS_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "harness sim")
     monkeypatch.setenv("COMP_CWORD", "1")
-    monkeypatch.setattr(sys, "argv", ["harness"])
-    with pytest.raises(SystemExit):
-        main()
-    assert capsys.readouterr().out.split() == ["simulate"]
+    assert call()[1].split() == ["simulate"]

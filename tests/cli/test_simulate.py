@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.cli.app import main
 from harness.recipe.file import load_recipe
 from harness.snapshot.safe_read import read_snapshot
 from harness.step_profile.step_profile import StepProfile
 from harness.units import in_gib
+from tests.support.commands import Call
 from tests.support.places import LLAMA
 
 RECIPE = f"""
@@ -26,25 +23,16 @@ precision: bf16
 micro_batch_size: 2
 seq_len: 64
 """
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path) -> Call:
-    """Run a command in a folder that holds tiny.yaml; gives (exit status, stdout, stderr)."""
+def call(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    """In a folder that holds tiny.yaml."""
     (tmp_path / "tiny.yaml").write_text(RECIPE)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.setattr("harness.answers.gathering.profiles_folder", lambda: tmp_path / "profiles")
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (ended.value.code, *capfd.readouterr())  # type: ignore[return-value]
-
-    return command
+    return call
 
 
 def test_simulate_shows_tables_and_what_time_rests_on(call: Call) -> None:

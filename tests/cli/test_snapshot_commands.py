@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.cli.app import main
 from tests.snapshot.test_leaks import snapshot, steps
 from tests.snapshot.test_versions import written_by
-
-Call = Callable[..., tuple[int, str, str]]
+from tests.support.commands import Call
 
 
 @pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., tuple[int, str, str]]:
-    monkeypatch.chdir(tmp_path)
+def call(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.setenv("COLUMNS", "120")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["harness", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err  # type: ignore[return-value]
-
-    return run
+    return call
 
 
 def write(name: str, content: dict[str, Any]) -> str:

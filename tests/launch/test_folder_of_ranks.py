@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli.running.ranks import Asked, run_here
+from harness.cli.running.ranks import RunOptions, run_here
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.launch.agent import Ending
@@ -20,8 +20,8 @@ OTHERS = predict(RECIPE, find_hardware("h100")).to_json()
 WHY = "rank 0: --out: another process writes there."
 
 
-def asked(folder: Path) -> Asked:
-    return Asked("tiny", [], folder, None, snapshot=False, device="cpu", patience_s=60.0, trackers=[])
+def asked(folder: Path) -> RunOptions:
+    return RunOptions(folder, None, snapshot=False, device="cpu", patience_s=60.0, trackers=[], after=None)
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["it runs", "it has ended"])

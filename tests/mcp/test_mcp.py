@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import harness
+from tests.support.commands import Call
 from tests.support.places import MODELS, ROOT
 from tests.support.reported import simulated_run, write_hand_made
 
@@ -153,21 +154,7 @@ def test_every_tool_answers_as_the_command_does(folder: Path):
     assert said[8]["largest"][0]["stack"]
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """What a command prints on stdout."""
-    from harness.cli.app import main
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["harness", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    assert ended.value.code == 0
-    return capsys.readouterr().out
-
-
-def test_the_command_the_api_the_tools_and_the_report_say_the_same(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_the_command_the_api_the_tools_and_the_report_say_the_same(folder: Path, call: Call):
     mine, words = folder / "mine.yaml", [f"{name}={value}" for name, value in SMALL.items()]
     recipe = {"recipe": "mine.yaml", "overrides": SMALL, "hardware": "l4", "memory": "16GiB"}
     (napkin, simulated, fits, *snapshots), _ = ask(
@@ -183,7 +170,7 @@ def test_the_command_the_api_the_tools_and_the_report_say_the_same(
     by_api = [harness.napkin(mine, **at), harness.simulate(mine, allocator="expandable_segments:True", **at)]
     place = (mine, *words, "hardware=l4", "--memory", "16GiB", "--json")
     by_command = [
-        harness.StepProfile.from_json(printed(capsys, *command, *place), "stdout")
+        harness.StepProfile.from_json(call(*command, *place)[1], "stdout")
         for command in (("napkin",), ("simulate", "--allocator", "expandable_segments:True"))
     ]
     for tool, api, command in zip(by_tool[:2], by_api, by_command, strict=True):
@@ -192,7 +179,7 @@ def test_the_command_the_api_the_tools_and_the_report_say_the_same(
         assert harness.report(api)._sections()[0].answer[0].rstrip(".").lower() in tool["answer"].lower()
     quick = harness.fit(mine, quick=True, **at).as_json()
     assert {name: by_tool[2][name] for name in quick} == json.loads(json.dumps(quick))
-    assert json.loads(printed(capsys, "fit", "--quick", *place)) == json.loads(json.dumps(quick))
+    assert json.loads(call("fit", "--quick", *place)[1]) == json.loads(json.dumps(quick))
 
     run = harness.load_profile(folder / "a-run")
     known = {name: size for name, size in run.memory.at_peak.model_dump().items() if size}
@@ -201,7 +188,7 @@ def test_the_command_the_api_the_tools_and_the_report_say_the_same(
     for name, (_, _, content) in zip(("a-run", "recorded"), snapshots, strict=True):
         said = content or {}
         assert said["answer"] == harness.report(folder / name)._sections()[0].answer[: len(said["answer"])]
-        shown = " ".join(printed(capsys, "snapshot", "show", folder / name).split())
+        shown = " ".join(call("snapshot", "show", folder / name)[1].split())
         assert all(sentence in shown for sentence in said["answer"])
 
 
@@ -336,14 +323,10 @@ def test_a_connection_is_refused_whoever_makes_it():
     assert done.stdout.splitlines() == ["this server reaches no network."] * 2, done.stderr
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch):
-    from harness.cli.app import main
-
-    monkeypatch.setattr(sys, "argv", ["harness", "mcp", str(tmp_path / "nothing")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "is no folder. Give folders of runs" in capsys.readouterr().err
+def test_a_folder_that_is_none_is_refused(call: Call):
+    status, _, err = call("mcp", "nothing")
+    assert status == 2
+    assert "is no folder. Give folders of runs" in err
 
 
 def test_the_guide_s_configuration_is_of_this_command():

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from harness.cli.app import main
 from harness.recipe.check import check_recipe
 from harness.recipe.effects import EFFECTS
 from harness.recipe.recipe import Recipe
@@ -23,6 +21,7 @@ from pages import several_gpus, virtual_gpu
 from pages.links import anchors, broken_links, external_links, links
 from pages.pictures import DATA, PICTURES, data_of, drawn_from, picture_of, toggles_page, with_numbers
 from pages.toggles import SEVERAL_GPUS, TOGGLES, Toggle
+from tests.support.commands import Call
 from tests.support.places import ROOT
 
 DOCS = ROOT / "docs"
@@ -181,16 +180,13 @@ def test_the_recipe_is_a_recipe():
     assert check_recipe(parse_yaml(text, "recipe.md"), "recipe.md").quantization == "nf4"
 
 
-def test_the_commands_exist(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_the_commands_exist(call: Call):
     shown: dict[str, str] = {}
     for command in commands():
         name = " ".join(command[:2] if command[0] == "snapshot" else command[:1])
         if name not in shown:
-            monkeypatch.setattr(sys, "argv", ["harness", *name.split(), "--help"])
-            with pytest.raises(SystemExit) as ended:
-                main()
-            assert ended.value.code == 0, command
-            shown[name] = capsys.readouterr().out
+            status, shown[name], _ = call(*name.split(), "--help")
+            assert status == 0, command
         own = command[: command.index("--")] if "--" in command else command  # the rest is another program's
         options = {word for word in own if word.startswith("--")}
         assert all(option in shown[name] for option in options), command

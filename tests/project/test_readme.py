@@ -6,13 +6,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from harness.cli.app import main
 from harness.recipe.check import check_recipe
 from harness.recipe.file import list_recipes, load_recipe
 from harness.recipe.recipe import Recipe
@@ -22,6 +20,7 @@ from pages.cover import PROFILE as COVER
 from pages.links import anchors
 from pages.readme import PAGES, PROFILE, ROOT, adopt, committed_parts, with_parts
 from pages.readme import main as main_of_readme
+from tests.support.commands import Call
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
@@ -90,17 +89,14 @@ def test_the_sentence_under_the_table_holds():
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
-def test_the_commands_exist(command, monkeypatch, capsys):
+def test_the_commands_exist(command, call: Call):
     words = [word for word in command if "=" not in word and not word.startswith("-")]
     if words[0] == "run":
         load_recipe(words[1], [word for word in command if "=" in word])
     subcommand = words[:2] if words[0] == "recipes" and len(words) > 1 else words[:1]
     options = [word for word in command if word.startswith("--")]
-    monkeypatch.setattr(sys, "argv", ["harness", *subcommand, "--help"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
+    status, shown, _ = call(*subcommand, "--help")
+    assert status == 0
     assert all(option in shown for option in options)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from harness.architecture import load_shape
-from harness.cli.app import main
 from harness.hardware import find_hardware
 from harness.napkin import predict
 from harness.recipe import load_recipe
@@ -16,6 +14,7 @@ from harness.report import ReportRun, read_run
 from harness.report.first_words import first_words
 from harness.report.stacks import CallTree
 from harness.step_profile import Allocation, StepProfile
+from tests.support.commands import Call
 
 GIB = 2**30
 
@@ -56,14 +55,10 @@ def test_what_is_not_known_is_not_said() -> None:
     assert len(first_words(ReportRun("r", profile, shape=load_shape("llama-3.1-8b")))) == 3
 
 
-def test_the_report_of_a_simulation_begins_with_them(monkeypatch, tmp_path: Path, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_report_of_a_simulation_begins_with_them(call: Call) -> None:
     recipe = ("tinyllama-lora", "seq_len=256", "hardware=l4")
     for command in (["simulate", *recipe, "--out", "run"], ["report", "run"]):
-        monkeypatch.setattr(sys, "argv", ["harness", *command])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 0
+        assert call(*command)[0] == 0
     page = Path("run/report.html").read_text(encoding="utf-8")
     assert "<title>tinyllama-lora" in page  # not the folder's name
     answer = page.index('class="answer"')

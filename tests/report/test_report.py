@@ -6,15 +6,13 @@ import csv
 import io
 import json
 import re
-import sys
-from collections.abc import Callable
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.cli.app import main
 from harness.report import Cell, ReportRun, Table, read_run, render_page, to_csv, to_markdown, write_report
 from harness.report.differences import difference_tables
 from harness.report.page import script_json
@@ -29,9 +27,9 @@ from harness.step_profile.step_profile import (
     StepProfile,
     TimeStats,
 )
+from tests.support.commands import Call
 from tests.support.reported import HOSTILE, MIB, measured_run, simulated_run, write_hand_made
 
-Call = Callable[..., tuple[int, str, str]]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -77,17 +75,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path) -> Call:
-    """Run the command in an empty folder; gives (exit status, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["harness", "report", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (ended.value.code, *capfd.readouterr())  # type: ignore[return-value]
-
-    return command
+def call(call: Call) -> Call:
+    return partial(call, "report")
 
 
 def test_the_page_lies_beside_the_run(call: Call, runs: dict[str, Path]) -> None:
@@ -245,7 +234,7 @@ def test_markdown_holds_the_profile_s_numbers(call: Call, runs: dict[str, Path])
         assert len(widths) == 1, table
 
 
-def test_a_snapshot_by_itself_says_in_markdown_what_fills_the_peak(call: Call, runs: dict[str, Path]) -> None:
+def test_a_snapshot_alone_says_in_markdown_what_fills_the_peak(call: Call, runs: dict[str, Path]) -> None:
     status, out, _ = call(runs["measured"] / "snapshot.pickle", "--markdown")
     history = read_run(runs["measured"] / "snapshot.pickle").history
     assert status == 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.cli.exit_status import OUT_OF_MEMORY
-from harness.cli.running.ranks import Asked, run_here
+from harness.cli.running.ranks import RunOptions, run_here
 from harness.cli.running.run import _status
 from harness.errors import InputError
 from harness.fit.advice import advise
@@ -159,7 +159,7 @@ def test_a_folder_of_somebody_s_that_is_called_ranks_stays(tmp_path, monkeypatch
     note.parent.mkdir(parents=True)
     note.write_text("mine")
     monkeypatch.setattr("harness.launch.start_ranks", lambda *_: pytest.fail("the ranks were started"))
-    asked = Asked("tiny", [], tmp_path, None, True, "cpu", 10.0, [])
+    asked = RunOptions(tmp_path, None, True, "cpu", 10.0, [], None)
     with pytest.raises(InputError, match="already holds a ranks"):
         run_here("tiny", tiny(**DDP), asked)
     assert note.read_text() == "mine"

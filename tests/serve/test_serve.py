@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from urllib.parse import quote
 import pytest
 
 import harness.serve.server
-from harness.cli.app import main
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
@@ -27,6 +25,7 @@ from harness.serve.server import server_of
 from harness.sweep.document import sweep_of
 from harness.sweep.plan import plan_sweep
 from harness.sweep.processes import run_cells
+from tests.support.commands import Call
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -299,18 +298,9 @@ def test_a_bug_is_a_page_and_a_traceback_in_the_terminal(
 
 
 @pytest.mark.parametrize("arguments", [("no-such-folder",), (".", "--port", "99999"), (".", "--port", "-1")])
-def test_bad_input_is_one_paragraph(
-    arguments: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    tmp_path: Path,
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["harness", "serve", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert capfd.readouterr().err.count("\n") == 1
+def test_bad_input_is_one_paragraph(arguments: tuple[str, ...], call: Call):
+    status, _, err = call("serve", *arguments)
+    assert (status, err.count("\n")) == (2, 1)
 
 
 def test_an_empty_folder_says_how_to_begin(tmp_path: Path):

@@ -8,9 +8,6 @@ recipe, where the libraries are those of the recording, must make the same reque
 
 from __future__ import annotations
 
-from functools import lru_cache
-from pathlib import Path
-
 import pytest
 
 from benchmarks.gpu_programme.trace_file import Trace, load_trace
@@ -19,31 +16,27 @@ from harness.hardware.table import SM_COUNTS
 from harness.virtual_gpu.device import device_variables
 
 RECORDED = sorted(RECORDINGS.glob("virtual_gpu/*/*.json.gz"))
-traces = pytest.mark.parametrize("path", RECORDED, ids=lambda path: f"{path.parent.name}-{path.name[:-8]}")
 
 
-@lru_cache(maxsize=1)
-def loaded(path: Path) -> Trace:
-    return load_trace(path)
+@pytest.fixture(scope="module", params=RECORDED, ids=lambda path: f"{path.parent.name}-{path.name[:-8]}")
+def trace(request: pytest.FixtureRequest) -> Trace:
+    """Read once for its tests, which therefore run after one another."""
+    return load_trace(request.param)
 
 
 def test_there_are_recordings() -> None:
     assert len(RECORDED) >= 48
-    assert any(loaded(path).oom is not None for path in RECORDED)
+    assert any(load_trace(path).oom is not None for path in RECORDED)
 
 
-@traces
-def test_the_allocator_does_what_pytorch_did(path: Path) -> None:
-    trace = loaded(path)
+def test_the_allocator_does_what_pytorch_did(trace: Trace) -> None:
     made = replayed(trace)
     assert made.divergence is None
     assert made.requests > 300
     assert same_segments(trace, made)
 
 
-@traces
-def test_the_simulation_makes_the_recorded_requests(path: Path) -> None:
-    trace = loaded(path)
+def test_the_simulation_makes_the_recorded_requests(trace: Trace) -> None:
     if other := missing_libraries(trace):
         pytest.skip("; ".join(other))
     result = compared(trace, hardware_of(trace))

@@ -5,18 +5,17 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.cli.app import main
 from harness.errors import InputError
 from harness.snapshot.as_json import snapshot_to_json
 from harness.snapshot.build import snapshot_of_storages, write_snapshot
 from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.spans import AllocationSpan
+from tests.support.commands import exit_status
 
 
 def snapshot(allocations: int = 2) -> dict[str, Any]:
@@ -30,13 +29,6 @@ def written(tmp_path: Path, document: Any) -> Path:
     path = tmp_path / "snapshot.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document), encoding="utf-8")
     return path
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["harness", "snapshot", "to-json", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 def test_it_reads_back_equal_with_its_stacks_shared(tmp_path: Path) -> None:
@@ -60,12 +52,12 @@ def test_a_shared_stack_is_written_once(tmp_path: Path) -> None:
 def test_the_command_writes_a_file_or_stdout(tmp_path, monkeypatch, capfd) -> None:
     source = tmp_path / "snapshot.pickle"
     write_snapshot(source, snapshot())
-    assert call(monkeypatch, str(source), "--out", str(tmp_path / "a.json")) == 0
+    assert exit_status("snapshot", "to-json", str(source), "--out", str(tmp_path / "a.json")) == 0
     assert capfd.readouterr() == ("", "")
     assert read_snapshot(tmp_path / "a.json") == snapshot()
-    assert call(monkeypatch, str(source)) == 0
+    assert exit_status("snapshot", "to-json", str(source)) == 0
     assert capfd.readouterr().out == (tmp_path / "a.json").read_text(encoding="utf-8")
-    assert call(monkeypatch, str(tmp_path / "a.json")) == 0  # JSON in, the same JSON out
+    assert exit_status("snapshot", "to-json", str(tmp_path / "a.json")) == 0  # JSON in, the same JSON out
     assert capfd.readouterr().out == (tmp_path / "a.json").read_text(encoding="utf-8")
 
 
@@ -85,7 +77,10 @@ def test_what_cannot_be_converted_is_said_and_leaves_nothing(
     if content is not None:
         (tmp_path / "bad.pickle").write_bytes(content)
     before = sorted(tmp_path.iterdir())
-    assert call(monkeypatch, str(tmp_path / "bad.pickle"), "--out", str(tmp_path / "a.json")) == 2
+    assert (
+        exit_status("snapshot", "to-json", str(tmp_path / "bad.pickle"), "--out", str(tmp_path / "a.json"))
+        == 2
+    )
     out, err = capfd.readouterr()
     assert (out, err.count("\n"), said in err) == ("", 1, True), err
     assert sorted(tmp_path.iterdir()) == before

@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.cli.app import main
 from harness.errors import InputError
 from harness.recipe.file import load_recipe
 from harness.recipe.recipe import Recipe
@@ -32,6 +31,7 @@ from harness.sweep.launchers.remote_answer import answered, assignment
 from harness.sweep.plan import Cell, Plan, plan_sweep
 from harness.sweep.processes import Row, run_cells
 from harness.sweep.table import as_markdown
+from tests.support.commands import Call
 from tests.support.places import LLAMA
 
 LOCAL = "cluster=local"
@@ -309,17 +309,9 @@ def test_tasks_of_ray_leave_what_processes_here_leave(
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path) -> Callable[..., tuple[int, str]]:
+def sweep(call: Call, tmp_path: Path) -> Callable[..., tuple[int, str]]:
     (tmp_path / "tiny.yaml").write_text(f"model: {LLAMA}\nseq_len: 32\n")
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["harness", "sweep", "tiny.yaml", "seed=1,2", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, capfd.readouterr().err  # type: ignore[return-value]
-
-    return command
+    return lambda *arguments: call("sweep", "tiny.yaml", "seed=1,2", *arguments)[::2]
 
 
 @pytest.mark.parametrize(
@@ -335,10 +327,10 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path) -> Callabl
     ],
 )
 def test_bad_input_is_a_sentence(
-    arguments: list[str], words: str, call: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    arguments: list[str], words: str, sweep: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(submitit_jobs.shutil, "which", lambda name: None)
-    status, err = call(*arguments)
+    status, err = sweep(*arguments)
     assert status == 2
     assert words in err
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
@@ -353,16 +345,16 @@ def test_bad_input_is_a_sentence(
         ("tasks_per_node=2", "a cell is one process"),
     ],
 )
-def test_options_submitit_does_not_take(option: str, words: str, call: Any, tmp_path: Path) -> None:
+def test_options_submitit_does_not_take(option: str, words: str, sweep: Any, tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     launcher = ["--launcher", "submitit", "--launcher-option", LOCAL]
-    status, err = call(*launcher, "--launcher-option", option)
+    status, err = sweep(*launcher, "--launcher-option", option)
     assert status == 2
     assert words in err
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
-def test_options_ray_does_not_take_and_a_cluster_that_is_not_there(call: Any, tmp_path: Path) -> None:
+def test_options_ray_does_not_take_and_a_cluster_that_is_not_there(sweep: Any, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # and nobody listens
@@ -372,7 +364,7 @@ def test_options_ray_does_not_take_and_a_cluster_that_is_not_there(call: Any, tm
             ("max_calls=2", "the sweep decides that"),
             (nobody, "no cluster answers at 127.0.0.1"),
         ):
-            status, err = call("--launcher", "ray", "--launcher-option", option)
+            status, err = sweep("--launcher", "ray", "--launcher-option", option)
             assert status == 2
             assert words in err
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]

@@ -8,9 +8,8 @@ import json
 import os
 import re
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,6 @@ import pytest
 
 import harness.sweep.cell
 import harness.sweep.processes
-from harness.cli.app import main
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
@@ -43,25 +41,17 @@ from harness.sweep.launchers.launcher import Question
 from harness.sweep.plan import Cell, Plan, plan_sweep, spelled
 from harness.sweep.processes import Row, run_cells
 from harness.sweep.table import as_markdown
+from tests.support.commands import Call
 from tests.support.places import LLAMA
 
-Call = Callable[..., tuple[int, str, str]]
 GIB = 2**30
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: Any, tmp_path: Path) -> Call:
-    """Run a command in a folder that holds tiny.yaml; gives (exit status, stdout, stderr)."""
+def call(call: Call, tmp_path: Path) -> Call:
+    """In a folder that holds tiny.yaml."""
     (tmp_path / "tiny.yaml").write_text(f"# tiny\nmodel: {LLAMA}\nprecision: fp32\nseq_len: 32\nsteps: 1\n")
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (ended.value.code, *capfd.readouterr())  # type: ignore[return-value]
-
-    return command
+    return call
 
 
 def labels(plan: Plan) -> list[str]:

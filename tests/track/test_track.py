@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from harness.cli.app import main
 from harness.errors import InputError
 from harness.recipe import load_recipe
 from harness.step_profile.step_profile import StepProfile
@@ -21,6 +20,7 @@ from harness.track import tracker_names
 from harness.track.following import Follower, Log, in_words
 from harness.track.jobs import Job, profile_values, recipe_config, step_values
 from harness.virtual_gpu import outside
+from tests.support.commands import Call
 from tests.support.places import ROOT
 from tests.track.stores import of_mlflow, of_tensorboard, of_wandb
 
@@ -192,15 +192,11 @@ def test_a_tracker_that_is_missing_or_fails_stops_nothing(tmp_path: Path):
 
 
 def test_an_unknown_tracker_is_refused_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["harness", *RUN, "--out", "run"])
     monkeypatch.setenv("HARNESS_TRACK", "tensorbord")
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr().err
-    assert ended.value.code == 2
+    status, _, said = call(*RUN, "--out", "run")
+    assert status == 2
     assert said.startswith("harness: --track tensorbord: there is no such tracker. Did you mean tensorboard?")
     assert list(tmp_path.iterdir()) == []
 

@@ -11,22 +11,15 @@ from pathlib import Path
 import pytest
 
 import harness.run_folder.run_folder
-from harness.cli import app as cli
 from harness.errors import InputError
 from harness.recipe.file import load_recipe
 from harness.run_folder.checkpoint_files import checkpoints
 from harness.run_folder.run_folder import RunFolder
 from harness.sweep.document import Sweep
+from tests.support.commands import exit_status
 from tests.support.trust_report import Tried
 
 SWEPT = ["sweep", "smoke", "micro_batch_size=1,2,3", "--napkin", "--out", "sweep"]
-
-
-def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(cli.sys, "argv", ["harness", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
 
 
 FOREIGN: dict[str, Callable[[Path], object]] = {
@@ -53,7 +46,7 @@ def test_foreign_files_in_a_sweep(
 ) -> None:
     """In the place of a cell it is done again (or said why not); under any other name it is left alone."""
     monkeypatch.chdir(tmp_path)
-    assert call(monkeypatch, *SWEPT) == 0
+    assert exit_status(*SWEPT) == 0
     first = Sweep.read(tmp_path / "sweep" / "sweep.json")
     cells = sorted((tmp_path / "sweep" / "cells").iterdir())
     assert len(cells) == 4
@@ -64,7 +57,7 @@ def test_foreign_files_in_a_sweep(
     (tmp_path / "sweep" / "sweep.json").unlink()
     FOREIGN[kind](tmp_path / "sweep" / "sweep.json")
     capfd.readouterr()
-    status = call(monkeypatch, *SWEPT)
+    status = exit_status(*SWEPT)
     said = capfd.readouterr().err
     assert "Traceback" not in said
     if kind in ("a pipe", "a folder", "a link to a device"):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from harness.cli.app import main
 from harness.errors import HarnessError, InputError
 from harness.recipe.file import load_recipe
 from harness.system.streams import warn_of_trusted_code
+from tests.support.commands import Call
 from tests.support.places import MODELS
 from tests.support.trust_report import Tried
 
@@ -21,20 +19,16 @@ ENVIRONMENT = (
 
 
 @pytest.fixture
-def call(monkeypatch, capfd, tmp_path):
-    """Run a command in an empty folder, with a secret in every place; (exit status, all that it printed)."""
-    monkeypatch.chdir(tmp_path)
+def call(call: Call, monkeypatch, tmp_path):
+    """Run a command with a secret in every place; (exit status, all that it printed)."""
     for name in ENVIRONMENT:
         monkeypatch.setenv(name, f"https://u:{CANARY}@127.0.0.1:9/{CANARY}")
     recipe = f"model: {MODELS / 'llama.json'}\nprecision: fp32\nseq_len: 16\nwarmup_steps: 1\nsteps: 1\n"
     (tmp_path / "mine.yaml").write_text(recipe)
 
     def command(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capfd.readouterr()
-        return int(ended.value.code or 0), printed.out + printed.err
+        status, out, err = call(*arguments)
+        return status, out + err
 
     return command
 

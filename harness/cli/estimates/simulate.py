@@ -20,8 +20,8 @@ from harness.cli.arguments import (
     OverridesAndHardware,
     Phases,
     RecipeName,
-    WhatFollows,
     asked_for,
+    what_follows,
 )
 from harness.cli.exit_status import OUT_OF_MEMORY
 from harness.cli.terminal.terminal import say
@@ -94,7 +94,7 @@ def simulate(
 
     name, loaded, hardware = asked_for(recipe, overrides, memory)
     how = eval_batches, eval_batch_size, eval_accumulation_steps, eval_loss_only, full_state_dict
-    after = WhatFollows(phases, *how).after(loaded)
+    after = what_follows(loaded, phases, *how)
     settings = allocator_settings(os.environ, allocator)
     folder = RunFolder(out, name, loaded) if out is not None else None
     with stdout_kept_for_json(as_json):

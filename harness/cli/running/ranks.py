@@ -12,20 +12,18 @@ from harness.errors import InputError
 from harness.system import FolderLock, complain, is_held, quiet_libraries
 
 if TYPE_CHECKING:
-    from harness.cli.arguments import WhatFollows
     from harness.launch import PlaceInRanks
     from harness.recipe import Recipe
     from harness.run_folder import RankFolder, RunFolder
     from harness.step_profile import StepProfile
     from harness.track import Tracking
+    from harness.training import AfterStep
 
 
 @dataclass(frozen=True)
 class RunOptions:
     """What the command line of `harness run` says."""
 
-    recipe: str
-    overrides: list[str]
     out: Path | None
     resume: Path | None
     snapshot: bool
@@ -33,16 +31,7 @@ class RunOptions:
     patience_s: float
     trackers: list[str]
     """Who is told of the run: one process follows the log, whatever the number of ranks."""
-    follows: WhatFollows | None = None
-
-    def command(self, out: Path) -> list[str]:
-        """The same, for every rank."""
-        words = [sys.executable, "-m", "harness", "run", self.recipe, *self.overrides, "--out", str(out)]
-        words += [] if self.resume is None else ["--resume", str(self.resume)]
-        words += [] if self.device is None else ["--device", self.device]
-        words += [] if self.snapshot else ["--no-snapshot"]
-        words += [] if self.follows is None else self.follows.words()
-        return [*words, "--patience", str(self.patience_s)]
+    after: AfterStep | None
 
 
 def run_here(name: str, recipe: Recipe, asked: RunOptions) -> tuple[StepProfile | None, Path, int]:
@@ -61,7 +50,9 @@ def run_here(name: str, recipe: Recipe, asked: RunOptions) -> tuple[StepProfile 
     is_new = not folder.exists()
     run.forget_ranks()
     with _following(asked, run, recipe):
-        ending = start_ranks(asked.command(folder), recipe.world_size, asked.patience_s)
+        # every rank runs this very command; which one it is, and how many there are, the agent tells it
+        again = [sys.executable, "-m", "harness", *sys.argv[1:], "--out", str(folder)]
+        ending = start_ranks(again, recipe.world_size, asked.patience_s)
         reason, status = ending.reason, ending.status
         # only then is it put together: before, a profile of the whole run is another run's
         taken = is_held(folder) or (asked.resume is None and (folder / "profile.json").exists())
@@ -117,7 +108,7 @@ def run_as_rank(
                 snapshot=asked.snapshot,
                 quiet=not speaks,
                 alive=signs.tell,
-                after=None if asked.follows is None else asked.follows.after(recipe),
+                after=asked.after,
             )
             signs.tell("")
             if isinstance(folder, RankFolder) and not place.watched and profile.complete:

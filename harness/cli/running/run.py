@@ -19,7 +19,7 @@ from harness.cli.arguments import (
     Phases,
     RecipeName,
     Track,
-    WhatFollows,
+    what_follows,
 )
 from harness.cli.exit_status import INTERRUPTED, NOT_FINITE, OUT_OF_MEMORY
 from harness.cli.running.ranks import RunOptions, run_as_rank, run_here
@@ -132,8 +132,7 @@ def run(
     if gpu is not None:
         _go_to_virtual_gpu(gpu, gpus or loaded.world_size)
     how = eval_batches, eval_batch_size, eval_accumulation_steps, eval_loss_only, full_state_dict
-    follows = WhatFollows(phases, *how)
-    after = follows.after(loaded)
+    after = what_follows(loaded, phases, *how)
     from harness.cli.running.measuring import measured_with_progress
     from harness.cli.terminal.profile_tables import print_profile
     from harness.cli.terminal.terminal import Terminal, say
@@ -146,8 +145,7 @@ def run(
         quiet_libraries()
         status = None
         if loaded.distributed:
-            given = recipe, overrides or [], out, resume, snapshot, device, patience, trackers
-            asked = RunOptions(*given, follows)
+            asked = RunOptions(out, resume, snapshot, device, patience, trackers, after)
             if place is None:
                 profile, path, status = run_here(name, loaded, asked)
             else:

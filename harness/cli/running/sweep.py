@@ -217,7 +217,7 @@ def _run(
     rows: list[Row],
 ) -> None:
     """Fill `rows` as cells are done, and show each."""
-    from harness.cli.terminal.sweep_progress import SweepProgress
+    from harness.cli.terminal.sweep import SweepProgress
     from harness.cli.terminal.terminal import say
     from harness.sweep import run_cells
 

@@ -1,11 +1,59 @@
-"""The table of a sweep, in the terminal."""
+"""A sweep in the terminal: a line for every cell that is done, a bar with the time left, and its table."""
 
 from __future__ import annotations
 
-from rich.console import Console
+import time
 
-from harness.cli.terminal.terminal import plain_table, print_table, say
-from harness.sweep import Sweep, table_of
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+from harness.cli.terminal.progress import left_in_words
+from harness.cli.terminal.terminal import Bar, plain_table, print_table, say
+from harness.sweep import Row, Sweep, table_of
+from harness.units import in_gib
+
+
+class SweepProgress(Bar):
+    """Time left is the mean of the cells done now times the cells left; cells that were kept cost nothing."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        columns = (TextColumn("cells"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__(console, total, "cells", *columns, TextColumn("{task.fields[left]}"), left="")
+        self._total = total
+        self._done = self._worked = 0
+        self._begun = time.monotonic()
+
+    def done(self, row: Row) -> None:
+        """A cell is done."""
+        self._done += 1
+        self._worked += not row.kept
+        left = self._left()
+        line = f"[{self._done}/{self._total}] {row.cell.label}: {in_a_line(row)}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, left=left)
+        elif left:
+            line += f"; {left}"
+        say(self._console, line)
+
+    def _left(self) -> str:
+        cells = self._total - self._done
+        if not cells or not self._worked:
+            return ""
+        seconds = (time.monotonic() - self._begun) / self._worked * cells
+        return left_in_words(seconds)
+
+
+def in_a_line(row: Row) -> str:
+    """What the cell says, in a few words."""
+    profile = row.outcome.profile
+    if profile is None or row.outcome.status != "ok":
+        return row.outcome.reason or row.outcome.status
+    words = [in_gib(profile.memory.peak_allocated_bytes)]
+    if profile.step.tokens_per_s is not None:
+        words.append(f"{profile.step.tokens_per_s:,.0f} tokens/s")
+    if row.kept:
+        words.append("done before")
+    return ", ".join(words)
 
 
 def print_sweep(console: Console, sweep: Sweep) -> None:

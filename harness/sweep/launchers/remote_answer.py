@@ -1,4 +1,4 @@
-"""An answer on another machine: that it answers the very question of this one, and how it comes back.
+"""A cell on another machine: code, versions and device there must be those of the sweep, or it is refused.
 
 Imports no torch.
 """

@@ -11,7 +11,7 @@ from torch import nn
 from harness.errors import InputError, MissingDependency
 from harness.recipe import Recipe, shown
 from harness.training.model_config import first_line, shapes_of
-from harness.training.toggles.problem import Problem
+from harness.training.toggles import Problem
 
 
 class _CannotDrop(InputError):

@@ -11,7 +11,7 @@ from harness.errors import InputError, MissingDependency
 from harness.parallel import DTYPES
 from harness.recipe import Recipe
 from harness.training.model_config import model_class
-from harness.training.toggles.problem import Problem
+from harness.training.toggles import Problem
 
 
 def attention_kernel(model: Any) -> str:

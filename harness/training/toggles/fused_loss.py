@@ -10,7 +10,7 @@ import torch
 
 from harness.errors import MissingDependency
 from harness.recipe import Recipe
-from harness.training.toggles.problem import Problem
+from harness.training.toggles import Problem
 
 
 def fuse_loss(recipe: Recipe, model: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.recipe import Recipe
 from harness.training.model_config import model_class
-from harness.training.toggles.problem import Problem
+from harness.training.toggles import Problem
 
 
 def checkpoint_blocks(recipe: Recipe, model: Any) -> None:

@@ -10,10 +10,10 @@ pass, fetched one by one in backward, its gradients leaving last.
 FSDP2 (`fully_shard` with CPUOffloadPolicy) is made to do this on many devices. On one it gives the same
 numbers, but (torch 2.13) fetches no weight ahead: `FSDPParamGroup.unshard` does nothing where the world
 size is 1, and the copies wait in the compute stream. It needs more memory (two flat buffers of a block's
-gradients, the root from forward to the end of backward); under autocast it keeps the 16-bit casts of all
-weights from forward to backward; and it refuses the shape-only tensors on which a simulation runs the same
-step. Here the device's allocations are the same, in the same order, on a GPU, on a CPU and shape-only.
-(What FSDP2 does better: its gradients leave on a side stream; here backward waits for them.)
+gradients, the root from forward to the end of backward), and under autocast it keeps the 16-bit casts of all
+weights from forward to backward. Here the device's allocations are the same, in the same order, on a GPU, on
+a CPU and shape-only. (What FSDP2 does better: its gradients leave on a side stream; here backward waits for
+them.)
 
 A model with two blocks, from left to right: == on the device, .. on its way there.
 
