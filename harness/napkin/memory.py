@@ -136,13 +136,14 @@ class Sizes:
         """Host memory of what is offloaded or paged, at its largest."""
         return self.optimizer.paged_bytes + sum(self.host_parts.values())
 
-
     # what harness/fit asks for, until it searches with the derived formula
 
     @property
     def buckets(self) -> list[int]:
         """DDP's, of 25 MiB."""
-        return [25 * 2**20] * (self.bucket_bytes // (25 * 2**20)) + [self.bucket_bytes % (25 * 2**20)] * self.recipe.ddp
+        return [25 * 2**20] * (self.bucket_bytes // (25 * 2**20)) + [
+            self.bucket_bytes % (25 * 2**20)
+        ] * self.recipe.ddp
 
     @property
     def stages(self) -> SimpleNamespace:

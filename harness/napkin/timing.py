@@ -36,7 +36,7 @@ class PhaseTime:
     sent_s: float
     """Sending to other ranks."""
     exposed_s: float
-    """Of that, what computing does not hide: it hides all but the sums of tensor parallelism."""
+    """Of that, what computing does not hide: some shows in any case."""
 
     @property
     def flops(self) -> int:
@@ -91,13 +91,15 @@ class Timing:
         if self.acts.compiled:  # a compiled graph is launched by one call
             works = [replace(work, operators=0) for work in works]
         hardware, sizes, byte = self.hardware, self.sizes, 1e-9
-        ranks, sent = sent_bytes(sizes.built, sizes.units, sizes.bucket_bytes).get(name, (range(1), 0.0))
+        sends = sent_bytes(sizes.built, sizes.units, sizes.bucket_bytes)
+        ranks, sent, shown = sends.get(name, (range(1), 0.0, 0.0))
         ring_s = (
             sent * byte * device.collective_s("all_gather", 10**9, ranks, hardware) / (ring(len(ranks)) or 1)
         )
         waited = device.transfer_s(waits, hardware) + on_host / hardware.calibration.host_memory_bandwidth
         time, link = device.time_of(works, hardware), device.transfer_s(moved, hardware)
-        exposed = max(0.0, ring_s - time.seconds * (self.recipe.tp == 1))
+        share = shown / (sent or 1.0)
+        exposed = share * ring_s + max(0.0, (1 - share) * ring_s - time.seconds)
         return PhaseTime(works, time, link, waited, recomputed, ring_s, exposed)
 
     @property

@@ -62,14 +62,19 @@ def test_logits_and_loss_take_two_four_four_and_four_bytes_a_token_and_word():
     memory = napkin(Recipe(model="llama-3.1-8b", adapter="lora", gradient_checkpointing=True))
     logits = 2048 * 128_256
     acts = memory.sizes.activations
-    assert [t.size_bytes for t in acts.held_after_forward if t.formula.startswith("B·S·V")] == [2 * logits, 4 * logits]
+    assert [t.size_bytes for t in acts.held_after_forward if t.formula.startswith("B·S·V")] == [
+        2 * logits,
+        4 * logits,
+    ]
     assert 4 * logits in [t.size_bytes for t in acts.kept_by_loss]
     assert [t.size_bytes for t in acts.held_in_backward] == [2 * 4 * logits]
 
 
 def test_lora_in_fp32_keeps_a_copy_of_its_input_for_every_layer():
     """peft casts the input of each adapted layer to fp32: seven copies a block, four of them of other tensors."""
-    lora, base = (napkin(Recipe(model="llama-3.1-8b", adapter="lora", adapter_dtype=d)) for d in ("fp32", "base"))
+    lora, base = (
+        napkin(Recipe(model="llama-3.1-8b", adapter="lora", adapter_dtype=d)) for d in ("fp32", "base")
+    )
     copies = 2048 * (4 * (3 + 1 + 2) * 4096 + 4 * 14_336) - 2048 * 2 * (2 * 4096 + 14_336)
     ranks = 2048 * 7 * 16 * 2  # A x in fp32, not in bf16
     assert lora.sizes.kept[0][1] - base.sizes.kept[0][1] == copies + ranks
@@ -87,13 +92,19 @@ def test_autograd_saves_about_as_much(tmp_path, family, adapter):
     assert kept(napkin(recipe)) == pytest.approx(saved_bytes(recipe), rel=WITHIN.get(family, 0.08))
 
 
-@pytest.mark.parametrize("fields", [{"precision": "fp32"}, {"precision": "bf16-mixed"}, {"compile": True}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{"precision": "fp32"}, {"precision": "bf16-mixed"}, {"compile": True}], ids=str
+)
 def test_autograd_saves_about_as_much_with_toggles(tmp_path, fields):
     recipe = recipe_for(tmp_path, "llama", attention="eager", **fields)
-    assert kept(napkin(recipe)) == pytest.approx(saved_bytes(recipe), rel=0.35 if fields == {"compile": True} else 0.1)
+    assert kept(napkin(recipe)) == pytest.approx(
+        saved_bytes(recipe), rel=0.35 if fields == {"compile": True} else 0.1
+    )
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b-lora", "gemma-2-2b-lora", "mixtral-qlora", "llama-3.1-8b-full-bf16"])
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b-lora", "gemma-2-2b-lora", "mixtral-qlora", "llama-3.1-8b-full-bf16"]
+)
 def test_the_terms_of_a_section_add_up(name):
     from harness.napkin.text import derive_terms
 
