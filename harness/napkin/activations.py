@@ -245,6 +245,8 @@ class Activations:
         term, terms = self.dims.term, self._norm("final norm", [self.built.head])
         if self.recipe.fused_loss:
             return terms
+        if self.recipe.mixed and not self.recipe.fsdp and self.built.loose_dtype == "fp32":
+            terms.append(term("the head in 16 bit", "V·H", self.compute, "its product, under autocast"))
         if self.compiled:
             return [*terms, term("logits", "B·S·V", self.compute, LOSS)]
         capped = [term("tanh of logits", "B·S·V", self.compute, "tanh")] if self.shape.logit_softcap else []

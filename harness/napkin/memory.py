@@ -103,14 +103,13 @@ class Sizes:
 
     @property
     def weight_copies(self) -> int:
-        """Autocast's 16-bit copies of trained weights, kept until forward ends, and without checkpointing
-        until backward reads them (aten/src/ATen/autocast_mode.cpp, cached_cast)."""
+        """Autocast's 16-bit copies of the blocks' fp32 weights: products keep them until backward. Of blocks that
+        are computed again trained ones stay until forward ends (aten/src/ATen/autocast_mode.cpp)."""
         if not self.recipe.mixed or self.recipe.fsdp:
             return 0
-        cast = [w.elements * w.count for w in self.in_blocks if w.trained and w.matrix and w.dtype == "fp32"]
-        return SIZES[self.recipe.compute_dtype] * (
-            sum(cast) + self.built.head.elements * self.recipe.trains_base
-        )
+        weights = [w for w in self.in_blocks if w.matrix and w.dtype == "fp32"]
+        stay = [w.elements * w.count for w in weights if w.trained or not self.activations.recomputes]
+        return SIZES[self.recipe.compute_dtype] * sum(stay)
 
     @property
     def earlier_gradients(self) -> int:

@@ -168,7 +168,8 @@ class Timing:
             times = count * self.micro * passes
             works.append(Work(0, (again or kept) * PASSES, OPERATORS).times(times))
             if block.attends:
-                flops = 2 * d("B·N·S·S") * (d("D") + d("U"))
+                flops = 2 * d("B·N·S·S") * (d("D") + d("U"))  # a fused backward makes the scores once more
+                flops += flops // 4 if passes == 2 and acts.kernel == "fused" else 0
                 scores = 0 if acts.kernel == "fused" else d("B·N·S·S") * 4 * PASSES
                 works.append(Work(flops, scores, 1, "attention", self.recipe.compute_dtype).times(times))
         loss = Work(0, d("B·S·V") * 4 * PASSES, OPERATORS_OF_LOSS).times(self.micro)
