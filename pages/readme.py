@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from harness.report.table import markdown_table
@@ -24,6 +25,7 @@ from pages.profiles.rows import Row, read_rows
 ROOT = Path(__file__).resolve().parents[1]
 PROFILE = ROOT / "docs" / "data" / "smoke.json"
 PUBLISHED = ROOT / "profiles" / "published" / "results.json"
+NAPKIN_ERROR = ROOT / "profiles" / "napkin_error.json"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "three-answers.md", ROOT / "docs" / "output.md")
 STAND_IN = ROOT / "profiles" / "stand-in-h200"
 BEGIN, END = "<!-- {}: written by pages/readme.py -->\n", "<!-- end of {} -->\n"
@@ -136,6 +138,32 @@ def written(profile: StepProfile, rows: list[dict[str, Any]], acted: list[Row]) 
     }
 
 
+def napkin_error(document: dict[str, Any]) -> str:
+    """Markdown: how far the napkin's peaks are from the simulation's, over all rows and by toggles."""
+    rows = [row for row in document["rows"] if row["simulated"]]
+    offs: dict[str, list[float]] = {"all": []}
+    for row in rows:
+        off = abs(row["napkin"]["bytes"] / row["simulated"]["bytes"] - 1)
+        offs["all"].append(off)
+        offs.setdefault(row["toggles"], []).append(off)
+    models = len({row["model"] for row in rows})
+    within = sum(off <= 0.05 for off in offs["all"])
+    said = (
+        f"Over {len(rows)} steps of {models} models on an {document['device'].upper()}, the napkin's peak is off "
+        f"from the simulation's by {median(offs['all']):.2%} in the median, by at most 5 % in {within} of them, "
+        f"and by {max(offs['all']):.0%} at most.\n\n"
+    )
+    lines = [
+        (toggles, str(len(found)), f"{median(found):.2%}", f"{max(found):.1%}") for toggles, found in offs.items()
+    ]
+    worst = sorted(rows, key=lambda row: -abs(row["napkin"]["bytes"] / row["simulated"]["bytes"] - 1))[:5]
+    named = ", ".join(
+        f"{row['model']} {row['toggles']} ({row['napkin']['bytes'] / row['simulated']['bytes'] - 1:+.0%})" for row in worst
+    )
+    table = markdown_table(("toggles", "steps", "median error", "largest error"), lines, range(1, 4))
+    return f"{said}{table}\nFarthest off: {named}.\n"
+
+
 def with_parts(page: str, parts: dict[str, str]) -> str:
     """`page` with the text between the markers of each part that it has replaced."""
     for name, text in parts.items():
@@ -150,7 +178,8 @@ def with_parts(page: str, parts: dict[str, str]) -> str:
 def committed_parts() -> dict[str, str]:
     """The parts as the committed results have them."""
     rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]
-    return written(StepProfile.read(PROFILE), rows, read_rows(STAND_IN))
+    parts = written(StepProfile.read(PROFILE), rows, read_rows(STAND_IN))
+    return parts | {"napkin": napkin_error(json.loads(NAPKIN_ERROR.read_text(encoding="utf-8")))}
 
 
 def adopt(run_folder: Path) -> None:

@@ -17,6 +17,7 @@ from harness.napkin.terms import Dims, Term
 from harness.napkin.weights import SIZES, BuiltModel
 
 LOSS = "transformers/loss/loss_utils.py, ForCausalLMLoss"
+IN_CTX = "MatMul8bitLt, in its ctx, which checkpointing does not reach"
 LIGER = "arXiv 2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py"
 _KEPT_BY_ACTIVATION = {"gelu_new": 4, "gelu_fast": 4, "xielu": 4}
 """Tensors of the MLP's width that a nonlinearity keeps: SiLU and GELU their input, ReLU its result; those
@@ -128,7 +129,7 @@ class Activations:
         """What linear layers keep of the tensor they read, of `width` bytes an element; `kept`: somebody else
         keeps it already."""
         recipe, built, term, terms = self.recipe, self.built, self.dims.term, list[Term]()
-        adapted = [m for m in readers if m.name in built.adapted and built.lora]
+        adapted = [m for m in readers if m.name in built.adapted]
         if self.compiled or not readers:
             return []
         if recipe.trains_base:
@@ -136,9 +137,13 @@ class Activations:
             times = len(readers) if casts else 1
             own = term(name, dims, self.compute if casts else width, "products, for weights", times)
             return [] if kept and not casts else [own]
-        if not kept and any(built.storage(m) == "int8" for m in readers):
-            terms, kept = [term(name, dims, width, "MatMul8bitLt, in its ctx")], True
-        if not adapted:
+        if any(built.storage(m) == "int8" for m in readers) and (not kept or self.recomputes):
+            terms, kept = [term(name, dims, width, IN_CTX)], True
+        for matrix in [] if built.lora else adapted:  # IA3: what a scale's gradient needs
+            feeds, made = matrix.role == "down", self.dims.of("B·S") * matrix.outputs * self.made
+            before = Term("", f"{matrix.name} unscaled", f"B·S·{matrix.outputs:,} × {self.made} B", made, "IA3")
+            terms.append(term(f"{name} for its scale", dims, 4, "IA3") if feeds else before)
+        if not adapted or not built.lora:
             return terms
         wide = self.compute if recipe.mixed else SIZES[built.adapter_dtype(adapted[0])]
         if recipe.lora_dropout:

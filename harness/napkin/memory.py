@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Literal
 
 from harness.hardware import Hardware
-from harness.napkin.activations import Activations
+from harness.napkin.activations import IN_CTX, Activations
 from harness.napkin.optimizer import OptimizerMemory
 from harness.napkin.ranks import units_of
 from harness.napkin.terms import Term, sum_of
@@ -78,9 +78,11 @@ class Sizes:
     def kept(self) -> list[tuple[int, int, int]]:
         """Of each kind of block: how many, bytes that one keeps until backward, and computes again there."""
         acts, blocks = self.activations, self.built.shape.blocks
-        every = [(block.count, sum_of(acts.kept_by(block))) for block in blocks]
-        one = acts.block_input.size_bytes
-        return [(n, one, size) if acts.recomputes else (n, size, 0) for n, size in every]
+        every = [(block.count, acts.kept_by(block)) for block in blocks]
+        if not acts.recomputes:
+            return [(n, sum_of(terms), 0) for n, terms in every]
+        one = [acts.block_input]
+        return [(n, sum_of([*one, *(t for t in terms if t.source == IN_CTX)]), sum_of(terms)) for n, terms in every]
 
     @cached_property
     def kept_by_blocks(self) -> int:
