@@ -66,6 +66,8 @@ class Activations:
         self.input_bytes = recipe.tokens_per_step * (8 * (2 + recipe.packing) + masks)
         """Ids and labels of all micro batches; packed, positions and a mask of bytes."""
         window, slides = self.shape.sliding_window, any(b.mixer == "sliding" for b in self.shape.blocks)
+        self.block_input = self.dims.term("block input", "B·S·H", self.stream, "arXiv 1604.06174")
+        """What checkpointing keeps of a block."""
         self.short = slides and window is not None and window < recipe.seq_len
         self.masked = recipe.attention == "sdpa" and (recipe.packing or self.short)
         """Whether sdpa is given a mask: for packed documents, or a window shorter than the sequence."""
@@ -85,10 +87,10 @@ class Activations:
             return "fused"
         return "plain" if grouped or recipe.compute_dtype == "bf16" else "fused"
 
-    @property
-    def block_input(self) -> Term:
-        """What checkpointing keeps of a block."""
-        return self.dims.term("block input", "B·S·H", self.stream, "arXiv 1604.06174")
+    def kept_until_backward(self, block: Block) -> list[Term]:
+        """What one block of this kind keeps: all, or with checkpointing its input, and what that does not reach."""
+        terms = self.kept_by(block)
+        return [self.block_input, *(t for t in terms if t.source == IN_CTX)] if self.recomputes else terms
 
     def kept_by(self, block: Block) -> list[Term]:
         """What one block of this kind keeps for backward when nothing is recomputed."""
@@ -141,7 +143,9 @@ class Activations:
             terms, kept = [term(name, dims, width, IN_CTX)], True
         for matrix in [] if built.lora else adapted:  # IA3: what a scale's gradient needs
             feeds, made = matrix.role == "down", self.dims.of("B·S") * matrix.outputs * self.made
-            before = Term("", f"{matrix.name} unscaled", f"B·S·{matrix.outputs:,} × {self.made} B", made, "IA3")
+            before = Term(
+                "", f"{matrix.name} unscaled", f"B·S·{matrix.outputs:,} × {self.made} B", made, "IA3"
+            )
             terms.append(term(f"{name} for its scale", dims, 4, "IA3") if feeds else before)
         if not adapted or not built.lora:
             return terms

@@ -5,17 +5,18 @@ Bytes are those of the tensors, in a steady step: from the second on, when the o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Literal
 
 from harness.hardware import Hardware
-from harness.napkin.activations import IN_CTX, Activations
+from harness.napkin.activations import Activations
 from harness.napkin.optimizer import OptimizerMemory
 from harness.napkin.ranks import units_of
-from harness.napkin.terms import Term, sum_of
+from harness.napkin.terms import sum_of
 from harness.napkin.weights import SIZES, BuiltModel, total_bytes
+from harness.step_profile import CATEGORIES
 
 Phase = Literal["setup", "forward", "loss", "backward", "optimizer_step"]
 """`loss` is the first piece of backward."""
@@ -39,10 +40,7 @@ class Moment:
 
     @property
     def total_bytes(self) -> int:
-        return sum(getattr(self, name) for name in PARTS)
-
-
-PARTS = tuple(field.name for field in fields(Moment) if field.name not in ("phase", "where"))
+        return sum(getattr(self, name) for name in CATEGORIES)
 
 
 class Sizes:
@@ -53,6 +51,7 @@ class Sizes:
         recipe, self.outer, self.in_blocks = built.recipe, built.outer, built.in_blocks
         self.trained = [w for w in (*built.outer, *built.in_blocks) if w.trained]
         self.activations, self.optimizer = Activations(built, hardware), OptimizerMemory(recipe, self.trained)
+        acts = self.activations
         self.micro_batches = recipe.gradient_accumulation_steps
         self.parameter_bytes = total_bytes([*self.outer, *self.in_blocks]) + built.buffer_bytes
         self.gradient_bytes = sum(w.count * w.elements * SIZES[w.dtype] for w in self.trained)
@@ -68,40 +67,22 @@ class Sizes:
         self.device_parameters = there if self.away else self.parameter_bytes
         self.input_bytes = self.activations.input_bytes
 
-    @property
-    def quantizing_bytes(self) -> int:
-        """In setup, the largest layer is there in full precision while it is quantized."""
-        quantized = (w.elements for w in self.in_blocks if w.quantized)
-        return SIZES[self.built.made_dtype] * max(quantized, default=0)
-
-    @cached_property
-    def kept(self) -> list[tuple[int, int, int]]:
+        self.kept = [
+            (
+                block.count,
+                sum_of(acts.kept_until_backward(block)),
+                acts.recomputes * sum_of(acts.kept_by(block)),
+            )
+            for block in built.shape.blocks
+        ]
         """Of each kind of block: how many, bytes that one keeps until backward, and computes again there."""
-        acts, blocks = self.activations, self.built.shape.blocks
-        every = [(block.count, acts.kept_by(block)) for block in blocks]
-        if not acts.recomputes:
-            return [(n, sum_of(terms), 0) for n, terms in every]
-        one = [acts.block_input]
-        return [(n, sum_of([*one, *(t for t in terms if t.source == IN_CTX)]), sum_of(terms)) for n, terms in every]
-
-    @cached_property
-    def kept_by_blocks(self) -> int:
-        """What all blocks keep from forward to backward, wherever it is."""
-        return sum(count * kept for count, kept, _ in self.kept)
-
-    @property
-    def kept_terms(self) -> list[Term]:
-        """What all blocks and the loss keep, term by term."""
-        acts, terms = self.activations, [*self.activations.kept_by_loss]
-        for block in self.built.shape.blocks:
-            for term in [acts.block_input] if acts.recomputes else acts.kept_by(block):
-                name, size = f"{term.name} × {block.count}", block.count * term.size_bytes
-                terms.append(term._replace(name=name, size_bytes=size))
-        return terms
-
-    @cached_property
-    def kept_by_loss(self) -> int:
-        return sum_of(self.activations.kept_by_loss)
+        self.kept_by_blocks, self.kept_by_loss = (
+            sum(n * kept for n, kept, _ in self.kept),
+            sum_of(acts.kept_by_loss),
+        )
+        quantized = (w.elements for w in self.in_blocks if w.quantized)
+        self.quantizing_bytes = SIZES[built.made_dtype] * max(quantized, default=0)
+        """In setup, the largest layer is there in full precision while it is quantized."""
 
     @property
     def weight_copies(self) -> int:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from harness.architecture import ModelShape, load_shape
 from harness.errors import InputError
 from harness.hardware import Hardware
-from harness.napkin.memory import PARTS, Memory, Sizes, required_bytes
+from harness.napkin.memory import Memory, Sizes, required_bytes
 from harness.napkin.timing import Timing
 from harness.napkin.weights import BuiltModel
 from harness.recipe import Recipe
 from harness.step_profile import (
+    CATEGORIES,
     Allocation,
     MemoryBreakdown,
     MemoryStats,
@@ -75,7 +76,7 @@ def profile(memory: Memory) -> StepProfile:
         kind="closed_form",
         peak_allocated_bytes=peak.total_bytes,
         peak_phase=peak.phase.replace("loss", "backward"),
-        at_peak=MemoryBreakdown(**{f"{name}_bytes": getattr(peak, name) for name in PARTS}),
+        at_peak=MemoryBreakdown(**{f"{name}_bytes": getattr(peak, name) for name in CATEGORIES}),
         host_bytes=sizes.host_bytes,
         cuda_context_bytes=hardware.calibration.cuda_context_bytes,
         setup_peak_allocated_bytes=memory.moments[0].total_bytes + sizes.quantizing_bytes,
@@ -91,7 +92,10 @@ def profile(memory: Memory) -> StepProfile:
     found = [
         (w.total_bytes, "parameters", "setup", f"{w.name} × {w.count}") for w in sizes.outer + sizes.in_blocks
     ]
-    found += [(t.size_bytes, "activations", "forward", t.name) for t in sizes.kept_terms]
+    kept = [(term, 1) for term in sizes.activations.kept_by_loss]
+    for block in sizes.built.shape.blocks:
+        kept += [(term, block.count) for term in sizes.activations.kept_until_backward(block)]
+    found += [(n * t.size_bytes, "activations", "forward", f"{t.name} × {n}") for t, n in kept]
     top = [Allocation(size_bytes=n, category=c, phase=p, module=m) for n, c, p, m in sorted(found)[:-9:-1]]
     fits = required_bytes(memory) <= hardware.memory_bytes
     return StepProfile(

@@ -18,8 +18,8 @@ import harness.napkin
 from harness.architecture.model_shape import ModelShape, load_shape
 from harness.errors import InputError
 from harness.hardware.hardware import all_hardware, find_hardware, hardware_names
-from harness.napkin import Timing, estimate, predict, render, required_bytes
-from harness.napkin.text import derive_terms
+from harness.cli.terminal.derivation import render
+from harness.napkin import Timing, derive_terms, estimate, predict, required_bytes
 from harness.recipe.effects import EFFECTS
 from harness.recipe.file import list_recipes, load_recipe
 from harness.recipe.recipe import Recipe

@@ -6,7 +6,7 @@ import pytest
 
 from harness.architecture.model_shape import ModelShape
 from harness.hardware.hardware import find_hardware
-from harness.napkin import Memory, estimate
+from harness.napkin import Memory, derive_terms, estimate
 from harness.recipe.file import load_recipe
 from harness.recipe.recipe import Recipe
 from tests.support.napkin_oracle import CONFIGS, napkin, recipe_for, saved_bytes
@@ -106,8 +106,6 @@ def test_autograd_saves_about_as_much_with_toggles(tmp_path, fields):
     "name", ["llama-3.1-8b-lora", "gemma-2-2b-lora", "mixtral-qlora", "llama-3.1-8b-full-bf16"]
 )
 def test_the_terms_of_a_section_add_up(name):
-    from harness.napkin.text import derive_terms
-
     memory = estimate(load_recipe(name)[1], A100)
     sums: dict[str, int] = {}
     for term in derive_terms(memory):
