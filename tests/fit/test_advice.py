@@ -10,7 +10,7 @@ import pytest
 from harness.fit import advice as oom
 from harness.fit.advice import MOST_CHANGES, advise
 from harness.hardware.hardware import find_hardware
-from harness.napkin.memory.moments import required_bytes
+from harness.napkin.memory import required_bytes
 from harness.napkin.prediction import estimate
 from harness.recipe.check import check_recipe
 from harness.recipe.recipe import Recipe

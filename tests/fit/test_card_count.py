@@ -7,7 +7,7 @@ import pytest
 from harness.errors import InputError
 from harness.fit.card_count import among, compare_counts, read_counts, render_counts
 from harness.hardware.hardware import find_hardware
-from harness.napkin.memory.moments import required_bytes
+from harness.napkin.memory import required_bytes
 from harness.napkin.prediction import estimate
 from harness.recipe.file import load_recipe
 

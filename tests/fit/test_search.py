@@ -15,7 +15,7 @@ from harness.fit.changes import WORTHWHILE, Change, Price, by_arithmetic, combin
 from harness.fit.device_choice import compare_hardware
 from harness.fit.search import fit
 from harness.hardware.hardware import find_hardware, hardware_names, parse_bytes, with_memory
-from harness.napkin.memory.moments import required_bytes
+from harness.napkin.memory import required_bytes
 from harness.napkin.prediction import estimate
 from harness.recipe.file import load_recipe
 from harness.recipe.recipe import Recipe

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 
 import pytest
-import torch
-import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.errors import InputError
 from harness.fit.deepspeed import zero_buffers
@@ -23,10 +19,8 @@ from harness.fit.sharding import (
 )
 from harness.hardware.hardware import find_hardware
 from harness.hardware.table import Cited
-from harness.napkin.memory.moments import Memory
-from harness.napkin.model.weights import Weight
+from harness.napkin.memory import Memory
 from harness.napkin.prediction import estimate
-from harness.napkin.ranks.buckets import ddp_buckets
 from harness.napkin.timing import Timing
 from harness.recipe.check import check_recipe
 from harness.recipe.file import load_recipe
@@ -197,74 +191,6 @@ def test_tensor_parallelism_divides_layers_by_heads_and_sums_after_them():
 
 
 # DDP's buckets ----------------------------------------------------------------------------------------
-
-
-def weights_of(*sizes: int, dtype: str = "fp32") -> list[Weight]:
-    return [Weight(f"w{n}", 1, size, dtype, 4 * size, True) for n, size in enumerate(sizes)]
-
-
-def torchs_buckets(weights: list[Weight]) -> list[int]:
-    """What PyTorch's reducer would make of them, in the order in which gradients arrive."""
-    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    tensors = [
-        torch.empty(w.size_bytes // dtypes[w.dtype].itemsize, dtype=dtypes[w.dtype], device="meta")
-        for w in reversed(weights)
-        for _ in range(w.count)
-    ]
-    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * 2**20]
-    buckets, _ = dist._compute_bucket_assignment_by_size(tensors, limits, [False] * len(tensors))
-    return [sum(tensors[index].nbytes for index in bucket) for bucket in buckets]
-
-
-def test_buckets_by_hand():
-    """Gradients arrive last to first. 1 MiB closes the first bucket, 25 MiB each later one."""
-    mib = 2**20 // 4
-    assert ddp_buckets(weights_of(30 * mib, 2 * mib, 10 * mib, 14 * mib, mib // 2, mib // 2)) == [
-        1 * 2**20,
-        26 * 2**20,  # 14 + 10 are not enough, and with 2 more they are
-        30 * 2**20,
-    ]
-    assert ddp_buckets(weights_of(10)) == [40]
-    assert ddp_buckets([]) == []
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_buckets_are_those_of_pytorch(seed):
-    random = Random(seed)
-    weights = [
-        Weight(
-            f"w{n}", 1, size, dtype, size * (4 if dtype == "fp32" else 2), True, count=random.choice([1, 3])
-        )
-        for n in range(random.randrange(1, 40))
-        for size, dtype in [(random.randrange(1, 4_000_000), random.choice(["fp32", "bf16"]))]
-    ]
-    assert sorted(ddp_buckets(weights)) == sorted(torchs_buckets(weights))
-    assert sum(ddp_buckets(weights)) == sum(w.total_bytes for w in weights)
-
-
-def test_ddp_itself_makes_these_buckets():
-    """The tensors that DistributedDataParallel takes when it makes its buckets anew, in the second step."""
-    sizes = [(1024, 1024), (1024, 4096), (4096, 4096), (4096, 10)]
-    model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
-    taken: list[int] = []
-
-    class Taken(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            if func is torch.ops.aten.empty.memory_format and out.dtype == torch.float32:
-                taken.append(out.nbytes)
-            return out
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        parallel = torch.nn.parallel.DistributedDataParallel(model)
-        parallel(torch.ones(2, 1024)).sum().backward()
-        with Taken():
-            parallel(torch.ones(2, 1024)).sum().backward()
-    finally:
-        dist.destroy_process_group()
-    forward = [Weight(n, 1, p.numel(), "fp32", p.nbytes, True) for n, p in model.named_parameters()]
-    assert taken == ddp_buckets(forward)
 
 
 def test_ddp_holds_the_gradients_twice():
