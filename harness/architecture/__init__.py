@@ -1,7 +1,7 @@
 """A model's sizes and layers, read from its config without torch."""
 
 from harness.architecture.config_file import MAX_CONFIG_BYTES, check_counts, read_config
-from harness.architecture.layers import Matrix, matrices_of, vectors_of
+from harness.architecture.layers import Matrix, matrices_of, outer_parts, parts_of
 from harness.architecture.model_id import config_here, find_config
 from harness.architecture.model_shape import Block, ModelShape, load_shape
 
@@ -15,6 +15,7 @@ __all__ = [
     "find_config",
     "load_shape",
     "matrices_of",
+    "outer_parts",
+    "parts_of",
     "read_config",
-    "vectors_of",
 ]

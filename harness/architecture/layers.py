@@ -144,8 +144,22 @@ def _mlp(shape: ModelShape, name: str, width: int) -> list[Matrix]:
     return [*ups, Matrix(f"{name}.{down}", width, hidden, "down", bias)]
 
 
-def vectors_of(shape: ModelShape, block: Block) -> int:
-    """Elements of one block's norms, convolutions and the like, which are never quantized nor adapted."""
+def parts_of(shape: ModelShape, block: Block) -> list[Matrix]:
+    """The matrices of one block, and its vectors: biases, and norms, convolutions and the like as one."""
+    matrices = matrices_of(shape, block)
+    biases = [Matrix(f"{m.name}.bias", 1, m.outputs, "vector") for m in matrices if m.bias]
+    return [*matrices, *biases, Matrix("norms", 1, _vectors(shape, block), "vector")]
+
+
+def outer_parts(shape: ModelShape) -> list[Matrix]:
+    """What is outside the blocks: embeddings, a head of its own, learned positions, the last norm."""
+    parts = [Matrix("embed_tokens", shape.hidden, shape.vocab, "in")]
+    parts += [] if shape.tied else [Matrix("lm_head", shape.hidden, shape.vocab, "out")]
+    parts += [Matrix("position_embeddings", shape.hidden, shape.positions, "in")] if shape.positions else []
+    return [*parts, Matrix("norm", 1, shape.hidden * (1 + shape.layer_norm), "vector")]
+
+
+def _vectors(shape: ModelShape, block: Block) -> int:
     both = block.feed != "none" and block.mixer != "none"
     elements = (shape.norms if both else 1) * shape.hidden * (1 + shape.layer_norm)
     if block.mixer in ("attention", "sliding"):

@@ -42,8 +42,8 @@ _SCANS: dict[str, list[tuple[str, str, float, str, int]]] = {
     "conv": [("B, C, x and their products", "B·S·H", 2, "ShortConv.slow_forward", 5)],
     "recurrent": [("gates and states", "B·S·Z", 4, "RecurrentGemmaRglru", 16)],
 }
-"""What mixing tokens through a state keeps, as transformers writes it in PyTorch: packages with kernels for it
-(mamba-ssm, flash-linear-attention) are not asked for."""
+"""What mixing tokens through a state keeps, as transformers writes it in PyTorch: packages with kernels for 
+it (mamba-ssm, flash-linear-attention) are not asked for."""
 
 
 class Activations:
@@ -88,7 +88,7 @@ class Activations:
         return "plain" if grouped or recipe.compute_dtype == "bf16" else "fused"
 
     def kept_until_backward(self, block: Block) -> list[Term]:
-        """What one block of this kind keeps: all, or with checkpointing its input, and what that does not reach."""
+        """What one block of this kind keeps: all, or its input and what checkpointing does not reach."""
         terms = self.kept_by(block)
         return [self.block_input, *(t for t in terms if t.source == IN_CTX)] if self.recomputes else terms
 
@@ -143,10 +143,10 @@ class Activations:
             terms, kept = [term(name, dims, width, IN_CTX)], True
         for matrix in [] if built.lora else adapted:  # IA3: what a scale's gradient needs
             feeds, made = matrix.role == "down", self.dims.of("B·S") * matrix.outputs * self.made
-            before = Term(
+            whole = Term(
                 "", f"{matrix.name} unscaled", f"B·S·{matrix.outputs:,} × {self.made} B", made, "IA3"
             )
-            terms.append(term(f"{name} for its scale", dims, 4, "IA3") if feeds else before)
+            terms.append(term(f"{name} for its scale", dims, 4, "IA3") if feeds else whole)
         if not adapted or not built.lora:
             return terms
         wide = self.compute if recipe.mixed else SIZES[built.adapter_dtype(adapted[0])]
@@ -264,13 +264,12 @@ class Activations:
     @cached_property
     def held_after_forward(self) -> list[Term]:
         """What the loss's local variables hold when forward ends."""
-        if self.recipe.fused_loss:
-            return self._fused
-        hidden = self.dims.term("hidden states", "B·S·H", self.stream, LOSS)
-        logits = {} if self.compiled else {"logits": self.compute, "logits in fp32": 4}
-        if self.compute == 4:
-            logits.pop("logits", None)
-        return [hidden, *(self.dims.term(name, "B·S·V", width, LOSS) for name, width in logits.items())]
+        term, narrow = self.dims.term, self.compute < 4
+        logits = [term("logits", "B·S·V", self.compute, LOSS)][:narrow] + [
+            term("logits in fp32", "B·S·V", 4, LOSS)
+        ]
+        held = [term("hidden states", "B·S·H", self.stream, LOSS), *([] if self.compiled else logits)]
+        return self._fused if self.recipe.fused_loss else held
 
     @cached_property
     def held_in_backward(self) -> list[Term]:

@@ -26,10 +26,8 @@ def _parameters(sizes: Sizes) -> Iterator[Term]:
     for name, weights in groups.items():
         each = [f"{'' if w.count == layers else f'{w.count}/{layers}·'}({w.formula})" for w in weights]
         inner = " + ".join(f"{n}·{f}" if (n := each.count(f)) > 1 else f for f in dict.fromkeys(each))
-        source = (
-            "arXiv 2305.14314, section 3, or 2208.07339" if weights[0].quantized else "the config's sizes"
-        )
-        source = "arXiv 2106.09685 (LoRA), 2205.05638 (IA3)" if weights[0].adapter else source
+        source = "arXiv 2106.09685 (LoRA), 2205.05638 (IA3)" if weights[0].adapter else "the config's sizes"
+        source = "arXiv 2305.14314, 2208.07339; bitsandbytes" if weights[0].quantized else source
         yield Term(section, name, f"{layers} layers × [{inner}]", sum(w.total_bytes for w in weights), source)
     if size := sizes.built.buffer_bytes:
         yield Term(section, "buffers", f"2·{size // 8} × 4 B", size, "rotary frequencies, arXiv 2104.09864")
@@ -40,10 +38,8 @@ def _states(sizes: Sizes) -> Iterator[Term]:
     step, units, counts = sizes.optimizer, sizes.units, dict[str, int]()
     for weight in sizes.trained:
         counts[weight.dtype] = counts.get(weight.dtype, 0) + weight.elements * weight.count
-    count, formula = (
-        sum(counts.values()),
-        " + ".join(f"{n:,} × {SIZES[dtype]} B" for dtype, n in counts.items()),
-    )
+    count = sum(counts.values())
+    formula = " + ".join(f"{n:,} × {SIZES[dtype]} B" for dtype, n in counts.items())
     where = " (in host memory)" if sizes.recipe.steps_on_host else ""
     each, fsdp = "{:.4g} B × " + f"{count:,}", "torch/distributed/fsdp/_fully_shard"
     rows = [
@@ -58,7 +54,7 @@ def _states(sizes: Sizes) -> Iterator[Term]:
         ("Whole for a while", "a block's gradients", "made, and reduced", units.made + units.reduced, fsdp),
     ]
     for section, name, formula, size, source in rows:
-        if size or "state" in name:
+        if size or name.endswith(f"state{where}"):
             yield Term(section, name, formula.format(size / max(1, count)), size, source)
 
 
@@ -75,11 +71,8 @@ def _kept(sizes: Sizes) -> Iterator[Term]:
     where = "in host memory" if sizes.recipe.activations_on_host else "arXiv 1604.06174, or the lines above"
     yield Term("Kept for backward", "all blocks", formula, sizes.kept_by_blocks, where)
     yield from _shown("Kept for backward by the loss", acts.kept_by_loss)
-    for moment, terms in (
-        ("forward ends", acts.held_after_forward),
-        ("backward begins", acts.held_in_backward),
-    ):
-        yield from (term._replace(section=f"Loss, when {moment}") for term in terms)
+    yield from (term._replace(section="Loss, when forward ends") for term in acts.held_after_forward)
+    yield from (term._replace(section="Loss, when backward begins") for term in acts.held_in_backward)
 
 
 def _shown(section: str, terms: list[Term]) -> Iterator[Term]:
@@ -101,12 +94,7 @@ def _others(sizes: Sizes) -> Iterator[Term]:
     workspaces, context = hardware.cublas_workspace_bytes, hardware.calibration.cuda_context_bytes
     rows = [
         ("inputs", f"{tokens:,} tokens of ids and labels, 8 B each", sizes.input_bytes, "int64"),
-        (
-            "cuBLAS workspaces",
-            "2 threads × 1 workspace",
-            workspaces,
-            "aten/src/ATen/cuda/CublasHandlePool.cpp",
-        ),
+        ("cuBLAS workspaces", "2 threads × 1 workspace", workspaces, "ATen/cuda/CublasHandlePool.cpp"),
         ("autocast's weight copies", "16 bit, of trained weights", sizes.weight_copies, "autocast_mode.cpp"),
         ("CUDA context (not in the sums)", "driver and kernels", context, "harness/hardware/hardware.py"),
         ("host memory", "what is offloaded or paged", sizes.host_bytes, "recipe: offload"),

@@ -18,4 +18,4 @@ class Traffic:
 def traffic(sizes: Sizes) -> dict[str, list[Traffic]]:
     """By phase what a rank sends."""
     found = sent_bytes(sizes.built, sizes.units, sizes.bucket_bytes)
-    return {phase: [Traffic(size)] for phase, (_, size, _) in found.items()}
+    return {phase: [Traffic(size)] for phase, (_, size) in found.items()}

@@ -66,16 +66,11 @@ class Sizes:
         there = built.buffer_bytes if recipe.cpu_offload else around  # a block, the next, and the head
         self.device_parameters = there if self.away else self.parameter_bytes
         self.input_bytes = self.activations.input_bytes
-
-        self.kept = [
-            (
-                block.count,
-                sum_of(acts.kept_until_backward(block)),
-                acts.recomputes * sum_of(acts.kept_by(block)),
-            )
-            for block in built.shape.blocks
-        ]
+        self.kept: list[tuple[int, int, int]] = []
         """Of each kind of block: how many, bytes that one keeps until backward, and computes again there."""
+        for block in built.shape.blocks:
+            again = acts.recomputes * sum_of(acts.kept_by(block))
+            self.kept.append((block.count, sum_of(acts.kept_until_backward(block)), again))
         self.kept_by_blocks, self.kept_by_loss = (
             sum(n * kept for n, kept, _ in self.kept),
             sum_of(acts.kept_by_loss),
@@ -84,22 +79,16 @@ class Sizes:
         self.quantizing_bytes = SIZES[built.made_dtype] * max(quantized, default=0)
         """In setup, the largest layer is there in full precision while it is quantized."""
 
-    @property
-    def weight_copies(self) -> int:
-        """Autocast's 16-bit copies of the blocks' fp32 weights: products keep them until backward. Of blocks that
-        are computed again trained ones stay until forward ends (aten/src/ATen/autocast_mode.cpp)."""
-        if not self.recipe.mixed or self.recipe.fsdp:
-            return 0
-        weights = [w for w in self.in_blocks if w.matrix and w.dtype == "fp32"]
-        stay = [w.elements * w.count for w in weights if w.trained or not self.activations.recomputes]
-        return SIZES[self.recipe.compute_dtype] * sum(stay)
-
-    @property
-    def earlier_gradients(self) -> int:
-        """Gradients of earlier micro batches; with FSDP2 whole ones, where they are not reduced yet."""
-        if self.recipe.fsdp and self.recipe.syncs_per_step < self.micro_batches:
-            return self.units.layers * self.units.reduced + self.units.own_reduced
-        return 0 if self.away or self.micro_batches == 1 else self.gradient_bytes
+        wide = [w for w in self.in_blocks if w.matrix and w.dtype == "fp32"]
+        stay = sum(w.elements * w.count for w in wide if w.trained or not acts.recomputes)
+        self.weight_copies = acts.compute * stay if recipe.mixed and not recipe.fsdp else 0
+        """Autocast's 16-bit copies of the blocks' fp32 weights: products keep them until backward. Of blocks
+        that are computed again trained ones stay until forward ends (aten/src/ATen/autocast_mode.cpp)."""
+        later = recipe.fsdp and recipe.syncs_per_step < self.micro_batches
+        added = 0 if self.away or self.micro_batches == 1 else self.gradient_bytes
+        unsynced = self.units.layers * self.units.reduced + self.units.own_reduced
+        self.earlier_gradients = unsynced if later else added
+        """Of earlier micro batches; with FSDP2 of whole weights, where they are not reduced yet."""
 
     @property
     def host_parts(self) -> dict[str, int]:

@@ -60,26 +60,19 @@ def ring(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-def sent_bytes(built: BuiltModel, units: Units, gradient_bytes: int) -> dict[str, tuple[range, float, float]]:
-    """Who sends to each other, what each sends in a phase of a step, and what of it nothing computes under.
-
-    FSDP2 gathers weights (the first unit's show) and scatters gradients (the last's); DDP sums gradients, which
-    is both (the last bucket of 25 MiB shows); tensor parallelism sums the stream twice a block in each direction,
-    in the way (Megatron-LM, arXiv 1909.08053, section 3).
-    """
-    recipe, blocks, stream = built.recipe, units.layers * units.block, SIZES[built.recipe.compute_dtype]
+def sent_bytes(built: BuiltModel, units: Units, gradient_bytes: int) -> dict[str, tuple[range, float]]:
+    """Who sends to each other, and what each sends in a phase of a step. FSDP2 gathers weights and scatters
+    gradients; DDP sums gradients, which is both; tensor parallelism sums the stream twice a block in each
+    direction (Megatron-LM, arXiv 1909.08053, section 3)."""
+    recipe, blocks, shard = built.recipe, units.layers * units.block, ring(built.recipe.dp_shard)
     among, copies = range(0, recipe.dp_shard * recipe.tp, recipe.tp), 2 * ring(recipe.dp_replicate)
-    synced, gathers = recipe.syncs_per_step, recipe.gradient_accumulation_steps * ring(recipe.dp_shard)
-    reduces = synced * (ring(recipe.dp_shard) + copies / recipe.dp_shard)
-    forward, first = gathers * (units.own + blocks), gathers * units.own
-    again, made = (not units.stay) * gathers * blocks, units.layers * units.reduced + units.own_reduced
-    backward, last = again + reduces * made, reduces * units.own_reduced
+    gathers, synced = recipe.gradient_accumulation_steps * shard, recipe.syncs_per_step
+    forward, again = gathers * (units.own + blocks), (not units.stay) * gathers * blocks
+    made = units.layers * units.reduced + units.own_reduced
+    backward = again + synced * (shard + copies / recipe.dp_shard) * made
     if recipe.ddp:
-        among, bucket = range(recipe.dp_replicate), min(gradient_bytes, 25 * 2**20)
-        backward, last = synced * copies * gradient_bytes, synced * copies * bucket
-    sums = 4 * built.shape.layers * ring(recipe.tp) * recipe.tokens_per_step * built.shape.hidden * stream
+        among, backward = range(recipe.dp_replicate), synced * copies * gradient_bytes
+    stream = recipe.tokens_per_step * built.shape.hidden * SIZES[recipe.compute_dtype]
+    sums = 4 * built.shape.layers * ring(recipe.tp) * stream
     among = range(recipe.tp) if sums else among
-    return {
-        "forward": (among, forward + sums, first + sums),
-        "backward": (among, backward + sums, last + sums),
-    }
+    return {"forward": (among, forward + sums), "backward": (among, backward + sums)}

@@ -1,8 +1,8 @@
 """Time of a step by phase: FLOPs and bytes of its layers over the device's ceilings. No torch.
 
-This file alone knows the roofline. A product of T rows with a matrix of n elements is 2·T·n FLOPs, its backward
-as many for the input and as many for a weight that trains (Kaplan et al., arXiv 2001.08361, section 2.1);
-attention counts the whole square of scores. What backward keeps was written once and read twice.
+This file alone knows the roofline. A product of T rows with a matrix of n elements is 2·T·n FLOPs, its
+backward as many for the input and as many for a weight that trains (Kaplan et al., arXiv 2001.08361); attention
+counts the whole square of scores. What backward keeps was written once and read twice.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from harness.napkin.ranks import ring, sent_bytes
 from harness.step_profile import utilization
 
 PASSES, OPERATORS, OPERATORS_OF_LORA, OPERATORS_OF_LOSS = 3, 40, 8, 12
-"""Over memory, for each byte that backward keeps; and launched in forward for a block's norms, rotations, sums
-and nonlinearity, for an adapter, for the loss."""
+"""Over memory, for each byte that backward keeps; and launched in forward for what a block does beside products,
+for an adapter, for the loss."""
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,17 @@ class Timing:
     def _phase(
         self, name: str, works: list[Work], moved: int, waits: int = 0, on_host: int = 0, recomputed: int = 0
     ) -> PhaseTime:
-        """`moved` bytes cross the host link; the device `waits` for more, and for those worked on `on_host`."""
+        """`moved` bytes cross the host link; the device waits for `waits`, and for those worked on `on_host`."""
         if self.acts.compiled:  # a compiled graph is launched by one call
             works = [replace(work, operators=0) for work in works]
-        hardware, sizes, byte = self.hardware, self.sizes, 1e-9
-        sends = sent_bytes(sizes.built, sizes.units, sizes.bucket_bytes)
-        ranks, sent, shown = sends.get(name, (range(1), 0.0, 0.0))
-        ring_s = (
-            sent * byte * device.collective_s("all_gather", 10**9, ranks, hardware) / (ring(len(ranks)) or 1)
-        )
-        waited = device.transfer_s(waits, hardware) + on_host / hardware.calibration.host_memory_bandwidth
+        hardware, sizes, built = self.hardware, self.sizes, self.sizes.built
         time, link = device.time_of(works, hardware), device.transfer_s(moved, hardware)
-        share = shown / (sent or 1.0)
-        exposed = share * ring_s + max(0.0, (1 - share) * ring_s - time.seconds)
-        return PhaseTime(works, time, link, waited, recomputed, ring_s, exposed)
+        waited = device.transfer_s(waits, hardware) + on_host / hardware.calibration.host_memory_bandwidth
+        ranks, sent = sent_bytes(built, sizes.units, sizes.bucket_bytes).get(name, (range(1), 0.0))
+        byte_s = device.collective_s("all_gather", 10**9, ranks, hardware) / 1e9 / (ring(len(ranks)) or 1)
+        share = 1.0 if self.recipe.tp > 1 else 1 / built.shape.layers  # the first unit, or the last bucket
+        exposed = share * sent * byte_s + max(0.0, (1 - share) * sent * byte_s - time.seconds)
+        return PhaseTime(works, time, link, waited, recomputed, sent * byte_s, exposed)
 
     @property
     def seconds(self) -> float:
@@ -122,9 +119,8 @@ class Timing:
         """What most of the step waits for: matrix products, device memory, or the host and the links."""
         times = [phase.time for phase in self.phases.values()]
         busy, computing = sum(t.device_s for t in times), sum(t.computing_s for t in times)
-        if self.seconds - busy > max(computing, busy - computing):
-            return "host"
-        return "compute" if computing > busy - computing else "memory"
+        most = "compute" if computing > busy - computing else "memory"
+        return "host" if self.seconds - busy > max(computing, busy - computing) else most
 
     @property
     def intensities(self) -> tuple[float, float]:
@@ -143,11 +139,11 @@ class Timing:
 
     def _products(self, matrix: Matrix, times: int) -> list[Work]:
         """So many products with a matrix, in all micro batches."""
-        tp, built, width, dtype = (
+        tp, built, dtype, width = (
             self.recipe.tp,
             self.sizes.built,
-            self.acts.compute,
             self.recipe.compute_dtype,
+            self.acts.compute,
         )
         rows, n = self.acts.dims.of("B·S·X" if matrix.stacked > 1 else "B·S"), matrix.elements // tp
         moved = (rows * (matrix.inputs + matrix.outputs // tp) + n) * width

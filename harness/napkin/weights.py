@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.architecture import Matrix, ModelShape, matrices_of, vectors_of
+from harness.architecture import Matrix, ModelShape, matrices_of, outer_parts, parts_of
 from harness.errors import InputError
 from harness.recipe import Recipe, surprises_of_quantization
 
@@ -23,8 +23,8 @@ _ADAPTED_EXPERTS = (
 """Families whose experts were linear layers before transformers 5, and to peft's all-linear still are
 (peft/utils/transformers_weight_conversion.py, 0.21)."""
 _IA3 = ("v_proj", "c_attn", "query_key_value", "down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2")
-"""What peft scales for IA3 beside queries, or of a Llama keys: values and the last matrix of an MLP, under their
-names (peft.utils.constants, TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING)."""
+"""What peft scales for IA3 beside queries, or of a Llama keys: values and the last matrix of an MLP, under
+their names (peft.utils.constants, TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING)."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class BuiltModel:
     def __init__(self, recipe: Recipe, shape: ModelShape) -> None:
         """Raises InputError for a layer in lora_targets that the model does not have."""
         self.recipe, self.shape, base = recipe, shape, recipe.trains_base
+        self.whole = shape  # as harness/fit calls it
         self.lora, self.rank = recipe.adapter == "lora", recipe.lora_rank
         frozen_dtype = "fp32" if base else shape.dtype or "fp32"
         self.made_dtype = frozen_dtype if recipe.mixed else recipe.precision
@@ -76,36 +77,16 @@ class BuiltModel:
         self.head = Matrix("lm_head", shape.hidden, shape.vocab, "out")
         self.adapted = frozenset[str]() if base else self._adapted()
         """Names of the matrices that peft adapts."""
-        tables = [
-            Matrix("embed_tokens", shape.hidden, shape.vocab, "in"),
-            *([] if shape.tied else [self.head]),
-        ]
-        tables += (
-            [Matrix("position_embeddings", shape.hidden, shape.positions, "in")] if shape.positions else []
-        )
-        tables.append(Matrix("norm", 1, shape.hidden * (1 + shape.layer_norm), "vector"))
-        self.outer = [*(self._weight(part, 1) for part in tables), *self._adapters(self.head, 1)]
+        self.outer = [*map(self._weight, outer_parts(shape)), *self._adapters(self.head, 1)]
         """Embeddings, positions, last norm, and a head of its own."""
         self.in_blocks: list[Weight] = []
         """Of the blocks; `count` is the number of blocks that have one."""
-        for block, matrix in self.matrices:
-            bias = Matrix(f"{matrix.name}.bias", 1, matrix.outputs, "vector")
-            parts = [
-                self._weight(matrix, block.count, stored=True),
-                *[self._weight(bias, block.count)] * matrix.bias,
-            ]
-            self.in_blocks += [*parts, *self._adapters(matrix, block.count)]
         for block in shape.blocks:
-            self.in_blocks.append(
-                self._weight(Matrix("norms", 1, vectors_of(shape, block), "vector"), block.count)
-            )
+            for part in parts_of(shape, block):
+                self.in_blocks.append(self._weight(part, block.count, stored=True))
+                self.in_blocks += self._adapters(part, block.count)
         self.buffer_bytes = 0 if shape.positions else shape.head_dim * SIZES["fp32"]
         """Rotary frequencies: two fp32 copies of half a head's dimensions."""
-
-    @property
-    def whole(self) -> ModelShape:
-        """The model's shape."""
-        return self.shape
 
     def storage(self, matrix: Matrix) -> str | None:
         """The format bitsandbytes stores a block's matrix in; None if it does not."""
@@ -136,8 +117,8 @@ class BuiltModel:
             return "fp32"
         return self.recipe.compute_dtype if self.storage(matrix) else self.loose_dtype
 
-    def _weight(self, matrix: Matrix, count: int, adapter: str = "", *, stored: bool = False) -> Weight:
-        """What a rank has of `matrix`; `adapter`: the dtype of one, `stored`: quantized where the recipe says."""
+    def _weight(self, matrix: Matrix, count: int = 1, adapter: str = "", *, stored: bool = False) -> Weight:
+        """What a rank has of `matrix`; `adapter`: the dtype of one, `stored`: quantized if the recipe says so."""
         recipe, rows, shards = self.recipe, matrix.outputs * matrix.stacked, self.recipe.dp_shard
         storage, kept = self.storage(matrix) if stored else None, adapter or self.loose_dtype
         vector, shown = matrix.role == "vector", f"{rows:,}·{matrix.inputs:,}"

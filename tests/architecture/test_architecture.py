@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.architecture.family import family_defaults
-from harness.architecture.layers import matrices_of, vectors_of
+from harness.architecture.layers import outer_parts, parts_of
 from harness.architecture.model_shape import ModelShape, load_shape, read_shape
 from harness.errors import InputError
 from harness.recipe.file import find_model_config, list_models
@@ -23,12 +23,8 @@ PUBLISHED = json.loads((Path(__file__).parents[2] / "benchmarks/napkin_models.js
 
 def parameter_count(shape):
     """Parameters of the model; a tied head counts once."""
-    blocks = 0
-    for block in shape.blocks:
-        matrices = sum(m.elements + m.bias * m.outputs for m in matrices_of(shape, block))
-        blocks += block.count * (matrices + vectors_of(shape, block))
-    tables = shape.vocab * (1 if shape.tied else 2) + shape.positions + 1 + shape.layer_norm
-    return blocks + tables * shape.hidden
+    blocks = sum(b.count * sum(part.elements for part in parts_of(shape, b)) for b in shape.blocks)
+    return blocks + sum(part.elements for part in outer_parts(shape))
 
 
 def build(config):
@@ -58,8 +54,29 @@ def test_parameters_of_any_family_are_about_those_of_the_built_model(name):
     assert parameter_count(read_shape(PUBLISHED[name])) == pytest.approx(built, rel=UNUSUAL.get(name, 0.015))
 
 
-FAMILIES = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "phi", "gpt2", "gpt_neox"]
-FAMILIES += ["qwen3_moe", "granite", "olmo2", "gemma3_text", "starcoder2", "deepseek_v2", "qwen3_next", "glm4"]
+FAMILIES = [
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "phi3",
+    "phi",
+    "gpt2",
+    "gpt_neox",
+]
+FAMILIES += [
+    "qwen3_moe",
+    "granite",
+    "olmo2",
+    "gemma3_text",
+    "starcoder2",
+    "deepseek_v2",
+    "qwen3_next",
+    "glm4",
+]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
