@@ -1,7 +1,7 @@
 """A model's sizes and layers, read from its config without torch."""
 
 from harness.architecture.config_file import MAX_CONFIG_BYTES, check_counts, read_config
-from harness.architecture.layers import Matrix, matrices_of, outer_parts, parts_of
+from harness.architecture.layers import Matrix, matrices_of, outer_parts, parts_of, quantized
 from harness.architecture.model_id import config_here, find_config
 from harness.architecture.model_shape import Block, ModelShape, load_shape
 
@@ -17,5 +17,6 @@ __all__ = [
     "matrices_of",
     "outer_parts",
     "parts_of",
+    "quantized",
     "read_config",
 ]

@@ -170,3 +170,20 @@ def _vectors(shape: ModelShape, block: Block) -> int:
     width = shape.hidden if block.mixer == "conv" else shape.state_width
     keys = 0 if scans or block.mixer == "conv" else 2 * shape.state_key_heads * shape.state_dim
     return elements + (width + keys) * shape.conv_kernel + width * shape.state_dim * scans
+
+
+def quantized(matrix: Matrix, storage: str, double_quant: bool) -> tuple[int, str]:
+    """Bytes of a quantized weight with its constants, and the formula.
+
+    4 bit: half a byte each, a table of 16 fp32 values, and an fp32 maximum for each block of 64; with double
+    quantization one byte for each maximum, an fp32 scale for 256 of them, a table of 256 fp32 values and one
+    fp32 offset (bitsandbytes.functional.quantize_4bit, 0.50). int8: one byte, and an fp32 scale a row.
+    """
+    n, rows, blocks = matrix.elements, matrix.outputs, -(-matrix.elements // 64)
+    shown = f"{rows * matrix.stacked:,}·{matrix.inputs:,}"
+    if storage == "int8":
+        return n + 4 * rows, f"{shown} × 1 B + {rows:,} × 4 B scales"
+    if double_quant:
+        maxima = blocks + 4 * -(-blocks // 256) + 4 * 256 + 4
+        return -(-n // 2) + 64 + maxima, f"{shown} × (1/2 + 1/64 + 4/(64·256)) B + 1,092 B of tables"
+    return -(-n // 2) + 64 + 4 * blocks, f"{shown} × (1/2 + 4/64) B + 64 B of tables"

@@ -223,8 +223,8 @@ class _Reader:
             value = sum(numbers) // max(1, len(numbers))
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise InputError(
-                f"model: {self.origin}: {name} is {value!r:.60}; it must be a whole number of at least {least} "
-                f"and at most {most:,}."
+                f"model: {self.origin}: {name} is {value!r:.60}; it must be a whole number of at least "
+                f"{least} and at most {most:,}."
             )
         return value
 

@@ -42,8 +42,7 @@ _SCANS: dict[str, list[tuple[str, str, float, str, int]]] = {
     "conv": [("B, C, x and their products", "B·S·H", 2, "ShortConv.slow_forward", 5)],
     "recurrent": [("gates and states", "B·S·Z", 4, "RecurrentGemmaRglru", 16)],
 }
-"""What mixing tokens through a state keeps, as transformers writes it in PyTorch: packages with kernels for 
-it (mamba-ssm, flash-linear-attention) are not asked for."""
+"""What mixing tokens through a state keeps, as transformers writes it in PyTorch without other packages."""
 
 
 class Activations:
@@ -65,10 +64,10 @@ class Activations:
         masks = recipe.seq_len if recipe.packing and not recipe.flash_package else 0
         self.input_bytes = recipe.tokens_per_step * (8 * (2 + recipe.packing) + masks)
         """Ids and labels of all micro batches; packed, positions and a mask of bytes."""
-        window, slides = self.shape.sliding_window, any(b.mixer == "sliding" for b in self.shape.blocks)
+        window = self.shape.sliding_window
         self.block_input = self.dims.term("block input", "B·S·H", self.stream, "arXiv 1604.06174")
         """What checkpointing keeps of a block."""
-        self.short = slides and window is not None and window < recipe.seq_len
+        self.short = window is not None and window < recipe.seq_len
         self.masked = recipe.attention == "sdpa" and (recipe.packing or self.short)
         """Whether sdpa is given a mask: for packed documents, or a window shorter than the sequence."""
 
@@ -80,10 +79,9 @@ class Activations:
         if recipe.attention == "eager" or (shape.attention_softcap and not recipe.flash_package):
             return "eager"
         grouped = shape.heads != shape.kv_heads and not self.masked
-        if shape.family == "falcon" and grouped and not recipe.flash_package:
-            return "plain"  # it gives sdpa one head of keys, which no fused kernel takes
         modern = float(self.hardware.datasheet.compute_capability) >= 8
-        if recipe.flash_package or (self.read == 2 and modern):
+        one_head = shape.family == "falcon" and grouped  # of keys, which no fused kernel takes
+        if recipe.flash_package or (self.read == 2 and modern and not one_head):
             return "fused"
         return "plain" if grouped or recipe.compute_dtype == "bf16" else "fused"
 
@@ -264,10 +262,8 @@ class Activations:
     @cached_property
     def held_after_forward(self) -> list[Term]:
         """What the loss's local variables hold when forward ends."""
-        term, narrow = self.dims.term, self.compute < 4
-        logits = [term("logits", "B·S·V", self.compute, LOSS)][:narrow] + [
-            term("logits in fp32", "B·S·V", 4, LOSS)
-        ]
+        term, widths = self.dims.term, {"logits": self.compute, "logits in fp32": 4}
+        logits = [term(name, "B·S·V", width, LOSS) for name, width in widths.items()][self.compute == 4 :]
         held = [term("hidden states", "B·S·H", self.stream, LOSS), *([] if self.compiled else logits)]
         return self._fused if self.recipe.fused_loss else held
 

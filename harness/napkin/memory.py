@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Literal
 
 from harness.hardware import Hardware
 from harness.napkin.activations import Activations
+from harness.napkin.for_fit import ForFit
 from harness.napkin.optimizer import OptimizerMemory
 from harness.napkin.ranks import units_of
 from harness.napkin.terms import sum_of
@@ -43,7 +43,7 @@ class Moment:
         return sum(getattr(self, name) for name in CATEGORIES)
 
 
-class Sizes:
+class Sizes(ForFit):
     """The quantities of one recipe on one device, each computed once."""
 
     def __init__(self, built: BuiltModel, hardware: Hardware) -> None:
@@ -107,19 +107,6 @@ class Sizes:
         """Host memory of what is offloaded or paged, at its largest."""
         return self.optimizer.paged_bytes + sum(self.host_parts.values())
 
-    # what harness/fit asks for, until it searches with the derived formula
-
-    @property
-    def buckets(self) -> list[int]:
-        """DDP's, of 25 MiB."""
-        return [25 * 2**20] * (self.bucket_bytes // (25 * 2**20)) + [
-            self.bucket_bytes % (25 * 2**20)
-        ] * self.recipe.ddp
-
-    @property
-    def stages(self) -> SimpleNamespace:
-        return SimpleNamespace(loss=SimpleNamespace(entering=self.activations.block_input))
-
 
 def required_bytes(memory: Memory) -> int:
     """What must fit on the device: the peak and the CUDA context. Fragmentation comes on top."""
@@ -161,34 +148,31 @@ class Memory:
         at_end = table if leaves else made + (units.own_made - units.own_made // recipe.dp_shard)
         ending = max(twice, table * step.share * step.in_backward) + units.own_reduced
         logits = 0 if recipe.fused_loss else acts.dims.of("B·S·V") * acts.compute
-        # phase, where, and bytes: gathered, gradients, activations, temporaries
-        rows: list[tuple[Phase, str, int, int, int, int]] = []
+        at, rows = self._moment, list[Moment]()  # bytes: gathered, gradients, activations, temporaries
         for block, (_, kept, again) in zip(built.shape.blocks, sizes.kept, strict=True):
             kind, running = f"block ({block.mixer}, {block.feed})", again or kept * on_host
             passing = acts.passing(block) + running + units.made + units.reduced
             left, near = 0 if on_host else kept, units.gathered(2)
             rows += [
-                ("forward", f"the last {kind}", units.gathered(3), 0, blocks, running + cached),
-                ("backward", f"the last {kind}", near, at_last, blocks, passing),
-                ("backward", f"the first {kind}", near, at_first, left, passing),
+                at("forward", f"the last {kind}", units.gathered(3), 0, blocks, running + cached),
+                at("backward", f"the last {kind}", near, at_last, blocks, passing),
+                at("backward", f"the first {kind}", near, at_first, left, passing),
             ]
         held = sum_of(acts.held_after_forward) + cached
         rows += [
-            ("forward", "the end of the loss", units.gathered(1), 0, loss, held),
-            ("loss", "the gradient of the logits", own, 0, loss, sum_of(acts.held_in_backward)),
-            ("backward", "the head", own, head, blocks, logits + (head // 2 if copies else 0)),
-            ("backward", "the embeddings", 0, at_end, 0, ending),
+            at("forward", "the end of the loss", units.gathered(1), 0, loss, held),
+            at("loss", "the gradient of the logits", own, 0, loss, sum_of(acts.held_in_backward)),
+            at("backward", "the head", own, head, blocks, logits + (head // 2 if copies else 0)),
+            at("backward", "the embeddings", 0, at_end, 0, ending),
         ]
-        order = ("forward", "loss", "backward")
-        rows.sort(key=lambda row: order.index(row[0]))
-        gradients = step.gradient_bytes
-        if recipe.steps_on_host or step.in_backward:
-            gradients = 0 if sizes.away or step.in_backward else sizes.gradient_bytes
+        rows.sort(key=lambda moment: ("forward", "loss", "backward").index(moment.phase))
+        gradients = 0 if sizes.away else sizes.gradient_bytes if recipe.steps_on_host else step.gradient_bytes
+        gradients *= not step.in_backward
         passes = 0 if recipe.steps_on_host or step.in_backward else step.step_bytes
-        rows.append(("optimizer_step", "update", 0, gradients - earlier, 0, passes))
+        rows.append(at("optimizer_step", "update", 0, gradients - earlier, 0, passes))
         copied = 0 if recipe.steps_on_host else step.copy_bytes
         setup = Moment("setup", "model built", sizes.device_parameters, 0, sizes.bucket_bytes, copied, 0, 0)
-        return [setup, *(self._moment(*row) for row in rows)]
+        return [setup, *rows]
 
     def _moment(self, phase: Phase, where: str, gathered: int, grads: int, kept: int, passing: int) -> Moment:
         """With what is there throughout the step."""

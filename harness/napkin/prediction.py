@@ -1,6 +1,6 @@
 """A recipe's memory and time on a napkin: about right, in milliseconds, checkable by hand. No torch.
 
-`predict` gives the StepProfile; harness/napkin/text.py prints the derivation line by line.
+`predict` gives the StepProfile; harness/napkin/derivation.py the derivation line by line.
 """
 
 from __future__ import annotations
@@ -89,24 +89,22 @@ def profile(memory: Memory) -> StepProfile:
         hfu=timing.utilization(timing.hardware_flops),
         bound=timing.bound,
     )
-    found = [
-        (w.total_bytes, "parameters", "setup", f"{w.name} × {w.count}") for w in sizes.outer + sizes.in_blocks
-    ]
-    kept = [(term, 1) for term in sizes.activations.kept_by_loss]
-    for block in sizes.built.shape.blocks:
-        kept += [(term, block.count) for term in sizes.activations.kept_until_backward(block)]
-    found += [(n * t.size_bytes, "activations", "forward", f"{t.name} × {n}") for t, n in kept]
+    weights, acts = sizes.outer + sizes.in_blocks, sizes.activations
+    kept = [(b.count, term) for b in sizes.built.shape.blocks for term in acts.kept_until_backward(b)]
+    kept += [(1, term) for term in acts.kept_by_loss]
+    found = [(w.total_bytes, "parameters", "setup", f"{w.name} × {w.count}") for w in weights]
+    found += [(n * t.size_bytes, "activations", "forward", f"{t.name} × {n}") for n, t in kept]
     top = [Allocation(size_bytes=n, category=c, phase=p, module=m) for n, c, p, m in sorted(found)[:-9:-1]]
     fits = required_bytes(memory) <= hardware.memory_bytes
     return StepProfile(
         source="napkin",
         recipe=recipe.model_dump(mode="json"),
         hardware=hardware.summary(recipe.compute_dtype),
-        provenance={"calibration": hardware.calibration.source, "attention": sizes.activations.kernel},
+        provenance={"calibration": hardware.calibration.source, "attention": acts.kernel},
         warnings=sizes.built.surprises,
         memory=stats,
         phases=phases,
         step=step,
         top=top,
-        oom=None if fits else OutOfMemoryReport(phase=stats.peak_phase, top=top),
+        oom=None if fits else OutOfMemoryReport(phase=peak.phase.replace("loss", "backward"), top=top),
     )

@@ -6,7 +6,7 @@ on its way (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.napkin.weights import SIZES, BuiltModel, Weight
@@ -16,18 +16,14 @@ from harness.napkin.weights import SIZES, BuiltModel, Weight
 class Units:
     """Bytes of FSDP2's units while they are whole: those of an average block, and of what is outside them."""
 
-    block: int = 0
-    """Weights, in the dtype in which they compute."""
-    made: int = 0
-    """Gradients of the trained ones, as backward makes them."""
-    reduced: int = 0
-    """The same as the input of their reduce-scatter."""
+    block: int = 0  # weights, in the dtype in which they compute
+    made: int = 0  # gradients of the trained ones, as backward makes them
+    reduced: int = 0  # the same as the input of their reduce-scatter
     own: int = 0
     own_made: int = 0
     own_reduced: int = 0
     layers: int = 0
-    stay: bool = False
-    """Blocks stay whole from forward to backward."""
+    stay: bool = False  # blocks stay whole from forward to backward
 
     def gathered(self, copies: int) -> int:
         """While a block is computed: what is outside, and `copies` of a block, itself and buffers."""
@@ -39,20 +35,19 @@ def units_of(built: BuiltModel) -> Units:
     recipe, ranks, layers = built.recipe, built.recipe.dp_shard, built.shape.layers
     computes = recipe.compute_dtype if recipe.mixed else None
 
-    def whole(weights: Iterable[Weight], dtype: str | None = computes) -> int:
-        widths = ((w, w.elements * w.count * SIZES[dtype or w.dtype]) for w in weights if not w.quantized)
-        return ranks * (sum(size for _, size in widths) + sum(w.total_bytes for w in weights if w.quantized))
+    def whole(weights: Sequence[Weight], dtype: str | None = computes) -> int:
+        plain = sum(w.elements * w.count * SIZES[dtype or w.dtype] for w in weights if not w.quantized)
+        return ranks * (plain + sum(w.total_bytes for w in weights if w.quantized))
 
-    if not recipe.fsdp:
-        return Units()
-    apart = recipe.head_apart and not built.shape.tied  # then the embeddings are a unit like a block
-    own = [w for w in built.outer if not (apart and w.name == "embed_tokens")]
-    sizes: list[int] = []
-    for weights, count in ((built.in_blocks, layers), (own, 1)):
+    def unit(weights: Sequence[Weight], count: int) -> tuple[int, int, int]:
         trained = [w for w in weights if w.trained]
         reduced = whole(trained, recipe.reduce_dtype or computes)
-        sizes += [size // count for size in (whole(weights), whole(trained), reduced)]
-    return Units(*sizes, layers, not recipe.reshard_after_forward)
+        return whole(weights) // count, whole(trained) // count, reduced // count
+
+    apart = recipe.head_apart and not built.shape.tied  # then the embeddings are a unit like a block
+    own = [w for w in built.outer if not (apart and w.name == "embed_tokens")]
+    found = Units(*unit(built.in_blocks, layers), *unit(own, 1), layers, not recipe.reshard_after_forward)
+    return found if recipe.fsdp else Units()
 
 
 def ring(ranks: int) -> float:

@@ -1,8 +1,8 @@
 """Time of a step by phase: FLOPs and bytes of its layers over the device's ceilings. No torch.
 
 This file alone knows the roofline. A product of T rows with a matrix of n elements is 2·T·n FLOPs, its
-backward as many for the input and as many for a weight that trains (Kaplan et al., arXiv 2001.08361); attention
-counts the whole square of scores. What backward keeps was written once and read twice.
+backward as many for the input and as many for a weight that trains (Kaplan et al., arXiv 2001.08361);
+attention counts the whole square of scores. What backward keeps was written once and read twice.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from harness.napkin.ranks import ring, sent_bytes
 from harness.step_profile import utilization
 
 PASSES, OPERATORS, OPERATORS_OF_LORA, OPERATORS_OF_LOSS = 3, 40, 8, 12
-"""Over memory, for each byte that backward keeps; and launched in forward for what a block does beside products,
-for an adapter, for the loss."""
+"""Over memory, for each byte kept; launched in forward by a block beside products, an adapter, the loss."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +27,11 @@ class PhaseTime:
 
     works: list[Work]
     time: device.Time
-    transfer_s: float
-    """Over the host link, while the device computes."""
-    waited_s: float
-    """For transfers, and for the host's own work, that the device waits for."""
+    transfer_s: float  # over the host link, while the device computes
+    waited_s: float  # for transfers and the host's own work
     recomputed_flops: int
-    sent_s: float
-    """Sending to other ranks."""
-    exposed_s: float
-    """Of that, what computing does not hide: some shows in any case."""
+    sent_s: float  # to other ranks
+    exposed_s: float  # of that, what computing does not hide
 
     @property
     def flops(self) -> int:
@@ -87,7 +82,7 @@ class Timing:
     def _phase(
         self, name: str, works: list[Work], moved: int, waits: int = 0, on_host: int = 0, recomputed: int = 0
     ) -> PhaseTime:
-        """`moved` bytes cross the host link; the device waits for `waits`, and for those worked on `on_host`."""
+        """`moved` bytes cross the host link; the device waits for `waits`, and for work `on_host`."""
         if self.acts.compiled:  # a compiled graph is launched by one call
             works = [replace(work, operators=0) for work in works]
         hardware, sizes, built = self.hardware, self.sizes, self.sizes.built

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.architecture import Matrix, ModelShape, matrices_of, outer_parts, parts_of
+from harness.architecture import Matrix, ModelShape, matrices_of, outer_parts, parts_of, quantized
 from harness.errors import InputError
 from harness.recipe import Recipe, surprises_of_quantization
 
@@ -41,11 +41,9 @@ class Weight:
     trained: bool
     count: int = 1
     formula: str = ""
-    matrix: bool = True
-    """Two or more dimensions: optimizers factor these only."""
+    matrix: bool = True  # optimizers factor these only
     stacked: int = 1
     adapter: bool = False
-    """Added by peft."""
 
     @property
     def elements(self) -> int:
@@ -71,8 +69,7 @@ class BuiltModel:
         frozen_dtype = "fp32" if base else shape.dtype or "fp32"
         self.made_dtype = frozen_dtype if recipe.mixed else recipe.precision
         """In which weights are made: a plain precision's; under autocast fp32, but a frozen base's own."""
-        self.loose_dtype = "fp32" if recipe.upcast_for_kbit else self.made_dtype
-        """Of what is not quantized: k-bit preparation makes it fp32."""
+        self.loose_dtype = "fp32" if recipe.upcast_for_kbit else self.made_dtype  # of what is not quantized
         self.matrices = [(block, matrix) for block in shape.blocks for matrix in matrices_of(shape, block)]
         self.head = Matrix("lm_head", shape.hidden, shape.vocab, "out")
         self.adapted = frozenset[str]() if base else self._adapted()
@@ -118,7 +115,7 @@ class BuiltModel:
         return self.recipe.compute_dtype if self.storage(matrix) else self.loose_dtype
 
     def _weight(self, matrix: Matrix, count: int = 1, adapter: str = "", *, stored: bool = False) -> Weight:
-        """What a rank has of `matrix`; `adapter`: the dtype of one, `stored`: quantized if the recipe says so."""
+        """What a rank has of `matrix`; `adapter`: the dtype of one; `stored`: quantized if the recipe is."""
         recipe, rows, shards = self.recipe, matrix.outputs * matrix.stacked, self.recipe.dp_shard
         storage, kept = self.storage(matrix) if stored else None, adapter or self.loose_dtype
         vector, shown = matrix.role == "vector", f"{rows:,}·{matrix.inputs:,}"
@@ -162,23 +159,6 @@ class BuiltModel:
         names = sorted({m.name.rpartition(".")[2] for _, m in experts})
         elements, every = sum(n * m.elements for n, m in experts), [*self.outer, *self.in_blocks]
         return surprises_of_quantization(self.recipe, names, elements, left, total_bytes(every))
-
-
-def quantized(matrix: Matrix, storage: str, double_quant: bool) -> tuple[int, str]:
-    """Bytes of a quantized weight with its constants, and the formula.
-
-    4 bit: half a byte each, a table of 16 fp32 values, and an fp32 maximum for each block of 64; with double
-    quantization one byte for each maximum, an fp32 scale for 256 of them, a table of 256 fp32 values and one
-    fp32 offset (bitsandbytes.functional.quantize_4bit, 0.50). int8: one byte, and an fp32 scale a row.
-    """
-    n, rows, blocks = matrix.elements, matrix.outputs, -(-matrix.elements // 64)
-    shown = f"{rows * matrix.stacked:,}·{matrix.inputs:,}"
-    if storage == "int8":
-        return n + 4 * rows, f"{shown} × 1 B + {rows:,} × 4 B scales"
-    if double_quant:
-        maxima = blocks + 4 * -(-blocks // 256) + 4 * 256 + 4
-        return -(-n // 2) + 64 + maxima, f"{shown} × (1/2 + 1/64 + 4/(64·256)) B + 1,092 B of tables"
-    return -(-n // 2) + 64 + 4 * blocks, f"{shown} × (1/2 + 4/64) B + 64 B of tables"
 
 
 def total_bytes(weights: Iterable[Weight]) -> int:

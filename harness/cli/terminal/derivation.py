@@ -1,4 +1,4 @@
-"""`harness napkin` for people: plain text, one line a term, then memory and time by phase, and the verdict."""
+"""`harness napkin` for people: one line a term, then memory and time by phase, and the verdict."""
 
 from __future__ import annotations
 
