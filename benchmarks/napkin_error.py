@@ -1,6 +1,6 @@
 """How far napkin is from the simulation, over 60 models and several toggles: profiles/napkin_error.json.
 
-    python -m benchmarks.napkin_error              simulate every row (ten minutes) and write the file
+    python -m benchmarks.napkin_error              simulate every row (half an hour) and write the file
     python -m benchmarks.napkin_error --napkin     ask the napkin again, beside the simulations that are there
 
 The models are those of recipes/models and, in benchmarks/napkin_models.json, sizes of published ones, as the
