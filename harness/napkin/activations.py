@@ -201,13 +201,11 @@ class Activations:
         shape, term = self.shape, self.dims.term
         many, relu = _KEPT_BY_ACTIVATION.get(shape.activation, 1), shape.activation == "relu"
         if not shape.gated:
-            terms = [term("up", dims, self.made, shape.activation, many)]
-            return terms + self._read("activation", down, self.made, dims, kept=relu)
+            read = self._read("activation", down, self.made, dims, kept=relu)
+            return [term("up", dims, self.made, shape.activation, many), *read]
         terms = [term("gate and up", dims, self.made, "activation, product", 1 + many)]
-        if self.compiled:
-            return terms
-        terms.append(term("activation", dims, self.made, "its product with up"))
-        return terms + self._read("gated", down, self.made, dims)
+        bent = [term("activation", dims, self.made, "its product with up")]
+        return terms if self.compiled else terms + bent + self._read("gated", down, self.made, dims)
 
     def _experts(self, stacked: Sequence[Matrix]) -> list[Term]:
         """A token's row goes to each of its experts (transformers/integrations/moe.py). Grouped products are

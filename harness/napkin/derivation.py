@@ -97,6 +97,6 @@ def _others(sizes: Sizes) -> Iterator[Term]:
         ("cuBLAS workspaces", "2 threads × 1 workspace", workspaces, "ATen/cuda/CublasHandlePool.cpp"),
         ("autocast's weight copies", "16 bit, of trained weights", sizes.weight_copies, "autocast_mode.cpp"),
         ("CUDA context (not in the sums)", "driver and kernels", context, "harness/hardware/hardware.py"),
-        ("host memory", "what is offloaded or paged", sizes.host_bytes, "recipe: offload"),
+        ("host memory", "what is offloaded", sum(sizes.host_parts.values()), "recipe: offload"),
     ]
     yield from (Term("Other", *row) for row in rows if row[2])

@@ -59,8 +59,7 @@ class Sizes(ForFit):
         """DDP's second copy of the gradients (gradient_as_bucket_view=False, its default)."""
         held = self.optimizer.state_bytes - self.optimizer.paged_bytes + self.optimizer.copy_bytes
         self.device_state = 0 if recipe.steps_on_host else held
-        self.away = recipe.parameters_on_host or recipe.cpu_offload
-        """Weights live in host memory, whole or a rank's part of them."""
+        self.away = recipe.parameters_on_host or recipe.cpu_offload  # weights, whole or a rank's part of them
         self.head_bytes = built.head.elements * SIZES[built.loose_dtype]
         around = 2 * total_bytes(self.in_blocks) // built.shape.layers + self.head_bytes
         there = built.buffer_bytes if recipe.cpu_offload else around  # a block, the next, and the head
@@ -71,14 +70,13 @@ class Sizes(ForFit):
         for block in built.shape.blocks:
             again = acts.recomputes * sum_of(acts.kept_by(block))
             self.kept.append((block.count, sum_of(acts.kept_until_backward(block)), again))
-        self.kept_by_blocks, self.kept_by_loss = (
-            sum(n * kept for n, kept, _ in self.kept),
+        self.kept_by_loss, self.kept_by_blocks = (
             sum_of(acts.kept_by_loss),
+            sum(n * kept for n, kept, _ in self.kept),
         )
         quantized = (w.elements for w in self.in_blocks if w.quantized)
         self.quantizing_bytes = SIZES[built.made_dtype] * max(quantized, default=0)
         """In setup, the largest layer is there in full precision while it is quantized."""
-
         wide = [w for w in self.in_blocks if w.matrix and w.dtype == "fp32"]
         stay = sum(w.elements * w.count for w in wide if w.trained or not acts.recomputes)
         self.weight_copies = acts.compute * stay if recipe.mixed and not recipe.fsdp else 0
@@ -93,19 +91,13 @@ class Sizes(ForFit):
     @property
     def host_parts(self) -> dict[str, int]:
         """What is offloaded to host memory, each part at its largest; without unified (paged) memory."""
-        parts: dict[str, int] = {"parameters": self.parameter_bytes} if self.away else {}
-        if self.recipe.steps_on_host:
-            parts["gradients"] = self.optimizer.gradient_bytes
-            parts["optimizer state"] = self.optimizer.state_bytes + self.optimizer.copy_bytes
-            parts["the optimizer's temporaries"] = self.optimizer.step_bytes
-        if self.recipe.activations_on_host:
-            parts["activations"] = self.kept_by_blocks + self.kept_by_loss
-        return parts
-
-    @property
-    def host_bytes(self) -> int:
-        """Host memory of what is offloaded or paged, at its largest."""
-        return self.optimizer.paged_bytes + sum(self.host_parts.values())
+        step, kept = self.optimizer, self.kept_by_blocks + self.kept_by_loss
+        states = {"gradients": step.gradient_bytes, "optimizer state": step.state_bytes + step.copy_bytes}
+        parts = {"parameters": self.parameter_bytes} if self.away else {}
+        parts |= (
+            {**states, "the optimizer's temporaries": step.step_bytes} if self.recipe.steps_on_host else {}
+        )
+        return parts | ({"activations": kept} if self.recipe.activations_on_host else {})
 
 
 def required_bytes(memory: Memory) -> int:

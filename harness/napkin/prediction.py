@@ -77,7 +77,7 @@ def profile(memory: Memory) -> StepProfile:
         peak_allocated_bytes=peak.total_bytes,
         peak_phase=peak.phase.replace("loss", "backward"),
         at_peak=MemoryBreakdown(**{f"{name}_bytes": getattr(peak, name) for name in CATEGORIES}),
-        host_bytes=sizes.host_bytes,
+        host_bytes=sizes.optimizer.paged_bytes + sum(sizes.host_parts.values()),
         cuda_context_bytes=hardware.calibration.cuda_context_bytes,
         setup_peak_allocated_bytes=memory.moments[0].total_bytes + sizes.quantizing_bytes,
     )
