@@ -247,10 +247,8 @@ def _shape(family: str, read: _Reader) -> ModelShape:
     kv_heads = read.count("num_key_value_heads", heads) if read.has("num_key_value_heads") else heads
     kv_heads = 1 if read.get("multi_query") and family in ("falcon", "gpt_bigcode") else kv_heads
     latents, rope = read.size("kv_lora_rank"), read.size("qk_rope_head_dim")
-    uneven = attends and hidden % heads and read.get("head_dim") is None and not latents
-    if heads % kv_heads or uneven:
+    if heads % kv_heads:
         what = f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
-        what = f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}" if uneven else what
         raise InputError(f"model: {read.origin}: {what}.")
     inner = read.count("intermediate_size", 4 * hidden) // (2 if family == "recurrent_gemma" else 1)
     width = read.count("moe_intermediate_size", inner)
@@ -269,7 +267,7 @@ def _shape(family: str, read: _Reader) -> ModelShape:
         kv_heads=kv_heads,
         head_dim=read.count("qk_nope_head_dim") + rope
         if latents
-        else read.count("head_dim", hidden // heads),
+        else read.count("head_dim", max(1, hidden // heads)),
         intermediate=inner,
         tied=bool(read.get("tie_word_embeddings", True)),
         activation=activation,

@@ -52,29 +52,25 @@ class Activations:
         self.built, self.recipe, self.shape, self.hardware = built, built.recipe, built.shape, hardware
         self.dims, recipe = Dims(built), built.recipe
         self.recomputes, self.compiled = recipe.gradient_checkpointing, recipe.compile
-        self.described = recipe.attention
-        self.compute = SIZES[recipe.compute_dtype]
-        """Bytes of an element of what a matrix product reads and writes."""
+        self.compute = SIZES[recipe.compute_dtype]  # bytes of an element that a matrix product reads
         self.stream = self.compute if recipe.fsdp and recipe.mixed else SIZES[built.loose_dtype]
         """Of the residual stream. FSDP2's mixed precision gathers weights in 16 bit."""
         self.made = self.compute if recipe.mixed and built.loose_dtype == built.made_dtype else self.stream
         """Of what a linear layer makes; a quantized one returns the dtype that it was given."""
-        self.read = self.compute if recipe.mixed else self.made
-        """Of what attention reads."""
+        self.read = self.compute if recipe.mixed else self.made  # what attention reads
         masks = recipe.seq_len if recipe.packing and not recipe.flash_package else 0
-        self.input_bytes = recipe.tokens_per_step * (8 * (2 + recipe.packing) + masks)
-        """Ids and labels of all micro batches; packed, positions and a mask of bytes."""
+        self.input_bytes = recipe.tokens_per_step * (
+            8 * (2 + recipe.packing) + masks
+        )  # ids, labels, positions
         window = self.shape.sliding_window
         self.block_input = self.dims.term("block input", "B·S·H", self.stream, "arXiv 1604.06174")
-        """What checkpointing keeps of a block."""
         self.short = window is not None and window < recipe.seq_len
         self.masked = recipe.attention == "sdpa" and (recipe.packing or self.short)
-        """Whether sdpa is given a mask: for packed documents, or a window shorter than the sequence."""
+        """Whether sdpa is given a mask: for packed documents, or a short window."""
 
     @cached_property
     def kernel(self) -> Literal["eager", "fused", "plain"]:
-        """What computes attention: eager's own code, a fused kernel, or sdpa's plain fallback, which keeps
-        scores as eager does (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+        """Eager's own code, a fused kernel, or sdpa's plain fallback, which keeps scores too (sdp_utils.cpp)."""
         recipe, shape = self.recipe, self.shape
         if recipe.attention == "eager" or (shape.attention_softcap and not recipe.flash_package):
             return "eager"
@@ -126,8 +122,7 @@ class Activations:
     def _read(
         self, name: str, readers: Sequence[Matrix], width: int, dims: str = "B·S·H", *, kept: bool = False
     ) -> list[Term]:
-        """What linear layers keep of the tensor they read, of `width` bytes an element; `kept`: somebody else
-        keeps it already."""
+        """What linear layers keep of what they read, of `width` bytes; `kept`: somebody else keeps it."""
         recipe, built, term, terms = self.recipe, self.built, self.dims.term, list[Term]()
         adapted = [m for m in readers if m.name in built.adapted]
         if self.compiled or not readers:
@@ -208,8 +203,7 @@ class Activations:
         return terms if self.compiled else terms + bent + self._read("gated", down, self.made, dims)
 
     def _experts(self, stacked: Sequence[Matrix]) -> list[Term]:
-        """A token's row goes to each of its experts (transformers/integrations/moe.py). Grouped products are
-        not on autocast's lists, and weights that peft or bitsandbytes make whole are kept."""
+        """A token's row goes to each of its experts, through grouped products (integrations/moe.py)."""
         built, width, term = self.built, self.stream, self.dims.term
         adapted, what = any(m.name in built.adapted for m in stacked), "grouped_mm_experts_forward"
         terms = [
@@ -227,8 +221,7 @@ class Activations:
         return [*terms, made] if quantized or adapted else terms
 
     def passing(self, block: Block) -> int:
-        """The most that a block's backward holds for a moment beside what it keeps: gradients of its widest
-        tensors, with LoRA in fp32 those of both branches; and a weight that is dequantized."""
+        """The most that a block's backward adds: gradients of its widest tensors, a dequantized weight."""
         d, built, matrices = self.dims.of, self.built, matrices_of(self.shape, block)
         wide = built.lora and not self.recipe.mixed and built.adapter_dtype(matrices[0]) == "fp32"
         if block.feed == "experts":

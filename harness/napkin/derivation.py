@@ -49,8 +49,7 @@ def _states(sizes: Sizes) -> Iterator[Term]:
         ("Optimizer", f"copy that is stepped{where}", each, step.copy_bytes, "arXiv 1710.03740, 3.1"),
         ("Optimizer", "paged state (unified memory)", each, step.paged_bytes, "arXiv 2305.14314, 3"),
         ("Optimizer", f"temporary of a {step.implementation} step{where}", each, step.step_bytes, "adam.py"),
-        ("Whole for a while", "outside the blocks", "until backward ends", units.own, fsdp),
-        ("Whole for a while", "a block and two buffers", "3 × its weights", 3 * units.block, fsdp),
+        ("Whole for a while", "outside the blocks, and 3 blocks", "gathered", units.gathered(3), fsdp),
         ("Whole for a while", "a block's gradients", "made, and reduced", units.made + units.reduced, fsdp),
     ]
     for section, name, formula, size, source in rows:

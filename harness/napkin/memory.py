@@ -29,8 +29,7 @@ class Moment:
     phase: Phase
     where: str
     parameters: int
-    gathered_parameters: int
-    """FSDP2's units that are whole, and the buffers they are gathered into."""
+    gathered_parameters: int  # FSDP2's units that are whole, and their buffers
     gradients: int
     optimizer_state: int
     activations: int
@@ -55,8 +54,7 @@ class Sizes(ForFit):
         self.micro_batches = recipe.gradient_accumulation_steps
         self.parameter_bytes = total_bytes([*self.outer, *self.in_blocks]) + built.buffer_bytes
         self.gradient_bytes = sum(w.count * w.elements * SIZES[w.dtype] for w in self.trained)
-        self.bucket_bytes = self.gradient_bytes if recipe.ddp else 0
-        """DDP's second copy of the gradients (gradient_as_bucket_view=False, its default)."""
+        self.bucket_bytes = self.gradient_bytes if recipe.ddp else 0  # gradient_as_bucket_view=False
         held = self.optimizer.state_bytes - self.optimizer.paged_bytes + self.optimizer.copy_bytes
         self.device_state = 0 if recipe.steps_on_host else held
         self.away = recipe.parameters_on_host or recipe.cpu_offload  # weights, whole or a rank's part of them
@@ -66,7 +64,7 @@ class Sizes(ForFit):
         self.device_parameters = there if self.away else self.parameter_bytes
         self.input_bytes = self.activations.input_bytes
         self.kept: list[tuple[int, int, int]] = []
-        """Of each kind of block: how many, bytes that one keeps until backward, and computes again there."""
+        """Of each kind of block: how many, bytes that one keeps until backward, and computes again."""
         for block in built.shape.blocks:
             again = acts.recomputes * sum_of(acts.kept_by(block))
             self.kept.append((block.count, sum_of(acts.kept_until_backward(block)), again))
@@ -75,18 +73,17 @@ class Sizes(ForFit):
             sum(n * kept for n, kept, _ in self.kept),
         )
         quantized = (w.elements for w in self.in_blocks if w.quantized)
-        self.quantizing_bytes = SIZES[built.made_dtype] * max(quantized, default=0)
-        """In setup, the largest layer is there in full precision while it is quantized."""
+        self.quantizing_bytes = SIZES[built.made_dtype] * max(
+            quantized, default=0
+        )  # in setup, one layer whole
         wide = [w for w in self.in_blocks if w.matrix and w.dtype == "fp32"]
         stay = sum(w.elements * w.count for w in wide if w.trained or not acts.recomputes)
         self.weight_copies = acts.compute * stay if recipe.mixed and not recipe.fsdp else 0
-        """Autocast's 16-bit copies of the blocks' fp32 weights: products keep them until backward. Of blocks
-        that are computed again trained ones stay until forward ends (aten/src/ATen/autocast_mode.cpp)."""
+        """Autocast's 16-bit copies of fp32 weights, kept until backward; recomputing, until forward ends."""
         later = recipe.fsdp and recipe.syncs_per_step < self.micro_batches
         added = 0 if self.away or self.micro_batches == 1 else self.gradient_bytes
         unsynced = self.units.layers * self.units.reduced + self.units.own_reduced
-        self.earlier_gradients = unsynced if later else added
-        """Of earlier micro batches; with FSDP2 of whole weights, where they are not reduced yet."""
+        self.earlier_gradients = unsynced if later else added  # of earlier micro batches
 
     @property
     def host_parts(self) -> dict[str, int]:

@@ -1,8 +1,4 @@
-"""What one of several ranks gathers, reduces and sends. No torch.
-
-FSDP2 gathers a unit of weights into a flat buffer and copies it into the weights, with the next unit's buffer
-on its way (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
-"""
+"""What one of several ranks gathers, reduces and sends (torch/distributed/fsdp/_fully_shard). No torch."""
 
 from __future__ import annotations
 

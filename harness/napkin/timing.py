@@ -42,8 +42,7 @@ class PhaseTime:
         return sum(work.bytes_moved for work in self.works)
 
     @property
-    def seconds(self) -> float:
-        """Compute and transfers overlap, waiting does not."""
+    def seconds(self) -> float:  # compute and transfers overlap, waiting does not
         return max(self.time.seconds, self.transfer_s) + self.waited_s + self.exposed_s
 
 
@@ -96,17 +95,16 @@ class Timing:
 
     @property
     def seconds(self) -> float:
-        """The whole step."""
         return sum(phase.seconds for phase in self.phases.values())
 
     @property
     def model_flops(self) -> int:
-        """FLOPs of forward and backward without recomputation: what MFU counts."""
+        """Without recomputation: what MFU counts."""
         return self.hardware_flops - self.phases["backward"].recomputed_flops
 
     @property
     def hardware_flops(self) -> int:
-        """FLOPs of forward and backward with recomputation: what HFU counts."""
+        """Of forward and backward, with recomputation: what HFU counts."""
         return self.phases["forward"].flops + self.phases["backward"].flops
 
     @property
@@ -120,8 +118,7 @@ class Timing:
     @property
     def intensities(self) -> tuple[float, float]:
         """FLOPs per byte of the step, and those at which the device computes and reads equally long."""
-        works = [work for phase in self.phases.values() for work in phase.works]
-        dtype = self.recipe.compute_dtype
+        works, dtype = [w for phase in self.phases.values() for w in phase.works], self.recipe.compute_dtype
         return device.arithmetic_intensity(works), device.machine_balance(self.hardware, dtype)
 
     @property
@@ -129,7 +126,6 @@ class Timing:
         return self.recipe.tokens_per_step / self.seconds
 
     def utilization(self, flops: int) -> float:
-        """`flops` over what the device could do in the time of the step."""
         return utilization(flops, self.seconds, self.hardware.peak_flops(self.recipe.compute_dtype)) or 0.0
 
     def _products(self, matrix: Matrix, times: int) -> list[Work]:

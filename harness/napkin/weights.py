@@ -20,11 +20,9 @@ _ADAPTED_EXPERTS = (
     *("mixtral", "minimax", "deepseek_v2", "deepseek_v3", "qwen3_moe", "qwen3_next", "olmoe", "flex_olmo"),
     *("glm4_moe", "dots1", "ernie4_5_moe", "longcat_flash", "hunyuan_v1_moe", "exaone_moe", "afmoe"),
 )
-"""Families whose experts were linear layers before transformers 5, and to peft's all-linear still are
-(peft/utils/transformers_weight_conversion.py, 0.21)."""
+"""Families whose experts peft's all-linear adapts (peft/utils/transformers_weight_conversion.py, 0.21)."""
 _IA3 = ("v_proj", "c_attn", "query_key_value", "down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2")
-"""What peft scales for IA3 beside queries, or of a Llama keys: values and the last matrix of an MLP, under
-their names (peft.utils.constants, TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING)."""
+"""What peft scales for IA3 beside queries or keys: values, and an MLP's last matrix (peft.utils.constants)."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +32,8 @@ class Weight:
     name: str
     rows: int
     columns: int
-    dtype: str
-    """fp32, bf16, fp16, or the quantized format nf4, fp4, int8."""
-    size_bytes: int
-    """Of one tensor, with its quantization constants."""
+    dtype: str  # or the quantized format: nf4, fp4, int8
+    size_bytes: int  # of one tensor, with its quantization constants
     trained: bool
     count: int = 1
     formula: str = ""
@@ -73,7 +69,6 @@ class BuiltModel:
         self.matrices = [(block, matrix) for block in shape.blocks for matrix in matrices_of(shape, block)]
         self.head = Matrix("lm_head", shape.hidden, shape.vocab, "out")
         self.adapted = frozenset[str]() if base else self._adapted()
-        """Names of the matrices that peft adapts."""
         self.outer = [*map(self._weight, outer_parts(shape)), *self._adapters(self.head, 1)]
         """Embeddings, positions, last norm, and a head of its own."""
         self.in_blocks: list[Weight] = []
@@ -82,8 +77,7 @@ class BuiltModel:
             for part in parts_of(shape, block):
                 self.in_blocks.append(self._weight(part, block.count, stored=True))
                 self.in_blocks += self._adapters(part, block.count)
-        self.buffer_bytes = 0 if shape.positions else shape.head_dim * SIZES["fp32"]
-        """Rotary frequencies: two fp32 copies of half a head's dimensions."""
+        self.buffer_bytes = 0 if shape.positions else shape.head_dim * 4  # rotary frequencies
 
     def storage(self, matrix: Matrix) -> str | None:
         """The format bitsandbytes stores a block's matrix in; None if it does not."""
@@ -98,8 +92,9 @@ class BuiltModel:
                 matched = {m.name for m in (*found, self.head) if f".{m.name}".endswith(f".{target}")}
                 if not matched:
                     known = ", ".join(sorted({m.name.rpartition(".")[2] for m in found if m.linear}))
-                    said = f"{self.shape.family} has no linear layer {target}; it has {known}."
-                    raise InputError(f"lora_targets: [{', '.join(recipe.lora_targets)}]: {said}")
+                    raise InputError(
+                        f"lora_targets: {target} is no linear layer of the model; it has {known}."
+                    )
                 names |= matched
             return frozenset(names)
         mixture = self.shape.family in _ADAPTED_EXPERTS

@@ -112,7 +112,6 @@ def test_every_family_of_the_installed_transformers_has_its_defaults_or_none():
         ({"model_type": "llama", "hidden_size": 0}, ["hidden_size", "0"]),
         ({"model_type": "llama", "hidden_size": "big"}, ["hidden_size", "big"]),
         ({"model_type": "llama", "num_hidden_layers": True}, ["num_hidden_layers", "True"]),
-        ({"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3}, ["hidden_size", "100"]),
         ({"model_type": "llama", "num_key_value_heads": 5}, ["num_key_value_heads", "5"]),
         ({"model_type": "gpt2", "resid_pdrop": 1.5}, ["resid_pdrop", "1.5"]),
     ],
