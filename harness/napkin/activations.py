@@ -20,8 +20,7 @@ LOSS = "transformers/loss/loss_utils.py, ForCausalLMLoss"
 IN_CTX = "MatMul8bitLt, in its ctx, which checkpointing does not reach"
 LIGER = "arXiv 2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py"
 _KEPT_BY_ACTIVATION = {"gelu_new": 4, "gelu_fast": 4, "xielu": 4}
-"""Tensors of the MLP's width that a nonlinearity keeps: SiLU and GELU their input, ReLU its result; those
-that are written out in Python, more."""
+"""Tensors of the MLP's width that a nonlinearity keeps; others keep their input alone, or ReLU its result."""
 _SOFTMAX_AS_GIVEN = ("gpt2", "gpt_oss", "falcon")
 """Families whose own code for attention takes the softmax in the dtype of the scores, not in fp32."""
 _SCANS: dict[str, list[tuple[str, str, float, str, int]]] = {
@@ -70,7 +69,7 @@ class Activations:
 
     @cached_property
     def kernel(self) -> Literal["eager", "fused", "plain"]:
-        """Eager's own code, a fused kernel, or sdpa's plain fallback, which keeps scores too (sdp_utils.cpp)."""
+        """Eager's code, a fused kernel, or sdpa's plain fallback, which keeps scores too (sdp_utils.cpp)."""
         recipe, shape = self.recipe, self.shape
         if recipe.attention == "eager" or (shape.attention_softcap and not recipe.flash_package):
             return "eager"

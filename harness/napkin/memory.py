@@ -1,7 +1,4 @@
-"""What a step holds: the sizes of its parts, and the moments that can be its peak. No torch.
-
-Bytes are those of the tensors, in a steady step: from the second on, when the optimizer's state exists.
-"""
+"""What a steady step holds: the sizes of its parts, and the moments that can be its peak. No torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What a recipe makes of a decoder's weights: their dtype and storage, what trains, and a rank's share.
+"""What a recipe makes of a decoder's weights: dtype and storage, what trains, and a rank's share. No torch.
 
-The facts follow harness/training/model.py: dtypes by precision, bitsandbytes for every linear layer but the
-output head (and for stacked experts, in 4 bit), peft's adapters, and its preparation for k-bit training.
+The facts follow harness/training/model.py: bitsandbytes for every linear layer but the head, peft's adapters.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _ADAPTED_EXPERTS = (
 )
 """Families whose experts peft's all-linear adapts (peft/utils/transformers_weight_conversion.py, 0.21)."""
 _IA3 = ("v_proj", "c_attn", "query_key_value", "down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2")
-"""What peft scales for IA3 beside queries or keys: values, and an MLP's last matrix (peft.utils.constants)."""
+"""What peft scales for IA3 beside queries or keys: values and an MLP's last matrix (peft.utils.constants)."""
 
 
 @dataclass(frozen=True)
