@@ -65,6 +65,7 @@ _MIXERS: dict[str, Mixer] = {
     **{"conv": "conv", "recurrent": "recurrent", "mlp": "none", "moe": "none"},
 }
 """By what a config calls a layer; every other name is one of attention."""
+_LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 _MAMBA = ("mamba", "mamba2", "falcon_mamba", "zamba", "zamba2")
 _GATED = ("gemma", "recurrent_gemma", "zamba", "zamba2")
 """Families whose MLP has a gate though neither the plan of their layers nor the activation says so."""
@@ -240,8 +241,9 @@ class _Reader:
 
 
 def _shape(family: str, read: _Reader) -> ModelShape:
-    hidden, layers = read.count("hidden_size"), read.count("num_hidden_layers", most=MOST_LAYERS)
-    kinds = _kinds(read, layers)
+    hidden, pattern = read.count("hidden_size"), str(read.get("hybrid_override_pattern", ""))  # as in M-M*-
+    layers = read.count("num_hidden_layers", len(pattern) or None, most=MOST_LAYERS)
+    kinds = _kinds(read, layers, [_LETTERS.get(letter, "") for letter in pattern])
     attends, routes = any(b.attends for b in kinds), any(b.feed == "experts" for b in kinds)
     heads = read.count("num_attention_heads", None if attends else 1)
     kv_heads = read.count("num_key_value_heads", heads) if read.has("num_key_value_heads") else heads
@@ -274,7 +276,7 @@ def _shape(family: str, read: _Reader) -> ModelShape:
         gated=gated,
         dtype={"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(declared),
         kinds=kinds,
-        value_dim=read.size("v_head_dim") if latents else 0,
+        value_dim=read.count("v_head_dim", max(1, hidden // heads)) if latents else 0,
         query_rank=read.size("q_lora_rank") if latents else 0,
         kv_rank=latents,
         rope_dim=rope,
@@ -298,14 +300,15 @@ def _shape(family: str, read: _Reader) -> ModelShape:
     )
 
 
-def _kinds(read: _Reader, layers: int) -> tuple[Block, ...]:
+def _kinds(read: _Reader, layers: int, pattern: list[str]) -> tuple[Block, ...]:
     """How many blocks there are of each kind."""
-    named: Any = read.get("layer_types")
+    named: Any = pattern or read.get("layer_types")
     names = (
         [*cast("list[Any]", named)] if isinstance(named, list | tuple) and named else _unnamed(read, layers)
     )
     names = (names * layers)[:layers]  # RecurrentGemma repeats three
-    dense, mixture = read.size("first_k_dense_replace"), read.size("num_experts") > 0
+    dense = read.size("first_k_dense_replace")
+    mixture = read.size("num_experts") > 0 and read.get("is_moe", True)
     every, offset = read.get("expert_layer_period", 1), read.get("expert_layer_offset", 0)
     found: Counter[tuple[Mixer, Feed]] = Counter()
     for index, name in enumerate(map(str, names)):

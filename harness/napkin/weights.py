@@ -16,8 +16,27 @@ from harness.recipe import Recipe, surprises_of_quantization
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of an element."""
 _ADAPTED_EXPERTS = (
-    *("mixtral", "minimax", "deepseek_v2", "deepseek_v3", "qwen3_moe", "qwen3_next", "olmoe", "flex_olmo"),
-    *("glm4_moe", "dots1", "ernie4_5_moe", "longcat_flash", "hunyuan_v1_moe", "exaone_moe", "afmoe"),
+    *(
+        "mixtral",
+        "minimax",
+        "minimax_m2",
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "qwen3_moe",
+        "mellum",
+    ),
+    *(
+        "qwen3_next",
+        "olmoe",
+        "flex_olmo",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "dots1",
+        "ernie4_5_moe",
+    ),
+    *("longcat_flash", "hunyuan_v1_moe", "exaone_moe", "afmoe", "solar_open", "beam", "cohere2_moe"),
 )
 """Families whose experts peft's all-linear adapts (peft/utils/transformers_weight_conversion.py, 0.21)."""
 _IA3 = ("v_proj", "c_attn", "query_key_value", "down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2")

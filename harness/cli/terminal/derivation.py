@@ -62,7 +62,7 @@ def _heading(name: str, memory: Memory, terms: Iterable[Term]) -> Iterator[str]:
     }
     shown = [f"{k} = {size:,} ({means})" for k, (size, means) in acts.dims.letters.items() if k in used]
     yield from _folded("  " + ", ".join(shown), WIDTH)
-    yield f"  attention: {recipe.attention}, kernel: {acts.kernel}"
+    yield f"  attention: {acts.asked}, kernel: {acts.kernel}"
 
 
 def _phases(memory: Memory) -> Iterator[str]:
