@@ -62,7 +62,7 @@ IN_TURN: dict[str, dict[str, Any]] = {
 BASE: dict[str, Any] = {"precision": "bf16", "seq_len": 2048}
 EAGER_ONLY = (
     *("gemma-2-2b", "gemma-2-9b", "bloom-1b7", "gpt-j-6b", "gpt-neo-1.3b"),
-    *("gpt-oss-20b", "mamba-1.4b", "mamba2-1.3b"),
+    *("gpt-oss-20b", "mamba-1.4b", "mamba2-1.3b", "doge-160m"),
 )
 """They have no attention by sdpa."""
 NOT_ALL_LINEAR = {
@@ -70,6 +70,7 @@ NOT_ALL_LINEAR = {
     "mamba-1.4b": ["in_proj"],
     "mamba2-1.3b": ["in_proj"],
     "moonlight-16b-a3b": ["q_proj", "o_proj"],
+    "nemotron-h-11-layers": ["q_proj", "o_proj", "up_proj", "down_proj"],
 }
 """peft refuses to adapt a layer that all-linear would name, or to drop its inputs."""
 

@@ -48,6 +48,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "layer_types": ("layers_block_type", "block_types"),
     "full_attn_idxs": ("attn_layer_indices",),
     "state_heads": ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads"),
+    "state_head_dim": ("mamba_d_head", "mamba_head_dim"),
     "state_size": ("mamba_d_state", "ssm_state_size"),
     "state_groups": ("mamba_n_groups", "mamba_ngroups", "n_groups"),
     "expand": ("mamba_expand",),
@@ -372,9 +373,10 @@ def _state(read: _Reader, hidden: int, heads: int) -> dict[str, Any]:
             "gated_attention": True,
             "chunk": 64,
         }
-    inner = read.size("mamba_d_ssm") or read.size("lru_width") or read.count("expand", 1) * hidden
-    own = read.get("state_heads", read.get("num_heads"))
+    own, width = read.get("state_heads", read.get("num_heads")), read.get("state_head_dim")
     count = own if isinstance(own, int) and own > 0 else heads
+    inner = count * width if isinstance(width, int) else read.count("expand", 1) * hidden  # or "auto"
+    inner = read.size("mamba_d_ssm") or read.size("lru_width") or inner
     return {
         "state_heads": count,
         "state_head_dim": max(1, inner // count),
