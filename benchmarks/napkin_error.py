@@ -3,9 +3,9 @@
     python -m benchmarks.napkin_error              simulate every row (half an hour) and write the file
     python -m benchmarks.napkin_error --napkin     ask the napkin again, beside the simulations that are there
 
-The models are those of recipes/models and, in benchmarks/napkin_models.json, sizes of published ones, as the
-configuration classes of transformers take them. Each is trained in full and with LoRA, and with one more set of
-toggles, in turn, so that the sets meet many families. `python -m pages.readme` writes the numbers into the guide.
+The models are those of recipes/models and, in benchmarks/napkin_models.json, sizes of published ones, as
+transformers' configuration classes take them. Each is trained in full and with LoRA, and with one more set of
+toggles, in turn, so that the sets meet many families. `python -m pages.readme` writes the guide's numbers.
 """
 
 from __future__ import annotations

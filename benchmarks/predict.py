@@ -33,7 +33,7 @@ MAX_STACK_LINES = 16
 def predictions(
     recipe: Recipe, hardware: Hardware, settings: Settings, only: str = ""
 ) -> dict[str, StepProfile | Exception]:
-    """The profile of each source, or what stopped it: one of them failing leaves the other. `only`: of one."""
+    """The profile of each source, or of one, or what stopped it: one of them failing leaves the other."""
     found: dict[str, StepProfile | Exception] = {}
     for source, answer in (("napkin", _napkin), ("simulated", _simulated)):
         if only not in ("", source):

@@ -149,17 +149,18 @@ def napkin_error(document: dict[str, Any]) -> str:
     models = len({row["model"] for row in rows})
     within = sum(off <= 0.05 for off in offs["all"])
     said = (
-        f"Over {len(rows)} steps of {models} models on an {document['device'].upper()}, the napkin's peak is off "
-        f"from the simulation's by {median(offs['all']):.2%} in the median, by at most 5 % in {within} of them, "
-        f"and by {max(offs['all']):.0%} at most.\n\n"
+        f"Over {len(rows)} steps of {models} models on an {document['device'].upper()}, the napkin's peak is "
+        f"{median(offs['all']):.2%} off from the simulation's in the median, at most 5 % in\n"
+        f"{within} of them, and {max(offs['all']):.0%} at most.\n\n"
     )
     lines = [
-        (toggles, str(len(found)), f"{median(found):.2%}", f"{max(found):.1%}") for toggles, found in offs.items()
+        (name, str(len(found)), f"{median(found):.2%}", f"{max(found):.1%}") for name, found in offs.items()
     ]
-    worst = sorted(rows, key=lambda row: -abs(row["napkin"]["bytes"] / row["simulated"]["bytes"] - 1))[:5]
-    named = ", ".join(
-        f"{row['model']} {row['toggles']} ({row['napkin']['bytes'] / row['simulated']['bytes'] - 1:+.0%})" for row in worst
-    )
+    ratios = [
+        (row["napkin"]["bytes"] / row["simulated"]["bytes"] - 1, row["model"], row["toggles"]) for row in rows
+    ]
+    worst = sorted(ratios, key=lambda each: -abs(each[0]))[:5]
+    named = ", ".join(f"{model} {toggles} ({off:+.0%})" for off, model, toggles in worst)
     table = markdown_table(("toggles", "steps", "median error", "largest error"), lines, range(1, 4))
     return f"{said}{table}\nFarthest off: {named}.\n"
 

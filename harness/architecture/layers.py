@@ -27,6 +27,14 @@ _OWN = {
     "starcoder2": ("o_proj", "c_fc", "c_proj"),
 }
 """Families with names of their own for attention's last matrix and those of the MLP."""
+EXPERTS_ONCE_LINEAR = (
+    *("mixtral", "minimax", "minimax_m2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "qwen3_moe"),
+    *("qwen3_next", "mellum", "olmoe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "dots1"),
+    *("ernie4_5_moe", "longcat_flash", "hunyuan_v1_moe", "exaone_moe", "afmoe", "solar_open", "beam"),
+    "cohere2_moe",
+)
+"""Families whose experts were linear layers before transformers 5, and to peft's all-linear still are
+(peft/utils/transformers_weight_conversion.py, 0.21)."""
 _STATES = {"delta": "linear_attn", "state space": "mamba", "conv": "conv", "recurrent": "temporal_block"}
 
 

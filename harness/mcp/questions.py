@@ -84,7 +84,7 @@ class Questions:
         memory: MemoryArgument = None,
         overrides: Overrides = None,
     ) -> dict[str, Any]:
-        """GPU memory and time of a training step by the textbook's arithmetic: about right, in milliseconds."""
+        """GPU memory and time of a training step by a textbook's arithmetic: about right, in milliseconds."""
         name, asked = self._asked(recipe, overrides)
         return _answer(name, api.napkin(asked, hardware=hardware, memory=memory))
 

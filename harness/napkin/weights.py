@@ -9,36 +9,20 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.architecture import Matrix, ModelShape, matrices_of, outer_parts, parts_of, quantized
+from harness.architecture import (
+    EXPERTS_ONCE_LINEAR,
+    Matrix,
+    ModelShape,
+    matrices_of,
+    outer_parts,
+    parts_of,
+    quantized,
+)
 from harness.errors import InputError
 from harness.recipe import Recipe, surprises_of_quantization
 
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of an element."""
-_ADAPTED_EXPERTS = (
-    *(
-        "mixtral",
-        "minimax",
-        "minimax_m2",
-        "deepseek_v2",
-        "deepseek_v3",
-        "deepseek_v32",
-        "qwen3_moe",
-        "mellum",
-    ),
-    *(
-        "qwen3_next",
-        "olmoe",
-        "flex_olmo",
-        "glm4_moe",
-        "glm4_moe_lite",
-        "glm_moe_dsa",
-        "dots1",
-        "ernie4_5_moe",
-    ),
-    *("longcat_flash", "hunyuan_v1_moe", "exaone_moe", "afmoe", "solar_open", "beam", "cohere2_moe"),
-)
-"""Families whose experts peft's all-linear adapts (peft/utils/transformers_weight_conversion.py, 0.21)."""
 _IA3 = ("v_proj", "c_attn", "query_key_value", "down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2")
 """What peft scales for IA3 beside queries or keys: values and an MLP's last matrix (peft.utils.constants)."""
 
@@ -115,7 +99,7 @@ class BuiltModel:
                     )
                 names |= matched
             return frozenset(names)
-        mixture = self.shape.family in _ADAPTED_EXPERTS
+        mixture = self.shape.family in EXPERTS_ONCE_LINEAR
         bare = ("router", *(() if recipe.four_bit else ("expert up", "expert down"))) if mixture else ()
         linear = [m for m in found if m.linear or m.role in bare]
         also = "k_proj" if self.shape.family in ("llama", "mistral") else "q_proj"

@@ -95,7 +95,7 @@ def test_a_config_that_says_nothing_means_what_transformers_means(family):
 
 
 def test_every_family_of_the_installed_transformers_has_its_defaults_or_none():
-    """Of those that transformers trains as a causal language model, nearly all are found without importing it."""
+    """Of those that transformers trains as causal language models, nearly all are found in its source."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     found = [family for family in CAUSAL if family_defaults(family)]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import harness.napkin
 from harness.architecture.model_shape import ModelShape, load_shape
+from harness.cli.terminal.derivation import render
 from harness.errors import InputError
 from harness.hardware.hardware import all_hardware, find_hardware, hardware_names
-from harness.cli.terminal.derivation import render
 from harness.napkin import Timing, derive_terms, estimate, predict, required_bytes
 from harness.recipe.effects import EFFECTS
 from harness.recipe.file import list_recipes, load_recipe
