@@ -1,7 +1,4 @@
-"""A recipe's memory and time on a napkin: about right, in milliseconds, checkable by hand. No torch.
-
-`predict` gives the StepProfile; harness/napkin/derivation.py the derivation line by line.
-"""
+"""A recipe's memory and time on a napkin: about right, in milliseconds, checkable by hand. No torch."""
 
 from __future__ import annotations
 

@@ -161,8 +161,8 @@ def test_full_fine_tuning_in_bf16_with_foreach_adamw_peaks_at_five_times_the_wei
 
 
 def test_six_flops_a_parameter_and_token():
-    """Kaplan et al., arXiv 2001.08361: forward and backward take 6 FLOPs for each weight of a product and token;
-    attention's two products take 4·S·Q a layer and token forward, and five 10 back (the whole square)."""
+    """Kaplan et al., arXiv 2001.08361: forward and backward take 6 FLOPs for each weight of a product and
+    token; attention's two products take 4·S·Q a layer and token forward, and five 10 back (the whole square)."""
     timing = Timing(estimate(small(micro_batch_size=2), A100, SMALL).sizes)
     tokens = 2 * 512
     weights = 8 * (1024 * (1024 + 256 + 256) + 1024 * 1024 + 3 * 1024 * 2816) + 1024 * 32_000
@@ -171,7 +171,7 @@ def test_six_flops_a_parameter_and_token():
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b-full-bf16", "llama-3.2-1b-bf16", "qwen2.5-7b-lora"])
 def test_checkpointing_costs_a_forward_more(name):
-    """One over three of a full step, one over two where half of the backward is not there (arXiv 1604.06174)."""
+    """One over three of a full step, one over two where half of the backward is not there."""
     phases = []
     for on in ("true", "false"):
         recipe = load_recipe(name, [f"gradient_checkpointing={on}", "micro_batch_size=4"])[1]
@@ -300,7 +300,7 @@ def test_zero_3_divides_states_and_ddp_copies_gradients():
 
 
 def test_what_is_sent_by_hand():
-    """A block of FSDP2 is gathered twice and its gradients scattered once; DDP's ring sends each gradient twice."""
+    """A block of FSDP2 is gathered twice and its gradients scattered once; DDP sends each gradient twice."""
     shape = replace(SMALL, vocab=64, layers=4)
     for fields, passes in (
         ({"parallel": "fsdp", "dp_shard": 4}, 3),
