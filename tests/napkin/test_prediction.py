@@ -162,7 +162,7 @@ def test_full_fine_tuning_in_bf16_with_foreach_adamw_peaks_at_five_times_the_wei
 
 def test_six_flops_a_parameter_and_token():
     """Kaplan et al., arXiv 2001.08361: forward and backward take 6 FLOPs for each weight of a product and
-    token; attention's two products take 4·S·Q a layer and token forward, and five 10 back (the whole square)."""
+    token; attention's two products take 4·S·Q a layer and token forward, and five 10 back."""
     timing = Timing(estimate(small(micro_batch_size=2), A100, SMALL).sizes)
     tokens = 2 * 512
     weights = 8 * (1024 * (1024 + 256 + 256) + 1024 * 1024 + 3 * 1024 * 2816) + 1024 * 32_000

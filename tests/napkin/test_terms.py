@@ -50,7 +50,7 @@ def test_activations_of_a_gpt_layer_are_those_of_korthikanti_et_al(batch, seq):
 
 
 def test_a_llama_block_by_hand():
-    """bf16, every weight: each norm 4 + 2 + 2 bytes a hidden, q, k, v and the output 2 each, the log-sum-exp 4
+    """bf16, every weight: each norm 4 + 2 + 2 bytes a hidden, q, k, v and the output 2 each, log-sum-exp 4
     a head, and in the MLP gate, up, their activation and product 2 each."""
     recipe = Recipe(model="llama-3.1-8b", precision="bf16", seq_len=2048)
     tokens, hidden, inner = 2048, 4096, 14_336
