@@ -150,10 +150,10 @@ def napkin_error(document: dict[str, Any]) -> str:
     times = [abs(row["napkin"]["s"] / row["simulated"]["s"] - 1) for row in rows]
     within = sum(off <= 0.05 for off in offs["all"])
     said = (
-        f"Over {len(rows)} steps of {models} models on an {document['device'].upper()}, the napkin's peak is "
+        f"Over {len(rows)} steps of {models} models on an {document['device'].upper()}, napkin's peak is "
         f"{median(offs['all']):.2%} off from the simulation's in the median, at most 5 % in\n"
-        f"{within} of them, and {max(offs['all']):.0%} at most. Its time of a step is {median(times):.0%} off "
-        f"in the median, at most 25 % in {sum(off <= 0.25 for off in times)}.\n\n"
+        f"{within} of them, and {max(offs['all']):.0%} at most. Its time of a step is "
+        f"{median(times):.0%} off in the median, at most 25 % in {sum(off <= 0.25 for off in times)}.\n\n"
     )
     lines = [
         (name, str(len(found)), f"{median(found):.2%}", f"{max(found):.1%}") for name, found in offs.items()
