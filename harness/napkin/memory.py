@@ -116,20 +116,22 @@ class Memory:
         built, recipe, earlier = sizes.built, sizes.recipe, sizes.earlier_gradients
         on_host, whole, own = recipe.activations_on_host, bool(units.layers), units.own
         copies = sizes.weight_copies
-        cached = copies if acts.recomputes else 0
-        blocks = 0 if on_host else sizes.kept_by_blocks + copies - cached
+        cached = copies if acts.recomputes else 0  # until forward ends; otherwise kept with the blocks
+        blocks = 0 if on_host else sizes.kept_by_blocks + copies - cached  # what all of them keep
         loss = blocks + sizes.kept_by_loss
         width, trains = SIZES[built.loose_dtype], recipe.trains_base
-        # gradients: of the head, of all that is outside the blocks, and those that are there at the end
+        # gradients gather in backward, unless each is stepped, moved away or added to an earlier one at once
         leaves = step.in_backward or sizes.away or (earlier > 0 and not whole)
         head = units.own_made if whole else sizes.head_bytes * trains
         outer = units.own_made if whole else sum(w.elements * width for w in sizes.outer if w.trained)
-        made, stays = (0, 0) if leaves else (sizes.gradient_bytes, head)
+        made, stays = (
+            (0, 0) if leaves else (sizes.gradient_bytes, head)
+        )  # all of them; the head's, from the start
         stays = head if recipe.parameters_on_host else stays
         largest = max((w.size_bytes for w in sizes.in_blocks if w.trained), default=0)
-        stepped = largest * (1 + step.share) if leaves else 0
-        at_last, at_first = stays + stepped, max(made - max(0, outer - stays), stepped)
-        table = built.shape.vocab * built.shape.hidden * width * trains
+        stepped = largest * (1 + step.share) if leaves else 0  # of one weight at a time
+        at_last, at_first = stays + stepped, max(made - max(0, outer - stays), stepped)  # of the blocks
+        table = built.shape.vocab * built.shape.hidden * width * trains  # of the embeddings, at the end
         twice = 0 if not built.shape.tied or recipe.mixed else table  # a tied one's second part
         at_end = table if leaves else made + (units.own_made - units.own_made // recipe.dp_shard)
         ending = max(twice, table * step.share * step.in_backward) + units.own_reduced
