@@ -310,7 +310,7 @@ def _kinds(read: _Reader, layers: int, pattern: list[str]) -> tuple[Block, ...]:
     names = (names * layers)[:layers]  # RecurrentGemma repeats three
     dense = read.size("first_k_dense_replace")
     mixture = read.size("num_experts") > 0 and read.get("is_moe", True)
-    every, offset = read.get("expert_layer_period", 1), read.get("expert_layer_offset", 0)
+    every, offset = read.count("expert_layer_period", 1), read.size("expert_layer_offset")
     found: Counter[tuple[Mixer, Feed]] = Counter()
     for index, name in enumerate(map(str, names)):
         routed = mixture and index >= dense and index % every == offset
@@ -338,25 +338,24 @@ def _state_mixer(read: _Reader) -> Mixer:
 
 def _unnamed(read: _Reader, layers: int) -> list[str]:
     """The kinds of layers where the config lists none, as transformers' configuration classes have it."""
-    attends, period, family = read.get("full_attn_idxs"), read.get("attn_layer_period"), read.family
+    attends, period, family = read.get("full_attn_idxs"), read.size("attn_layer_period"), read.family
     window = isinstance(read.get("sliding_window"), int)
     if isinstance(attends, list):
         other = "conv" if family.startswith("lfm") else "mamba"
         return ["attention" if i in cast("list[Any]", attends) else other for i in range(layers)]
-    if isinstance(period, int):
-        return [
-            "attention" if i % period == read.get("attn_layer_offset") else "mamba" for i in range(layers)
-        ]
+    if period:
+        offset = read.size("attn_layer_offset")
+        return ["attention" if i % period == offset else "mamba" for i in range(layers)]
     if family in (*_MAMBA, "falcon_h1", "granitemoehybrid", "bamba"):
         return ["mamba"] * layers
     if read.get("linear_num_key_heads") is not None or family == "minimax":
-        full = read.get("full_attention_interval", 2 if family == "minimax" else 4)
+        full = read.count("full_attention_interval", 2 if family == "minimax" else 4)
         return ["linear_attention" if (i + 1) % full else "attention" for i in range(layers)]
     if family.startswith("qwen"):
         first = read.count("max_window_layers", layers) if read.get("use_sliding_window") else layers
         return ["attention" if i < first else "sliding_attention" for i in range(layers)]
     every = read.get("sliding_window_pattern", _SLIDING_EVERY.get(family, layers + 1))
-    every = every if isinstance(every, int) else 4
+    every = every if isinstance(every, int) and every > 0 else 4
     return ["sliding_attention" if window and (i + 1) % every else "attention" for i in range(layers)]
 
 

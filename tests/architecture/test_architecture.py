@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.architecture.family import family_defaults
@@ -155,3 +157,25 @@ def test_reading_a_shape_imports_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "harness.hardware.roofline" in done.stdout.split()
     assert "torch" not in done.stdout.split()
+
+
+HOSTILE = [0, -1, 3, 1.5, "x", "M*", [], ["x"], [1, "a", None], {}, True, None, 10**6, 10**12, "auto"]
+FIELDS = ["layer_types", "attn_layer_period", "expert_layer_period", "full_attention_interval", "num_experts"]
+FIELDS += ["sliding_window", "sliding_window_pattern", "hybrid_override_pattern", "head_dim", "text_config"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.sampled_from(sorted(PUBLISHED)))
+def test_a_broken_config_is_read_or_refused_in_a_sentence(data, name):
+    config = dict(PUBLISHED[name])
+    for field in data.draw(
+        st.lists(st.sampled_from(sorted({*config, *FIELDS} - {"model_type"})), max_size=3)
+    ):
+        config[field] = data.draw(st.sampled_from(HOSTILE))
+    try:
+        shape = read_shape(config, "here.json")
+    except InputError as error:
+        assert "here.json" in str(error)
+    else:
+        assert sum(block.count for block in shape.blocks) == shape.layers
+        assert parameter_count(shape) > 0
