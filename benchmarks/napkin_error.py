@@ -1,12 +1,11 @@
 """How far napkin is from the simulation, over 60 models and several toggles: profiles/napkin_error.json.
 
-    python -m benchmarks.napkin_error              simulate every row (half an hour on one core) and write the file
-    python -m benchmarks.napkin_error --napkin     ask napkin again, with the simulated bytes that stand there
-    python -m benchmarks.napkin_error MODEL ...    only these models
+    python -m benchmarks.napkin_error              simulate every row (half an hour) and write the file
+    python -m benchmarks.napkin_error --napkin     ask the napkin again, beside the simulations that are there
 
-The models are those of recipes/models and, in benchmarks/napkin_models.json, sizes of published ones as the
-config classes of transformers take them. Each is trained in full and with LoRA, and with one more set of
-toggles, in turn, so that the sets meet many families.
+The models are those of recipes/models and, in benchmarks/napkin_models.json, sizes of published ones, as
+transformers' configuration classes take them. Each is trained in full and with LoRA, and with one more set of
+toggles, in turn, so that the sets meet many families. `python -m pages.readme` writes the guide's numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.hardware import PLENTY_BYTES, find_hardware, with_memory
+from harness.napkin import predict
 from harness.recipe import Recipe, list_models
+from harness.step_profile import StepProfile
+from harness.system import provenance, quiet_libraries, write_whole
 
 HERE = Path(__file__).parent
 FILE = HERE.parent / "profiles" / "napkin_error.json"
@@ -54,12 +56,12 @@ IN_TURN: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
     },
     "lora, ddp 8": {**LORA, "parallel": "ddp", "dp_replicate": 8, "gradient_checkpointing": True},
-    "qlora, one step of 8 x 512": {**QLORA, "seq_len": 512, "micro_batch_size": 8},
+    "qlora, 8 x 512": {**QLORA, "seq_len": 512, "micro_batch_size": 8},
 }
 BASE: dict[str, Any] = {"precision": "bf16", "seq_len": 2048}
 EAGER_ONLY = (
     *("gemma-2-2b", "gemma-2-9b", "bloom-1b7", "gpt-j-6b", "gpt-neo-1.3b"),
-    *("gpt-oss-20b", "mamba-1.4b", "mamba2-1.3b"),
+    *("gpt-oss-20b", "mamba-1.4b", "mamba2-1.3b", "doge-160m"),
 )
 """They have no attention by sdpa."""
 NOT_ALL_LINEAR = {
@@ -67,9 +69,9 @@ NOT_ALL_LINEAR = {
     "mamba-1.4b": ["in_proj"],
     "mamba2-1.3b": ["in_proj"],
     "moonlight-16b-a3b": ["q_proj", "o_proj"],
+    "nemotron-h-11-layers": ["q_proj", "o_proj", "up_proj", "down_proj"],
 }
 """peft refuses to adapt a layer that all-linear would name, or to drop its inputs."""
-SPARSE_FIELDS = ("simulated_bytes", "napkin_bytes", "refused")
 
 
 def models(folder: Path) -> dict[str, str]:
@@ -87,8 +89,8 @@ def cases(found: dict[str, str]) -> list[tuple[str, str, Recipe]]:
     rows: list[tuple[str, str, Recipe]] = []
     in_turn = list(IN_TURN.items())
     for index, (name, model) in enumerate(found.items()):
-        for toggles, fields in [*ALWAYS.items(), in_turn[index % len(in_turn)]]:
-            fields = BASE | fields | {"model": model}
+        for toggles, own in [*ALWAYS.items(), in_turn[index % len(in_turn)]]:
+            fields = BASE | own | {"model": model}
             if name.startswith("gpt2"):
                 fields["seq_len"] = min(1024, fields["seq_len"])
             if name in EAGER_ONLY:
@@ -99,39 +101,42 @@ def cases(found: dict[str, str]) -> list[tuple[str, str, Recipe]]:
     return rows
 
 
-def simulated(recipe: Recipe) -> int:
-    """Peak bytes allocated of a simulated step on a device where everything fits."""
-    from harness.simulate import simulate
-
-    return simulate(recipe, with_memory(find_hardware(DEVICE), PLENTY_BYTES))[0].memory.peak_allocated_bytes
-
-
-def napkin(recipe: Recipe) -> int:
-    """The same by arithmetic."""
-    from harness.napkin import predict
-
-    return predict(recipe, with_memory(find_hardware(DEVICE), PLENTY_BYTES)).memory.peak_allocated_bytes
+def numbers(profile: StepProfile) -> dict[str, Any]:
+    """Of a profile, what is compared."""
+    time_s, peak_bytes = profile.step.time_s.median, profile.memory.peak_allocated_bytes
+    return {"bytes": peak_bytes, "s": None if time_s is None else float(f"{time_s:.4g}")}
 
 
-def main(arguments: list[str]) -> None:
-    again = "--napkin" in arguments
-    chosen = [name for name in arguments if not name.startswith("--")]
-    before = (
-        {(r["model"], r["toggles"]): r for r in json.loads(FILE.read_bytes())["rows"]}
-        if FILE.exists()
-        else {}
-    )
+def main(again: bool) -> None:
+    """Write the file; with `again`, only the napkin's side of it."""
+    hardware = with_memory(find_hardware(DEVICE), PLENTY_BYTES)
+    known = json.loads(FILE.read_bytes()) if FILE.exists() else {}
+    before = {(row["model"], row["toggles"]): row for row in known.get("rows", [])}
+    quiet_libraries()
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, toggles, recipe in cases(models(Path(folder))):
-            row = before.setdefault((name, toggles), {"model": name, "toggles": toggles})
-            if (chosen and name not in chosen) or (again and "simulated_bytes" not in row):
-                continue
-            if not again:
-                row["simulated_bytes"] = asked(simulated, recipe)
-            row["napkin_bytes"] = asked(napkin, recipe)
-            print(name, toggles, row, file=sys.stderr)
-    FILE.write_text(json.dumps({"device": DEVICE, "rows": list(before.values())}, indent=1) + "\n")
+            row: dict[str, Any] = {"model": name, "toggles": toggles}
+            if again:
+                row |= {side: before[name, toggles][side] for side in ("simulated", "refused")}
+            else:
+                row |= _simulated(recipe, hardware)
+            row["napkin"] = numbers(predict(recipe, hardware))
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    versions = known["versions"] if again else provenance()["versions"]
+    document = {"device": DEVICE, "versions": versions, "rows": rows}
+    write_whole(FILE, json.dumps(document, indent=1) + "\n")
+
+
+def _simulated(recipe: Recipe, hardware: Any) -> dict[str, Any]:
+    from harness.simulate import simulate
+
+    try:
+        return {"simulated": numbers(simulate(recipe, hardware)[0]), "refused": ""}
+    except InputError as error:
+        return {"simulated": None, "refused": str(error).replace(recipe.model, Path(recipe.model).stem)}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main("--napkin" in sys.argv[1:])

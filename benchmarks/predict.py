@@ -30,10 +30,14 @@ from harness.system.streams import quiet_libraries
 MAX_STACK_LINES = 16
 
 
-def predictions(recipe: Recipe, hardware: Hardware, settings: Settings) -> dict[str, StepProfile | Exception]:
-    """The profile of each source, or what stopped it: one of them failing leaves the other."""
+def predictions(
+    recipe: Recipe, hardware: Hardware, settings: Settings, only: str = ""
+) -> dict[str, StepProfile | Exception]:
+    """The profile of each source, or of one, or what stopped it: one of them failing leaves the other."""
     found: dict[str, StepProfile | Exception] = {}
     for source, answer in (("napkin", _napkin), ("simulated", _simulated)):
+        if only not in ("", source):
+            continue
         try:
             found[source] = answer(recipe, hardware, settings)
         except Exception as error:
@@ -122,8 +126,9 @@ def table_name() -> str | None:
     return TABLE_NAMES.get(name if isinstance(name, str) else name.decode())
 
 
-def predict_folder(folder: Path, only: Sequence[str] = ()) -> list[Path]:
-    """Write the predictions for a folder's measured profiles. Returns the files. Raises InputError."""
+def predict_folder(folder: Path, only: Sequence[str] = (), source: str = "") -> list[Path]:
+    """Write the predictions for a folder's measured profiles, of one source alone if it is named. Returns the
+    files. Raises InputError."""
     ran = sorted([*folder.glob("*.measured.json"), *folder.glob("*.emulated.json")])
     if not ran:
         raise InputError(
@@ -143,12 +148,12 @@ def predict_folder(folder: Path, only: Sequence[str] = ()) -> list[Path]:
         recipe = check_recipe(profile.recipe, str(path))
         settings = settings_from_environment(environment, version)
         with patch.dict(os.environ, simulation_settings(environment)):
-            answers = predictions(recipe, hardware, settings)
-        for source, answer in answers.items():
-            target = folder / f"{name}.{source}.json"
+            answers = predictions(recipe, hardware, settings, source)
+        for answered_by, answer in answers.items():
+            target = folder / f"{name}.{answered_by}.json"
             if isinstance(answer, Exception):
                 target.unlink(missing_ok=True)
-                print(f"{name}: {source}: {type(answer).__name__}: {answer}", flush=True)
+                print(f"{name}: {answered_by}: {type(answer).__name__}: {answer}", flush=True)
             else:
                 write_whole(target, json.dumps(sanitised(as_document(answer)), indent=1) + "\n")
                 written.append(target)
@@ -161,10 +166,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.predict", description=__doc__)
     parser.add_argument("folder", type=Path, help="profiles/<device>")
     parser.add_argument("--only", action="append", default=[], metavar="RECIPE", help="only this recipe")
+    parser.add_argument("--source", default="", choices=("napkin", "simulated"), help="only this answer")
     options = parser.parse_args(arguments)
     quiet_libraries()
     try:
-        predict_folder(options.folder, options.only)
+        predict_folder(options.folder, options.only, options.source)
     except InputError as error:
         print(f"benchmarks.predict: {error}", file=sys.stderr)
         return error.exit_status

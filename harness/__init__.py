@@ -1,7 +1,7 @@
 """Where the bytes and the milliseconds of a fine-tuning recipe go.
 
-Independent answers to one question: `napkin` (closed form), `simulate` (the real training step on
-shape-only tensors) and `run` (the real training step on a device).
+Independent answers to one question: `napkin` (the textbook's arithmetic), `simulate` (the real training step
+on shape-only tensors) and `run` (the real training step on a device).
 
     import harness
 

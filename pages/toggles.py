@@ -233,7 +233,7 @@ GROUPS: dict[str, list[Toggle]] = {
             "false,true",
             "Fused kernels read and write less, and launch less.",
             "Minutes of compilation before the first step. Which kernels there are is the compiler's choice, "
-            "so this sweep is closed form and not simulated.",
+            "so this sweep is the napkin's and not simulated.",
             "--napkin",
         ),
     ],

@@ -23,12 +23,12 @@ def napkin(
     memory: str | int | None = None,
     **overrides: Any,
 ) -> StepProfile:
-    """Memory and time of a step by closed-form arithmetic, in milliseconds, without PyTorch.
+    """Memory and time of a step by the textbook's arithmetic: about right, in milliseconds, no PyTorch.
 
     `recipe` is a harness.Recipe, a name in recipes/ or the path of a YAML file; `overrides` are its fields
     to change, as in seq_len=4096. `hardware` is a device of the table, and `memory` another size of it, as
     in "16GiB", or bytes. Returns the profile, whose `oom` is filled where the step does not fit. Raises
-    InputError for a recipe, a device or a size that is wrong, and for what has no closed form.
+    InputError for a recipe, a device or a size that is wrong, and a config that gives no sizes.
     """
     name, asked = asked_recipe(recipe, overrides)
     profile = predicted("napkin", asked, asked_hardware(hardware, memory))

@@ -73,7 +73,7 @@ def report(*about: Reported, out: str | os.PathLike[str] | None = None, simulate
     """What fills the memory and when, and what takes the time, of one run or of several beside each other.
 
     `about`: run folders, profiles (their files, or what the other functions return) and memory snapshots.
-    Profiles of one recipe are put side by side. The closed form is put beside every profile, and with
+    Profiles of one recipe are put side by side. Napkin is put beside every profile, and with
     `simulate` the simulated step too. `out`: the HTML file to write; None writes nothing. Returns the
     report. Raises InputError for what cannot be read or written, MissingDependency without jinja2 or plotly.
     """

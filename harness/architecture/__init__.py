@@ -2,6 +2,13 @@
 # pyright: reportUnusedImport=false
 
 from harness.architecture.config_file import MAX_CONFIG_BYTES, check_counts, read_config
-from harness.architecture.layers import Matrix, matrices_of, vectors_of
+from harness.architecture.layers import (
+    EXPERTS_ONCE_LINEAR,
+    Matrix,
+    matrices_of,
+    outer_parts,
+    parts_of,
+    quantized,
+)
 from harness.architecture.model_id import config_here, find_config
 from harness.architecture.model_shape import Block, ModelShape, load_shape

@@ -27,6 +27,14 @@ _OWN = {
     "starcoder2": ("o_proj", "c_fc", "c_proj"),
 }
 """Families with names of their own for attention's last matrix and those of the MLP."""
+EXPERTS_ONCE_LINEAR = (
+    *("mixtral", "minimax", "minimax_m2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "qwen3_moe"),
+    *("qwen3_next", "mellum", "olmoe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "dots1"),
+    *("ernie4_5_moe", "longcat_flash", "hunyuan_v1_moe", "exaone_moe", "afmoe", "solar_open", "beam"),
+    "cohere2_moe",
+)
+"""Families whose experts were linear layers before transformers 5, and to peft's all-linear still are
+(peft/utils/transformers_weight_conversion.py, 0.21)."""
 _STATES = {"delta": "linear_attn", "state space": "mamba", "conv": "conv", "recurrent": "temporal_block"}
 
 
@@ -144,8 +152,22 @@ def _mlp(shape: ModelShape, name: str, width: int) -> list[Matrix]:
     return [*ups, Matrix(f"{name}.{down}", width, hidden, "down", bias)]
 
 
-def vectors_of(shape: ModelShape, block: Block) -> int:
-    """Elements of one block's norms, convolutions and the like, which are never quantized nor adapted."""
+def parts_of(shape: ModelShape, block: Block) -> list[Matrix]:
+    """The matrices of one block, and its vectors: biases, and norms, convolutions and the like as one."""
+    matrices = matrices_of(shape, block)
+    biases = [Matrix(f"{m.name}.bias", 1, m.outputs, "vector") for m in matrices if m.bias]
+    return [*matrices, *biases, Matrix("norms", 1, _vectors(shape, block), "vector")]
+
+
+def outer_parts(shape: ModelShape) -> list[Matrix]:
+    """What is outside the blocks: embeddings, a head of its own, learned positions, the last norm."""
+    parts = [Matrix("embed_tokens", shape.hidden, shape.vocab, "in")]
+    parts += [] if shape.tied else [Matrix("lm_head", shape.hidden, shape.vocab, "out")]
+    parts += [Matrix("position_embeddings", shape.hidden, shape.positions, "in")] if shape.positions else []
+    return [*parts, Matrix("norm", 1, shape.hidden * (1 + shape.layer_norm), "vector")]
+
+
+def _vectors(shape: ModelShape, block: Block) -> int:
     both = block.feed != "none" and block.mixer != "none"
     elements = (shape.norms if both else 1) * shape.hidden * (1 + shape.layer_norm)
     if block.mixer in ("attention", "sliding"):
@@ -156,3 +178,20 @@ def vectors_of(shape: ModelShape, block: Block) -> int:
     width = shape.hidden if block.mixer == "conv" else shape.state_width
     keys = 0 if scans or block.mixer == "conv" else 2 * shape.state_key_heads * shape.state_dim
     return elements + (width + keys) * shape.conv_kernel + width * shape.state_dim * scans
+
+
+def quantized(matrix: Matrix, storage: str, double_quant: bool) -> tuple[int, str]:
+    """Bytes of a quantized weight with its constants, and the formula.
+
+    4 bit: half a byte each, a table of 16 fp32 values, and an fp32 maximum for each block of 64; with double
+    quantization one byte for each maximum, an fp32 scale for 256 of them, a table of 256 fp32 values and one
+    fp32 offset (bitsandbytes.functional.quantize_4bit, 0.50). int8: one byte, and an fp32 scale a row.
+    """
+    n, rows, blocks = matrix.elements, matrix.outputs, -(-matrix.elements // 64)
+    shown = f"{rows * matrix.stacked:,}·{matrix.inputs:,}"
+    if storage == "int8":
+        return n + 4 * rows, f"{shown} × 1 B + {rows:,} × 4 B scales"
+    if double_quant:
+        maxima = blocks + 4 * -(-blocks // 256) + 4 * 256 + 4
+        return -(-n // 2) + 64 + maxima, f"{shown} × (1/2 + 1/64 + 4/(64·256)) B + 1,092 B of tables"
+    return -(-n // 2) + 64 + 4 * blocks, f"{shown} × (1/2 + 4/64) B + 64 B of tables"

@@ -33,55 +33,52 @@ state space: Mamba-2; scan: Mamba; conv: a short gated convolution; recurrent: R
 Feed = Literal["dense", "experts", "none"]
 
 _NAMES: dict[str, tuple[str, ...]] = {
-    "hidden_size": ("n_embd", "d_model", "model_dim"),
+    "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "decoder_attention_heads"),
     "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
     "head_dim": ("attention_head_dim", "kv_channels"),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "decoder_ffn_dim", "dim_ff"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"),
     "hidden_act": ("hidden_activation", "activation_function", "mlp_hidden_act", "activation"),
     "max_position_embeddings": ("n_positions",),
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
     "num_experts_per_tok": ("moe_topk", "moe_k", "num_experts_per_token", "top_k_experts"),
-    "moe_intermediate_size": ("expert_ffn_hidden_size",),
     "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
     "first_k_dense_replace": ("num_dense_layers", "moe_layer_start_index"),
     "layer_types": ("layers_block_type", "block_types"),
-    "ssm_heads": ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads"),
-    "ssm_head_dim": ("mamba_d_head", "mamba_headdim", "mamba_head_dim"),
-    "ssm_state": ("mamba_d_state", "ssm_state_size", "state_size"),
-    "ssm_groups": ("mamba_n_groups", "mamba_ngroups", "n_groups"),
-    "ssm_expand": ("mamba_expand", "expand"),
-    "ssm_chunk": ("mamba_chunk_size", "chunk_size"),
+    "full_attn_idxs": ("attn_layer_indices",),
+    "state_heads": ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads"),
+    "state_head_dim": ("mamba_d_head", "mamba_head_dim"),
+    "state_size": ("mamba_d_state", "ssm_state_size"),
+    "state_groups": ("mamba_n_groups", "mamba_ngroups", "n_groups"),
+    "expand": ("mamba_expand",),
+    "chunk_size": ("mamba_chunk_size",),
     "conv_kernel": ("linear_conv_kernel_dim", "mamba_d_conv", "conv_L_cache", "conv1d_width"),
     "attention_dropout": ("attn_pdrop", "attention_probs_dropout_prob"),
+    "resid_pdrop": ("hidden_dropout",),
     "sliding_window": ("attention_window_size",),
     "final_logit_softcapping": ("logits_soft_cap",),
 }
 """Other names of a field; a family's own `attribute_map` comes before them."""
 _MIXERS: dict[str, Mixer] = {
-    "full_attention": "attention",
-    "attention": "attention",
-    "global": "attention",
-    "sliding_attention": "sliding",
-    "chunked_attention": "sliding",
-    "local": "sliding",
-    "linear_attention": "delta",
-    "mamba": "state space",
-    "hybrid": "state space",
-    "conv": "conv",
-    "recurrent": "recurrent",
+    **dict.fromkeys(("sliding_attention", "chunked_attention"), "sliding"),
+    **dict.fromkeys(("linear_attention", "mamba", "hybrid"), "state space"),
+    **{"conv": "conv", "recurrent": "recurrent", "mlp": "none", "moe": "none"},
 }
-_GATED_ACTIVATIONS = ("silu", "swish", "swiglu")
-_GATED = ("gemma", "zamba", "zamba2", "recurrent_gemma")
+"""By what a config calls a layer; every other name is one of attention."""
+_LETTERS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+_MAMBA = ("mamba", "mamba2", "falcon_mamba", "zamba", "zamba2")
+_GATED = ("gemma", "recurrent_gemma", "zamba", "zamba2")
 """Families whose MLP has a gate though neither the plan of their layers nor the activation says so."""
-_TWO_MORE_NORMS = ("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "glm4", "afmoe")
-_ONE_NORM = ("cohere", "cohere2", "cohere2_moe", "gptj", "phi", "codegen", "mamba", "mamba2", "falcon_mamba")
+_FOUR_NORMS = ("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "glm4", "afmoe")
+_ONE_NORM = ("cohere", "cohere2", "cohere2_moe", "gptj", "phi", "codegen", *_MAMBA)
 _PARALLEL = ("cohere", "cohere2", "falcon", "gptj", "phi", "codegen", "gpt_neox")
 _LEARNED_POSITIONS = ("gpt2", "gpt_bigcode", "gpt_neo", "opt", "openai-gpt", "biogpt", "xglm", "gpt-sw3")
-_LINEAR_BIAS = ("gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "phi", "opt", "bloom", "starcoder2", "gptj")
-_PLAIN_ROOT = ("mamba", "mamba2", "falcon_mamba", "nemotron_h", "lfm2", "lfm2_moe", "zamba", "llama4_text")
+_BIASED = ("gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "phi", "opt", "bloom", "starcoder2", "gptj")
+_RMS = ("nemotron_h", "lfm2", "lfm2_moe", "llama4_text", *_MAMBA)
 """Families with RMSNorm whose config names its epsilon otherwise than rms_norm_eps."""
+_SLIDING_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4, "exaone4": 4, "olmo3": 4}
+"""Of so many layers one has full attention and the others a window; in other families with one, all do."""
 
 
 @dataclass(frozen=True)
@@ -191,9 +188,8 @@ def read_shape(config: Mapping[str, Any], origin: str = "config") -> ModelShape:
         config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **inner}
     family = config.get("model_type")
     if not isinstance(family, str):
-        raise InputError(
-            f"model: {origin}: model_type is {family!r:.60}; it must name the model's family, for example llama."
-        )
+        said = "it must name the model's family, for example llama."
+        raise InputError(f"model: {origin}: model_type is {family!r:.60}; {said}")
     return _shape(family, _Reader(family, config, origin))
 
 
@@ -201,34 +197,42 @@ class _Reader:
     """Typed access to a config's values, under transformers' names or others, with the family's defaults."""
 
     def __init__(self, family: str, config: Mapping[str, Any], origin: str) -> None:
-        self.given, self.defaults, self.origin = config, family_defaults(family), origin
+        self.family, self.given, self.origin = family, config, origin
+        self.defaults = family_defaults(family)
         self.other_names: Mapping[str, str] = self.defaults.get("attribute_map", {})
         self.plan = " ".join(self.defaults.get("base_model_tp_plan") or ())
 
+    def names(self, name: str) -> list[str]:
+        own = self.other_names.get(name)
+        return [name, *([own] if own else []), *_NAMES.get(name, ())]
+
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a field. One that is null has no window, no cap: not the default."""
-        own = self.other_names.get(name)
-        names = [name, *([own] if own else []), *_NAMES.get(name, ())]
         for values in (self.given, self.defaults):
-            for each in names:
-                if each in values and (values[each] is not None or values is self.given):
-                    return values[each] if values[each] is not None else default
+            found = [values[each] for each in self.names(name) if each in values]
+            if found and (found[0] is not None or values is self.given):
+                return default if found[0] is None else found[0]
         return default
 
-    def count(
-        self, name: str, default: int | None = None, *, least: int = 1, most: int = LARGEST_COUNT
-    ) -> int:
+    def has(self, name: str) -> bool:
+        """Whether the family knows the field. Of a family that transformers does not have, all are."""
+        return not self.defaults or any(each in self.defaults for each in self.names(name))
+
+    def count(self, name: str, default: int | None = None, least: int = 1, most: int = LARGEST_COUNT) -> int:
         value = self.get(name, default)
         if isinstance(value, list) and value:  # one for each layer: their mean
-            value = sum(n for n in cast("list[Any]", value) if isinstance(n, int)) // len(
-                cast("list[Any]", value)
-            )
+            numbers = [n for n in cast("list[Any]", value) if isinstance(n, int)]
+            value = sum(numbers) // max(1, len(numbers))
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise InputError(
-                f"model: {self.origin}: {name} is {value!r:.60}; it must be a whole number of at least {least} "
-                f"and at most {most:,}."
+                f"model: {self.origin}: {name} is {value!r:.60}; it must be a whole number of at least "
+                f"{least} and at most {most:,}."
             )
         return value
+
+    def size(self, name: str) -> int:
+        """A count that may be missing: 0."""
+        return self.count(name, 0, least=0)
 
     def rate(self, name: str) -> float:
         value = self.get(name, 0.0)
@@ -238,38 +242,25 @@ class _Reader:
 
 
 def _shape(family: str, read: _Reader) -> ModelShape:
-    hidden = read.count("hidden_size")
-    layers = read.count("num_hidden_layers", most=MOST_LAYERS)
-    kinds = _kinds(family, read, layers)
-    attends = any(block.attends for block in kinds)
+    hidden, pattern = read.count("hidden_size"), str(read.get("hybrid_override_pattern", ""))  # as in M-M*-
+    layers = read.count("num_hidden_layers", len(pattern) or None, most=MOST_LAYERS)
+    kinds = _kinds(read, layers, [_LETTERS.get(letter, "") for letter in pattern])
+    attends, routes = any(b.attends for b in kinds), any(b.feed == "experts" for b in kinds)
     heads = read.count("num_attention_heads", None if attends else 1)
-    kv_heads = 1 if read.get("multi_query") and family in ("falcon", "gpt_bigcode") else 0
-    kv_heads = kv_heads or read.count("num_key_value_heads", heads)
+    kv_heads = read.count("num_key_value_heads", heads) if read.has("num_key_value_heads") else heads
+    kv_heads = 1 if read.get("multi_query") and family in ("falcon", "gpt_bigcode") else kv_heads
+    latents, rope = read.size("kv_lora_rank"), read.size("qk_rope_head_dim")
     if heads % kv_heads:
-        raise InputError(
-            f"model: {read.origin}: num_attention_heads {heads} is not a multiple of "
-            f"num_key_value_heads {kv_heads}."
-        )
-    rope, latents = read.count("qk_rope_head_dim", 0, least=0), read.count("kv_lora_rank", 0, least=0)
-    if latents:
-        head_dim = read.count("qk_nope_head_dim") + rope
-    elif attends and hidden % heads and read.get("head_dim") is None:
-        raise InputError(
-            f"model: {read.origin}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}."
-        )
-    else:
-        head_dim = read.count("head_dim", max(1, hidden // heads))
-    experts = read.count("num_experts", 0, least=0) if any(b.feed == "experts" for b in kinds) else 0
+        what = f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+        raise InputError(f"model: {read.origin}: {what}.")
     inner = read.count("intermediate_size", 4 * hidden) // (2 if family == "recurrent_gemma" else 1)
     width = read.count("moe_intermediate_size", inner)
-    shared = read.count("n_shared_experts", 0, least=0) * width
-    shared = shared or read.count("shared_expert_intermediate_size", 0, least=0)
-    shared = shared or read.count("shared_intermediate_size", 0, least=0)
-    activation = str(read.get("hidden_act", "gelu"))
-    plan_says = "gate_proj" in read.plan or "gate_up_proj" in read.plan
-    window = read.get("sliding_window")
-    if family in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe") and not read.get("use_sliding_window"):
-        window = None
+    shared = read.size("shared_expert_intermediate_size") or read.size("shared_intermediate_size")
+    activation, window = str(read.get("hidden_act", "gelu")), read.get("sliding_window")
+    gated = activation in ("silu", "swish", "swiglu") and "up_proj" not in read.plan
+    gated = gated or family in _GATED or "gate_proj" in read.plan or "gate_up_proj" in read.plan
+    biased = family.startswith("qwen2") or bool(read.get("attention_bias"))
+    declared = str(read.get("dtype", read.get("torch_dtype")))
     return ModelShape(
         family=family,
         vocab=read.count("vocab_size"),
@@ -277,149 +268,119 @@ def _shape(family: str, read: _Reader) -> ModelShape:
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim,
+        head_dim=read.count("qk_nope_head_dim") + rope
+        if latents
+        else read.count("head_dim", max(1, hidden // heads)),
         intermediate=inner,
         tied=bool(read.get("tie_word_embeddings", True)),
         activation=activation,
-        gated=plan_says
-        or family in _GATED
-        or (activation in _GATED_ACTIVATIONS and "up_proj" not in read.plan),
-        dtype=_dtype(read),
+        gated=gated,
+        dtype={"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(declared),
         kinds=kinds,
-        value_dim=read.count("v_head_dim", 0, least=0) if latents else 0,
-        query_rank=read.count("q_lora_rank", 0, least=0) if latents else 0,
+        value_dim=read.count("v_head_dim", max(1, hidden // heads)) if latents else 0,
+        query_rank=read.size("q_lora_rank") if latents else 0,
         kv_rank=latents,
-        rope_dim=rope if latents else 0,
+        rope_dim=rope,
         positions=read.count("max_position_embeddings") if family in _LEARNED_POSITIONS else 0,
-        bias=family in _LINEAR_BIAS,
-        qkv_bias=family.startswith("qwen2") or bool(read.get("attention_bias")),
-        layer_norm=family not in _PLAIN_ROOT and read.get("rms_norm_eps") is None,
-        norms=4 if family in _TWO_MORE_NORMS else 1 if family in _ONE_NORM else 2,
-        qk_norm="q_norm" in read.plan
-        or "q_layernorm" in read.plan
-        or family.startswith("olmo")
-        or bool(read.get("use_qk_norm")),
-        experts=experts,
-        experts_per_token=read.count("num_experts_per_tok", 1) if experts else 0,
-        expert_width=width if experts else 0,
-        shared_width=shared,
-        sliding_window=read.count("sliding_window") if window is not None else None,
+        bias=family in _BIASED,
+        qkv_bias=biased,
+        layer_norm=family not in _RMS and read.get("rms_norm_eps") is None,
+        norms=4 if family in _FOUR_NORMS else 1 if family in _ONE_NORM else 2,
+        qk_norm=any(each in read.plan for each in ("q_norm", "q_layernorm")) or family.startswith("olmo"),
+        experts=read.count("num_experts") if routes else 0,
+        experts_per_token=read.count("num_experts_per_tok", 1) if routes else 0,
+        expert_width=width if routes else 0,
+        shared_width=read.size("n_shared_experts") * width or shared,
+        sliding_window=window if any(b.mixer == "sliding" for b in kinds) else None,
         attention_softcap=read.get("attn_logit_softcapping") is not None,
         logit_softcap=read.get("final_logit_softcapping") is not None,
         parallel_residual=family in _PARALLEL and bool(read.get("use_parallel_residual", True)),
         attention_dropout=read.rate("attention_dropout"),
-        residual_dropout=read.rate("resid_pdrop") or read.rate("hidden_dropout"),
-        **_state(read, hidden, heads, head_dim),
+        residual_dropout=read.rate("resid_pdrop"),
+        **_state(read, hidden, heads),
     )
 
 
-def _kinds(family: str, read: _Reader, layers: int) -> tuple[Block, ...]:
+def _kinds(read: _Reader, layers: int, pattern: list[str]) -> tuple[Block, ...]:
     """How many blocks there are of each kind."""
-    named: Any = read.get("layer_types")
-    mixers = (
-        [*cast("list[Any]", named)]
-        if isinstance(named, list | tuple) and named
-        else _unnamed(family, read, layers)
+    named: Any = pattern or read.get("layer_types")
+    names = (
+        [*cast("list[Any]", named)] if isinstance(named, list | tuple) and named else _unnamed(read, layers)
     )
-    mixers = (mixers * layers)[:layers]  # RecurrentGemma repeats three
-    dense = read.count("first_k_dense_replace", 0, least=0)
-    every, offset = read.get("expert_layer_period"), read.get("expert_layer_offset") or 0
-    mixture = isinstance(read.get("num_experts"), int) and read.get("num_experts") > 0
+    names = (names * layers)[:layers]  # RecurrentGemma repeats three
+    dense = read.size("first_k_dense_replace")
+    mixture = read.size("num_experts") > 0 and read.get("is_moe", True)
+    every, offset = read.count("expert_layer_period", 1), read.size("expert_layer_offset")
     found: Counter[tuple[Mixer, Feed]] = Counter()
-    for index, name in enumerate(mixers):
-        routed = mixture and index >= dense and (not isinstance(every, int) or index % every == offset)
+    for index, name in enumerate(map(str, names)):
+        routed = mixture and index >= dense and index % every == offset
         feed: Feed = "experts" if routed else "dense"
-        mixer = _MIXERS.get(str(name), "attention")
-        if name in ("mlp", "moe"):  # Nemotron-H: a block is one or the other
-            mixer, feed = "none", "experts" if name == "moe" else "dense"
-        elif family == "nemotron_h":
-            feed = "none"
-        if mixer in ("delta", "state space"):
-            mixer = _state_mixer(family, read)
-            feed = "none" if family in ("mamba", "mamba2", "falcon_mamba", "zamba2", "zamba") else feed
-        if mixer == "sliding" and read.get("sliding_window") is None:
+        mixer: Mixer = _MIXERS.get(name, "attention")
+        if mixer == "state space":
+            mixer, feed = _state_mixer(read), "none" if read.family in _MAMBA else feed
+        if mixer == "sliding" and not isinstance(read.get("sliding_window"), int):
             mixer = "attention"
+        if read.family == "nemotron_h":  # a block mixes, or it feeds forward
+            feed = "none" if mixer != "none" else "experts" if name == "moe" else "dense"
         found[mixer, feed] += 1
     return tuple(Block(mixer, feed, count) for (mixer, feed), count in found.items())
 
 
-def _state_mixer(family: str, read: _Reader) -> Mixer:
-    """Configs call every layer that keeps a state `linear_attention`; its fields tell which it is."""
-    if read.get("linear_num_key_heads") is not None or family in ("minimax", "kimi_linear"):
+def _state_mixer(read: _Reader) -> Mixer:
+    """Configs call every layer that keeps a state `linear_attention`; other fields tell which it is."""
+    if read.get("linear_num_key_heads") is not None or read.family in ("minimax", "kimi_linear"):
         return "delta"
-    if family == "falcon_h1":
+    if read.family == "falcon_h1":
         return "state space and attention"
-    return (
-        "scan"
-        if read.get("time_step_rank", read.get("mamba_dt_rank")) and family != "mamba2"
-        else "state space"
-    )
+    scans = read.get("time_step_rank", read.get("mamba_dt_rank")) is not None and read.family != "mamba2"
+    return "scan" if scans else "state space"
 
 
-def _unnamed(family: str, read: _Reader, layers: int) -> list[str]:
+def _unnamed(read: _Reader, layers: int) -> list[str]:
     """The kinds of layers where the config lists none, as transformers' configuration classes have it."""
-    attends = read.get("full_attn_idxs", read.get("attn_layer_indices"))
+    attends, period, family = read.get("full_attn_idxs"), read.size("attn_layer_period"), read.family
+    window = isinstance(read.get("sliding_window"), int)
     if isinstance(attends, list):
         other = "conv" if family.startswith("lfm") else "mamba"
         return ["attention" if i in cast("list[Any]", attends) else other for i in range(layers)]
-    if family in (
-        "mamba",
-        "mamba2",
-        "falcon_mamba",
-        "falcon_h1",
-        "zamba",
-        "zamba2",
-        "granitemoehybrid",
-        "bamba",
-    ):
+    if period:
+        offset = read.size("attn_layer_offset")
+        return ["attention" if i % period == offset else "mamba" for i in range(layers)]
+    if family in (*_MAMBA, "falcon_h1", "granitemoehybrid", "bamba"):
         return ["mamba"] * layers
-    if isinstance(period := read.get("attn_layer_period"), int):
-        return [
-            "attention" if i % period == read.get("attn_layer_offset") else "mamba" for i in range(layers)
-        ]
     if read.get("linear_num_key_heads") is not None or family == "minimax":
-        full = read.get("full_attention_interval", 2 if family == "minimax" else 4)
+        full = read.count("full_attention_interval", 2 if family == "minimax" else 4)
         return ["linear_attention" if (i + 1) % full else "attention" for i in range(layers)]
-    if read.get("sliding_window") is None:
-        return ["attention"] * layers
     if family.startswith("qwen"):
         first = read.count("max_window_layers", layers) if read.get("use_sliding_window") else layers
         return ["attention" if i < first else "sliding_attention" for i in range(layers)]
-    every = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4, "exaone4": 4, "olmo3": 4}.get(
-        family, 0
-    )
-    every = read.get("sliding_window_pattern", every)
-    if not isinstance(every, int):
-        every = 4
-    return ["sliding_attention" if not every or (i + 1) % every else "attention" for i in range(layers)]
+    every = read.get("sliding_window_pattern", _SLIDING_EVERY.get(family, layers + 1))
+    every = every if isinstance(every, int) and every > 0 else 4
+    return ["sliding_attention" if window and (i + 1) % every else "attention" for i in range(layers)]
 
 
-def _state(read: _Reader, hidden: int, heads: int, head_dim: int) -> dict[str, Any]:
+def _state(read: _Reader, hidden: int, heads: int) -> dict[str, Any]:
     """Sizes of linear-attention and state-space layers, as far as the config gives them."""
+    kernel = read.count("conv_kernel", 4)
     if read.get("linear_num_key_heads") is not None:
         return {
             "state_heads": read.count("linear_num_value_heads"),
             "state_head_dim": read.count("linear_value_head_dim"),
             "state_key_heads": read.count("linear_num_key_heads"),
             "state_dim": read.count("linear_key_head_dim"),
-            "conv_kernel": read.count("conv_kernel", 4),
+            "conv_kernel": kernel,
             "gated_attention": True,
             "chunk": 64,
         }
-    inner = read.count("mamba_d_ssm", 0, least=0) or read.count("lru_width", 0, least=0)
-    inner = inner or read.count("ssm_expand", 1) * hidden
-    own = read.get("ssm_heads", read.get("num_heads"))
+    own, width = read.get("state_heads", read.get("num_heads")), read.get("state_head_dim")
     count = own if isinstance(own, int) and own > 0 else heads
+    inner = count * width if isinstance(width, int) else read.count("expand", 1) * hidden  # or "auto"
+    inner = read.size("mamba_d_ssm") or read.size("lru_width") or inner
     return {
         "state_heads": count,
         "state_head_dim": max(1, inner // count),
-        "state_key_heads": read.count("ssm_groups", 1),
-        "state_dim": read.count("ssm_state", head_dim),
-        "conv_kernel": read.count("conv_kernel", 4),
-        "chunk": read.count("ssm_chunk", 256),
+        "state_key_heads": read.count("state_groups", 1),
+        "state_dim": read.count("state_size", max(1, hidden // heads)),
+        "conv_kernel": kernel,
+        "chunk": read.count("chunk_size", 256),
     }
-
-
-def _dtype(read: _Reader) -> str | None:
-    declared = read.get("dtype", read.get("torch_dtype"))
-    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(str(declared))

@@ -87,7 +87,7 @@ def _in_blocks(size_bytes: int) -> int:
 
 def in_dimensions(size: Size, names: Mapping[str, int]) -> str:
     """A size with its coefficient as a product of the model's own dimensions and the bytes of an element,
-    where there is such a product of at most two: 8192·B·S is B·S·H × 2 B. The names given first come first."""
+    where there is such a product of at most two: 8192·B·S is B·S·H × 2 B. What is named first comes first."""
     if not isinstance(size, Sum) or len(size.terms) != 1:
         return str(size)
     ((coefficient, factors),) = size.terms

@@ -17,10 +17,10 @@ from harness.napkin.terms import Dims, Term
 from harness.napkin.weights import SIZES, BuiltModel
 
 LOSS = "transformers/loss/loss_utils.py, ForCausalLMLoss"
+IN_CTX = "MatMul8bitLt, in its ctx, which checkpointing does not reach"
 LIGER = "arXiv 2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py"
 _KEPT_BY_ACTIVATION = {"gelu_new": 4, "gelu_fast": 4, "xielu": 4}
-"""Tensors of the MLP's width that a nonlinearity keeps: SiLU and GELU their input, ReLU its result; those
-that are written out in Python, more."""
+"""Tensors of the MLP's width that a nonlinearity keeps; others keep their input alone, or ReLU its result."""
 _SOFTMAX_AS_GIVEN = ("gpt2", "gpt_oss", "falcon")
 """Families whose own code for attention takes the softmax in the dtype of the scores, not in fp32."""
 _SCANS: dict[str, list[tuple[str, str, float, str, int]]] = {
@@ -41,8 +41,7 @@ _SCANS: dict[str, list[tuple[str, str, float, str, int]]] = {
     "conv": [("B, C, x and their products", "B·S·H", 2, "ShortConv.slow_forward", 5)],
     "recurrent": [("gates and states", "B·S·Z", 4, "RecurrentGemmaRglru", 16)],
 }
-"""What mixing tokens through a state keeps, as transformers writes it in PyTorch: packages with kernels for it
-(mamba-ssm, flash-linear-attention) are not asked for."""
+"""What mixing tokens through a state keeps, as transformers writes it in PyTorch without other packages."""
 
 
 class Activations:
@@ -52,42 +51,40 @@ class Activations:
         self.built, self.recipe, self.shape, self.hardware = built, built.recipe, built.shape, hardware
         self.dims, recipe = Dims(built), built.recipe
         self.recomputes, self.compiled = recipe.gradient_checkpointing, recipe.compile
-        self.described = recipe.attention
-        self.compute = SIZES[recipe.compute_dtype]
-        """Bytes of an element of what a matrix product reads and writes."""
+        self.asked = recipe.attention
+        self.compute = SIZES[recipe.compute_dtype]  # bytes of an element that a matrix product reads
         self.stream = self.compute if recipe.fsdp and recipe.mixed else SIZES[built.loose_dtype]
         """Of the residual stream. FSDP2's mixed precision gathers weights in 16 bit."""
         self.made = self.compute if recipe.mixed and built.loose_dtype == built.made_dtype else self.stream
         """Of what a linear layer makes; a quantized one returns the dtype that it was given."""
-        self.read = self.compute if recipe.mixed else self.made
-        """Of what attention reads."""
+        self.read = self.compute if recipe.mixed else self.made  # what attention reads
         masks = recipe.seq_len if recipe.packing and not recipe.flash_package else 0
-        self.input_bytes = recipe.tokens_per_step * (8 * (2 + recipe.packing) + masks)
-        """Ids and labels of all micro batches; packed, positions and a mask of bytes."""
-        window, slides = self.shape.sliding_window, any(b.mixer == "sliding" for b in self.shape.blocks)
-        self.short = slides and window is not None and window < recipe.seq_len
+        self.input_bytes = recipe.tokens_per_step * (
+            8 * (2 + recipe.packing) + masks
+        )  # ids, labels, positions
+        window = self.shape.sliding_window
+        self.block_input = self.dims.term("block input", "B·S·H", self.stream, "arXiv 1604.06174")
+        self.short = window is not None and window < recipe.seq_len
         self.masked = recipe.attention == "sdpa" and (recipe.packing or self.short)
-        """Whether sdpa is given a mask: for packed documents, or a window shorter than the sequence."""
+        """Whether sdpa is given a mask: for packed documents, or a short window."""
 
     @cached_property
     def kernel(self) -> Literal["eager", "fused", "plain"]:
-        """What computes attention: eager's own code, a fused kernel, or sdpa's plain fallback, which keeps
-        scores as eager does (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+        """Eager's code, a fused kernel, or sdpa's plain fallback, which keeps scores too (sdp_utils.cpp)."""
         recipe, shape = self.recipe, self.shape
         if recipe.attention == "eager" or (shape.attention_softcap and not recipe.flash_package):
             return "eager"
         grouped = shape.heads != shape.kv_heads and not self.masked
-        if shape.family == "falcon" and grouped and not recipe.flash_package:
-            return "plain"  # it gives sdpa one head of keys, which no fused kernel takes
         modern = float(self.hardware.datasheet.compute_capability) >= 8
-        if recipe.flash_package or (self.read == 2 and modern):
+        one_head = shape.family == "falcon" and grouped  # of keys, which no fused kernel takes
+        if recipe.flash_package or (self.read == 2 and modern and not one_head):
             return "fused"
         return "plain" if grouped or recipe.compute_dtype == "bf16" else "fused"
 
-    @property
-    def block_input(self) -> Term:
-        """What checkpointing keeps of a block."""
-        return self.dims.term("block input", "B·S·H", self.stream, "arXiv 1604.06174")
+    def kept_until_backward(self, block: Block) -> list[Term]:
+        """What one block of this kind keeps: all, or its input and what checkpointing does not reach."""
+        terms = self.kept_by(block)
+        return [self.block_input, *(t for t in terms if t.source == IN_CTX)] if self.recomputes else terms
 
     def kept_by(self, block: Block) -> list[Term]:
         """What one block of this kind keeps for backward when nothing is recomputed."""
@@ -125,10 +122,9 @@ class Activations:
     def _read(
         self, name: str, readers: Sequence[Matrix], width: int, dims: str = "B·S·H", *, kept: bool = False
     ) -> list[Term]:
-        """What linear layers keep of the tensor they read, of `width` bytes an element; `kept`: somebody else
-        keeps it already."""
+        """What linear layers keep of what they read, of `width` bytes; `kept`: somebody else keeps it."""
         recipe, built, term, terms = self.recipe, self.built, self.dims.term, list[Term]()
-        adapted = [m for m in readers if m.name in built.adapted and built.lora]
+        adapted = [m for m in readers if m.name in built.adapted]
         if self.compiled or not readers:
             return []
         if recipe.trains_base:
@@ -136,9 +132,15 @@ class Activations:
             times = len(readers) if casts else 1
             own = term(name, dims, self.compute if casts else width, "products, for weights", times)
             return [] if kept and not casts else [own]
-        if not kept and any(built.storage(m) == "int8" for m in readers):
-            terms, kept = [term(name, dims, width, "MatMul8bitLt, in its ctx")], True
-        if not adapted:
+        if any(built.storage(m) == "int8" for m in readers) and (not kept or self.recomputes):
+            terms, kept = [term(name, dims, width, IN_CTX)], True
+        for matrix in [] if built.lora else adapted:  # IA3: what a scale's gradient needs
+            feeds, made = matrix.role == "down", self.dims.of("B·S") * matrix.outputs * self.made
+            whole = Term(
+                "", f"{matrix.name} unscaled", f"B·S·{matrix.outputs:,} × {self.made} B", made, "IA3"
+            )
+            terms.append(term(f"{name} for its scale", dims, 4, "IA3") if feeds else whole)
+        if not adapted or not built.lora:
             return terms
         wide = self.compute if recipe.mixed else SIZES[built.adapter_dtype(adapted[0])]
         if recipe.lora_dropout:
@@ -194,17 +196,14 @@ class Activations:
         shape, term = self.shape, self.dims.term
         many, relu = _KEPT_BY_ACTIVATION.get(shape.activation, 1), shape.activation == "relu"
         if not shape.gated:
-            terms = [term("up", dims, self.made, shape.activation, many)]
-            return terms + self._read("activation", down, self.made, dims, kept=relu)
+            read = self._read("activation", down, self.made, dims, kept=relu)
+            return [term("up", dims, self.made, shape.activation, many), *read]
         terms = [term("gate and up", dims, self.made, "activation, product", 1 + many)]
-        if self.compiled:
-            return terms
-        terms.append(term("activation", dims, self.made, "its product with up"))
-        return terms + self._read("gated", down, self.made, dims)
+        bent = [term("activation", dims, self.made, "its product with up")]
+        return terms if self.compiled else terms + bent + self._read("gated", down, self.made, dims)
 
     def _experts(self, stacked: Sequence[Matrix]) -> list[Term]:
-        """A token's row goes to each of its experts (transformers/integrations/moe.py). Grouped products are
-        not on autocast's lists, and weights that peft or bitsandbytes make whole are kept."""
+        """A token's row goes to each of its experts, through grouped products (integrations/moe.py)."""
         built, width, term = self.built, self.stream, self.dims.term
         adapted, what = any(m.name in built.adapted for m in stacked), "grouped_mm_experts_forward"
         terms = [
@@ -222,8 +221,7 @@ class Activations:
         return [*terms, made] if quantized or adapted else terms
 
     def passing(self, block: Block) -> int:
-        """The most that a block's backward holds for a moment beside what it keeps: gradients of its widest
-        tensors, with LoRA in fp32 those of both branches; and a weight that is dequantized."""
+        """The most that a block's backward adds: gradients of its widest tensors, a dequantized weight."""
         d, built, matrices = self.dims.of, self.built, matrices_of(self.shape, block)
         wide = built.lora and not self.recipe.mixed and built.adapter_dtype(matrices[0]) == "fp32"
         if block.feed == "experts":
@@ -245,6 +243,8 @@ class Activations:
         term, terms = self.dims.term, self._norm("final norm", [self.built.head])
         if self.recipe.fused_loss:
             return terms
+        if self.recipe.mixed and not self.recipe.fsdp and self.built.loose_dtype == "fp32":
+            terms.append(term("the head in 16 bit", "V·H", self.compute, "its product, under autocast"))
         if self.compiled:
             return [*terms, term("logits", "B·S·V", self.compute, LOSS)]
         capped = [term("tanh of logits", "B·S·V", self.compute, "tanh")] if self.shape.logit_softcap else []
@@ -253,13 +253,10 @@ class Activations:
     @cached_property
     def held_after_forward(self) -> list[Term]:
         """What the loss's local variables hold when forward ends."""
-        if self.recipe.fused_loss:
-            return self._fused
-        hidden = self.dims.term("hidden states", "B·S·H", self.stream, LOSS)
-        logits = {} if self.compiled else {"logits": self.compute, "logits in fp32": 4}
-        if self.compute == 4:
-            logits.pop("logits", None)
-        return [hidden, *(self.dims.term(name, "B·S·V", width, LOSS) for name, width in logits.items())]
+        term, widths = self.dims.term, {"logits": self.compute, "logits in fp32": 4}
+        logits = [term(name, "B·S·V", width, LOSS) for name, width in widths.items()][self.compute == 4 :]
+        held = [term("hidden states", "B·S·H", self.stream, LOSS), *([] if self.compiled else logits)]
+        return self._fused if self.recipe.fused_loss else held
 
     @cached_property
     def held_in_backward(self) -> list[Term]:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
-from harness.napkin.memory import Sizes
 from harness.napkin.ranks import sent_bytes
 
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes that a rank sends in one phase."""
-
-    sent: float
+BUCKET = 25 * 2**20
 
 
-def traffic(sizes: Sizes) -> dict[str, list[Traffic]]:
+class ForFit:
+    """More attributes of Sizes."""
+
+    @property
+    def buckets(self: Any) -> list[int]:
+        """DDP's, of 25 MiB."""
+        return [BUCKET] * (self.bucket_bytes // BUCKET) + [self.bucket_bytes % BUCKET] * self.recipe.ddp
+
+    @property
+    def stages(self: Any) -> SimpleNamespace:
+        """With the residual stream that enters the loss."""
+        return SimpleNamespace(loss=SimpleNamespace(entering=self.activations.block_input))
+
+
+def traffic(sizes: Any) -> dict[str, list[SimpleNamespace]]:
     """By phase what a rank sends."""
     found = sent_bytes(sizes.built, sizes.units, sizes.bucket_bytes)
-    return {phase: [Traffic(size)] for phase, (_, size) in found.items()}
+    return {phase: [SimpleNamespace(sent=size)] for phase, (_, size) in found.items()}

@@ -1,21 +1,19 @@
-"""What a step holds: the sizes of its parts, and the moments that can be its peak. No torch.
-
-Bytes are those of the tensors, in a steady step: from the second on, when the optimizer's state exists.
-"""
+"""What a steady step holds: the sizes of its parts, and the moments that can be its peak. No torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Literal
 
 from harness.hardware import Hardware
 from harness.napkin.activations import Activations
+from harness.napkin.for_fit import ForFit
 from harness.napkin.optimizer import OptimizerMemory
 from harness.napkin.ranks import units_of
-from harness.napkin.terms import Term, sum_of
+from harness.napkin.terms import sum_of
 from harness.napkin.weights import SIZES, BuiltModel, total_bytes
+from harness.step_profile import CATEGORIES
 
 Phase = Literal["setup", "forward", "loss", "backward", "optimizer_step"]
 """`loss` is the first piece of backward."""
@@ -28,8 +26,7 @@ class Moment:
     phase: Phase
     where: str
     parameters: int
-    gathered_parameters: int
-    """FSDP2's units that are whole, and the buffers they are gathered into."""
+    gathered_parameters: int  # FSDP2's units that are whole, and their buffers
     gradients: int
     optimizer_state: int
     activations: int
@@ -39,13 +36,10 @@ class Moment:
 
     @property
     def total_bytes(self) -> int:
-        return sum(getattr(self, name) for name in PARTS)
+        return sum(getattr(self, name) for name in CATEGORIES)
 
 
-PARTS = tuple(field.name for field in fields(Moment) if field.name not in ("phase", "where"))
-
-
-class Sizes:
+class Sizes(ForFit):
     """The quantities of one recipe on one device, each computed once."""
 
     def __init__(self, built: BuiltModel, hardware: Hardware) -> None:
@@ -53,101 +47,51 @@ class Sizes:
         recipe, self.outer, self.in_blocks = built.recipe, built.outer, built.in_blocks
         self.trained = [w for w in (*built.outer, *built.in_blocks) if w.trained]
         self.activations, self.optimizer = Activations(built, hardware), OptimizerMemory(recipe, self.trained)
+        acts = self.activations
         self.micro_batches = recipe.gradient_accumulation_steps
         self.parameter_bytes = total_bytes([*self.outer, *self.in_blocks]) + built.buffer_bytes
         self.gradient_bytes = sum(w.count * w.elements * SIZES[w.dtype] for w in self.trained)
-        self.bucket_bytes = self.gradient_bytes if recipe.ddp else 0
-        """DDP's second copy of the gradients (gradient_as_bucket_view=False, its default)."""
+        self.bucket_bytes = self.gradient_bytes if recipe.ddp else 0  # gradient_as_bucket_view=False
         held = self.optimizer.state_bytes - self.optimizer.paged_bytes + self.optimizer.copy_bytes
         self.device_state = 0 if recipe.steps_on_host else held
-        self.away = recipe.parameters_on_host or recipe.cpu_offload
-        """Weights live in host memory, whole or a rank's part of them."""
+        self.away = recipe.parameters_on_host or recipe.cpu_offload  # weights, whole or a rank's part of them
         self.head_bytes = built.head.elements * SIZES[built.loose_dtype]
         around = 2 * total_bytes(self.in_blocks) // built.shape.layers + self.head_bytes
         there = built.buffer_bytes if recipe.cpu_offload else around  # a block, the next, and the head
         self.device_parameters = there if self.away else self.parameter_bytes
         self.input_bytes = self.activations.input_bytes
-
-    @property
-    def quantizing_bytes(self) -> int:
-        """In setup, the largest layer is there in full precision while it is quantized."""
-        quantized = (w.elements for w in self.in_blocks if w.quantized)
-        return SIZES[self.built.made_dtype] * max(quantized, default=0)
-
-    @cached_property
-    def kept(self) -> list[tuple[int, int, int]]:
-        """Of each kind of block: how many, bytes that one keeps until backward, and computes again there."""
-        acts, blocks = self.activations, self.built.shape.blocks
-        every = [(block.count, sum_of(acts.kept_by(block))) for block in blocks]
-        one = acts.block_input.size_bytes
-        return [(n, one, size) if acts.recomputes else (n, size, 0) for n, size in every]
-
-    @cached_property
-    def kept_by_blocks(self) -> int:
-        """What all blocks keep from forward to backward, wherever it is."""
-        return sum(count * kept for count, kept, _ in self.kept)
-
-    @property
-    def kept_terms(self) -> list[Term]:
-        """What all blocks and the loss keep, term by term."""
-        acts, terms = self.activations, [*self.activations.kept_by_loss]
-        for block in self.built.shape.blocks:
-            for term in [acts.block_input] if acts.recomputes else acts.kept_by(block):
-                name, size = f"{term.name} × {block.count}", block.count * term.size_bytes
-                terms.append(term._replace(name=name, size_bytes=size))
-        return terms
-
-    @cached_property
-    def kept_by_loss(self) -> int:
-        return sum_of(self.activations.kept_by_loss)
-
-    @property
-    def weight_copies(self) -> int:
-        """Autocast's 16-bit copies of trained weights, kept until forward ends, and without checkpointing
-        until backward reads them (aten/src/ATen/autocast_mode.cpp, cached_cast)."""
-        if not self.recipe.mixed or self.recipe.fsdp:
-            return 0
-        cast = [w.elements * w.count for w in self.in_blocks if w.trained and w.matrix and w.dtype == "fp32"]
-        return SIZES[self.recipe.compute_dtype] * (
-            sum(cast) + self.built.head.elements * self.recipe.trains_base
+        self.kept: list[tuple[int, int, int]] = []
+        """Of each kind of block: how many, bytes that one keeps until backward, and computes again."""
+        for block in built.shape.blocks:
+            again = acts.recomputes * sum_of(acts.kept_by(block))
+            self.kept.append((block.count, sum_of(acts.kept_until_backward(block)), again))
+        self.kept_by_loss, self.kept_by_blocks = (
+            sum_of(acts.kept_by_loss),
+            sum(n * kept for n, kept, _ in self.kept),
         )
-
-    @property
-    def earlier_gradients(self) -> int:
-        """Gradients of earlier micro batches; with FSDP2 whole ones, where they are not reduced yet."""
-        if self.recipe.fsdp and self.recipe.syncs_per_step < self.micro_batches:
-            return self.units.layers * self.units.reduced + self.units.own_reduced
-        return 0 if self.away or self.micro_batches == 1 else self.gradient_bytes
+        quantized = (w.elements for w in self.in_blocks if w.quantized)
+        self.quantizing_bytes = SIZES[built.made_dtype] * max(
+            quantized, default=0
+        )  # in setup, one layer whole
+        wide = [w for w in self.in_blocks if w.matrix and w.dtype == "fp32"]
+        stay = sum(w.elements * w.count for w in wide if w.trained or not acts.recomputes)
+        self.weight_copies = acts.compute * stay if recipe.mixed and not recipe.fsdp else 0
+        """Autocast's 16-bit copies of fp32 weights, kept until backward; recomputing, until forward ends."""
+        later = recipe.fsdp and recipe.syncs_per_step < self.micro_batches
+        added = 0 if self.away or self.micro_batches == 1 else self.gradient_bytes
+        unsynced = self.units.layers * self.units.reduced + self.units.own_reduced
+        self.earlier_gradients = unsynced if later else added  # of earlier micro batches
 
     @property
     def host_parts(self) -> dict[str, int]:
         """What is offloaded to host memory, each part at its largest; without unified (paged) memory."""
-        parts: dict[str, int] = {"parameters": self.parameter_bytes} if self.away else {}
-        if self.recipe.steps_on_host:
-            parts["gradients"] = self.optimizer.gradient_bytes
-            parts["optimizer state"] = self.optimizer.state_bytes + self.optimizer.copy_bytes
-            parts["the optimizer's temporaries"] = self.optimizer.step_bytes
-        if self.recipe.activations_on_host:
-            parts["activations"] = self.kept_by_blocks + self.kept_by_loss
-        return parts
-
-    @property
-    def host_bytes(self) -> int:
-        """Host memory of what is offloaded or paged, at its largest."""
-        return self.optimizer.paged_bytes + sum(self.host_parts.values())
-
-    # what harness/fit asks for, until it searches with the derived formula
-
-    @property
-    def buckets(self) -> list[int]:
-        """DDP's, of 25 MiB."""
-        return [25 * 2**20] * (self.bucket_bytes // (25 * 2**20)) + [
-            self.bucket_bytes % (25 * 2**20)
-        ] * self.recipe.ddp
-
-    @property
-    def stages(self) -> SimpleNamespace:
-        return SimpleNamespace(loss=SimpleNamespace(entering=self.activations.block_input))
+        step, kept = self.optimizer, self.kept_by_blocks + self.kept_by_loss
+        states = {"gradients": step.gradient_bytes, "optimizer state": step.state_bytes + step.copy_bytes}
+        parts = {"parameters": self.parameter_bytes} if self.away else {}
+        parts |= (
+            {**states, "the optimizer's temporaries": step.step_bytes} if self.recipe.steps_on_host else {}
+        )
+        return parts | ({"activations": kept} if self.recipe.activations_on_host else {})
 
 
 def required_bytes(memory: Memory) -> int:
@@ -172,52 +116,51 @@ class Memory:
         built, recipe, earlier = sizes.built, sizes.recipe, sizes.earlier_gradients
         on_host, whole, own = recipe.activations_on_host, bool(units.layers), units.own
         copies = sizes.weight_copies
-        cached = copies if acts.recomputes else 0
-        blocks = 0 if on_host else sizes.kept_by_blocks + copies - cached
+        cached = copies if acts.recomputes else 0  # until forward ends; otherwise kept with the blocks
+        blocks = 0 if on_host else sizes.kept_by_blocks + copies - cached  # what all of them keep
         loss = blocks + sizes.kept_by_loss
         width, trains = SIZES[built.loose_dtype], recipe.trains_base
-        # gradients: of the head, of all that is outside the blocks, and those that are there at the end
+        # gradients gather in backward, unless each is stepped, moved away or added to an earlier one at once
         leaves = step.in_backward or sizes.away or (earlier > 0 and not whole)
         head = units.own_made if whole else sizes.head_bytes * trains
         outer = units.own_made if whole else sum(w.elements * width for w in sizes.outer if w.trained)
-        made, stays = (0, 0) if leaves else (sizes.gradient_bytes, head)
+        made, stays = (
+            (0, 0) if leaves else (sizes.gradient_bytes, head)
+        )  # all of them; the head's, from the start
         stays = head if recipe.parameters_on_host else stays
         largest = max((w.size_bytes for w in sizes.in_blocks if w.trained), default=0)
-        stepped = largest * (1 + step.share) if leaves else 0
-        at_last, at_first = stays + stepped, max(made - max(0, outer - stays), stepped)
-        table = built.shape.vocab * built.shape.hidden * width * trains
+        stepped = largest * (1 + step.share) if leaves else 0  # of one weight at a time
+        at_last, at_first = stays + stepped, max(made - max(0, outer - stays), stepped)  # of the blocks
+        table = built.shape.vocab * built.shape.hidden * width * trains  # of the embeddings, at the end
         twice = 0 if not built.shape.tied or recipe.mixed else table  # a tied one's second part
         at_end = table if leaves else made + (units.own_made - units.own_made // recipe.dp_shard)
         ending = max(twice, table * step.share * step.in_backward) + units.own_reduced
         logits = 0 if recipe.fused_loss else acts.dims.of("B·S·V") * acts.compute
-        # phase, where, and bytes: gathered, gradients, activations, temporaries
-        rows: list[tuple[Phase, str, int, int, int, int]] = []
+        at, rows = self._moment, list[Moment]()  # bytes: gathered, gradients, activations, temporaries
         for block, (_, kept, again) in zip(built.shape.blocks, sizes.kept, strict=True):
             kind, running = f"block ({block.mixer}, {block.feed})", again or kept * on_host
             passing = acts.passing(block) + running + units.made + units.reduced
             left, near = 0 if on_host else kept, units.gathered(2)
             rows += [
-                ("forward", f"the last {kind}", units.gathered(3), 0, blocks, running + cached),
-                ("backward", f"the last {kind}", near, at_last, blocks, passing),
-                ("backward", f"the first {kind}", near, at_first, left, passing),
+                at("forward", f"the last {kind}", units.gathered(3), 0, blocks, running + cached),
+                at("backward", f"the last {kind}", near, at_last, blocks, passing),
+                at("backward", f"the first {kind}", near, at_first, left, passing),
             ]
         held = sum_of(acts.held_after_forward) + cached
         rows += [
-            ("forward", "the end of the loss", units.gathered(1), 0, loss, held),
-            ("loss", "the gradient of the logits", own, 0, loss, sum_of(acts.held_in_backward)),
-            ("backward", "the head", own, head, blocks, logits + (head // 2 if copies else 0)),
-            ("backward", "the embeddings", 0, at_end, 0, ending),
+            at("forward", "the end of the loss", units.gathered(1), 0, loss, held),
+            at("loss", "the gradient of the logits", own, 0, loss, sum_of(acts.held_in_backward)),
+            at("backward", "the head", own, head, blocks, logits + (head // 2 if copies else 0)),
+            at("backward", "the embeddings", 0, at_end, 0, ending),
         ]
-        order = ("forward", "loss", "backward")
-        rows.sort(key=lambda row: order.index(row[0]))
-        gradients = step.gradient_bytes
-        if recipe.steps_on_host or step.in_backward:
-            gradients = 0 if sizes.away or step.in_backward else sizes.gradient_bytes
+        rows.sort(key=lambda moment: ("forward", "loss", "backward").index(moment.phase))
+        gradients = 0 if sizes.away else sizes.gradient_bytes if recipe.steps_on_host else step.gradient_bytes
+        gradients *= not step.in_backward
         passes = 0 if recipe.steps_on_host or step.in_backward else step.step_bytes
-        rows.append(("optimizer_step", "update", 0, gradients - earlier, 0, passes))
+        rows.append(at("optimizer_step", "update", 0, gradients - earlier, 0, passes))
         copied = 0 if recipe.steps_on_host else step.copy_bytes
         setup = Moment("setup", "model built", sizes.device_parameters, 0, sizes.bucket_bytes, copied, 0, 0)
-        return [setup, *(self._moment(*row) for row in rows)]
+        return [setup, *rows]
 
     def _moment(self, phase: Phase, where: str, gathered: int, grads: int, kept: int, passing: int) -> Moment:
         """With what is there throughout the step."""

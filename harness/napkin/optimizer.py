@@ -21,26 +21,25 @@ class OptimizerMemory:
     def __init__(self, recipe: Recipe, trained: Sequence[Weight]) -> None:
         self.recipe, self.trained = recipe, trained
         self.name, self.implementation = recipe.optimizer, recipe.optimizer_impl
-        self.in_backward = recipe.optimizer_in_backward
-        """Each weight is stepped as its gradient arrives, and the gradient freed."""
-        self.width = {w.dtype: 4 if recipe.master_weights else SIZES[w.dtype] for w in trained}
-        """Bytes of an element of what is stepped: the weight, or its fp32 master copy."""
+        self.in_backward = recipe.optimizer_in_backward  # and each gradient freed when its weight is stepped
+        self.width = {
+            w.dtype: 4 if recipe.master_weights else SIZES[w.dtype] for w in trained
+        }  # of an element
         self.state_bytes = sum(w.count * self.state_of(w) for w in trained)
         large = [w.elements * w.count for w in trained if w.elements >= 100_000 and recipe.pages_optimizer]
         self.paged_bytes = sum(large) * STATES.get(self.name, 0) * (1 if self.name.endswith("8bit") else 4)
-        """The part of it in unified memory, which the allocator does not see: moments of large tensors."""
+        """The part in unified memory, which the allocator does not see: moments of large tensors."""
         sizes = [w.elements * self.width[w.dtype] for w in trained for _ in range(w.count)]
-        self.gradient_bytes = sum(sizes)
-        """Gradients as they are stepped: cast for master weights."""
+        self.gradient_bytes = sum(sizes)  # as they are stepped: cast for master weights
         copied = recipe.master_weights or (recipe.optimizer_on_host and not recipe.parameters_on_host)
         self.copy_bytes = sum(sizes) if copied else 0
         """Weights that are stepped in place of the model's: fp32 master weights, or those on the host."""
         decays, passing = self.name == "sgd" and recipe.weight_decay > 0, self.name in ("adamw", "adafactor")
         one_by_one = self.implementation == "for_loop"
-        twice = one_by_one and self.name == "adamw"
-        self.share = (1 + twice) * ((decays or passing) and self.implementation != "fused")
-        """Bytes that stepping a tensor needs for a moment, for each byte of it: the root of the second moment
-        (adam.py, exp_avg_sq_sqrt), and tensor by tensor that divided; Adafactor's update; SGD's decay."""
+        self.share = (1 + (one_by_one and self.name == "adamw")) * (
+            (decays or passing) and self.implementation != "fused"
+        )
+        """Bytes that stepping a byte needs for a moment: of AdamW, the root of the second moment."""
         self.step_bytes = self.share * (max(sizes, default=0) if one_by_one else sum(sizes))
         """The most that a step holds beside weights, gradients and state; foreach, of all tensors at once."""
 
@@ -55,8 +54,7 @@ class OptimizerMemory:
 
     @property
     def moved_bytes(self) -> int:
-        """What one step reads and writes. An update written as several kernels goes over memory of the
-        weight's size once for each thing that a line of it reads or writes (torch/optim/adam.py, sgd.py)."""
+        """What one step reads and writes: by a kernel for each line of adam.py or sgd.py, or by one."""
         recipe, moved, decay = self.recipe, 0.0, 2 if self.recipe.weight_decay else 0
         passes = {"adamw": 18 + decay, "adafactor": 18 + decay, "sgd": 3 + 1.5 * decay}.get(self.name, 0)
         for weight in self.trained:

@@ -1,34 +1,22 @@
-"""A recipe's memory and time on a napkin: about right, in milliseconds, checkable by hand. No torch.
-
-`predict` gives the StepProfile; harness/napkin/text.py prints the derivation line by line.
-"""
+"""A recipe's memory and time on a napkin: about right, in milliseconds, checkable by hand. No torch."""
 
 from __future__ import annotations
 
+import harness.step_profile as answer
 from harness.architecture import ModelShape, load_shape
 from harness.errors import InputError
 from harness.hardware import Hardware
-from harness.napkin.memory import PARTS, Memory, Sizes, required_bytes
+from harness.napkin.memory import Memory, Sizes, required_bytes
 from harness.napkin.timing import Timing
 from harness.napkin.weights import BuiltModel
 from harness.recipe import Recipe
-from harness.step_profile import (
-    Allocation,
-    MemoryBreakdown,
-    MemoryStats,
-    OutOfMemoryReport,
-    PhaseStats,
-    StepProfile,
-    StepStats,
-    TimeStats,
-)
+from harness.step_profile import StepProfile
 
 
 def estimate(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None) -> Memory:
     """The memory of `recipe`, phase by phase, for a model of `shape` (None: the recipe's own).
 
-    Raises InputError for a config that gives no sizes, for a layer in lora_targets that the model does not
-    have, and for a dtype or a length that the device or the model does not have.
+    Raises InputError for a config without sizes, and for layers, a length or a dtype that are not to be had.
     """
     hardware.peak_flops(recipe.compute_dtype)  # refuses a dtype the device has no units for
     shape = shape or load_shape(recipe.model)
@@ -49,8 +37,7 @@ def warnings_of(recipe: Recipe) -> list[str]:
 
 
 def predict(recipe: Recipe, hardware: Hardware, shape: ModelShape | None = None) -> StepProfile:
-    """The StepProfile of one steady optimizer step. What arithmetic cannot know is None: reserved memory
-    and so the process's, spread of times, loss."""
+    """The StepProfile of one steady optimizer step; None for what arithmetic cannot know: reserved memory."""
     return profile(estimate(recipe, hardware, shape))
 
 
@@ -63,46 +50,51 @@ def profile(memory: Memory) -> StepProfile:
         phase = moment.phase.replace("loss", "backward")
         peaks[phase] = max(peaks.get(phase, 0), moment.total_bytes)
     phases = {
-        name: PhaseStats(
-            time_s=TimeStats(median=phase.seconds),
+        name: answer.PhaseStats(
+            time_s=answer.TimeStats(median=phase.seconds),
             peak_allocated_bytes=peaks.get(name),
             flops=phase.flops,
             bytes_moved=phase.bytes_moved,
         )
         for name, phase in timing.phases.items()
     }
-    stats = MemoryStats(
+    stats = answer.MemoryStats(
         kind="closed_form",
         peak_allocated_bytes=peak.total_bytes,
         peak_phase=peak.phase.replace("loss", "backward"),
-        at_peak=MemoryBreakdown(**{f"{name}_bytes": getattr(peak, name) for name in PARTS}),
-        host_bytes=sizes.host_bytes,
+        at_peak=answer.MemoryBreakdown(
+            **{f"{name}_bytes": getattr(peak, name) for name in answer.CATEGORIES}
+        ),
+        host_bytes=sizes.optimizer.paged_bytes + sum(sizes.host_parts.values()),
         cuda_context_bytes=hardware.calibration.cuda_context_bytes,
         setup_peak_allocated_bytes=memory.moments[0].total_bytes + sizes.quantizing_bytes,
     )
-    step = StepStats(
-        time_s=TimeStats(median=timing.seconds),
+    step = answer.StepStats(
+        time_s=answer.TimeStats(median=timing.seconds),
         tokens_per_s=timing.tokens_per_s,
         model_flops=timing.model_flops,
         mfu=timing.utilization(timing.model_flops),
         hfu=timing.utilization(timing.hardware_flops),
         bound=timing.bound,
     )
-    found = [
-        (w.total_bytes, "parameters", "setup", f"{w.name} × {w.count}") for w in sizes.outer + sizes.in_blocks
+    weights, acts = sizes.outer + sizes.in_blocks, sizes.activations
+    kept = [(b.count, term) for b in sizes.built.shape.blocks for term in acts.kept_until_backward(b)]
+    kept += [(1, term) for term in acts.kept_by_loss]
+    found = [(w.total_bytes, "parameters", "setup", f"{w.name} × {w.count}") for w in weights]
+    found += [(n * t.size_bytes, "activations", "forward", f"{t.name} × {n}") for n, t in kept]
+    top = [
+        answer.Allocation(size_bytes=n, category=c, phase=p, module=m) for n, c, p, m in sorted(found)[:-9:-1]
     ]
-    found += [(t.size_bytes, "activations", "forward", t.name) for t in sizes.kept_terms]
-    top = [Allocation(size_bytes=n, category=c, phase=p, module=m) for n, c, p, m in sorted(found)[:-9:-1]]
     fits = required_bytes(memory) <= hardware.memory_bytes
     return StepProfile(
         source="napkin",
         recipe=recipe.model_dump(mode="json"),
         hardware=hardware.summary(recipe.compute_dtype),
-        provenance={"calibration": hardware.calibration.source, "attention": sizes.activations.kernel},
+        provenance={"calibration": hardware.calibration.source, "attention": acts.kernel},
         warnings=sizes.built.surprises,
         memory=stats,
         phases=phases,
         step=step,
         top=top,
-        oom=None if fits else OutOfMemoryReport(phase=stats.peak_phase, top=top),
+        oom=None if fits else answer.OutOfMemoryReport(phase=peak.phase.replace("loss", "backward"), top=top),
     )

@@ -1,12 +1,8 @@
-"""What one of several ranks gathers, reduces and sends. No torch.
-
-FSDP2 gathers a unit of weights into a flat buffer and copies it into the weights, with the next unit's buffer
-on its way (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
-"""
+"""What one of several ranks gathers, reduces and sends (torch/distributed/fsdp/_fully_shard). No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.napkin.weights import SIZES, BuiltModel, Weight
@@ -16,18 +12,14 @@ from harness.napkin.weights import SIZES, BuiltModel, Weight
 class Units:
     """Bytes of FSDP2's units while they are whole: those of an average block, and of what is outside them."""
 
-    block: int = 0
-    """Weights, in the dtype in which they compute."""
-    made: int = 0
-    """Gradients of the trained ones, as backward makes them."""
-    reduced: int = 0
-    """The same as the input of their reduce-scatter."""
+    block: int = 0  # weights, in the dtype in which they compute
+    made: int = 0  # gradients of the trained ones, as backward makes them
+    reduced: int = 0  # the same as the input of their reduce-scatter
     own: int = 0
     own_made: int = 0
     own_reduced: int = 0
     layers: int = 0
-    stay: bool = False
-    """Blocks stay whole from forward to backward."""
+    stay: bool = False  # blocks stay whole from forward to backward
 
     def gathered(self, copies: int) -> int:
         """While a block is computed: what is outside, and `copies` of a block, itself and buffers."""
@@ -39,20 +31,19 @@ def units_of(built: BuiltModel) -> Units:
     recipe, ranks, layers = built.recipe, built.recipe.dp_shard, built.shape.layers
     computes = recipe.compute_dtype if recipe.mixed else None
 
-    def whole(weights: Iterable[Weight], dtype: str | None = computes) -> int:
-        widths = ((w, w.elements * w.count * SIZES[dtype or w.dtype]) for w in weights if not w.quantized)
-        return ranks * (sum(size for _, size in widths) + sum(w.total_bytes for w in weights if w.quantized))
+    def whole(weights: Sequence[Weight], dtype: str | None = computes) -> int:
+        plain = sum(w.elements * w.count * SIZES[dtype or w.dtype] for w in weights if not w.quantized)
+        return ranks * (plain + sum(w.total_bytes for w in weights if w.quantized))
 
-    if not recipe.fsdp:
-        return Units()
-    apart = recipe.head_apart and not built.shape.tied  # then the embeddings are a unit like a block
-    own = [w for w in built.outer if not (apart and w.name == "embed_tokens")]
-    sizes: list[int] = []
-    for weights, count in ((built.in_blocks, layers), (own, 1)):
+    def unit(weights: Sequence[Weight], count: int) -> tuple[int, int, int]:
         trained = [w for w in weights if w.trained]
         reduced = whole(trained, recipe.reduce_dtype or computes)
-        sizes += [size // count for size in (whole(weights), whole(trained), reduced)]
-    return Units(*sizes, layers, not recipe.reshard_after_forward)
+        return whole(weights) // count, whole(trained) // count, reduced // count
+
+    apart = recipe.head_apart and not built.shape.tied  # then the embeddings are a unit like a block
+    own = [w for w in built.outer if not (apart and w.name == "embed_tokens")]
+    found = Units(*unit(built.in_blocks, layers), *unit(own, 1), layers, not recipe.reshard_after_forward)
+    return found if recipe.fsdp else Units()
 
 
 def ring(ranks: int) -> float:
@@ -64,20 +55,15 @@ def sent_bytes(built: BuiltModel, units: Units, gradient_bytes: int) -> dict[str
     """Who sends to each other, and what each sends in a phase of a step. FSDP2 gathers weights and scatters
     gradients; DDP sums gradients, which is both; tensor parallelism sums the stream twice a block in each
     direction (Megatron-LM, arXiv 1909.08053, section 3)."""
-    recipe, synced, blocks = built.recipe, built.recipe.syncs_per_step, units.layers * units.block
+    recipe, blocks, shard = built.recipe, units.layers * units.block, ring(built.recipe.dp_shard)
     among, copies = range(0, recipe.dp_shard * recipe.tp, recipe.tp), 2 * ring(recipe.dp_replicate)
-    micro, shard = recipe.gradient_accumulation_steps, ring(recipe.dp_shard)
-    forward, backward = micro * shard * (units.own + blocks), (not units.stay) * micro * shard * blocks
-    backward += (
-        synced * (shard + copies / recipe.dp_shard) * (units.layers * units.reduced + units.own_reduced)
-    )
+    gathers, synced = recipe.gradient_accumulation_steps * shard, recipe.syncs_per_step
+    forward, again = gathers * (units.own + blocks), (not units.stay) * gathers * blocks
+    made = units.layers * units.reduced + units.own_reduced
+    backward = again + synced * (shard + copies / recipe.dp_shard) * made
     if recipe.ddp:
         among, backward = range(recipe.dp_replicate), synced * copies * gradient_bytes
-    if recipe.tp > 1:
-        among, stream = (
-            range(recipe.tp),
-            recipe.tokens_per_step * built.shape.hidden * SIZES[recipe.compute_dtype],
-        )
-        sums = 4 * built.shape.layers * ring(recipe.tp) * stream
-        forward, backward = forward + sums, backward + sums
-    return {"forward": (among, forward), "backward": (among, backward)}
+    stream = recipe.tokens_per_step * built.shape.hidden * SIZES[recipe.compute_dtype]
+    sums = 4 * built.shape.layers * ring(recipe.tp) * stream
+    among = range(recipe.tp) if sums else among
+    return {"forward": (among, forward + sums), "backward": (among, backward + sums)}

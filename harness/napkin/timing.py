@@ -1,7 +1,7 @@
 """Time of a step by phase: FLOPs and bytes of its layers over the device's ceilings. No torch.
 
-This file alone knows the roofline. A product of T rows with a matrix of n elements is 2·T·n FLOPs, its backward
-as many for the input and as many for a weight that trains (Kaplan et al., arXiv 2001.08361, section 2.1);
+This file alone knows the roofline. A product of T rows with a matrix of n elements is 2·T·n FLOPs, its
+backward as many for the input and as many for a weight that trains (Kaplan et al., arXiv 2001.08361);
 attention counts the whole square of scores. What backward keeps was written once and read twice.
 """
 
@@ -19,8 +19,7 @@ from harness.napkin.ranks import ring, sent_bytes
 from harness.step_profile import utilization
 
 PASSES, OPERATORS, OPERATORS_OF_LORA, OPERATORS_OF_LOSS = 3, 40, 8, 12
-"""Over memory, for each byte that backward keeps; and launched in forward for a block's norms, rotations, sums
-and nonlinearity, for an adapter, for the loss."""
+"""Over memory, for each byte kept; launched in forward by a block beside products, an adapter, the loss."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +28,11 @@ class PhaseTime:
 
     works: list[Work]
     time: device.Time
-    transfer_s: float
-    """Over the host link, while the device computes."""
-    waited_s: float
-    """For transfers, and for the host's own work, that the device waits for."""
+    transfer_s: float  # over the host link, while the device computes
+    waited_s: float  # for transfers and the host's own work
     recomputed_flops: int
-    sent_s: float
-    """Sending to other ranks."""
-    exposed_s: float
-    """Of that, what computing does not hide: it hides all but the sums of tensor parallelism."""
+    sent_s: float  # to other ranks
+    exposed_s: float  # of that, what computing does not hide
 
     @property
     def flops(self) -> int:
@@ -48,8 +43,7 @@ class PhaseTime:
         return sum(work.bytes_moved for work in self.works)
 
     @property
-    def seconds(self) -> float:
-        """Compute and transfers overlap, waiting does not."""
+    def seconds(self) -> float:  # compute and transfers overlap, waiting does not
         return max(self.time.seconds, self.transfer_s) + self.waited_s + self.exposed_s
 
 
@@ -88,32 +82,30 @@ class Timing:
     def _phase(
         self, name: str, works: list[Work], moved: int, waits: int = 0, on_host: int = 0, recomputed: int = 0
     ) -> PhaseTime:
-        """`moved` bytes cross the host link; the device `waits` for more, and for those worked on `on_host`."""
+        """`moved` bytes cross the host link; the device waits for `waits`, and for work `on_host`."""
         if self.acts.compiled:  # a compiled graph is launched by one call
             works = [replace(work, operators=0) for work in works]
-        hardware, sizes, byte = self.hardware, self.sizes, 1e-9
-        ranks, sent = sent_bytes(sizes.built, sizes.units, sizes.bucket_bytes).get(name, (range(1), 0.0))
-        ring_s = (
-            sent * byte * device.collective_s("all_gather", 10**9, ranks, hardware) / (ring(len(ranks)) or 1)
-        )
-        waited = device.transfer_s(waits, hardware) + on_host / hardware.calibration.host_memory_bandwidth
+        hardware, sizes, built = self.hardware, self.sizes, self.sizes.built
         time, link = time_of(works, hardware), device.transfer_s(moved, hardware)
-        exposed = max(0.0, ring_s - time.seconds * (self.recipe.tp == 1))
-        return PhaseTime(works, time, link, waited, recomputed, ring_s, exposed)
+        waited = device.transfer_s(waits, hardware) + on_host / hardware.calibration.host_memory_bandwidth
+        ranks, sent = sent_bytes(built, sizes.units, sizes.bucket_bytes).get(name, (range(1), 0.0))
+        byte_s = device.collective_s("all_gather", 10**9, ranks, hardware) / 1e9 / (ring(len(ranks)) or 1)
+        share = 1.0 if self.recipe.tp > 1 else 1 / built.shape.layers  # the first unit, or the last bucket
+        exposed = share * sent * byte_s + max(0.0, (1 - share) * sent * byte_s - time.seconds)
+        return PhaseTime(works, time, link, waited, recomputed, sent * byte_s, exposed)
 
     @property
     def seconds(self) -> float:
-        """The whole step."""
         return sum(phase.seconds for phase in self.phases.values())
 
     @property
     def model_flops(self) -> int:
-        """FLOPs of forward and backward without recomputation: what MFU counts."""
+        """Without recomputation: what MFU counts."""
         return self.hardware_flops - self.phases["backward"].recomputed_flops
 
     @property
     def hardware_flops(self) -> int:
-        """FLOPs of forward and backward with recomputation: what HFU counts."""
+        """Of forward and backward, with recomputation: what HFU counts."""
         return self.phases["forward"].flops + self.phases["backward"].flops
 
     @property
@@ -121,15 +113,13 @@ class Timing:
         """What most of the step waits for: matrix products, device memory, or the host and the links."""
         times = [phase.time for phase in self.phases.values()]
         busy, computing = sum(t.device_s for t in times), sum(t.computing_s for t in times)
-        if self.seconds - busy > max(computing, busy - computing):
-            return "host"
-        return "compute" if computing > busy - computing else "memory"
+        most = "compute" if computing > busy - computing else "memory"
+        return "host" if self.seconds - busy > max(computing, busy - computing) else most
 
     @property
     def intensities(self) -> tuple[float, float]:
         """FLOPs per byte of the step, and those at which the device computes and reads equally long."""
-        works = [work for phase in self.phases.values() for work in phase.works]
-        dtype = self.recipe.compute_dtype
+        works, dtype = [w for phase in self.phases.values() for w in phase.works], self.recipe.compute_dtype
         return device.arithmetic_intensity(works), device.machine_balance(self.hardware, dtype)
 
     @property
@@ -137,16 +127,15 @@ class Timing:
         return self.recipe.tokens_per_step / self.seconds
 
     def utilization(self, flops: int) -> float:
-        """`flops` over what the device could do in the time of the step."""
         return utilization(flops, self.seconds, self.hardware.peak_flops(self.recipe.compute_dtype)) or 0.0
 
     def _products(self, matrix: Matrix, times: int) -> list[Work]:
         """So many products with a matrix, in all micro batches."""
-        tp, built, width, dtype = (
+        tp, built, dtype, width = (
             self.recipe.tp,
             self.sizes.built,
-            self.acts.compute,
             self.recipe.compute_dtype,
+            self.acts.compute,
         )
         rows, n = self.acts.dims.of("B·S·X" if matrix.stacked > 1 else "B·S"), matrix.elements // tp
         moved = (rows * (matrix.inputs + matrix.outputs // tp) + n) * width
@@ -167,7 +156,8 @@ class Timing:
             times = count * self.micro * passes
             works.append(Work(0, (again or kept) * PASSES, OPERATORS).times(times))
             if block.attends:
-                flops = 2 * d("B·N·S·S") * (d("D") + d("U"))
+                flops = 2 * d("B·N·S·S") * (d("D") + d("U"))  # a fused backward makes the scores once more
+                flops += flops // 4 if passes == 2 and acts.kernel == "fused" else 0
                 scores = 0 if acts.kernel == "fused" else d("B·N·S·S") * 4 * PASSES
                 works.append(Work(flops, scores, 1, "attention", self.recipe.compute_dtype).times(times))
         loss = Work(0, d("B·S·V") * 4 * PASSES, OPERATORS_OF_LOSS).times(self.micro)

@@ -1,7 +1,6 @@
-"""What a recipe makes of a decoder's weights: their dtype and storage, what trains, and a rank's share.
+"""What a recipe makes of a decoder's weights: dtype and storage, what trains, and a rank's share. No torch.
 
-The facts follow harness/training/model.py: dtypes by precision, bitsandbytes for every linear layer but the
-output head (and for stacked experts, in 4 bit), peft's adapters, and its preparation for k-bit training.
+The facts follow harness/training/model.py: bitsandbytes for every linear layer but the head, peft's adapters.
 """
 
 from __future__ import annotations
@@ -10,21 +9,22 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.architecture import Matrix, ModelShape, matrices_of, vectors_of
+from harness.architecture import (
+    EXPERTS_ONCE_LINEAR,
+    Matrix,
+    ModelShape,
+    matrices_of,
+    outer_parts,
+    parts_of,
+    quantized,
+)
 from harness.errors import InputError
 from harness.recipe import Recipe, surprises_of_quantization
 
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of an element."""
-_ADAPTED_EXPERTS = (
-    *("mixtral", "minimax", "deepseek_v2", "deepseek_v3", "qwen3_moe", "qwen3_next", "olmoe", "flex_olmo"),
-    *("glm4_moe", "dots1", "ernie4_5_moe", "longcat_flash", "hunyuan_v1_moe", "exaone_moe", "afmoe"),
-)
-"""Families whose experts were linear layers before transformers 5, and to peft's all-linear still are
-(peft/utils/transformers_weight_conversion.py, 0.21)."""
 _IA3 = ("v_proj", "c_attn", "query_key_value", "down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2")
-"""What peft scales for IA3 beside queries, or of a Llama keys: values and the last matrix of an MLP, under their
-names (peft.utils.constants, TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING)."""
+"""What peft scales for IA3 beside queries or keys: values and an MLP's last matrix (peft.utils.constants)."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,14 @@ class Weight:
     name: str
     rows: int
     columns: int
-    dtype: str
-    """fp32, bf16, fp16, or the quantized format nf4, fp4, int8."""
-    size_bytes: int
-    """Of one tensor, with its quantization constants."""
+    dtype: str  # or the quantized format: nf4, fp4, int8
+    size_bytes: int  # of one tensor, with its quantization constants
     trained: bool
     count: int = 1
     formula: str = ""
-    matrix: bool = True
-    """Two or more dimensions: optimizers factor these only."""
+    matrix: bool = True  # optimizers factor these only
     stacked: int = 1
     adapter: bool = False
-    """Added by peft."""
 
     @property
     def elements(self) -> int:
@@ -66,46 +62,24 @@ class BuiltModel:
     def __init__(self, recipe: Recipe, shape: ModelShape) -> None:
         """Raises InputError for a layer in lora_targets that the model does not have."""
         self.recipe, self.shape, base = recipe, shape, recipe.trains_base
+        self.whole = shape  # as harness/fit calls it
         self.lora, self.rank = recipe.adapter == "lora", recipe.lora_rank
         frozen_dtype = "fp32" if base else shape.dtype or "fp32"
         self.made_dtype = frozen_dtype if recipe.mixed else recipe.precision
         """In which weights are made: a plain precision's; under autocast fp32, but a frozen base's own."""
-        self.loose_dtype = "fp32" if recipe.upcast_for_kbit else self.made_dtype
-        """Of what is not quantized: k-bit preparation makes it fp32."""
+        self.loose_dtype = "fp32" if recipe.upcast_for_kbit else self.made_dtype  # of what is not quantized
         self.matrices = [(block, matrix) for block in shape.blocks for matrix in matrices_of(shape, block)]
         self.head = Matrix("lm_head", shape.hidden, shape.vocab, "out")
         self.adapted = frozenset[str]() if base else self._adapted()
-        """Names of the matrices that peft adapts."""
-        tables = [
-            Matrix("embed_tokens", shape.hidden, shape.vocab, "in"),
-            *([] if shape.tied else [self.head]),
-        ]
-        tables += (
-            [Matrix("position_embeddings", shape.hidden, shape.positions, "in")] if shape.positions else []
-        )
-        tables.append(Matrix("norm", 1, shape.hidden * (1 + shape.layer_norm), "vector"))
-        self.outer = [*(self._weight(part, 1) for part in tables), *self._adapters(self.head, 1)]
+        self.outer = [*map(self._weight, outer_parts(shape)), *self._adapters(self.head, 1)]
         """Embeddings, positions, last norm, and a head of its own."""
         self.in_blocks: list[Weight] = []
         """Of the blocks; `count` is the number of blocks that have one."""
-        for block, matrix in self.matrices:
-            bias = Matrix(f"{matrix.name}.bias", 1, matrix.outputs, "vector")
-            parts = [
-                self._weight(matrix, block.count, stored=True),
-                *[self._weight(bias, block.count)] * matrix.bias,
-            ]
-            self.in_blocks += [*parts, *self._adapters(matrix, block.count)]
         for block in shape.blocks:
-            self.in_blocks.append(
-                self._weight(Matrix("norms", 1, vectors_of(shape, block), "vector"), block.count)
-            )
-        self.buffer_bytes = 0 if shape.positions else shape.head_dim * SIZES["fp32"]
-        """Rotary frequencies: two fp32 copies of half a head's dimensions."""
-
-    @property
-    def whole(self) -> ModelShape:
-        """The model's shape."""
-        return self.shape
+            for part in parts_of(shape, block):
+                self.in_blocks.append(self._weight(part, block.count, stored=True))
+                self.in_blocks += self._adapters(part, block.count)
+        self.buffer_bytes = 0 if shape.positions else shape.head_dim * 4  # rotary frequencies
 
     def storage(self, matrix: Matrix) -> str | None:
         """The format bitsandbytes stores a block's matrix in; None if it does not."""
@@ -120,11 +94,12 @@ class BuiltModel:
                 matched = {m.name for m in (*found, self.head) if f".{m.name}".endswith(f".{target}")}
                 if not matched:
                     known = ", ".join(sorted({m.name.rpartition(".")[2] for m in found if m.linear}))
-                    said = f"{self.shape.family} has no linear layer {target}; it has {known}."
-                    raise InputError(f"lora_targets: [{', '.join(recipe.lora_targets)}]: {said}")
+                    raise InputError(
+                        f"lora_targets: {target} is no linear layer of the model; it has {known}."
+                    )
                 names |= matched
             return frozenset(names)
-        mixture = self.shape.family in _ADAPTED_EXPERTS
+        mixture = self.shape.family in EXPERTS_ONCE_LINEAR
         bare = ("router", *(() if recipe.four_bit else ("expert up", "expert down"))) if mixture else ()
         linear = [m for m in found if m.linear or m.role in bare]
         also = "k_proj" if self.shape.family in ("llama", "mistral") else "q_proj"
@@ -136,8 +111,8 @@ class BuiltModel:
             return "fp32"
         return self.recipe.compute_dtype if self.storage(matrix) else self.loose_dtype
 
-    def _weight(self, matrix: Matrix, count: int, adapter: str = "", *, stored: bool = False) -> Weight:
-        """What a rank has of `matrix`; `adapter`: the dtype of one, `stored`: quantized where the recipe says."""
+    def _weight(self, matrix: Matrix, count: int = 1, adapter: str = "", *, stored: bool = False) -> Weight:
+        """What a rank has of `matrix`; `adapter`: the dtype of one; `stored`: quantized if the recipe is."""
         recipe, rows, shards = self.recipe, matrix.outputs * matrix.stacked, self.recipe.dp_shard
         storage, kept = self.storage(matrix) if stored else None, adapter or self.loose_dtype
         vector, shown = matrix.role == "vector", f"{rows:,}·{matrix.inputs:,}"
@@ -181,23 +156,6 @@ class BuiltModel:
         names = sorted({m.name.rpartition(".")[2] for _, m in experts})
         elements, every = sum(n * m.elements for n, m in experts), [*self.outer, *self.in_blocks]
         return surprises_of_quantization(self.recipe, names, elements, left, total_bytes(every))
-
-
-def quantized(matrix: Matrix, storage: str, double_quant: bool) -> tuple[int, str]:
-    """Bytes of a quantized weight with its constants, and the formula.
-
-    4 bit: half a byte each, a table of 16 fp32 values, and an fp32 maximum for each block of 64; with double
-    quantization one byte for each maximum, an fp32 scale for 256 of them, a table of 256 fp32 values and one
-    fp32 offset (bitsandbytes.functional.quantize_4bit, 0.50). int8: one byte, and an fp32 scale a row.
-    """
-    n, rows, blocks = matrix.elements, matrix.outputs, -(-matrix.elements // 64)
-    shown = f"{rows * matrix.stacked:,}·{matrix.inputs:,}"
-    if storage == "int8":
-        return n + 4 * rows, f"{shown} × 1 B + {rows:,} × 4 B scales"
-    if double_quant:
-        maxima = blocks + 4 * -(-blocks // 256) + 4 * 256 + 4
-        return -(-n // 2) + 64 + maxima, f"{shown} × (1/2 + 1/64 + 4/(64·256)) B + 1,092 B of tables"
-    return -(-n // 2) + 64 + 4 * blocks, f"{shown} × (1/2 + 4/64) B + 64 B of tables"
 
 
 def total_bytes(weights: Iterable[Weight]) -> int:

@@ -191,8 +191,8 @@ class SimulatedTime:
         return max(self._waited, key=lambda cause: self._waited[cause])  # type: ignore[return-value]
 
     def range_s(self, phase: str, seconds: float) -> tuple[float, float]:
-        """From what to what `seconds` of a phase may be: each kernel at the 10th or the 90th percentile of what
-        such estimates are off by, all of a kind alike."""
+        """From what to what `seconds` of a phase may be: each kernel at the 10th or the 90th percentile of
+        what such estimates are off by, all of a kind alike."""
         taken: dict[KernelKind, float] = dict(self._kinds_s[phase])
         taken["collective"] = self.communication_s.get(phase, 0.0)
         low = high = seconds

@@ -65,7 +65,7 @@ class Outcome:
 
 
 def answer(kind: Kind, recipe: Recipe, hardware: str | None, device: str | None = None) -> Outcome:
-    """Ask about `recipe`: closed form and simulation for a device of the table, measurement on `device`."""
+    """Ask about `recipe`: napkin and simulation for a device of the table, measurement on `device`."""
     begun = time.perf_counter()
     try:
         profile = _profile(kind, recipe, hardware, device)

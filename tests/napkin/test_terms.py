@@ -6,7 +6,7 @@ import pytest
 
 from harness.architecture.model_shape import ModelShape
 from harness.hardware.hardware import find_hardware
-from harness.napkin import Memory, estimate
+from harness.napkin import Memory, derive_terms, estimate
 from harness.recipe.file import load_recipe
 from harness.recipe.recipe import Recipe
 from tests.support.napkin_oracle import CONFIGS, napkin, recipe_for, saved_bytes
@@ -50,8 +50,8 @@ def test_activations_of_a_gpt_layer_are_those_of_korthikanti_et_al(batch, seq):
 
 
 def test_a_llama_block_by_hand():
-    """bf16, every weight: each norm 4 + 2 + 2 bytes a hidden, q, k, v and the output 2 each, the log-sum-exp 4 a
-    head, and in the MLP gate, up, their activation and product 2 each."""
+    """bf16, every weight: each norm 4 + 2 + 2 bytes a hidden, q, k, v and the output 2 each, log-sum-exp 4
+    a head, and in the MLP gate, up, their activation and product 2 each."""
     recipe = Recipe(model="llama-3.1-8b", precision="bf16", seq_len=2048)
     tokens, hidden, inner = 2048, 4096, 14_336
     attention = 2 * (2 * 32 + 2 * 8) * 128 + 4 * 32
@@ -71,7 +71,7 @@ def test_logits_and_loss_take_two_four_four_and_four_bytes_a_token_and_word():
 
 
 def test_lora_in_fp32_keeps_a_copy_of_its_input_for_every_layer():
-    """peft casts the input of each adapted layer to fp32: seven copies a block, four of them of other tensors."""
+    """peft casts the input of each adapted layer to fp32: seven copies a block, of four tensors."""
     lora, base = (
         napkin(Recipe(model="llama-3.1-8b", adapter="lora", adapter_dtype=d)) for d in ("fp32", "base")
     )
@@ -106,8 +106,6 @@ def test_autograd_saves_about_as_much_with_toggles(tmp_path, fields):
     "name", ["llama-3.1-8b-lora", "gemma-2-2b-lora", "mixtral-qlora", "llama-3.1-8b-full-bf16"]
 )
 def test_the_terms_of_a_section_add_up(name):
-    from harness.napkin.text import derive_terms
-
     memory = estimate(load_recipe(name)[1], A100)
     sums: dict[str, int] = {}
     for term in derive_terms(memory):

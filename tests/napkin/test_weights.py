@@ -8,8 +8,7 @@ from bitsandbytes import functional as bitsandbytes_functional
 from bitsandbytes.functional import QuantState
 from bitsandbytes.nn import Linear8bitLt
 
-from harness.architecture.layers import Matrix
-from harness.napkin.weights import quantized
+from harness.architecture.layers import Matrix, quantized
 from harness.recipe.file import list_recipes, load_recipe
 from harness.recipe.recipe import Recipe
 from harness.training.model import build_training

@@ -319,7 +319,7 @@ def sweep(call: Call, tmp_path: Path) -> Callable[..., tuple[int, str]]:
     [
         (["--launcher", "submitt"], "no such launcher. Did you mean submitit?"),
         (["--launcher", "submitit"], "this machine has no SLURM"),
-        (["--launcher", "submitit", "--napkin"], "a closed form takes milliseconds"),
+        (["--launcher", "submitit", "--napkin"], "napkin takes milliseconds"),
         (["--launcher", "ray", "--measure", "--device", "cuda:1"], "Give --device cuda or cpu"),
         (["--launcher-option", "a=1"], "--launcher-option is for --launcher"),
         (["--launcher", "submitit", "--launcher-option", "a"], "write KEY=VALUE"),

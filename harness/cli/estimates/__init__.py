@@ -1,1 +1,1 @@
-"""The commands that answer without running anything: closed forms, simulations, searches, tables."""
+"""The commands that answer without running anything: napkin, simulations, searches, tables."""

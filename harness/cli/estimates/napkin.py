@@ -21,7 +21,8 @@ def napkin(
     as_json: AsJson = False,
 ) -> None:
     """Derive memory and time line by line, each line checkable by hand, in milliseconds."""
-    from harness.napkin import estimate, profile, render
+    from harness.cli.terminal.derivation import render
+    from harness.napkin import estimate, profile
 
     name, loaded, device = asked_for(recipe, overrides, memory)
     estimated = estimate(loaded, device)

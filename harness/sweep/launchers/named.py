@@ -35,7 +35,7 @@ def launcher_named(
             f"{' and '.join(NAMES)}."
         )
     if kind == "napkin":
-        raise InputError(f"--launcher {name}: a closed form takes milliseconds. Leave --launcher out.")
+        raise InputError(f"--launcher {name}: napkin takes milliseconds. Leave --launcher out.")
     if device is not None and ":" in device:
         raise InputError(f"--device {device}: the engine gives each cell a GPU. Give --device cuda or cpu.")
     given = _options(options)

@@ -1,0 +1,118 @@
+"""`harness napkin` for people: one line a term, then memory and time by phase, and the verdict."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from harness.napkin import Memory, Moment, Term, Timing, derive_terms, required_bytes
+from harness.step_profile import CATEGORIES
+from harness.units import GIB
+
+WIDTH = 80
+"""Columns. The derivation is the same text on every terminal."""
+_SHORT = {
+    "parameters": "params",
+    "gathered_parameters": "gather.",
+    "gradients": "grads",
+    "optimizer_state": "optim.",
+    "activations": "kept",
+    "temporaries": "temps",
+    "setup": "after setup",
+    "optimizer_step": "optimizer step",
+}
+_ADVICE = {
+    "compute": "compute bound: faster matrix units or fewer FLOPs would help",
+    "memory": "memory bound: a larger micro batch, fused kernels or more bandwidth would help",
+    "host": "host bound: the GPU waits for the host or its link; a larger micro batch would help",
+}
+
+
+def render(name: str, memory: Memory) -> str:
+    """The whole derivation of `memory`, ending with a newline."""
+    terms, section = derive_terms(memory), ""
+    lines = [*_heading(name, memory, terms)]
+    for term in terms:
+        if term.section != section:
+            section = term.section
+            lines += ["", f"{section:<{WIDTH - 10}} {'GiB':>9}"]
+        *above, head = _folded(f"  {term.name}: {term.formula}", WIDTH - 10)
+        lines += [*above, f"{head:<{WIDTH - 10}} {term.size_bytes / GIB:9.3f}"]
+        lines += _folded(f"      by: {term.source}", WIDTH)
+    lines += [*_phases(memory), *_timing(memory)]
+    for warning in memory.sizes.built.surprises:
+        lines += ["", *_folded(f"warning: {warning}", WIDTH)]
+    return "\n".join(lines) + "\n"
+
+
+def _folded(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="      ", break_on_hyphens=False)
+
+
+def _heading(name: str, memory: Memory, terms: Iterable[Term]) -> Iterator[str]:
+    sizes, recipe = memory.sizes, memory.sizes.recipe
+    shape, acts = sizes.built.shape, sizes.activations
+    yield f"{name} on {sizes.hardware.datasheet.title}: {recipe.model}, {shape.layers} {shape.family} layers"
+    if recipe.distributed:
+        mesh = {name: getattr(recipe, name) for name in ("dp_replicate", "dp_shard", "tp")}
+        shown = " × ".join(f"{name} {size}" for name, size in mesh.items() if size > 1) or "one"
+        yield f"  {recipe.world_size} ranks: {shown}; what follows is one rank's"
+    used = {
+        letter for term in terms for part in term.formula.split() for letter in part.strip("[").split("·")
+    }
+    shown = [f"{k} = {size:,} ({means})" for k, (size, means) in acts.dims.letters.items() if k in used]
+    yield from _folded("  " + ", ".join(shown), WIDTH)
+    yield f"  attention: {acts.asked}, kernel: {acts.kernel}"
+
+
+def _phases(memory: Memory) -> Iterator[str]:
+    sizes, rows = memory.sizes, dict[str, Moment]()
+    left_out = "inputs" if sizes.units.layers else "gathered_parameters"  # they are small beside a whole unit
+    parts = [part for part in CATEGORIES if part != left_out]
+    for moment in memory.moments:
+        if moment.phase not in rows or moment.total_bytes > rows[moment.phase].total_bytes:
+            rows[moment.phase] = moment
+    titles = "".join(f"{_SHORT.get(part, part):>7}" for part in ("total", *parts))
+    yield from ("", f"{'Memory by phase, GiB':<20}{titles}")
+    for row in rows.values():
+        numbers = (size / GIB for size in (row.total_bytes, *(getattr(row, part) for part in parts)))
+        yield f"  {_SHORT.get(row.phase, row.phase):<18}" + "".join(f"{_number(size):>7}" for size in numbers)
+        yield from _folded(f"      {'the peak: ' if row is memory.peak else ''}{row.where}", WIDTH)
+    peak, needed, available = memory.peak.total_bytes, required_bytes(memory), sizes.hardware.memory_bytes
+    verdict = "fits" if needed <= available else "DOES NOT FIT (see `harness fit`)"
+    sums = f"{peak / GIB:.2f} GiB + CUDA context {(needed - peak) / GIB:.2f} = {needed / GIB:.2f}"
+    yield f"  peak {sums} of {available / GIB:.2f} GiB: {verdict}"
+    yield "  About right: `harness simulate` tells to the byte, and what the allocator reserves."
+
+
+def _number(number: float) -> str:
+    """At most six characters up to a million."""
+    return f"{number:.3f}" if number < 10 else f"{number:.2f}" if number < 1000 else f"{number:.0f}"
+
+
+def _timing(memory: Memory) -> Iterator[str]:
+    sizes, timing = memory.sizes, Timing(memory.sizes)
+    columns = ("ms", "TFLOP", "GB", "compute", "memory", "launch", "link")
+    yield from ("", f"{'Time by phase, ms':<17}" + "".join(f"{column:>8}" for column in columns) + " waits")
+    for name, phase in timing.phases.items():
+        link = phase.transfer_s + phase.waited_s + phase.sent_s
+        seconds = (phase.time.compute_s, phase.time.memory_s, phase.time.host_s, link)
+        numbers = [
+            phase.seconds * 1e3,
+            phase.flops / 1e12,
+            phase.bytes_moved / 1e9,
+            *(s * 1e3 for s in seconds),
+        ]
+        waits = "host" if phase.seconds > phase.time.device_s else phase.time.bound
+        yield f"  {_SHORT.get(name, name):<15}" + "".join(f"{_number(n):>8}" for n in numbers) + f" {waits}"
+    recomputed = timing.phases["backward"].recomputed_flops / timing.hardware_flops
+    mfu, hfu = timing.utilization(timing.model_flops), timing.utilization(timing.hardware_flops)
+    (intensity, balance), dtype = timing.intensities, sizes.recipe.compute_dtype
+    yield f"  step {timing.seconds * 1e3:,.1f} ms, {timing.tokens_per_s:,.0f} tokens/s"
+    yield f"  MFU {mfu:.1%}, HFU {hfu:.1%} ({recomputed:.0%} of the FLOPs are recomputation)"
+    yield f"  {_ADVICE[timing.bound]}"
+    yield f"  arithmetic intensity {intensity:.0f} FLOP/byte, machine balance {balance:.0f} ({dtype})"
+    if sizes.recipe.distributed:
+        waited = sum(phase.exposed_s for phase in timing.phases.values())
+        yield f"  of the step, {waited * 1e3:,.1f} ms wait for other ranks"
+    yield f"  rates: {sizes.hardware.calibration.source}"

@@ -1,0 +1,393 @@
+"""Napkin's whole answer: every field priced, textbook numbers, properties over random recipes, the text."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import harness.napkin
+from harness.architecture.model_shape import ModelShape, load_shape
+from harness.cli.terminal.derivation import render
+from harness.errors import InputError
+from harness.hardware.hardware import all_hardware, find_hardware, hardware_names
+from harness.napkin import Timing, derive_terms, estimate, predict, required_bytes
+from harness.recipe.effects import EFFECTS
+from harness.recipe.file import list_recipes, load_recipe
+from harness.recipe.recipe import Recipe
+from harness.step_profile.step_profile import StepProfile
+
+H100, A100 = find_hardware("h100"), find_hardware("a100-80gb")
+RECIPES = [name for name, _ in list_recipes()]
+SMALL = ModelShape("llama", 32_000, 1024, 8, 16, 4, 64, 2816, tied=False, dtype="bf16")
+
+
+def small(**fields) -> Recipe:
+    return Recipe(**{"model": "small", "seq_len": 512, **fields})
+
+
+def answer(recipe: Recipe, shape: ModelShape = SMALL):
+    """All that napkin says of a recipe, but for the recipe itself."""
+    document = predict(recipe, H100, shape).model_dump()
+    return {name: value for name, value in document.items() if name != "recipe"}
+
+
+# Every field is priced, or neutral for a reason -------------------------------------------------
+
+LORA = {"adapter": "lora"}
+QLORA = {"adapter": "lora", "quantization": "nf4"}
+DDP = {"parallel": "ddp"}
+FSDP = {"parallel": "fsdp", "precision": "bf16-mixed", "reduce_dtype": "fp32", "dp_shard": 2}
+PRICED = {
+    "packing": ({}, True),
+    "precision": ({}, "fp32"),
+    "master_weights": ({}, True),
+    "quantization": (LORA, "nf4"),
+    "double_quant": (QLORA, True),
+    "upcast_for_kbit": (QLORA, True),
+    "adapter": ({}, "lora"),
+    "lora_rank": (LORA, 64),
+    "lora_dropout": (LORA, 0.1),
+    "lora_targets": (LORA, ("q_proj",)),
+    "adapter_dtype": (LORA, "base"),
+    "gradient_checkpointing": ({}, True),
+    "attention": ({}, "eager"),
+    "loss": ({}, "fused_linear"),
+    "optimizer": ({}, "adamw_8bit"),
+    "optimizer_impl": ({}, "fused"),
+    "optimizer_in_backward": ({}, True),
+    "offload": ({}, ("activations",)),
+    "compile": ({}, True),
+    "micro_batch_size": ({}, 2),
+    "gradient_accumulation_steps": ({}, 2),
+    "seq_len": ({}, 1024),
+    "max_grad_norm": ({}, 1.0),
+    "weight_decay": ({}, 0.1),
+    "parallel": ({}, "ddp"),
+    "tp": ({"parallel": "tp"}, 2),
+    "dp_replicate": (DDP, 4),
+    "dp_shard": (FSDP, 4),
+    "reshard_after_forward": (FSDP, False),
+    "reduce_dtype": (FSDP, "bf16"),
+    "sync_each_micro_batch": (FSDP | {"gradient_accumulation_steps": 2}, False),
+    "wrap": (FSDP, "accelerate"),
+    "cpu_offload": (FSDP, True),
+}
+ELSEWHERE = {"model": "its shape is given apart: test_monotone"}
+OTHER_VALUES = {
+    "weights": "pretrained",
+    "trust_remote_code": True,
+    "data": "some.jsonl",
+    "lora_alpha": 8,
+    "learning_rate": 1e-5,
+    "warmup_steps": 7,
+    "steps": 9,
+    "seed": 1,
+    "checkpoint_every": 5,
+    "on_nan": "continue",
+}
+
+
+@pytest.mark.parametrize("field", Recipe.model_fields)
+def test_a_recipe_field_is_priced_or_neutral_for_a_reason(field):
+    assert (field in PRICED) + (field in EFFECTS) + (field in ELSEWHERE) == 1
+    if field in PRICED:
+        base, value = PRICED[field]
+        assert answer(small(**base)) != answer(small(**base | {field: value}))
+    if field in EFFECTS:
+        assert len(EFFECTS[field].why) > 20
+        base = LORA if field == "lora_alpha" else {}
+        assert answer(small(**base)) == answer(small(**base, **{field: OTHER_VALUES[field]}))
+
+
+CHOICES = {
+    "precision": ["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"],
+    "optimizer": ["adamw", "adamw_8bit", "paged_adamw_8bit", "paged_adamw", "adafactor", "sgd", "lion_8bit"],
+    "optimizer_impl": ["foreach", "fused", "for_loop"],
+    "offload": [(), ("activations",), ("optimizer",), ("parameters",)],
+    "quantization": ["none", "nf4", "int8"],
+    "adapter": ["none", "lora", "ia3"],
+}
+
+
+@pytest.mark.parametrize("field", sorted(CHOICES))
+def test_every_value_of_a_choice_has_its_own_answer(field):
+    base = {"quantization": LORA}.get(field, {})
+    answers = [str(answer(small(**base, **{field: value}))) for value in CHOICES[field]]
+    assert len(set(answers)) == len(answers)  # fp16 is bf16 in bytes; unscaling tells them apart
+
+
+ALONE = {"rank", "micro_batch_size", "seq_len", "tp", "dp_shard", "dp_replicate"}
+"""Sizes that formulas of several files have in them."""
+
+
+def test_a_toggle_is_priced_in_one_file():
+    found: dict[str, set[str]] = defaultdict(set)
+    for file in Path(harness.napkin.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in set(Recipe.model_fields) - ALONE:
+                owner = node.value
+                if (owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")) == "recipe":
+                    found[node.attr].add(file.name)
+    assert {"gradient_checkpointing", "compile", "packing", "optimizer_impl"} <= set(found)
+    several = {
+        "gradient_accumulation_steps",
+        "cpu_offload",
+        "model",
+    }  # sums over ranks, and what has the name
+    assert {field: files for field, files in found.items() if len(files) > 1 and field not in several} == {}
+
+
+# Textbook numbers -------------------------------------------------------------------------------
+
+
+def test_mistral_7b_qlora_fits_16_gb_and_mixtral_8x7b_qlora_48():
+    assert required_bytes(estimate(load_recipe("mistral-7b-qlora")[1], A100)) < 16e9
+    assert required_bytes(estimate(load_recipe("mixtral-qlora")[1], A100)) < 48e9
+
+
+def test_full_fine_tuning_in_bf16_with_foreach_adamw_peaks_at_five_times_the_weights():
+    memory = estimate(load_recipe("llama-3.1-8b-full-bf16")[1], A100)
+    assert memory.peak.phase == "optimizer_step"
+    assert memory.peak.total_bytes / memory.sizes.parameter_bytes == pytest.approx(5, rel=0.01)
+
+
+def test_six_flops_a_parameter_and_token():
+    """Kaplan et al., arXiv 2001.08361: forward and backward take 6 FLOPs for each weight of a product and
+    token; attention's two products take 4·S·Q a layer and token forward, and five 10 back."""
+    timing = Timing(estimate(small(micro_batch_size=2), A100, SMALL).sizes)
+    tokens = 2 * 512
+    weights = 8 * (1024 * (1024 + 256 + 256) + 1024 * 1024 + 3 * 1024 * 2816) + 1024 * 32_000
+    assert timing.model_flops == 6 * weights * tokens + 8 * (4 + 10) * 512 * 1024 * tokens
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b-full-bf16", "llama-3.2-1b-bf16", "qwen2.5-7b-lora"])
+def test_checkpointing_costs_a_forward_more(name):
+    """One over three of a full step, one over two where half of the backward is not there."""
+    phases = []
+    for on in ("true", "false"):
+        recipe = load_recipe(name, [f"gradient_checkpointing={on}", "micro_batch_size=4"])[1]
+        timing = Timing(estimate(recipe, A100).sizes)
+        phases.append(timing.phases["forward"].seconds + timing.phases["backward"].seconds)
+    assert 1.2 <= phases[0] / phases[1] <= (1.51 if "lora" in name else 1.35)
+
+
+# Properties -------------------------------------------------------------------------------------
+
+shapes = st.builds(
+    lambda hidden, layers, groups, vocab, tied: replace(
+        SMALL,
+        hidden=64 * hidden,
+        layers=layers,
+        heads=hidden,
+        kv_heads=hidden // groups if hidden % groups == 0 else hidden,
+        intermediate=176 * hidden,
+        vocab=vocab,
+        tied=tied,
+    ),
+    st.integers(4, 48),
+    st.integers(1, 12),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1000, 32_000, 128_256]),
+    st.booleans(),
+)
+recipes = st.builds(
+    lambda precision, adapter, checkpointing, attention, optimizer, rows, seq_len, steps: small(
+        precision=precision,
+        gradient_checkpointing=checkpointing,
+        attention=attention,
+        optimizer=optimizer,
+        micro_batch_size=rows,
+        seq_len=seq_len,
+        gradient_accumulation_steps=steps,
+        **adapter,
+    ),
+    st.sampled_from(["fp32", "bf16", "fp16", "bf16-mixed"]),
+    st.sampled_from([{}, LORA, QLORA, QLORA | {"double_quant": True}]),
+    st.booleans(),
+    st.sampled_from(["eager", "sdpa"]),
+    st.sampled_from(["adamw", "sgd", "adafactor", "adamw_8bit", "paged_adamw"]),
+    st.integers(1, 8),
+    st.sampled_from([128, 300, 512, 2048]),
+    st.integers(1, 3),
+)
+few = settings(max_examples=40, deadline=None)
+
+
+def changed(recipe: Recipe, **fields) -> Recipe:
+    return Recipe(**{**recipe.model_dump(), **fields})
+
+
+@few
+@given(recipes, shapes)
+def test_monotone(recipe, shape):
+    def peak(shape: ModelShape = shape, **fields) -> int:
+        return estimate(changed(recipe, **fields), H100, shape).peak.total_bytes
+
+    now = peak()
+    assert peak(seq_len=recipe.seq_len + 64) >= now
+    assert peak(micro_batch_size=recipe.micro_batch_size + 1) >= now
+    assert peak(replace(shape, layers=shape.layers + 1)) > now
+    if recipe.adapter == "lora":
+        assert peak(lora_rank=recipe.lora_rank + 8) > now
+
+
+@few
+@given(recipes, shapes)
+def test_lora_holds_less_than_full_and_qlora_less_than_lora(recipe, shape):
+    assume(recipe.optimizer != "sgd")
+
+    def held(**fields):
+        sizes = estimate(changed(recipe, **fields), H100, shape).sizes
+        return sizes.parameter_bytes + sizes.gradient_bytes + sizes.optimizer.state_bytes
+
+    plain = {"quantization": "none", "double_quant": False, "lora_rank": 4}
+    lora = held(**plain, adapter="lora")
+    assert held(**plain | {"quantization": "nf4"}, adapter="lora") < lora < held(**plain, adapter="none")
+
+
+@few
+@given(recipes, shapes)
+def test_checkpointing_keeps_less_and_takes_longer(recipe, shape):
+    before, after = (
+        estimate(changed(recipe, gradient_checkpointing=on), H100, shape).sizes for on in (False, True)
+    )
+    assert after.kept_by_blocks < before.kept_by_blocks
+    assert Timing(after).seconds > Timing(before).seconds
+    assert Timing(after).model_flops == Timing(before).model_flops <= Timing(after).hardware_flops
+
+
+@few
+@given(recipes, shapes, st.sampled_from(hardware_names()))
+def test_no_phase_is_faster_than_the_datasheet_and_the_breakdown_adds_up(recipe, shape, name):
+    device = find_hardware(name)
+    assume(device.supports(recipe.compute_dtype) and device.supports("bf16"))
+    profile = predict(recipe, device, shape)
+    for phase in profile.phases.values():
+        assert phase.time_s.median >= phase.flops / device.peak_flops(recipe.compute_dtype) * (1 - 1e-9)
+        assert phase.time_s.median >= phase.bytes_moved / device.memory_bandwidth * (1 - 1e-9)
+    assert 0 < profile.step.mfu <= profile.step.hfu <= 1
+    assert profile.step.time_s.median == pytest.approx(sum(p.time_s.median for p in profile.phases.values()))
+    memory = profile.memory
+    assert memory.at_peak.total_bytes() == memory.peak_allocated_bytes
+    peaks = {
+        n: p.peak_allocated_bytes for n, p in profile.phases.items() if p.peak_allocated_bytes is not None
+    }
+    assert max(peaks.values()) == peaks[memory.peak_phase] == memory.peak_allocated_bytes
+
+
+# Several ranks ----------------------------------------------------------------------------------
+
+
+def test_zero_3_divides_states_and_ddp_copies_gradients():
+    """arXiv 1910.02054, figure 1: 16 bytes a parameter over N ranks."""
+    shape = load_shape("llama-2-7b")
+    for ranks in (2, 8):
+        fsdp = {"parallel": "fsdp", "dp_shard": ranks, "precision": "bf16-mixed", "model": "llama-2-7b"}
+        sizes = estimate(Recipe(**fsdp), H100, shape).sizes
+        held = sizes.parameter_bytes + sizes.gradient_bytes + sizes.device_state
+        assert held / (6_738_415_616 * 16) == pytest.approx(1 / ranks, rel=1e-3)
+    ddp = estimate(Recipe(model="llama-2-7b", parallel="ddp", dp_replicate=8), H100, shape).sizes
+    assert ddp.bucket_bytes == ddp.gradient_bytes == 2 * 6_738_415_616
+
+
+def test_what_is_sent_by_hand():
+    """A block of FSDP2 is gathered twice and its gradients scattered once; DDP sends each gradient twice."""
+    shape = replace(SMALL, vocab=64, layers=4)
+    for fields, passes in (
+        ({"parallel": "fsdp", "dp_shard": 4}, 3),
+        ({"parallel": "ddp", "dp_replicate": 4}, 2),
+    ):
+        sizes = estimate(small(precision="bf16", **fields), H100, shape).sizes
+        sent = sum(t.sent for of_phase in harness.napkin.traffic(sizes).values() for t in of_phase)
+        whole = sizes.parameter_bytes * (4 if "dp_shard" in fields else 1)
+        assert sent == pytest.approx(3 / 4 * passes * whole, rel=0.01)
+
+
+# Answers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_has_a_profile_and_a_derivation(name):
+    recipe = load_recipe(name)[1]
+    profile = predict(recipe, H100)
+    assert StepProfile.from_json(profile.to_json()) == profile
+    assert (profile.source, profile.memory.kind) == ("napkin", "closed_form")
+    assert [profile.memory.peak_reserved_bytes, profile.memory.process_bytes, profile.step.loss] == [None] * 3
+    terms = derive_terms(estimate(recipe, H100))
+    assert all(term.formula and term.source for term in terms)
+    text = render(name, estimate(recipe, H100))
+    assert all(term.name in text for term in terms)
+    assert f"peak {profile.memory.peak_allocated_bytes / 2**30:.2f} GiB" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_line_can_be_redone_by_hand():
+    terms = {t.name: t for t in derive_terms(estimate(load_recipe("llama-3.1-8b-full-bf16")[1], H100))}
+    # 32 layers x (q and o 4096², k and v 1024·4096) x 2 bytes
+    assert terms["attention projections, bf16"].size_bytes == 32 * (2 * 4096**2 + 2 * 1024 * 4096) * 2
+    assert terms["log-probabilities"].formula == "B·S·V × 4 B = 1·2,048·128,256 × 4 B"
+    assert terms["log-probabilities"].size_bytes == 2048 * 128_256 * 4
+
+
+def test_what_does_not_fit_says_so():
+    recipe = load_recipe("llama-3.1-8b-full-bf16")[1]
+    profile = predict(recipe, find_hardware("rtx-4090"))
+    assert profile.oom is not None
+    assert profile.oom.phase == profile.memory.peak_phase
+    assert "DOES NOT FIT" in render("x", estimate(recipe, find_hardware("rtx-4090")))
+    assert predict(recipe, H100).oom is None
+
+
+def test_offload_moves_bytes_to_the_host_and_costs_time():
+    for where in ("activations", "optimizer", "parameters"):
+        base, moved = small(micro_batch_size=4), small(micro_batch_size=4, offload=(where,))
+        before, after = predict(base, H100, SMALL), predict(moved, H100, SMALL)
+        assert after.memory.host_bytes > before.memory.host_bytes == 0
+        assert after.memory.peak_allocated_bytes < before.memory.peak_allocated_bytes
+        assert after.step.time_s.median > before.step.time_s.median
+
+
+@pytest.mark.parametrize(
+    ("fields", "device", "words"),
+    [
+        ({"model": "gpt2-medium", "seq_len": 2048}, "h100", ["seq_len", "1024"]),
+        ({"model": "llama-3.2-1b"}, "t4", ["t4", "bf16", "fp16"]),
+        ({"model": "no-such-model"}, "h100", ["no-such-model"]),
+        (
+            {"model": "llama-3.2-1b", "adapter": "lora", "lora_targets": "c_attn"},
+            "h100",
+            ["c_attn", "q_proj"],
+        ),
+    ],
+)
+def test_what_cannot_be_estimated_is_one_sentence(fields, device, words):
+    with pytest.raises(InputError) as error:
+        predict(Recipe(**fields), find_hardware(device))
+    assert all(word in str(error.value) for word in words)
+
+
+def test_every_device_answers():
+    recipe = small(precision="fp16")
+    seconds = {device.name: predict(recipe, device, SMALL).step.time_s.median for device in all_hardware()}
+    assert seconds["h200"] < seconds["a100-80gb"] < seconds["t4"]
+
+
+def test_the_command_needs_no_torch():
+    """That it answers in 0.7 s is what benchmarks/speed/startup.py measures."""
+    code = (
+        "import sys\n"
+        "from harness.cli.app import app\n"
+        "app(['napkin', 'llama-3.1-70b-qlora', '--json'], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["source"] == "napkin"
