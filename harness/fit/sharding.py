@@ -1,16 +1,16 @@
 """Memory and communication of a GPU under data and model parallelism. No torch where it was asked before.
 
-DDP, FSDP2, hybrid sharding and tensor parallelism are PyTorch's own engines: their peak, and what the step waits
-for, are of a simulation of rank 0 of the recipe on so many ranks (harness/fit/simulations.py). Where it cannot be
-simulated they are napkin's. ZeRO-1, 2 and 3 are DeepSpeed's: its paper's splits of the model states (Rajbhandari
-et al., arXiv 1910.02054) and, beside them, the buffers that its configuration documents. Model parallelism is
-the blocks divided, one GPU after the other. The states that a GPU holds, and what it sends, are the textbook's
-of every strategy: what is sent is counted with ring collectives.
+DDP, FSDP2, hybrid sharding and tensor parallelism are PyTorch's own engines: their peak, and what the step
+waits for, are of a simulation of rank 0 of the recipe on so many ranks (harness/fit/simulations.py). Where it
+cannot be simulated they are napkin's. ZeRO-1, 2 and 3 are DeepSpeed's: its paper's splits of the model states
+(Rajbhandari et al., arXiv 1910.02054) and, beside them, the buffers that its configuration documents. Model
+parallelism is the blocks divided, one GPU after the other. The states that a GPU holds and what it sends are
+the textbook's for every strategy: what is sent is counted with ring collectives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,7 +20,6 @@ from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import Hardware
 from harness.napkin import Memory, Moment, Timing, estimate, ring, traffic
 from harness.recipe import Recipe, check_recipe
-from harness.step_profile import StepProfile
 from harness.units import in_gib
 
 STRATEGIES = (
@@ -121,8 +120,8 @@ def strategies(
     divide it so.
 
     PyTorch's engines are simulated, unless that is kept from an earlier question or `by_arithmetic` is asked
-    for; `told` hears of each simulation, and its warnings. What cannot be simulated is answered by arithmetic.
-    Raises InputError unless gpus is at least 1, and for offloaded or in-backward optimizers, whose states
+    for; `told` hears of each simulation, and its warnings. What cannot be simulated is answered by
+    arithmetic. Raises InputError unless gpus is at least 1, and for offloaded or in-backward optimizers, whose states
     are not where these strategies divide them.
     """
     recipe = memory.sizes.recipe
@@ -150,57 +149,50 @@ def strategies(
         | {"parallel": "fsdp", "dp_replicate": gpus // group, "dp_shard": group, "tp": 1},
     }
     rows: dict[str, Sharded | Refused] = {}
-    recipes: dict[str, Recipe] = {}
+    engines: list[tuple[Sharded, Recipe]] = []
     for strategy in STRATEGIES:
         if strategy not in ranks:
             rows[strategy] = _by_states(alone, strategy, gpus)
             continue
         try:
-            recipes[strategy] = check_recipe(ranks[strategy], strategy)
-            rows[strategy] = _by_napkin(alone, strategy, recipes[strategy])
+            recipe = check_recipe(ranks[strategy], strategy)
+            rows[strategy] = row = _by_napkin(alone, strategy, recipe)
+            engines.append((row, recipe))
         except InputError as error:
             rows[strategy] = Refused(strategy, str(error).removeprefix(f"{strategy}: "))
     if not by_arithmetic:
-        rows |= _simulated(
-            [(rows[name], recipe) for name, recipe in recipes.items()], memory.sizes.hardware, told
-        )
+        rows |= {row.strategy: row for row in _simulated(engines, memory.sizes.hardware, told)}
     return list(rows.values())
 
 
 def _simulated(
-    rows: list[tuple[Sharded | Refused, Recipe]], hardware: Hardware, told: Callable[[str], None]
-) -> dict[str, Sharded | Refused]:
-    """The rows as a simulation of rank 0 has them, by strategy. Those of one recipe are simulated once."""
+    rows: list[tuple[Sharded, Recipe]], hardware: Hardware, told: Callable[[str], None]
+) -> Iterator[Sharded | Refused]:
+    """The rows as a simulation of rank 0 of each recipe has them. Equal recipes are simulated once."""
     all_at_once((Simulations(hardware, told=told), recipe) for recipe in dict.fromkeys(r for _, r in rows))
     simulations = Simulations(hardware, told=told)
-    found: dict[str, Sharded | Refused] = {}
-    warned: dict[str, None] = {}
+    warned: set[str] = set()
     for row, recipe in rows:
-        if isinstance(row, Sharded):
-            try:
-                profile = simulations.timed(recipe)
-            except CannotDivide as error:
-                row = Refused(row.strategy, str(error))
-            except InputError as error:
-                row = replace(row, not_simulated=str(error))
-            else:
-                row = _as_profiled(row, profile)
-                warned |= dict.fromkeys(profile.warnings)
-        found[row.strategy] = row
-    for warning in warned:
-        told(f"warning: {warning}")
+        try:
+            profile = simulations.timed(recipe)
+        except CannotDivide as error:
+            yield Refused(row.strategy, str(error))
+            continue
+        except InputError as error:
+            yield replace(row, not_simulated=str(error))
+            continue
+        for warning in profile.warnings:
+            if warning not in warned:
+                told(f"warning: {warning}")
+                warned.add(warning)
+        yield replace(
+            row,
+            peak_bytes=profile.memory.peak_allocated_bytes or 0,
+            exposed_s=sum(phase.communication_s or 0.0 for phase in profile.phases.values()),
+            where=(profile.memory.peak_phase or "").replace("_", " "),
+            source="simulated",
+        )
     simulations.keep()
-    return found
-
-
-def _as_profiled(row: Sharded, profile: StepProfile) -> Sharded:
-    return replace(
-        row,
-        peak_bytes=profile.memory.peak_allocated_bytes or 0,
-        exposed_s=sum(phase.communication_s or 0.0 for phase in profile.phases.values()),
-        where=(profile.memory.peak_phase or "").replace("_", " "),
-        source="simulated",
-    )
 
 
 def bucket_note(rows: Iterable[Sharded | Refused]) -> str:

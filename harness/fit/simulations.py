@@ -157,9 +157,9 @@ class Simulations:
 
 
 def all_at_once(asked: Iterable[tuple[Simulations, Recipe]]) -> None:
-    """Simulate what is not kept yet in as many processes as there are cores. They leave it in the cache, where
-    other Simulations find it; where they cannot, it is simulated in the process that asks for it. Where a
-    thread runs, forking is not safe."""
+    """Simulate what is not kept yet in as many processes as there are cores. They leave it in the cache,
+    where other Simulations find it; where they cannot, it is simulated in the process that asks for it. Where
+    a thread runs, forking is not safe."""
     waiting = [(simulations, recipe) for simulations, recipe in asked if not simulations.is_timed(recipe)]
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     if len(waiting) < 2 or cores < 2 or threading.active_count() > 1:

@@ -8,7 +8,11 @@ import sys
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
 from harness.architecture.families import FAMILIES
+from harness.architecture.model_shape import ModelShape, load_shape, read_shape
+from harness.errors import InputError
 from harness.napkin.model.layers import (
     attention_matrices,
     block_vectors,
@@ -18,10 +22,6 @@ from harness.napkin.model.layers import (
     outer_vectors,
     router_matrix,
 )
-from transformers import AutoConfig, AutoModelForCausalLM
-
-from harness.architecture.model_shape import ModelShape, load_shape, read_shape
-from harness.errors import InputError
 from harness.recipe.file import find_model_config, list_models
 
 MODELS = list_models()

@@ -68,8 +68,8 @@ class Stream:
 
 
 class Streams:
-    """The module `torch.meta` while a GPU is simulated; names are those of torch.cuda. `clocks`: the GPU's own,
-    and those of others that hear the same."""
+    """The module `torch.meta` while a GPU is simulated; names are those of torch.cuda. `clocks`: the GPU's
+    own, and those of others that hear the same."""
 
     def __init__(self, memory: SimulatedMemory, *clocks: SimulatedTime) -> None:
         self.memory, self.clocks = memory, clocks
