@@ -121,8 +121,8 @@ def strategies(
 
     PyTorch's engines are simulated, unless that is kept from an earlier question or `by_arithmetic` is asked
     for; `told` hears of each simulation, and its warnings. What cannot be simulated is answered by
-    arithmetic. Raises InputError unless gpus is at least 1, and for offloaded or in-backward optimizers, whose states
-    are not where these strategies divide them.
+    arithmetic. Raises InputError unless gpus is at least 1, and for offloaded or in-backward optimizers,
+    whose states are not where these strategies divide them.
     """
     recipe = memory.sizes.recipe
     if gpus < 1 or group < 1:
@@ -155,9 +155,9 @@ def strategies(
             rows[strategy] = _by_states(alone, strategy, gpus)
             continue
         try:
-            recipe = check_recipe(ranks[strategy], strategy)
-            rows[strategy] = row = _by_napkin(alone, strategy, recipe)
-            engines.append((row, recipe))
+            divided = check_recipe(ranks[strategy], strategy)
+            rows[strategy] = row = _by_napkin(alone, strategy, divided)
+            engines.append((row, divided))
         except InputError as error:
             rows[strategy] = Refused(strategy, str(error).removeprefix(f"{strategy}: "))
     if not by_arithmetic:

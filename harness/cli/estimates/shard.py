@@ -74,7 +74,7 @@ def _table(rows: list[Sharded | Refused]) -> None:
 def _notes(rows: list[Sharded | Refused], gpus: int) -> None:
     """What the numbers rest on, and what is not in them."""
     from harness.fit import Sharded, bucket_note
-    from harness.hardware import NCCL_COMMUNICATOR
+    from harness.step_profile import NCCL_COMMUNICATOR
 
     divided = [row for row in rows if isinstance(row, Sharded)]
     overlaps: dict[str, list[str]] = {}
@@ -100,5 +100,5 @@ def _notes(rows: list[Sharded | Refused], gpus: int) -> None:
         elif row.not_simulated:
             tell(f"  {row.strategy} is by arithmetic, since it cannot be simulated: {row.not_simulated}")
     if gpus > 1:
-        low, high = (cited.value / GIB for cited in NCCL_COMMUNICATOR)
+        low, high = (size / GIB for size in NCCL_COMMUNICATOR)
         tell(f"Beside it NCCL takes {low:.1f} to {high:.1f} GiB for each communicator, which no row has.")
