@@ -10,8 +10,8 @@ NCCL_COMMUNICATOR = (544_000_000, 1_600_000_000)
 ranks and version. They lie beside PyTorch's allocator, which does not count them. Two ranks of A100 after one
 all-reduce (github.com/NVIDIA/nccl/issues/964), and one communicator of eight GPUs (issues/864)."""
 TIGHT = 0.02
-"""With less of a GPU's memory than this share to spare, what is not counted may decide: a choice, about 0.5
-GiB of 24 GiB."""
+"""Of a GPU's memory: with a smaller share to spare, what is not counted may decide. The share is a choice,
+about half a GiB of 24."""
 ALWAYS = "what CUDA's libraries load, ECC where it takes memory, a display"
 
 
