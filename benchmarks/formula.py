@@ -2,8 +2,8 @@
 
   python -m benchmarks.formula --sizes 200
 
-For each recipe: derive the formula, draw that many sizes at random in the range that it states, simulate each,
-and compare allocated and reserved peaks. Writes profiles/formula.json, which docs/formula.md quotes.
+For each recipe: derive the formula, draw that many sizes at random in the range that it states, simulate
+each, and compare allocated and reserved peaks. Writes profiles/formula.json, which docs/formula.md quotes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ H100 = find_hardware("h100")
 
 
 def drawn(piece: Piece, count: int, seed: str) -> list[Point]:
-    """Sizes within the range of a piece, none at which it was derived; each once, as far as there are so many."""
+    """Sizes within the range of a piece, none at which it was derived, each once."""
     rows, tokens = zip(*piece.points, strict=True)
     step = piece.sequence_step
     every = [

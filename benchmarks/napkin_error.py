@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from harness.errors import InputError
 from harness.hardware import PLENTY_BYTES, find_hardware, with_memory
 from harness.napkin import predict
 from harness.recipe import Recipe, list_models

@@ -41,6 +41,10 @@ class InputError(HarnessError):
     exit_status = 2
 
 
+class CannotDivide(InputError):
+    """The model, or this PyTorch, is one that the recipe's engine cannot divide among ranks."""
+
+
 class MissingDependency(InputError):
     """An optional package is not installed."""
 

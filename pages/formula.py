@@ -1,6 +1,6 @@
 """docs/formula.md from profiles/formula.json, which `python -m benchmarks.formula` writes.
 
-    python -m pages.formula            # writes the page; with --check, compares it
+python -m pages.formula            # writes the page; with --check, compares it
 """
 
 from __future__ import annotations

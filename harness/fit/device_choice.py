@@ -5,19 +5,15 @@ By simulation, once for devices that run the same kernels; without torch where i
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from textwrap import wrap
 from typing import Any
 
 from harness.architecture import load_shape
 from harness.errors import InputError
-from harness.fit.simulations import Simulations
+from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import PLENTY_BYTES, Hardware, all_hardware, with_memory
 from harness.napkin import Timing, estimate, required_bytes
 from harness.recipe import Recipe
@@ -72,7 +68,7 @@ def compare_hardware(
     offers = [_unable(device, recipe) for device in devices if device not in able]
     kinds = _by_kernels(able)
     if not by_arithmetic:
-        _all_at_once(recipe, kinds, told)
+        all_at_once((Simulations(alike[0], told=told, alike=alike[1:]), recipe) for alike in kinds)
     for alike in kinds:
         offers += _offers(recipe, alike, told, warned, by_arithmetic)
 
@@ -90,35 +86,6 @@ def _by_kernels(devices: list[Hardware]) -> list[list[Hardware]]:
     for device in devices:
         alike.setdefault(device.datasheet.compute_capability, []).append(device)
     return list(alike.values())
-
-
-def _all_at_once(recipe: Recipe, kinds: list[list[Hardware]], told: Callable[[str], None]) -> None:
-    """Simulate what is not kept yet in as many processes as there are cores. They leave it in the cache, and
-    where they cannot, it is simulated in this process. Where a thread runs, forking is not safe."""
-    waiting = [Simulations(alike[0], told=told, alike=alike[1:]) for alike in kinds]
-    waiting = [each for each in waiting if not each.is_timed(recipe)]
-    if len(waiting) < 2 or sys.platform != "linux" or threading.active_count() > 1 or len(cores()) < 2:
-        return
-    from harness.simulate import import_everything
-
-    import_everything(recipe)
-    shares = [waiting[n :: len(cores())] for n in range(len(cores()))]
-    fork = get_context("fork").Process
-    processes = [fork(target=_leave, args=(share, recipe)) for share in shares]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-
-
-def _leave(share: list[Simulations], recipe: Recipe) -> None:
-    for simulations in share:
-        simulations.leave(recipe)
-
-
-def cores() -> set[int]:
-    """Those that this process may use."""
-    return os.sched_getaffinity(0)
 
 
 def _offers(

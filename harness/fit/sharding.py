@@ -1,21 +1,25 @@
-"""Memory and communication of a GPU under data and model parallelism. No torch.
+"""Memory and communication of a GPU under data and model parallelism. No torch where it was asked before.
 
-DDP, FSDP2 and tensor parallelism are napkin's own answer for the recipe on so many ranks
-(harness/napkin/ranks). ZeRO-1, 2 and 3 are DeepSpeed's: its paper's splits of the model states (Rajbhandari
-et al., arXiv 1910.02054) and, beside them, the buffers that its configuration documents. Model parallelism is
-the blocks divided, one GPU after the other. What is sent is counted with ring collectives.
+DDP, FSDP2, hybrid sharding and tensor parallelism are PyTorch's own engines: their peak, and what the step
+waits for, are of a simulation of rank 0 of the recipe on so many ranks (harness/fit/simulations.py). Where it
+cannot be simulated they are napkin's. ZeRO-1, 2 and 3 are DeepSpeed's: its paper's splits of the model states
+(Rajbhandari et al., arXiv 1910.02054) and, beside them, the buffers that its configuration documents. Model
+parallelism is the blocks divided, one GPU after the other. The states that a GPU holds and what it sends are
+the textbook's for every strategy: what is sent is counted with ring collectives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from harness.errors import InputError
+from harness.errors import CannotDivide, InputError
 from harness.fit.deepspeed import zero_buffers
+from harness.fit.simulations import Simulations, all_at_once
+from harness.hardware import Hardware
 from harness.napkin import Memory, Moment, Timing, estimate, ring, traffic
-from harness.recipe import check_recipe
+from harness.recipe import Recipe, check_recipe
 from harness.units import in_gib
 
 STRATEGIES = (
@@ -63,21 +67,27 @@ class Sharded:
     strategy: str
     states: States
     peak_bytes: float
-    """Model states, activations and temporaries of a GPU at its peak."""
+    """Model states, activations and temporaries of a GPU at its peak, as PyTorch's allocator counts it."""
     sent_bytes: float
     """Sent by a GPU in one optimizer step."""
     link_s: float
     """Time of that at the datasheet's GPU-to-GPU rate."""
     exposed_s: float
-    """The part that computing cannot hide."""
+    """What the step waits for: the part that computing does not hide. Of a simulation also the waits for
+    collectives that begin late; it can be more than `link_s`, which knows no latency."""
     overlap: str
     bucket_bytes: float = 0.0
     """DDP's second copy of the gradients, in `peak_bytes`."""
     num_buckets: int = 0
+    """That many bytes in pieces of 25 MiB, about; DDP fills each with whole gradients."""
     where: str = ""
     """What the step does at its peak."""
     buffers: str = ""
     """DeepSpeed's buffers in `peak_bytes`, with their formula."""
+    source: Literal["simulated", "napkin"] = "napkin"
+    """Of `peak_bytes`, `exposed_s` and `where`."""
+    not_simulated: str = ""
+    """Why not, of a strategy that is simulated where that can be."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +107,22 @@ def model_states(strategy: str, whole: States, gpus: int) -> States:
     return States(whole.parameters / divided[0], whole.gradients / divided[1], whole.optimizer / divided[2])
 
 
-def strategies(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sharded | Refused]:
+def strategies(
+    memory: Memory,
+    gpus: int,
+    group: int = GPUS_PER_NODE,
+    told: Callable[[str], None] = lambda line: None,
+    *,
+    by_arithmetic: bool = False,
+) -> list[Sharded | Refused]:
     """Every strategy on `gpus` GPUs, each with its own micro batch (model and tensor parallel: sharing one);
     or why the recipe cannot have it. A recipe that says how it is divided says so for the strategies that
     divide it so.
 
-    Raises InputError unless gpus is at least 1, and for offloaded or in-backward optimizers, whose states
-    are not where these strategies divide them.
+    PyTorch's engines are simulated, unless that is kept from an earlier question or `by_arithmetic` is asked
+    for; `told` hears of each simulation, and its warnings. What cannot be simulated is answered by
+    arithmetic. Raises InputError unless gpus is at least 1, and for offloaded or in-backward optimizers,
+    whose states are not where these strategies divide them.
     """
     recipe = memory.sizes.recipe
     if gpus < 1 or group < 1:
@@ -129,16 +148,51 @@ def strategies(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sh
         "hybrid sharding": of_fsdp
         | {"parallel": "fsdp", "dp_replicate": gpus // group, "dp_shard": group, "tp": 1},
     }
-    rows: list[Sharded | Refused] = []
+    rows: dict[str, Sharded | Refused] = {}
+    engines: list[tuple[Sharded, Recipe]] = []
     for strategy in STRATEGIES:
         if strategy not in ranks:
-            rows.append(_by_states(alone, strategy, gpus))
+            rows[strategy] = _by_states(alone, strategy, gpus)
             continue
         try:
-            rows.append(_by_napkin(alone, strategy, ranks[strategy]))
+            divided = check_recipe(ranks[strategy], strategy)
+            rows[strategy] = row = _by_napkin(alone, strategy, divided)
+            engines.append((row, divided))
         except InputError as error:
-            rows.append(Refused(strategy, str(error).removeprefix(f"{strategy}: ")))
-    return rows
+            rows[strategy] = Refused(strategy, str(error).removeprefix(f"{strategy}: "))
+    if not by_arithmetic:
+        rows |= {row.strategy: row for row in _simulated(engines, memory.sizes.hardware, told)}
+    return list(rows.values())
+
+
+def _simulated(
+    rows: list[tuple[Sharded, Recipe]], hardware: Hardware, told: Callable[[str], None]
+) -> Iterator[Sharded | Refused]:
+    """The rows as a simulation of rank 0 of each recipe has them. Equal recipes are simulated once."""
+    all_at_once((Simulations(hardware, told=told), recipe) for recipe in dict.fromkeys(r for _, r in rows))
+    simulations = Simulations(hardware, told=told)
+    warned: set[str] = set()
+    for row, recipe in rows:
+        try:
+            profile = simulations.timed(recipe)
+        except CannotDivide as error:
+            yield Refused(row.strategy, str(error))
+            continue
+        except InputError as error:
+            yield replace(row, not_simulated=str(error))
+            continue
+        for warning in profile.warnings:
+            if warning not in warned:
+                told(f"warning: {warning}")
+                warned.add(warning)
+        yield replace(
+            row,
+            peak_bytes=profile.memory.peak_allocated_bytes or 0,
+            exposed_s=sum(phase.communication_s or 0.0 for phase in profile.phases.values()),
+            where=(profile.memory.peak_phase or "").replace("_", " "),
+            source="simulated",
+        )
+    simulations.keep()
 
 
 def bucket_note(rows: Iterable[Sharded | Refused]) -> str:
@@ -146,15 +200,14 @@ def bucket_note(rows: Iterable[Sharded | Refused]) -> str:
     for row in rows:
         if isinstance(row, Sharded) and row.num_buckets:
             return (
-                f"DDP's peak holds its {row.num_buckets} buckets, a second copy of the gradients: "
+                "DDP's peak holds its buckets, a second copy of the gradients: "
                 f"{in_gib(int(row.bucket_bytes))} that gradient_as_bucket_view=True does without"
             )
     return ""
 
 
-def _by_napkin(alone: Memory, strategy: str, fields: dict[str, Any]) -> Sharded:
+def _by_napkin(alone: Memory, strategy: str, recipe: Recipe) -> Sharded:
     """The recipe on so many ranks of PyTorch's engines."""
-    recipe = check_recipe(fields, strategy)
     rank = estimate(recipe, alone.sizes.hardware, alone.sizes.built.whole)
     sizes = rank.sizes
     phases = Timing(sizes).phases.values()

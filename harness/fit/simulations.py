@@ -6,11 +6,15 @@ another size between those that were simulated, less memory or another allocator
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from multiprocessing import get_context
 
 from harness.allocator import Settings, parse_settings
-from harness.errors import InputError
+from harness.errors import CannotDivide, InputError
 from harness.formula import Formula, RequestLog, kept_bytes, least_bytes, load, point_of, save
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.recipe import Recipe
@@ -65,7 +69,9 @@ class Simulations:
 
     def is_timed(self, recipe: Recipe) -> bool:
         """Whether `timed` needs no simulation."""
-        return self.knows(recipe) and self.formula(recipe).has_times(recipe, self.devices)
+        formula = self.formula(recipe)
+        timed = self.knows(recipe) and formula.has_times(recipe, self.devices)
+        return timed or bool(formula.refused)
 
     def leave(self, recipe: Recipe) -> None:
         """Simulate for another process, which finds it in the cache, or finds out why it cannot be."""
@@ -131,12 +137,50 @@ class Simulations:
         return self.simulated(recipe) if piece is None else piece.at(point)
 
     def simulated(self, recipe: Recipe) -> RequestLog:
-        """The requests of a simulation at these sizes, made now."""
+        """The requests of a simulation at these sizes, made now. Raises CannotDivide, as it did before."""
+        formula = self.formula(recipe)
+        if formula.refused:
+            raise CannotDivide(formula.refused)
         from harness.simulate import simulate_for_devices
 
-        self.told(f"simulating on {self.hardware.name}")
-        profile, memory, steps = simulate_for_devices(recipe, self.devices, self.settings)
-        formula = self.formula(recipe)
-        formula.learn(memory.log, profile, memory.labels(), steps)
-        save(formula)
+        self.told(f"simulating {_among(recipe)}on {self.hardware.name}")
+        try:
+            profile, memory, times = simulate_for_devices(recipe, self.devices, self.settings)
+        except CannotDivide as error:
+            formula.refused, formula.changed = str(error), True
+            raise
+        else:
+            formula.learn(memory.log, profile, memory.labels(), times)
+        finally:
+            save(formula)
         return memory.log
+
+
+def all_at_once(asked: Iterable[tuple[Simulations, Recipe]]) -> None:
+    """Simulate what is not kept yet in as many processes as there are cores. They leave it in the cache,
+    where other Simulations find it; where they cannot, it is simulated in the process that asks for it. Where
+    a thread runs, forking is not safe."""
+    waiting = [(simulations, recipe) for simulations, recipe in asked if not simulations.is_timed(recipe)]
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    if len(waiting) < 2 or cores < 2 or threading.active_count() > 1:
+        return
+    from harness.simulate import import_everything
+
+    for _, recipe in waiting:
+        import_everything(recipe)
+    fork = get_context("fork").Process
+    processes = [fork(target=_leave, args=(waiting[n::cores],)) for n in range(cores)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+def _leave(share: list[tuple[Simulations, Recipe]]) -> None:
+    for simulations, recipe in share:
+        simulations.leave(recipe)
+
+
+def _among(recipe: Recipe) -> str:
+    """Which ranks, before the device."""
+    return f"rank 0 of {recipe.world_size} ({recipe.parallel}) " if recipe.world_size > 1 else ""

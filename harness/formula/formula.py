@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.allocator import Settings
 from harness.formula.expression import Point
@@ -17,6 +17,29 @@ from harness.step_profile import MemoryStats, OutOfMemoryReport, PhaseStats, Ste
 from harness.system import provenance
 
 
+class Times(NamedTuple):
+    """What a simulated step takes on one device."""
+
+    step: StepStats
+    communication_s: dict[str, float]
+    """By phase; of a step of one process nothing. See PhaseStats."""
+
+    @classmethod
+    def of(cls, profile: StepProfile) -> Times:
+        """Those of a simulation's profile."""
+        waits = {name: stats.communication_s for name, stats in profile.phases.items()}
+        return cls(profile.step, {name: seconds for name, seconds in waits.items() if seconds is not None})
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"step": self.step.model_dump(mode="json"), "communication_s": self.communication_s}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Times:
+        """What `as_json` wrote."""
+        return cls(StepStats.model_validate(document["step"]), document["communication_s"])
+
+
 @dataclass
 class Formula:
     """The pieces that were found, and what else a simulation told."""
@@ -25,8 +48,10 @@ class Formula:
     """What it holds for: a recipe but for its sizes, a kind of GPU, versions (formula/store.py)."""
     pieces: list[Piece] = field(default_factory=list[Piece])
     warnings: list[str] = field(default_factory=list[str])
-    steps: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """StepStats of the simulated steps, by device and sizes: times are of no other."""
+    times: dict[str, Times] = field(default_factory=dict[str, Times])
+    """Of the simulated steps, by device and sizes: of no other."""
+    refused: str = ""
+    """Why the engine of the recipe cannot divide its model; empty where it can, or where nobody has asked."""
     outcomes: dict[str, Any] = field(default_factory=dict[str, Any])
     """What was found for a device's memory and an allocator's settings, by these and sizes: exactly, or as
     the pieces are that are known so far."""
@@ -38,7 +63,7 @@ class Formula:
         log: RequestLog,
         profile: StepProfile,
         labels: Mapping[int, Label] | None = None,
-        steps: Mapping[str, StepStats] = {},
+        times: Mapping[str, Times] = {},
     ) -> None:
         """Another simulation, of a step that did not run out of memory: what its requests are for, by key,
         and its times, by device."""
@@ -50,12 +75,12 @@ class Formula:
             asked: found for asked, found in self.outcomes.items() if self.knowing(Point(*found["point"]))
         }
         self.warnings, self.changed = profile.warnings, True
-        for device, step in {profile.hardware.name: profile.step, **steps}.items():
-            self.steps[_name(device, recipe)] = step.model_dump(mode="json")
+        for device, found in {profile.hardware.name: Times.of(profile), **times}.items():
+            self.times[_name(device, recipe)] = found
 
     def has_times(self, recipe: Recipe, devices: Iterable[Hardware]) -> bool:
         """Whether the step was timed at these sizes on all of them."""
-        return all(_name(device.name, recipe) in self.steps for device in devices)
+        return all(_name(device.name, recipe) in self.times for device in devices)
 
     def knowing(self, point: Point) -> Piece | None:
         """The piece that says exactly what is asked for there."""
@@ -70,7 +95,7 @@ class Formula:
         """The profile of `recipe` on `hardware`, whose requests are `log`: as simulated, but for what is at
         the peak, and with times only of the sizes that were simulated on this device."""
         found = self._outcome(log, recipe, hardware, settings)
-        step = self.steps.get(_name(hardware.name, recipe))
+        times = self.times.get(_name(hardware.name, recipe))
         context = hardware.calibration.cuda_context_bytes
         profile = StepProfile(
             source="simulated",
@@ -90,7 +115,7 @@ class Formula:
                 setup_peak_allocated_bytes=found.setup_bytes,
                 first_step_peak_allocated_bytes=found.first_step_bytes,
             ),
-            step=StepStats() if step is None else StepStats.model_validate(step),
+            step=StepStats() if times is None else times.step.model_copy(deep=True),
         )
         error = found.out_of_memory
         if error is not None:
@@ -103,7 +128,10 @@ class Formula:
             )
             return profile
         for name, (allocated, reserved) in found.phases.items():
-            profile.phases[name] = PhaseStats(peak_allocated_bytes=allocated, peak_reserved_bytes=reserved)
+            stats = PhaseStats(peak_allocated_bytes=allocated, peak_reserved_bytes=reserved)
+            if times is not None and recipe.distributed:
+                stats.communication_s = times.communication_s.get(name, 0.0)
+            profile.phases[name] = stats
         memory = profile.memory
         memory.peak_phase = found.peak_phase
         memory.peak_allocated_bytes, memory.peak_reserved_bytes = found.allocated_bytes, found.reserved_bytes
@@ -124,14 +152,17 @@ class Formula:
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
         pieces = [piece.as_json() for piece in self.pieces]
-        told = {"warnings": self.warnings, "steps": self.steps, "outcomes": self.outcomes}
-        return {"key": self.key, "pieces": pieces, **told}
+        times = {asked: found.as_json() for asked, found in self.times.items()}
+        told = {"warnings": self.warnings, "times": times, "refused": self.refused}
+        return {"key": self.key, "pieces": pieces, **told, "outcomes": self.outcomes}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Formula:
         """What `as_json` wrote. Raises whatever Python raises for anything else."""
         pieces = [Piece.from_json(piece) for piece in document["pieces"]]
-        return cls(document["key"], pieces, document["warnings"], document["steps"], document["outcomes"])
+        times = {asked: Times.from_json(found) for asked, found in document["times"].items()}
+        told = document["warnings"], times, document["refused"], document["outcomes"]
+        return cls(document["key"], pieces, *told)
 
 
 def point_of(recipe: Recipe) -> Point:

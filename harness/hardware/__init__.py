@@ -23,4 +23,4 @@ from harness.hardware.roofline import (
     machine_balance,
     transfer_s,
 )
-from harness.hardware.table import NCCL_COMMUNICATOR, TABLE_NAMES, threads_per_sm
+from harness.hardware.table import TABLE_NAMES, threads_per_sm

@@ -45,14 +45,6 @@ class Cited(NamedTuple):
     source: str
 
 
-NCCL_COMMUNICATOR = (
-    Cited(544e6, "github.com/NVIDIA/nccl/issues/964: two ranks of A100 after one all-reduce"),
-    Cited(1.6e9, "github.com/NVIDIA/nccl/issues/864: one communicator of eight GPUs"),
-)
-"""Bytes that NCCL takes for one communicator on each GPU, from and to: buffers of its channels, by links,
-ranks and version. They lie beside PyTorch's allocator, which does not count them."""
-
-
 class Datasheet(NamedTuple):
     """One device. `flops` maps a dtype (fp32, bf16, fp16) to dense FLOP/s; a dtype it lacks is absent."""
 

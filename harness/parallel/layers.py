@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from harness.errors import InputError
+from harness.errors import CannotDivide
 from harness.parallel.deferred import Make
 from harness.recipe import Recipe
 
@@ -54,7 +54,7 @@ def divided_layers(recipe: Recipe, model: Any, mesh: DeviceMesh, make: Make) -> 
     """What makes modules of `model` and divides their layers among the ranks of `mesh`, one after the other:
     one layer is whole at a time.
 
-    Raises InputError for a model without such a plan, and for heads that do not divide.
+    Raises CannotDivide for a model without such a plan, and for heads that do not divide.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     plan = _plan(recipe, base)
@@ -97,13 +97,13 @@ def _with_ancestors(name: str) -> Iterator[str]:
 def _plan(recipe: Recipe, base: Any) -> dict[str, str]:
     plan = dict(getattr(base, "tp_plan", None) or {})
     if not plan:
-        raise InputError(
+        raise CannotDivide(
             f"parallel: tp: transformers has no plan that divides the layers of {base.config.model_type}. "
             "Set parallel: fsdp."
         )
     strange = sorted({style for style in plan.values() if style not in STYLES})
     if strange:
-        raise InputError(
+        raise CannotDivide(
             f"parallel: tp: {base.config.model_type} is divided by {', '.join(strange)}, which is not built "
             "here. Set parallel: fsdp."
         )
@@ -111,7 +111,7 @@ def _plan(recipe: Recipe, base: Any) -> dict[str, str]:
     for what in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, what, None)
         if heads is not None and heads % recipe.tp:
-            raise InputError(
+            raise CannotDivide(
                 f"tp: {recipe.tp} does not divide the {heads} {what} of {recipe.model}. Give a divisor."
             )
     embedding = base.get_input_embeddings()

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from harness.errors import InputError
+from harness.errors import CannotDivide, InputError
 from harness.parallel.deferred import Make
 from harness.parallel.dtypes import DTYPES
 from harness.recipe import Recipe
@@ -35,8 +35,8 @@ def shard_units(
     Just before, each unit is made: one is whole at a time, beside the parts of those before it. The last
     unit takes what no other has. PyTorch keeps it gathered from its forward to its backward.
 
-    Raises InputError for a model without blocks, for cpu_offload where there is nothing to leave, and for
-    weights that this PyTorch cannot divide.
+    Raises CannotDivide for a model without blocks and for weights that this PyTorch cannot divide, and
+    InputError for cpu_offload where there is nothing to leave.
     """
     if recipe.cpu_offload and device.type == "cpu":
         raise InputError("cpu_offload: there is no GPU here to take the weights off. Set cpu_offload: false.")
@@ -62,7 +62,7 @@ def _refuse_integers(modules: list[nn.Module]) -> None:
     for module in modules:
         for name, weight in module.named_parameters():
             if not weight.is_floating_point():
-                raise InputError(
+                raise CannotDivide(
                     f"parallel: FSDP2 of PyTorch {torch.__version__} divides no weights of integers, and the "
                     f"experts in 4 bit ({name}) are some. Install PyTorch 2.12 or a later release, or set "
                     "quantization: none."
@@ -85,7 +85,7 @@ def _blocks(model: nn.Module) -> Iterator[tuple[Unit, bool]]:
     """Every decoder block; embeddings, last norm and head stay with the model."""
     found = [block for blocks in blocks_of(model) for block in blocks]
     if not found:
-        raise InputError("parallel: fsdp gathers one transformer block at a time, and this model has none.")
+        raise CannotDivide("parallel: fsdp gathers one transformer block at a time, and this model has none.")
     yield from ((block, False) for block in found)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from harness.allocator import AllocatorOutOfMemory, Settings, parse_settings
 from harness.errors import InputError
+from harness.formula import Times
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.kernel_time import where_from
 from harness.observe import PhasePeaks, gradients_seen, labelled_tensors, owned_tensors
@@ -120,7 +121,7 @@ def import_everything(recipe: Recipe) -> None:
 
 def simulate_for_devices(
     recipe: Recipe, devices: Sequence[Hardware], settings: Settings
-) -> tuple[StepProfile, SimulatedMemory, dict[str, StepStats]]:
+) -> tuple[StepProfile, SimulatedMemory, dict[str, Times]]:
     """The step on the first of `devices` with plenty of memory, and by name what it takes on each: for
     devices that run the same kernels, on which one GPU is enough. Raises InputError as `simulate` does.
     """
@@ -128,8 +129,8 @@ def simulate_for_devices(
     beside: dict[str, SimulatedTime] = {other.name: SimulatedTime(other) for other in others}
     plenty = with_memory(first, PLENTY_BYTES)
     profile, memory = simulate(recipe, plenty, settings, explain_oom=False, beside=list(beside.values()))
-    steps = {name: step_of(recipe, clock) for name, clock in beside.items()}
-    return profile, memory, {first.name: profile.step, **steps}
+    times = {name: Times(step_of(recipe, clock), {**clock.communication_s}) for name, clock in beside.items()}
+    return profile, memory, {first.name: Times.of(profile), **times}
 
 
 class SimulatedRun:
@@ -156,7 +157,7 @@ class SimulatedRun:
         self.time = SimulatedTime(hardware)
         self.paths = ModulePaths()
         self.rules = CudaRules(recipe, hardware, self.memory.empty_cache)
-        self.communication = Communication(self.time)
+        self.communication = Communication(self.time, *beside)
         self.device = SimulatedDevice(
             self.memory, self.rules, self.time, self.paths, self.communication, beside
         )
@@ -202,7 +203,7 @@ class SimulatedRun:
     def _among_ranks(self) -> AbstractContextManager[None]:
         if not self.recipe.distributed:
             return nullcontext()
-        streams = Streams(self.memory, self.time)
+        streams = Streams(self.memory, *self.device.clocks)
         return one_rank(self.rank, self.recipe.world_size, streams, self.communication)
 
     def begin_step(self, index: int, kind: Kind) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from harness.step_profile.between_steps import PHASES_BETWEEN_STEPS, EvaluationStats, EvaluationWay
+from harness.step_profile.not_counted import ALWAYS, is_tight, of_nccl
 from harness.step_profile.step_profile import (
     LeakReport,
     RanksReport,
@@ -25,7 +26,10 @@ MEMORY_KINDS = {
 
 
 def verdict(profile: StepProfile) -> str:
-    """One sentence: whether it fits, with what to spare; without a device's size, what it takes."""
+    """One sentence: whether it fits, with what to spare; without a device's size, what it takes.
+
+    A third verdict, too tight to call, where so little is to spare that what nobody counts decides.
+    """
     memory, device = profile.memory, profile.hardware
     if profile.oom is not None:
         size = "" if device.memory_bytes is None else f" ({in_gib(device.memory_bytes)})"
@@ -41,7 +45,12 @@ def verdict(profile: StepProfile) -> str:
     room = f"{in_gib(device.memory_bytes)} of {device.name}"
     if spare < 0:
         return f"does not fit in the {room}: {in_gib(-spare)} are missing"
-    return f"fits in the {room} with {in_gib(spare)} to spare"
+    nccl = of_nccl(profile)
+    if is_tight(profile, spare):
+        beside = ", ".join(filter(None, (nccl, ALWAYS)))
+        return f"too tight to call in the {room}: {in_gib(spare)} to spare, and not counted: {beside}"
+    beside = f", {nccl} not counted" if nccl and profile.source != "measured" else ""
+    return f"fits in the {room} with {in_gib(spare)} to spare{beside}"
 
 
 def _remedy(profile: StepProfile) -> str:

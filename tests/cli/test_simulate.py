@@ -90,6 +90,17 @@ def test_simulate_says_first_that_it_does_not_fit(call: Call) -> None:
     assert "out of memory in " in err
 
 
+def test_too_tight_to_call_has_the_exit_status_of_fits(call: Call) -> None:
+    profile = StepProfile.from_json(call("simulate", "tiny.yaml", "--memory", "80GiB", "--json")[1])
+    assert profile.memory.process_bytes is not None
+    status, out, err = call(
+        "simulate", "tiny.yaml", "--memory", f"{profile.memory.process_bytes // 2**20 + 2}MiB"
+    )
+    assert (status, "out of memory" in err) == (0, False)
+    assert out.startswith("tiny: too tight to call in the ")
+    assert " to spare, and not counted: what CUDA's libraries load" in out
+
+
 def test_simulate_json_is_a_profile_and_nothing_else(call: Call) -> None:
     status, out, err = call("simulate", "tiny.yaml", "seq_len=32", "hardware=l4", "--json")
     profile = StepProfile.from_json(out)

@@ -1,10 +1,14 @@
-"""Sharding against the ZeRO paper's numbers and the arithmetic of ring collectives."""
+"""Sharding against the ZeRO paper's numbers, the arithmetic of ring collectives, and a simulated rank."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.errors import InputError
 from harness.fit.deepspeed import zero_buffers
@@ -24,6 +28,8 @@ from harness.napkin.prediction import estimate
 from harness.napkin.timing import Timing
 from harness.recipe.check import check_recipe
 from harness.recipe.file import load_recipe
+from harness.recipe.recipe import Recipe
+from harness.simulate.simulated_run import simulate
 from harness.units import in_gib
 from tests.support.tiny import tiny
 
@@ -32,8 +38,9 @@ ADAM = States(2 * 7.5e9, 2 * 7.5e9, 12 * 7.5e9)
 
 
 def shard(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sharded]:
-    """The strategies that the recipe can have."""
-    return [row for row in strategies(memory, gpus, group) if isinstance(row, Sharded)]
+    """The strategies that the recipe can have, by the textbook."""
+    rows = strategies(memory, gpus, group, by_arithmetic=True)
+    return [row for row in rows if isinstance(row, Sharded)]
 
 
 @pytest.mark.parametrize(("strategy", "gigabytes"), [("ZeRO-1", 31.4), ("ZeRO-2", 16.6), ("ZeRO-3", 1.9)])
@@ -139,32 +146,9 @@ def test_zero_3_at_its_peak_by_hand():
     assert "500,000,000 × 2 B" in rows["ZeRO-3"].buffers
 
 
-def test_fsdp2_is_what_napkin_says_of_the_recipe_on_these_ranks():
-    changes = ["parallel=fsdp", "dp_shard=64"]
-    rank = estimate(load_recipe("llama-2-7b-full-fp16-master", changes)[1], find_hardware("a100-80gb"))
-    rows = {row.strategy: row for row in shard(MASTER, 64)}
-    assert rows["FSDP2"].peak_bytes == rank.peak.total_bytes
-    assert rows["FSDP2"].states.total_bytes == pytest.approx(16 * LLAMA_7B / 64, rel=1e-4)
-    groups = [*changes[:1], "dp_shard=8", "dp_replicate=8"]
-    rank = estimate(load_recipe("llama-2-7b-full-fp16-master", groups)[1], find_hardware("a100-80gb"))
-    assert rows["hybrid sharding"].peak_bytes == rank.peak.total_bytes
-
-
-def test_a_divided_recipe_says_how_for_the_strategies_that_divide_it_so():
-    changes = ["parallel=fsdp", "dp_shard=4", "wrap=accelerate", "reshard_after_forward=false"]
-    memory = estimate(load_recipe("llama-3.1-8b-full-bf16", changes)[1], find_hardware("h100"))
-    rows = {row.strategy: row for row in shard(memory, 4)}
-    assert rows["FSDP2"].peak_bytes == memory.peak.total_bytes
-    plain = estimate(load_recipe("llama-3.1-8b-full-bf16")[1], find_hardware("h100"))
-    others = {row.strategy: row for row in shard(plain, 4)}
-    assert rows["FSDP2"].peak_bytes > others["FSDP2"].peak_bytes
-    assert rows["ZeRO-2"] == others["ZeRO-2"]
-    assert rows["DDP"] == others["DDP"]
-
-
 def test_what_a_recipe_cannot_have_is_said_with_the_reason():
     memory = estimate(load_recipe("llama-3.1-70b-qlora")[1], find_hardware("h100"))
-    refused = [row for row in strategies(memory, 2) if isinstance(row, Refused)]
+    refused = [row for row in strategies(memory, 2, by_arithmetic=True) if isinstance(row, Refused)]
     assert {row.strategy for row in refused} == {"tensor parallel", "FSDP2", "hybrid sharding"}
     assert all("bitsandbytes" in row.reason for row in refused)
     # the strategy stands before it, and where the values come from is no file
@@ -172,50 +156,15 @@ def test_what_a_recipe_cannot_have_is_said_with_the_reason():
         assert row.reason.startswith(f"parallel: {engine} with optimizer: ")
 
 
-def test_tensor_parallelism_divides_layers_by_heads_and_sums_after_them():
-    """Llama-3.1-8B in bf16 on 8 GPUs, one row of 2048 tokens, checkpointed. The residual stream is summed in
-    each of 32 blocks after attention and after the MLP, once more where attention runs again, and in
-    backward for the inputs of q, k, v, gate and up; once for the embeddings and once for the head's input.
-    The logits are gathered."""
+def test_tensor_parallelism_divides_layers_and_sums_the_stream_after_them():
+    """Llama-3.1-8B in bf16 on 8 GPUs, one row of 2048 tokens. The residual stream is summed twice in the
+    forward of a block, after attention and after the MLP, and twice in its backward (Megatron-LM, arXiv
+    1909.08053, figure 4): 128 all-reduces, each a reduce-scatter and an all-gather."""
     memory = estimate(load_recipe("llama-3.1-8b-full-bf16")[1], find_hardware("h100"))
     row = {row.strategy: row for row in shard(memory, 8)}["tensor parallel"]
-    sums = 32 * (2 + 1 + 5) + 2
-    assert row.sent_bytes == (2 * sums * 4096 + 128_256) * 2048 * 2 * 7 / 8
+    assert row.sent_bytes == 4 * 32 * (2 * 7 / 8) * 2048 * 4096 * 2
     assert row.exposed_s == row.link_s
-    words = 128_256 * 4096 * 2
     assert row.states.parameters == pytest.approx(2 * 8_030_261_248 / 8, rel=1e-3)
-    assert row.states.gradients - row.states.parameters == pytest.approx(words * 7 / 8, rel=1e-3)
-    (refused,) = (row for row in strategies(memory, 16) if isinstance(row, Refused))
-    assert refused.strategy == "tensor parallel"
-    assert "16 does not divide the 8 key-value heads" in refused.reason
-
-
-# DDP's buckets ----------------------------------------------------------------------------------------
-
-
-def test_ddp_holds_the_gradients_twice():
-    """tests/models/llama.json in bf16: 107,840 parameters, under a MiB of gradients: one bucket, rounded."""
-    block = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128 + 2 * 64
-    parameters = 2 * 264 * 64 + 64 + 2 * block
-    bucket = -(-2 * parameters // 512) * 512
-    memory = estimate(tiny(precision="bf16"), find_hardware("a100-80gb"))
-    (ddp,) = (row for row in shard(memory, 8) if row.strategy == "DDP")
-    assert (ddp.bucket_bytes, ddp.num_buckets) == (bucket, 1)
-    assert ddp.peak_bytes == memory.peak.total_bytes + bucket
-    rows = shard(MASTER, 8)
-    (ddp,) = (row for row in rows if row.strategy == "DDP")
-    assert 0 <= ddp.bucket_bytes - 2 * LLAMA_7B <= 512 * ddp.num_buckets
-    assert ddp.peak_bytes == pytest.approx(MASTER.peak.total_bytes + ddp.bucket_bytes)
-    assert f"{ddp.num_buckets} buckets" in bucket_note(rows)
-    assert in_gib(2 * LLAMA_7B) in bucket_note(rows)
-
-
-def test_the_last_bucket_of_ddp_shows():
-    """The embeddings' gradient is the last, and nothing is computed while it is sent."""
-    (ddp,) = (row for row in shard(MASTER, 8) if row.strategy == "DDP")
-    link = MASTER.sizes.hardware.datasheet.gpu_link.value
-    embeddings = 2 * 32000 * 4096
-    assert ddp.exposed_s >= 2 * 7 / 8 * embeddings / link
 
 
 def test_more_sharding_holds_less():
@@ -223,7 +172,6 @@ def test_more_sharding_holds_less():
         rows = {row.strategy: row.peak_bytes for row in shard(MASTER, gpus)}
         assert rows["DDP"] > rows["ZeRO-1"] > rows["ZeRO-2"] > rows["ZeRO-3"]
     two, many = ({row.strategy: row.peak_bytes for row in shard(MASTER, n)} for n in (2, 64))
-    assert two.keys() - many.keys() == {"tensor parallel"}  # of whose heads there are 32
     assert all(many[name] <= two[name] for name in many)
 
 
@@ -257,10 +205,114 @@ def test_gradients_hide_under_the_last_backward_alone(micro_batches):
     phases = Timing(memory.sizes).phases
     one_backward_s = phases["backward"].seconds / micro_batches
     rows = {row.strategy: row for row in shard(memory, 8)}
-    unsynced = check_recipe(memory.sizes.recipe.model_dump() | UNSYNCED, "here")
-    ddp = next(row for row in shard(estimate(unsynced, slow), 8) if row.strategy == "DDP")
-    assert ddp.exposed_s == pytest.approx(ddp.link_s - one_backward_s)
-    assert rows["DDP"].exposed_s == pytest.approx(rows["DDP"].link_s - one_backward_s * micro_batches)
     assert rows["ZeRO-2"].exposed_s == pytest.approx(rows["ZeRO-2"].link_s - one_backward_s)
     computing_s = phases["forward"].seconds + phases["backward"].seconds
     assert rows["ZeRO-3"].exposed_s == pytest.approx(rows["ZeRO-3"].link_s - computing_s)
+
+
+# PyTorch's engines, simulated ------------------------------------------------------------------------
+
+H100 = find_hardware("h100")
+TINY = tiny(precision="bf16")
+"""tests/models/llama.json: hidden size 64, 2 blocks, 4 heads and 2 of keys and values, 264 words."""
+OF_FOUR = {
+    "DDP": {"parallel": "ddp", "dp_replicate": 4},
+    "FSDP2": {"parallel": "fsdp", "dp_shard": 4},
+    "hybrid sharding": {"parallel": "fsdp", "dp_shard": 2, "dp_replicate": 2},
+}
+
+
+def asked(recipe: Recipe, gpus: int, group: int = 8) -> dict[str, Sharded | Refused]:
+    """The rows by strategy."""
+    return {row.strategy: row for row in strategies(estimate(recipe, H100), gpus, group)}
+
+
+def test_pytorchs_engines_are_simulated_once_and_refused_for_good():
+    """On four GPUs in groups of two; 2 heads cannot be divided among them, which transformers needs."""
+    rows = asked(TINY, 4, 2)
+    peaks: set[int] = set()
+    for strategy, fields in OF_FOUR.items():
+        profile = simulate(tiny(precision="bf16", **fields), H100)[0]
+        row = rows[strategy]
+        assert isinstance(row, Sharded)
+        assert row.source == "simulated"
+        assert row.peak_bytes == profile.memory.peak_allocated_bytes
+        assert row.where == (profile.memory.peak_phase or "").replace("_", " ")
+        waits = [phase.communication_s or 0 for phase in profile.phases.values()]
+        assert row.exposed_s == pytest.approx(sum(waits), rel=1e-9)
+        assert row.exposed_s > 0
+        peaks.add(row.peak_bytes)
+    assert len(peaks) == 3
+    refused = rows["tensor parallel"]
+    assert isinstance(refused, Refused)
+    assert "4 does not divide the 2 num_key_value_heads" in refused.reason
+    assert {rows[f"ZeRO-{stage}"].source for stage in (1, 2, 3)} == {"napkin"}
+    # what was found is kept, a refusal too: another process needs no torch
+    code = (
+        "import json, sys\n"
+        "from harness.fit import strategies\n"
+        "from harness.hardware import find_hardware\n"
+        "from harness.napkin import estimate\n"
+        "from harness.recipe import Recipe\n"
+        f"memory = estimate(Recipe(**json.loads({TINY.model_dump_json()!r})), find_hardware('h100'))\n"
+        "print(repr(strategies(memory, 4, 2, print)))\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == f"{list(rows.values())!r}\n"
+
+
+def test_ddp_holds_the_gradients_twice_and_one_bucket_cannot_hide():
+    """107,840 parameters, under a MiB of gradients: one bucket, which is sent when backward has ended."""
+    block = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128 + 2 * 64
+    bucket = -(-2 * (2 * 264 * 64 + 64 + 2 * block) // 512) * 512
+    rows = asked(TINY, 2)
+    ddp = rows["DDP"]
+    assert isinstance(ddp, Sharded)
+    alone = simulate(TINY, H100)[0].memory.peak_allocated_bytes
+    assert alone is not None
+    assert ddp.peak_bytes == alone + bucket
+    assert ddp.exposed_s >= ddp.link_s == ddp.sent_bytes / H100.datasheet.gpu_link.value
+    assert in_gib(int(ddp.bucket_bytes)) in bucket_note(rows.values())
+    # a group of all GPUs is FSDP2 itself; tensor parallelism divides 2 heads among 2
+    fsdp, hybrid, tp = (rows[name] for name in ("FSDP2", "hybrid sharding", "tensor parallel"))
+    assert isinstance(fsdp, Sharded)
+    assert isinstance(hybrid, Sharded)
+    assert isinstance(tp, Sharded)
+    assert (hybrid.peak_bytes, hybrid.exposed_s) == (fsdp.peak_bytes, fsdp.exposed_s)
+    assert (
+        tp.peak_bytes
+        == simulate(tiny(precision="bf16", parallel="tp", tp=2), H100)[0].memory.peak_allocated_bytes
+    )
+
+
+def test_a_divided_recipe_says_how_for_the_strategies_that_divide_it_so():
+    fields = {"parallel": "fsdp", "dp_shard": 4, "reshard_after_forward": False, "reduce_dtype": "fp32"}
+    recipe = tiny(precision="bf16", **fields)
+    rows, others = asked(recipe, 2), asked(TINY, 2)
+    on_two = recipe.model_copy(update={"dp_shard": 2})
+    fsdp, other = rows["FSDP2"], others["FSDP2"]
+    assert isinstance(fsdp, Sharded)
+    assert isinstance(other, Sharded)
+    assert fsdp.peak_bytes == simulate(on_two, H100)[0].memory.peak_allocated_bytes
+    assert fsdp.peak_bytes > other.peak_bytes
+    assert rows["ZeRO-2"] == others["ZeRO-2"]
+    assert rows["DDP"] == others["DDP"]
+
+
+def test_what_cannot_be_simulated_is_arithmetic_and_says_so():
+    """In a process that is a rank already, of a size that nobody has simulated."""
+    recipe = tiny(precision="bf16", micro_batch_size=3)
+    by_arithmetic = {row.strategy: row for row in shard(estimate(recipe, H100), 2)}
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        rows = asked(recipe, 2)
+    finally:
+        distributed.destroy_process_group()
+    for strategy in ("tensor parallel", *OF_FOUR):
+        row = rows[strategy]
+        assert isinstance(row, Sharded)
+        assert row.source == "napkin"
+        assert row.not_simulated.startswith("a rank of a run cannot simulate another")
+        assert replace(row, not_simulated="") == by_arithmetic[strategy]

@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch.distributed.tensor import _sharding_prop as propagation
 
+from harness.allocator import parse_settings
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.hardware.links import NETWORK, collective_s
 from harness.recipe import Recipe
 from harness.simulate.memory import SimulatedMemory
-from harness.simulate.simulated_run import simulate
+from harness.simulate.simulated_run import simulate, simulate_for_devices
 from harness.snapshot.attribution import breakdown_at
 from harness.step_profile.step_profile import StepProfile
 from harness.system import TorchRelease
@@ -236,6 +237,21 @@ def test_collectives_take_their_share_over_the_slowest_link() -> None:
     assert collective_s("reduce_scatter", size, range(16), H100) == pytest.approx(15 / 16 * size / between)
     assert collective_s("all_reduce", size, (0, 8), H100) == pytest.approx(size / NETWORK.value)
     assert collective_s("all_reduce", size, (3,), H100) == 0
+
+
+@pytest.mark.parametrize("fields", [ENGINES["fsdp"], ENGINES["ddp"]], ids=["fsdp", "ddp"])
+def test_devices_that_run_the_same_kernels_wait_for_their_own_links(fields: dict[str, Any]) -> None:
+    """One simulation times the rank on both, as one on each does."""
+    recipe = tiny(**fields)
+    devices = [find_hardware("rtx-4090"), find_hardware("l4")]
+    times = simulate_for_devices(recipe, devices, parse_settings("", torch.__version__))[2]
+    for device in devices:
+        profile = simulate(recipe, device)[0]
+        waits = {name: phase.communication_s for name, phase in profile.phases.items()}
+        found = {name: times[device.name].communication_s.get(name, 0.0) for name in waits}
+        assert found == pytest.approx(waits, rel=1e-9)
+        assert times[device.name].step.tokens_per_s == pytest.approx(profile.step.tokens_per_s, rel=1e-9)
+        assert sum(found.values()) > 0
 
 
 def test_a_sum_that_nobody_waits_for_is_lost_in_every_step() -> None:

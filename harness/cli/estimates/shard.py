@@ -37,10 +37,12 @@ def shard(
     """Divide the step among GPUs: memory and communication of each, under DDP, FSDP2, ZeRO and others."""
     from harness.fit import Sharded, strategies
     from harness.napkin import estimate, warnings_of
+    from harness.system import quiet_libraries, stdout_kept_for_json
 
     name, loaded, device = asked_for(recipe, overrides, memory)
-    estimated = estimate(loaded, device)
-    rows = strategies(estimated, gpus, group)
+    with stdout_kept_for_json(as_json):
+        quiet_libraries()
+        rows = strategies(estimate(loaded, device), gpus, group, lambda line: tell(line, stderr=True))
     if as_json:
         print(json.dumps([asdict(row) for row in rows if isinstance(row, Sharded)], indent=1))
     else:
@@ -72,7 +74,7 @@ def _table(rows: list[Sharded | Refused]) -> None:
 def _notes(rows: list[Sharded | Refused], gpus: int) -> None:
     """What the numbers rest on, and what is not in them."""
     from harness.fit import Sharded, bucket_note
-    from harness.hardware import NCCL_COMMUNICATOR
+    from harness.step_profile import NCCL_COMMUNICATOR
 
     divided = [row for row in rows if isinstance(row, Sharded)]
     overlaps: dict[str, list[str]] = {}
@@ -81,10 +83,13 @@ def _notes(rows: list[Sharded | Refused], gpus: int) -> None:
     tell("\nshows ms: what of the link's time the step waits for")
     for overlap, names in overlaps.items():
         tell(f"  {', '.join(names)}: {overlap}")
+    simulated = [row.strategy for row in divided if row.source == "simulated"]
+    if simulated:
+        tell(f"simulated, peak GiB and shows ms of rank 0: {', '.join(simulated)}; all else is arithmetic")
     tell("peak GiB, as PyTorch's allocator counts it:")
     for row in divided:
         if row.where:
-            tell(f"  {row.strategy} peaks at: {row.where}")
+            tell(f"  {row.strategy} peaks {'in' if row.source == 'simulated' else 'at'}: {row.where}")
         if row.buffers:
             tell(f"  {row.strategy} holds DeepSpeed's {row.buffers}")
     if note := bucket_note(rows):
@@ -92,6 +97,8 @@ def _notes(rows: list[Sharded | Refused], gpus: int) -> None:
     for row in rows:
         if not isinstance(row, Sharded):
             tell(f"  {row.strategy}: {row.reason}")
+        elif row.not_simulated:
+            tell(f"  {row.strategy} is by arithmetic, since it cannot be simulated: {row.not_simulated}")
     if gpus > 1:
-        low, high = (cited.value / GIB for cited in NCCL_COMMUNICATOR)
+        low, high = (size / GIB for size in NCCL_COMMUNICATOR)
         tell(f"Beside it NCCL takes {low:.1f} to {high:.1f} GiB for each communicator, which no row has.")

@@ -36,11 +36,12 @@ class Communication:
     collective works on until its watchdog, which looks every 100 ms, has seen it end, and then until the next
     collective (csrc/distributed/c10d/ProcessGroupNCCL.cpp, WorkNCCL's shelf). So when the second step makes
     new buckets the first one may be there still: here it is, until that step's backward. Where PyTorch is
-    told to run without a watchdog, nothing is kept.
+    told to run without a watchdog, nothing is kept. `clocks`: the rank's own, and those of other devices that
+    hear the same.
     """
 
-    def __init__(self, time: SimulatedTime) -> None:
-        self.time = time
+    def __init__(self, *clocks: SimulatedTime) -> None:
+        self.clocks = clocks
         self._steps = 0
         self._kept: list[Tensor] = []
         self._not_waited: dict[int, Tensor] = {}
@@ -62,8 +63,7 @@ class Communication:
             self._not_waited[out.untyped_storage()._cdata] = out
         if timed:
             size_bytes = max((t.nbytes for t in tensors_in([*args, out])), default=0)
-            seconds = self._seconds(KINDS[name], size_bytes, _group(args))
-            self.time.communicate(seconds, self.time.stream)
+            self._communicate(KINDS[name], size_bytes, _group(args), self.clocks[0].stream)
 
     def waited(self, result: Tensor) -> None:
         """Someone has waited for the result of a functional collective."""
@@ -81,7 +81,7 @@ class Communication:
             self._kept.append(gradients)
         else:
             self._kept.clear()
-        self.time.communicate(self._seconds("all_reduce", gradients.nbytes, group), NCCL_STREAM)
+        self._communicate("all_reduce", gradients.nbytes, group, NCCL_STREAM)
         torch.autograd.Variable._execution_engine.queue_callback(self._wait)
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         future.set_result(gradients)
@@ -98,12 +98,15 @@ class Communication:
         return made
 
     def _wait(self) -> None:
-        self.time.wait(0, self.time.done_s(NCCL_STREAM))
+        for clock in self.clocks:
+            clock.wait(0, clock.done_s(NCCL_STREAM))
 
-    def _seconds(self, kind: Collective, size_bytes: int, group: Any) -> float:
+    def _communicate(self, kind: Collective, size_bytes: int, group: Any, stream: int) -> None:
         ranks = distributed.get_process_group_ranks(group)
         together = min(Counter(rank // GPUS_PER_NODE for rank in ranks).values())
-        return collective(self.time.hardware, kind, size_bytes, len(ranks), together, network=NETWORK.value)
+        for clock in self.clocks:
+            asked = clock.hardware, kind, size_bytes, len(ranks), together
+            clock.communicate(collective(*asked, network=NETWORK.value), stream)
 
 
 def _group(args: Any) -> Any:

@@ -22,19 +22,23 @@ class Event:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._moment_s = 0.0
+        self._moments_s = [0.0] * len(streams.clocks)
 
     def record(self, stream: Stream | None = None) -> None:
         """The event fires when `stream` (default: the current one) has done what it was given."""
-        self._moment_s = self._streams.time.done_s((stream or self._streams.current_stream()).stream_id)
+        number = (stream or self._streams.current_stream()).stream_id
+        self._moments_s = [clock.done_s(number) for clock in self._streams.clocks]
 
     def wait(self, stream: Stream | None = None) -> None:
         """What `stream` is given from now on begins when the event has fired."""
-        self._streams.time.wait((stream or self._streams.current_stream()).stream_id, self._moment_s)
+        number = (stream or self._streams.current_stream()).stream_id
+        for clock, moment_s in zip(self._streams.clocks, self._moments_s, strict=True):
+            clock.wait(number, moment_s)
 
     def synchronize(self) -> None:
         """The host goes on when the event has fired."""
-        self._streams.time.host_waits_until(self._moment_s)
+        for clock, moment_s in zip(self._streams.clocks, self._moments_s, strict=True):
+            clock.host_waits_until(moment_s)
 
 
 class Stream:
@@ -64,10 +68,11 @@ class Stream:
 
 
 class Streams:
-    """The module `torch.meta` while a GPU is simulated; names are those of torch.cuda."""
+    """The module `torch.meta` while a GPU is simulated; names are those of torch.cuda. `clocks`: the GPU's
+    own, and those of others that hear the same."""
 
-    def __init__(self, memory: SimulatedMemory, time: SimulatedTime) -> None:
-        self.memory, self.time = memory, time
+    def __init__(self, memory: SimulatedMemory, *clocks: SimulatedTime) -> None:
+        self.memory, self.clocks = memory, clocks
         self._current = self._default = Stream(self, DEFAULT_STREAM)
         self._made = DEFAULT_STREAM
 
@@ -104,4 +109,6 @@ class Streams:
 
     def _enter(self, stream: Stream) -> None:
         self._current = stream
-        self.memory.stream = self.time.stream = stream.stream_id
+        self.memory.stream = stream.stream_id
+        for clock in self.clocks:
+            clock.stream = stream.stream_id
