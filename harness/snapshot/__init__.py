@@ -31,6 +31,7 @@ from harness.snapshot.trace import (
     Label,
     busiest_device,
     phase_metadata,
+    phase_of,
     spans_from_trace,
     step_ends,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "oom_in_words",
     "own_place",
     "phase_metadata",
+    "phase_of",
     "pieces_in_use",
     "place",
     "read_snapshot",
