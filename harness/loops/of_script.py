@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from harness.errors import InputError
+from harness.loops.memory_of_steps import Window
 from harness.loops.place import own_folder
-from harness.loops.recorder import LoopRecorder, Window
+from harness.loops.recorder import LoopRecorder
 from harness.run_folder import RunFolder, new_path, without_secrets
 
 

@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 
 from harness.errors import HarnessError
 from harness.loops.finder import LOOKED_FOR, LoopFinder
+from harness.loops.memory_of_steps import Window
 from harness.loops.place import own_folder
-from harness.loops.recorder import LoopRecorder, Window
+from harness.loops.recorder import LoopRecorder
 from harness.run_folder import FILES, RunFolder
 from harness.system import complain
 

@@ -13,8 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,14 +21,12 @@ from torch import Tensor
 from harness.errors import HarnessError, is_out_of_memory
 from harness.loops.kept import Kept, tensors_in
 from harness.loops.losses import Losses
+from harness.loops.memory_of_steps import MemoryOfSteps, Window
 from harness.loops.place import rank_and_world_size
 from harness.measure import (
     DeviceObserver,
-    LookBack,
-    find_kept,
     joining_observer,
     log_line,
-    look_back,
     peak_rss_bytes,
     phase_stats,
     step_stats,
@@ -37,18 +34,14 @@ from harness.measure import (
 from harness.observe import labelled_tensors
 from harness.run_folder import RunFolder
 from harness.step_profile import (
-    LeakReport,
-    MemoryStats,
     NotFiniteReport,
     OutOfMemoryReport,
     PhaseStats,
     StepProfile,
     explain_oom,
-    leak_in_words,
 )
 from harness.system import complain, held_back, provenance
 from harness.training import Kind
-from harness.units import in_gib
 from harness.virtual_gpu import emulated_device
 
 MOST_TIMES = 1000
@@ -60,13 +53,6 @@ RUNNING = 2
 FIRST_STEPS = 2
 """The first makes the gradients, and after it there are the optimizer's states."""
 NO_PART_OF_A_STEP = ("evaluation", "saving")
-
-
-class Window(NamedTuple):
-    """The steps to record, counted from 1, the last one included."""
-
-    first: int = 3
-    last: int = 5
 
 
 class LoopRecorder:
@@ -89,13 +75,6 @@ class LoopRecorder:
         self._times_s: deque[dict[str, float]] = deque(maxlen=MOST_TIMES)
         self._tokens_of_steps: deque[int | None] = deque(maxlen=MOST_TIMES)
         self._values: list[float | None] = []
-        self._looked: LookBack | None = None
-        """At the recorded steps, or at the step whose history is known and that peaked higher."""
-        self._looked_at = ""
-        """Which step or steps that is, counted from 1."""
-        self._highest: tuple[int, int] | None = None
-        """Most bytes allocated in training, and in which step, counted from 0."""
-        self._leak: LeakReport | None = None
         self._oom: OutOfMemoryReport | None = None
         self._not_finite: NotFiniteReport | None = None
         self._warnings: list[str] = []
@@ -113,8 +92,9 @@ class LoopRecorder:
             self._hardware = self._observer.hardware("bf16")
             self._emulated = self._hardware.kind == "cuda" and emulated_device() is not None
             self._facts = {**provenance(), **self._observer.facts()}
+            self._memory = MemoryOfSteps(self._observer, self.folder, self.window)
         elif self.steps == self.window.last:
-            self._look_back_at_window()
+            self._memory.look_back_at_window(self.steps)
             self._write(complete=False)
         self.steps += 1
         self._kind: Kind = self._kind_of(self.steps)
@@ -155,8 +135,8 @@ class LoopRecorder:
         if not timed or self._followed:
             self._label_what_stays()
         self._observer.end_step(RUNNING if timed else 0)
-        if self._is_highest() and self._followed:
-            self._look_back(f"{self.steps}")
+        if self._memory.is_highest(self.steps) and self._followed:
+            self._memory.look_back(f"{self.steps}")
         tokens, self._tokens = self._tokens or None, 0
         times_s = self._observer.times_s[-1] if timed and not self._emulated else {}
         self._waiting.append((self.steps - 1, self._kind, tokens, times_s, self._losses.of_step()))
@@ -205,7 +185,8 @@ class LoopRecorder:
         if is_out_of_memory(error):
             with held_back():
                 self._oom = self._observer.shortage(self.phase, error)
-                self._oom.top = self._look_back(f"{self.steps}").filled
+                self._leave()
+                self._oom.top = self._memory.look_back(f"{self.steps}", ran_out=True).filled
         else:
             self._warnings.append(
                 f"the program ended in step {self.steps}, in its phase {self.phase}: {type(error).__name__}"
@@ -238,9 +219,9 @@ class LoopRecorder:
                     )
                 complete = False
             if self._kind == "recorded" and self._oom is None:
-                self._look_back_at_window()
-            elif self._looked is None or (self._is_highest() and self._followed):
-                self._look_back(f"{self.steps}")
+                self._memory.look_back_at_window(self.steps)
+            elif self._memory.looked is None or (self._memory.is_highest(self.steps) and self._followed):
+                self._memory.look_back(f"{self.steps}")
             profile = self._write(complete=complete, last=True)
         self.over = True
         if profile.oom is not None:
@@ -277,37 +258,6 @@ class LoopRecorder:
         if self._open is not None:
             ended, self._open = self._open, None
             ended.__exit__(None, None, None)
-
-    def _is_highest(self) -> bool:
-        """Whether the step that runs, or ran last, peaks higher than all before: it is noted."""
-        assert self._observer is not None
-        peak = self._observer.peak_bytes()
-        if peak is None or (self._highest is not None and peak <= self._highest[0]):
-            return False
-        self._highest = peak, self.steps - 1
-        return True
-
-    def _look_back_at_window(self) -> None:
-        """At the recorded steps, once they are over: what they held, and what each of them left behind."""
-        found = self._look_back(f"{self.window.first}-{min(self.steps, self.window.last)}")
-        self._leak = find_kept(found.history.spans, found.history.step_ends)
-
-    def _look_back(self, steps: str) -> LookBack:
-        """At what is recorded now, of `steps`; kept if no other was as high, or if nothing is known yet."""
-        assert self._observer is not None
-        self._leave()
-        found = look_back(self._observer, ran_out=self._oom is not None)
-        known = -1 if self._looked is None else self._looked.memory.peak_allocated_bytes or 0
-        if self._looked is not None and (
-            not found.history.steps or (found.memory.peak_allocated_bytes or 0) < known
-        ):
-            return found
-        # without the history, of which there may be gigabytes
-        self._looked = replace(found, history=found.history._replace(spans=[], snapshot={}))
-        self._looked_at = steps
-        if found.history.snapshot and found.memory.peak_allocated_bytes is not None:
-            self.folder.write_snapshot(found.history.snapshot)
-        return found
 
     def _log(self, *, everything: bool) -> None:
         """Write a line for each step whose numbers are there; for `everything`, they are."""
@@ -348,7 +298,7 @@ class LoopRecorder:
 
     def _profile(self, complete: bool) -> StepProfile:
         assert self._observer is not None
-        memory, warnings = self._memory()
+        memory, warnings = self._memory.known(self.steps)
         memory_of = dict(self._observer.phase_memory())
         for name, apart in self._observer.apart_memory().items():
             peak = apart.peak_allocated_bytes or 0
@@ -373,44 +323,12 @@ class LoopRecorder:
             memory=memory,
             phases={name: stats for name, stats in phases.items() if stats != type(stats)()},
             step=step,
-            top=[] if self._looked is None else self._looked.top,
+            top=[] if self._memory.looked is None else self._memory.looked.top,
             oom=self._oom,
             not_finite=self._not_finite,
-            leak=self._leak,
-            warnings=warnings,
+            leak=self._memory.leak,
+            warnings=[*self._warnings, *warnings],
         )
-
-    def _memory(self) -> tuple[MemoryStats, list[str]]:
-        """The memory of the training steps as far as they are known, and the warnings."""
-        assert self._observer is not None
-        self._is_highest()
-        warnings = [*self._warnings, *([leak_in_words(self._leak)] if self._leak else [])]
-        memory = self._observer.memory()
-        if self._looked is not None:
-            found = self._looked.memory
-            memory = memory.model_copy(
-                update={name: getattr(found, name) for name in ("peak_phase", "at_peak", "at_peak_by_step")}
-            )
-            memory.peak_allocated_bytes = found.peak_allocated_bytes
-        if self._highest is None:
-            return memory, warnings
-        known, (highest, step) = memory.peak_allocated_bytes or 0, self._highest
-        memory.peak_allocated_bytes, memory.peak_step = max(known, highest), step
-        window = f"{self.window.first}-{self.window.last}"
-        if self._looked is None or self.steps <= self.window.last:
-            pass
-        elif highest > known:
-            memory.peak_phase = None
-            warnings.append(
-                f"step {step + 1} peaked at {in_gib(highest)}, above the {in_gib(known)} of steps "
-                f"{self._looked_at}, and was not recorded: --steps {step + 1} shows what it holds"
-            )
-        elif self._looked_at != window:
-            warnings.append(
-                f"step {step + 1} peaked higher than steps {window}: the memory at the peak and snapshot.pickle "
-                f"are of step {step + 1}"
-            )
-        return memory, warnings
 
     def _about(self) -> dict[str, Any]:
         return {

@@ -54,7 +54,7 @@ class CudaObserver:
     """Events around every phase; statistics and history outside the timed steps."""
 
     def __init__(self, device: torch.device, *, with_history: bool, joins: bool = False) -> None:
-        """`joins`: the program has run for a while, and what it asks of its own memory it is told as if nobody
+        """`joins`: the program has run for a while, and what it asks of its memory it is told as if nobody
         watched. The peak of its setup is the counter's so far; every step that is not timed has a history.
         """
         self.device = torch.device("cuda", device.index or 0)
@@ -279,14 +279,12 @@ class CudaObserver:
 
     def _note_peak(self, name: str) -> None:
         counted = self._memory.counted()
-        self._peaks.note(
-            name, self._kinds, counted.allocated_peak, counted.allocated, counted.reserved_peak
-        )
+        self._peaks.note(name, self._kinds, counted.allocated_peak, counted.allocated, counted.reserved_peak)
         if self._kinds and name not in PHASES_BETWEEN_STEPS:
             self._note_highest(name)
 
     def _note_highest(self, phase: str) -> int:
-        """Of a training step, by counters since their last reset. Returns the bytes that are allocated now."""
+        """Of a training step, by counters since their last reset. Returns the bytes allocated now."""
         counted = self._memory.counted()
         self._highest = max(self._highest, (counted.allocated_peak, phase), key=itemgetter(0))
         self._highest_recorded = max(

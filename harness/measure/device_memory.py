@@ -1,5 +1,5 @@
-"""PyTorch's counters and history of a GPU's memory: of a process of our own, or beside a program that asks for
-them too.
+"""PyTorch's counters and history of a GPU's memory: of a process of our own, or beside a program that asks
+for them too.
 
 A process has one set of peaks and one history, and whoever sets them back or switches them off does so for
 everybody. `SharedMemory` therefore stands between a watched program and PyTorch: each of the two has peaks

@@ -72,8 +72,9 @@ class DeviceObserver(LoopObserver, Protocol):
         ...
 
     def peak_bytes(self) -> int | None:
-        """The largest allocated bytes of any training step so far, if known: without evaluation, generation and
-        saving."""
+        """The largest allocated bytes of any training step so far, without evaluation, generation and saving;
+        None where it is not known.
+        """
 
     def peak_reserved_bytes(self) -> int | None:
         """The largest reserved bytes of any step so far; None where nothing is reserved."""

@@ -155,8 +155,7 @@ def _timeline(
             changes[span.died + 1] -= span.size_bytes
             phases[span.died + 1] = span.death_phase
     # Events that are no allocation (a new segment) belong to the phase around them.
-    carried = list(accumulate(phases, lambda before, phase: before if phase is None else phase))
-    totals = list(accumulate(changes))
-    if not leave_out:
-        return totals, carried
-    return [0 if p in leave_out else n for n, p in zip(totals, carried, strict=True)], carried
+    for slot, phase in enumerate(phases[1:], 1):
+        phases[slot] = phases[slot - 1] if phase is None else phase
+    totals = accumulate(changes)
+    return [0 if p in leave_out else n for n, p in zip(totals, phases, strict=True)], phases

@@ -33,7 +33,7 @@ class _AfterTorch:
 
 
 def _note_recording(memory):
-    """How the program records memory itself, for who records it later too (harness/measure/device_memory.py)."""
+    """How the program records memory itself, for who records too (harness/measure/device_memory.py)."""
     from functools import wraps
 
     original = memory._record_memory_history_impl
