@@ -127,8 +127,11 @@ def test_phases_that_are_named() -> None:
 
 
 def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match=r"steps=\(5, 3\)"):
-        harness.watch(steps=(5, 3))
+    for steps in ((5, 3), 3, "3", (1.0, 2), (1, 2, 3), (0, 1), (True, 2), None):
+        with pytest.raises(InputError, match=r"steps=.*: give the first and the last step to record"):
+            harness.watch(steps=steps)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="out=5: give the path of a folder"):
+        harness.watch(out=5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="DataParallel"):
         harness.watch(nn.DataParallel(nn.Linear(2, 2)))
     for model, optimizer in ((3, ()), (nn.Linear(2, 2), nn.Linear(2, 2)), ([nn.Linear(2, 2), "b"], ())):
