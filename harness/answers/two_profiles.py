@@ -61,6 +61,8 @@ class ProfileDiff:
     """At the peak, layers of one kind together, the largest change first."""
     ranks: tuple[list[str], list[str]]
     """Of a profile of several ranks, what its ranks are like side by side."""
+    second_ran_out: bool = False
+    """Out of memory, which the first did not."""
     divergences: list[Divergence] = field(default_factory=list[Divergence])
     """The first allocations that only one has, where both left their histories."""
 
@@ -106,6 +108,7 @@ def diff_profiles(first: StepProfile, second: StepProfile) -> ProfileDiff:
         bytes=[change for change in [*rest, *_ranks(first, second)] if change.first != change.second],
         modules=[change for change in changes if change.change],
         ranks=(_side_by_side(first), _side_by_side(second)),
+        second_ran_out=first.oom is None and second.oom is not None,
     )
 
 
