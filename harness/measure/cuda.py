@@ -9,7 +9,6 @@ to the calling thread (autograd's own thread has none: see cuda_trace.stated_pha
 from __future__ import annotations
 
 import gc
-import re
 import time
 import weakref
 from collections import defaultdict, deque
@@ -31,6 +30,7 @@ from harness.snapshot import (
     Label,
     label_snapshot,
     phase_metadata,
+    requested_in,
     spans_from_trace,
     step_ends,
 )
@@ -224,7 +224,7 @@ class CudaObserver:
         free_bytes, reserved_unallocated_bytes = self._at_shortage or self._free_bytes()
         return OutOfMemoryReport(
             phase=phase,
-            requested_bytes=self._failed_request() or _request_in(str(error)),
+            requested_bytes=self._failed_request() or requested_in(str(error)),
             free_bytes=free_bytes,
             reserved_unallocated_bytes=reserved_unallocated_bytes,
         )
@@ -355,10 +355,3 @@ def _label(category: str, tensor: Tensor, time_us: int | None = None) -> list[La
     """The label of `tensor`'s memory, if it is on a GPU."""
     storage = storage_of(tensor)
     return [Label(storage.data_ptr(), category, time_us=time_us)] if storage.device.type == "cuda" else []
-
-
-def _request_in(message: str) -> int | None:
-    """ "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 ..." in bytes."""
-    tried = re.search(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
-    units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-    return int(float(tried[1]) * units[tried[2]]) if tried else None

@@ -21,6 +21,7 @@ from harness.snapshot.diff.held import Change, HeldDiff, diff_held, held_at
 from harness.snapshot.diff.segments import Reserved, SegmentDiff, diff_segments
 from harness.snapshot.diff.traces import Divergence, Event, Group, TraceDiff, diff_traces
 from harness.snapshot.leaks import FEWEST_ENDS, Growth, Leaks, find_leaks
+from harness.snapshot.message import OutOfMemoryMessage, message_in_words, read_message, requested_in
 from harness.snapshot.out_of_memory import OutOfMemory, oom_in_words, remedy
 from harness.snapshot.recording import Recording, recording_of
 from harness.snapshot.safe_read import read_snapshot
@@ -51,6 +52,7 @@ __all__ = [
     "Label",
     "Leaks",
     "OutOfMemory",
+    "OutOfMemoryMessage",
     "Piece",
     "Recording",
     "Reserved",
@@ -73,16 +75,19 @@ __all__ = [
     "free_stretches",
     "held_at",
     "label_snapshot",
+    "message_in_words",
     "oom_in_words",
     "own_place",
     "phase_metadata",
     "phase_of",
     "pieces_in_use",
     "place",
+    "read_message",
     "read_snapshot",
     "readable",
     "recording_of",
     "remedy",
+    "requested_in",
     "segments_at",
     "snapshot_of_storages",
     "snapshot_to_json",
