@@ -1,7 +1,7 @@
 """A model's sizes, read from its config without torch."""
 
 from harness.architecture.config_file import MAX_CONFIG_BYTES, check_counts, read_config
-from harness.architecture.model_id import config_here, find_config
+from harness.architecture.model_id import config_here, find_config, shipped_config
 from harness.architecture.model_shape import ModelShape, load_shape
 
 __all__ = [
@@ -12,4 +12,5 @@ __all__ = [
     "find_config",
     "load_shape",
     "read_config",
+    "shipped_config",
 ]

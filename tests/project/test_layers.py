@@ -29,6 +29,7 @@ LEVELS = [
     "system",
     "recipe step_profile allocator",
     "architecture hardware snapshot",
+    "zeros",
     "data virtual_gpu parallel",
     "training napkin",
     "observe run_folder launch",
@@ -67,6 +68,8 @@ HOMES = {
         "training/toggles/attention.py",  # whether flash attention is installed
         "training/toggles/quantization.py",  # replaces layers as transformers' own loader does
         "loops/trainer_callback.py",  # a TrainerCallback
+        "zeros/weights.py",  # the names and shapes of a model's weights
+        "virtual_gpu/startup/virtual_gpu_weights.py",  # whose loader is given zeros
     },
     "lightning": {"loops/lightning_callback.py"},
     "peft": {
