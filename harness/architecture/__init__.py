@@ -2,5 +2,5 @@
 # pyright: reportUnusedImport=false
 
 from harness.architecture.config_file import MAX_CONFIG_BYTES, check_counts, read_config
-from harness.architecture.model_id import config_here, find_config
+from harness.architecture.model_id import config_here, find_config, shipped_config
 from harness.architecture.model_shape import ModelShape, load_shape

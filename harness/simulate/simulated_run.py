@@ -60,6 +60,7 @@ from harness.training import (
     set_up,
     stats_of,
     surprises_of_model,
+    undisturbed,
 )
 
 STEPS = 2
@@ -97,7 +98,7 @@ def simulate(
             "Set compile: false, or ask `harness napkin`."
         )
     settings = settings or parse_settings("", torch.__version__)
-    with collected_by_hand():
+    with collected_by_hand(), undisturbed():
         import_bitsandbytes_fast()
         import_libraries(recipe)
         with older_objects_kept():
