@@ -63,7 +63,7 @@ OWN = {
 
 EXCEPTIONS = {
     ("parallel", "recipe/mesh.py"): "which size of the mesh follows from the number of processes",
-    ("packing", "data/documents.py"): "with packing a paragraph of a .txt file is a document",
+    ("packing", "data/check.py"): "with packing a paragraph of a .txt file is a document",
     ("packing", "data/rows.py"): "puts the documents into rows",
     ("quantization", "fit/host_memory.py"): "names the value in what it refuses",
     ("quantization", "recipe/surprises.py"): "names the value in what it warns of",

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from benchmarks.speed.overhead import ROUNDS, SHORT, bare_loop, compare, keep
 from harness.loops.finder import LoopFinder
-from harness.loops.recorder import LoopRecorder, Window
+from harness.loops.memory_of_steps import Window
+from harness.loops.recorder import LoopRecorder
 from harness.measure import chosen_device
 from harness.recipe import Recipe, load_recipe
 from harness.run_folder import RunFolder

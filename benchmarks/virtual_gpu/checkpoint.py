@@ -21,6 +21,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from harness.errors import InputError
+from harness.zeros import write_weights
 
 BEGIN, END, PAD = "<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>"
 LLAMA_3 = {BEGIN: 128000, END: 128001, PAD: 128004}
@@ -35,21 +36,10 @@ def hugging_face(config: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     settings = AutoConfig.for_model(**config)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(settings, dtype=DTYPE)
-    settings.architectures, settings.dtype = [type(model).__name__], DTYPE
+        made = type(AutoModelForCausalLM.from_config(settings)).__name__
+    settings.architectures, settings.dtype = [made], DTYPE
     settings.save_pretrained(folder)
-    tied = set(model.all_tied_weights_keys)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, weight in model.state_dict().items():
-        if name not in tied:
-            begin, end = end, end + weight.nbytes
-            header[name] = {"dtype": "BF16", "shape": list(weight.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
+    write_weights(json.loads((folder / "config.json").read_bytes()), folder / "model.safetensors")
     special = LLAMA_3 if settings.vocab_size > max(LLAMA_3.values()) else {BEGIN: 256, END: 257, PAD: 258}
     tokenizer(special, folder)
 

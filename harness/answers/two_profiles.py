@@ -73,6 +73,8 @@ class ProfileDiff:
     """Of a profile of several ranks, what its ranks are like side by side."""
     divergences: list[OnlyOne] = field(default_factory=list["OnlyOne"])
     """By phase the first allocations that only one makes, where both left their histories."""
+    second_ran_out: bool = False
+    """Out of memory, which the first did not."""
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -116,6 +118,7 @@ def diff_profiles(first: StepProfile, second: StepProfile) -> ProfileDiff:
         bytes=[change for change in [*rest, *_ranks(first, second)] if change.first != change.second],
         modules=[change for change in changes if change.change],
         ranks=(_side_by_side(first), _side_by_side(second)),
+        second_ran_out=first.oom is None and second.oom is not None,
     )
 
 

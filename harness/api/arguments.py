@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
+
+from pydantic import SkipValidation
 
 from harness.answers import after_training
 from harness.data import check_data
@@ -15,8 +17,10 @@ from harness.recipe import Recipe, changed_recipe, load_recipe
 if TYPE_CHECKING:
     from harness.training import AfterStep
 
-AnyRecipe = Recipe | str | os.PathLike[str]
-"""A recipe, its name in recipes/, or the path of its YAML file."""
+AnyRecipe = Annotated[Recipe | str | os.PathLike[str], SkipValidation]
+"""A recipe, its name in recipes/, or the path of its YAML file. `asked_recipe` looks at it."""
+DeviceName = Annotated[str, SkipValidation]
+"""A device of the table. `asked_hardware` looks at it."""
 UNNAMED = "recipe"
 """The name of a Recipe that comes from no file."""
 
@@ -29,7 +33,8 @@ def asked_recipe(recipe: object, overrides: Mapping[str, Any]) -> tuple[str, Rec
     """Name and recipe of an AnyRecipe, with the overrides in it and its data looked at. Raises InputError."""
     changes = {name: os.fspath(value) if _is_path(value) else value for name, value in overrides.items()}
     if isinstance(recipe, Recipe):
-        name, asked = UNNAMED, changed_recipe(recipe, changes) if changes else recipe
+        # also without changes: model_copy checks nothing
+        name, asked = UNNAMED, changed_recipe(recipe, changes)
     elif _is_path(recipe):
         name, asked = load_recipe(os.fspath(recipe), changes)
     else:
@@ -58,4 +63,5 @@ def asked_hardware(hardware: object, memory: str | int | None) -> Hardware:
     if not isinstance(hardware, str):
         names = ", ".join(hardware_names())
         raise InputError(f"hardware: {hardware!r:.80} is no name of a device. The table has {names}.")
-    return split_hardware([f"hardware={hardware}"], None if memory is None else str(memory))[0]
+    size = f"{max(0, memory)}B" if isinstance(memory, int) else memory
+    return split_hardware([f"hardware={hardware}"], size)[0]

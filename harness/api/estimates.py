@@ -9,17 +9,19 @@ from typing import Any
 
 from harness.allocator import allocator_settings
 from harness.answers import predicted, simulated
-from harness.api.arguments import AnyRecipe, asked_after, asked_hardware, asked_recipe
+from harness.api.arguments import AnyRecipe, DeviceName, asked_after, asked_hardware, asked_recipe
+from harness.api.checked import checked
 from harness.hardware import DEFAULT_HARDWARE
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile
 from harness.system import quiet_libraries
 
 
+@checked
 def napkin(
     recipe: AnyRecipe,
     *,
-    hardware: str = DEFAULT_HARDWARE,
+    hardware: DeviceName = DEFAULT_HARDWARE,
     memory: str | int | None = None,
     **overrides: Any,
 ) -> StepProfile:
@@ -36,10 +38,11 @@ def napkin(
     return profile
 
 
+@checked
 def simulate(
     recipe: AnyRecipe,
     *,
-    hardware: str = DEFAULT_HARDWARE,
+    hardware: DeviceName = DEFAULT_HARDWARE,
     memory: str | int | None = None,
     allocator: str | None = None,
     out: str | os.PathLike[str] | None = None,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.allocator import allocator_settings
-from harness.api.arguments import AnyRecipe, asked_hardware, asked_recipe
+from harness.api.arguments import AnyRecipe, DeviceName, asked_hardware, asked_recipe
+from harness.api.checked import checked
 from harness.hardware import DEFAULT_HARDWARE, Hardware
 from harness.recipe import Recipe
 from harness.system import notebook_html, quiet_libraries
@@ -79,10 +80,11 @@ class FitAnswer:
         return notebook_html(f"{self.name} on {self.where}", [rows, changes], notes)
 
 
+@checked
 def fit(
     recipe: AnyRecipe,
     *,
-    hardware: str = DEFAULT_HARDWARE,
+    hardware: DeviceName = DEFAULT_HARDWARE,
     memory: str | int | None = None,
     quick: bool = False,
     margin: float = MARGIN,

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.api.arguments import AnyRecipe, asked_recipe
+from harness.api.checked import checked
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
 
 Location = str | os.PathLike[str]
 
 
+@checked
 def load_recipe(recipe: AnyRecipe, **overrides: Any) -> Recipe:
     """The recipe called so in recipes/, or of a YAML file, with these fields changed, all of them checked.
 
@@ -22,6 +24,7 @@ def load_recipe(recipe: AnyRecipe, **overrides: Any) -> Recipe:
     return asked_recipe(recipe, overrides)[1]
 
 
+@checked
 def load_profile(path: Location) -> StepProfile:
     """The profile of a run folder, or in a profile.json. Raises InputError if there is none."""
     from harness.run_folder import read_profile
@@ -29,6 +32,7 @@ def load_profile(path: Location) -> StepProfile:
     return read_profile(Path(path))
 
 
+@checked
 def load_snapshot(path: Location) -> dict[str, Any]:
     """The memory history of a run folder, or in a snapshot.pickle or .json, of harness or of PyTorch.
 

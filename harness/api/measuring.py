@@ -10,12 +10,14 @@ from typing import Any
 
 from harness.answers import measured
 from harness.api.arguments import AnyRecipe, asked_after, asked_recipe
+from harness.api.checked import checked
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile
 from harness.system import quiet_libraries
 from harness.track import track_run, tracker_names
 
 
+@checked
 def run(
     recipe: AnyRecipe,
     *,
@@ -44,5 +46,8 @@ def run(
     folder = RunFolder(None if out is None else Path(out), name, asked)
     trackers = tracker_names([track] if isinstance(track, str) else track)
     quiet_libraries()
-    with track_run(trackers, folder, asked, lambda words: print(words, file=sys.stderr)):
+    from harness.training import undisturbed
+
+    tell = track_run(trackers, folder, asked, lambda words: print(words, file=sys.stderr))
+    with tell, undisturbed():
         return measured(asked, folder, device, snapshot=snapshot, after=after)

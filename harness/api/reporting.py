@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.api.checked import checked
 from harness.errors import InputError
 from harness.step_profile import StepProfile
 from harness.system import notebook_html, write_whole
@@ -69,6 +70,7 @@ class Report:
         return "".join([*shown, *where])
 
 
+@checked
 def report(*about: Reported, out: str | os.PathLike[str] | None = None, simulate: bool = False) -> Report:
     """What fills the memory and when, and what takes the time, of one run or of several beside each other.
 

@@ -10,5 +10,5 @@ from harness.architecture.layers import (
     parts_of,
     quantized,
 )
-from harness.architecture.model_id import config_here, find_config
+from harness.architecture.model_id import config_here, find_config, shipped_config
 from harness.architecture.model_shape import Block, ModelShape, load_shape

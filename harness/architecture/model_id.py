@@ -10,9 +10,9 @@ import os
 import re
 from pathlib import Path
 
-from harness.architecture.config_file import MAX_CONFIG_BYTES
+from harness.architecture.config_file import MAX_CONFIG_BYTES, read_config
 from harness.errors import InputError
-from harness.recipe import find_model_config, nearest_model
+from harness.recipe import find_model_config, list_models, nearest_model
 
 _ID = re.compile(r"([\w.-]{1,96}/)?[\w.-]{1,96}", re.ASCII)  # the lengths are those of huggingface_hub
 _OFF = {"0", "", "OFF", "NO", "FALSE"}
@@ -31,7 +31,33 @@ def find_config(model: str) -> Path:
             f"model: {model}: there is no such file. Give a name from recipes/models, a config.json, a "
             f"checkpoint folder or a Hugging Face id.{nearest_model(model)}"
         )
-    return _fetched(model)
+    shipped = shipped_config(model)
+    return _fetched(model) if shipped is None else shipped
+
+
+def shipped_config(model: str) -> Path | None:
+    """The config in recipes/models of the model with this Hugging Face id, or of the one that it was trained
+    from to follow instructions; None if there is none. So a gated id needs no network.
+    """
+    if "/" not in model:
+        return None
+    plain = _plain(model)
+    try:
+        paths = [path for name in list_models() if (path := find_model_config(name)) is not None]
+    except InputError:  # installed without recipes
+        return None
+    for path in paths:
+        if path.stem == plain:
+            return path
+    return next(
+        (path for path in paths if _plain(str(read_config(path).get("_name_or_path"))) == plain), None
+    )
+
+
+def _plain(model: str) -> str:
+    """The name of an id, without what says only how the weights were trained further."""
+    name = model.rpartition("/")[2].lower().removeprefix("meta-")
+    return re.sub(r"-(instruct|it|chat)(?=-|$)", "", name)
 
 
 def config_here(model: str) -> Path | None:

@@ -12,7 +12,7 @@ import typer
 
 from harness.cli.estimates import fit, formula, hardware, napkin, recipes, shard, simulate
 from harness.cli.exit_status import INTERRUPTED
-from harness.cli.running import doctor, emulate, run, sweep, validate, watch
+from harness.cli.running import checkpoint, doctor, emulate, run, sweep, validate, watch
 from harness.cli.showing import diff, mcp, report, serve, snapshot
 from harness.errors import HarnessError, MissingDependency
 from harness.system import complain, interrupted_status, interruptible, signals_answered
@@ -54,6 +54,7 @@ app.command(epilog=run.EXAMPLES)(run.run)
 app.command()(recipes.models)
 app.command()(recipes.schema)
 app.command(epilog=emulate.EXAMPLES, context_settings={"ignore_unknown_options": True})(emulate.emulate)
+app.command(epilog=checkpoint.EXAMPLES)(checkpoint.checkpoint)
 app.command()(doctor.doctor)
 app.command(epilog=napkin.EXAMPLES)(napkin.napkin)
 app.command(epilog=formula.EXAMPLES)(formula.formula)

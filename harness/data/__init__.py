@@ -1,7 +1,7 @@
 """What a recipe trains on: files and conversations, read, tokenized, laid into rows. It needs no torch."""
 # pyright: reportUnusedImport=false
 
-from harness.data.documents import check_data
+from harness.data.check import check_data
 from harness.data.lengths import example_lengths
 from harness.data.packing import pack
 from harness.data.rows import NOT_PREDICTED, DataSummary, Rows, corpus_rows, synthetic_rows

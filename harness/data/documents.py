@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -12,17 +11,12 @@ from typing import Any
 
 from harness.data.examples import FORMS, Example, read_example
 from harness.errors import InputError, MissingDependency
-from harness.recipe import Recipe
 from harness.system import is_array, is_object, open_regular, read_whole
 
 LONGEST_LINE_BYTES = 2**24
 """16 MiB of text is millions of tokens, more than any row; a longer line is not one example a line."""
 LARGEST_BYTES = {".json": 2**28, ".txt": 2**30}
 """Of what is read at once: 256 MiB of a .json file, which is one value, read into some ten times its size."""
-NUM_CHECKED = 100
-"""Examples that an estimate reads, to refuse what a run would refuse."""
-LARGEST_CHECKED_BYTES = 2**26
-"""Of a .txt file that an estimate decodes, and of a .json file that it parses or looks into."""
 ROWS_AT_ONCE = 1000
 """Of a parquet file."""
 READ = ".jsonl (a JSON object a line), .json (a list of objects), .parquet or .txt file"
@@ -39,28 +33,8 @@ def read_examples(data: str, *, paragraphs: bool) -> Iterator[Example]:
     Raises InputError naming `data`, the place and the fix for whatever cannot be read. Yields nothing for
     data without text.
     """
-    path = _existing_path(data)
-    return _dataset_examples(data) if path is None else _file_examples(data, path, paragraphs)
-
-
-def check_data(recipe: Recipe) -> None:
-    """Raise the InputError that reading the recipe's data would: by its file's form and first examples.
-
-    For estimates, which need no data: a data set of the Hub is not asked for.
-    """
-    if recipe.data == "synthetic":
-        return
-    path = _existing_path(recipe.data)
-    if path is None:
-        return
-    if LARGEST_CHECKED_BYTES < path.stat().st_size <= LARGEST_BYTES.get(path.suffix.lower(), 0):
-        return
-    examples = list(itertools.islice(_file_examples(recipe.data, path, recipe.packing), NUM_CHECKED))
-    if not examples:
-        raise InputError(empty(recipe.data))
-    template = _chat_template_file(recipe)
-    if template is False and any(example.messages for example in examples):
-        raise InputError(no_chat_template(recipe.data, recipe.model))
+    path = existing_path(data)
+    return _dataset_examples(data) if path is None else file_examples(data, path, paragraphs)
 
 
 def empty(data: str) -> str:
@@ -77,21 +51,7 @@ def no_chat_template(data: str, model: str) -> str:
     )
 
 
-def _chat_template_file(recipe: Recipe) -> bool | None:
-    """Whether the checkpoint folder of pretrained weights has a chat template; None for all else."""
-    folder = Path(recipe.model).expanduser()
-    if recipe.weights != "pretrained" or not folder.is_dir():
-        return None
-    names = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
-    if any((folder / name).exists() for name in names):
-        return True
-    try:
-        return b'"chat_template"' in read_whole(folder / "tokenizer_config.json", LARGEST_CHECKED_BYTES)
-    except OSError:
-        return False
-
-
-def _file_examples(data: str, path: Path, paragraphs: bool) -> Iterator[Example]:
+def file_examples(data: str, path: Path, paragraphs: bool) -> Iterator[Example]:
     suffix = path.suffix.lower()
     if suffix == ".txt":
         return _text_examples(data, path, paragraphs)
@@ -106,7 +66,7 @@ def _file_examples(data: str, path: Path, paragraphs: bool) -> Iterator[Example]
     )
 
 
-def _existing_path(data: str) -> Path | None:
+def existing_path(data: str) -> Path | None:
     """The file `data` names; None if it reads as a dataset id."""
     try:
         path = Path(data).expanduser()

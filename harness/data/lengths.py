@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.data.documents import check_data, empty, read_examples
+from harness.data.check import check_data
+from harness.data.documents import empty, read_examples
 from harness.data.rows import TEXTS_AT_ONCE, tokenized
 from harness.data.tokenizer import NUM_BYTES, build_tokenizer
 from harness.errors import InputError

@@ -161,14 +161,14 @@ def _summary(
     )
 
 
-def _is_stream(recipe: Recipe) -> bool:
+def is_stream(recipe: Recipe) -> bool:
     """Whether the data is one text, cut into rows without a thought for where documents end."""
     return recipe.data.lower().endswith(".txt") and not recipe.packing
 
 
 def _goes_on(recipe: Recipe, document: Piece) -> bool:
     """Whether what of a document does not fit a row goes into the next."""
-    return _is_stream(recipe) or (recipe.packing and not document.whole)
+    return is_stream(recipe) or (recipe.packing and not document.whole)
 
 
 def _read_corpus(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int) -> Corpus:
@@ -220,7 +220,7 @@ def _cut(recipe: Recipe, corpus: Corpus, longest: int) -> tuple[list[Piece], int
     A piece without a token to predict is left out: alone in its row it would make the loss 0 / 0, and
     among others it would change nothing.
     """
-    stream = _is_stream(recipe)
+    stream = is_stream(recipe)
     pieces: list[Piece] = []
     num_skipped = 0
     for document in corpus.documents:

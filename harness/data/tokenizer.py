@@ -38,13 +38,14 @@ def build_tokenizer(recipe: Recipe, *, vocab_size: int, tokenizer_source: str | 
     tokenizer, or if the vocabulary has no room for 256 bytes.
     """
     if recipe.weights == "random":
-        return _byte_tokenizer(recipe, vocab_size)
+        return byte_tokenizer(recipe, vocab_size)
     if tokenizer_source is None:
         raise ValueError("pretrained weights need the tokenizer_source they were trained with")
     return _checkpoint_tokenizer(recipe, tokenizer_source)
 
 
-def _byte_tokenizer(recipe: Recipe, vocab_size: int) -> Tokenizer:
+def byte_tokenizer(recipe: Recipe, vocab_size: int) -> Tokenizer:
+    """One token a byte. Raises InputError for a vocabulary without room for them."""
     if vocab_size < NUM_BYTES:
         raise InputError(
             f"data: {recipe.data} is read as bytes, which need a vocabulary of {NUM_BYTES} tokens, and "

@@ -8,6 +8,7 @@ from harness.hardware.hardware import (
     all_hardware,
     find_hardware,
     hardware_names,
+    parse_bytes,
     read_prices,
     split_hardware,
     table_device,

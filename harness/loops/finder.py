@@ -181,7 +181,7 @@ class LoopFinder:
         if self._running is not None:
             self._running.remove()
             self._running = None
-        if self.recorder.phase == "forward":
+        if self.recorder.phase in ("forward", "evaluation", "generation"):
             self.recorder.inputs(args, kwargs)
         self._look_outside(True)
 

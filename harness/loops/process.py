@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from harness.errors import HarnessError
 from harness.loops.finder import LOOKED_FOR, LoopFinder
+from harness.loops.memory_of_steps import Window
 from harness.loops.place import own_folder
-from harness.loops.recorder import LoopRecorder, Window
+from harness.loops.recorder import LoopRecorder
 from harness.run_folder import FILES, RunFolder
 from harness.system import complain
 
@@ -50,7 +51,7 @@ def until_the_end(finder: LoopFinder) -> Callable[[], None]:
     """
     recorder = finder.recorder
     _active.append(finder)
-    before = sys.excepthook
+    before, leave = sys.excepthook, os._exit
 
     def died(kind: Any, error: BaseException, traceback: Any) -> None:
         recorder.failed(error)
@@ -62,6 +63,8 @@ def until_the_end(finder: LoopFinder) -> Callable[[], None]:
         finder.stop()
         if sys.excepthook is died:
             sys.excepthook = before
+        if os._exit is left:
+            os._exit = leave
         if not recorder.over and not finder.has_stepped:
             complain(
                 f"no step was found in {sys.argv[0] or 'this process'}: {finder.found()}. Looked for: "
@@ -77,7 +80,14 @@ def until_the_end(finder: LoopFinder) -> Callable[[], None]:
         atexit.unregister(ended)
         finder.stop()
 
-    sys.excepthook = died
+    def left(status: int) -> NoReturn:
+        """Without what Python does at its end, of which `ended` is a part."""
+        if os.getpid() == process:
+            ended()
+        leave(status)
+
+    process = os.getpid()
+    sys.excepthook, os._exit = died, left
     atexit.register(ended)
     os.register_at_fork(after_in_child=forked)
     return ended

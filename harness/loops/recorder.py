@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +21,12 @@ from torch import Tensor
 from harness.errors import HarnessError, is_out_of_memory
 from harness.loops.kept import Kept, tensors_in
 from harness.loops.losses import Losses
+from harness.loops.memory_of_steps import MemoryOfSteps, Window
 from harness.loops.place import rank_and_world_size
 from harness.measure import (
     DeviceObserver,
-    LookBack,
-    find_kept,
     joining_observer,
     log_line,
-    look_back,
     peak_rss_bytes,
     phase_stats,
     step_stats,
@@ -36,17 +34,14 @@ from harness.measure import (
 from harness.observe import labelled_tensors
 from harness.run_folder import RunFolder
 from harness.step_profile import (
-    LeakReport,
     NotFiniteReport,
     OutOfMemoryReport,
     PhaseStats,
     StepProfile,
     explain_oom,
-    leak_in_words,
 )
 from harness.system import complain, held_back, provenance
 from harness.training import Kind
-from harness.units import in_gib
 from harness.virtual_gpu import emulated_device
 
 MOST_TIMES = 1000
@@ -55,14 +50,9 @@ MOST_LOSSES = 100_000
 """Kept for the profile: of a longer run they are in the log only."""
 RUNNING = 2
 """Steps that a GPU may be behind: times and losses are read that much later, and nobody waits."""
+FIRST_STEPS = 2
+"""The first makes the gradients, and after it there are the optimizer's states."""
 NO_PART_OF_A_STEP = ("evaluation", "saving")
-
-
-class Window(NamedTuple):
-    """The steps to record, counted from 1, the last one included."""
-
-    first: int = 3
-    last: int = 5
 
 
 class LoopRecorder:
@@ -85,8 +75,6 @@ class LoopRecorder:
         self._times_s: deque[dict[str, float]] = deque(maxlen=MOST_TIMES)
         self._tokens_of_steps: deque[int | None] = deque(maxlen=MOST_TIMES)
         self._values: list[float | None] = []
-        self._looked: LookBack | None = None
-        self._leak: LeakReport | None = None
         self._oom: OutOfMemoryReport | None = None
         self._not_finite: NotFiniteReport | None = None
         self._warnings: list[str] = []
@@ -104,13 +92,14 @@ class LoopRecorder:
             self._hardware = self._observer.hardware("bf16")
             self._emulated = self._hardware.kind == "cuda" and emulated_device() is not None
             self._facts = {**provenance(), **self._observer.facts()}
+            self._memory = MemoryOfSteps(self._observer, self.folder, self.window)
         elif self.steps == self.window.last:
-            self._look_back()
+            self._memory.look_back_at_window(self.steps)
             self._write(complete=False)
         self.steps += 1
         self._kind: Kind = self._kind_of(self.steps)
-        self._observer.begin_step(self.steps - 1, self._kind)
-        if self._kind == "recorded":
+        self._observer.begin_step(self.steps - 1, "warmup" if self._followed else self._kind)
+        if self._kind == "recorded" or self._followed:
             for gradient in self.kept.gradients():  # of steps before, not yet set to none
                 self._observer.label("gradients", gradient)
 
@@ -123,10 +112,9 @@ class LoopRecorder:
             self._open = None
             running.__exit__(None, None, None)
         self.phase = phase
-        if phase == "between" and self._kind != "timed":
+        if phase == "between" and (self._kind != "timed" or self._followed):
             self._note_classes()
-            if self._kind == "recorded":
-                self._label_what_stays()
+            self._label_what_stays()
         self._open = begun = self._observer.phase(phase)
         begun.__enter__()
 
@@ -144,9 +132,11 @@ class LoopRecorder:
         assert self._observer is not None
         self._leave()
         timed = self._kind == "timed"
-        if self._kind == "recorded":
+        if not timed or self._followed:
             self._label_what_stays()
         self._observer.end_step(RUNNING if timed else 0)
+        if self._memory.is_highest(self.steps) and self._followed:
+            self._memory.look_back(f"{self.steps}")
         tokens, self._tokens = self._tokens or None, 0
         times_s = self._observer.times_s[-1] if timed and not self._emulated else {}
         self._waiting.append((self.steps - 1, self._kind, tokens, times_s, self._losses.of_step()))
@@ -164,10 +154,12 @@ class LoopRecorder:
         """What a model was called with."""
         if self._observer is None:
             return
-        if self._kind == "recorded":
+        if self._kind == "recorded" or self._followed:
             for tensor in tensors_in(*values):
                 if not tensor.requires_grad:
                     self._observer.label("inputs", tensor)
+        if self.phase != "forward":
+            return
         of_ids = (torch.int64, torch.int32)
         ids = next((t for t in tensors_in(*values) if t.dtype in of_ids and t.dim() == 2), None)
         self._tokens += 0 if ids is None else ids.numel()
@@ -193,9 +185,8 @@ class LoopRecorder:
         if is_out_of_memory(error):
             with held_back():
                 self._oom = self._observer.shortage(self.phase, error)
-                over = self._looked is not None  # the recorded steps
-                found = look_back(self._observer, ran_out=True) if over else self._look_back()
-                self._oom.top = found.filled
+                self._leave()
+                self._oom.top = self._memory.look_back(f"{self.steps}", ran_out=True).filled
         else:
             self._warnings.append(
                 f"the program ended in step {self.steps}, in its phase {self.phase}: {type(error).__name__}"
@@ -219,14 +210,18 @@ class LoopRecorder:
             self._log(everything=True)
             done = self.steps - (unfinished or not complete)
             if done < self.window.last:
-                if complete or self.steps < self.window.first:  # else it died in a step that was recorded
+                # else it died in a step whose memory is known
+                if complete or (self.steps < self.window.first and not (self._oom and self._followed)):
                     wanted = f"{self.window.first}-{self.window.last}"
                     self._warnings.append(
                         f"the loop ended after {done} steps, and steps {wanted} were to be recorded. Give "
                         f"others, e.g. --steps {max(1, done)}."
                     )
                 complete = False
-            self._look_back()
+            if self._kind == "recorded" and self._oom is None:
+                self._memory.look_back_at_window(self.steps)
+            elif self._memory.looked is None or (self._memory.is_highest(self.steps) and self._followed):
+                self._memory.look_back(f"{self.steps}")
             profile = self._write(complete=complete, last=True)
         self.over = True
         if profile.oom is not None:
@@ -248,23 +243,21 @@ class LoopRecorder:
             return "recorded"
         return "warmup" if step == 1 else "timed"
 
+    @property
+    def _followed(self) -> bool:
+        """Whether a step that is not to be recorded has a history all the same, in case that it peaks highest
+        or that memory runs out in it: the first two, in which that happens most; and every one on a virtual
+        GPU, where no time is taken.
+        """
+        assert self._observer is not None
+        if self._kind == "recorded" or self._hardware.kind != "cuda":
+            return False
+        return self._emulated or (self.steps <= FIRST_STEPS and self.steps < self.window.first)
+
     def _leave(self) -> None:
         if self._open is not None:
             ended, self._open = self._open, None
             ended.__exit__(None, None, None)
-
-    def _look_back(self) -> LookBack:
-        if self._looked is not None:
-            return self._looked
-        assert self._observer is not None
-        self._leave()
-        self._looked = look_back(self._observer, ran_out=self._oom is not None)
-        snapshot = self._looked.history.snapshot
-        self._leak = find_kept(self._looked.history.spans, self._looked.history.step_ends)
-        self._looked.history = self._looked.history._replace(spans=[], snapshot={})
-        if snapshot and self._looked.memory.peak_allocated_bytes is not None:
-            self.folder.write_snapshot(snapshot)
-        return self._looked
 
     def _log(self, *, everything: bool) -> None:
         """Write a line for each step whose numbers are there; for `everything`, they are."""
@@ -305,10 +298,7 @@ class LoopRecorder:
 
     def _profile(self, complete: bool) -> StepProfile:
         assert self._observer is not None
-        memory = self._observer.memory() if self._looked is None else self._looked.memory
-        if self._looked is None:
-            memory.peak_allocated_bytes = self._observer.peak_bytes()
-        warnings = [*self._warnings, *([leak_in_words(self._leak)] if self._leak else [])]
+        memory, warnings = self._memory.known(self.steps)
         memory_of = dict(self._observer.phase_memory())
         for name, apart in self._observer.apart_memory().items():
             peak = apart.peak_allocated_bytes or 0
@@ -316,11 +306,6 @@ class LoopRecorder:
             memory_of[name] = known.model_copy(
                 update={"peak_allocated_bytes": max(peak, known.peak_allocated_bytes or 0)}
             )
-            if memory.peak_allocated_bytes is not None and peak > memory.peak_allocated_bytes:
-                warnings.append(
-                    f"{name} in a step that was not recorded peaked at {in_gib(peak)}, above the recorded "
-                    "steps: record it with --steps to see what it holds"
-                )
         phases = phase_stats(memory_of, list(self._times_s), None)
         tokens = [count for count in self._tokens_of_steps if count is not None]
         typical = sorted(tokens)[len(tokens) // 2] if tokens else None
@@ -338,11 +323,11 @@ class LoopRecorder:
             memory=memory,
             phases={name: stats for name, stats in phases.items() if stats != type(stats)()},
             step=step,
-            top=[] if self._looked is None else self._looked.top,
+            top=[] if self._memory.looked is None else self._memory.looked.top,
             oom=self._oom,
             not_finite=self._not_finite,
-            leak=self._leak,
-            warnings=warnings,
+            leak=self._memory.leak,
+            warnings=[*self._warnings, *warnings],
         )
 
     def _about(self) -> dict[str, Any]:

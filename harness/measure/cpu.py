@@ -25,7 +25,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_
 from harness.measure.observer import History
 from harness.observe import Owner, PhasePeaks, Recording, StorageTracker, gradients_seen, labelled_tensors
 from harness.snapshot import snapshot_of_storages
-from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
+from harness.step_profile import (
+    PHASES_BETWEEN_STEPS,
+    HardwareSummary,
+    MemoryStats,
+    OutOfMemoryReport,
+    PhaseStats,
+)
 from harness.training import HostPeak, Kind
 
 
@@ -97,7 +103,8 @@ class CpuObserver:
         return []
 
     def peak_bytes(self) -> int | None:
-        recorded = (stats.peak_allocated_bytes or 0 for stats in self._peaks.phases.values())
+        peaks = self._peaks.phases.items()
+        recorded = (s.peak_allocated_bytes or 0 for name, s in peaks if name not in PHASES_BETWEEN_STEPS)
         return max(recorded, default=None) or self._peaks.first_step_bytes
 
     def peak_reserved_bytes(self) -> None:

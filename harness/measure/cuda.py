@@ -8,24 +8,29 @@ to the calling thread (autograd's own thread has none: see cuda_trace.stated_pha
 
 from __future__ import annotations
 
-import re
+import gc
 import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.hardware import TABLE_NAMES, Nvml, find_hardware
+from harness.measure.device_memory import DeviceMemory, SharedMemory
 from harness.measure.observer import History
 from harness.observe import Owner, PhasePeaks, gradients_seen, labelled_tensors, storage_of
 from harness.snapshot import (
+    BEFORE_RECORDING,
+    AllocationSpan,
     Label,
     label_snapshot,
     phase_metadata,
+    requested_in,
     spans_from_trace,
     step_ends,
 )
@@ -38,9 +43,6 @@ from harness.step_profile import (
 )
 from harness.training import HostPeak, Kind
 
-MAX_ENTRIES = 2_000_000
-"""Bound of the recorded history; a step of a 70B model has about 100,000 entries."""
-
 _Events = list[tuple[str, torch.cuda.Event, torch.cuda.Event]]
 """Name of a phase, begin and end, in their order."""
 
@@ -52,8 +54,8 @@ class CudaObserver:
     """Events around every phase; statistics and history outside the timed steps."""
 
     def __init__(self, device: torch.device, *, with_history: bool, joins: bool = False) -> None:
-        """`joins`: the program has run for a while. The peak of its setup is the counter's so far, and no
-        history is recorded before the recorded steps.
+        """`joins`: the program has run for a while, and what it asks of its memory it is told as if nobody
+        watched. The peak of its setup is the counter's so far; every step that is not timed has a history.
         """
         self.device = torch.device("cuda", device.index or 0)
         self.times_s: list[dict[str, float]] = []
@@ -65,16 +67,22 @@ class CudaObserver:
         self._with_history = with_history
         self._events: _Events = []
         self._ended: deque[tuple[dict[str, float], _Events]] = deque()
+        self._in_step = False
         self._labels: list[Label] = []
         self._training: Owner | None = None
         self._at_shortage: tuple[int, int] | None = None
         self._watch_for_shortage()
-        self._peaks = PhasePeaks()
-        self._step_peak_bytes = 0
+        self._joins = joins
+        self._memory = SharedMemory(self._index) if joins else DeviceMemory(self._index)
+        self._peaks = PhasePeaks(all_steps=joins)
+        self._highest = (0, "")
+        """Allocated bytes of the training steps, and the phase that reached it."""
+        self._highest_recorded = (0, "")
+        """The same since the history began."""
         self._reserved_at_peak: tuple[int, int] = (0, 0)
         self._end_bytes: list[int] = []
         if joins:
-            self._peaks.setup_bytes = torch.cuda.max_memory_allocated(self.device)
+            self._peaks.setup_bytes = self._memory.counted().allocated_peak
         else:
             torch.cuda.set_device(self.device)
             self._record_history(True)
@@ -84,21 +92,24 @@ class CudaObserver:
 
     def label(self, category: str, tensor: Tensor) -> None:
         """Its address is used again later, so the moment belongs to the label."""
-        if self._kinds and self._kinds[-1] == "recorded":
+        if self._kinds and (self._kinds[-1] == "recorded" or (self._joins and self._kinds[-1] == "warmup")):
             self._labels.extend(_label(category, tensor, time.time_ns() // 1000))
 
     def begin_step(self, index: int, kind: Kind) -> None:
         before = self._kinds[-1] if self._kinds else "warmup"
-        if kind != before:
-            if before == "timed":
-                self._utilization = self._nvml.utilization()
-            self._record_history(kind == "recorded")
+        if kind != before and before == "timed":
+            self._utilization = self._nvml.utilization()
+        if kind != before or (self._joins and kind == "warmup"):
+            self._record_history(kind == "recorded" or (self._joins and kind == "warmup"))
             self._labels.clear()  # of addresses that mean something else by now
-            if kind == "timed":
-                self._nvml.start()
-        if kind == "recorded":
+            self._recorded.clear()
+            self._highest_recorded = (0, "")
+        if kind != before and kind == "timed":
+            self._nvml.start()
+        if kind == "recorded" or (self._joins and kind == "warmup"):
             self._recorded.append(index)
         self._kinds.append(kind)
+        self._in_step = True
         self.times_s.append(defaultdict(float))
 
     @contextmanager
@@ -106,15 +117,17 @@ class CudaObserver:
         if self._kinds and self._kinds[-1] == "timed":
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             if name in PHASES_BETWEEN_STEPS:
-                torch.cuda.reset_peak_memory_stats(self.device)
+                self._note_highest("")
+                self._memory.reset_peaks()
             start.record()
             yield
             end.record()
             self._events.append((name, start, end))
             if name in PHASES_BETWEEN_STEPS:
                 self._note_peak(name)
+                self._memory.reset_peaks()
             return
-        torch.cuda.reset_peak_memory_stats(self.device)
+        self._memory.reset_peaks()
         torch.cuda.memory._set_memory_metadata(phase_metadata(name, len(self._kinds) - 1))
         try:
             with gradients_seen(self._training, name, self._label_gradient):
@@ -125,6 +138,7 @@ class CudaObserver:
 
     def end_step(self, running: int = 0) -> None:
         """The one synchronization of a step; with `running`, of those before."""
+        self._in_step = False
         self._ended.append((self.times_s[-1], self._events))
         self._events = []
         if not running:
@@ -141,21 +155,17 @@ class CudaObserver:
                 times_s["step"] = events[0][1].elapsed_time(events[-1][2]) / 1e3
             self._ended.popleft()
         if self._kinds[-1] == "timed":  # the allocator's own count, kept on the host
-            self._end_bytes.append(self._allocated()["current"])
+            self._end_bytes.append(self._note_highest(""))
 
     def step_end_bytes(self) -> list[int]:
         return self._end_bytes
 
     def peak_bytes(self) -> int | None:
-        return max(self._step_peak_bytes, self._allocated()["peak"])
-
-    def _allocated(self) -> dict[str, int]:
-        """Not torch.cuda.memory_stats, nor what asks it: it renames and sorts a hundred counters."""
-        return torch.cuda.memory.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
+        return self._highest[0] or None
 
     def peak_reserved_bytes(self) -> int | None:
         by_phase = (stats.peak_reserved_bytes or 0 for stats in self._peaks.phases.values())
-        return max(torch.cuda.max_memory_reserved(self.device), *by_phase, 0)
+        return max(self._memory.counted().reserved_peak, *by_phase, 0)
 
     def phase_memory(self) -> dict[str, PhaseStats]:
         """From statistics that are reset as each phase begins."""
@@ -169,11 +179,13 @@ class CudaObserver:
         """The allocator's and the driver's numbers."""
         reserved, allocated = self._reserved_at_peak
         process_bytes = self._nvml.process_bytes()
-        now_reserved = torch.cuda.memory_reserved(self.device)
+        now_reserved, most_reserved = self._memory.counted().reserved, self._memory.highest().reserved_peak
         return MemoryStats(
             kind="cuda_allocator",
             peak_reserved_bytes=reserved or None,
-            process_bytes=process_bytes,
+            process_bytes=process_bytes
+            if process_bytes is None or not self._joins
+            else process_bytes + most_reserved - now_reserved,
             host_bytes=self._host_bytes(),
             fragmentation_bytes=reserved - allocated if reserved else None,
             # NVML may know less of a process than PyTorch has reserved: then nothing is known of the context
@@ -192,25 +204,27 @@ class CudaObserver:
         """Since recording began again; the snapshot shows the categories."""
         if not self._with_history:
             return History([], {}, [])
-        snapshot: Any = torch.cuda.memory._snapshot()
+        snapshot = self._memory.snapshot()
         segments = [segment for segment in snapshot["segments"] if segment["device"] == self._index]
         labels = [*self._labels, *self._what_stays()]
         spans = spans_from_trace(snapshot["device_traces"][self._index], labels, segments)
         if self._training is None:  # out of memory in setup, which builds nothing but the model
             for span in spans:
                 span.category = "parameters"
-        label_snapshot(snapshot, spans, self._index)
         trace = snapshot["device_traces"][self._index]
+        if self._joins:
+            _label_workspaces(spans, step_ends(trace)[: -1 if self._in_step else None])
+        label_snapshot(snapshot, spans, self._index)
         ran_out = (n for n in reversed(range(len(trace))) if trace[n]["action"] == "oom")
-        ends = step_ends(trace) if "recorded" in self._kinds else []
-        return History(spans, snapshot, ends, self._recorded, next(ran_out, None))
+        ends = step_ends(trace) if self._recorded else []
+        return History(spans, snapshot, ends, [*self._recorded], next(ran_out, None), self._highest_recorded)
 
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
         """Without history the request is as rounded as torch's message has it."""
         free_bytes, reserved_unallocated_bytes = self._at_shortage or self._free_bytes()
         return OutOfMemoryReport(
             phase=phase,
-            requested_bytes=self._failed_request() or _request_in(str(error)),
+            requested_bytes=self._failed_request() or requested_in(str(error)),
             free_bytes=free_bytes,
             reserved_unallocated_bytes=reserved_unallocated_bytes,
         )
@@ -261,19 +275,26 @@ class CudaObserver:
     def _record_history(self, on: bool) -> None:
         if not self._with_history:
             return
-        if on:
-            # "python": the default symbolizes C++ frames too, which takes minutes
-            torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python", context="all")
-        else:
-            torch.cuda.memory._record_memory_history(enabled=None)
+        self._memory.record(on)
 
     def _note_peak(self, name: str) -> None:
-        stats = torch.cuda.memory_stats(self.device)
-        peak, reserved = stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.peak"]
-        if self._kinds:
-            self._step_peak_bytes = max(self._step_peak_bytes, peak)
-        if self._peaks.note(name, self._kinds, peak, stats["allocated_bytes.all.current"], reserved):
-            self._reserved_at_peak = max(self._reserved_at_peak, (reserved, peak))
+        counted = self._memory.counted()
+        self._peaks.note(name, self._kinds, counted.allocated_peak, counted.allocated, counted.reserved_peak)
+        if self._kinds and name not in PHASES_BETWEEN_STEPS:
+            self._note_highest(name)
+
+    def _note_highest(self, phase: str) -> int:
+        """Of a training step, by counters since their last reset. Returns the bytes allocated now."""
+        counted = self._memory.counted()
+        self._highest = max(self._highest, (counted.allocated_peak, phase), key=itemgetter(0))
+        self._highest_recorded = max(
+            self._highest_recorded, (counted.allocated_peak, phase), key=itemgetter(0)
+        )
+        if self._joins or self._kinds[-1] == "recorded":
+            self._reserved_at_peak = max(
+                self._reserved_at_peak, (counted.reserved_peak, counted.allocated_peak)
+            )
+        return counted.allocated
 
     def _label_gradient(self, gradient: Tensor) -> None:
         self._labels.extend(_label("gradients", gradient, time.time_ns() // 1000))
@@ -303,19 +324,34 @@ class CudaObserver:
     def _failed_request(self) -> int | None:
         if not self._with_history:
             return None
-        snapshot: Any = torch.cuda.memory._snapshot()
-        trace = reversed(snapshot["device_traces"][self._index])
+        trace = reversed(self._memory.snapshot()["device_traces"][self._index])
         return next((entry["size"] for entry in trace if entry["action"] == "oom"), None)
+
+
+def _label_workspaces(spans: list[AllocationSpan], ends: list[int]) -> None:
+    """What steps made that is still there after their end, and no tensor of Python's holds, a library keeps:
+    cuBLAS its workspaces, from the first product on. It is `other`, as what was there before a recording.
+    """
+    last = ends[-1] if ends else BEFORE_RECORDING
+    kept = [s for s in spans if s.category is None and s.died is None and BEFORE_RECORDING < s.born <= last]
+    if not kept:
+        return
+    # not isinstance: it would ask every object of every library for its __class__
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    held = {label.address for tensor in tensors for label in _label_if_it_has_memory(tensor)}
+    for span in kept:
+        if span.address not in held:
+            span.category = "other"
+
+
+def _label_if_it_has_memory(tensor: Tensor) -> list[Label]:
+    try:
+        return _label("", tensor)
+    except (RuntimeError, NotImplementedError):  # a sparse one, a fake one, one that is a parameter to be
+        return []
 
 
 def _label(category: str, tensor: Tensor, time_us: int | None = None) -> list[Label]:
     """The label of `tensor`'s memory, if it is on a GPU."""
     storage = storage_of(tensor)
     return [Label(storage.data_ptr(), category, time_us=time_us)] if storage.device.type == "cuda" else []
-
-
-def _request_in(message: str) -> int | None:
-    """ "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 ..." in bytes."""
-    tried = re.search(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
-    units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-    return int(float(tried[1]) * units[tried[2]]) if tried else None

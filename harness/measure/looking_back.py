@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from harness.measure.observer import DeviceObserver, History
 from harness.snapshot import breakdown_at, breakdowns_at_peaks, find_peak, top_allocations
-from harness.step_profile import MOST_STEPS, Allocation, MemoryStats, StepPeak
+from harness.step_profile import MOST_STEPS, PHASES_BETWEEN_STEPS, Allocation, MemoryStats, StepPeak
 
 
 @dataclass
@@ -24,15 +24,21 @@ class LookBack:
 def look_back(observer: DeviceObserver, *, ran_out: bool) -> LookBack:
     """Ask before later steps and deaths change the answer. `ran_out`: the memory just did."""
     memory = observer.memory()
-    phases = observer.phase_memory()
-    if phases:
+    history = observer.history()
+    phases = {
+        name: stats
+        for name, stats in observer.phase_memory().items()
+        if name not in PHASES_BETWEEN_STEPS  # which have peaks of their own
+    }
+    if history.highest[0]:
+        memory.peak_allocated_bytes, memory.peak_phase = history.highest[0], history.highest[1] or None
+    elif phases:
         memory.peak_phase = max(phases, key=lambda name: phases[name].peak_allocated_bytes or 0)
         memory.peak_allocated_bytes = phases[memory.peak_phase].peak_allocated_bytes
-    history = observer.history()
     spans = history.spans
     if not spans or not (phases or ran_out):
         return LookBack(memory, [], [], history)  # ended before a step was recorded: its peak is not known
-    peak = find_peak(spans)
+    peak = find_peak(spans, leave_out=PHASES_BETWEEN_STEPS)
     memory.at_peak = breakdown_at(spans, peak.index)
     if memory.peak_allocated_bytes is None:
         memory.peak_allocated_bytes, memory.peak_phase = peak.allocated_bytes, peak.phase
@@ -40,7 +46,7 @@ def look_back(observer: DeviceObserver, *, ran_out: bool) -> LookBack:
         # The trace has requested sizes; what the allocator did not split off is known only in total.
         memory.at_peak.other_bytes += max(0, memory.peak_allocated_bytes - peak.allocated_bytes)
     recorded = list(zip(history.steps, history.step_ends, strict=False))[:MOST_STEPS]
-    found = breakdowns_at_peaks(spans, [end for _, end in recorded])
+    found = breakdowns_at_peaks(spans, [end for _, end in recorded], leave_out=PHASES_BETWEEN_STEPS)
     memory.at_peak_by_step = [
         StepPeak(step=step, at_peak=at_peak) for (step, _), at_peak in zip(recorded, found, strict=True)
     ]

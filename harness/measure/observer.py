@@ -44,6 +44,9 @@ class History(NamedTuple):
     """Which steps these are."""
     ran_out: int | None = None
     """The index of the last event before memory ran out, if it did while every allocation was recorded."""
+    highest: tuple[int, str] = (0, "")
+    """The most bytes allocated in training since the recording began, as the allocator counts, and the phase;
+    0 where nobody counts beside the history."""
 
 
 class DeviceObserver(LoopObserver, Protocol):
@@ -69,7 +72,9 @@ class DeviceObserver(LoopObserver, Protocol):
         ...
 
     def peak_bytes(self) -> int | None:
-        """The largest allocated bytes of any step so far, if known."""
+        """The largest allocated bytes of any training step so far, without evaluation, generation and saving;
+        None where it is not known.
+        """
 
     def peak_reserved_bytes(self) -> int | None:
         """The largest reserved bytes of any step so far; None where nothing is reserved."""

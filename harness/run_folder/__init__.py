@@ -12,4 +12,5 @@ from harness.run_folder.collected import (
     world_size_of,
 )
 from harness.run_folder.rank_folder import RankFolder
-from harness.run_folder.run_folder import FILES, RunFolder, new_path, read_command, without_secrets
+from harness.run_folder.run_folder import FILES, RunFolder, new_path, read_command
+from harness.run_folder.secrets import without_secrets

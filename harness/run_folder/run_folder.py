@@ -177,22 +177,6 @@ def new_path(name: str) -> Path:
     return _free(RUNS / f"{re.sub(r'[^A-Za-z0-9._-]', '-', name)}-{stamp}")
 
 
-_SECRET = re.compile(r"(?i)^--?[\w-]*(token|key|password|passwd|secret)[\w-]*(=|$)")
-
-
-def without_secrets(command: Sequence[str]) -> list[str]:
-    """The words of a command as they may be written down: what follows --hub-token and the like is "..."."""
-    shown: list[str] = []
-    hides = False
-    for word in command:
-        match = _SECRET.match(word)
-        shown.append("..." if hides and not word.startswith("-") else word)
-        hides = match is not None and not match[2]
-        if match is not None and match[2]:
-            shown[-1] = f"{word.split('=')[0]}=..."
-    return shown
-
-
 def read_command(folder: Path) -> list[str]:
     """The words of the command whose run folder this is. Raises InputError."""
     path = folder / "command.json"

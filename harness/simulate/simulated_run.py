@@ -61,6 +61,7 @@ from harness.training import (
     set_up,
     stats_of,
     surprises_of_model,
+    undisturbed,
 )
 
 STEPS = 2
@@ -99,7 +100,7 @@ def simulate(
             "Set compile: false, or ask `harness napkin`."
         )
     settings = settings or parse_settings("", torch.__version__)
-    with collected_by_hand():
+    with collected_by_hand(), undisturbed():
         import_everything(recipe)
         with older_objects_kept():
             run = SimulatedRun(recipe, hardware, settings, rank, after, beside)

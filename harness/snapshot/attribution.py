@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate, pairwise
@@ -33,9 +33,9 @@ class Peak:
     phase: str | None
 
 
-def find_peak(spans: Sequence[AllocationSpan]) -> Peak:
-    """The peak over the recording."""
-    allocated, phases = _timeline(spans)
+def find_peak(spans: Sequence[AllocationSpan], leave_out: Collection[str] = ()) -> Peak:
+    """The peak over the recording, or over what of it is in none of the phases to `leave_out`."""
+    allocated, phases = _timeline(spans, leave_out)
     most = max(allocated)
     slot = allocated.index(most)
     return Peak(slot - 1, most, phases[slot])
@@ -88,11 +88,13 @@ def breakdown_at(spans: Sequence[AllocationSpan], index: int) -> MemoryBreakdown
     return MemoryBreakdown(**{f"{name}_bytes": size for name, size in totals.items()})
 
 
-def breakdowns_at_peaks(spans: Sequence[AllocationSpan], ends: Sequence[int]) -> list[MemoryBreakdown]:
+def breakdowns_at_peaks(
+    spans: Sequence[AllocationSpan], ends: Sequence[int], leave_out: Collection[str] = ()
+) -> list[MemoryBreakdown]:
     """The breakdown at the first peak of each step, what was there as it began included. `ends`: the last
-    event of each, one after the other.
+    event of each, one after the other. `leave_out`: phases in which no peak is looked for.
     """
-    allocated, _ = _timeline(spans)
+    allocated, _ = _timeline(spans, leave_out)
     slots = [0, *(min(end + 1, len(allocated) - 1) for end in ends)]  # after the last, a trace may go on
     peaks = [max(range(start, end + 1), key=allocated.__getitem__) - 1 for start, end in pairwise(slots)]
     totals: list[dict[str, int]] = [dict.fromkeys(CATEGORIES, 0) for _ in peaks]
@@ -137,8 +139,12 @@ def top_allocations(spans: Sequence[AllocationSpan], index: int, n: int = 20) ->
     ]
 
 
-def _timeline(spans: Sequence[AllocationSpan]) -> tuple[list[int], list[str | None]]:
-    """Bytes allocated after each event, and the event's phase. Slot 0 is before event 0."""
+def _timeline(
+    spans: Sequence[AllocationSpan], leave_out: Collection[str] = ()
+) -> tuple[list[int], list[str | None]]:
+    """Bytes allocated after each event, and the event's phase; 0 bytes in a phase to `leave_out`. Slot 0 is
+    before event 0.
+    """
     last = max((max(span.born, span.died or 0) for span in spans), default=BEFORE_RECORDING)
     changes = [0] * (last + 2)
     phases: list[str | None] = [None] * (last + 2)
@@ -150,8 +156,10 @@ def _timeline(spans: Sequence[AllocationSpan]) -> tuple[list[int], list[str | No
             changes[span.died + 1] -= span.size_bytes
             phases[span.died + 1] = span.death_phase
     # Events that are no allocation (a new segment) belong to the phase around them.
-    carried = accumulate(phases, lambda before, phase: before if phase is None else phase)
-    return list(accumulate(changes)), list(carried)
+    for slot, phase in enumerate(phases[1:], 1):
+        phases[slot] = phases[slot - 1] if phase is None else phase
+    totals = accumulate(changes)
+    return [0 if p in leave_out else n for n, p in zip(totals, phases, strict=True)], phases
 
 
 def module_of_its_kind(module: str) -> str:

@@ -13,6 +13,7 @@ from harness.step_profile.in_words import (
     between_steps_in_words,
     explain_oom,
     leak_in_words,
+    peak_in_words,
     ranks_in_words,
     verdict,
 )

@@ -159,6 +159,28 @@ def leak_in_words(leak: LeakReport) -> str:
     return text
 
 
+def peak_in_words(profile: StepProfile) -> str:
+    """Where the training peaks and how high, and what else of the program goes higher."""
+    memory = profile.memory
+    step = "" if memory.peak_step is None else f"step {memory.peak_step + 1}"
+    where = " of ".join(filter(None, (memory.peak_phase, step)))
+    peaks = [f"{in_gib(memory.peak_allocated_bytes)} allocated{f', in {where}' if where else ''}"]
+    if memory.peak_reserved_bytes is not None:
+        peaks.append(f"{in_gib(memory.peak_reserved_bytes)} reserved by the allocator")
+    if memory.process_bytes is not None:
+        peaks.append(f"{in_gib(memory.process_bytes)} with the CUDA context")
+    if profile.command is not None:  # a program, which does more than train
+        apart = {name: profile.phases[name] for name in PHASES_BETWEEN_STEPS if name in profile.phases}
+        others = {name: stats.peak_allocated_bytes for name, stats in apart.items()}
+        others["setup"] = memory.setup_peak_allocated_bytes
+        peaks += [
+            f"{in_gib(size)} in its {name}"
+            for name, size in others.items()
+            if size is not None and size > (memory.peak_allocated_bytes or 0)
+        ]
+    return "; ".join(peaks)
+
+
 def explain_oom(profile: StepProfile) -> str:
     """One paragraph: where it ran out, what was asked for, what filled the memory; then the advice."""
     oom = profile.oom

@@ -65,6 +65,8 @@ class MemoryStats(Fields):
     process_bytes: Count | None = None
     """The whole process on the device, as NVML sees it."""
     peak_phase: str | None = None
+    peak_step: Count | None = None
+    """Of a loop that is watched: the step with the peak, counted from 0, as in log.jsonl."""
     at_peak: MemoryBreakdown = Field(default_factory=MemoryBreakdown)
     at_peak_by_step: list[StepPeak] = Field(default_factory=list[StepPeak], max_length=MOST_STEPS)
     """Of a measurement's recorded steps, the first MOST_STEPS of them."""

@@ -1,8 +1,10 @@
 """The one training step and everything it is made of: model, toggles, data, loop."""
+# pyright: reportUnusedImport=false
 
 from harness.parallel import DTYPES
 from harness.training.after_step import AfterStep, HostPeak, evaluate_into, stats_of
 from harness.training.batches import Batches, StepBatches
+from harness.training.callers_state import undisturbed
 from harness.training.evaluation import Evaluation
 from harness.training.loop import Kind, LoopObserver, Step, remaining_kinds, run_steps, set_up, step_kinds
 from harness.training.model import import_libraries

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from harness.errors import InputError
+from harness.system import PACKAGE
 from harness.virtual_gpu.build import libraries
 from harness.virtual_gpu.device import device_variables
 
@@ -67,6 +68,7 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
         "VIRTUAL_GPU_VALUES": str(int(options.values)),
         "VIRTUAL_GPU_ROUTING": options.routing,
         "VIRTUAL_GPU_LATE": str(int(options.late)),
+        "VIRTUAL_GPU_HARNESS": str(PACKAGE.parent),
     }
     made.pop("CUDA_VISIBLE_DEVICES", None)  # of a real machine's devices
     if options.out is not None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 
 from harness.allocator.settings import parse_settings
 from harness.answers.two_profiles import diff_lines, diff_profiles
 from harness.hardware.hardware import find_hardware
 from harness.simulate.simulated_run import simulate
+from harness.step_profile.step_profile import OutOfMemoryReport, PhaseStats, StepProfile
 from tests.support.commands import Call
 from tests.support.places import LLAMA, ROOT
 from tests.support.tiny import tiny
@@ -87,6 +91,57 @@ def test_run_folders_and_files(call: Call) -> None:
     assert json.loads(out)["versions"]["transformers"][0] == "5.0.0"
 
 
+def saved(profile: StepProfile, name: str) -> str:
+    Path(name).write_text(profile.to_json())
+    return name
+
+
+def test_a_peak_that_grew_by_more_than_is_allowed_fails(call: Call) -> None:
+    profile = simulate(tiny(), H100)[0]
+    peak = profile.memory.peak_allocated_bytes
+    assert peak is not None
+    before = saved(profile, "before.json")
+    profile.memory.peak_allocated_bytes = round(peak * 1.04)
+    after = saved(profile, "after.json")
+    assert call(before, after, "--fail-above", "5%")[0] == 0
+    assert call(after, before, "--fail-above", "0")[0] == 0
+    status, out, err = call(before, after, "--fail-above", "3.5%")
+    assert status == 5
+    assert "peak allocated: " in out
+    assert "harness: the peak of training grew from" in err
+    assert "(+4.0%). 3.5% is allowed." in err
+    assert call(before, after, "--fail-above", "1TiB")[0] == 0
+    assert call(before, after, "--fail-above", "0")[0] == 5
+    status, out, _ = call(before, after, "--fail-above", "1MiB", "--json")
+    assert status == (5 if peak * 0.04 > 2**20 else 0)
+    assert json.loads(out)["fail_above"] == "1MiB"
+    assert call(before, before, "--fail-above", "0")[0] == 0
+
+
+def test_an_evaluation_that_grew_fails_too(call: Call) -> None:
+    profile = simulate(tiny(), H100)[0]
+    profile.phases["evaluation"] = PhaseStats(peak_allocated_bytes=1000)
+    before = saved(profile, "before.json")
+    profile.phases["evaluation"] = PhaseStats(peak_allocated_bytes=1100)
+    status, _, err = call(before, saved(profile, "after.json"), "--fail-above", "5%")
+    assert status == 5
+    assert "the peak of evaluation grew" in err
+
+
+def test_running_out_of_memory_is_beyond_any_limit(call: Call) -> None:
+    profile = simulate(tiny(), H100)[0]
+    before = saved(profile, "before.json")
+    profile.oom = OutOfMemoryReport(phase="forward")
+    after = saved(profile, "after.json")
+    status, _, err = call(before, after, "--fail-above", "1000%")
+    assert (status, "the second has no peak: it runs out of memory" in err) == (5, True)
+    status, _, err = call(after, before, "--fail-above", "5%")
+    assert (status, "no peak to hold the second against" in err) == (2, True)
+    for text in ("5", "-5%", "five", "", "1e9%"):
+        status, _, err = call(before, after, "--fail-above", text)
+        assert (status, "give a percentage as in 5%" in err) == (2, True), text
+
+
 CHANGED = """
 import importlib.abc, importlib.machinery, sys
 from importlib.util import spec_from_loader
@@ -151,3 +206,26 @@ def test_bad_input(call: Call, arguments: tuple[str, ...], words: str) -> None:
     status, out, err = call(*arguments)
     assert (status, out) == (2, "")
     assert words in err
+
+
+def test_the_workflow_of_the_guide(tmp_path: Path) -> None:
+    """Its steps, run one after the other as a runner does, with a recipe and a baseline that grew."""
+    text = (ROOT / "docs/ci.md").read_text().split("<!-- workflow -->\n```yaml\n")[1].split("```")[0]
+    steps = yaml.safe_load(text)["jobs"]["peak"]["steps"]
+    commands = [step["run"] for step in steps if step.get("run", "").startswith("harness ")]
+    assert len(commands) == 3
+    recipe = tmp_path / "my-recipe.yaml"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def run(command: str) -> int:
+        words = [sys.executable, "-m", *command.split()]
+        return subprocess.run(
+            words, cwd=tmp_path, env=environment, capture_output=True, check=False
+        ).returncode
+
+    recipe.write_text(f"# Tiny\nmodel: {LLAMA}\nseq_len: 128\n")
+    assert run(commands[0].replace("now", "baseline")) == 0
+    assert [run(command) for command in commands] == [0, 0, 0]
+    shutil.rmtree(tmp_path / "now")
+    recipe.write_text(f"# Tiny\nmodel: {LLAMA}\nseq_len: 512\n")
+    assert [run(command) for command in commands] == [0, 5, 0]

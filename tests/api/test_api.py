@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +172,60 @@ def test_the_examples_of_the_guide_run(
     assert {"my-run", "both.html"} == {path.name for path in tmp_path.iterdir()}
     offered = {name for name in harness.__all__ if not name.startswith("__")}
     assert {name for name in offered if f"`harness.{name}" in text or f"`{name}`" in text} == offered
+
+
+WRONG: dict[str, Callable[[], object]] = {
+    "phases=": lambda: harness.simulate("smoke", phases=["train"]),
+    "there is no phase": lambda: harness.simulate("smoke", phases=""),
+    "evaluation=": lambda: harness.simulate("smoke", phases="train,eval", evaluation="x"),
+    "rank='0'": lambda: harness.simulate("smoke", rank="0"),
+    "rank=1.5": lambda: harness.simulate("smoke", rank=1.5, parallel="fsdp", dp_shard=2),
+    "margin='5%'": lambda: harness.fit("smoke", margin="5%"),
+    "path=None": lambda: harness.load_snapshot(None),
+    "path=7": lambda: harness.load_profile(7),
+    "about=5": lambda: harness.report(5),
+    "seq_len: -5": lambda: harness.simulate(harness.load_recipe("smoke").model_copy(update={"seq_len": -5})),
+    "recipe: missing": lambda: harness.napkin(),
+    "no dict": lambda: harness.napkin({"model": "smoke"}),
+    "memory=16.5": lambda: harness.napkin("smoke", memory=16.5),
+    "--memory 0B": lambda: harness.napkin("smoke", memory=-1),
+    "allocator=5": lambda: harness.simulate("smoke", allocator=5),
+    "out=5": lambda: harness.run("smoke", out=5),
+    "track=5": lambda: harness.run("smoke", track=5),
+    "snapshot='no'": lambda: harness.run("smoke", snapshot="no"),
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_a_wrong_argument_is_an_input_error(said: str):
+    with pytest.raises(InputError, match=re.escape(said)):
+        WRONG[said]()
+
+
+def test_a_number_of_bytes_is_taken_as_bytes():
+    assert harness.napkin("smoke", memory=1000).hardware.memory_bytes == 1000
+    assert same(
+        harness.napkin("smoke", memory=16 * 2**30, **SMALL), harness.napkin("smoke", memory="16GiB", **SMALL)
+    )
+
+
+def test_the_callers_torch_is_neither_heard_nor_changed():
+    import torch
+
+    expected = harness.simulate("smoke", **SMALL).memory
+    torch.manual_seed(5)
+    numbers = torch.rand(3)
+    torch.manual_seed(5)
+    assert harness.simulate("smoke", **SMALL).memory == expected
+    assert torch.equal(torch.rand(3), numbers)
+    anomalies = torch.autograd.set_detect_anomaly(True)
+    for state in (torch.no_grad(), torch.inference_mode(), anomalies, torch.device("meta")):
+        with state:
+            assert harness.simulate("smoke", **SMALL).memory == expected
+    assert not torch.is_anomaly_enabled()
+    torch.set_default_device("meta")
+    try:
+        assert harness.simulate("smoke", **SMALL).memory == expected
+        assert torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_device(None)

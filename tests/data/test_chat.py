@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from harness.data.documents import check_data
+from harness.data.check import check_data
 from harness.errors import InputError
 from harness.recipe.recipe import Recipe
 from harness.training.batches import Batches, build_batches

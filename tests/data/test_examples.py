@@ -13,7 +13,8 @@ import pytest
 
 from harness.cli.terminal.profile_tables import _data
 from harness.data import documents
-from harness.data.documents import LARGEST_BYTES, check_data, read_examples
+from harness.data.check import check_data
+from harness.data.documents import LARGEST_BYTES, read_examples
 from harness.data.examples import MOST_MESSAGES, Example, read_example
 from harness.errors import InputError
 from harness.recipe.recipe import Recipe
@@ -120,6 +121,11 @@ def test_a_parquet_file_is_read_row_by_row(tmp_path: Path) -> None:
         ("a.json", '{"text": "a"}\n{"text": "b"}\n', "JSON lines are called .jsonl"),
         ("a.csv", "a,b", "suffix .csv"),
         ("a.txt", b"\xff\xfe\x00", "NUL"),
+        ("a.txt", "14 bytes of it", "holds 15 tokens, and one sequence needs seq_len: 16"),
+        ("a.jsonl", '{"text": ""}\n' * 150, "none of its 150 documents has text to learn"),
+        ("a.jsonl", '{"instruction": "do", "output": ""}\n', "leaves nothing to predict"),
+        ("a.json", '[{"messages": [{"role": "user", "content": "who?"}]}]', "leaves nothing to predict"),
+        ("a.jsonl", '{"prompt": "longer than a row", "completion": "b"}\n', "shorter prompts"),
     ],
 )
 def test_an_estimate_refuses_what_a_run_refuses(
@@ -160,7 +166,7 @@ def test_a_pipe_in_the_place_of_data_is_not_waited_for(
         pytest.importorskip("pyarrow")
     path = tmp_path / f"a.{suffix}"
     os.mkfifo(path)
-    monkeypatch.setattr(documents, "_existing_path", lambda data: path)  # it was a file a moment ago
+    monkeypatch.setattr(documents, "existing_path", lambda data: path)  # it was a file a moment ago
     with pytest.raises(InputError, match="it is not a regular file"):
         list(read_examples(str(path), paragraphs=False))
 
@@ -184,6 +190,21 @@ def test_what_would_be_read_at_once_has_a_bound(tmp_path: Path, suffix: str) -> 
     for refused in (lambda: check_data(recipe), lambda: list(read_examples(str(path), paragraphs=False))):
         with pytest.raises(InputError, match=rf"at most {most:,} are read\. Write it as \.jsonl"):
             refused()
+
+
+def test_what_a_run_learns_from_is_no_error_in_an_estimate(tmp_path: Path) -> None:
+    """Whether behind a hundred empty examples, to the byte, or in a piece behind the first."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": ""}\n' * 250 + '{"text": "ab"}\n')
+    text = tmp_path / "a.txt"
+    text.write_text("15 bytes of it.")
+    for recipe in (
+        Recipe(model="tiny", data=str(rows), seq_len=16),
+        Recipe(model="tiny", data=str(rows), seq_len=16, packing=True),
+        Recipe(model="tiny", data=str(text), seq_len=16),
+    ):
+        check_data(recipe)
+        build_batches(recipe, vocab_size=300, tokenizer_source=None, dense_mask=True)
 
 
 def test_an_estimate_asks_nobody_for_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from harness.errors import InputError
 from harness.loops.finder import LoopFinder
+from harness.loops.memory_of_steps import Window
 from harness.loops.process import until_the_end
-from harness.loops.recorder import LoopRecorder, Window
+from harness.loops.recorder import LoopRecorder
 from harness.run_folder.run_folder import RunFolder
 from harness.snapshot.safe_read import read_snapshot
 from harness.step_profile.step_profile import StepProfile

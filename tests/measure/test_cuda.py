@@ -23,6 +23,7 @@ from harness.measure.cuda import CudaObserver
 from harness.measure.measured_run import measure
 from harness.measure.observer import History
 from harness.run_folder.run_folder import RunFolder
+from harness.snapshot.message import requested_in
 from harness.snapshot.safe_read import read_snapshot
 from harness.step_profile.in_words import explain_oom
 from harness.training.step import Training
@@ -215,7 +216,7 @@ def test_shortage(cuda, with_history):
     ],
 )
 def test_the_request_in_a_message(message, size):
-    assert measure_cuda._request_in(message) == size
+    assert requested_in(message) == size
 
 
 def test_nvml_numbers(cuda, monkeypatch):

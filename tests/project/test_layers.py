@@ -43,6 +43,8 @@ HOMES = {
         "training/toggles/attention.py",  # whether flash attention is installed
         "training/toggles/quantization.py",  # replaces layers as transformers' own loader does
         "loops/trainer_callback.py",  # a TrainerCallback
+        "zeros/weights.py",  # the names and shapes of a model's weights
+        "virtual_gpu/startup/virtual_gpu_weights.py",  # whose loader is given zeros
     },
     "lightning": {"loops/lightning_callback.py"},
     "peft": {
@@ -69,7 +71,8 @@ HOMES = {
 USES_CUDA = {
     "measure/devices.py",  # which device there is
     "measure/measured_run.py",  # its cache, which an evaluation empties
-    "measure/cuda.py",  # events, allocator statistics, snapshots
+    "measure/cuda.py",  # events, the driver's numbers, out of memory
+    "measure/device_memory.py",  # allocator statistics, snapshots
     "measure/joining.py",  # which device a loop that is not ours uses
     "measure/doctor.py",  # what this machine can do, by trying it
     "virtual_gpu/startup/virtual_gpu_out.py",  # the allocator's statistics of somebody's program

@@ -100,7 +100,9 @@ class FakeCuda:
         }
 
     def nested_stats(self, device: Any) -> dict[str, Any]:
-        return {"allocated_bytes": {"all": {"current": self.allocated, "peak": self.peak}}}
+        reserved = {"current": self.allocated + CACHED, "peak": self.reserved_peak}
+        allocated = {"current": self.allocated, "peak": self.peak}
+        return {"allocated_bytes": {"all": allocated}, "reserved_bytes": {"all": reserved}}
 
     def synchronize(self, device: Any) -> None:
         self.calls.append("synchronize")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -40,37 +39,81 @@ def test_categories_add_up_to_the_peak_of_the_unwatched_program(name: str, tmp_p
         assert row["sum_of_categories_bytes"] == pytest.approx(row["unwatched_peak_bytes"], rel=0.001)
 
 
-EVALUATES_AFTERWARDS = """
-import torch
-from torch import nn
-model = nn.Linear(512, 512).cuda()
-optimizer = torch.optim.SGD(model.parameters())
-for _ in range(4):
-    model(torch.ones(8, 512, device="cuda")).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-model.eval()
-with torch.no_grad():
-    logits = [model(torch.ones(65536, 512, device="cuda")) for _ in range(3)]
-print(torch.cuda.max_memory_allocated())
-torch.save(model.state_dict(), "weights.pt")
-"""
+def counts(folder: Path, kind: str, *options: str, gpu: str = "h100", status: int = 0) -> list[str]:
+    """The lines that counts.py prints under `harness watch`, whose run folder is `run`."""
+    watch = [sys.executable, "-m", "harness", "watch", "--gpu", gpu, "--out", "run", *options, "--"]
+    command = [sys.executable, str(PROGRAMS / "counts.py"), *kind.split(":")]
+    done = subprocess.run([*watch, *command], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr[-4000:]
+    (folder / "stderr").write_text(done.stderr)
+    return done.stdout.splitlines()
 
 
-def test_an_evaluation_after_the_recorded_steps_has_its_peak(tmp_path: Path) -> None:
-    """It is a phase that no recorded step has. It peaks above all else, so PyTorch's own peak is its peak."""
-    (tmp_path / "train.py").write_text(EVALUATES_AFTERWARDS)
-    watch = [sys.executable, "-m", "harness", "watch", "--gpu", "h100", "--steps", "2-3", "--out", "run"]
-    done = subprocess.run(
-        [*watch, "--", sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    profile = json.loads((tmp_path / "run" / "profile.json").read_bytes())
-    peak = profile["phases"]["evaluation"]["peak_allocated_bytes"]
-    assert str(peak) in done.stdout.splitlines()
-    assert 0 < profile["phases"]["saving"]["peak_allocated_bytes"] <= peak
-    assert any(
-        warning.startswith("evaluation in a step that was not recorded") for warning in profile["warnings"]
-    )
+@pytest.mark.parametrize("kind", ["plain", "resets", "evaluates", "records", "records later"])
+def test_a_program_is_told_of_its_memory_as_if_nobody_watched(kind: str, emulate, tmp_path: Path) -> None:
+    """Its peaks since its own resets, and its own recording to the last entry."""
+    alone = emulate(sys.executable, str(PROGRAMS / "counts.py"), kind).stdout.splitlines()
+    assert len(alone) >= 12
+    assert counts(tmp_path, kind) == alone
+    profile = StepProfile.read(tmp_path / "run" / "profile.json")
+    if kind == "evaluates":  # which peaks above all else
+        assert f"evaluated {profile.phases['evaluation'].peak_allocated_bytes}" in alone
+        assert profile.memory.peak_phase == "optimizer_step"
+        assert (profile.phases["evaluation"].peak_allocated_bytes or 0) > (
+            profile.memory.peak_allocated_bytes or 0
+        )
+        assert "in its evaluation" in (tmp_path / "stderr").read_text()
+    else:
+        assert alone[10].split()[1] == str(profile.memory.peak_allocated_bytes)
+    assert profile.memory.at_peak.total_bytes() == profile.memory.peak_allocated_bytes
+
+
+def test_a_step_that_peaks_higher_than_the_recorded_ones_is_the_peak(tmp_path: Path) -> None:
+    """Its eighth step has a thousand times the rows."""
+    lines = counts(tmp_path, "grows:10")
+    profile = StepProfile.read(tmp_path / "run" / "profile.json")
+    memory = profile.memory
+    assert str(memory.peak_allocated_bytes) == lines[-2].split()[1]
+    assert (memory.peak_phase, memory.peak_step) == ("backward", 7)
+    assert memory.at_peak.total_bytes() == memory.peak_allocated_bytes
+    assert memory.at_peak.inputs_bytes == 64_000 * 1024 * 4
+    assert profile.complete
+    assert [w.split(":")[0] for w in profile.warnings] == ["step 8 peaked higher than steps 3-5"]
+    said = (tmp_path / "stderr").read_text()
+    assert "the program: fits in the 79.11 GiB of NVIDIA H100 80GB HBM3 with 7" in said
+    assert "in backward of step 8" in said
+
+
+def test_memory_that_runs_out_in_the_first_step_is_explained(tmp_path: Path) -> None:
+    counts(tmp_path, "runs out", gpu="rtx-4090", status=1)
+    profile = StepProfile.read(tmp_path / "run" / "profile.json")
+    assert profile.oom is not None
+    assert (profile.oom.phase, profile.oom.requested_bytes) == ("forward", 1_000_000 * 4096 * 4)
+    hidden, inputs = profile.oom.top[:2]  # of the ReLU, which asks for its result
+    assert (hidden.size_bytes, hidden.category) == (1_000_000 * 4096 * 4 + 2**20, "activations")
+    assert (inputs.size_bytes, inputs.category) == (1_000_000 * 1024 * 4, "inputs")
+    assert "counts.py" in hidden.stack[-1]
+    assert profile.memory.peak_phase == "forward"
+    assert profile.memory.at_peak.total_bytes() == profile.memory.peak_allocated_bytes
+    assert not profile.memory.at_peak.other_bytes
+    assert profile.warnings == []
+
+
+@pytest.mark.parametrize("steps", ["1", "1-3", "2-4", "3-5"])
+def test_workspaces_are_other_whichever_steps_are_recorded(steps: str, tmp_path: Path) -> None:
+    """cuBLAS takes one for each of the two threads that multiply, at their first product."""
+    counts(tmp_path, "plain", "--steps", steps)
+    at_peak = StepProfile.read(tmp_path / "run" / "profile.json").memory.at_peak
+    assert at_peak.other_bytes == 2 * 32 * 2**20
+    assert (at_peak.activations_bytes or 0) < 2**20
+
+
+def test_a_program_that_leaves_without_a_word_keeps_its_finished_steps(tmp_path: Path) -> None:
+    counts(tmp_path, "leaves", "--steps", "2", status=7)
+    assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 3
+    memory = StepProfile.read(tmp_path / "run" / "profile.json").memory
+    assert memory.peak_phase == "optimizer_step"
+    assert memory.at_peak.total_bytes() == memory.peak_allocated_bytes
 
 
 GiB = 2**30

@@ -14,7 +14,7 @@ from harness.cli.app import main
 from harness.errors import InputError
 from harness.report.first_words import first_words
 from harness.report.run import read_run
-from harness.run_folder.run_folder import without_secrets
+from harness.run_folder.secrets import without_secrets
 from harness.serve.index import Index
 from harness.step_profile.step_profile import StepProfile
 from harness.watching.launch import parse_steps
@@ -140,29 +140,63 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert (parse_steps("3-5"), parse_steps("4")) == ((3, 5), (4, 4))
 
 
-def test_secrets_of_a_command_are_not_written_down() -> None:
-    command = [
-        "python",
-        "t.py",
-        "--api-key=abc",
-        "--hub_token",
-        "hf_x",
-        "--epochs",
-        "3",
-        "--password",
-        "p",
-        "q",
+HIDDEN = {
+    "python t.py --api-key=abc --hub_token hf_x --epochs 3 --password p q": (
+        "python t.py --api-key=... --hub_token ... --epochs 3 --password ... q"
+    ),
+    "env HF_TOKEN=abc WANDB_API_KEY=x A=1 python t.py": "env HF_TOKEN=... WANDB_API_KEY=... A=1 python t.py",
+    "t.py --auth=Bearer_abc -k sk-2 -u me:pw hub.token=abc": "t.py --auth=... -k ... -u ... hub.token=...",
+    "t.py --url https://user:pw@host/x --from https://ghp@host": (
+        "t.py --url https://...@host/x --from https://...@host"
+    ),
+    "t.py hf_abcdefgh1234 x=sk-proj-abcdefgh https://h/?api_key=abc&n=3": (
+        "t.py ... x=... https://h/?api_key=...&n=3"
+    ),
+    # what is none
+    "t.py --tokenizer gpt2 --max-tokens 512 --keyboard x --lr=1e-3 monkey=1 git@host:x.git a@b": None,
+    "torchrun --nproc-per-node 2 -m train model=llama hydra.key_count= out:/x http://host:80/x": None,
+}
+
+
+@pytest.mark.parametrize("command", HIDDEN)
+def test_secrets_of_a_command_are_not_written_down(command: str) -> None:
+    shown = HIDDEN[command] or command
+    assert without_secrets(command.split(" ")) == shown.split(" ")
+
+
+def test_secrets_within_a_word_are_not_written_down() -> None:
+    words = [
+        "HF_TOKEN=abc exec python t.py --hub-token abc --n 3",
+        '{"api_key": "abc", "n": 3}',
+        "Authorization: Bearer abc",
+        "--auth=Bearer abc",
+        "a plain sentence with a token in it",
     ]
-    shown = [
-        "python",
-        "t.py",
-        "--api-key=...",
-        "--hub_token",
-        "...",
-        "--epochs",
-        "3",
-        "--password",
-        "...",
-        "q",
+    assert without_secrets(words) == [
+        "HF_TOKEN=... exec python t.py --hub-token ... --n 3",
+        '{"api_key": "...", "n": 3}',
+        "Authorization: ... ...",
+        "--auth=...",
+        "a plain sentence with a token in it",
     ]
-    assert without_secrets(command) == shown
+
+
+def test_no_file_of_a_run_has_a_secret(tmp_path: Path) -> None:
+    """Nor the page and what is printed: the words go everywhere from one place."""
+    secret = "abc123secret"
+    command = (
+        "env",
+        f"HF_TOKEN={secret}",
+        sys.executable,
+        PROGRAM,
+        "workers",
+        f"--url=https://me:{secret}@h",
+    )
+    done = watch(tmp_path, *command)
+    assert secret not in done.stderr
+    report = [sys.executable, "-m", "harness", "report", str(tmp_path / "run")]
+    subprocess.run(report, check=True, capture_output=True)
+    written = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert {"command.json", "profile.json", "report.html"} <= {path.name for path in written}
+    for path in written:
+        assert secret.encode() not in path.read_bytes(), path

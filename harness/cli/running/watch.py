@@ -92,6 +92,7 @@ def watch(
 
 def _show(people: Console, folder: Path, status: int, gpu: str | None) -> bool:
     """The tables of the run, ranks side by side; or of every process. Returns whether any left a profile."""
+    from harness.cli.terminal.peak import print_verdict
     from harness.cli.terminal.profile_tables import print_profile
     from harness.cli.terminal.terminal import say
     from harness.run_folder import folder_of_rank
@@ -106,6 +107,7 @@ def _show(people: Console, folder: Path, status: int, gpu: str | None) -> bool:
         print_profile(people, profile)
         if profile.oom is not None:  # the process has said it too, above all that the command printed since
             say(people, explain_oom(profile))
+        print_verdict(people, "the program" if profile.ranks is None else "the rank that peaks", profile)
         if status > 128 and not profile.complete:
             own = folder_of_rank(folder, profile.ranks.peak_rank) if profile.ranks else path.parent
             ended = f"the command was ended by signal {status - 128} in step {_next_step(own)}"

@@ -25,9 +25,12 @@ Examples:
 
   harness diff before/profile.json after
 
+  harness diff before after --fail-above 5%
+
   harness diff llama-3.1-8b-lora --python old/bin/python --python new/bin/python
 
-The first form takes profiles or run folders; the second simulates a recipe in two environments.
+The first form takes profiles or run folders; the last simulates a recipe in two environments.
+Exit status: 0 fine, 2 bad input, 5 when a peak grew by more than --fail-above.
 """
 
 
@@ -43,11 +46,23 @@ def diff(
         typer.Option(help="An environment's python, given twice: it simulates with its own libraries."),
     ] = None,
     memory: MemorySize = None,
+    fail_above: Annotated[
+        str | None,
+        typer.Option(
+            metavar="5%",
+            help="Exit status 5 when the second's peak, or that of its evaluation, generation or saving, is "
+            "larger by more than this: a percentage, a size such as 512MiB, or 0.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Where the bytes of two profiles differ, or of one recipe under two versions of the libraries."""
-    from harness.answers import asked_by_one, diff_lines, diff_profiles
+    from harness.answers import allowed, asked_by_one, beyond, diff_lines, diff_profiles
+    from harness.cli.exit_status import GREW
+    from harness.system import complain
 
+    limit = None if fail_above is None else allowed(fail_above)
     if python:
         if len(python) != 2:
             raise InputError(
@@ -61,10 +76,14 @@ def diff(
     found = diff_profiles(*profiles)
     if snapshots is not None:
         found.divergences = asked_by_one(*snapshots)
+    grown = [] if limit is None else list(beyond(found, limit))
     if as_json:
-        print(json.dumps({"first": names[0], "second": names[1], **found.as_json()}, indent=1))
+        gate = {} if limit is None else {"fail_above": limit.text, "beyond": grown}
+        print(json.dumps({"first": names[0], "second": names[1], **found.as_json(), **gate}, indent=1))
     else:
         tell("\n".join(diff_lines(found, names)))
+    if limit is not None and grown:
+        raise typer.Exit(complain(f"{'; '.join(grown)}. {limit.text} is allowed.", GREW))
 
 
 def _two_profiles(what: list[str]) -> Found:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import AsJson
+from harness.errors import InputError
 
 EXAMPLES = """
 Examples:
@@ -22,7 +23,11 @@ Examples:
   harness snapshot show oom.pickle
 
   harness snapshot show two-gpus.pickle --device 1
+
+  harness snapshot show --message training.log
 """
+MOST_OF_A_LOG = 2**28
+"""Bytes."""
 DIFF_EXAMPLES = """
 Examples:
 
@@ -58,13 +63,53 @@ def _of_a_snapshot() -> None:
 
 
 @app.command("show", epilog=SHOW_EXAMPLES)
-def show(file: SnapshotFile, device: OfDevice = None) -> None:
+def show(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE", help="A snapshot (pickle or JSON), of harness or of torch; from anyone."
+        ),
+    ] = None,
+    device: OfDevice = None,
+    message: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|-",
+            help="Instead of a snapshot, what PyTorch printed: a log, or - for stdin.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
     """Say in the terminal what `harness report` shows: why memory ran out, or the peak; who holds what."""
+    if (file is None) == (message is None):
+        raise InputError("give a snapshot, or --message FILE (- for stdin) with what PyTorch printed.")
+    if message is not None:
+        _show_message(message, device)
+        return
+    assert file is not None
     from harness.cli.terminal.snapshots import print_snapshot
     from harness.cli.terminal.terminal import Terminal
     from harness.report import read_run, section_of
 
     print_snapshot(Terminal(), section_of(read_run(file, device)))
+
+
+def _show_message(path: Path, device: int | None) -> None:
+    from harness.cli.terminal.lines import tell
+    from harness.snapshot import message_in_words, read_message
+    from harness.system import read_whole
+
+    if device is not None:
+        raise InputError("--device belongs to a snapshot: a message is of one device.")
+    try:
+        text = sys.stdin.buffer.read(MOST_OF_A_LOG) if str(path) == "-" else read_whole(path, MOST_OF_A_LOG)
+    except OSError as error:
+        raise InputError(f"--message {path}: {error.strerror}. Give a log, or - for stdin.") from None
+    try:
+        said = message_in_words(read_message(text.decode(errors="replace")))
+    except InputError as error:
+        raise InputError(f"--message {path}: {error}") from None
+    tell("\n".join(said))
 
 
 @app.command("diff", epilog=DIFF_EXAMPLES)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from harness.cli.terminal.terminal import say
 from harness.snapshot import module_of_its_kind
-from harness.step_profile import StepProfile, between_steps_in_words, verdict
+from harness.step_profile import StepProfile, between_steps_in_words, peak_in_words, verdict
 from harness.units import in_gib
 
 MODULES = 12
@@ -19,14 +19,8 @@ FRAMES = 2
 
 def print_verdict(console: Console, name: str, profile: StepProfile) -> None:
     """Whether it fits, and the peaks that say so."""
-    memory = profile.memory
     say(console, f"{name}: {verdict(profile)}")
-    peaks = [f"{in_gib(memory.peak_allocated_bytes)} allocated, in {memory.peak_phase}"]
-    if memory.peak_reserved_bytes is not None:
-        peaks.append(f"{in_gib(memory.peak_reserved_bytes)} reserved by the allocator")
-    if memory.process_bytes is not None:
-        peaks.append(f"{in_gib(memory.process_bytes)} with the CUDA context")
-    say(console, f"peak: {'; '.join(peaks)}")
+    say(console, f"peak: {peak_in_words(profile)}")
     for line in between_steps_in_words(profile):
         say(console, line)
     say(console, "")

@@ -36,7 +36,8 @@ def print_profile(console: Console, profile: StepProfile) -> None:
         say(console, "where the device's time goes, by kind of kernel")
         print_table(console, kernels)
     if profile.memory.at_peak.total_bytes():
-        say(console, f"memory at the peak, in {profile.memory.peak_phase}")
+        where = profile.memory.peak_phase
+        say(console, f"memory at the peak{f', in {where}' if where else ' of the recorded steps'}")
         print_table(console, _memory_table(profile))
     for line in _facts(profile):
         say(console, line)

@@ -105,4 +105,6 @@ if os.environ.get("VIRTUAL_GPU"):
     if os.environ.get("VIRTUAL_GPU_VALUES") == "1":
         sys.meta_path.insert(0, _After("torch._dynamo.output_graph", "begin_to_compile"))
     sys.meta_path.insert(0, _After("torch.distributed.distributed_c10d", "begin_distributed"))
+    sys.meta_path.insert(0, _After("transformers.modeling_utils", "begin_to_load"))
+    sys.meta_path.insert(0, _After("transformers.utils.hub", "begin_to_fetch"))
 _hand_on()

@@ -36,6 +36,14 @@ def begin_to_compile(output_graph):
     virtual_gpu_values.compile_without(output_graph)
 
 
+def begin_to_load(modeling_utils):
+    _imported("virtual_gpu_weights").begin_to_load(modeling_utils)
+
+
+def begin_to_fetch(hub):
+    _imported("virtual_gpu_weights").begin_to_fetch(hub)
+
+
 def begin_distributed(distributed_c10d):
     if not _has_begun:  # torch is still being imported: `begin` comes
         return
@@ -57,8 +65,12 @@ def _refuse_symmetric_memory(*_, **__):
 
 
 def _install(name):
+    _imported(name).install()
+
+
+def _imported(name):
     sys.path.insert(0, _HERE)
     try:
-        importlib.import_module(name).install()
+        return importlib.import_module(name)
     finally:
         sys.path.remove(_HERE)

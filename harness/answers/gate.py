@@ -1,0 +1,61 @@
+"""Whether a second profile takes more memory than a first by more than is allowed. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.answers.two_profiles import ProfileDiff
+from harness.errors import InputError
+from harness.hardware import parse_bytes
+from harness.step_profile import PHASES_BETWEEN_STEPS
+from harness.units import in_gib
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """By how much a peak may grow."""
+
+    text: str
+    share: float | None
+    """Of the first profile's peak; None: `size_bytes` counts."""
+    size_bytes: int = 0
+
+    def bytes_of(self, first: int) -> int:
+        """What may be added to a peak of `first` bytes."""
+        return self.size_bytes if self.share is None else int(first * self.share)
+
+
+def allowed(text: str) -> Allowed:
+    """Read "5%", or a size such as "512MiB"; 0 allows nothing. Raises InputError."""
+    percent = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%?\s*", text)
+    if percent is not None and ("%" in text or float(percent[1]) == 0):
+        return Allowed(text.strip(), float(percent[1]) / 100)
+    try:
+        return Allowed(text.strip(), None, parse_bytes(text))
+    except InputError:
+        raise InputError(
+            f"--fail-above {text}: give a percentage as in 5%, a size as in 512MiB, or 0 for no byte more."
+        ) from None
+
+
+def beyond(diff: ProfileDiff, limit: Allowed) -> Iterator[str]:
+    """A sentence for each peak that grew by more than `limit`: the training's, and those of evaluation,
+    generation and saving. A second profile that has no peak, for it ran out of memory, is beyond any limit.
+    Raises InputError where the first has none.
+    """
+    if diff.peak.first is None:
+        raise InputError("--fail-above: the first profile has no peak to hold the second against.")
+    if diff.peak.second is None:
+        ended = "runs out of memory" if diff.second_ran_out else "ended before a step was recorded"
+        yield f"the second has no peak: it {ended}"
+    apart = [row for row in diff.bytes if row.place in PHASES_BETWEEN_STEPS and row.name == "peak"]
+    for name, row in [("training", diff.peak), *((row.place, row) for row in apart)]:
+        if row.first is None or row.second is None:
+            continue
+        grown = row.second - row.first
+        if grown > limit.bytes_of(row.first):
+            share = f" ({grown / row.first:+.1%})" if row.first else ""
+            sizes = f"from {in_gib(row.first)} to {in_gib(row.second)}, by {in_gib(grown)}"
+            yield f"the peak of {name} grew {sizes}{share}"

@@ -1,0 +1,74 @@
+"""Whether a run could read a recipe's data: asked by estimates, which read none. Imports no torch."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from harness.data.documents import LARGEST_BYTES, empty, existing_path, file_examples, no_chat_template
+from harness.data.rows import TEXTS_AT_ONCE, corpus_rows, is_stream, tokenized
+from harness.data.tokenizer import NUM_BYTES, byte_tokenizer
+from harness.errors import InputError
+from harness.recipe import Recipe
+from harness.system import read_whole
+
+NUM_CHECKED = 100
+"""Examples that an estimate reads, to refuse what a run would refuse."""
+LARGEST_CHECKED_BYTES = 2**26
+"""Of a .txt file that an estimate decodes, and of a .json file that it parses or looks into."""
+A_VOCABULARY = NUM_BYTES + 1
+"""Of bytes, and a token that ends a document: all that a model's own adds to them is never written."""
+
+
+def check_data(recipe: Recipe) -> None:
+    """Raise the InputError that reading the recipe's data would: by its file's form and first examples, and
+    for having nothing to predict, as random weights read it.
+
+    For estimates, which need no data: a data set of the Hub is not asked for.
+    """
+    if recipe.data == "synthetic":
+        return
+    path = existing_path(recipe.data)
+    if path is None:
+        return
+    if LARGEST_CHECKED_BYTES < path.stat().st_size <= LARGEST_BYTES.get(path.suffix.lower(), 0):
+        return
+    examples = list(itertools.islice(file_examples(recipe.data, path, recipe.packing), NUM_CHECKED))
+    if not examples:
+        raise InputError(empty(recipe.data))
+    template = _chat_template_file(recipe)
+    if template is False and any(example.messages for example in examples):
+        raise InputError(no_chat_template(recipe.data, recipe.model))
+    if recipe.weights == "random" and not _has_something_to_learn(recipe, path):
+        # it raises, in the words that a run has
+        corpus_rows(recipe, byte_tokenizer(recipe, A_VOCABULARY), A_VOCABULARY, recipe.seq_len)
+
+
+def _has_something_to_learn(recipe: Recipe, path: Path) -> bool:
+    """Whether any example of the file is learned from within its first seq_len bytes."""
+    if is_stream(recipe):
+        return path.stat().st_size + 1 >= recipe.seq_len
+    tokenizer = byte_tokenizer(recipe, A_VOCABULARY)
+    examples = file_examples(recipe.data, path, recipe.packing)
+    some = itertools.islice(examples, NUM_CHECKED)
+    while found := list(some):
+        for chat, whole in tokenized(found, tokenizer):
+            learned = chat.learned[1:] if recipe.packing and not whole else chat.learned[1 : recipe.seq_len]
+            if learned.any():
+                return True
+        some = itertools.islice(examples, TEXTS_AT_ONCE)
+    return False
+
+
+def _chat_template_file(recipe: Recipe) -> bool | None:
+    """Whether the checkpoint folder of pretrained weights has a chat template; None for all else."""
+    folder = Path(recipe.model).expanduser()
+    if recipe.weights != "pretrained" or not folder.is_dir():
+        return None
+    names = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+    if any((folder / name).exists() for name in names):
+        return True
+    try:
+        return b'"chat_template"' in read_whole(folder / "tokenizer_config.json", LARGEST_CHECKED_BYTES)
+    except OSError:
+        return False

@@ -1,0 +1,261 @@
+"""PyTorch's counters and history of a GPU's memory: of a process of our own, or beside a program that asks
+for them too.
+
+A process has one set of peaks and one history, and whoever sets them back or switches them off does so for
+everybody. `SharedMemory` therefore stands between a watched program and PyTorch: each of the two has peaks
+since its own last reset, and a history since it began to record. The program asks by functions of torch.cuda,
+which call what is replaced here, the one place that does. Written against torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from harness.snapshot import phase_of
+
+MAX_ENTRIES = 2_000_000
+"""Bound of the recorded history; a step of a 70B model has about 100,000 entries."""
+Stats = Mapping[str, Any]
+"""As torch.cuda.memory_stats_as_nested_dict gives them."""
+
+
+class Counted(NamedTuple):
+    """Bytes; the peaks are since the last reset."""
+
+    allocated: int
+    allocated_peak: int
+    reserved: int
+    reserved_peak: int
+
+
+class DeviceMemory:
+    """Of one device, in a process that no one else counts or records in."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def counted(self) -> Counted:
+        """Now, and since the last `reset_peaks`."""
+        # not torch.cuda.memory_stats, nor what asks it: it renames and sorts a hundred counters
+        return _counted(torch.cuda.memory.memory_stats_as_nested_dict(self.index))
+
+    def reset_peaks(self) -> None:
+        """The peaks are what is there now."""
+        torch.cuda.reset_peak_memory_stats(self.index)
+
+    def highest(self) -> Counted:
+        """As `counted`, with the peaks since the process began, whoever set them back."""
+        return self.counted()
+
+    def record(self, on: bool) -> None:
+        """Begin a history, or end it and forget it."""
+        if on:
+            # "python": the default symbolizes C++ frames too, which takes minutes
+            torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python", context="all")
+        else:
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What is there, and the history since `record(True)`."""
+        snapshot: Any = torch.cuda.memory._snapshot()
+        return snapshot
+
+
+class SharedMemory(DeviceMemory):
+    """Of one device, beside a program that counts and records there too. It stays between them when the
+    watching is over: the program may ask afterwards what its peak was.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self._between = _between()
+
+    def counted(self) -> Counted:
+        return _counted(self._between.stats_of_ours(self.index))
+
+    def reset_peaks(self) -> None:
+        self._between.reset_ours(self.index)
+
+    def highest(self) -> Counted:
+        return _counted(self._between.highest(self.index))
+
+    def record(self, on: bool) -> None:
+        self._between.record_ours(on)
+
+    def snapshot(self) -> dict[str, Any]:
+        return self._between.snapshot_of_ours()
+
+
+class _Recording(NamedTuple):
+    """The program's own history."""
+
+    begin: Callable[[], object]
+    """Asks PyTorch for it, as the program did."""
+    stacks: str
+    max_entries: int
+    since_us: int
+    """Microseconds since 1970."""
+
+
+class _Between:
+    """What the program is told is what it would be told if nobody watched."""
+
+    def __init__(self) -> None:
+        self._ours: dict[int, Stats] = {}
+        self._theirs: dict[int, Stats] = {}
+        """By device, the peaks before the other one's resets: since its own it has not heard of them."""
+        self._before: dict[int, Stats] = {}
+        """Peaks before any reset."""
+        self._since_us: int | None = None
+        """Since when we record."""
+        memory = torch.cuda.memory
+        asked = getattr(memory._record_memory_history_impl, "asked", None)  # harness/watching/startup
+        self._stats = _replaced(torch._C, "_cuda_memoryStats", self._stats_of_theirs)
+        self._reset = _replaced(torch._C, "_cuda_resetPeakMemoryStats", self._reset_theirs)
+        # torch.accelerator's names for the same
+        _replaced(torch._C, "_accelerator_getDeviceStats", self._stats_of_theirs)
+        _replaced(torch._C, "_accelerator_resetPeakStats", self._reset_theirs)
+        self._snapshot = _replaced(torch._C, "_cuda_memorySnapshot", self._snapshot_of_theirs)
+        self._record = _replaced(memory, "_record_memory_history_impl", self._record_theirs)
+        self._their_recording: _Recording | None = None
+        """While the program records too."""
+        if torch._C._cuda_isHistoryEnabled():  # type: ignore[attr-defined]
+            args, kwargs = asked or ((), {})
+            self._their_recording = self._recording(0, *args, **kwargs)
+
+    # Counters.
+
+    def stats_of_ours(self, device: int) -> Stats:
+        return _higher(self._stats(device), self._ours.get(device, {}))
+
+    def highest(self, device: int) -> Stats:
+        return _higher(self._stats(device), self._before.get(device, {}))
+
+    def reset_ours(self, device: int) -> None:
+        self._set_back(device, self._ours, self._theirs)
+
+    def _stats_of_theirs(self, device: int) -> Stats:
+        return _higher(self._stats(device), self._theirs.get(device, {}))
+
+    def _reset_theirs(self, device: int) -> None:
+        self._set_back(device, self._theirs, self._ours)
+
+    def _set_back(self, device: int, own: dict[int, Stats], other: dict[int, Stats]) -> None:
+        counted = self._stats(device)
+        for kept in (other, self._before):
+            kept[device] = _higher(counted, kept.get(device, {}))
+        own.pop(device, None)
+        self._reset(device)
+
+    # History.
+
+    def record_ours(self, on: bool) -> None:
+        theirs = self._their_recording
+        self._since_us = _now_us() if on else None
+        if on and theirs is not None:  # their stacks, and room for both
+            self._record("all", "all", theirs.stacks, max(theirs.max_entries, MAX_ENTRIES))
+        elif on:
+            self._record("all", "all", "python", MAX_ENTRIES, clear_history=True)
+        elif theirs is not None:
+            theirs.begin()
+        else:
+            self._record(None)
+
+    def snapshot_of_ours(self) -> dict[str, Any]:
+        return _since(self._snapshot(None), self._since_us)
+
+    def _recording(self, since_us: int, *args: Any, **kwargs: Any) -> _Recording:
+        asked = inspect.signature(self._record).bind(*args, **kwargs)
+        asked.apply_defaults()
+        given = {**asked.arguments, "clear_history": False}
+        begin = partial(self._record, **given)
+        return _Recording(begin, given["stacks"], given["max_entries"], since_us)
+
+    def _record_theirs(self, enabled: str | None = "all", *args: Any, **kwargs: Any) -> None:
+        before = self._their_recording
+        if enabled is None:
+            self._their_recording = None
+            if self._since_us is None:
+                self._record(None)
+            return
+        if self._since_us is None:
+            self._record(enabled, *args, **kwargs)
+        goes_on = before is not None and not kwargs.get("clear_history")
+        since_us = before.since_us if before is not None and goes_on else _now_us()
+        self._their_recording = self._recording(since_us, enabled, *args, **kwargs)
+        if self._since_us is not None:
+            since, self._since_us = self._since_us, None
+            self.record_ours(True)
+            self._since_us = since
+
+    def _snapshot_of_theirs(self, *asked: Any) -> dict[str, Any]:
+        theirs = self._their_recording
+        shown = self._snapshot(*asked)
+        if self._since_us is not None or theirs is not None:
+            shown = _since(shown, None if theirs is None else theirs.since_us)
+        for trace in shown["device_traces"]:
+            if theirs is not None:
+                # PyTorch notes who looks, and we have looked
+                trace[:] = [entry for entry in trace if entry["action"] != "snapshot"][-theirs.max_entries :]
+            for entry in trace:
+                if phase_of(entry.get("user_metadata") or ""):
+                    entry["user_metadata"] = ""
+        return shown
+
+
+def _between() -> _Between:
+    """The one of this process."""
+    global _of_this_process
+    if _of_this_process is None:
+        _of_this_process = _Between()
+    return _of_this_process
+
+
+_of_this_process: _Between | None = None
+
+
+def _replaced(place: Any, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+    """What was there; of a release that has no such function, `ours`."""
+    original = getattr(place, name, None)
+    if original is None:
+        return ours
+    setattr(place, name, ours)
+    return original
+
+
+def _counted(stats: Stats) -> Counted:
+    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    return Counted(allocated["current"], allocated["peak"], reserved["current"], reserved["peak"])
+
+
+def _higher(stats: Stats, before: Stats) -> Stats:
+    """`stats`, with peaks that are no lower than those of `before`."""
+    if not before:
+        return stats
+    return {
+        name: max(value, before.get(name, 0))
+        if name == "peak"
+        else _higher(value, before.get(name, {}))
+        if isinstance(value, dict)
+        else value
+        for name, value in stats.items()
+    }
+
+
+def _since(snapshot: dict[str, Any], since_us: int | None) -> dict[str, Any]:
+    """With the entries of the history since then; None: without any."""
+    kept = [
+        [] if since_us is None else [entry for entry in trace if entry.get("time_us", since_us) >= since_us]
+        for trace in snapshot["device_traces"]
+    ]
+    return {**snapshot, "device_traces": kept}
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

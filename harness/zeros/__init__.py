@@ -1,0 +1,12 @@
+"""A model's checkpoint whose weights are zeros: of the real names, shapes and dtype, and no place on a disk.
+
+For programs on a virtual GPU, where no value of a weight matters. Nothing is downloaded. Its facade loads no
+torch; what is called does.
+"""
+
+from harness.architecture import shipped_config
+from harness.errors import InputError
+from harness.zeros.checkpoint import stand_in_folder, write_checkpoint
+from harness.zeros.weights import write_weights
+
+__all__ = ["InputError", "shipped_config", "stand_in_folder", "write_checkpoint", "write_weights"]

@@ -1,0 +1,71 @@
+"""The weights: a safetensors file that is a header and a hole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.errors import InputError
+
+_NAMES = {
+    **{"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"},
+    **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"},
+}
+"""safetensors' names of torch's dtypes."""
+PREQUANTIZED = "quantization_config"
+
+
+def write_weights(config: Mapping[str, Any], path: Path) -> int:
+    """Write the weights of the model that `config` (a config.json) describes to `path`, as its authors would
+    have saved them: by the class under `architectures`, in the config's dtype, or fp32. Returns their bytes.
+
+    Raises InputError for a class that the installed transformers does not have, for weights that are
+    quantized already, and for what cannot be written.
+    """
+    import torch
+
+    if config.get(PREQUANTIZED):
+        raise InputError(
+            "the config is of weights that are quantized already (quantization_config), whose shapes it does "
+            "not say. Give the config of the model that they were made from."
+        )
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    with torch.device("meta"):
+        model = _model(config, getattr(torch, dtype, torch.float32))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    tied = set(getattr(model, "all_tied_weights_keys", ()))
+    end = 0
+    for name, weight in model.state_dict().items():
+        if name not in tied:
+            begin, end = end, end + weight.nbytes
+            kind = _NAMES[str(weight.dtype).removeprefix("torch.")]
+            header[name] = {"dtype": kind, "shape": list(weight.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    try:
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + end)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}. Give another folder.") from None
+    return end
+
+
+def _model(config: Mapping[str, Any], dtype: Any) -> Any:
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    name = next(iter(config.get("architectures") or ()), None)
+    try:
+        settings = AutoConfig.for_model(**config)
+        made = AutoModelForCausalLM if name is None else getattr(transformers, name, None)
+        if made is None:
+            raise InputError(
+                f"the config is of a {name}, which transformers {transformers.__version__} does not have. "
+                "Models that bring code of their own cannot be made of zeros."
+            )
+        return (made.from_config(settings) if name is None else made(settings)).to(dtype)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"transformers cannot build a model of the config: {error}") from None
