@@ -8,8 +8,8 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,26 @@ def parse_steps(text: str) -> tuple[int, int]:
     return first, last
 
 
-def run_watched(command: Sequence[str], steps: tuple[int, int], out: Path, gpus: Options | None) -> int:
+def run_watched(
+    command: Sequence[str],
+    steps: tuple[int, int],
+    out: Path,
+    gpus: Options | None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    output: Path | None = None,
+) -> int:
     """Run `command` until it ends, watched, on virtual GPUs if there are such options. Returns its exit
-    status; of one that a signal ended, 128 + the signal.
+    status; of one that a signal ended, 128 + the signal. `environment`: variables that it has besides;
+    `output`: a file for what it prints.
 
     Raises InputError for a command that does not exist or cannot be run, and for a folder that is taken or
     cannot be made.
     """
     if not command:
         raise InputError("there is no command. Write it after --: harness watch -- python train.py")
-    environment = dict(os.environ) if gpus is None else surroundings(gpus, os.environ)
+    given = {**os.environ, **(environment or {})}
+    environment = given if gpus is None else surroundings(gpus, given)
     program = shutil.which(command[0], path=environment.get("PATH"))
     if program is None:
         raise InputError(f"there is no command {command[0]}. Give a program on PATH, or its path.")
@@ -60,7 +70,8 @@ def run_watched(command: Sequence[str], steps: tuple[int, int], out: Path, gpus:
     before = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([str(STARTUP), *([before] if before else [])])
     try:
-        process = subprocess.Popen([program, *command[1:]], env=environment)
+        with nullcontext() if output is None else output.open("wb") as file:
+            process = subprocess.Popen([program, *command[1:]], env=environment, stdout=file, stderr=file)
     except OSError as error:
         with suppress(OSError):
             out.rmdir()  # if it is empty

@@ -156,3 +156,33 @@ def test_memory_that_runs_out_in_a_recorded_step_is_explained(name: str, tmp_pat
     assert done.stderr.split("emulated: one step by phase")[1].count(explained) == 1  # as the last words too
     section = section_of(read_run(tmp_path / "run"))
     assert any("the memory runs out in backward" in line for line in section.answer)
+
+
+def test_several_devices_and_the_largest_value_on_each(tmp_path: Path) -> None:
+    """A row of the batch is 8 GiB, and as much again as a gradient's temporary."""
+    (tmp_path / "train.py").write_text(
+        "import os, torch\n"
+        "weight = torch.nn.Linear(1024, 1024).cuda()\n"
+        "optimizer = torch.optim.SGD(weight.parameters())\n"
+        "rows = torch.ones(int(os.environ['BS']) * 2**20, 1024, device='cuda')\n"
+        "weight(rows).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    watch = [sys.executable, "-m", "harness", "watch", "--gpu", "rtx-4090,a100-40gb", "--fit", "BS=1..8"]
+    done = subprocess.run(
+        [*watch, "--out", "run", "--", sys.executable, "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    peaks = {
+        (gpu, rows): StepProfile.read(tmp_path / "run" / gpu / f"BS-{rows}" / "profile.json").memory
+        for gpu, rows in (("rtx-4090", 2), ("a100-40gb", 4))
+    }
+    assert "rtx-4090: the largest BS is 2: fits in the 23.64 GiB" in said
+    assert "a100-40gb: the largest BS is 4: fits in the 39.50 GiB" in said
+    for (_, rows), memory in peaks.items():
+        assert (memory.peak_allocated_bytes or 0) >= 2 * rows * 4 * GiB

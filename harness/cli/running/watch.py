@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import Track
+from harness.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +24,10 @@ Examples:
 
   harness watch --steps 10-12 --out here -- torchrun --nproc-per-node 2 train.py
 
-The exit status is the command's; 128 + the signal that ended it; 2 for bad input.
+  harness watch --gpu rtx-4090,h100 --fit BS=1..64 -- python train.py
+
+The exit status is the command's; 128 + the signal that ended it; 2 for bad input. With --fit or several \
+devices: 0, or 3 where one of them does not hold it, even with the least.
 """
 NOTHING = (
     "nothing was recorded. Where no process has said why: looked for steps in every Python process of the "
@@ -50,13 +54,25 @@ def watch(
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="Run on a virtual GPU, a device of the table, where no GPU is.", show_default=False
+            help="Run on a virtual GPU, a device of the table, where no GPU is; or on several, one after the "
+            "other: a100-80gb,h100.",
+            show_default=False,
         ),
     ] = None,
     gpus: Annotated[int, typer.Option(help="With --gpu: how many the program sees.")] = 1,
     track: Track = None,
+    fit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=LEAST..MOST",
+            help="Find the largest value that does not run out of memory, by doubling and halving: of an "
+            "environment variable that the program reads, or in the place of {NAME} or {} in the command.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run any training command and record where its bytes and milliseconds go."""
+    from harness.cli.running.watch_fit import watch_and_fit
     from harness.cli.terminal.terminal import Terminal, say
     from harness.run_folder import (
         new_path,
@@ -68,13 +84,21 @@ def watch(
     from harness.system import complain
     from harness.track import Tracking, tracker_names
     from harness.virtual_gpu import Options
-    from harness.watching import parse_steps, run_watched
+    from harness.watching import parse_steps, parse_values, run_watched
 
     name, people, trackers = _name(command), Terminal(stderr=True), tracker_names(track or [])
     folder, recorded = out or new_path(name), parse_steps(steps)
+    devices = [None] if gpu is None else [Options(each.strip(), gpus) for each in gpu.split(",")]
+    if fit is not None or len(devices) > 1:
+        if trackers:
+            raise InputError(
+                "--track follows one run of a program: leave it out with --fit and several --gpu."
+            )
+        values = None if fit is None else parse_values(fit)
+        raise typer.Exit(watch_and_fit(people, command, recorded, folder, devices, values))
     about = {"command": shlex.join(without_secrets(command))}
     with Tracking(trackers, folder, name, about, lambda words: say(people, words, whole=True)):
-        status = run_watched(command, recorded, folder, None if gpu is None else Options(gpu, gpus))
+        status = run_watched(command, recorded, folder, devices[0])
         ranks = profiles_of_ranks(folder)
         if ranks:  # before the trackers ask for it
             put_folder_together(folder, ranks, world_size_of(ranks), None)

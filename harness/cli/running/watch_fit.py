@@ -1,0 +1,119 @@
+"""`harness watch --fit BS=1..64`, and a program on several virtual GPUs: a table of tries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.cli.exit_status import OUT_OF_MEMORY
+from harness.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from harness.virtual_gpu import Options
+    from harness.watching import Try, Values
+
+
+def watch_and_fit(
+    people: Console,
+    command: Sequence[str],
+    steps: tuple[int, int],
+    folder: Path,
+    devices: Sequence[Options | None],
+    values: Values | None,
+) -> int:
+    """Try the command on every device, with the values of a range or as it is. Returns the exit status: 3
+    where a device holds none of them.
+    """
+    from harness.cli.terminal.terminal import print_table, say
+
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"--out {folder}: it is not empty. Give a new folder.")
+    sentences: list[str] = []
+    status = 0
+    for options in devices:
+        name = "this machine" if options is None else options.gpu
+        place = folder if options is None else folder / name
+        found = _tries(people, command, steps, place, options, values, name)
+        print_table(people, _table(name, found, values))
+        largest = max((one.value for one in found if one.fits), default=None)
+        status = status if largest is not None else OUT_OF_MEMORY
+        sentences.append(_sentence(name, found, values, largest))
+    for sentence in sentences:
+        say(people, sentence)
+    say(people, f"run folders: {folder}", whole=True)
+    return status
+
+
+def _tries(
+    people: Console,
+    command: Sequence[str],
+    steps: tuple[int, int],
+    folder: Path,
+    options: Options | None,
+    values: Values | None,
+    name: str,
+) -> list[Try]:
+    from harness.cli.terminal.terminal import say
+    from harness.watching import largest_that_fits, tried, with_value
+
+    if values is None:
+        return [tried(command, {}, 1, steps, folder, options)]
+    found: list[Try] = []
+
+    def fits(value: int) -> bool:
+        words, variables = with_value(command, values, value)
+        one = tried(words, variables, value, steps, folder / f"{values.name}-{value}", options)
+        found.append(one)
+        say(people, f"{name}, {values.name}={value}: {'fits' if one.fits else 'runs out of memory'}")
+        return one.fits
+
+    largest_that_fits(values, fits)
+    return sorted(found, key=lambda one: one.value)
+
+
+def _table(name: str, found: Sequence[Try], values: Values | None) -> Table:
+    from harness.cli.terminal.terminal import plain_table
+    from harness.units import in_gib, ms
+
+    table = plain_table()
+    table.title = name
+    times = any(one.profile and one.profile.step.time_s.median for one in found)
+    first = [] if values is None else [values.name]
+    headings = [*first, "", "peak", "reserved", "of the device", *(["step, ms"] if times else [])]
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number == len(first) else "right", no_wrap=True)
+    for one in found:
+        memory = None if one.profile is None else one.profile.memory
+        time_s = None if one.profile is None else one.profile.step.time_s.median
+        row = [] if values is None else [str(one.value)]
+        row += ["fits" if one.fits else "runs out"]
+        sizes = ("peak_allocated_bytes", "peak_reserved_bytes", "process_bytes")
+        row += [in_gib(getattr(memory, size, None)) for size in sizes]
+        table.add_row(*row, *([] if not times else ["-" if time_s is None else ms(time_s)]))
+    return table
+
+
+def _sentence(name: str, found: Sequence[Try], values: Values | None, largest: int | None) -> str:
+    from harness.step_profile import verdict
+    from harness.units import in_gib
+
+    best = next((one for one in found if one.value == largest), None)
+    if values is None:
+        profile = found[0].profile
+        return f"{name}: {verdict(profile) if profile else 'memory runs out before the first step'}"
+    if best is None:
+        return f"{name}: not even {values.name}={values.least} fits"
+    said = "" if best.profile is None else f": {verdict(best.profile)}"
+    text = f"{name}: the largest {values.name} is {largest}{said}"
+    if largest == values.most:
+        return f"{text}, and no larger one was to be tried"
+    beyond = next((one for one in found if one.value == best.value + 1), None)
+    if beyond is not None and beyond.profile is not None and beyond.profile.oom is not None:
+        oom = beyond.profile.oom
+        asked = "" if oom.requested_bytes is None else f", asking for {in_gib(oom.requested_bytes)}"
+        text += f". {beyond.value} runs out in {oom.phase}{asked}"
+    return text

@@ -1,0 +1,115 @@
+"""The largest value of something in a command with which it does not run out of memory, such as a batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.errors import InputError
+from harness.run_folder import profiles_of_ranks, put_folder_together, world_size_of
+from harness.step_profile import StepProfile
+from harness.virtual_gpu import Options
+from harness.watching.launch import run_watched
+
+OUTPUT = "output.txt"
+"""In a try's folder: what the command printed."""
+_SHORTAGE = re.compile(
+    rb"OutOfMemoryError|CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|can't allocate memory"
+)
+MOST_OF_OUTPUT = 2**24
+"""Bytes of its end in which a shortage is looked for that came before the first step."""
+
+
+class Values(NamedTuple):
+    """From `least` to `most`, of an environment variable, or in the place of {name} or {} in the command."""
+
+    name: str
+    least: int
+    most: int
+
+
+class Try(NamedTuple):
+    """The command once, with one value."""
+
+    value: int
+    profile: StepProfile | None
+    """None where no step began."""
+    fits: bool
+    folder: Path
+
+
+def parse_values(text: str) -> Values:
+    """BS=1..64. Raises InputError."""
+    match = re.fullmatch(r"([A-Za-z_]\w*)=(\d{1,9})\.\.(\d{1,9})", text, re.ASCII)
+    if match is None or not 1 <= int(match[2]) <= int(match[3]):
+        raise InputError(
+            f"--fit {text}: give a name and the values it may have, as in --fit BS=1..64. The name is that "
+            "of an environment variable which the program reads, or stands as {BS} in the command."
+        )
+    return Values(match[1], int(match[2]), int(match[3]))
+
+
+def with_value(command: Sequence[str], values: Values, value: int) -> tuple[list[str], dict[str, str]]:
+    """The command with this value, and the environment variables that say it."""
+    for place in (f"{{{values.name}}}", "{}"):
+        if any(place in word for word in command):
+            return [word.replace(place, str(value)) for word in command], {}
+    return list(command), {values.name: str(value)}
+
+
+def largest_that_fits(values: Values, fits: Callable[[int], bool]) -> int | None:
+    """The largest value for which `fits` is true, by doubling and then halving; None where none is.
+
+    It takes for granted that whatever is smaller than one that fits, fits.
+    """
+    known, value = None, values.least
+    while fits(value):
+        known = value
+        if value == values.most:
+            return known
+        value = min(2 * value, values.most)
+    if known is None:
+        return None
+    too_large = value
+    while too_large - known > 1:
+        middle = (known + too_large) // 2
+        if fits(middle):
+            known = middle
+        else:
+            too_large = middle
+    return known
+
+
+def tried(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    value: int,
+    steps: tuple[int, int],
+    folder: Path,
+    gpus: Options | None,
+) -> Try:
+    """The command watched, once. Raises InputError for one that ends otherwise than well or out of memory,
+    and as `run_watched` does.
+    """
+    output = folder / OUTPUT
+    status = run_watched(command, steps, folder, gpus, environment=environment, output=output)
+    ranks = profiles_of_ranks(folder)
+    if ranks:
+        put_folder_together(folder, ranks, world_size_of(ranks), None)
+    path = folder / "profile.json"
+    profile = StepProfile.read(path) if path.is_file() else None
+    ran_out = (profile is not None and profile.oom is not None) or (
+        status != 0 and _SHORTAGE.search(_end_of(output)) is not None
+    )
+    if not ran_out and (status != 0 or profile is None):
+        how = f"the command ended with status {status}" if status else "no step of a training was found"
+        raise InputError(f"with {value} {how}, and not out of memory. What it printed is in {output}.")
+    return Try(value, profile, not ran_out, folder)
+
+
+def _end_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - MOST_OF_OUTPUT))
+        return file.read()

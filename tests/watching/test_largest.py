@@ -1,0 +1,92 @@
+"""`harness watch --fit`: the largest value that does not run out of memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.errors import InputError
+from harness.watching.largest import Values, largest_that_fits, parse_values, with_value
+
+PROGRAM = """
+import os, sys
+import torch
+from torch import nn
+rows = int(os.environ.get("BS") or sys.argv[1])
+print("rows", rows)
+if rows == 9:
+    raise SystemExit("nothing of memory")
+model = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    model(torch.ones(2**57 if rows > 5 else rows, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 64, 100])
+def test_it_is_found_in_few_tries(most: int) -> None:
+    for largest in range(most + 3):
+        tries: list[int] = []
+
+        def fits(value: int, largest: int = largest, tries: list[int] = tries) -> bool:
+            tries.append(value)
+            return value <= largest
+
+        found = largest_that_fits(Values("BS", 1, most), fits)
+        assert found == (min(largest, most) or None)
+        assert len(tries) == len({*tries})
+        assert len(tries) <= 2 * most.bit_length() + 1
+        assert all(1 <= value <= most for value in tries)
+    assert largest_that_fits(Values("BS", 3, 3), lambda value: value <= 3) == 3
+
+
+def test_where_the_value_goes() -> None:
+    values = Values("BS", 1, 4)
+    assert with_value(["python", "t.py"], values, 3) == (["python", "t.py"], {"BS": "3"})
+    assert with_value(["t.py", "--rows={}"], values, 3) == (["t.py", "--rows=3"], {})
+    assert with_value(["t.py", "{}", "a{BS}b"], values, 3) == (["t.py", "{}", "a3b"], {})
+
+
+@pytest.mark.parametrize(
+    "text", ["BS", "BS=", "BS=1", "BS=0..4", "BS=4..1", "1..4", "B-S=1..4", "BS=1..x", "BS=-1..4"]
+)
+def test_what_is_refused(text: str) -> None:
+    assert parse_values("micro_batch=2..64") == Values("micro_batch", 2, 64)
+    with pytest.raises(InputError, match="as in --fit BS=1"):
+        parse_values(text)
+
+
+def watch(folder: Path, *words: str, status: int = 0) -> str:
+    (folder / "train.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "harness", "watch", "--steps", "1", "--out", "run", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    return " ".join(done.stderr.split())
+
+
+def test_a_program_by_a_variable(tmp_path: Path) -> None:
+    said = watch(tmp_path, "--fit", "BS=1..8", "--", sys.executable, "train.py")
+    tries = ["BS=1: fits", "BS=2: fits", "BS=4: fits", "BS=8: runs out of memory"]
+    tries += ["BS=6: runs out of memory", "BS=5: fits"]
+    assert all(f"this machine, {one}" in said for one in tries)
+    assert "this machine: the largest BS is 5: takes" in said
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {f"BS-{n}" for n in (1, 2, 4, 5, 6, 8)}
+    assert (tmp_path / "run/BS-5/output.txt").read_text() == "rows 5\n"
+    assert "is not empty" in watch(tmp_path, "--fit", "BS=1..8", "--", "true", status=2)
+
+
+def test_a_program_by_its_words(tmp_path: Path) -> None:
+    said = watch(tmp_path, "--fit", "rows=2..4", "--", sys.executable, "train.py", "{}")
+    assert "the largest rows is 4: takes" in said
+    assert "no larger one was to be tried" in said
+
+
+def test_none_fits_or_it_fails_otherwise(tmp_path: Path) -> None:
+    said = watch(tmp_path, "--fit", "BS=6..8", "--", sys.executable, "train.py", status=3)
+    assert "this machine: not even BS=6 fits" in said
+    said = watch(tmp_path, "--out", "other", "--fit", "BS=9..9", "--", sys.executable, "train.py", status=2)
+    assert "with 9 the command ended with status 1, and not out of memory" in said
