@@ -88,7 +88,7 @@ def dimensions(recipe: Recipe) -> dict[str, int]:
     if "H" in found and isinstance(heads, int):
         head = config.get("head_dim") or found["H"] // heads
         found |= {"Q": heads * head, "K": (config.get("num_key_value_heads") or heads) * head}
-    if recipe.adapter == "lora":
+    if not recipe.trains_base:
         found["R"] = recipe.lora_rank
     sizes = list(found.values())
     return {name: size for n, (name, size) in enumerate(found.items()) if size not in sizes[:n]}

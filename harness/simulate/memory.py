@@ -50,14 +50,15 @@ class SimulatedMemory(Recording):
 
     def placed(self, key: int, size_bytes: int) -> tuple[int, int]:
         """A block for `size_bytes`. Raises AllocatorOutOfMemory, and then stays as it is."""
+        requested = int(size_bytes)  # the log keeps the rule that a size may come from, and nothing else does
         try:
-            block = self._blocks[key] = self.allocator.malloc(size_bytes, self.stream)
+            block = self._blocks[key] = self.allocator.malloc(requested, self.stream)
         except AllocatorOutOfMemory:
             self.ended = True
             raise
         if self._logs:
             self.log.born(key, size_bytes, self.stream)
-        self._requested[self._last_event + 1] = size_bytes, self.stream
+        self._requested[self._last_event + 1] = requested, self.stream
         return block.address, block.size
 
     def died(self, key: int, size_bytes: int, on_host: bool) -> None:
