@@ -39,6 +39,12 @@ from harness.system.files import write_whole
 PARTS = ("products", "memory", "fp32", "attention", "links")
 ATTENTION = Path(__file__).with_name("attention.csv")
 MANY_BYTES = 1e6
+SUSTAINED_CLOCK = {
+    "8.0": (1200 / 1410, "A100 under load: github.com/liangan1/GPU_travel, performance/flash-attn"),
+    "9.0": (1575 / 1980, "computing and communicating: github.com/deepseek-ai/DeepGEMM/issues/120"),
+}
+"""By compute capability: the clock at the power limit over the one that kernels run at between pauses. A kernel
+that is measured alone does not show it; in a training step the device is at that limit."""
 USUAL_LAUNCH_US = 2.0
 """Of kernels that were measured with the time between launches: as vidur's smallest."""
 VIDUR, NEUSIGHT = "microsoft/vidur (MIT)", "trsharm25/NeuSight (MIT)"
@@ -349,6 +355,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         document["fp32_products" if part == "fp32" else part] = parts[part]()
     document["sources"] = [VIDUR, NEUSIGHT]
+    document["sustained_clock"] = {
+        name: {"fraction": round(fraction, 4), "source": source}
+        for name, (fraction, source) in SUSTAINED_CLOCK.items()
+    }
     names = {row.device for row in rows if not row.is_collective}
     document["measured_devices"] = sorted(found.name for found in map(device_of, names) if found)
     document["spread"] = spreads(document)

@@ -30,6 +30,7 @@ from harness.kernel_time.parameters import (
     fitted_memory,
     fitted_products,
     fp32_rate,
+    power_slowdown,
     spread,
 )
 from harness.kernel_time.products import Chip, product_s
@@ -204,8 +205,8 @@ def _product(name: str, key: Key, dtype: str, m: int, n: int, k: int, batch: int
         best = max(fitted["tiles"].values())
         fitted = {**fitted, "power_slowdown": 0.0}
         chip = chip._replace(flops_per_s=chip.flops_per_s * fp32_rate(hardware) / best)
-    elif calibration.sustained_clock is not None:
-        fitted = {**fitted, "power_slowdown": 1 / calibration.sustained_clock - 1}
+    elif sustained:
+        fitted = {**fitted, "power_slowdown": power_slowdown(hardware)}
     seconds = product_s(SCALARS, chip, fitted, m, n, k, batch, element_bytes=float(size), sustained=sustained)
     return max(seconds * calibration.product_scale, least)
 

@@ -56,6 +56,18 @@ def fitted_products(hardware: Hardware) -> Mapping[str, Any]:
     return of_architecture("products", hardware.datasheet.compute_capability)[1]["fitted"]
 
 
+def power_slowdown(hardware: Hardware) -> float:
+    """By how much products take longer than at the boost clock, when the device has been at work for long: as
+    its calibration says, as its architecture's clock was seen to fall, or at the least as was fitted."""
+    own = hardware.calibration.sustained_clock
+    if own is not None:
+        return 1 / own - 1
+    clocks, capability = document()["sustained_clock"], hardware.datasheet.compute_capability
+    name = capability if capability in clocks else LIKE_ARCHITECTURE.get(capability, "")
+    seen = 1 / clocks[name]["fraction"] - 1 if name in clocks else 0.0
+    return max(seen, fitted_products(hardware)["power_slowdown"])
+
+
 def fp32_rate(hardware: Hardware) -> float:
     """Share of fp32's peak that large products in fp32 reach: of the device, of its architecture, or the
     middle
