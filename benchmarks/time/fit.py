@@ -43,8 +43,8 @@ SUSTAINED_CLOCK = {
     "8.0": (1200 / 1410, "A100 under load: github.com/liangan1/GPU_travel, performance/flash-attn"),
     "9.0": (1575 / 1980, "computing and communicating: github.com/deepseek-ai/DeepGEMM/issues/120"),
 }
-"""By compute capability: the clock at the power limit over the one that kernels run at between pauses. A kernel
-that is measured alone does not show it; in a training step the device is at that limit."""
+"""By compute capability: the clock at the power limit over the one that kernels run at between pauses. A
+kernel that is measured alone does not show it; in a training step the device is at that limit."""
 USUAL_LAUNCH_US = 2.0
 """Of kernels that were measured with the time between launches: as vidur's smallest."""
 VIDUR, NEUSIGHT = "microsoft/vidur (MIT)", "trsharm25/NeuSight (MIT)"

@@ -72,7 +72,7 @@ def run_of(row: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Run |
         bool(row.get("gradient_checkpointing")),
         gathers_again=row.get("sharding", "FULL_SHARD") == "FULL_SHARD",
         network=node / 8,
-        early_stop=str(row.get("precision", "")).startswith("amp"),  # the name that Composer has had since 2.x
+        early_stop=str(row.get("precision", "")).startswith("amp"),  # the newer versions' name
         products_speedup=FP8_SPEEDUP if "fp8" in str(row.get("precision")) else 1.0,
     )
 

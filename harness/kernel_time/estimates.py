@@ -128,21 +128,22 @@ def collective(
         return 0.0
     groups = document()["links"]
     sent = wire_share(kind, ranks) * size_bytes
-    name, scale = (links, 1.0) if links in groups else _links(hardware, ranks_per_node)
+    name, together, scale = (links, str(ranks), 1.0) if links else _links(hardware, ranks_per_node)
     if ranks <= ranks_per_node:
-        together = str(ranks) if links or name != BRIDGE or scale >= 1 else "4"
         fitted = group_of(groups[name], kind, together)
         return wire_s({**fitted, "rate": fitted["rate"] * scale, "slower": fitted["slower"] / scale}, sent)
     if network is None:
         measured = groups[name] if _crosses(groups[name], kind) else groups[MEASURED_BETWEEN]
         return wire_s(group_of(measured, kind, f"{ranks}x{ranks_per_node}"), sent)
-    inside = group_of(groups[name], kind, str(ranks_per_node if ranks_per_node > 1 else 2))
+    inside = group_of(groups[name], kind, together if ranks_per_node > 1 else "2")
     rate = min(inside["rate"] * scale, network * ranks_per_node * REACHED.get(kind, REACHED["all_reduce"]))
     start = inside["start_us"] + START_A_NODE_US * -(-ranks // ranks_per_node)
     return max(wire_s({**inside, "rate": rate, "start_us": start}, sent), sent / (network * ranks_per_node))
 
 
 MEASURED_BETWEEN, BRIDGE = "nvswitch_8.0", "bridge_8.0"
+NO_PEERS = ("rtx-30", "rtx-40", "rtx-50")
+"""Cards whose driver lets none read another's memory over PCIe."""
 
 
 def _crosses(groups: Mapping[str, Any], kind: str) -> bool:
@@ -215,13 +216,17 @@ def _flat_bandwidth(hardware: Hardware) -> float:
     return hardware.memory_bandwidth * (hardware.calibration.memory_fraction or 1.0)
 
 
-def _links(hardware: Hardware, ranks: int) -> tuple[str, float]:
-    """The measured links that are most like those between `ranks` GPUs of one machine, and how many times as
-    fast the device's are by their datasheets. Bridges join pairs: more than two go over PCIe."""
+def _links(hardware: Hardware, ranks: int) -> tuple[str, str, float]:
+    """The measured links that are most like those between `ranks` GPUs of one machine, which number of ranks
+    was measured on them, and how many times as fast the device's are by their datasheets. Bridges join pairs:
+    more than two go over PCIe."""
     link, host = hardware.datasheet.gpu_link.value, hardware.datasheet.host_link.value
     if link >= 200e9:
         newer = float(hardware.datasheet.compute_capability) >= 9
-        return ("nvswitch_9.0", link / 450e9) if newer else ("nvswitch_8.0", link / 300e9)
+        name, measured = ("nvswitch_9.0", 450e9) if newer else ("nvswitch_8.0", 300e9)
+        return name, str(ranks), link / measured
     if link > host and ranks == 2:
-        return BRIDGE, link / 300e9
-    return BRIDGE, host / PCIE_MEASURED
+        return BRIDGE, "2", link / 300e9
+    if hardware.name.startswith(NO_PEERS):  # GeForce: through the host's memory
+        return "pcie", "2", 1.0
+    return BRIDGE, "4", host / PCIE_MEASURED
