@@ -35,7 +35,7 @@ def seconds_of(row: KernelRow) -> float | None:
         links = MACHINES.get(row.device.lower())
         return collective(hardware, row.kernel, row.size_bytes, row.ranks, row.ranks_per_node, links=links)
     if row.is_product:
-        return product(hardware, "fp16", row.m, row.n, row.k, sustained=False)
+        return product(hardware, "fp16", row.m, row.n, row.k, sustained=False, quiet=row.is_quiet)
     return memory(hardware, KINDS.get(row.kernel, "elementwise"), row.size_bytes)
 
 

@@ -53,15 +53,24 @@ def chip_of(hardware: Hardware, dtype: str) -> Chip:
 
 
 def product(
-    hardware: Hardware, dtype: str, m: int, n: int, k: int, batch: int = 1, *, sustained: bool = True
+    hardware: Hardware,
+    dtype: str,
+    m: int,
+    n: int,
+    k: int,
+    batch: int = 1,
+    *,
+    sustained: bool = True,
+    quiet: bool = False,
 ) -> float:
     """Seconds of `batch` products of m x k and k x n in `dtype` (bf16, fp16, fp32), accumulated in fp32.
+    `quiet`: one factor is nearly all zeros.
 
     Raises InputError for a dtype that the device does not compute in.
     """
     if min(m, n, k, batch) < 1:
         return 0.0
-    return _product(hardware.name, Key(hardware), dtype, m, n, k, batch, sustained)
+    return _product(Key(hardware), dtype, m, n, k, batch, sustained, quiet)
 
 
 def attention(
@@ -189,7 +198,7 @@ class Key:
 
 
 @lru_cache(maxsize=65536)
-def _product(name: str, key: Key, dtype: str, m: int, n: int, k: int, batch: int, sustained: bool) -> float:
+def _product(key: Key, dtype: str, m: int, n: int, k: int, batch: int, sustained: bool, quiet: bool) -> float:
     hardware = key.hardware
     calibration = hardware.calibration
     size = 4 if dtype == "fp32" else 2
@@ -208,7 +217,8 @@ def _product(name: str, key: Key, dtype: str, m: int, n: int, k: int, batch: int
         chip = chip._replace(flops_per_s=chip.flops_per_s * fp32_rate(hardware) / best)
     elif sustained:
         fitted = {**fitted, "power_slowdown": power_slowdown(hardware)}
-    seconds = product_s(SCALARS, chip, fitted, m, n, k, batch, element_bytes=float(size), sustained=sustained)
+    how: dict[str, Any] = {"element_bytes": float(size), "sustained": sustained, "quiet": float(quiet)}
+    seconds = product_s(SCALARS, chip, fitted, m, n, k, batch, **how)
     return max(seconds * calibration.product_scale, least)
 
 
