@@ -5,7 +5,7 @@ value, attention, its projection, layer norm, an MLP of 4 x hidden with GELU, no
 the embedding's weights are the head's; fused AdamW; FSDP1 with a unit for each block and one for the rest,
 weights gathered and gradients summed in 16 bit, one unit gathered ahead. It is what harness/simulate would
 see operator by operator, written down by shape, for a run of 48 blocks on 512 GPUs takes it half a minute and
-this a hundredth of a second. tests/benchmarks/time holds it against harness/simulate on one GPU.
+this a hundredth of a second. tests/benchmarks/test_time.py holds it against harness/simulate.
 """
 
 from __future__ import annotations
