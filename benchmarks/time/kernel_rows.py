@@ -54,7 +54,8 @@ class KernelRow:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether one factor is nearly all zeros. The profiles have weights of 1e-3 and less, so that what the
+        """Whether one factor is nearly all zeros. The profiles have weights of 1e-3 and less, so that what
+        the
         second product of an MLP is given, a product of two such numbers, vanishes in fp16."""
         return self.kernel.startswith("mlp_down")
 

@@ -19,11 +19,16 @@ from harness.kernel_time.estimates import (
 )
 from harness.kernel_time.fused_attention import attention_flops
 from harness.kernel_time.parameters import Spread, is_measured, where_from
+from harness.kernel_time.trace import Adjusted, Seen, Trace, adjust, read_trace
 from harness.kernel_time.works import time_of
 
 __all__ = [
+    "Adjusted",
     "KernelKind",
+    "Seen",
     "Spread",
+    "Trace",
+    "adjust",
     "attention",
     "attention_flops",
     "bound_s",
@@ -32,6 +37,7 @@ __all__ = [
     "memory",
     "product",
     "range_of",
+    "read_trace",
     "time_of",
     "transfer",
     "where_from",

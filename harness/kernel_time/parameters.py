@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from harness.hardware import Hardware
@@ -51,6 +50,11 @@ def of_architecture(part: str, capability: str) -> tuple[str, Mapping[str, Any]]
     return name, known[name]
 
 
+def _middle(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
 def fitted_products(hardware: Hardware) -> Mapping[str, Any]:
     """Of products in 16 bit."""
     return of_architecture("products", hardware.datasheet.compute_capability)[1]["fitted"]
@@ -76,7 +80,7 @@ def fp32_rate(hardware: Hardware) -> float:
     for name in (hardware.name, hardware.datasheet.compute_capability):
         if name in found:
             return found[name]["rate"]
-    return median(each["rate"] for name, each in found.items() if name[0].isdigit())
+    return _middle([each["rate"] for name, each in found.items() if name[0].isdigit()])
 
 
 @lru_cache(maxsize=1024)
