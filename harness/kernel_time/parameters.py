@@ -99,7 +99,7 @@ def fitted_memory(capability: str, kind: str) -> Mapping[str, float]:
         for other in elsewhere
         if kind in other and "elementwise" in other
     ]
-    slower = min(1.0, median(rates)) if rates else 1.0
+    slower = min(1.0, _middle(rates)) if rates else 1.0
     return {**plain, "rate": plain["rate"] * slower, "l2_rate": plain["l2_rate"] * slower}
 
 
