@@ -25,11 +25,14 @@ from harness.kernel_time.memory_kernels import memory_s
 from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import (
     Spread,
+    at_half_rate,
+    attention_architecture,
     document,
     fitted_attention,
     fitted_memory,
     fitted_products,
     fp32_rate,
+    is_half_rate,
     power_slowdown,
     spread,
 )
@@ -86,6 +89,7 @@ def attention(
     causal: bool,
     dtype: str = "bf16",
     bytes_moved: float = 0.0,
+    sustained: bool = True,
 ) -> float:
     """Seconds of one call of a fused kernel: flash2, flash3, cudnn or efficient; lengths of query and
     keys."""
@@ -97,8 +101,10 @@ def attention(
         whole = attention_flops(batch, heads, query, keys, head_dim, causal=False, direction=direction)
         rate = hardware.peak_flops(dtype) * calibration.attention_fraction
         return max(whole / rate, bytes_moved / _flat_bandwidth(hardware))
-    fitted = fitted_attention(hardware.datasheet.compute_capability, kernel, direction)
-    seconds = attention_s(fitted, hardware.peak_flops(dtype), flops, keys, head_dim, causal=causal)
+    fitted = fitted_attention(attention_architecture(hardware), kernel, direction)
+    slowdown = power_slowdown(hardware) if sustained else 0.0
+    peak = hardware.peak_flops(dtype)
+    seconds = attention_s(fitted, peak, flops, keys, head_dim, causal=causal, slowdown=slowdown)
     seconds *= calibration.attention_scale
     launch_s = fitted_memory(hardware.datasheet.compute_capability, "elementwise")["launch_us"] * 1e-6
     return max(seconds + launch_s, bound_s(hardware, flops, bytes_moved, dtype))
@@ -211,6 +217,8 @@ def _product(key: Key, dtype: str, m: int, n: int, k: int, batch: int, sustained
         return max(flops / (hardware.peak_flops(dtype) * flat), moved / _flat_bandwidth(hardware))
     fitted = fitted_products(hardware)
     chip = chip_of(hardware, dtype)
+    if is_half_rate(hardware):
+        fitted = at_half_rate(fitted)
     if dtype == "fp32":  # on plain cores, not on tensor cores: the tiles' waves are the same, the rate is not
         best = max(fitted["tiles"].values())
         fitted = {**fitted, "power_slowdown": 0.0}

@@ -60,6 +60,34 @@ def fitted_products(hardware: Hardware) -> Mapping[str, Any]:
     return of_architecture("products", hardware.datasheet.compute_capability)[1]["fitted"]
 
 
+HALF_RATE = 3.0
+"""16-bit FLOP/s over those of fp32: GeForce cards add up in fp32 at half of the rate of the professional ones
+with the same chip, which is 2 times that of fp32 and not 4."""
+
+
+def is_half_rate(hardware: Hardware) -> bool:
+    """Whether tensor cores that add up in fp32 are halved, as in GeForce cards since the GA102."""
+    flops = hardware.datasheet.flops
+    return flops["fp16"].value / flops["fp32"].value < HALF_RATE
+
+
+def at_half_rate(fitted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Parameters of products where the tensor cores are halved and nothing else is: what a tile takes beside
+    its multiply-adds is half as much of its time."""
+    return {**fitted, "tiles": {name: 2 * rate / (1 + rate) for name, rate in fitted["tiles"].items()}}
+
+
+def attention_architecture(hardware: Hardware) -> str:
+    """Whose rates attention has: of cards with GDDR memory those of an RTX 4090 where the tensor cores are
+    halved, and otherwise those of an RTX A5000."""
+    capability = hardware.datasheet.compute_capability
+    if capability in document()["attention"] or LIKE_ARCHITECTURE.get(capability) == "8.6":
+        if is_half_rate(hardware):
+            return "8.9"
+        return "8.6" if capability in ("7.5", "8.6", "8.9", "12.0") else capability
+    return capability
+
+
 def power_slowdown(hardware: Hardware) -> float:
     """By how much products take longer than at the boost clock, when the device has been at work for long: as
     its calibration says, as its architecture's clock was seen to fall, or at the least as was fitted."""
