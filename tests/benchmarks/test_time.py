@@ -87,13 +87,14 @@ def test_devices_by_the_names_of_files(name, device) -> None:
 def test_runs_and_their_errors(tmp_path, capsys) -> None:
     file = tmp_path / "runs.json"
     rows = [ROW, {**ROW, "id": "r/2", "model": "unheard-of"}, {**ROW, "id": "r/3", "gpu": "TPU"}]
+    rows += [{**ROW, "id": "r/4", "batch_per_gpu": None}, {**ROW, "id": "r/5", "tokens_per_s_per_gpu": None}]
     file.write_text(json.dumps({"rows": rows, "shapes": {"mpt-125m": [768, 12, 12]}}))
     runs.main([str(file), "--json"])
     document = json.loads(capsys.readouterr().out)
     first, *others = document["rows"]
     assert abs(first["error"]) < 0.2
     assert first["from"] < first["estimated"] < first["to"]
-    assert [row["error"] for row in others] == [None, None]
+    assert [row["error"] for row in others] == [None, None, None]
     runs.main([str(file), "--every", "2"])
     assert "r/2" not in capsys.readouterr().out
 
