@@ -34,9 +34,9 @@ CHARTS = ("timeline", "phases", "roofline", "answers")
 """Of the report, those that the guide shows."""
 INTRODUCTION = """\
 Each section has the command that made its figure and its numbers. `harness sweep` simulates the training step
-on shape-only tensors for an H100: bytes are what PyTorch's allocator would count, times are a roofline with
-guessed efficiencies ([the four answers](answers.md)), so read their ratios. Bars show the bytes live
-at the peak of a step, by what they are; tokens per second count padding too."""
+on shape-only tensors for an H100: bytes are what PyTorch's allocator would count, times are estimated kernel
+by kernel ([where the time goes](time.md)), with a range. Bars show the bytes live at the peak of a step, by
+what they are; tokens per second count padding too."""
 
 
 def main(again: bool) -> None:

@@ -34,6 +34,7 @@ START: dict[str, float] = {
     "split_us": 0.5,
     "l2_share": 0.5,
     "choice": 30.0,
+    "quiet": 1.0,
 }
 START_RATE = 0.7
 FEWEST_ROWS, SCORED_ROWS = 32, 128
@@ -86,7 +87,8 @@ def _vector(fitted: Mapping[str, Any] | None) -> torch.Tensor:
 def estimate(device: Chip, rows: Sequence[KernelRow], fitted: Mapping[str, Any]) -> torch.Tensor:
     """Seconds of many products at once, measured alone as these are."""
     m, n, k = (_tensor([float(getattr(row, name)) for row in rows]) for name in "mnk")
-    seconds = product_s(Tensors(), device, fitted, m, n, k, 1.0)
+    quiet = _tensor([float(row.is_quiet) for row in rows])
+    seconds = product_s(Tensors(), device, fitted, m, n, k, 1.0, quiet=quiet)
     flops = 2 * m * n * k / device.flops_per_s
     moved = 2 * (m * n + n * k + m * k) / device.bytes_per_s
     return torch.maximum(seconds, torch.maximum(flops, moved))

@@ -1,8 +1,10 @@
 """Files of measured kernels, as rows that the room for time can estimate.
 
-Two forms: `device,kernel,m,n,k,bytes,median_ms` (products of m tokens, n outputs, k inputs in fp16, and
+Three forms: `device,kernel,m,n,k,bytes,median_ms` (products of m tokens, n outputs, k inputs in fp16, and
 kernels that wait for memory, with their bytes), and
-`machine,collective,ranks,devices_per_node,bytes,median_ms`.
+`machine,collective,ranks,devices_per_node,bytes,median_ms`; and
+fused attention, `device,kernel,direction,batch,heads,seq_len,head_dim,causal,tflops,source`, of which half of
+the square counts under a causal mask.
 """
 
 from __future__ import annotations
@@ -14,9 +16,13 @@ from pathlib import Path
 
 from harness.errors import InputError
 from harness.hardware.hardware import Hardware, find_hardware, hardware_names
+from harness.kernel_time import attention_flops
+from harness.kernel_time.fused_attention import Direction
 
 DEVICES = {"a100": "a100-80gb", "h100": "h100", "a40": "a40", "a10": "a10g", "v100": "v100-32gb"}
 """Names of devices that the files shorten."""
+AT_THE_LIMIT = "(at the power limit)"
+"""In the source of a row that was measured under a load that lowers the clock, and says so."""
 KINDS = {
     "add": "elementwise",
     "mlp_act": "gated_vllm",
@@ -47,10 +53,21 @@ class KernelRow:
     size_bytes: float = 0.0
     ranks: int = 0
     ranks_per_node: int = 0
+    attention: tuple[str, Direction, bool, tuple[int, int, int, int, int]] | None = None
+    """Kernel, direction, causal or not; batch, heads, query and key length, head size."""
+    at_the_limit: bool = False
+    """Whether the source says that the load had lowered the clock."""
 
     @property
     def is_product(self) -> bool:
         return self.n > 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether one factor is nearly all zeros. The profiles have weights of 1e-3 and less, so that what
+        the
+        second product of an MLP is given, a product of two such numbers, vanishes in fp16."""
+        return self.kernel.startswith("mlp_down")
 
     @property
     def is_collective(self) -> bool:
@@ -66,6 +83,8 @@ def read_rows(file: Path) -> list[KernelRow]:
             fields = {*(reader.fieldnames or ())}
             if {"machine", "collective", "ranks", "bytes", "median_ms"} <= fields:
                 return [*filter(None, map(_collective, reader))]
+            if {"device", "kernel", "direction", "seq_len", "head_dim", "tflops"} <= fields:
+                return [*filter(None, map(_attention, reader))]
             if {"device", "kernel", "median_ms"} <= fields:
                 return [*filter(None, map(_kernel, reader))]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -104,6 +123,26 @@ def _collective(row: dict[str, str]) -> KernelRow | None:
         size_bytes=_number(row["bytes"]),
         ranks=ranks,
         ranks_per_node=per_node,
+    )
+
+
+def _attention(row: dict[str, str]) -> KernelRow | None:
+    length, size = int(_number(row["seq_len"])), int(_number(row["head_dim"]))
+    batch, heads = (int(_number(row.get(name))) or 1 for name in ("batch", "heads"))
+    causal = row.get("causal", "0").lower() in ("1", "true")
+    direction: Direction = "backward" if row["direction"].startswith("b") else "forward"
+    shape = batch, heads, length, length, size
+    flops = attention_flops(*shape, causal=causal, direction=direction)
+    reached = _number(row["tflops"]) * 1e12
+    if flops <= 0 or reached <= 0:
+        return None
+    about = row["kernel"], direction, causal, shape
+    return KernelRow(
+        row["device"],
+        f"{row['kernel']} {direction}",
+        flops / reached,
+        attention=about,
+        at_the_limit=AT_THE_LIMIT in row.get("source", ""),
     )
 
 

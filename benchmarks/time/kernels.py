@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.time.kernel_rows import KINDS, MACHINES, KernelRow, device_of, read_rows
 from harness.errors import HarnessError
-from harness.kernel_time import collective, memory, product
+from harness.kernel_time import attention, collective, memory, product
 
 MANY_ROWS, MANY_BYTES = 128, 1e6
 
@@ -34,13 +34,25 @@ def seconds_of(row: KernelRow) -> float | None:
     if row.is_collective:
         links = MACHINES.get(row.device.lower())
         return collective(hardware, row.kernel, row.size_bytes, row.ranks, row.ranks_per_node, links=links)
+    if row.attention is not None:
+        kernel, direction, causal, shape = row.attention
+        how = {"causal": causal, "dtype": "fp16", "sustained": row.at_the_limit}
+        return attention(hardware, kernel, direction, *shape, **how)  # type: ignore[arg-type]
     if row.is_product:
-        return product(hardware, "fp16", row.m, row.n, row.k, sustained=False)
+        return product(hardware, "fp16", row.m, row.n, row.k, sustained=False, quiet=row.is_quiet)
     return memory(hardware, KINDS.get(row.kernel, "elementwise"), row.size_bytes)
+
+
+def _whole(row: KernelRow) -> str:
+    if row.attention is not None:
+        return "attention"
+    return "products" if row.is_product else "collectives" if row.is_collective else "elementwise"
 
 
 def is_small(row: KernelRow) -> bool:
     """Whether little of a step is made of such kernels."""
+    if row.attention is not None:
+        return False
     return row.m < MANY_ROWS if row.is_product else row.size_bytes <= MANY_BYTES
 
 
@@ -57,7 +69,7 @@ def errors(rows: Sequence[KernelRow]) -> list[dict[str, Any]]:
         off = abs(seconds / row.seconds - 1)
         small = ", small" if is_small(row) else ""
         groups[row.device, row.kernel + small].append(off)
-        whole = "products" if row.is_product else "collectives" if row.is_collective else "elementwise"
+        whole = _whole(row)
         groups[row.device, f"all {whole}{small}"].append(off)
     found = [_summary(*key, offs) for key, offs in sorted(groups.items(), key=_order)]
     return found + [

@@ -5,7 +5,7 @@ value, attention, its projection, layer norm, an MLP of 4 x hidden with GELU, no
 the embedding's weights are the head's; fused AdamW; FSDP1 with a unit for each block and one for the rest,
 weights gathered and gradients summed in 16 bit, one unit gathered ahead. It is what harness/simulate would
 see operator by operator, written down by shape, for a run of 48 blocks on 512 GPUs takes it half a minute and
-this a hundredth of a second. tests/benchmarks/time holds it against harness/simulate on one GPU.
+this a hundredth of a second. tests/benchmarks/test_time.py holds it against harness/simulate.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ class Run:
     """Bytes/s that each GPU sends to other machines."""
     attention: str = "flash1"
     """FlashAttention, of which the Triton attention of those days was a port."""
+    early_stop: bool = True
+    """Whether recomputing a block ends with what backward needs last, as PyTorch's does since 2.1: its last
+    product is not run again."""
     products_speedup: float = 1.0
     """Of products in fp8: how many times the rate of 16 bit."""
 
@@ -135,6 +138,15 @@ class Step:
         return kernels
 
     @cached_property
+    def block_again(self) -> Kernels:
+        """The forward pass of a block, recomputed in backward."""
+        d, kernels = self.run.shape.hidden, Kernels()
+        kernels.seconds.update(self.block_forward.seconds)
+        if self.run.early_stop:
+            kernels.add("product", -self._product(self.tokens, d, 4 * d))
+        return kernels
+
+    @cached_property
     def block_backward(self) -> Kernels:
         d, kernels = self.run.shape.hidden, Kernels()
         for n, k in ((3 * d, d), (d, d), (4 * d, d), (d, 4 * d)):
@@ -183,6 +195,18 @@ class Step:
         kernels.add("memory", memory(self.hardware, "copy", (FULL_WIDTH + WIDTH) * mine))
         return kernels
 
+    def _flattened(self, parameters: float) -> Kernels:
+        """FSDP1: gradients of a unit are copied end to end into one, as autograd takes back its views."""
+        kernels = Kernels()
+        kernels.add("memory", memory(self.hardware, "copy", 2 * WIDTH * parameters))
+        return kernels
+
+    def _scattered(self, parameters: float) -> float:
+        """Seconds in which a unit's gradient is divided by what keeps sums in range, beside compute, and
+        then summed."""
+        divided_s = memory(self.hardware, "elementwise", 2 * WIDTH * parameters)
+        return divided_s + self._collective("reduce_scatter", parameters)
+
     def _collective(self, kind: str, parameters: float) -> float:
         gpus = self.run.gpus
         together = min(gpus, GPUS_PER_NODE)
@@ -194,9 +218,11 @@ class Step:
         run, shape = self.run, self.run.shape
         busy: dict[KernelKind, float] = defaultdict(float)
         gather = self._collective("all_gather", shape.block_parameters)
-        scatter = self._collective("reduce_scatter", shape.block_parameters)
+        scatter = self._scattered(shape.block_parameters)
+        flat = self._flattened(shape.block_parameters)
+        flat_rest = self._flattened(shape.other_parameters)
         gather_rest = self._collective("all_gather", shape.other_parameters)
-        scatter_rest = self._collective("reduce_scatter", shape.other_parameters)
+        scatter_rest = self._scattered(shape.other_parameters)
         computes = talks = 0.0
         for _ in range(max(1, run.micro_batches)):
             ended = [computes, computes]
@@ -211,17 +237,21 @@ class Step:
             for _layer in range(shape.layers):
                 ready = talks
                 talks += again  # of the block before, ahead
-                computes = max(computes, ready) + self.block_backward.total
+                computes = max(computes, ready) + self.block_backward.total + flat.total
                 if run.checkpointing:
-                    computes += self.block_forward.total
+                    computes += self.block_again.total
                 talks = max(talks, computes) + scatter
+            computes += flat_rest.total
             talks = max(talks, computes) + scatter_rest
         seconds = max(computes, talks) + self.optimizer.total
         times = max(1, run.micro_batches)
         blocks = times * shape.layers
         pieces = (
-            (self.block_forward, blocks * (2 if run.checkpointing else 1)),
+            (self.block_forward, blocks),
+            (self.block_again, blocks if run.checkpointing else 0),
             (self.block_backward, blocks),
+            (flat, blocks),
+            (flat_rest, times),
             (self.head_forward, times),
             (self.head_backward, times),
             (self.optimizer, 1),

@@ -72,13 +72,17 @@ def run_of(row: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Run |
         bool(row.get("gradient_checkpointing")),
         gathers_again=row.get("sharding", "FULL_SHARD") == "FULL_SHARD",
         network=node / 8,
+        early_stop=str(row.get("precision", "")).startswith("amp"),  # the newer versions' name
         products_speedup=FP8_SPEEDUP if "fp8" in str(row.get("precision")) else 1.0,
     )
 
 
 def estimated(row: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> tuple[Run, Estimate] | None:
-    """The run of a row and its step; None where the device or the model is not known."""
-    hardware, run = device_of(row["gpu"]), run_of(row, shapes)
+    """The run of a row and its step; None where the device, the model or a number of it is not known."""
+    try:
+        hardware, run = device_of(row["gpu"]), run_of(row, shapes)
+    except (KeyError, TypeError, ValueError):  # a number that the source does not give
+        return None
     if hardware is None or run is None:
         return None
     return run, Step(run, hardware).estimate()
@@ -89,6 +93,8 @@ def compare(document: Mapping[str, Any], every: int = 1) -> list[dict[str, Any]]
     shapes = document.get("shapes") or {}
     found = []
     for row in document["rows"][::every]:
+        if not row.get("tokens_per_s_per_gpu"):
+            continue
         made = estimated(row, shapes)
         about = {name: row.get(name) for name in ("id", "model", "gpu", "gpus", "seq_len", "precision")}
         about |= {"checkpointing": row.get("gradient_checkpointing")}
@@ -159,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         line = f"{row['id']:22}{row['model']:10}{row['gpu']:11}{row['gpus']:5}{row['seq_len']:8}"
         line += f"{row['measured']:10,.0f}"
         if row["error"] is None:
-            print(line + "  the device or the model is not known")
+            print(line + "  the device, the model or a number is not known")
             continue
         print(line + f"{row['estimated']:11,.0f}{row['from']:10,.0f}{row['to']:10,.0f}{row['error']:+8.1%}")
     print("\nerrors of tokens a second and GPU (middle: with their sign)")

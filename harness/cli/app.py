@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from harness.cli.estimates import fit, formula, hardware, napkin, recipes, shard, simulate
+from harness.cli.estimates import calibrate, fit, formula, hardware, napkin, recipes, shard, simulate
 from harness.cli.exit_status import INTERRUPTED
 from harness.cli.running import checkpoint, doctor, emulate, run, sweep, validate, watch
 from harness.cli.showing import diff, mcp, report, serve, snapshot
@@ -60,6 +60,7 @@ app.command(epilog=napkin.EXAMPLES)(napkin.napkin)
 app.command(epilog=formula.EXAMPLES)(formula.formula)
 app.command(epilog=fit.EXAMPLES)(fit.fit)
 app.command(epilog=hardware.EXAMPLES)(hardware.hardware)
+app.command(epilog=calibrate.EXAMPLES)(calibrate.calibrate)
 app.command(epilog=shard.EXAMPLES)(shard.shard)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=simulate.EXAMPLES)(simulate.simulate)

@@ -91,8 +91,8 @@ class Calibration(BaseModel):
     memory_scale: Annotated[float, Field(gt=0)] = 1.0
     """The same of kernels that wait for memory."""
     sustained_clock: Achieved | None = None
-    """Of the boost clock, what long products keep at the power limit; null: as fitted for the
-    architecture."""
+    """Of the boost clock, what long products keep at the power limit; null: as seen on
+    the architecture."""
     host_link_fraction: Achieved = 0.8
     """Of the host link, pinned memory. A guess: about 25 of PCIe 4.0's 31.5 GB/s."""
     host_memory_bandwidth: Annotated[float, Field(gt=0)] = 50e9

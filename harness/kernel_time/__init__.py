@@ -20,4 +20,5 @@ from harness.kernel_time.estimates import (
 )
 from harness.kernel_time.fused_attention import attention_flops
 from harness.kernel_time.parameters import Spread, is_measured, where_from
+from harness.kernel_time.trace import Adjusted, Seen, Trace, adjust, read_trace
 from harness.kernel_time.works import time_of

@@ -25,11 +25,15 @@ from harness.kernel_time.memory_kernels import memory_s
 from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import (
     Spread,
+    at_half_rate,
+    attention_architecture,
     document,
     fitted_attention,
     fitted_memory,
     fitted_products,
     fp32_rate,
+    is_half_rate,
+    power_slowdown,
     spread,
 )
 from harness.kernel_time.products import Chip, product_s
@@ -52,15 +56,24 @@ def chip_of(hardware: Hardware, dtype: str) -> Chip:
 
 
 def product(
-    hardware: Hardware, dtype: str, m: int, n: int, k: int, batch: int = 1, *, sustained: bool = True
+    hardware: Hardware,
+    dtype: str,
+    m: int,
+    n: int,
+    k: int,
+    batch: int = 1,
+    *,
+    sustained: bool = True,
+    quiet: bool = False,
 ) -> float:
     """Seconds of `batch` products of m x k and k x n in `dtype` (bf16, fp16, fp32), accumulated in fp32.
+    `quiet`: one factor is nearly all zeros.
 
     Raises InputError for a dtype that the device does not compute in.
     """
     if min(m, n, k, batch) < 1:
         return 0.0
-    return _product(hardware.name, Key(hardware), dtype, m, n, k, batch, sustained)
+    return _product(Key(hardware), dtype, m, n, k, batch, sustained, quiet)
 
 
 def attention(
@@ -76,6 +89,7 @@ def attention(
     causal: bool,
     dtype: str = "bf16",
     bytes_moved: float = 0.0,
+    sustained: bool = True,
 ) -> float:
     """Seconds of one call of a fused kernel: flash2, flash3, cudnn or efficient; lengths of query and
     keys."""
@@ -87,8 +101,10 @@ def attention(
         whole = attention_flops(batch, heads, query, keys, head_dim, causal=False, direction=direction)
         rate = hardware.peak_flops(dtype) * calibration.attention_fraction
         return max(whole / rate, bytes_moved / _flat_bandwidth(hardware))
-    fitted = fitted_attention(hardware.datasheet.compute_capability, kernel, direction)
-    seconds = attention_s(fitted, hardware.peak_flops(dtype), flops, keys, head_dim, causal=causal)
+    fitted = fitted_attention(attention_architecture(hardware), kernel, direction)
+    slowdown = power_slowdown(hardware) if sustained else 0.0
+    peak = hardware.peak_flops(dtype)
+    seconds = attention_s(fitted, peak, flops, keys, head_dim, causal=causal, slowdown=slowdown)
     seconds *= calibration.attention_scale
     launch_s = fitted_memory(hardware.datasheet.compute_capability, "elementwise")["launch_us"] * 1e-6
     return max(seconds + launch_s, bound_s(hardware, flops, bytes_moved, dtype))
@@ -127,21 +143,22 @@ def collective(
         return 0.0
     groups = document()["links"]
     sent = wire_share(kind, ranks) * size_bytes
-    name, scale = (links, 1.0) if links in groups else _links(hardware, ranks_per_node)
+    name, together, scale = (links, str(ranks), 1.0) if links else _links(hardware, ranks_per_node)
     if ranks <= ranks_per_node:
-        together = str(ranks) if links or name != BRIDGE or scale >= 1 else "4"
         fitted = group_of(groups[name], kind, together)
         return wire_s({**fitted, "rate": fitted["rate"] * scale, "slower": fitted["slower"] / scale}, sent)
     if network is None:
         measured = groups[name] if _crosses(groups[name], kind) else groups[MEASURED_BETWEEN]
         return wire_s(group_of(measured, kind, f"{ranks}x{ranks_per_node}"), sent)
-    inside = group_of(groups[name], kind, str(ranks_per_node if ranks_per_node > 1 else 2))
+    inside = group_of(groups[name], kind, together if ranks_per_node > 1 else "2")
     rate = min(inside["rate"] * scale, network * ranks_per_node * REACHED.get(kind, REACHED["all_reduce"]))
     start = inside["start_us"] + START_A_NODE_US * -(-ranks // ranks_per_node)
     return max(wire_s({**inside, "rate": rate, "start_us": start}, sent), sent / (network * ranks_per_node))
 
 
 MEASURED_BETWEEN, BRIDGE = "nvswitch_8.0", "bridge_8.0"
+NO_PEERS = ("rtx-30", "rtx-40", "rtx-50")
+"""Cards whose driver lets none read another's memory over PCIe."""
 
 
 def _crosses(groups: Mapping[str, Any], kind: str) -> bool:
@@ -187,7 +204,7 @@ class Key:
 
 
 @lru_cache(maxsize=65536)
-def _product(name: str, key: Key, dtype: str, m: int, n: int, k: int, batch: int, sustained: bool) -> float:
+def _product(key: Key, dtype: str, m: int, n: int, k: int, batch: int, sustained: bool, quiet: bool) -> float:
     hardware = key.hardware
     calibration = hardware.calibration
     size = 4 if dtype == "fp32" else 2
@@ -200,13 +217,16 @@ def _product(name: str, key: Key, dtype: str, m: int, n: int, k: int, batch: int
         return max(flops / (hardware.peak_flops(dtype) * flat), moved / _flat_bandwidth(hardware))
     fitted = fitted_products(hardware)
     chip = chip_of(hardware, dtype)
+    if is_half_rate(hardware):
+        fitted = at_half_rate(fitted)
     if dtype == "fp32":  # on plain cores, not on tensor cores: the tiles' waves are the same, the rate is not
         best = max(fitted["tiles"].values())
         fitted = {**fitted, "power_slowdown": 0.0}
         chip = chip._replace(flops_per_s=chip.flops_per_s * fp32_rate(hardware) / best)
-    elif calibration.sustained_clock is not None:
-        fitted = {**fitted, "power_slowdown": 1 / calibration.sustained_clock - 1}
-    seconds = product_s(SCALARS, chip, fitted, m, n, k, batch, element_bytes=float(size), sustained=sustained)
+    elif sustained:
+        fitted = {**fitted, "power_slowdown": power_slowdown(hardware)}
+    how: dict[str, Any] = {"element_bytes": float(size), "sustained": sustained, "quiet": float(quiet)}
+    seconds = product_s(SCALARS, chip, fitted, m, n, k, batch, **how)
     return max(seconds * calibration.product_scale, least)
 
 
@@ -214,13 +234,17 @@ def _flat_bandwidth(hardware: Hardware) -> float:
     return hardware.memory_bandwidth * (hardware.calibration.memory_fraction or 1.0)
 
 
-def _links(hardware: Hardware, ranks: int) -> tuple[str, float]:
-    """The measured links that are most like those between `ranks` GPUs of one machine, and how many times as
-    fast the device's are by their datasheets. Bridges join pairs: more than two go over PCIe."""
+def _links(hardware: Hardware, ranks: int) -> tuple[str, str, float]:
+    """The measured links that are most like those between `ranks` GPUs of one machine, which number of ranks
+    was measured on them, and how many times as fast the device's are by their datasheets. Bridges join pairs:
+    more than two go over PCIe."""
     link, host = hardware.datasheet.gpu_link.value, hardware.datasheet.host_link.value
     if link >= 200e9:
         newer = float(hardware.datasheet.compute_capability) >= 9
-        return ("nvswitch_9.0", link / 450e9) if newer else ("nvswitch_8.0", link / 300e9)
+        name, measured = ("nvswitch_9.0", 450e9) if newer else ("nvswitch_8.0", 300e9)
+        return name, str(ranks), link / measured
     if link > host and ranks == 2:
-        return BRIDGE, link / 300e9
-    return BRIDGE, host / PCIE_MEASURED
+        return BRIDGE, "2", link / 300e9
+    if hardware.name.startswith(NO_PEERS):  # GeForce: through the host's memory
+        return "pcie", "2", 1.0
+    return BRIDGE, "4", host / PCIE_MEASURED

@@ -17,6 +17,7 @@ Kernel = Literal["flash1", "flash2", "flash3", "cudnn", "efficient"]
 Direction = Literal["forward", "backward"]
 
 SMALLEST = 64
+POWER_RATE = 0.5
 BACKWARD = 2.5
 """The FLOPs of the backward pass over those of the forward one: five products instead of two."""
 
@@ -38,15 +39,20 @@ def attention_s(
     head_dim: int,
     *,
     causal: bool,
+    slowdown: float = 0.0,
 ) -> float:
     """Seconds. `fitted`: by head size ("64") `rate`, `short` and `short_causal`, of one kernel and
-    direction."""
+    direction. `slowdown`: by how much the power limit lengthens kernels that keep the tensor cores busy."""
     sizes = sorted(int(size) for size in fitted)
     below = max((size for size in sizes if size <= head_dim), default=sizes[0])
     above = min((size for size in sizes if size >= head_dim), default=sizes[-1])
     short = "short_causal" if causal else "short"
     seconds = [
-        flops / (peak_flops * fitted[str(size)]["rate"]) * (1 + fitted[str(size)][short] / keys)
+        flops
+        / (peak_flops * fitted[str(size)]["rate"])
+        * (1 + fitted[str(size)][short] / keys)
+        # a kernel that leaves half of the tensor cores idle does not bring the device to its power limit
+        * (1 + (slowdown if fitted[str(size)]["rate"] >= POWER_RATE else 0.0))
         for size in (below, above)
     ]
     if below == above:

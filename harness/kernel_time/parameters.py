@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from harness.hardware import Hardware
@@ -51,9 +50,54 @@ def of_architecture(part: str, capability: str) -> tuple[str, Mapping[str, Any]]
     return name, known[name]
 
 
+def _middle(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
 def fitted_products(hardware: Hardware) -> Mapping[str, Any]:
     """Of products in 16 bit."""
     return of_architecture("products", hardware.datasheet.compute_capability)[1]["fitted"]
+
+
+HALF_RATE = 3.0
+"""16-bit FLOP/s over those of fp32: GeForce cards add up in fp32 at half of the rate of the professional ones
+with the same chip, which is 2 times that of fp32 and not 4."""
+
+
+def is_half_rate(hardware: Hardware) -> bool:
+    """Whether tensor cores that add up in fp32 are halved, as in GeForce cards since the GA102."""
+    flops = hardware.datasheet.flops
+    return flops["fp16"].value / flops["fp32"].value < HALF_RATE
+
+
+def at_half_rate(fitted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Parameters of products where the tensor cores are halved and nothing else is: what a tile takes beside
+    its multiply-adds is half as much of its time."""
+    return {**fitted, "tiles": {name: 2 * rate / (1 + rate) for name, rate in fitted["tiles"].items()}}
+
+
+def attention_architecture(hardware: Hardware) -> str:
+    """Whose rates attention has: of cards with GDDR memory those of an RTX 4090 where the tensor cores are
+    halved, and otherwise those of an RTX A5000."""
+    capability = hardware.datasheet.compute_capability
+    if capability in document()["attention"] or LIKE_ARCHITECTURE.get(capability) == "8.6":
+        if is_half_rate(hardware):
+            return "8.9"
+        return "8.6" if capability in ("7.5", "8.6", "8.9", "12.0") else capability
+    return capability
+
+
+def power_slowdown(hardware: Hardware) -> float:
+    """By how much products take longer than at the boost clock, when the device has been at work for long: as
+    its calibration says, as its architecture's clock was seen to fall, or at the least as was fitted."""
+    own = hardware.calibration.sustained_clock
+    if own is not None:
+        return 1 / own - 1
+    clocks, capability = document()["sustained_clock"], hardware.datasheet.compute_capability
+    name = capability if capability in clocks else LIKE_ARCHITECTURE.get(capability, "")
+    seen = 1 / clocks[name]["fraction"] - 1 if name in clocks else 0.0
+    return max(seen, fitted_products(hardware)["power_slowdown"])
 
 
 def fp32_rate(hardware: Hardware) -> float:
@@ -64,7 +108,7 @@ def fp32_rate(hardware: Hardware) -> float:
     for name in (hardware.name, hardware.datasheet.compute_capability):
         if name in found:
             return found[name]["rate"]
-    return median(each["rate"] for name, each in found.items() if name[0].isdigit())
+    return _middle([each["rate"] for name, each in found.items() if name[0].isdigit()])
 
 
 @lru_cache(maxsize=1024)
@@ -83,7 +127,7 @@ def fitted_memory(capability: str, kind: str) -> Mapping[str, float]:
         for other in elsewhere
         if kind in other and "elementwise" in other
     ]
-    slower = min(1.0, median(rates)) if rates else 1.0
+    slower = min(1.0, _middle(rates)) if rates else 1.0
     return {**plain, "rate": plain["rate"] * slower, "l2_rate": plain["l2_rate"] * slower}
 
 

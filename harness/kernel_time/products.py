@@ -52,6 +52,7 @@ GLOBALS = (
     "split_us",
     "l2_share",
     "choice",
+    "quiet",
 )
 """Parameters of an architecture beside the rate of each tile: what they mean stands where they are used."""
 
@@ -82,12 +83,14 @@ def product_s(
     *,
     element_bytes: float = 2.0,
     sustained: bool = False,
+    quiet: Any = 0.0,
 ) -> Any:
     """Seconds of `batch` products of m x k and k x n. `fitted` has `tiles`, by `tile_name` the share of the
     peak that each reaches, and GLOBALS.
 
     `sustained`: the device has been at work for long, as in a training step, and is at its power limit
-    whatever this product takes by itself.
+    whatever this product takes by itself. `quiet` (0 or 1): one factor is nearly all zeros, which takes less
+    power, so that the clock stays higher.
     """
     log, exp = numbers.log, numbers.exp
     factors = element_bytes * batch * k * (m + n)
@@ -121,7 +124,7 @@ def product_s(
         weights, total = weights + weight, total + weight * beside
     took = fitted["launch_us"] * 1e-6 + fastest * exp(total / weights)
     long = 1.0 if sustained else took / (took + fitted["power_ms"] * 1e-3)
-    return took * (1 + fitted["power_slowdown"] * long)
+    return took * (1 + fitted["power_slowdown"] * long) * (1 - quiet * (1 - fitted["quiet"]))
 
 
 def _busy_s(

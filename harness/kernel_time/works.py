@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from harness.hardware import Hardware, Time, Work
 from harness.kernel_time.estimates import KernelKind, bound_s, memory, product, range_of
 from harness.kernel_time.fused_attention import BACKWARD
-from harness.kernel_time.parameters import fitted_attention
+from harness.kernel_time.parameters import attention_architecture, fitted_attention
 
 LONG = 4096
 """Tokens of attention whose shape is not told."""
@@ -66,7 +66,7 @@ def _attention_s(work: Work, hardware: Hardware) -> float:
     fraction = hardware.calibration.attention_fraction
     if fraction is not None:
         return work.flops / (hardware.peak_flops(work.dtype) * fraction)
-    capability = hardware.datasheet.compute_capability
+    capability = attention_architecture(hardware)
     slow = 0.0
     for direction, share in (("forward", 1 / (1 + BACKWARD)), ("backward", BACKWARD / (1 + BACKWARD))):
         found = fitted_attention(capability, "flash2", direction)

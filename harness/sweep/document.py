@@ -42,6 +42,10 @@ class SweptCell(_Fields):
     capacity_bytes: Count | None = None
     """Memory of the device."""
     step_s: Quantity | None = None
+    step_from_s: Quantity | None = None
+    """10th percentile: of a measurement its steps', of an estimate that of how far off such estimates are."""
+    step_to_s: Quantity | None = None
+    """90th percentile."""
     tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     mfu: Quantity | None = None
     bound: Literal["compute", "memory", "host"] | None = None
@@ -194,6 +198,7 @@ def _swept(plan: Plan, row: Row) -> SweptCell:
         cell.peak_phase, cell.at_peak = memory.peak_phase, memory.at_peak
         cell.capacity_bytes = profile.hardware.memory_bytes
         cell.step_s, cell.tokens_per_s = step.time_s.median, step.tokens_per_s
+        cell.step_from_s, cell.step_to_s = step.time_s.p10, step.time_s.p90
         cell.mfu, cell.bound = step.mfu, step.bound
     return cell
 

@@ -22,6 +22,8 @@ def table_of(sweep: Sweep, *, with_reasons: bool = True) -> Table:
             Cell(cell.peak_reserved_bytes, "bytes"),
             Cell(cell.peak_phase),
             Cell(cell.step_s, "s"),
+            Cell(cell.step_from_s, "s"),
+            Cell(cell.step_to_s, "s"),
             Cell(None if cell.tokens_per_s is None else round(cell.tokens_per_s), "number"),
             Cell(cell.mfu, "share"),
             Cell(cell.bound),
@@ -29,7 +31,8 @@ def table_of(sweep: Sweep, *, with_reasons: bool = True) -> Table:
         ]
         for cell in sweep.cells
     ]
-    columns = ["cell", "allocated", "reserved", "peak in", "step", "tokens/s", "MFU", "bound", "ended"]
+    columns = ["cell", "allocated", "reserved", "peak in", "step", "from", "to"]
+    columns += ["tokens/s", "MFU", "bound", "ended"]
     known = [n for n in range(len(columns)) if any(row[n].value not in (None, "") for row in rows)]
     return Table("Cells", [columns[n] for n in known], [[row[n] for n in known] for row in rows])
 
@@ -40,7 +43,8 @@ def as_csv(sweep: Sweep) -> str:
     numbers = ["peak_allocated_bytes", "peak_reserved_bytes", "peak_phase", "step_s", "tokens_per_s", "mfu"]
     parts = [f"{category}_bytes" for category in CATEGORIES]
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*sweep.axes, "status", "reason", *numbers, "bound", *parts, "seconds"])
+    ends = ["step_from_s", "step_to_s"]
+    writer.writerow([*sweep.axes, "status", "reason", *numbers, "bound", *parts, "seconds", *ends])
     for cell in sweep.cells:
         values = (cell.values[name] for name in sweep.axes)
         said = [
@@ -50,6 +54,7 @@ def as_csv(sweep: Sweep) -> str:
             cell.bound,
             *(cell.at_peak and getattr(cell.at_peak, name) for name in parts),
             cell.seconds,
+            *(getattr(cell, name) for name in ends),
         ]
         writer.writerow(
             [

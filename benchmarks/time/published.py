@@ -1,0 +1,144 @@
+"""The tables of the guide's page "Where the time goes": estimates of time beside what others measured.
+
+    python -m benchmarks.time.published COMPUTE NETWORK THROUGHPUT MEASUREMENTS DISTRIBUTED
+    python -m benchmarks.time.published [--check]
+
+The first writes profiles/published/time.json from files of published measurements, and then the page; the
+second writes the page from that file, or compares. Kernels: benchmarks/time/kernels.py. Runs of MPT models:
+benchmarks/time/runs.py. The others with tokens a second are simulated as the recipes that they are, where one
+says what they ran; the reason against each of the others stands beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.published.distributed import reason
+from benchmarks.published.equivalents import recipe_fields
+from benchmarks.time.fit import ATTENTION
+from benchmarks.time.kernel_rows import read_rows
+from benchmarks.time.kernels import errors
+from benchmarks.time.runs import compare, summary
+from harness.errors import InputError
+from harness.hardware.hardware import PLENTY_BYTES, find_hardware, with_memory
+from harness.napkin.prediction import predict
+from harness.recipe.check import check_recipe
+from harness.simulate.simulated_run import simulate
+from harness.system.files import write_whole
+from harness.system.versions import provenance
+from pages.time import RESULTS
+from pages.time import main as write_page
+
+GPUS = {"RTX 3090": "rtx-3090", "RTX 4090": "rtx-4090"}
+TORCHTUNE: dict[str, Any] = {
+    "model": "llama-3.2-3b",
+    "precision": "bf16",
+    "micro_batch_size": 2,
+    "seq_len": 4096,
+    "attention": "sdpa",
+    "optimizer_impl": "fused",
+}
+"""torchtune's recipes for Llama 3.2 3B, of which each row of its table adds one more."""
+TORCHTUNE_ROWS: dict[str, dict[str, Any] | str] = {
+    "baseline (not packed)": "rows of alpaca that are not packed: of unknown lengths, most of them short",
+    "+packed dataset": {},
+    "+compile": {"compile": True},
+    "+chunked cross entropy": "a chunked cross-entropy, which no toggle is",
+    "+activation checkpointing": {"compile": True, "gradient_checkpointing": True},
+    "+fuse optimizer step into backward": {
+        "compile": True,
+        "gradient_checkpointing": True,
+        "optimizer_in_backward": True,
+        "max_grad_norm": None,
+    },
+    "+activation offloading": "activations leave on a stream of their own; napkin and the simulation wait",
+    "+8-bit AdamW": "8-bit AdamW with offloading, in backward: as above",
+    "LoRA": {"compile": True, "adapter": "lora", "gradient_checkpointing": True},
+    "QLoRA": {
+        "compile": True,
+        "adapter": "lora",
+        "quantization": "nf4",
+        "double_quant": True,
+        "gradient_checkpointing": True,
+    },
+}
+
+
+def of_recipes(measurements: Path, distributed: Path) -> list[dict[str, Any]]:
+    """Rows with tokens a second that are no MPT run: measured and estimated, or why not."""
+    found = []
+    for case in json.loads(measurements.read_text(encoding="utf-8"))["cases"]:
+        if "tokens_per_s" not in case["measured"]:
+            continue
+        fields = TORCHTUNE_ROWS.get(case.get("cumulative", ""), "no recipe says what it ran")
+        row = {"id": case["id"], "gpu": "a100-80gb", "measured": case["measured"]["tokens_per_s"]}
+        found.append(row | _estimated(fields, TORCHTUNE, "a100-80gb"))
+    for case in json.loads(distributed.read_text(encoding="utf-8"))["rows"]:
+        if not case.get("tokens_per_s"):
+            continue
+        fields = recipe_fields(case)
+        gpu = GPUS.get(case["gpu"])
+        why = reason(case) or "no recipe says what it ran"
+        row = {"id": case["id"], "gpu": gpu or case["gpu"], "measured": case["tokens_per_s"]}
+        known: dict[str, Any] | str = fields if fields and gpu else why
+        found.append(row | _estimated(known, {}, gpu or ""))
+    return found
+
+
+def _estimated(fields: dict[str, Any] | str, base: Mapping[str, Any], gpu: str) -> dict[str, Any]:
+    if isinstance(fields, str):
+        return {"left_out": fields}
+    recipe = check_recipe({**base, **fields}, "published")
+    hardware = with_memory(find_hardware(gpu), PLENTY_BYTES)
+    if gpu in GPUS.values():  # in PCIe slots, and no bridge between them
+        sheet = hardware.datasheet
+        hardware = replace(hardware, datasheet=sheet._replace(gpu_link=sheet.host_link))
+    try:
+        profile = (
+            predict(recipe, hardware) if recipe.compile else simulate(recipe, hardware, explain_oom=False)[0]
+        )
+    except InputError as error:
+        return {"left_out": str(error)}
+    step = profile.step.time_s
+    tokens = (profile.step.tokens_per_s or 0.0) * (step.median or 0.0)
+    ends = {name: round(tokens / end, 1) for name, end in (("from", step.p90), ("to", step.p10)) if end}
+    return {"estimated": round(profile.step.tokens_per_s or 0.0, 1), "by": profile.source, **ends}
+
+
+def made(files: Sequence[Path]) -> dict[str, Any]:
+    """What profiles/published/time.json has."""
+    compute, network, throughput, measurements, distributed = files
+    runs = compare(json.loads(throughput.read_text(encoding="utf-8")))
+    recipes = of_recipes(measurements, distributed)
+    for row in recipes:
+        if "estimated" in row:
+            row["error"] = round(row["estimated"] / row["measured"] - 1, 4)
+    kept = ("id", "model", "gpu", "gpus", "seq_len", "measured", "estimated", "from", "to", "error")
+    return {
+        "provenance": provenance(),
+        "kernels": [each for file in (compute, network, ATTENTION) for each in errors(read_rows(file))],
+        "runs": [{name: row[name] for name in kept} for row in runs if row["error"] is not None],
+        "run_errors": summary(runs),
+        "recipes": recipes,
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    """See the module's docstring."""
+    files = [Path(name) for name in arguments if not name.startswith("--")]
+    if files and len(files) != 5:
+        sys.exit((__doc__ or "").split("\n\n")[1])
+    if files:
+        write_whole(RESULTS, json.dumps(made(files), indent=1) + "\n")
+    write_page(check="--check" in arguments)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main(sys.argv[1:])

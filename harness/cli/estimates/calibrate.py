@@ -1,0 +1,68 @@
+"""`harness calibrate`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.arguments import AsJson
+from harness.cli.terminal.lines import tell
+
+EXAMPLES = """
+Examples:
+
+  harness calibrate --trace trace.json
+
+  harness calibrate --trace trace.json --hardware rtx-4090 --out my-profiles
+"""
+
+
+def calibrate(
+    trace: Annotated[
+        Path, typer.Option(help="A trace that torch.profiler recorded on the GPU, with record_shapes=True.")
+    ],
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            help="Its name in the hardware table, where the trace does not say.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder to write <device>/calibration.json to; without it nothing is written."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Adjust the estimates of time to one's own GPU, by a trace that it recorded: before and after."""
+    from harness.errors import InputError
+    from harness.hardware import TABLE_NAMES, find_hardware
+    from harness.kernel_time import adjust, read_trace
+    from harness.system import write_whole
+
+    read = read_trace(trace)
+    name = hardware or TABLE_NAMES.get(read.device or "")
+    if name is None:
+        said = f"calls its device {read.device}" if read.device else "does not name its device"
+        raise InputError(f"{trace} {said}. Say which of the table it is: --hardware NAME.")
+    device, found = adjust(read, find_hardware(name))
+    calibration = device.calibration.model_copy(update={"source": f"a trace of {read.device or name}"})
+    fields = calibration.model_dump(mode="json", exclude_defaults=True)
+    if as_json:
+        print(json.dumps({"adjusted": [asdict(each) for each in found], "calibration": fields}, indent=1))
+    else:
+        tell(f"{name}, from {len(read.seen):,} operators of {trace}\n")
+        tell(
+            f"  {'kernels':<12}{'operators':>10}{'measured / estimated':>22}{'error before':>14}{'after':>9}"
+        )
+        for each in found:
+            line = f"  {each.kind:<12}{each.count:>10,}{each.scale:>22.3f}"
+            tell(line + f"{each.before:>14.1%}{each.after:>9.1%}")
+    if out is not None:
+        path = out / name / "calibration.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(fields, indent=1) + "\n")
+        tell(f"\nwritten: {path}", stderr=as_json)

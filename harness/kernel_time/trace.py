@@ -1,0 +1,214 @@
+"""Kernels of a trace that torch.profiler recorded, as operations that can be estimated; and by how much a
+device's own kernels differ from the estimates.
+
+The trace is the one of `export_chrome_trace`, recorded with `record_shapes=True`: a kernel names, by its
+`External id`, the operator of PyTorch that launched it, which has the shapes and dtypes of its arguments.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.errors import InputError
+from harness.hardware import Hardware
+from harness.kernel_time.estimates import attention, memory, product
+from harness.system import is_array, is_object, parse_json, read_whole
+
+MAX_TRACE_BYTES, MAX_TRACE_VALUES = 2**31, 2**28
+FEWEST = 5
+"""Operators of a kind, for a scale of it."""
+SHORTEST_S = 10e-6
+"""Operators that take less are not looked at: the start of a kernel is most of it."""
+
+Kind = Literal["product", "attention", "memory"]
+
+PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+"""Operators that multiply, and which argument is the first factor."""
+ATTENTION: dict[str, tuple[str, Literal["forward", "backward"], int]] = {
+    "aten::_scaled_dot_product_flash_attention": ("flash2", "forward", 0),
+    "aten::_scaled_dot_product_efficient_attention": ("efficient", "forward", 0),
+    "aten::_scaled_dot_product_cudnn_attention": ("cudnn", "forward", 0),
+    "aten::_scaled_dot_product_flash_attention_backward": ("flash2", "backward", 1),
+    "aten::_scaled_dot_product_efficient_attention_backward": ("efficient", "backward", 1),
+    "aten::_scaled_dot_product_cudnn_attention_backward": ("cudnn", "backward", 1),
+}
+"""Fused attention: which kernel and direction, and which argument is the query."""
+ELEMENTWISE: dict[str, int] = {
+    "aten::add": 3,
+    "aten::mul": 3,
+    "aten::add_": 3,
+    "aten::mul_": 2,
+    "aten::silu": 2,
+    "aten::gelu": 2,
+    "aten::copy_": 2,
+}
+"""Operators that wait for memory, and how many tensors of the largest argument's size they move."""
+BYTES = {"float": 4, "c10::BFloat16": 2, "c10::Half": 2, "double": 8, "long int": 8, "int": 4}
+NAMES = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}
+"""Dtypes as the profiler writes them."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An operator of the trace: what all its kernels took together, and what decides that."""
+
+    kind: Kind
+    seconds: float
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    causal: bool = True
+
+    def estimate(self, hardware: Hardware) -> float:
+        """Seconds on `hardware`."""
+        if self.kind == "product":
+            m, n, k, batch = self.shape
+            return product(hardware, self.dtype, m, n, k, batch)
+        if self.kind == "attention":
+            kernel, direction, _ = ATTENTION[self.name]
+            batch, heads, query, keys, head_dim = self.shape
+            asked = (hardware, kernel, direction, batch, heads, query, keys, head_dim)
+            return attention(*asked, causal=self.causal, dtype=self.dtype)
+        return memory(hardware, "elementwise", self.shape[0])
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a trace has of operators that can be estimated."""
+
+    device: str | None
+    """As the driver calls it."""
+    seen: tuple[Seen, ...]
+
+
+@dataclass(frozen=True)
+class Adjusted:
+    """By how much the kernels of a kind differ from the estimates, and how far off they are before and
+    after."""
+
+    kind: Kind
+    count: int
+    scale: float
+    """Measured over estimated: the median."""
+    before: float
+    """Median error, a fraction."""
+    after: float
+
+
+def read_trace(path: Path) -> Trace:
+    """Of a file that torch.profiler's `export_chrome_trace` wrote. Raises InputError for another."""
+    try:
+        document = parse_json(read_whole(path, MAX_TRACE_BYTES), MAX_TRACE_VALUES)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no trace: {error}. Name a file of export_chrome_trace.") from None
+    events = document.get("traceEvents") if is_object(document) else None
+    if not is_array(events):
+        raise InputError(f"{path} has no traceEvents. Name a file of torch.profiler's export_chrome_trace.")
+    named = document.get("deviceProperties")
+    first: object = named[0] if is_array(named) and named else None
+    name = first.get("name") if is_object(first) else None
+    took, operators = _by_id(event for event in events if is_object(event))
+    if not took:
+        raise InputError(
+            f"{path} has no kernels of a GPU. Record with activities=[ProfilerActivity.CPU, "
+            "ProfilerActivity.CUDA]."
+        )
+    seen = [s for key, seconds in took.items() for s in _seen(operators.get(key), seconds)]
+    if not seen:
+        raise InputError(f"{path}: no operator has shapes. Record with record_shapes=True.")
+    return Trace(name if isinstance(name, str) else None, tuple(seen))
+
+
+def _by_id(events: Iterable[Mapping[str, Any]]) -> tuple[dict[Any, float], dict[Any, Mapping[str, Any]]]:
+    """Seconds of the kernels of each operator, and the operator, by the id that both have."""
+    took: dict[Any, float] = defaultdict(float)
+    operators: dict[Any, Mapping[str, Any]] = {}
+    for event in events:
+        given = event.get("args")
+        if not is_object(given) or "External id" not in given:
+            continue
+        key, duration = given["External id"], event.get("dur", 0)
+        if event.get("cat") == "kernel" and isinstance(duration, int | float):
+            took[key] += float(duration) * 1e-6
+        elif event.get("cat") == "cpu_op":
+            operators[key] = event
+    return took, operators
+
+
+def _seen(operator: Mapping[str, Any] | None, seconds: float) -> Iterable[Seen]:
+    if operator is None or seconds < SHORTEST_S:
+        return
+    name, given = str(operator.get("name")), operator["args"]
+    shapes, types = given.get("Input Dims"), given.get("Input type")
+    if not is_array(shapes) or not is_array(types):
+        return
+    shape = _shape(name, shapes, types)
+    if shape is None:
+        return
+    position = PRODUCTS.get(name, ATTENTION[name][2] if name in ATTENTION else 0)
+    dtype = NAMES.get(str(types[position]), "")
+    if name in ELEMENTWISE:
+        yield Seen("memory", seconds, name, dtype, shape)
+    elif dtype:
+        kind: Kind = "product" if name in PRODUCTS else "attention"
+        yield Seen(kind, seconds, name, dtype, shape, _causal(name, given))
+
+
+def _shape(name: str, shapes: Sequence[Any], types: Sequence[Any]) -> tuple[int, ...] | None:
+    """What decides; None for an operator that is not looked at, or whose shapes are not there."""
+    try:
+        if name in PRODUCTS:
+            left, right = shapes[PRODUCTS[name]], shapes[PRODUCTS[name] + 1]
+            batch = int(left[0]) if len(left) == 3 else 1
+            return int(left[-2]), int(right[-1]), int(left[-1]), batch
+        if name in ATTENTION:
+            query, key = shapes[ATTENTION[name][2]], shapes[ATTENTION[name][2] + 1]
+            batch, heads, length, size = map(int, query)
+            return batch, heads, length, int(key[-2]), size
+        if name in ELEMENTWISE:
+            sizes = [prod(s) * BYTES.get(str(t), 0) for s, t in zip(shapes, types, strict=False) if s]
+            return (ELEMENTWISE[name] * max(sizes),)
+    except (IndexError, TypeError, ValueError):
+        return None
+    return None
+
+
+def _causal(name: str, given: Mapping[str, Any]) -> bool:
+    """The operator's flag, where the profiler wrote its concrete inputs; else it is a language model's."""
+    inputs = given.get("Concrete Inputs")
+    if name in ATTENTION and is_array(inputs):
+        flags = [text for text in inputs if text in ("True", "False")]
+        return flags[0] == "True" if flags else True
+    return True
+
+
+def adjust(trace: Trace, hardware: Hardware) -> tuple[Hardware, list[Adjusted]]:
+    """`hardware` with the scales of its calibration set to what the trace shows, and what changed. A kind of
+    which the trace has few operators keeps its scale. Raises InputError where nothing can be adjusted."""
+    from statistics import median  # not at the top: it takes as long as all of this package
+
+    calibration, found = hardware.calibration, list[Adjusted]()
+    scales = {"product_scale": 1.0, "attention_scale": 1.0, "memory_scale": 1.0}
+    plain = {"matmul_fraction": None, "attention_fraction": None, "memory_fraction": None}
+    bare = replace(hardware, calibration=calibration.model_copy(update={**scales, **plain}))
+    for kind in ("product", "attention", "memory"):
+        seen = [s for s in trace.seen if s.kind == kind and (not s.dtype or bare.supports(s.dtype))]
+        if len(seen) < FEWEST:
+            scales[f"{kind}_scale"] = getattr(calibration, f"{kind}_scale")
+            continue
+        scale = median(s.seconds / s.estimate(bare) for s in seen)
+        before = median(abs(s.estimate(hardware) / s.seconds - 1) for s in seen)
+        after = median(abs(scale * s.estimate(bare) / s.seconds - 1) for s in seen)
+        scales[f"{kind}_scale"] = round(scale, 4)
+        found.append(Adjusted(kind, len(seen), scale, before, after))
+    if not found:
+        raise InputError(
+            f"the trace has fewer than {FEWEST} products, attentions or elementwise kernels of 10 us. Record "
+            "a step of a larger model."
+        )
+    return replace(hardware, calibration=calibration.model_copy(update={**plain, **scales})), found

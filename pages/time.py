@@ -1,0 +1,135 @@
+"""The tables and the picture of docs/time.md, from profiles/published/time.json: `python -m pages.time`.
+
+`python -m benchmarks.time.published FILES` makes that file.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from harness.report.table import markdown_table
+from pages.parts import ROOT, with_parts, write_or_check
+
+RESULTS = ROOT / "profiles" / "published" / "time.json"
+PAGE = ROOT / "docs" / "time.md"
+LARGEST = 12
+"""Misses of published runs that the page lists."""
+MISSES = {
+    "mpt-30b/8192": "a GPU that is nearly full: twice the tokens a micro batch and slower than 4096, "
+    "which no kernel explains; PyTorch gives cached memory back and asks again",
+    "mpt-760m/A100-80GB": "the source's own rates drop here by a sixth against 2048 tokens, where products "
+    "and attention are shorter; its 40 GB rows of the same model do not",
+    "H100-80GB": "products beside NCCL's kernels, on a device at its power limit: how far the clock of an "
+    "H100 falls was seen once (1980 to 1575 MHz), and differs from card to card",
+    "A100-40GB/32": "of its neighbours with 16 and 64 GPUs the source has 22 % more",
+}
+
+
+def parts(found: Mapping[str, Any]) -> dict[str, str]:
+    """The page's tables, by the name of their place."""
+    told = (each for each in found["kernels"] if each["median"] is not None)
+    whole = [each for each in told if each["kernel"].startswith("all ")]
+    kernels = markdown_table(
+        ("device", "kernels", "measured", "median error", "90th percentile"),
+        [
+            (
+                each["device"],
+                each["kernel"].removeprefix("all "),
+                f"{each['count']:,}",
+                f"{each['median']:.1%}",
+                f"{each['p90']:.1%}",
+            )
+            for each in whole
+        ],
+        range(2, 5),
+    )
+    runs = markdown_table(
+        ("GPU", "runs", "median error", "90th percentile", "largest", "middle, with its sign"),
+        [
+            (
+                each["gpu"],
+                str(each["count"]),
+                *(f"{each[name]:.1%}" for name in ("median", "p90", "max")),
+                f"{each['middle']:+.1%}",
+            )
+            for each in found["run_errors"]
+        ],
+        range(1, 6),
+    )
+    return {
+        "kernels": kernels,
+        "runs": runs,
+        "misses": _misses(found["runs"]),
+        "recipes": _recipes(found["recipes"]),
+    }
+
+
+def _misses(rows: Sequence[Mapping[str, Any]]) -> str:
+    worst = sorted(rows, key=lambda row: -abs(row["error"]))[:LARGEST]
+    columns = ("run", "model", "GPU", "GPUs", "tokens", "measured", "estimated", "error", "why")
+    table = [
+        (
+            row["id"],
+            row["model"],
+            row["gpu"],
+            str(row["gpus"]),
+            str(row["seq_len"]),
+            f"{row['measured']:,.0f}",
+            f"{row['estimated']:,.0f}",
+            f"{row['error']:+.1%}",
+            _why(row),
+        )
+        for row in worst
+    ]
+    return markdown_table(columns, table, range(3, 8))
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    keys = (
+        f"{row['model']}/{row['seq_len']}",
+        f"{row['model']}/{row['gpu']}",
+        f"{row['gpu']}/{row['gpus']}",
+        row["gpu"],
+    )
+    return next((MISSES[key] for key in keys if key in MISSES), "not found")
+
+
+def _recipes(rows: Iterable[Mapping[str, Any]]) -> str:
+    rows = list(rows)
+    built = [row for row in rows if "estimated" in row]
+    table = markdown_table(
+        ("row", "device", "measured, tokens/s", "estimated", "from", "to", "error"),
+        [
+            (
+                row["id"],
+                row["gpu"],
+                f"{row['measured']:,.0f}",
+                f"{row['estimated']:,.0f}",
+                f"{row['from']:,.0f}" if "from" in row else "-",
+                f"{row['to']:,.0f}" if "to" in row else "-",
+                f"{row['error']:+.1%}",
+            )
+            for row in built
+        ],
+        range(2, 7),
+    )
+    size = sorted(abs(row["error"]) for row in built)
+    said = f"\nMedian error of these {len(size)}: {statistics.median(size):.1%}.\n" if size else ""
+    others = Counter(row["left_out"] for row in rows if "left_out" in row)
+    lists = "\n".join(f"- {why}: {count}" for why, count in others.most_common())
+    return f"{table}{said}\nThe others, by the reason against them:\n\n{lists}\n"
+
+
+def main(*, check: bool) -> None:
+    """Write the page, or compare it."""
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))
+    write_or_check({PAGE: with_parts(PAGE, parts(found))}, "pages.time", check=check)
+
+
+if __name__ == "__main__":
+    main(check="--check" in sys.argv[1:])

@@ -1,0 +1,131 @@
+"""Adjusting estimates to a trace. Operators, their shapes, dtypes and ids are as PyTorch's own profiler
+writes them, here on the CPU; the kernels of a GPU are added, each slower than estimated by a known factor.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from harness.cli.app import main
+from harness.errors import InputError
+from harness.hardware.hardware import Hardware, find_hardware
+from harness.kernel_time import adjust, read_trace
+from harness.kernel_time.trace import _shape
+
+SLOWER = {"product": 1.25, "memory": 0.8}
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A trace of products and additions in bf16 on the CPU."""
+    left, bias = torch.zeros(3072, 1024, dtype=torch.bfloat16), torch.zeros(1024, dtype=torch.bfloat16)
+    right = torch.zeros(1024, 1024, dtype=torch.bfloat16)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as run:
+        for _ in range(6):
+            torch.mm(left, right)
+            torch.addmm(bias, left, right)
+            torch.add(left.repeat(6, 1), left.repeat(6, 1))
+    path = tmp_path_factory.mktemp("trace") / "cpu.json"
+    run.export_chrome_trace(str(path))
+    return json.loads(path.read_text())
+
+
+def status(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Of the command."""
+    monkeypatch.setattr(sys, "argv", ["harness", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def with_kernels(recorded: dict[str, Any], device: Hardware, tmp_path: Path, named: str = H100) -> Path:
+    events = list(recorded["traceEvents"])
+    for event in recorded["traceEvents"]:
+        name, given = event.get("name"), event.get("args", {})
+        if event.get("cat") != "cpu_op" or name not in ("aten::mm", "aten::addmm", "aten::add"):
+            continue
+        shape = _shape(name, given["Input Dims"], given["Input type"])
+        assert shape is not None
+        from harness.kernel_time import memory, product
+
+        kind = "memory" if name == "aten::add" else "product"
+        seconds = (
+            memory(device, "elementwise", shape[0]) if kind == "memory" else product(device, "bf16", *shape)
+        )
+        args = {"External id": given["External id"], "device": 0, "stream": 7}
+        duration = seconds * SLOWER[kind] * 1e6
+        events.append({"ph": "X", "cat": "kernel", "name": "k", "dur": duration, "args": args})
+    path = tmp_path / "trace.json"
+    path.write_text(
+        json.dumps({**recorded, "traceEvents": events, "deviceProperties": [{"id": 0, "name": named}]})
+    )
+    return path
+
+
+def test_the_scales_are_what_the_trace_shows(recorded: dict[str, Any], tmp_path: Path) -> None:
+    device = find_hardware("h100")
+    trace = read_trace(with_kernels(recorded, device, tmp_path))
+    assert trace.device == H100
+    adjusted, found = adjust(trace, device)
+    assert {each.kind: each.count for each in found} == {"product": 12, "memory": 6}
+    assert adjusted.calibration.product_scale == pytest.approx(1.25, rel=1e-3)
+    assert adjusted.calibration.memory_scale == pytest.approx(0.8, rel=1e-3)
+    assert adjusted.calibration.attention_scale == 1
+    for each in found:
+        assert each.before == pytest.approx(abs(1 / SLOWER[each.kind] - 1), rel=1e-2)
+        assert each.after == pytest.approx(0, abs=1e-3)
+
+
+def test_the_command_writes_a_calibration(
+    recorded: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = with_kernels(recorded, find_hardware("h100"), tmp_path)
+    assert status(monkeypatch, "calibrate", "--trace", str(path), "--out", str(tmp_path)) == 0
+    out = capsys.readouterr().out
+    assert "product" in out
+    assert "1.250" in out
+    written = json.loads((tmp_path / "h100" / "calibration.json").read_text())
+    assert written["product_scale"] == pytest.approx(1.25, rel=1e-3)
+    assert status(monkeypatch, "calibrate", "--trace", str(path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["calibration"]["source"] == f"a trace of {H100}"
+
+
+def test_a_device_that_the_table_lacks_is_asked_for(
+    recorded: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = with_kernels(recorded, find_hardware("h100"), tmp_path, named="NVIDIA Something")
+    assert status(monkeypatch, "calibrate", "--trace", str(path)) == 2
+    assert "--hardware NAME" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("no json", "is no trace"),
+        ("{}", "no traceEvents"),
+        ('{"traceEvents": []}', "no kernels of a GPU"),
+        (
+            '{"traceEvents": [{"cat": "kernel", "dur": 50, "args": {"External id": 1}}]}',
+            "record_shapes",
+        ),
+    ],
+)
+def test_what_is_no_trace_is_refused(content: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=said):
+        read_trace(path)
