@@ -18,6 +18,8 @@ from harness.units import in_gib
 MOST_CHANGES = 5
 MOST_SEEN = 3
 """Changes that are simulated at the most."""
+MOST_MICRO_BATCHES = 32
+"""Of a step: simulating more takes longer than an answer may."""
 NOT_ON_WINDOWS = ", not on Windows or WSL"
 """Of unified memory: there the driver does not move it to the host when the device is full (CUDA C++
 Programming Guide, unified memory on Windows and WSL)."""
@@ -80,8 +82,11 @@ def _seen(recipe: Recipe, hardware: Hardware, changes: list[Change]) -> dict[str
     does. Empty where nothing can be simulated."""
     simulations, seen = Simulations(hardware), dict[str, bool]()
     for change in [change for change in changes if change.fits][:MOST_SEEN]:
+        other = changed(recipe, change.fields)
+        if other.gradient_accumulation_steps > MOST_MICRO_BATCHES:
+            continue
         try:
-            seen[change.overrides] = simulations.profile(changed(recipe, change.fields)).oom is None
+            seen[change.overrides] = simulations.profile(other).oom is None
         except InputError:
             continue
         if seen[change.overrides]:

@@ -182,5 +182,5 @@ def _leave(share: list[tuple[Simulations, Recipe]]) -> None:
 
 
 def _among(recipe: Recipe) -> str:
-    """Which ranks, before the device."""
+    """Which of several ranks, before the device."""
     return f"rank 0 of {recipe.world_size} " if recipe.world_size > 1 else ""

@@ -40,17 +40,24 @@ def shard(
     from harness.system import quiet_libraries, stdout_kept_for_json
 
     name, loaded, device = asked_for(recipe, overrides, memory)
+    told: list[str] = []
+
+    def on_stderr(line: str) -> None:
+        told.append(line)
+        tell(line, stderr=True)
+
     with stdout_kept_for_json(as_json):
         quiet_libraries()
-        rows = strategies(estimate(loaded, device), gpus, group, lambda line: tell(line, stderr=True))
+        rows = strategies(estimate(loaded, device), gpus, group, on_stderr)
     if as_json:
         print(json.dumps([asdict(row) for row in rows if isinstance(row, Sharded)], indent=1))
     else:
         tell(f"{name} on {gpus} × {device.datasheet.title}: per GPU, one optimizer step\n")
         _table(rows)
         _notes(rows, gpus)
-    for warning in warnings_of(loaded):
-        tell(f"warning: {warning}", stderr=as_json)
+    for warning in (f"warning: {warning}" for warning in warnings_of(loaded)):
+        if warning not in told:
+            tell(warning, stderr=as_json)
 
 
 def _table(rows: list[Sharded | Refused]) -> None:

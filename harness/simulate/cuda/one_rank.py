@@ -45,6 +45,8 @@ def _replacements(communication: Communication) -> Iterator[Replacement]:
     yield Replacement(f"{group}._validate_no_meta_params", _nothing, "refuses weights that are only shapes")
     verify = "torch.nn.parallel.distributed._verify_param_shape_across_processes"
     yield Replacement(verify, _nothing, "reads back what other ranks have sent")
+    statistics = "torch.distributed.Logger.set_runtime_stats_and_log"
+    yield Replacement(statistics, _nothing, "warns that it cannot time a device that is not there")
     reducer = communication.with_sums(distributed.Reducer)
     yield from host_replacements()
     from torch.distributed.tensor import _sharding_prop as propagation
