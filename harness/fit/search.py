@@ -1,6 +1,6 @@
 """The largest micro batch and sequence that fit a device by arithmetic, and what to change when nothing does.
 
-No torch. fit/confirmed.py starts from what is found here and looks for what a simulation sees to fit.
+No torch. fit/confirmed.py looks for what a simulation sees to fit.
 """
 
 from __future__ import annotations
