@@ -1,7 +1,7 @@
 """The largest micro batch and sequence that a simulation has seen to fit, and what to change when none does.
 
-The formula of a few simulated steps says where to look, a simulated step decides (fit/exact.py). A recipe that
-cannot be simulated keeps what arithmetic says (fit/search.py), which also prices changes.
+The formula of a few simulated steps says where to look, a simulated step decides (fit/exact.py). A recipe
+that cannot be simulated keeps what arithmetic says (fit/search.py), which also prices changes.
 """
 
 from __future__ import annotations

@@ -70,14 +70,20 @@ def hardware(
             raise InputError(f"{text} is no field. Write --price {text}, with a --price for every device.")
     name, loaded = load_recipe(recipe, overrides or [])
     check_data(loaded)
+    told: set[str] = set()
+
+    def say(line: str) -> None:
+        told.add(line)
+        print(printable(line), file=sys.stderr)
+
     with stdout_kept_for_json(as_json):
         quiet_libraries()
         given = read_prices(prices, price or [])
         if gpus is None:
-            offers = compare_hardware(loaded, given, _on_stderr)
+            offers = compare_hardware(loaded, given, say)
             answer = [offer.document() for offer in offers], render_choice(name, offers)
         else:
-            cards = compare_counts(loaded, read_counts(gpus), given, _on_stderr)
+            cards = compare_counts(loaded, read_counts(gpus), given, say)
             answer = [each.document() for each in cards], render_counts(name, cards)
     document, text = answer
     if as_json:
@@ -85,8 +91,5 @@ def hardware(
     else:
         tell(text)
     for warning in warnings_of(loaded):
-        tell(f"warning: {warning}", stderr=as_json)
-
-
-def _on_stderr(line: str) -> None:
-    print(printable(line), file=sys.stderr)
+        if f"warning: {warning}" not in told:
+            tell(f"warning: {warning}", stderr=as_json)
