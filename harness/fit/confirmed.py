@@ -54,8 +54,8 @@ class ConfirmedFit:
     notes: list[str] = field(default_factory=list[str])
     held_back: str = ""
     """What the memory is that keeps a larger micro batch from fitting; empty where nobody knows."""
-    neutral: tuple[str, ExactFit] | None = None
-    """Overrides that cost nothing, and the largest micro batch with them, where that is more."""
+    neutral: tuple[str, int] | None = None
+    """Overrides that cost nothing, and a larger micro batch that is seen to fit with them."""
 
     @classmethod
     def by_arithmetic(cls, arithmetic: Fit) -> ConfirmedFit:
@@ -176,10 +176,10 @@ class _Confirming:
             return
         self.found.held_back = held.sentence
         if held.logits:
-            other = with_neutral_change(self.recipe, self.simulations)
-            if other is not None and (other[1].value or 0) > (rows or 0):
+            other = with_neutral_change(recipe, self.simulations)
+            if other is not None and other[1] > (rows or 0):
                 self.found.neutral = other
-                self._tell(f"{other[0]} micro_batch_size={other[1].value}", True)
+                self._tell(f"{other[0]} micro_batch_size={other[1]}", True)
 
     def what_to_change(self) -> None:
         """Where the recipe does not fit as it is: single changes and the fewest together, seen to fit."""

@@ -88,6 +88,14 @@ def fits_beyond(
     return _Search(recipe, simulations, known.field, known.multiple_of, told).beyond(known)
 
 
+def fits_at_least(recipe: Recipe, simulations: Simulations) -> int:
+    """A micro batch that is seen to fit, by two simulations: the recipe's own, or one a little before where the
+    end seems to be from there. 0: not even that fits. Raises InputError for what cannot be simulated."""
+    search = _Search(recipe, simulations, "micro_batch_size", 1, lambda value, fits: None)
+    search.look_near_the_end()
+    return search.low
+
+
 class _Search:
     """Between the largest value that is seen to fit and the smallest that is seen not to. Both in units."""
 
@@ -124,6 +132,14 @@ class _Search:
             found.limit = f"larger values than {LARGEST[found.field]} are not looked for"
         self.simulations.keep()
         return found
+
+    def look_near_the_end(self) -> None:
+        """Look at the recipe's own value and, if it fits, a little before where the end seems to be."""
+        self._try(self.start)
+        near = self._by_what_grows(self.start) * 7 // 8
+        if self.low < near < self.high:
+            self._try(near)
+        self.simulations.keep()
 
     def beyond(self, known: ExactFit) -> ExactFit:
         """See fits_beyond."""

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from harness.errors import InputError
 from harness.fit.changes import changed, overrides
 from harness.fit.derived import dimensions
-from harness.fit.exact import ExactFit, fit_exact
+from harness.fit.exact import fits_at_least
 from harness.fit.simulations import Simulations
 from harness.formula import in_dimensions, point_of, terms_at_peak
 from harness.recipe import Recipe
@@ -68,12 +68,13 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     return HeldBack(sentence, logits and share >= WORTH_A_SEARCH)
 
 
-def with_neutral_change(recipe: Recipe, simulations: Simulations) -> tuple[str, ExactFit] | None:
-    """Overrides that cost nothing, and the largest micro batch with them; None where there are none."""
+def with_neutral_change(recipe: Recipe, simulations: Simulations) -> tuple[str, int] | None:
+    """Overrides that cost nothing, and a micro batch that is seen to fit with them, the recipe's own or a
+    larger one; None where there are none."""
     try:
         other = changed(recipe, NEUTRAL)
         if other == recipe:
             return None
-        return overrides(recipe, NEUTRAL), fit_exact(other, simulations)
+        return overrides(recipe, NEUTRAL), fits_at_least(other, simulations)
     except (ValidationError, InputError):  # this model, or this installation, cannot have it
         return None

@@ -73,7 +73,7 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
         "together": found.together,
         "held_back_by": found.held_back,
         "neutral_change": found.neutral
-        and {"overrides": found.neutral[0], "largest_micro_batch_size": found.neutral[1].value},
+        and {"overrides": found.neutral[0], "fits_micro_batch_size": found.neutral[1]},
         "changes": [
             {
                 "fields": change.fields,
@@ -149,7 +149,7 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
         yield from wrap(line, 98, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     if found.neutral is not None:
         change, larger = found.neutral
-        yield f"  with {change}, which costs nothing: micro_batch_size {larger.value}, seen to fit"
+        yield f"  with {change}, which costs nothing: micro_batch_size {larger} or more, seen to fit"
     yield "  seen by simulating the step; `--quick` gives estimates in a moment"
 
 
