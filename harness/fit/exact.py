@@ -89,8 +89,8 @@ def fits_beyond(
 
 
 def fits_at_least(recipe: Recipe, simulations: Simulations) -> int:
-    """A micro batch that is seen to fit, by two simulations: the recipe's own, or one a little before where the
-    end seems to be from there. 0: not even that fits. Raises InputError for what cannot be simulated."""
+    """A micro batch that is seen to fit, by two simulations: the recipe's own, or one a little before where
+    the end seems to be from there. 0: not even that fits. Raises InputError for what cannot be simulated."""
     search = _Search(recipe, simulations, "micro_batch_size", 1, lambda value, fits: None)
     search.look_near_the_end()
     return search.low
