@@ -18,7 +18,7 @@ from harness.errors import CannotDivide, InputError
 from harness.fit.deepspeed import zero_buffers
 from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import Hardware
-from harness.napkin import Memory, Moment, Timing, estimate, ring, traffic
+from harness.napkin import Memory, Moment, Timing, estimate, ring, sent_bytes
 from harness.recipe import Recipe, check_recipe
 from harness.units import in_gib
 
@@ -33,6 +33,8 @@ STRATEGIES = (
     "hybrid sharding",
 )
 GPUS_PER_NODE = 8
+BUCKET_BYTES = 25 * 2**20
+"""Of DDP, its default."""
 ALONE: dict[str, Any] = {
     "parallel": "none",
     "dp_replicate": 1,
@@ -215,12 +217,12 @@ def _by_napkin(alone: Memory, strategy: str, recipe: Recipe) -> Sharded:
         strategy,
         States(sizes.parameter_bytes, sizes.gradient_bytes, sizes.device_state),
         rank.peak.total_bytes,
-        sum(sent.sent for of_phase in traffic(sizes).values() for sent in of_phase),
+        sum(sent for _, sent in sent_bytes(sizes.built, sizes.units, sizes.bucket_bytes).values()),
         sum(phase.sent_s for phase in phases),
         sum(phase.exposed_s for phase in phases),
         OVERLAP[strategy],
         sizes.bucket_bytes,
-        len(sizes.buckets),
+        sizes.bucket_bytes // BUCKET_BYTES + recipe.ddp,
         rank.peak.where,
     )
 
@@ -276,8 +278,7 @@ def _traffic(memory: Memory, strategy: str, gpus: int) -> tuple[float, float]:
     gradients, everything = sizes.gradient_bytes, sizes.parameter_bytes
     trained = gradients  # updated weights have the gradients' size
     if strategy == "model parallel":
-        stream = sizes.stages.loss.entering
-        border = 2 * micro * (stream.size_bytes if stream else 0) if gpus > 1 else 0
+        border = 2 * micro * sizes.activations.block_input.size_bytes if gpus > 1 else 0
         return border, border
     if strategy in ("ZeRO-1", "ZeRO-2"):
         return ring(gpus) * (gradients + trained), ring(gpus) * trained

@@ -8,7 +8,6 @@ from typing import Literal
 
 from harness.hardware import Hardware
 from harness.napkin.activations import Activations
-from harness.napkin.for_fit import ForFit
 from harness.napkin.optimizer import OptimizerMemory
 from harness.napkin.ranks import units_of
 from harness.napkin.terms import sum_of
@@ -39,7 +38,7 @@ class Moment:
         return sum(getattr(self, name) for name in CATEGORIES)
 
 
-class Sizes(ForFit):
+class Sizes:
     """The quantities of one recipe on one device, each computed once."""
 
     def __init__(self, built: BuiltModel, hardware: Hardware) -> None:

@@ -19,7 +19,7 @@ from harness.architecture.model_shape import ModelShape, load_shape
 from harness.cli.terminal.derivation import render
 from harness.errors import InputError
 from harness.hardware.hardware import all_hardware, find_hardware, hardware_names
-from harness.napkin import Timing, derive_terms, estimate, predict, required_bytes
+from harness.napkin import Timing, derive_terms, estimate, predict, required_bytes, sent_bytes
 from harness.recipe.effects import EFFECTS
 from harness.recipe.file import list_recipes, load_recipe
 from harness.recipe.recipe import Recipe
@@ -307,7 +307,7 @@ def test_what_is_sent_by_hand():
         ({"parallel": "ddp", "dp_replicate": 4}, 2),
     ):
         sizes = estimate(small(precision="bf16", **fields), H100, shape).sizes
-        sent = sum(t.sent for of_phase in harness.napkin.traffic(sizes).values() for t in of_phase)
+        sent = sum(size for _, size in sent_bytes(sizes.built, sizes.units, sizes.bucket_bytes).values())
         whole = sizes.parameter_bytes * (4 if "dp_shard" in fields else 1)
         assert sent == pytest.approx(3 / 4 * passes * whole, rel=0.01)
 
