@@ -28,7 +28,7 @@ from harness.fit.changes import (
 from harness.fit.exact import ExactFit, fit_exact, fits_beyond
 from harness.fit.held_back import held_back, with_neutral_change
 from harness.fit.search import DEFAULT_MARGIN, MULTIPLES, Fit, FitField, fit, usable_bytes
-from harness.fit.simulations import Simulations
+from harness.fit.simulations import Simulations, both_at_once
 from harness.hardware import Hardware
 from harness.recipe import Recipe
 from harness.units import in_gib
@@ -128,17 +128,26 @@ class _Confirming:
 
     def sizes(self) -> None:
         """The largest value of both fields, and whether expandable segments would allow a larger one."""
-        for name in MULTIPLES:
-            self.found.largest[name] = fit_exact(
-                self.recipe,
-                self.simulations,
-                name,
-                multiple_of=self._step(name),
-                told=lambda value, fits, name=name: self._tell(f"{name}={value}", fits),
-            )
-        if not self.settings.expandable_segments:
-            for name in MULTIPLES:
-                self._with_expandable_segments(name)
+        self.simulations.profile(self.recipe)  # both searches begin there
+        axes = both_at_once(
+            self.simulations, lambda: self._along("micro_batch_size"), lambda: self._along("seq_len")
+        )
+        for name, (largest, expandable) in zip(MULTIPLES, axes, strict=True):
+            self.found.largest[name] = largest
+            if expandable is not None:
+                self.found.expandable[name] = expandable
+        self.simulations.keep()
+
+    def _along(self, name: FitField) -> tuple[ExactFit, ExactFit | None]:
+        """The largest value of a field; and a larger one with expandable segments, where there is one."""
+        largest = fit_exact(
+            self.recipe,
+            self.simulations,
+            name,
+            multiple_of=self._step(name),
+            told=lambda value, fits: self._tell(f"{name}={value}", fits),
+        )
+        return largest, self._with_expandable_segments(name, largest)
 
     def _step(self, name: FitField) -> int:
         """Of a long sequence, about the 64th part, in powers of two."""
@@ -149,23 +158,21 @@ class _Confirming:
                 step *= 2
         return step
 
-    def _with_expandable_segments(self, name: FitField) -> None:
-        """Look for more where memory ran out although the pieces that were left would have been enough."""
-        known = self.found.largest[name]
+    def _with_expandable_segments(self, name: FitField, known: ExactFit) -> ExactFit | None:
+        """More, where memory ran out although the pieces that were left would have been enough."""
         oom = known.next_profile.oom if known.next_profile is not None else None
-        if oom is None:
-            return
+        if oom is None or self.settings.expandable_segments:
+            return None
         left = (oom.reserved_unallocated_bytes or 0) + (oom.free_bytes or 0)
         if left < (oom.requested_bytes or 0):
-            return
+            return None
         larger = fits_beyond(
             self.recipe,
             self.simulations.with_settings(replace(self.settings, expandable_segments=True)),
             known,
             lambda value, fits: self._tell(f"{name}={value} with expandable_segments:True", fits),
         )
-        if larger.value is not None:
-            self.found.expandable[name] = larger
+        return larger if larger.value is not None else None
 
     def what_holds_it_back(self) -> None:
         """Of the largest micro batch that fits, or of the recipe as it is; and what is free to change."""

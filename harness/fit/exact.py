@@ -124,7 +124,7 @@ class _Search:
             self._try(tried)
             if self._is_the_end():
                 break
-            tried = self._next(tried)
+            tried = self._seen_before() or self._next(tried)
         if self.low:
             found.value = self.low * found.multiple_of
             found.profile = self.simulations.profile(self._with(self.low))
@@ -146,7 +146,7 @@ class _Search:
         self.low = (known.value or 0) // known.multiple_of
         first = self.low
         for _ in range(MOST_BEYOND):
-            guess = self._end()
+            guess = self._seen_before() or self._end()
             if guess is None or guess <= self.low:
                 break
             self._try(guess)
@@ -155,6 +155,12 @@ class _Search:
             self.found.profile = self.simulations.profile(self._with(self.low))
         self.simulations.keep()
         return self.found
+
+    def _seen_before(self) -> int:
+        """The most units between low and high that an earlier search has simulated; 0 if there are none."""
+        values = self.simulations.simulated_before(self.recipe, self.found.field)
+        units = [value // self.found.multiple_of for value in values if value % self.found.multiple_of == 0]
+        return max((n for n in units if self.low < n < self.high), default=0)
 
     def _with(self, units: int) -> Recipe:
         return self.recipe.model_copy(update={self.found.field: units * self.found.multiple_of})
@@ -211,11 +217,10 @@ class _Search:
 
     def _by_what_grows(self, tried: int) -> int:
         """Where the end is if all that does not stay from step to step grows with the field."""
-        recipe, hardware = self._with(tried), self.simulations.hardware
-        kept = self.simulations.kept_bytes(recipe)
-        memory = self.simulations.with_plenty(recipe).memory
-        grows = (memory.peak_allocated_bytes or 0) + (memory.cuda_context_bytes or 0) - kept
-        return tried * (hardware.memory_bytes - kept) // max(1, grows)
+        recipe, simulations = self._with(tried), self.simulations
+        kept = simulations.kept_bytes(recipe)
+        grows = (simulations.least_bytes(recipe) or kept) - kept
+        return tried * (simulations.hardware.memory_bytes - kept) // max(1, grows)
 
     def _end(self) -> int | None:
         """The most units between low and high of which the formula says that they fit; None without one."""

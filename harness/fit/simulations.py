@@ -12,14 +12,18 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing import get_context
+from typing import TypeVar
 
 from harness.allocator import Settings, parse_settings
 from harness.errors import CannotDivide, InputError
-from harness.formula import Formula, RequestLog, kept_bytes, least_bytes, load, point_of, save
+from harness.formula import Formula, kept_bytes, load, point_of, save
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
 from harness.system import installed_version
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 class Simulations:
@@ -54,11 +58,13 @@ class Simulations:
 
     def profile(self, recipe: Recipe) -> StepProfile:
         """Of one step; `oom` is filled where it runs out. Raises InputError if it cannot be simulated."""
-        return self._profile(recipe, self.hardware, self._exactly)
+        self._learn(recipe)
+        return self._profile(recipe, self.hardware)
 
     def with_plenty(self, recipe: Recipe) -> StepProfile:
         """The same if memory did not run out: what the recipe takes at its peak."""
-        return self._profile(recipe, with_memory(self.hardware, PLENTY_BYTES), self._exactly)
+        self._learn(recipe)
+        return self._profile(recipe, with_memory(self.hardware, PLENTY_BYTES))
 
     def timed(self, recipe: Recipe) -> StepProfile:
         """The same, with the times of a simulation at these very sizes on all devices, now or before."""
@@ -80,25 +86,22 @@ class Simulations:
 
     def on(self, device: Hardware, recipe: Recipe) -> StepProfile:
         """Of one of the devices, with its own memory."""
-        return self.formula(recipe).profile(self._exactly(recipe), recipe, device, self.settings)
+        self._learn(recipe)
+        return self.formula(recipe).profile(recipe, device, self.settings)
 
     def expected(self, recipe: Recipe) -> StepProfile | None:
         """The profile if what was seen at other sizes goes on; None if nothing is known that could."""
-        log = self.requests(recipe)
-        return None if log is None else self._profile(recipe, self.hardware, lambda _: log)
-
-    def requests(self, recipe: Recipe) -> RequestLog | None:
-        """What the step asks for at these sizes, if what was seen at others goes on; None if nobody knows."""
-        formula, point = self.formula(recipe), point_of(recipe)
-        piece = formula.knowing(point) or formula.guessing(point)
-        try:
-            return None if piece is None else piece.at(point)
-        except ValueError:
-            return None
+        return None if self.least_bytes(recipe) is None else self._profile(recipe, self.hardware)
 
     def knows(self, recipe: Recipe) -> bool:
         """Whether `profile` needs no simulation."""
         return self.formula(recipe).knowing(point_of(recipe)) is not None
+
+    def simulated_before(self, recipe: Recipe, field: str) -> list[int]:
+        """Values of a size at which the recipe was simulated, with the other size as it is."""
+        here, points = point_of(recipe)._asdict(), self.formula(recipe).simulated_at()
+        others = {name: value for name, value in here.items() if name != field}
+        return [point._asdict()[field] for point in points if others.items() <= point._asdict().items()]
 
     def explains(self, recipe: Recipe) -> bool:
         """Whether what is known exactly at these sizes says something of others, too."""
@@ -107,37 +110,49 @@ class Simulations:
 
     def least_bytes(self, recipe: Recipe) -> int | None:
         """Memory without which the step does not fit, as far as is known; None if nothing is."""
-        log = self.requests(recipe)
-        return None if log is None else least_bytes(log) + self.hardware.calibration.cuda_context_bytes
+        found = self.formula(recipe).least_bytes(point_of(recipe))
+        return None if found is None else found + self.hardware.calibration.cuda_context_bytes
 
     def kept_bytes(self, recipe: Recipe) -> int:
         """What stays on the device from step to step."""
-        return kept_bytes(self._exactly(recipe)) + self.hardware.calibration.cuda_context_bytes
+        self._learn(recipe)
+        log = self.formula(recipe).requests(point_of(recipe))
+        assert log is not None
+        return kept_bytes(log) + self.hardware.calibration.cuda_context_bytes
+
+    @property
+    def learned(self) -> dict[str, Formula]:
+        """By recipe: what `merge` takes in another process."""
+        return self._formulas
+
+    def merge(self, learned: dict[str, Formula]) -> None:
+        """What another process learned."""
+        for name, formula in learned.items():
+            known = self._formulas.setdefault(name, formula)
+            if known is not formula:
+                known.merge(formula)
 
     def keep(self) -> None:
         """Keep what was found for the next question."""
         for formula in self._formulas.values():
             save(formula)
 
-    def _profile(
-        self, recipe: Recipe, hardware: Hardware, requests: Callable[[Recipe], RequestLog]
-    ) -> StepProfile:
+    def _profile(self, recipe: Recipe, hardware: Hardware) -> StepProfile:
         asked = recipe, hardware.memory_bytes
         if asked not in self._profiles:
-            log = requests(recipe)
-            found = self.formula(recipe).profile(log, recipe, hardware, self.settings)
+            found = self.formula(recipe).profile(recipe, hardware, self.settings)
             if not self.knows(recipe):
                 return found
             self._profiles[asked] = found
         return self._profiles[asked]
 
-    def _exactly(self, recipe: Recipe) -> RequestLog:
-        point = point_of(recipe)
-        piece = self.formula(recipe).knowing(point)
-        return self.simulated(recipe) if piece is None else piece.at(point)
+    def _learn(self, recipe: Recipe) -> None:
+        """Simulate at these sizes, unless that is known."""
+        if not self.knows(recipe):
+            self.simulated(recipe)
 
-    def simulated(self, recipe: Recipe) -> RequestLog:
-        """The requests of a simulation at these sizes, made now. Raises CannotDivide, as it did before."""
+    def simulated(self, recipe: Recipe) -> None:
+        """Simulate at these sizes now. Raises CannotDivide, as it did before."""
         formula = self.formula(recipe)
         if formula.refused:
             raise CannotDivide(formula.refused)
@@ -153,7 +168,6 @@ class Simulations:
             formula.learn(memory.log, profile, memory.labels(), times)
         finally:
             save(formula)
-        return memory.log
 
 
 def all_at_once(asked: Iterable[tuple[Simulations, Recipe]]) -> None:
@@ -161,9 +175,9 @@ def all_at_once(asked: Iterable[tuple[Simulations, Recipe]]) -> None:
     where other Simulations find it; where they cannot, it is simulated in the process that asks for it. Where
     a thread runs, forking is not safe."""
     waiting = [(simulations, recipe) for simulations, recipe in asked if not simulations.is_timed(recipe)]
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-    if len(waiting) < 2 or cores < 2 or threading.active_count() > 1:
+    if len(waiting) < 2 or not _may_fork():
         return
+    cores = len(os.sched_getaffinity(0))
     from harness.simulate import import_everything
 
     for _, recipe in waiting:
@@ -174,6 +188,41 @@ def all_at_once(asked: Iterable[tuple[Simulations, Recipe]]) -> None:
         process.start()
     for process in processes:
         process.join()
+
+
+def both_at_once(simulations: Simulations, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+    """What two searches find: the second in a process of its own, where that is possible, which tells
+    `simulations` what it learned. Raises what they raise."""
+    if not _may_fork():
+        return first(), second()
+    context = get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+
+    def other() -> None:
+        try:
+            theirs.send((second(), simulations.learned))
+        except Exception as error:  # raised where the answer is waited for
+            theirs.send((error, {}))
+
+    process = context.Process(target=other)
+    process.start()
+    theirs.close()
+    try:
+        found = first()
+        answer, learned = ours.recv()
+    finally:
+        process.terminate()
+        process.join()
+    if isinstance(answer, Exception):
+        raise answer
+    simulations.merge(learned)
+    return found, answer
+
+
+def _may_fork() -> bool:
+    """Whether there are two cores, and no thread that a fork would leave with a lock."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    return cores > 1 and threading.active_count() == 1
 
 
 def _leave(share: list[tuple[Simulations, Recipe]]) -> None:

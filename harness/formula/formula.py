@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 from harness.allocator import Settings
 from harness.formula.expression import Point
-from harness.formula.outcome import Outcome, outcome
+from harness.formula.outcome import Outcome, least_bytes, outcome
 from harness.formula.piece import Piece
 from harness.formula.request_log import Label, RequestLog
 from harness.hardware import Hardware
@@ -68,15 +69,29 @@ class Formula:
         """Another simulation, of a step that did not run out of memory: what its requests are for, by key,
         and its times, by device."""
         recipe = Recipe.model_validate(profile.recipe)
-        piece = Piece.of(log, point_of(recipe), labels)
-        if not any(known.add(piece) for known in self.pieces):
-            self.pieces.append(piece)
-        self.outcomes = {
-            asked: found for asked, found in self.outcomes.items() if self.knowing(Point(*found["point"]))
-        }
+        self._add([Piece.of(log, point_of(recipe), labels)])
         self.warnings, self.changed = profile.warnings, True
         for device, found in {profile.hardware.name: Times.of(profile), **times}.items():
             self.times[_name(device, recipe)] = found
+
+    def merge(self, other: Formula) -> None:
+        """What another process learned of the same recipe."""
+        self.outcomes |= other.outcomes
+        self._add(other.pieces)
+        self.times |= other.times
+        self.warnings, self.refused = self.warnings or other.warnings, self.refused or other.refused
+        self.changed = True
+
+    def _add(self, pieces: Iterable[Piece]) -> None:
+        """More pieces. Outcomes that were guessed and would be guessed otherwise now are forgotten."""
+        points = {Point(*found["point"]) for found in self.outcomes.values()}
+        guessed = {point: self._sizes(point) for point in points if not self.knowing(point)}
+        for piece in pieces:
+            if not any(known.add(piece) for known in self.pieces):
+                self.pieces.append(piece)
+        wrong = {point for point, before in guessed.items() if before != self._sizes(point)}
+        for asked in [asked for asked, found in self.outcomes.items() if Point(*found["point"]) in wrong]:
+            del self.outcomes[asked]
 
     def has_times(self, recipe: Recipe, devices: Iterable[Hardware]) -> bool:
         """Whether the step was timed at these sizes on all of them."""
@@ -91,10 +106,45 @@ class Formula:
         explaining = [piece for piece in self.pieces if piece.may_hold(point)]
         return min(explaining, key=lambda piece: piece.distance(point), default=None)
 
-    def profile(self, log: RequestLog, recipe: Recipe, hardware: Hardware, settings: Settings) -> StepProfile:
-        """The profile of `recipe` on `hardware`, whose requests are `log`: as simulated, but for what is at
-        the peak, and with times only of the sizes that were simulated on this device."""
-        found = self._outcome(log, recipe, hardware, settings)
+    def requests(self, point: Point) -> RequestLog | None:
+        """What the step asks for at these sizes, if what was seen at others goes on; None if nobody knows."""
+        piece = self._saying(point)
+        try:
+            return None if piece is None else piece.at(point)
+        except ValueError:
+            return None
+
+    def _saying(self, point: Point) -> Piece | None:
+        return self.knowing(point) or self.guessing(point)
+
+    def _sizes(self, point: Point) -> tuple[int, list[int]] | None:
+        """Which piece speaks of a point, and what it says."""
+        piece = self._saying(point)
+        try:
+            return None if piece is None else (id(piece), piece.sizes_at(point))
+        except ValueError:
+            return None
+
+    def simulated_at(self) -> list[Point]:
+        """All sizes that were simulated."""
+        return [point for piece in self.pieces for point in piece.points]
+
+    def least_bytes(self, point: Point) -> int | None:
+        """Of memory, without which the step does not fit, as far as is known; None if nothing is."""
+        asked = f"least {point.micro_batch_size} x {point.seq_len}"
+        if asked not in self.outcomes:
+            log = self.requests(point)
+            if log is None:
+                return None
+            self.changed = True
+            self.outcomes[asked] = {"point": point, "bytes": least_bytes(log)}
+        return self.outcomes[asked]["bytes"]
+
+    def profile(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> StepProfile:
+        """The profile of `recipe` on `hardware`: as simulated, or expected, but for what is at the peak, and
+        with times only of the sizes that were simulated on this device. Raises ValueError if nothing is known
+        that says what the step asks for."""
+        found = self._outcome(recipe, hardware, settings)
         times = self.times.get(_name(hardware.name, recipe))
         context = hardware.calibration.cuda_context_bytes
         profile = StepProfile(
@@ -102,7 +152,7 @@ class Formula:
             recipe=recipe.model_dump(mode="json"),
             hardware=hardware.summary(recipe.compute_dtype),
             provenance={
-                **provenance(),
+                **_provenance(),
                 "calibration": hardware.calibration.source,
                 "allocator": str(settings),
                 "formula": "the requests of a simulated step, with sizes derived from several",
@@ -139,13 +189,16 @@ class Formula:
         memory.fragmentation_bytes = found.reserved_bytes - found.allocated_bytes
         return profile
 
-    def _outcome(self, log: RequestLog, recipe: Recipe, hardware: Hardware, settings: Settings) -> Outcome:
+    def _outcome(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> Outcome:
         """Looked up where it was asked for before, and nothing was learnt since that could change it."""
         memory = f"{hardware.memory_bytes} {hardware.calibration.cuda_context_bytes} {settings}"
         asked = _name(memory, recipe)
         if asked not in self.outcomes:
-            self.changed = True
+            log = self.requests(point_of(recipe))
+            if log is None:
+                raise ValueError(f"nothing is known of {asked}")
             found = outcome_of(log, recipe, hardware, settings)
+            self.changed = True
             self.outcomes[asked] = {"point": point_of(recipe), **found.as_json()}
         return Outcome.from_json(self.outcomes[asked])
 
@@ -163,6 +216,12 @@ class Formula:
         times = {asked: Times.from_json(found) for asked, found in document["times"].items()}
         told = document["warnings"], times, document["refused"], document["outcomes"]
         return cls(document["key"], pieces, *told)
+
+
+@cache
+def _provenance() -> dict[str, Any]:
+    """Asked of git and of every installed package once: a search asks for many profiles."""
+    return provenance()
 
 
 def point_of(recipe: Recipe) -> Point:

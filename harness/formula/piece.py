@@ -83,14 +83,14 @@ class Piece:
         return piece
 
     def add(self, other: Piece) -> bool:
-        """Explain what another simulation shows as well. False, and nothing changed, if it did something
+        """Explain what other simulations show as well. False, and nothing changed, if they did something
         else."""
         mine = self.events, self.streams, self.marks, self.lost
         if mine != (other.events, other.streams, other.marks, other.lost):
             return False
-        (point,) = other.points
-        if point not in self.points:
-            self._take([other.columns[column].at(point) for column in other.column_of], point)
+        for point in other.points:
+            if point not in self.points:
+                self._take(other.sizes_at(point), point)
         return True
 
     def _take(self, sizes: Sequence[int], point: Point) -> None:
@@ -98,11 +98,12 @@ class Piece:
         numbers: dict[Any, int] = {}
         chosen: list[int] = []
         values: list[tuple[int, ...]] = []
+        known = [[column.at(p) for p in self.points] for column in self.columns]
         for before, size in zip(self.column_of, sizes, strict=True):
             what = before, size, (size.rule, size.arguments) if isinstance(size, Ruled) else None
             if what not in numbers:
                 numbers[what] = len(values)
-                values.append((*(self.columns[before].at(p) for p in self.points), size))
+                values.append((*known[before], size))
             chosen.append(numbers[what])
         self.points = [*self.points, point]
         explained = [explain(column, self.points) for column in values]
@@ -157,15 +158,20 @@ class Piece:
             together |= point.seq_len
         return together & -together
 
+    def sizes_at(self, point: Point) -> list[int]:
+        """Bytes of each birth. Raises ValueError where one is not known."""
+        sizes = [size.at(point) for size in self.columns]
+        return [sizes[column] for column in self.column_of]
+
     def at(self, point: Point) -> RequestLog:
         """The requests at that point. Raises ValueError where a size is not known."""
-        sizes = [size.at(point) for size in self.columns]
+        sizes = self.sizes_at(point)
         log = RequestLog()
         events = log.events
         births = 0
         for event in self.events:
             if event == BIRTH:
-                events.append((births, sizes[self.column_of[births]], self.streams[births]))
+                events.append((births, sizes[births], self.streams[births]))
                 births += 1
             else:
                 events.append((event, DIED, 0))

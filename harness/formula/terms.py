@@ -53,13 +53,14 @@ def terms_at_peak(piece: Piece, point: Point) -> Terms:
     log = piece.at(point)
     sizes: dict[int, int] = {}
     now = peak = peak_event = 0
+    start = log.start
     for index, (key, size_bytes, _) in enumerate(log.events):
         if size_bytes == DIED:
             now -= sizes.pop(key)
         else:
             sizes[key] = _in_blocks(size_bytes)
             now += sizes[key]
-        if index >= log.start and now > peak:
+        if index >= start and now > peak:
             peak, peak_event = now, index
     alive: set[int] = set()
     for key, size_bytes, _ in log.events[: peak_event + 1]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.allocator import Allocator, AllocatorOutOfMemory, Block, Settings, snapshot_segments
@@ -117,15 +117,18 @@ class SimulatedMemory(Recording):
         if self._logs:
             self.log.mark("between")
 
-    def repeat(self, times: int, lost: Collection[int] = ()) -> dict[str, tuple[int, int]]:
+    def lose(self, keys: Iterable[int]) -> None:
+        """What of `keys` the recorded step made, nobody frees: each step like it loses as much again."""
+        self.log.lost = self.log.born_in_the_step(frozenset(keys))
+
+    def repeat(self, times: int) -> dict[str, tuple[int, int]]:
         """Do the recorded step again, at most `times`: allocated and reserved bytes at most, by phase.
 
         Steps are all alike, but the blocks they leave are not: for a few steps more reserved memory can grow,
-        and allocated by what is not split off a block, and by what is `lost` in each of them.
+        and allocated by what is not split off a block, and by what each of them loses.
         See RequestLog.repeat. Raises AllocatorOutOfMemory. The snapshot stays that of the recording.
         """
         self._logs = False
-        self.log.lost = self.log.born_in_the_step(lost) if times else frozenset()
         self._segments = self._segments_now()
         self.allocator.device.emit = lambda *_: None
         try:

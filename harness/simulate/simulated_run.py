@@ -79,6 +79,7 @@ def simulate(
     rank: int = 0,
     after: AfterStep | None = None,
     explain_oom: bool = True,
+    repeat: bool = True,
     beside: Sequence[SimulatedTime] = (),
     advise: Callable[[Recipe, HardwareSummary, OutOfMemoryReport], list[str]] | None = None,
 ) -> tuple[StepProfile, SimulatedMemory]:
@@ -87,7 +88,8 @@ def simulate(
 
     `after`: what to simulate behind the training steps. `beside`: clocks of other devices.
     Running out of memory gives a profile with `oom` filled; `explain_oom` simulates once more then, to keep
-    the stack and the module of everything that is live, and `advise` says what to change. Raises InputError
+    the stack and the module of everything that is live, and `advise` says what to change. Without `repeat` the
+    profile is of the simulated steps alone: those after them are asked of the memory's log. Raises InputError
     for a dtype that the device has no units for, and for `compile`, which changes which kernels run: napkin
     has an answer.
     """
@@ -104,6 +106,7 @@ def simulate(
         import_everything(recipe)
         with older_objects_kept():
             run = SimulatedRun(recipe, hardware, settings, rank, after, beside)
+            run.repeats = repeat
             profile = run.to_the_end()
             if profile.oom is not None and explain_oom:
                 run = SimulatedRun(recipe, hardware, settings, rank, after)
@@ -129,7 +132,8 @@ def simulate_for_devices(
     first, *others = devices
     beside: dict[str, SimulatedTime] = {other.name: SimulatedTime(other) for other in others}
     plenty = with_memory(first, PLENTY_BYTES)
-    profile, memory = simulate(recipe, plenty, settings, explain_oom=False, beside=list(beside.values()))
+    clocks = list(beside.values())
+    profile, memory = simulate(recipe, plenty, settings, explain_oom=False, repeat=False, beside=clocks)
     times = {name: Times(step_of(recipe, clock), {**clock.communication_s}) for name, clock in beside.items()}
     return profile, memory, {first.name: Times.of(profile), **times}
 
@@ -153,6 +157,7 @@ class SimulatedRun:
         self.num_steps = DDP_STEPS if recipe.ddp else STEPS
         self.steps_beyond = max(0, recipe.warmup_steps + recipe.steps + 1 - self.num_steps)
         """A measurement's steps beyond those that are simulated here."""
+        self.repeats = True
         context = hardware.calibration.cuda_context_bytes
         self.memory = SimulatedMemory(settings, hardware.memory_bytes - context, hardware.memory_bytes)
         self.time = SimulatedTime(hardware)
@@ -244,7 +249,9 @@ class SimulatedRun:
         """What a measurement's other steps add: its warm-up, timed and recorded ones."""
         lost = {self.device.key_of(tensor): tensor.nbytes for tensor in self.communication.not_waited}
         self.lost_bytes = sum(lost.values()) // self.num_steps
-        peaks = self.memory.repeat(self.steps_beyond, [key for key in lost if key is not None])
+        if self.steps_beyond:
+            self.memory.lose(key for key in lost if key is not None)
+        peaks = self.memory.repeat(self.steps_beyond if self.repeats else 0)
         for name, (allocated, reserved) in peaks.items():
             stats = self.phases[name]
             stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, allocated)

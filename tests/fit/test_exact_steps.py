@@ -64,7 +64,11 @@ class ByHand:
         return self._profile(recipe) if self.explains(recipe) else None
 
     def least_bytes(self, recipe: Recipe) -> int | None:
-        return self._allocated(self.value(recipe)) * MiB + CONTEXT if self.explains(recipe) else None
+        known = self.value(recipe) in self.simulated or self.explains(recipe)
+        return self._allocated(self.value(recipe)) * MiB + CONTEXT if known else None
+
+    def simulated_before(self, recipe: Recipe, field: str) -> list[int]:
+        return []
 
     def keep(self) -> None:
         pass

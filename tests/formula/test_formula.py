@@ -44,7 +44,7 @@ def derived(recipe: Recipe, *points: tuple[int, int]) -> Formula:
 def by_formula(formula: Formula, recipe: Recipe, hardware=PLENTY) -> StepProfile:
     piece = formula.knowing(point_of(recipe))
     assert piece is not None
-    return formula.profile(piece.at(point_of(recipe)), recipe, hardware, PLAIN)
+    return formula.profile(recipe, hardware, PLAIN)
 
 
 def numbers(profile: StepProfile) -> tuple:
