@@ -88,8 +88,8 @@ def simulate(
 
     `after`: what to simulate behind the training steps. `beside`: clocks of other devices.
     Running out of memory gives a profile with `oom` filled; `explain_oom` simulates once more then, to keep
-    the stack and the module of everything that is live, and `advise` says what to change. Without `repeat` the
-    profile is of the simulated steps alone: those after them are asked of the memory's log. Raises InputError
+    the stack and the module of everything that is live, and `advise` says what to change. Without `repeat`
+    the profile is of the simulated steps alone: those after them are in the memory's log. Raises InputError
     for a dtype that the device has no units for, and for `compile`, which changes which kernels run: napkin
     has an answer.
     """
