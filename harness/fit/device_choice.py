@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from textwrap import wrap
 from typing import Any
 
+from pydantic import ValidationError
+
 from harness.architecture import load_shape
 from harness.errors import InputError
+from harness.fit.changes import changed, overrides
+from harness.fit.held_back import NEUTRAL
 from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import PLENTY_BYTES, Hardware, all_hardware, with_memory
 from harness.napkin import Timing, estimate, required_bytes
 from harness.recipe import Recipe
 
 GIB = 2**30
+UNSURE = 0.25
+"""How far arithmetic may be off in what a change saves, before a simulation is not worth its seconds."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,10 @@ class Offer:
     tokens_per_s: float | None = None
     bound: str | None = None
     price_per_hour: float | None = None
+    tokens_per_s_range: tuple[float, float] | None = None
+    """Between these, four times of five, as far as such kernels were ever measured; None by arithmetic."""
+    overrides: str = ""
+    """What costs nothing and makes it fit: the offer is of the recipe with these."""
 
     @property
     def cost_per_million_tokens(self) -> float | None:
@@ -71,12 +81,46 @@ def compare_hardware(
         all_at_once((Simulations(alike[0], told=told, alike=alike[1:]), recipe) for alike in kinds)
     for alike in kinds:
         offers += _offers(recipe, alike, told, warned, by_arithmetic)
+    if not by_arithmetic:
+        offers = _with_neutral_change(recipe, offers, kinds, told, warned)
 
     def order(offer: Offer) -> tuple[bool, float, float]:
         cost = offer.cost_per_million_tokens
         return (not offer.fits, float("inf") if cost is None else cost, -(offer.tokens_per_s or 0))
 
     return sorted(offers, key=order)
+
+
+def _with_neutral_change(
+    recipe: Recipe,
+    offers: list[Offer],
+    kinds: list[list[Hardware]],
+    told: Callable[[str], None],
+    warned: set[str],
+) -> list[Offer]:
+    """The offers, but of devices that a change which costs nothing makes large enough, with that change."""
+    try:
+        other = changed(recipe, NEUTRAL)
+        shape = load_shape(recipe.model)
+    except (ValidationError, InputError):  # this model, or this installation, cannot have it
+        return offers
+    short = {offer.name: offer for offer in offers if not offer.fits and offer.required_bytes is not None}
+
+    def may_fit(device: Hardware) -> bool:
+        offer = short.get(device.datasheet.name)
+        if offer is None or other == recipe:
+            return False
+        saved = required_bytes(estimate(recipe, device, shape)) - required_bytes(
+            estimate(other, device, shape)
+        )
+        return (offer.required_bytes or 0) - saved * (1 + UNSURE) <= device.memory_bytes
+
+    hopeful = [alike for alike in kinds if any(may_fit(device) for device in alike)]
+    all_at_once((Simulations(alike[0], told=told, alike=alike[1:]), other) for alike in hopeful)
+    found = [offer for alike in hopeful for offer in _offers(other, alike, told, warned, by_arithmetic=False)]
+    spelled = overrides(recipe, NEUTRAL)
+    better = {o.name: replace(o, overrides=spelled) for o in found if o.fits and o.name in short}
+    return [better.get(offer.name, offer) for offer in offers]
 
 
 def _by_kernels(devices: list[Hardware]) -> list[list[Hardware]]:
@@ -141,7 +185,12 @@ def _simulated(recipe: Recipe, device: Hardware, simulations: Simulations) -> Of
     if not fits:
         profile = simulations.on(with_memory(device, PLENTY_BYTES), recipe)
     step = profile.step
-    return _offer(device, profile.memory.process_bytes or 0, step.tokens_per_s, step.bound, fits)
+    offer = _offer(device, profile.memory.process_bytes or 0, step.tokens_per_s, step.bound, fits)
+    time = step.time_s
+    if not (step.tokens_per_s and time.median and time.p10 and time.p90):
+        return offer
+    tokens = step.tokens_per_s * time.median
+    return replace(offer, tokens_per_s_range=(tokens / time.p90, tokens / time.p10))
 
 
 def render_table() -> str:
@@ -172,18 +221,21 @@ def render_choice(name: str, offers: list[Offer]) -> str:
 def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
     yield f"{name} on every device of the table"
     yield ""
-    yield "  device            has GiB needs GiB  tokens/s   bound per hour per 1M tokens"
+    yield "  device            has GiB needs GiB  tokens/s (80 % range)   bound  per hour  per 1M"
     running = [offer for offer in offers if offer.fits]
     for offer in running:
         cells = [
             f"{offer.memory_bytes / GIB:7.1f}",
             f"{_number(offer.required_bytes, 1 / GIB, 1):>9}",
-            f"{_number(offer.tokens_per_s, 1, 0):>9}",
+            f"{_number(offer.tokens_per_s, 1, 0):>9} {_range(offer):<13}",
             f"{offer.bound or '-':>7}",
-            f"{_number(offer.price_per_hour, 1, 2):>8}",
-            f"{_number(offer.cost_per_million_tokens, 1, 3):>13}",
+            f"{_number(offer.price_per_hour, 1, 2):>9}",
+            f"{_number(offer.cost_per_million_tokens, 1, 3):>7}",
         ]
-        yield f"  {offer.name:<17} {' '.join(cells)}"
+        changed_by = "*" if offer.overrides else ""
+        yield f"  {offer.name + changed_by:<17} {' '.join(cells)}"
+    for spelled in dict.fromkeys(offer.overrides for offer in running if offer.overrides):
+        yield f"  * with {spelled}, which costs nothing; it does not fit without"
     if len(running) < len(offers):
         yield ""
     others: dict[str, list[str]] = {}  # by verdict; what cannot run it has no speed, and comes last
@@ -204,11 +256,19 @@ def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
     if len(priced) > 1:
         cheapest = min(priced, key=lambda o: o.cost_per_million_tokens or 0)
         cost = f"{cheapest.cost_per_million_tokens:.3f} per million tokens"
-        yield f"  the cheapest of the {len(priced)} with a price: {cheapest.name}, {cost}"
+        and_how = f", with {cheapest.overrides}" if cheapest.overrides else ""
+        yield f"  the cheapest of the {len(priced)} with a price: {cheapest.name}, {cost}{and_how}"
     else:
         yield "  give prices of several (--price h200=3.5, or --prices FILE) to see which is the cheapest"
     fastest = max(running, key=lambda o: o.tokens_per_s or 0)
     yield f"  the fastest: {fastest.name}, {fastest.tokens_per_s:,.0f} tokens/s"
+
+
+def _range(offer: Offer) -> str:
+    if offer.tokens_per_s_range is None:
+        return ""
+    low, high = offer.tokens_per_s_range
+    return f"({low:,.0f}-{high:,.0f})"
 
 
 def _number(value: float | None, factor: float, digits: int) -> str:

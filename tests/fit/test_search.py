@@ -12,7 +12,7 @@ from harness.architecture.model_shape import load_shape
 from harness.cli.app import app
 from harness.errors import InputError
 from harness.fit.changes import WORTHWHILE, Change, Price, by_arithmetic, combined, suggestions
-from harness.fit.device_choice import compare_hardware
+from harness.fit.device_choice import compare_hardware, render_choice
 from harness.fit.search import fit
 from harness.hardware.hardware import find_hardware, hardware_names, parse_bytes, with_memory
 from harness.napkin import estimate, required_bytes
@@ -311,6 +311,25 @@ def test_every_device_gets_what_a_simulation_on_it_says(tmp_path, monkeypatch):
     again: list[str] = []
     assert {o.name: o for o in compare_hardware(recipe, {"l4": 0.7}, again.append)} == offers
     assert not any("simulating" in line for line in again)  # what was found is kept
+
+
+def test_a_change_that_costs_nothing_brings_a_smaller_device_in(tmp_path, monkeypatch):
+    """Logits of 32,000 words are most of this step: without them it fits where it did not."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 32000, **sizes}))
+    recipe = Recipe(model=str(tmp_path / "config.json"), seq_len=1024)
+    h100 = find_hardware("h100")
+    needs = [
+        simulate(recipe.model_copy(update={"loss": loss}), h100)[0].memory.process_bytes or 0
+        for loss in ("fused_linear", "standard")
+    ]
+    assert needs[0] < needs[1]
+    between = with_memory(h100, sum(needs) // 2)
+    monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: [between])
+    (offer,) = compare_hardware(recipe, {})
+    assert (offer.fits, offer.overrides) == (True, "loss=fused_linear")
+    assert offer.required_bytes == needs[0]
+    assert "  * with loss=fused_linear, which costs nothing" in render_choice("tiny", [offer])
 
 
 def test_hardware_names_the_cheapest_and_the_fastest(tmp_path):
