@@ -44,7 +44,8 @@ def find_peak(spans: Sequence[AllocationSpan], leave_out: Collection[str] = ()) 
 def categorize(spans: Sequence[AllocationSpan]) -> list[str]:
     """The category of every span.
 
-    A label wins; then what FSDP2 gathers, as its stack shows, is `gathered_parameters`. Unlabelled memory
+    A label wins, but what FSDP2 gathers, as its stack shows, is `gathered_parameters`: where memory runs out
+    within a unit, its whole weights are the model's parameters at that moment. Unlabelled memory
     from before the recording or the first step is `other`, made while preparing batches `inputs`. Born in
     forward and dead in backward is `activations`: with accumulation that means in or after the first backward
     that follows its birth, and what is still live when the recording ends counts too (a run that ended in
@@ -64,10 +65,10 @@ def categorize(spans: Sequence[AllocationSpan]) -> list[str]:
         return following < len(backward) and backward[following] <= span.died
 
     def category(span: AllocationSpan) -> str:
+        if gathering.get(id(span.frames)) and span.category in (None, "parameters"):
+            return "gathered_parameters"
         if span.category is not None:
             return span.category
-        if gathering.get(id(span.frames)):
-            return "gathered_parameters"
         if span.born == BEFORE_RECORDING or span.birth_phase in (None, "setup"):
             return "other"
         if span.birth_phase == "data":

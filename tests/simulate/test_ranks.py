@@ -16,7 +16,7 @@ from torch.distributed.tensor import _sharding_prop as propagation
 
 from harness.allocator import parse_settings
 from harness.errors import InputError
-from harness.hardware.hardware import find_hardware
+from harness.hardware.hardware import find_hardware, with_memory
 from harness.hardware.links import NETWORK, collective_s
 from harness.recipe import Recipe
 from harness.simulate.memory import SimulatedMemory
@@ -98,6 +98,17 @@ def test_gathered_weights_are_a_category_of_their_own(fields: dict[str, Any], ga
     assert sum(entry.size_bytes for entry in of_category) <= gathered
     end = breakdown_at(memory.spans, memory.last_event)
     assert end.gathered_parameters_bytes == 0  # after the step there are parts only
+
+
+def test_whole_weights_are_gathered_ones_where_memory_runs_out_within_a_unit() -> None:
+    """They are the model's parameters at that moment; what rests is the same with any memory."""
+    recipe = tiny(parallel="fsdp", dp_shard=2, micro_batch_size=8)
+    fits = simulate(recipe, H100)[0].memory
+    assert fits.process_bytes is not None
+    short = simulate(recipe, with_memory(H100, fits.process_bytes - 2**20))[0]
+    assert short.oom is not None
+    assert short.memory.at_peak.parameters_bytes == fits.at_peak.parameters_bytes
+    assert short.memory.at_peak.gathered_parameters_bytes
 
 
 @pytest.mark.parametrize("engine", ["ddp", "tp"])
