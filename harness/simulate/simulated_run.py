@@ -381,17 +381,20 @@ class SimulatedRun:
             setup_peak_allocated_bytes=self.peaks.setup_bytes,
             first_step_peak_allocated_bytes=self.peaks.first_step_bytes,
         )
+        if self.phases:
+            memory.peak_phase = max(self.phases, key=lambda name: self.phases[name].peak_allocated_bytes or 0)
+            memory.peak_allocated_bytes = self.phases[memory.peak_phase].peak_allocated_bytes
         if self.at_oom is not None:
-            memory.at_peak, memory.peak_phase = self.at_oom, self.memory.phase
-            memory.peak_allocated_bytes = self.at_oom.total_bytes()
             memory.peak_reserved_bytes = self.memory.peak_reserved_bytes
-            return memory
-        memory.peak_phase = max(self.phases, key=lambda name: self.phases[name].peak_allocated_bytes or 0)
-        memory.peak_allocated_bytes = self.phases[memory.peak_phase].peak_allocated_bytes
-        memory.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0 for stats in self.phases.values())
-        memory.process_bytes = memory.peak_reserved_bytes + self.hardware.calibration.cuda_context_bytes
-        memory.fragmentation_bytes = memory.peak_reserved_bytes - (memory.peak_allocated_bytes or 0)
-        peak = find_peak(self.memory.spans).index
+            if self.at_oom.total_bytes() >= (memory.peak_allocated_bytes or 0):
+                memory.at_peak, memory.peak_phase = self.at_oom, self.memory.phase
+                memory.peak_allocated_bytes = self.at_oom.total_bytes()
+                return memory
+        else:
+            memory.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0 for stats in self.phases.values())
+            memory.process_bytes = memory.peak_reserved_bytes + self.hardware.calibration.cuda_context_bytes
+            memory.fragmentation_bytes = memory.peak_reserved_bytes - (memory.peak_allocated_bytes or 0)
+        peak = find_peak(self.memory.spans, leave_out=("setup",)).index
         memory.at_peak = breakdown_at(self.memory.spans, peak)
         not_split_off = (memory.peak_allocated_bytes or 0) - memory.at_peak.total_bytes()
         memory.at_peak.other_bytes = (memory.at_peak.other_bytes or 0) + not_split_off
