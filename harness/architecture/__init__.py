@@ -6,6 +6,7 @@ from harness.architecture.layers import (
     EXPERTS_ONCE_LINEAR,
     Matrix,
     matrices_of,
+    num_parameters,
     outer_parts,
     parts_of,
     quantized,

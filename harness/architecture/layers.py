@@ -159,6 +159,12 @@ def parts_of(shape: ModelShape, block: Block) -> list[Matrix]:
     return [*matrices, *biases, Matrix("norms", 1, _vectors(shape, block), "vector")]
 
 
+def num_parameters(shape: ModelShape) -> int:
+    """Elements of all weights together, those of every expert too."""
+    blocks = sum(part.elements * block.count for block in shape.blocks for part in parts_of(shape, block))
+    return blocks + sum(part.elements for part in outer_parts(shape))
+
+
 def outer_parts(shape: ModelShape) -> list[Matrix]:
     """What is outside the blocks: embeddings, a head of its own, learned positions, the last norm."""
     parts = [Matrix("embed_tokens", shape.hidden, shape.vocab, "in")]

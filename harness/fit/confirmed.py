@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from pydantic import ValidationError
 
 from harness.allocator import Settings
-from harness.architecture import load_shape
+from harness.architecture import load_shape, num_parameters
 from harness.errors import InputError
 from harness.fit.changes import (
     Change,
@@ -51,6 +52,8 @@ class ConfirmedFit:
     changes: list[Change] = field(default_factory=list[Change])
     together: str = ""
     """Overrides with which it was seen to fit."""
+    num_parameters: int | None = None
+    """Of the model, without an adapter; None where its config tells too little."""
     notes: list[str] = field(default_factory=list[str])
     held_back: str = ""
     """What the memory is that keeps a larger micro batch from fitting; empty where nobody knows."""
@@ -95,6 +98,8 @@ def fit_confirmed(
     except InputError as error:
         arithmetic, unknown = None, error
     found = ConfirmedFit.by_arithmetic(arithmetic) if arithmetic else ConfirmedFit(None)
+    with suppress(InputError):
+        found.num_parameters = num_parameters(load_shape(recipe.model))
     search = _Confirming(recipe, hardware, settings, found, told)
     try:
         search.sizes()

@@ -221,16 +221,16 @@ def render_choice(name: str, offers: list[Offer]) -> str:
 def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
     yield f"{name} on every device of the table"
     yield ""
-    yield "  device            has GiB needs GiB  tokens/s (80 % range)   bound  per hour  per 1M"
+    yield "  device            GiB of  needs tokens/s (80 % range)     bound an hour per 1M"
     running = [offer for offer in offers if offer.fits]
     for offer in running:
         cells = [
-            f"{offer.memory_bytes / GIB:7.1f}",
-            f"{_number(offer.required_bytes, 1 / GIB, 1):>9}",
-            f"{_number(offer.tokens_per_s, 1, 0):>9} {_range(offer):<13}",
+            f"{offer.memory_bytes / GIB:6.1f}",
+            f"{_number(offer.required_bytes, 1 / GIB, 1):>6}",
+            f"{_number(offer.tokens_per_s, 1, 0):>7} {_range(offer):<14}",
             f"{offer.bound or '-':>7}",
-            f"{_number(offer.price_per_hour, 1, 2):>9}",
-            f"{_number(offer.cost_per_million_tokens, 1, 3):>7}",
+            f"{_number(offer.price_per_hour, 1, 2):>7}",
+            f"{_number(offer.cost_per_million_tokens, 1, 3):>6}",
         ]
         changed_by = "*" if offer.overrides else ""
         yield f"  {offer.name + changed_by:<17} {' '.join(cells)}"

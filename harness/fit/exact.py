@@ -38,6 +38,8 @@ class ExactFit:
     """Out of memory at the next value, simulated or as the formula says; None for a `limit`."""
     limit: str | None = None
     """Why there is nothing beyond the largest value, where memory is not the reason."""
+    one_more_bytes: int | None = None
+    """What one step more of the field takes at the peak, by the formula; None where nobody knows."""
     tried: dict[int, bool] = dataclasses.field(default_factory=dict[int, bool])
     """Every value that the answer rests on, in order, and whether it fits."""
 
@@ -54,6 +56,8 @@ class ExactFit:
             "next": self.next_value,
             "next_out_of_memory_in": oom and oom.phase,
             "next_impossible": self.limit,
+            "one_more_bytes": self.one_more_bytes,
+            "tokens_per_s": self.profile and self.profile.step.tokens_per_s,
             "tried": {str(value): fits for value, fits in self.tried.items()},
         }
 
@@ -128,6 +132,9 @@ class _Search:
         if self.low:
             found.value = self.low * found.multiple_of
             found.profile = self.simulations.profile(self._with(self.low))
+            here, after = (self.simulations.least_bytes(self._with(self.low + more)) for more in (0, 1))
+            if here is not None and after is not None and not found.limit:
+                found.one_more_bytes = after - here
         if found.next_value is None:
             found.limit = f"larger values than {LARGEST[found.field]} are not looked for"
         self.simulations.keep()

@@ -210,8 +210,10 @@ def both_at_once(simulations: Simulations, first: Callable[[], A], second: Calla
     try:
         found = first()
         answer, learned = ours.recv()
+    except BaseException:
+        process.kill()
+        raise
     finally:
-        process.terminate()
         process.join()
     if isinstance(answer, Exception):
         raise answer

@@ -11,6 +11,7 @@ from harness.fit.search import FitField
 from harness.hardware import Hardware
 from harness.napkin import warnings_of
 from harness.recipe import Recipe
+from harness.step_profile import StepStats
 from harness.units import in_gib
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def fit_lines(
     size = in_gib(hardware.memory_bytes)
     fits = _fits_as_it_is(recipe, found)
     yield f"{name} on {where} ({size}): {'fits' if fits else 'does not fit'} as it is"
+    if found.num_parameters is not None:
+        yield f"  the model has {found.num_parameters / 1e9:,.2f} billion parameters"
     yield from _seen_lines(recipe, found) if found.seen else _arithmetic_lines(recipe, found)
     if found.changes:
         yield "Single changes that lower what it needs, the cheapest first:"
@@ -61,6 +64,7 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
     return {
         "recipe": name,
         "memory": where,
+        "num_parameters": found.num_parameters,
         "limit_bytes": arithmetic and arithmetic.limit_bytes,
         "required_bytes": arithmetic and arithmetic.required_bytes,
         "seen_by_simulation": found.seen,
@@ -139,7 +143,7 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
         if exact.profile is not None:
             memory = exact.profile.memory
             peak, reserved = in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes)
-            yield f"    it allocates {peak} at most and reserves {reserved}"
+            yield f"    it allocates {peak} at most and reserves {reserved}{_speed(exact.profile.step)}"
         yield from _next_lines(exact, "    ")
         larger = _expandable(field, found)
         if larger is not None:
@@ -153,6 +157,16 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
     yield "  seen by simulating the step; `--quick` gives estimates in a moment"
 
 
+def _speed(step: StepStats) -> str:
+    if step.tokens_per_s is None:
+        return ""
+    time = step.time_s
+    if not (time.median and time.p10 and time.p90):
+        return f"; about {step.tokens_per_s:,.0f} tokens/s"
+    low, high = (step.tokens_per_s * time.median / seconds for seconds in (time.p90, time.p10))
+    return f"; about {step.tokens_per_s:,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
+
+
 def _next_lines(found: ExactFit, indent: str = "  ") -> Iterator[str]:
     oom = found.next_profile and found.next_profile.oom
     if oom:
@@ -160,6 +174,9 @@ def _next_lines(found: ExactFit, indent: str = "  ") -> Iterator[str]:
         yield f"{indent}{found.next_value} runs out of memory in {oom.phase}, asking for {asked}"
         if (oom.reserved_unallocated_bytes or 0) >= (oom.requested_bytes or 0):
             yield f"{indent}with {idle} reserved in pieces: other sizes cut them otherwise, and a few may fit"
+        if found.one_more_bytes:
+            step = "a row" if found.field == "micro_batch_size" else f"{found.multiple_of} tokens"
+            yield f"{indent}{step} more takes {in_gib(found.one_more_bytes)} at the peak"
     elif found.limit is not None:
         yield f"{indent}{found.next_value or 'more'} is impossible: {found.limit}"
 
