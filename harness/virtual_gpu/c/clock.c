@@ -236,7 +236,7 @@ void virtual_gpu_copied(const void* to, const void* from, size_t size, void* str
   if (!estimate) return;
   int goes_in = virtual_gpu_owner(to) >= 0, comes_out = virtual_gpu_owner(from) >= 0;
   if (goes_in == comes_out) {
-    if (goes_in) virtual_gpu_launched(&(Kernel){.name = "Memcpy DtoD (Device -> Device)"}, stream);
+    if (goes_in) virtual_gpu_launched(&(Kernel){.name = "copy within the device", .copied_bytes = size}, stream);
     return;
   }
   if (!over_link[0]) {

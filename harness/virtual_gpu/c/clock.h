@@ -26,6 +26,7 @@ typedef struct Operation {
 typedef struct {
   const char* name;
   unsigned grid[3], block[3], shared;
+  size_t set_bytes, copied_bytes;  // within the device, of what is no kernel but a memset or a copy
 } Kernel;
 
 int virtual_gpu_has_clock(void);

@@ -41,6 +41,20 @@ static CUpti_BuffersCallbackCompleteFunc complete;
 static CUpti_TimestampCallbackFunc ticks;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+// Kineto asks for what was recorded only if it was asked for a buffer before: by the first call that is recorded.
+static uint8_t* first_buffer;
+static size_t first_size;
+static void ask_for_buffer(void) {
+  uint8_t* buffer = NULL;
+  size_t size = 0, most = 0;
+  if (__atomic_load_n(&first_buffer, __ATOMIC_RELAXED) || !request) return;
+  request(&buffer, &size, &most);
+  pthread_mutex_lock(&lock);
+  if (!first_buffer) first_buffer = buffer, first_size = size, buffer = NULL;
+  pthread_mutex_unlock(&lock);
+  if (buffer) complete(NULL, 0, buffer, size, 0);  // another thread was faster
+}
+
 int virtual_gpu_is_recording(void) { return __atomic_load_n(&is_recording, __ATOMIC_RELAXED); }
 
 static Record* append(CUpti_ActivityKind kind) {
@@ -62,6 +76,7 @@ static const CUpti_CallbackId called[] = {
 static __thread size_t last_call;
 
 void virtual_gpu_record_call(enum Call which) {
+  ask_for_buffer();
   pthread_mutex_lock(&lock);
   correlation = ++last_correlation;
   for (int kind = 0; kind < CUPTI_EXTERNAL_CORRELATION_KIND_SIZE; kind++) {
@@ -92,22 +107,34 @@ void virtual_gpu_record_return(void) {
   pthread_mutex_unlock(&lock);
 }
 void virtual_gpu_record_work(const Kernel* kernel, const Copy* copy, int stream, int device, int64_t begins, int64_t ends) {
+  Copy within = {kernel ? kernel->copied_bytes : 0};
+  int is_within = within.size > 0;
+  if (is_within) copy = &within;
   pthread_mutex_lock(&lock);
   if (copy && is_enabled[CUPTI_ACTIVITY_KIND_MEMCPY]) {
     CUpti_ActivityMemcpy5* made = &append(CUPTI_ACTIVITY_KIND_MEMCPY)->copy;
     uint8_t host = copy->is_pinned ? CUPTI_ACTIVITY_MEMORY_KIND_PINNED : CUPTI_ACTIVITY_MEMORY_KIND_PAGEABLE;
-    made->copyKind = copy->to_device ? CUPTI_ACTIVITY_MEMCPY_KIND_HTOD : CUPTI_ACTIVITY_MEMCPY_KIND_DTOH;
+    made->copyKind = is_within          ? CUPTI_ACTIVITY_MEMCPY_KIND_DTOD
+                     : copy->to_device ? CUPTI_ACTIVITY_MEMCPY_KIND_HTOD
+                                       : CUPTI_ACTIVITY_MEMCPY_KIND_DTOH;
     made->srcKind = copy->to_device ? host : CUPTI_ACTIVITY_MEMORY_KIND_DEVICE;
-    made->dstKind = copy->to_device ? CUPTI_ACTIVITY_MEMORY_KIND_DEVICE : host;
+    made->dstKind = copy->to_device || is_within ? CUPTI_ACTIVITY_MEMORY_KIND_DEVICE : host;
     made->bytes = copy->size, made->start = begins, made->end = ends;
+    made->deviceId = device, made->contextId = device + 1, made->streamId = stream, made->correlationId = correlation;
+  } else if (kernel && kernel->set_bytes && is_enabled[CUPTI_ACTIVITY_KIND_MEMSET]) {
+    CUpti_ActivityMemset4* made = &append(CUPTI_ACTIVITY_KIND_MEMSET)->set;
+    made->memoryKind = CUPTI_ACTIVITY_MEMORY_KIND_DEVICE, made->bytes = kernel->set_bytes;
+    made->start = begins, made->end = ends;
     made->deviceId = device, made->contextId = device + 1, made->streamId = stream, made->correlationId = correlation;
   } else if (kernel && is_enabled[CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL]) {
     CUpti_ActivityKernel9* made = &append(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL)->kernel;
     made->name = kernel->name ? kernel->name : "unnamed";
     made->start = begins, made->end = made->completed = ends;
     made->deviceId = device, made->contextId = device + 1, made->streamId = stream, made->correlationId = correlation;
-    made->gridX = kernel->grid[0], made->gridY = kernel->grid[1], made->gridZ = kernel->grid[2];
-    made->blockX = kernel->block[0], made->blockY = kernel->block[1], made->blockZ = kernel->block[2];
+    int has_grid = kernel->grid[0] && kernel->block[0];
+    made->gridX = has_grid ? kernel->grid[0] : 1, made->gridY = has_grid ? kernel->grid[1] : 1;
+    made->gridZ = has_grid ? kernel->grid[2] : 1, made->blockX = has_grid ? kernel->block[0] : 1;
+    made->blockY = has_grid ? kernel->block[1] : 1, made->blockZ = has_grid ? kernel->block[2] : 1;
     made->dynamicSharedMemory = kernel->shared, made->registersPerThread = 32;
   }
   pthread_mutex_unlock(&lock);
@@ -196,6 +223,8 @@ static void in_their_time(Record* record) {
     record->call.start = handed_on(record->call.start), record->call.end = handed_on(record->call.end);
   } else if (record->any.kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
     record->copy.start = handed_on(record->copy.start), record->copy.end = handed_on(record->copy.end);
+  } else if (record->any.kind == CUPTI_ACTIVITY_KIND_MEMSET) {
+    record->set.start = handed_on(record->set.start), record->set.end = handed_on(record->set.end);
   } else if (record->any.kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
     record->kernel.start = handed_on(record->kernel.start), record->kernel.end = handed_on(record->kernel.end);
     record->kernel.completed = record->kernel.end;
@@ -207,11 +236,13 @@ CUptiResult cuptiActivityFlushAll(uint32_t flag) {
   size_t number = count;
   records = NULL, count = room = 0;
   second = look();
+  uint8_t* buffer = first_buffer;
+  size_t size = first_size, most = 0;
+  first_buffer = NULL;
   pthread_mutex_unlock(&lock);
-  for (size_t i = 0; i < number && request;) {
-    uint8_t* buffer = NULL;
-    size_t size = 0, most = 0;
-    request(&buffer, &size, &most);
+  if (buffer && !number) complete(NULL, 0, buffer, size, 0);
+  for (size_t i = 0; i < number && request; buffer = NULL) {
+    if (!buffer) request(&buffer, &size, &most);
     if (!buffer || size < STRIDE) break;
     size_t fits = size / STRIDE < number - i ? size / STRIDE : number - i;
     for (size_t n = 0; n < fits; n++) in_their_time(&taken[i + n]);

@@ -388,7 +388,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t size, enum cudaMemcpyK
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t stream) {
   CALLED;
-  virtual_gpu_launched(&(Kernel){.name = "Memset (Device)"}, stream);
+  virtual_gpu_launched(&(Kernel){.name = "memset", .set_bytes = size}, stream);
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* to, int value, size_t size) { return cudaMemsetAsync(to, value, size, NULL); }
