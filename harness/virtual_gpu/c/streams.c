@@ -40,7 +40,7 @@ static Work waited_for;                // by the host
 static pthread_mutex_t work_lock = PTHREAD_MUTEX_INITIALIZER;
 
 typedef struct {
-  int64_t at;
+  int64_t at, given_until;  // when it is over; when the work is that was given before it
   int is_of_network;
   Capture capture;
   int place;
@@ -172,6 +172,7 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlag
 cudaError_t cudaEventRecord(cudaEvent_t recorded, cudaStream_t stream) {
   Event* event = (Event*)recorded;
   event->at = virtual_gpu_stream_done(stream, &event->is_of_network);
+  event->given_until = virtual_gpu_given_until(stream);
   event->capture = capture_of(stream);
   pthread_mutex_lock(&work_lock);
   event->place = place_of(stream);
@@ -192,7 +193,7 @@ cudaError_t cudaEventQuery(cudaEvent_t recorded) {
   pthread_mutex_lock(&work_lock);
   int is_done = !is_late() || event->work[event->place] <= waited_for[event->place];
   pthread_mutex_unlock(&work_lock);
-  if (event->at > virtual_gpu_now() && virtual_gpu_has_clock() && is_the_program(__builtin_return_address(0)))
+  if (event->given_until > virtual_gpu_now() && virtual_gpu_has_clock() && is_the_program(__builtin_return_address(0)))
     is_done = 0;
   return is_done ? cudaSuccess : cudaErrorNotReady;
 }
