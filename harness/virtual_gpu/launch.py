@@ -79,7 +79,7 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
     }
     made.pop("CUDA_VISIBLE_DEVICES", None)  # of a real machine's devices
     if options.out is not None:
-        made["VIRTUAL_GPU_OUT"] = str(options.out.resolve())
+        made["VIRTUAL_GPU_OUT"] = made["VIRTUAL_GPU_TIMES"] = str(options.out.resolve())
     if options.world_size is not None:
         local = options.rank % options.gpus
         made |= {"VIRTUAL_GPU_ALONE": "1", "WORLD_SIZE": str(options.world_size), "RANK": str(options.rank)}

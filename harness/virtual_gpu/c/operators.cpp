@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <mutex>
 #include <sstream>
@@ -96,7 +97,7 @@ bool mix_value(uint64_t& hash, const IValue& value) {
   return true;
 }
 
-// In JSON: a tensor as [dtype, device, sizes, strides], others as they are; null for what has no say.
+// In JSON, for who estimates: numbers as they were in the first call of their description.
 void write(std::ostream& to, const IValue& value);
 void write(std::ostream& to, c10::IntArrayRef values) {
   to << '[';
@@ -129,6 +130,7 @@ void write(std::ostream& to, const IValue& value) {
   if (value.isTensor()) write(to, value.toTensor());
   else if (value.isInt()) to << value.toInt();
   else if (value.isBool()) to << (value.toBool() ? "true" : "false");
+  else if (value.isDouble() && std::isfinite(value.toDouble())) to << value.toDouble();
   else if (value.isList()) write_list(to, value.toListRef());
   else to << "null";
 }

@@ -7,6 +7,7 @@ tokens that were looked up in the largest embedding, and FLOPs.
 
 import atexit
 import ctypes
+import json
 import os
 import sys
 from collections import defaultdict
@@ -142,9 +143,20 @@ class Times:
 
     def _tell(self):
         found = self.found()
-        if found is not None and os.environ.get("VIRTUAL_GPU_SUMMARY") == "1":
-            if os.environ.get("RANK", "0") == "0":
-                print("\n".join(_lines(found, self.hardware)), file=sys.stderr)
+        if found is None:
+            return
+        rank = os.environ.get("RANK")
+        if os.environ.get("VIRTUAL_GPU_SUMMARY") == "1" and rank in (None, "0"):
+            print("\n".join(_lines(found, self.hardware)), file=sys.stderr)
+        folder = os.environ.get("VIRTUAL_GPU_TIMES")
+        if folder:
+            name = f"process-{os.getpid()}" if rank is None else f"rank-{rank}-process-{os.getpid()}"
+            path = os.path.join(folder, f"{name}-times.json")
+            try:
+                with open(path, "w", encoding="utf-8") as file:
+                    json.dump(found, file, indent=1)
+            except OSError as error:
+                print(f"virtual GPU: cannot write {path}: {error.strerror}.", file=sys.stderr)
 
 
 def _lines(found, hardware):
