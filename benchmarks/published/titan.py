@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.published.device import PLACE, Memory, counted
 from harness.allocator.settings import Settings
 from harness.hardware.hardware import find_hardware
-from harness.simulate.kernels.attention_choice import CUDNN_DEPRIORITIZED
+from harness.kernels import CUDNN_DEPRIORITIZED
 
 COMMITS = {"titan-2406": "1ec2ece51", "titan-2412": "9dec370a"}
 """By name of the checkout: the one before the logs of 2024-06-27, and the one that the table names."""

@@ -1,7 +1,7 @@
 """The scratch buffers of sorting and reducing on CUDA: sizes that are no polynomials, by their own rules.
 
 CUB asks its caller for one scratch buffer. Its size follows from cub's tuning tables: how many elements one
-thread block handles ("tile"), which simulate/kernels/sorting.py reads from them. Files and lines are those
+thread block handles ("tile"), which kernels/sorting.py reads from them. Files and lines are those
 of CCCL 3.0.1, under cub/cub, which CUDA 13.0 brings.
 """
 

@@ -129,4 +129,4 @@ FORMULAS: dict[str, Formula] = {
     "bitsandbytes::gemv_4bit": _linear_4bit,
 }
 """By the name in the operator's schema, (args, out) to FLOPs: what torch's registry does not know, or not as
-it is called here. What else an operator does on CUDA: simulate/kernels/operators.py, by the same name."""
+it is called here. What else an operator does on CUDA: kernels/operators.py, by the same name."""

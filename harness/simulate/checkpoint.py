@@ -13,8 +13,8 @@ from torch import Tensor
 from harness.observe import storage_of, tensors_in
 from harness.recipe import Recipe
 from harness.simulate.device import SimulatedDevice
-from harness.simulate.replacement import Replacement, all_replaced
 from harness.step_profile import CheckpointStats
+from harness.system import Replacement, all_replaced
 from harness.training import (
     LoopObserver,
     Training,

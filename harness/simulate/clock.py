@@ -6,37 +6,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from torch import Tensor
 
 from harness.hardware import Hardware
-from harness.kernel_time import KernelKind, memory, range_of, transfer
-from harness.observe import operator_flops
+from harness.kernel_time import KernelKind, range_of, transfer
+from harness.kernels import NOTHING, Cost, KernelClass, Step, operator_cost
 from harness.recipe import Recipe
-from harness.simulate.kernels.operators import operator_of
-from harness.simulate.kernels.script import Step, Take
-from harness.simulate.operator_bytes import operator_bytes
-from harness.simulate.operator_time import KernelClass, operator_time
 from harness.step_profile import StepStats, TimeStats, utilization
-
-
-class Cost(NamedTuple):
-    """What one operator takes: FLOPs, bytes moved, and the seconds of each."""
-
-    flops: int
-    bytes_moved: int
-    compute_s: float
-    memory_s: float
-    before_s: float = 0.0
-    """Of memory_s, that of a kernel that is over before the FLOPs begin."""
-    kind: KernelKind = "memory"
-    """What the estimate of its seconds errs alike in."""
-    kernel_class: KernelClass = "elementwise"
-
-
-NOTHING = Cost(0, 0, 0.0, 0.0)
-"""Of what launches no kernel."""
 
 
 class SimulatedTime:
@@ -121,17 +99,10 @@ class SimulatedTime:
     def cost(
         self, func: Any, args: Any, kwargs: dict[str, Any], out: Any, script: Sequence[Step] = ()
     ) -> Cost:
-        """What one operator takes. It follows from the shapes and dtypes of its arguments; `script` is what
-        its kernels take from the allocator."""
-        if func.is_view or not operator_of(func).launches or not is_on_device(out, args):
+        """What one operator takes; `script` is what its kernels take from the allocator."""
+        if not is_on_device(out, args):
             return NOTHING
-        flops = operator_flops(func, args, kwargs, out)
-        moved = operator_bytes(func, args, kwargs, out, script)
-        before = _dequantized_first(func, args, script)
-        before_s = memory(self.hardware, "dequantize", before) if before else 0.0
-        took = operator_time(func, args, kwargs, self.hardware, flops, moved, before)
-        compute_s, memory_s = (took.seconds - before_s, before_s) if took.computes else (0.0, took.seconds)
-        return Cost(flops, moved, compute_s, memory_s, before_s, took.kind, took.kernel_class)
+        return operator_cost(self.hardware, func, args, kwargs, out, script)
 
     def launch(self, cost: Cost, reads: Iterable[int] = ()) -> None:
         """One operator that takes `cost` was launched; it reads these storages, once they have arrived."""
@@ -221,15 +192,6 @@ def step_of(recipe: Recipe, clock: SimulatedTime) -> StepStats:
         hfu=utilization(all_flops, seconds, peak),
         bound=clock.bound(),
     )
-
-
-def _dequantized_first(func: Any, args: Any, script: Sequence[Step]) -> int:
-    """Bytes that a 4-bit product moves to bring the weight back to 16 bit, before it multiplies: the packed
-    weight read, the whole one written. None when it does so on the fly, in registers."""
-    if str(func._overloadpacket) != "bitsandbytes.gemm_4bit":
-        return 0
-    whole = sum(step.size_bytes for step in script if isinstance(step, Take) and not step.workspace)
-    return whole + args[1].nbytes if whole else 0
 
 
 def is_on_device(out: Any, args: Any) -> bool:

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
+from harness.kernels import Free, Keep, Step, Take, operator_name, script_of
 from harness.observe import StorageTracker
 from harness.simulate.clock import Cost, SimulatedTime, is_on_device
 from harness.simulate.cuda.behaviour import CudaRules
 from harness.simulate.cuda.communication import KINDS, WAIT, Communication
 from harness.simulate.cuda.shape_cache import VIEW, tensors_in
-from harness.simulate.kernels.operators import operator_name, script_of
-from harness.simulate.kernels.script import Free, Keep, Step, Take
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
 

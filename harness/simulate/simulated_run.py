@@ -20,6 +20,7 @@ from harness.errors import InputError
 from harness.formula import Times
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.kernel_time import where_from
+from harness.kernels import unasked_tables, unknown_ops
 from harness.observe import PhasePeaks, gradients_seen, labelled_tensors, owned_tensors
 from harness.recipe import Recipe
 from harness.simulate.checkpoint import simulate_checkpoint
@@ -30,8 +31,6 @@ from harness.simulate.cuda.libraries import import_bitsandbytes_fast
 from harness.simulate.cuda.one_rank import one_rank
 from harness.simulate.cuda.streams import Streams
 from harness.simulate.device import SimulatedDevice
-from harness.simulate.kernels.operators import unknown_ops
-from harness.simulate.kernels.quantized import unasked_tables
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
 from harness.snapshot import BEFORE_RECORDING, breakdown_at, bytes_by_module, find_peak, top_allocations

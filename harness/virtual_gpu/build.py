@@ -24,6 +24,9 @@ FIRST_TORCH, LAST_TORCH = (2, 11), (2, 15)
 """The versions of PyTorch that have been tried."""
 CUDNN = "libvirtual_gpu_cudnn.so"
 """Stands in front of the real cuDNN, which it calls."""
+CXX = ("c++", "g++", "clang++")
+OPERATORS = "libvirtual_gpu_operators.so"
+"""Tells the clock which operator runs: in C++, against PyTorch's headers, and loaded once torch is there."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +119,11 @@ def libraries() -> list[Path]:
 def _parts(installed: Torch) -> dict[str, tuple[str, ...]]:
     major = installed.cuda_major
     return {
-        f"libcudart.so.{major}": ("memory.c", "runtime.c", "streams.c", "crash.c"),
+        f"libcudart.so.{major}": ("memory.c", "runtime.c", "streams.c", "clock.c", "crash.c"),
         f"libcublas.so.{major}": ("cublas.c",),
         f"libcublasLt.so.{major}": ("cublasLt.c",),
         "libcuda.so.1": ("driver.c",),
+        f"libcupti.so.{major}": ("cupti.c",),
         "libnccl.so.2": ("nccl.c",),
         "libnvidia-ml.so.1": ("nvml.c",),
         CUDNN: ("cudnn.c",),
@@ -139,11 +143,9 @@ def _key(installed: Torch) -> str:
     return f"torch-{installed.version}-cuda-{installed.cuda_version}-{digest.hexdigest()[:16]}"
 
 
-def _compiler() -> str | None:
-    chosen = os.environ.get("CC")
-    return next(
-        (found for name in (chosen, "cc", "gcc", "clang") if name and (found := shutil.which(name))), None
-    )
+def _compiler(variable: str = "CC", *names: str) -> str | None:
+    tried = (os.environ.get(variable), *(names or ("cc", "gcc", "clang")))
+    return next((found for name in tried if name and (found := shutil.which(name))), None)
 
 
 def _find(installed: Torch, name: str) -> Path | None:
@@ -167,8 +169,10 @@ def _build(installed: Torch, parts: dict[str, tuple[str, ...]], folder: Path) ->
             "give a folder that can be written in XDG_CACHE_HOME."
         ) from None
     try:
-        running = [_compile(installed, name, sources, beside) for name, sources in parts.items()]
-        for name, process in zip(parts, running, strict=True):
+        running = {name: _compile(installed, name, sources, beside) for name, sources in parts.items()}
+        if _compiler("CXX", *CXX) is not None:
+            running[OPERATORS] = _compile_operators(installed, beside)
+        for name, process in running.items():
             said, _ = process.communicate()
             if process.returncode != 0:
                 raise InputError(
@@ -177,7 +181,7 @@ def _build(installed: Torch, parts: dict[str, tuple[str, ...]], folder: Path) ->
                     "compiler: CC=gcc."
                 )
         for file in beside.iterdir():
-            if file.name not in parts:
+            if file.name not in running:
                 file.unlink()
         for name in parts:  # libcuda.so is what Triton links with, and what others open
             if name != CUDNN:
@@ -226,6 +230,16 @@ def _compile(installed: Torch, name: str, sources: tuple[str, ...], folder: Path
         versions = folder / f"{name}.versions"
         versions.write_text(f"{name} {{ global: *; }};\n")
         command += [f"-Wl,--version-script={versions}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _compile_operators(installed: Torch, folder: Path) -> subprocess.Popen[str]:
+    """Start compiling what stands between PyTorch and the clock."""
+    torch, include = installed.folder, installed.folder / "include"
+    command = [_compiler("CXX", *CXX) or "c++", "-std=c++20", "-DNDEBUG", "-O1", "-w", "-shared", "-fPIC"]
+    command += [f"-I{SOURCES}", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}"]
+    command += [str(SOURCES / "operators.cpp")]
+    command += [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-o", str(folder / OPERATORS)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -35,6 +35,10 @@ class Options:
     rank: int = 0
     late: bool = False
     """Whether what is put on a stream is done when the host has waited for it, and not at once."""
+    clock: bool = True
+    """Whether what is put on a stream takes the time that is estimated for it."""
+    real_time: bool = False
+    """Whether who waits for the device really waits, so that the host's own clock shows it."""
 
 
 def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
@@ -68,11 +72,14 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
         "VIRTUAL_GPU_VALUES": str(int(options.values)),
         "VIRTUAL_GPU_ROUTING": options.routing,
         "VIRTUAL_GPU_LATE": str(int(options.late)),
+        "VIRTUAL_GPU_CLOCK": str(int(options.clock)),
+        "VIRTUAL_GPU_REAL_TIME": str(int(options.real_time)),
+        "VIRTUAL_GPU_LIBRARIES": str(loaded[0].parent),
         "VIRTUAL_GPU_HARNESS": str(PACKAGE.parent),
     }
     made.pop("CUDA_VISIBLE_DEVICES", None)  # of a real machine's devices
     if options.out is not None:
-        made["VIRTUAL_GPU_OUT"] = str(options.out.resolve())
+        made["VIRTUAL_GPU_OUT"] = made["VIRTUAL_GPU_TIMES"] = str(options.out.resolve())
     if options.world_size is not None:
         local = options.rank % options.gpus
         made |= {"VIRTUAL_GPU_ALONE": "1", "WORLD_SIZE": str(options.world_size), "RANK": str(options.rank)}
@@ -102,6 +109,7 @@ def emulate(command: Sequence[str], options: Options) -> NoReturn:
             raise InputError(
                 f"--out {options.out}: {error.strerror}. Give a folder that can be written."
             ) from None
+    environment["VIRTUAL_GPU_SUMMARY"] = "1"
     environment["VIRTUAL_GPU_MAIN"] = str(os.getpid())  # which stays what it is
     try:
         os.execve(program, list(command), environment)

@@ -27,7 +27,7 @@ MODULES = {
 
 PACKAGES = {file.split("/")[0] for file in FILES if "/" in file}
 
-WITH_TORCH = ("parallel", "training", "observe", "checkpoint", "simulate", "measure", "loops")
+WITH_TORCH = ("parallel", "training", "observe", "checkpoint", "kernels", "simulate", "measure", "loops")
 """Packages whose facade loads torch. All others start in milliseconds, and work where torch is not there."""
 
 MOST_FILES = 20
@@ -56,7 +56,7 @@ HOMES = {
         "training/toggles/quantization.py",
         "training/toggles/optimizer.py",
         "simulate/cuda/libraries.py",  # gives it a GPU's answers
-        "simulate/kernels/quantized.py",  # asks its tables which kernel runs
+        "kernels/quantized.py",  # asks its tables which kernel runs
     },
     "liger_kernel": {"training/toggles/fused_loss.py", "simulate/cuda/libraries.py"},
     "datasets": {"data/documents.py"},  # data sets of the Hub
@@ -227,7 +227,7 @@ def test_packages_without_torch_import_none() -> None:
 def test_releases_are_told_apart_in_one_place() -> None:
     """By name (system/torch_release.py): whoever compares a version in place hides what differs.
 
-    cuDNN's own version is compared where torch's C++ compares it (simulate/kernels/attention_choice.py).
+    cuDNN's own version is compared where torch's C++ compares it (kernels/attention_choice.py).
     """
     version = re.compile(r"__version__|(?<!cudnn_)version\b|TorchRelease|\.torch$")
 
@@ -264,7 +264,7 @@ def test_lines_for_people_are_printed_by_one_function() -> None:
 
 
 def test_no_tool_of_tests_runs_in_the_program() -> None:
-    """What a simulation replaces, it replaces by name and with a reason (simulate/replacement.py)."""
+    """What a simulation replaces, it replaces by name and with a reason (system/replacement.py)."""
     assert not [file for file in FILES if "unittest" in {name.split(".")[0] for name in imports_of(file)}]
 
 

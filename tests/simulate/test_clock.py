@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from harness.hardware.hardware import Calibration, Hardware, find_hardware
+from harness.kernels.operator_bytes import operator_bytes
+from harness.kernels.script import Free, Take
 from harness.recipe.check import check_recipe
 from harness.simulate.clock import Cost, SimulatedTime
-from harness.simulate.kernels.script import Free, Take
-from harness.simulate.operator_bytes import operator_bytes
 from harness.simulate.simulated_run import simulate
 
 aten = torch.ops.aten

@@ -18,12 +18,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import FalconConfig
 
+from harness.kernels.operators import operator_of
 from harness.observe.storage_tracker import StorageTracker
 from harness.recipe.recipe import Recipe
 from harness.simulate.cuda.autocast import cuda_autocast_on_meta
 from harness.simulate.cuda.behaviour import seen_tensor
 from harness.simulate.cuda.shape_cache import ShapeCache
-from harness.simulate.kernels.operators import operator_of
 from harness.training.evaluation import Evaluation, evaluate
 from harness.training.loop import batches_of, run_steps, set_up
 from tests.support.tiny import NullObserver, tiny

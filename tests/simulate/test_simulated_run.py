@@ -18,9 +18,9 @@ from torch.utils._device import _device_constructors
 from harness.allocator.settings import parse_settings
 from harness.errors import InputError
 from harness.hardware.hardware import Hardware, find_hardware, with_memory
+from harness.kernels import quantized
 from harness.recipe.file import list_models, list_recipes, load_recipe
 from harness.recipe.recipe import Recipe
-from harness.simulate.kernels import quantized
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.in_words import explain_oom
 from harness.step_profile.step_profile import StepProfile

@@ -1,9 +1,9 @@
 """F.scaled_dot_product_attention as CUDA runs it, on shape-only tensors.
 
-torch calls one of four kernels by device, dtype and shapes (simulate/kernels/attention_choice.py says which).
+torch calls one of four kernels by device, dtype and shapes (kernels/attention_choice.py says which).
 Each is an operator with shape functions and a derivative of its own, so calling it gives the outputs and the
 saved tensors that it has on a GPU. Here is what torch does around the call; what the kernels take inside is
-in simulate/kernels/attention.py.
+in kernels/attention.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.simulate.kernels.attention_choice import HALF_DTYPES, Backend
+from harness.kernels import HALF_DTYPES, Backend
 
 aten = torch.ops.aten
 ALIGNMENT = 8

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from harness.simulate.replacement import Replacement, all_replaced
-from harness.system import TorchRelease
+from harness.system import Replacement, TorchRelease, all_replaced
 
 
 def _names(text: str) -> frozenset[str]:

@@ -1,9 +1,9 @@
 """Where a shape-only run differs from CUDA: each difference is one rule here.
 
 `cuda_behaviour()` makes Python's side behave as it would with a GPU (which kernel, which branch). Rules with
-files of their own: simulate/cuda/autocast.py, simulate/kernels/attention_choice.py (which kernel),
+files of their own: simulate/cuda/autocast.py, kernels/attention_choice.py (which kernel),
 simulate/cuda/attention_call.py, simulate/cuda/flash_attn_package.py, simulate/cuda/libraries.py
-(transformers, Liger, Triton, bitsandbytes), and simulate/kernels/operators.py (what one operator does).
+(transformers, Liger, Triton, bitsandbytes), and kernels/operators.py (what one operator does).
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from torch.overrides import handle_torch_function
 from torch.utils._device import _device_constructors
 
 from harness.hardware import Hardware
+from harness.kernels import (
+    CUDNN_DEPRIORITIZED,
+    AttentionCall,
+    Gpu,
+    chosen_backend,
+    operator_of,
+)
 from harness.recipe import Recipe
 from harness.simulate.cuda.attention_call import attention_on_meta
 from harness.simulate.cuda.autocast import cuda_autocast_on_meta
 from harness.simulate.cuda.flash_attn_package import flash_replacements
 from harness.simulate.cuda.libraries import library_replacements
 from harness.simulate.cuda.shape_cache import Call, ShapeCache
-from harness.simulate.kernels.attention_choice import (
-    CUDNN_DEPRIORITIZED,
-    AttentionCall,
-    chosen_backend,
-)
-from harness.simulate.kernels.gpu import NATIVE_JIT_DISABLED, Gpu, capability_of
-from harness.simulate.kernels.operators import operator_of
-from harness.simulate.replacement import Replacement, all_replaced
-from harness.system import TorchRelease
+from harness.system import Replacement, all_replaced
 
 aten = torch.ops.aten
 
@@ -53,13 +52,7 @@ class CudaRules:
         self._shapes = ShapeCache()
         self._results: dict[int, Callable[[Any, Any, Any], Any] | None] = {}
         """By id: operators live as long as torch, and their hash is a Python function."""
-        self.gpu = Gpu(
-            capability_of(hardware.datasheet.compute_capability),
-            hardware.sm_count,
-            TorchRelease.of(torch.__version__),
-            os.environ.get(NATIVE_JIT_DISABLED) != "1",
-            hardware.calibration.cublas_workspace_bytes,
-        )
+        self.gpu = Gpu.of(hardware, torch.__version__)
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Call]:
         """One operator on shape-only tensors, and what is the same each time it is called on such shapes."""

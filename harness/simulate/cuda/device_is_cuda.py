@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from harness.simulate.replacement import replaced
+from harness.system import replaced
 
 CUDA = torch.device("cuda")
 _DEVICE_OF = Tensor.device.__get__  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from harness.simulate.cuda.attention_call import padded
-from harness.simulate.replacement import Replacement
+from harness.system import Replacement
 
 UTILS = "modeling_flash_attention_utils"
 _OPERATORS = torch.library.Library("harness", "FRAGMENT")

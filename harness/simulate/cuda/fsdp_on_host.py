@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.simulate.replacement import Replacement
+from harness.system import Replacement
 from harness.training import to_host
 
 PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam"

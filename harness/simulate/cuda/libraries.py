@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness.recipe import Recipe
 from harness.simulate.cuda.device_is_cuda import as_on_cuda
-from harness.simulate.replacement import Replacement, replaced
+from harness.system import Replacement, replaced
 from harness.training import on_host
 
 

@@ -17,7 +17,7 @@ from harness.errors import InputError
 from harness.simulate.cuda.communication import Communication
 from harness.simulate.cuda.fsdp_on_host import host_replacements
 from harness.simulate.cuda.streams import Streams
-from harness.simulate.replacement import Replacement, all_replaced, replaced
+from harness.system import Replacement, all_replaced, replaced
 
 
 @contextmanager

@@ -1,10 +1,20 @@
-// cuBLAS, whose products compute nothing. Handles differ, since PyTorch keeps a workspace for each.
+// cuBLAS, whose products compute nothing and take their time. Handles differ, since PyTorch keeps a workspace for each.
+#include "clock.h"
 #include "virtual_gpu.h"
 
 #include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
 
+struct cublasContext {
+  cudaStream_t stream;
+};
 cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
-  *handle = (cublasHandle_t)virtual_gpu_handle();
+  *handle = calloc(1, sizeof **handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream) {
+  handle->stream = stream;
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode) {
@@ -14,4 +24,38 @@ cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t* mode) {
 cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t handle, cublasPointerMode_t* mode) {
   *mode = CUBLAS_POINTER_MODE_HOST;
   return CUBLAS_STATUS_SUCCESS;
+}
+
+// A product of columns: what PyTorch calls m x k times k x n is n x k times k x m here.
+static cublasStatus_t multiplied(cublasHandle_t handle, cudaDataType type, int columns, int rows, int inner, int batch) {
+  virtual_gpu_multiplied(type, rows, columns, inner, batch, handle->stream);
+  return CUBLAS_STATUS_SUCCESS;
+}
+#define PLAIN cublasHandle_t handle, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k
+#define PRODUCT(name, number, type)                                                                                  \
+  cublasStatus_t cublas##name##gemm_v2(PLAIN, const number* alpha, const number* a, int lda, const number* b, int ldb, \
+                                       const number* beta, number* c, int ldc) {                                    \
+    return multiplied(handle, type, m, n, k, 1);                                                                     \
+  }                                                                                                                  \
+  cublasStatus_t cublas##name##gemmStridedBatched(                                                                  \
+      PLAIN, const number* alpha, const number* a, int lda, long long sa, const number* b, int ldb, long long sb,     \
+      const number* beta, number* c, int ldc, long long sc, int batch) {                                             \
+    return multiplied(handle, type, m, n, k, batch);                                                                 \
+  }
+PRODUCT(S, float, CUDA_R_32F)
+PRODUCT(D, double, CUDA_R_64F)
+cublasStatus_t cublasGemmEx(PLAIN, const void* alpha, const void* a, cudaDataType type, int lda, const void* b,
+                            cudaDataType tb_, int ldb, const void* beta, void* c, cudaDataType tc, int ldc,
+                            cublasComputeType_t compute, cublasGemmAlgo_t algorithm) {
+  return multiplied(handle, type, m, n, k, 1);
+}
+cublasStatus_t cublasSgemmEx(PLAIN, const float* alpha, const void* a, cudaDataType type, int lda, const void* b,
+                             cudaDataType tb_, int ldb, const float* beta, void* c, cudaDataType tc, int ldc) {
+  return multiplied(handle, type, m, n, k, 1);
+}
+cublasStatus_t cublasGemmStridedBatchedEx(
+    PLAIN, const void* alpha, const void* a, cudaDataType type, int lda, long long sa, const void* b, cudaDataType tb_,
+    int ldb, long long sb, const void* beta, void* c, cudaDataType tc, int ldc, long long sc, int batch,
+    cublasComputeType_t compute, cublasGemmAlgo_t algorithm) {
+  return multiplied(handle, type, m, n, k, batch);
 }

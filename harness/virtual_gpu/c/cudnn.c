@@ -1,6 +1,8 @@
 // Stands in front of cuDNN, which plans as it does on the device: it is given the device's properties where PyTorch
 // gives a handle ("Deviceless Ahead-of-time Compilation" in cudnn-frontend's documentation, cuDNN 9.8 and later).
 // What is left out: handles, running the plans, and the operators of the older interface.
+#include "clock.h"
+
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
 #include <dlfcn.h>
@@ -70,11 +72,15 @@ cudnnStatus_t cudnnBackendSetAttribute(
 }
 cudnnStatus_t cudnnBackendExecute(
     cudnnHandle_t which, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t variant_pack) {
+  virtual_gpu_launched(&(Kernel){.name = "cudnn_plan"}, stream_of_handle);  // its time is the operator's
   return CUDNN_STATUS_SUCCESS;
 }
 
 // The older interface, which PyTorch uses for batch normalization, recurrent networks and samplers of images.
-static cudnnStatus_t nothing(void) { return CUDNN_STATUS_SUCCESS; }
+static cudnnStatus_t nothing(void) {
+  virtual_gpu_launched(&(Kernel){.name = "cudnn_kernel"}, stream_of_handle);
+  return CUDNN_STATUS_SUCCESS;
+}
 #define COMPUTES_NOTHING(name) extern __typeof__(name) name __attribute__((alias("nothing")))
 COMPUTES_NOTHING(cudnnBatchNormalizationForwardInference);
 COMPUTES_NOTHING(cudnnBatchNormalizationForwardTrainingEx);

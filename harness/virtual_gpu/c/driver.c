@@ -1,5 +1,6 @@
 // The driver, for those who call it themselves: Triton, and torch when it looks for a compiler of kernels.
 #define _GNU_SOURCE
+#include "clock.h"
 #include "virtual_gpu.h"
 
 #include <cuda.h>
@@ -29,13 +30,31 @@ SUCCEEDS(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned* flags, int* act
 SUCCEEDS(cuGetErrorString, (CUresult error, const char** text), *text = "an error of the virtual GPU")
 SUCCEEDS(cuGetErrorName, (CUresult error, const char** text), *text = "error")
 SUCCEEDS(cuModuleLoadData, (CUmodule * module, const void* image), *module = (CUmodule)1)
-SUCCEEDS(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char* name), *function = (CUfunction)1)
+// A function is known by its name, which stays. Triton gives its kernels by this.
+static const char* kept_name(const char* name) { return virtual_gpu_operation(name, name)->name; }
+SUCCEEDS(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char* name),
+         *function = (CUfunction)kept_name(name))
 SUCCEEDS(cuLibraryLoadData,
          (CUlibrary * library, const void* code, CUjit_option* a, void** b, unsigned c, CUlibraryOption* d, void** e,
           unsigned f),
          *library = (CUlibrary)1)
-SUCCEEDS(cuLibraryGetKernel, (CUkernel * kernel, CUlibrary library, const char* name), *kernel = (CUkernel)1)
-SUCCEEDS(cuKernelGetFunction, (CUfunction * function, CUkernel kernel), *function = (CUfunction)1)
+SUCCEEDS(cuLibraryGetKernel, (CUkernel * kernel, CUlibrary library, const char* name),
+         *kernel = (CUkernel)kept_name(name))
+SUCCEEDS(cuKernelGetFunction, (CUfunction * function, CUkernel kernel), *function = (CUfunction)kernel)
+static CUresult launched(CUfunction function, const unsigned* grid, const unsigned* block, unsigned shared, CUstream stream) {
+  Kernel kernel = {(const char*)function, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared};
+  virtual_gpu_launched(&kernel, stream);
+  return CUDA_SUCCESS;
+}
+CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned shared, CUstream stream, void** arguments, void** extra) {
+  CALLED;
+  return launched(function, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, shared, stream);
+}
+CUresult cuLaunchKernelEx(const CUlaunchConfig* how, CUfunction function, void** arguments, void** extra) {
+  CALLED;
+  return launched(function, &how->gridDimX, &how->blockDimX, how->sharedMemBytes, how->hStream);
+}
 SUCCEEDS(cuFuncGetAttribute, (int* value, CUfunction_attribute which, CUfunction function),
          *value = which == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : which == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0)
 // Memory of the host that is not pinned is an error, by which Triton knows a tensor of the CPU.

@@ -1,6 +1,7 @@
 // NCCL: communicators that know their size, collectives that move nothing (values.py gives values to what is small
-// enough to be looked at). Everything else that NCCL exports succeeds without an effect, but symmetric memory, which
+// enough to be looked at) and take their time on their stream, as if all ranks were as far as this one. Everything else that NCCL exports succeeds without an effect, but symmetric memory, which
 // is refused: its buffers would lie in the other processes.
+#include "clock.h"
 #include "virtual_gpu.h"
 
 #include <cuda_runtime_api.h>
@@ -100,3 +101,91 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t size, 
 ncclResult_t ncclDevCommCreate(void) {
   return refuse("communication from inside kernels (ncclDevCommCreate): no kernel runs here");
 }
+
+// ---- collectives. Their kernels are called as on the card.
+
+static const struct {
+  const char* name;
+  size_t bytes;
+} types[ncclNumTypes] = {{"i8", 1}, {"u8", 1}, {"i32", 4}, {"u32", 4}, {"i64", 8}, {"u64", 8},
+                         {"f16", 2}, {"f32", 4}, {"f64", 8}, {"bf16", 2}};
+static const char* const reductions[] = {"Sum", "Prod", "MinMax", "MinMax", "SumPostDiv"};
+static __thread int depth;                    // of groups
+static __thread size_t sent_bytes, received;  // by this thread's group
+static __thread ncclComm_t group_comm;
+static __thread cudaStream_t group_stream;
+
+static ncclResult_t put(const char* kind, const char* shown, size_t bytes, ncclComm_t comm, cudaStream_t stream) {
+  if (comm->size < 2) return ncclSuccess;
+  char text[96], name[128];
+  snprintf(text, sizeof text, "collective %s %zu %d", kind, bytes, comm->size);
+  snprintf(name, sizeof name, "ncclDevKernel_%s(ncclDevKernelArgsStorage<4096ul>)", shown);
+  Operation* what = virtual_gpu_operation(kind, text);
+  what->is_network = 1;
+  Kernel kernel = {virtual_gpu_operation(name, name)->name, {16, 1, 1}, {512, 1, 1}, 0};
+  virtual_gpu_put(what, &kernel, stream);
+  return ncclSuccess;
+}
+static ncclResult_t put_sum(const char* kind, const char* shown, ncclRedOp_t how, ncclDataType_t type, size_t count,
+                            ncclComm_t comm, cudaStream_t stream) {
+  char name[96];
+  const char* reduction = reductions[how < sizeof reductions / sizeof *reductions ? how : 0];
+  snprintf(name, sizeof name, "%s_%s_%s_RING_LL", shown, reduction, types[type].name ? types[type].name : "f8e4m3");
+  return put(kind, name, count * (types[type].bytes ? types[type].bytes : 1), comm, stream);
+}
+static size_t size_of(size_t count, ncclDataType_t type) { return count * (types[type].bytes ? types[type].bytes : 1); }
+
+#define TO const void *from, void *to, size_t count, ncclDataType_t type
+#define ON ncclComm_t comm, cudaStream_t stream
+ncclResult_t ncclAllReduce(TO, ncclRedOp_t how, ON) {
+  CALLED;
+  return put_sum("all_reduce", "AllReduce", how, type, count, comm, stream);
+}
+ncclResult_t ncclReduceScatter(TO, ncclRedOp_t how, ON) {
+  CALLED;
+  return put_sum("reduce_scatter", "ReduceScatter", how, type, count * comm->size, comm, stream);
+}
+ncclResult_t ncclReduce(TO, ncclRedOp_t how, int root, ON) {
+  CALLED;
+  return put_sum("broadcast", "Reduce", how, type, count, comm, stream);
+}
+ncclResult_t ncclAllGather(TO, ON) {
+  CALLED;
+  return put("all_gather", "AllGather_RING_LL", size_of(count, type) * comm->size, comm, stream);
+}
+ncclResult_t ncclBroadcast(TO, int root, ON) {
+  CALLED;
+  return put("broadcast", "Broadcast_RING_LL", size_of(count, type), comm, stream);
+}
+ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root, ON) {
+  return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
+}
+ncclResult_t ncclAlltoAll(TO, ON) {
+  CALLED;
+  return put("send_recv", "SendRecv", size_of(count, type) * (comm->size - 1), comm, stream);
+}
+// All that a group sends and receives is one kernel: both directions at once.
+static ncclResult_t end_group(void) {
+  size_t bytes = sent_bytes > received ? sent_bytes : received;
+  sent_bytes = received = 0;
+  return bytes ? put("send_recv", "SendRecv", bytes, group_comm, group_stream) : ncclSuccess;
+}
+static ncclResult_t one_way(size_t* counter, size_t count, ncclDataType_t type, int peer, ON) {
+  if (peer == comm->rank) return ncclSuccess;
+  *counter += size_of(count, type);
+  group_comm = comm, group_stream = stream;
+  return depth ? ncclSuccess : end_group();
+}
+ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ON) {
+  CALLED;
+  return one_way(&sent_bytes, count, type, peer, comm, stream);
+}
+ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ON) {
+  CALLED;
+  return one_way(&received, count, type, peer, comm, stream);
+}
+ncclResult_t ncclGroupStart(void) {
+  depth++;
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd(void) { return --depth ? ncclSuccess : end_group(); }

@@ -1,6 +1,8 @@
 // The rest of the CUDA runtime: devices that answer what they are asked, copies that move nothing, kernels that
 // compute nothing.
 #define _GNU_SOURCE
+#include "streams.h"
+#include "activity.h"
 #include "virtual_gpu.h"
 
 #include <cuda_runtime_api.h>
@@ -169,12 +171,31 @@ uint64_t virtual_gpu_handle(void) {
   static uint64_t last = 0x1000;
   return __sync_add_and_fetch(&last, 16);
 }
+// Names of kernels, by the function of the host that stands for each.
+#define MAX_NAMES (1 << 18)
+static struct {
+  const void* function;
+  const char* name;
+} names[MAX_NAMES];
+static int number_of_names;
+static unsigned name_place(const void* function) {
+  unsigned place = ((uintptr_t)function >> 4) * 2654435761u % MAX_NAMES;
+  while (names[place].function && names[place].function != function) place = (place + 1) % MAX_NAMES;
+  return place;
+}
+static Kernel named(const void* function, dim3 grid, dim3 block, size_t shared) {
+  return (Kernel){names[name_place(function)].name, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared};
+}
 void** __cudaRegisterFatBinary(void* binary) { return (void**)virtual_gpu_handle(); }
 void __cudaRegisterFunction(
     void** binary, const char* host_function, char* device_function, const char* name, int limit, void* thread,
     void* block, void* block_size, void* grid_size, int* warp_size) {
   if (strstr(name, "14or_kernel_cuda") && number_of_any_kernels < MAX_ANY)  // torch.any, not floor or logical_or
     any_kernels[number_of_any_kernels++] = host_function;
+  if (number_of_names == MAX_NAMES / 2) return;
+  unsigned place = name_place(host_function);
+  if (!names[place].function) number_of_names++;
+  names[place].name = name, names[place].function = host_function;
 }
 cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void* stream) {
   grid->x = grid->y = grid->z = block->x = block->y = block->z = 1;
@@ -188,15 +209,22 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
 }
 cudaError_t __cudaLaunchKernel(
     cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
-  CALLED;
-  last_kernel = kernel;
-  return cudaSuccess;
+  return cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
 }
 cudaError_t cudaLaunchKernel(
     const void* function, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
   CALLED;
   last_kernel = function;
+  Kernel kernel = named(function, grid, block, shared);
+  virtual_gpu_launched(&kernel, stream);
   return cudaSuccess;
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* how, const void* function, void** arguments) {
+  return cudaLaunchKernel(function, how->gridDim, how->blockDim, arguments, how->dynamicSmemBytes, how->stream);
+}
+cudaError_t cudaLaunchCooperativeKernel(
+    const void* function, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
+  return cudaLaunchKernel(function, grid, block, arguments, shared, stream);
 }
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes* attributes, const void* function) {
   memset(attributes, 0, sizeof *attributes);
@@ -307,6 +335,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes* attributes, c
   if (device < 0) attributes->hostPointer = (void*)pointer;
   return cudaSuccess;
 }
+int virtual_gpu_is_pinned(const void* pointer) { return kept(pointer, 0, NULL) != cudaMemoryTypeUnregistered; }
 // A number that a kernel inside an operator would count, told beforehand (values.py): the thread's next copies to
 // the host give it.
 static __thread char answer[64];
@@ -336,6 +365,7 @@ static void clear(char* to, size_t size) {
 // but false after torch.any.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
   CALLED;
+  virtual_gpu_copied(to, from, size, stream);
   if (virtual_gpu_owner(to) >= 0) return cudaSuccess;
   if (virtual_gpu_owner(from) < 0) {
     memcpy(to, from, size);
@@ -352,5 +382,13 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMe
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t size, enum cudaMemcpyKind kind) {
-  return cudaMemcpyAsync(to, from, size, kind, NULL);
+  cudaError_t error = cudaMemcpyAsync(to, from, size, kind, NULL);
+  virtual_gpu_wait_until(virtual_gpu_given_until(NULL));
+  return error;
 }
+cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t stream) {
+  CALLED;
+  virtual_gpu_launched(&(Kernel){.name = "memset", .set_bytes = size}, stream);
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* to, int value, size_t size) { return cudaMemsetAsync(to, value, size, NULL); }

@@ -1,24 +1,33 @@
-// Streams, events and graphs: what is put on a stream is done at once; or, with VIRTUAL_GPU_LATE=1, as late as can
-// be, when the host has waited for it. A graph that is captured keeps nothing, and a replay does nothing; which
-// streams take part in a capture is kept, since PyTorch's allocator asks: their memory comes from the graph's own pool.
+// Streams, events and graphs. Events have the times of clock.c, and who waits for one waits until then. What PyTorch
+// asks for its allocator is answered in another way, so that memory does not depend on the speed of the host: what is
+// put on a stream is done at once; or, with VIRTUAL_GPU_LATE=1, as late as can be, when the host has waited for it. A
+// graph that is captured keeps its kernels for the clock; which streams take part in a capture is kept, since
+// PyTorch's allocator asks: their memory comes from the graph's own pool.
+#define _GNU_SOURCE
+#include "streams.h"
+#include "activity.h"
 #include "virtual_gpu.h"
 
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define MAX_CAPTURING 256
 typedef unsigned long long Capture;  // its number; 0 is none
+typedef struct {
+  Kept* kernels;
+  int count, room;
+} Graph;
 static struct {
   cudaStream_t stream;
   Capture capture;
+  Graph* graph;
 } capturing[MAX_CAPTURING];
 static int num_capturing;
 static Capture last_capture;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static char graph;
 
 // How much of each stream's work: counted by the events recorded on it. The default stream is the first, and has
 // those for which there is no place.
@@ -31,7 +40,8 @@ static Work waited_for;                // by the host
 static pthread_mutex_t work_lock = PTHREAD_MUTEX_INITIALIZER;
 
 typedef struct {
-  struct timespec at;
+  int64_t at, given_until;  // when it is over; when the work is that was given before it
+  int is_of_network;
   Capture capture;
   int place;
   Work work;
@@ -62,6 +72,20 @@ static Capture capture_of(cudaStream_t stream) {
   pthread_mutex_unlock(&lock);
   return found;
 }
+int virtual_gpu_keeps(Operation* what, const Kernel* kernel, cudaStream_t stream, int64_t took_ns) {
+  if (!num_capturing) return 0;
+  Graph* graph = NULL;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < num_capturing; i++)
+    if (capturing[i].stream == stream) graph = capturing[i].graph;
+  if (graph) {
+    if (graph->count == graph->room)
+      graph->kernels = realloc(graph->kernels, (graph->room = graph->room ? 2 * graph->room : 64) * sizeof(Kept));
+    graph->kernels[graph->count++] = (Kept){what, kernel ? *kernel : (Kernel){.name = what->name}, took_ns};
+  }
+  pthread_mutex_unlock(&lock);
+  return graph != NULL;
+}
 // With `from`, only if that capture goes on, since an event may be older, and the stream has none yet.
 static cudaError_t join(cudaStream_t stream, Capture capture, int from) {
   pthread_mutex_lock(&lock);
@@ -70,7 +94,11 @@ static cudaError_t join(cudaStream_t stream, Capture capture, int from) {
   for (int i = 0; i < num_capturing; i++) captures |= capturing[i].stream == stream;
   joins &= !captures;
   if (joins && fits) {
+    Graph* graph = NULL;
+    for (int i = 0; i < num_capturing; i++)
+      if (capturing[i].capture == capture) graph = capturing[i].graph;
     capturing[num_capturing].stream = stream;
+    capturing[num_capturing].graph = graph ? graph : calloc(1, sizeof *graph);
     capturing[num_capturing++].capture = capture;
   }
   pthread_mutex_unlock(&lock);
@@ -94,7 +122,14 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
   *priority = 0;
   return cudaSuccess;
 }
+static void wait_until(int64_t moment) {
+  int is_recording = virtual_gpu_is_recording();
+  if (is_recording) virtual_gpu_record_call(SYNCHRONIZE);
+  virtual_gpu_wait_until(moment);
+  if (is_recording) virtual_gpu_record_return();
+}
 cudaError_t cudaDeviceSynchronize(void) {
+  wait_until(virtual_gpu_device_done(virtual_gpu_current()));
   pthread_mutex_lock(&work_lock);
   for (int i = 0; i < num_streams; i++) add(waited_for, comes_after[i]);
   pthread_mutex_unlock(&work_lock);
@@ -102,10 +137,21 @@ cudaError_t cudaDeviceSynchronize(void) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   CALLED;
+  wait_until(virtual_gpu_given_until(stream));
   pthread_mutex_lock(&work_lock);
   add(waited_for, comes_after[place_of(stream)]);
   pthread_mutex_unlock(&work_lock);
   return capture_of(stream) ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+// Whether the program itself asks, by torch.cuda.Event or Stream: PyTorch's allocators and its watchdog of NCCL call
+// from other libraries than those of its Python functions.
+static int is_the_program(const void* caller) {
+  Dl_info its;
+  return dladdr(caller, &its) && strstr(its.dli_fname, "libtorch_python");
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (!virtual_gpu_has_clock() || !is_the_program(__builtin_return_address(0))) return cudaSuccess;
+  return virtual_gpu_given_until(stream) > virtual_gpu_now() ? cudaErrorNotReady : cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   function(data);
@@ -125,7 +171,8 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
 cudaError_t cudaEventRecord(cudaEvent_t recorded, cudaStream_t stream) {
   Event* event = (Event*)recorded;
-  clock_gettime(CLOCK_MONOTONIC, &event->at);
+  event->at = virtual_gpu_stream_done(stream, &event->is_of_network);
+  event->given_until = virtual_gpu_given_until(stream);
   event->capture = capture_of(stream);
   pthread_mutex_lock(&work_lock);
   event->place = place_of(stream);
@@ -135,6 +182,7 @@ cudaError_t cudaEventRecord(cudaEvent_t recorded, cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  wait_until(((Event*)event)->at);
   pthread_mutex_lock(&work_lock);
   add(waited_for, ((Event*)event)->work);
   pthread_mutex_unlock(&work_lock);
@@ -145,14 +193,15 @@ cudaError_t cudaEventQuery(cudaEvent_t recorded) {
   pthread_mutex_lock(&work_lock);
   int is_done = !is_late() || event->work[event->place] <= waited_for[event->place];
   pthread_mutex_unlock(&work_lock);
+  if (event->given_until > virtual_gpu_now() && virtual_gpu_has_clock() && is_the_program(__builtin_return_address(0)))
+    is_done = 0;
   return is_done ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
   return cudaEventRecord(event, stream);
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
-  const struct timespec *start = &((Event*)from)->at, *end = &((Event*)to)->at;
-  *ms = (end->tv_sec - start->tv_sec) * 1e3 + (end->tv_nsec - start->tv_nsec) * 1e-6;
+  *ms = (((Event*)to)->at - ((Event*)from)->at) * 1e-6;
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -165,6 +214,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   pthread_mutex_lock(&work_lock);
   add(comes_after[place_of(stream)], ((Event*)event)->work);
   pthread_mutex_unlock(&work_lock);
+  virtual_gpu_stream_waits(stream, ((Event*)event)->at, ((Event*)event)->is_of_network);
   Capture capture = ((Event*)event)->capture;
   return capture ? join(stream, capture, 1) : cudaSuccess;
 }
@@ -180,11 +230,13 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* made) {
   Capture capture = capture_of(stream);
   pthread_mutex_lock(&lock);
   int kept = 0;
+  Graph* graph = NULL;
   for (int i = 0; i < num_capturing; i++)
     if (capturing[i].capture != capture) capturing[kept++] = capturing[i];
+    else graph = capturing[i].graph;
   num_capturing = kept;
   pthread_mutex_unlock(&lock);
-  *made = (cudaGraph_t)&graph;
+  *made = (cudaGraph_t)graph;
   return capture ? cudaSuccess : cudaErrorIllegalState;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus* status) {
@@ -199,7 +251,7 @@ cudaError_t cudaStreamGetCaptureInfo(
 #endif
     size_t* count) {
   if (id) *id = capture_of(stream);
-  if (captured) *captured = (cudaGraph_t)&graph;
+  if (captured) *captured = (cudaGraph_t)1;  // PyTorch hands it back to us
   if (dependencies) *dependencies = NULL;
 #if CUDART_VERSION >= 13000
   if (edges) *edges = NULL;
@@ -208,12 +260,24 @@ cudaError_t cudaStreamGetCaptureInfo(
   return cudaStreamIsCapturing(stream, status);
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t which, cudaGraphNode_t* nodes, size_t* count) {
-  if (nodes && *count) *nodes = (cudaGraphNode_t)&graph;
+  if (nodes && *count) *nodes = (cudaGraphNode_t)1;
   *count = 1;  // PyTorch asks whether there is any
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t which, unsigned long long flags) {
-  *made = (cudaGraphExec_t)&graph;
+  *made = (cudaGraphExec_t)which;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t captured, cudaStream_t stream) {
+  CALLED;
+  Graph* graph = (Graph*)captured;
+  if (graph) virtual_gpu_replay(graph->kernels, graph->count, stream);
+  return cudaSuccess;
+}
+// A program that was instantiated lives on when its graph is destroyed; here they are one.
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t captured) {
+  Graph* graph = (Graph*)captured;
+  if (graph) free(graph->kernels), graph->kernels = NULL, graph->count = graph->room = 0;
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t which, unsigned long long flags) {

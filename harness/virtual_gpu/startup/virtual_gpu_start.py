@@ -13,6 +13,8 @@ def begin(torch):
     global _has_begun
     if os.environ.get("VIRTUAL_GPU_USED"):
         torch.cuda._lazy_call(_say_it_is_used)
+    if os.environ.get("VIRTUAL_GPU_CLOCK") == "1":
+        torch.cuda._lazy_call(_start_clock)
     if os.environ.get("VIRTUAL_GPU_OUT"):
         _install("virtual_gpu_out")
     if _VALUES:
@@ -28,6 +30,10 @@ def _say_it_is_used():
             place.write(b"1")
     except OSError:  # the command's own process has ended
         pass
+
+
+def _start_clock():
+    _install("virtual_gpu_clock")
 
 
 def begin_to_compile(output_graph):

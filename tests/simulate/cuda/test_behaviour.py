@@ -18,9 +18,9 @@ from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
 from harness.simulate.cuda.device_is_cuda import as_on_cuda
 from harness.simulate.cuda.libraries import library_replacements
 from harness.simulate.device import SimulatedDevice
-from harness.simulate.replacement import Replacement, all_replaced, replaced
 from harness.simulate.simulated_run import simulate
 from harness.system import TorchRelease
+from harness.system.replacement import Replacement, all_replaced, replaced
 from harness.training.loop import set_up
 from tests.support.tiny import NullObserver, tiny
 

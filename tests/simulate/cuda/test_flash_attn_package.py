@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.hardware.hardware import find_hardware
+from harness.kernels.flash_attention import blocks_3
+from harness.kernels.gpu import Gpu
+from harness.kernels.operators import script_of
+from harness.kernels.script import Script, Take
 from harness.simulate.cuda.flash_attn_package import flash_attention
-from harness.simulate.kernels.flash_attention import blocks_3
-from harness.simulate.kernels.gpu import Gpu
-from harness.simulate.kernels.operators import script_of
-from harness.simulate.kernels.script import Script, Take
 from harness.simulate.simulated_run import simulate
 from harness.system import TorchRelease
 from tests.support.tiny import tiny

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from harness.formula import MAX_VALUES_PER_THREAD, reduction_staging
-from harness.simulate.kernels.gpu import Gpu
-from harness.simulate.kernels.script import Script, ceil_div
+from harness.kernels.gpu import Gpu
+from harness.kernels.script import Script, ceil_div
 
 MAX_THREADS = 512  # mnt_wrapper
 WARP = 32

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from benchmarks.virtual_gpu.cudnn_plans import ATTENTION, BACKWARD
 from harness.hardware.hardware import find_hardware
-from harness.simulate.kernels.gpu import Gpu, capability_of
-from harness.simulate.kernels.operators import script_of
-from harness.simulate.kernels.script import Take
+from harness.kernels.gpu import Gpu, capability_of
+from harness.kernels.operators import script_of
+from harness.kernels.script import Take
 from harness.system import TorchRelease
 from tests.support.places import RECORDINGS
 

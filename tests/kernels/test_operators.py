@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from harness.hardware.hardware import find_hardware
+from harness.kernels.gpu import NATIVE_JIT_DISABLED, Gpu
+from harness.kernels.operators import OPERATORS, declare, script_of
+from harness.kernels.script import Keep, Take
 from harness.observe.flops import FORMULAS
 from harness.simulate.cuda.behaviour import CudaRules
-from harness.simulate.kernels.gpu import NATIVE_JIT_DISABLED, Gpu
-from harness.simulate.kernels.operators import OPERATORS, declare, script_of
-from harness.simulate.kernels.script import Keep, Take
 from harness.system import TorchRelease
 from pages.source import FILES, nodes
 from tests.support.tiny import tiny
@@ -28,7 +28,7 @@ TABLES = {
     "observe/storage_tracker.py",  # what autograd does in place without a dispatch mode: on any device
     "kernel_time/trace.py",  # as a profiler on a GPU writes them
 }
-"""Files of harness/ that hold a table keyed by operators, beside the declarations in simulate/kernels/."""
+"""Files of harness/ that hold a table keyed by operators, beside the declarations in kernels/."""
 
 
 def _names_an_operator(node: ast.AST) -> bool:

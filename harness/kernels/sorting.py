@@ -22,10 +22,10 @@ from harness.formula import (
     scan_scratch,
     scan_scratch_at_most,
 )
-from harness.simulate.kernels.gpu import Gpu
-from harness.simulate.kernels.operators import kernel
-from harness.simulate.kernels.reductions import Kernel, reduce
-from harness.simulate.kernels.script import Script, size_of
+from harness.kernels.gpu import Gpu
+from harness.kernels.operators import kernel
+from harness.kernels.reductions import Kernel, reduce
+from harness.kernels.script import Script, size_of
 
 INDEX_BYTES = 8
 SMALL_SORT = 4096  # native/cuda/Sort.cpp, should_use_small_sort: one block sorts that many, without scratch

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.hardware import Hardware
 from harness.kernel_time import KernelKind, attention, memory, product
-from harness.simulate.kernels.operators import operator_name
+from harness.kernels.operators import operator_name
 from harness.training import DTYPES
 
 KernelClass = Literal[

@@ -1,7 +1,7 @@
 """Bytes of device memory that an operator's CUDA kernels read and write.
 
 Each argument is read once and each result written once, an argument written in place both, as the
-operator's schema says; those that do less say so (simulate/kernels/operators.py). What a kernel takes for
+operator's schema says; those that do less say so (kernels/operators.py). What a kernel takes for
 itself is written and read once more.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.simulate.kernels.operators import operator_of
-from harness.simulate.kernels.script import Step, Take
+from harness.kernels.operators import operator_of
+from harness.kernels.script import Step, Take
 
 _GRADIENTS = ("g", "grads")
 """Arguments that bitsandbytes' and torch's fused optimizers declare as written; they read them, and write

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.simulate.kernels.gpu import Gpu
-from harness.simulate.kernels.operators import declare, kernel
-from harness.simulate.kernels.script import Script, ceil_div, round_up
+from harness.kernels.gpu import Gpu
+from harness.kernels.operators import declare, kernel
+from harness.kernels.script import Script, ceil_div, round_up
 from harness.training import is_dense
 
 BLOCK_BYTES = 128 * 16

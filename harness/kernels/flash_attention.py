@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.simulate.kernels.attention import FLOAT_BYTES, flash_head_dim, flash_splits
-from harness.simulate.kernels.gpu import Gpu
-from harness.simulate.kernels.operators import kernel
-from harness.simulate.kernels.script import Script, ceil_div, round_up, size_of
+from harness.kernels.attention import FLOAT_BYTES, flash_head_dim, flash_splits
+from harness.kernels.gpu import Gpu
+from harness.kernels.operators import kernel
+from harness.kernels.script import Script, ceil_div, round_up, size_of
 
 WIDTHS_3 = (64, 96, 128, 192, 256)
 """Head dims flash-attn 3 has kernels for (round_up_headdim)."""

@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from harness.errors import InputError
-from harness.system import installed_version
+from harness.system.versions import installed_version
 
 _NOT_THERE = object()
 

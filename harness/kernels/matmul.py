@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.simulate.kernels.gpu import Gpu
-from harness.simulate.kernels.operators import kernel
-from harness.simulate.kernels.script import Script, round_up, size_of
+from harness.kernels.gpu import Gpu
+from harness.kernels.operators import kernel
+from harness.kernels.script import Script, round_up, size_of
 
 TMA_DESCRIPTOR_BYTES = 128  # sizeof(CUtensorMap)
 

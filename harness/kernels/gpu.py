@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.hardware import threads_per_sm
+from harness.hardware import Hardware, threads_per_sm
 from harness.system import TorchRelease
 
 MIB, KIB = 2**20, 2**10
@@ -42,6 +43,17 @@ class Gpu:
     """Whether NATIVE_JIT_DISABLED leaves them."""
     kept_workspace_bytes: int | None = None
     """What both threads together were seen to keep on this device; None: nobody has looked."""
+
+    @classmethod
+    def of(cls, hardware: Hardware, torch_version: str) -> Gpu:
+        """A device of the table under a release of torch, with this process's settings."""
+        return cls(
+            capability_of(hardware.datasheet.compute_capability),
+            hardware.sm_count,
+            TorchRelease.of(torch_version),
+            os.environ.get(NATIVE_JIT_DISABLED) != "1",
+            hardware.calibration.cublas_workspace_bytes,
+        )
 
     @property
     def threads_per_sm(self) -> int:

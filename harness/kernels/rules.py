@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.simulate.kernels.gpu import Gpu
-from harness.simulate.kernels.operators import kernel
-from harness.simulate.kernels.reductions import Kernel, reduce
-from harness.simulate.kernels.script import Script, ceil_div, size_of
+from harness.kernels.gpu import Gpu
+from harness.kernels.operators import kernel
+from harness.kernels.reductions import Kernel, reduce
+from harness.kernels.script import Script, ceil_div, size_of
 
 LOWP = (torch.float16, torch.bfloat16)
 FOREACH_CHUNK = 65536  # kChunkSize in cuda/MultiTensorApply.cuh

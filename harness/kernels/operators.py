@@ -2,7 +2,7 @@
 
 What a new operator needs: one declaration, in the file of its kernels. `@kernel("mm bmm")` stands on the rule
 of operators that take memory inside, or allocate their outputs in another order than they return them;
-`declare("add mul", nothing=...)` (simulate/kernels/without_temporaries.py) says why others take none. Either
+`declare("add mul", nothing=...)` (kernels/without_temporaries.py) says why others take none. Either
 gives the rest as well, where the schema does not say it: the fields of Operator. An operator that no
 declaration gives a `script` or a `nothing` may take memory that nobody knows of: a profile names it.
 
@@ -19,8 +19,8 @@ from functools import cache
 from inspect import signature
 from typing import Any
 
-from harness.simulate.kernels.gpu import Gpu
-from harness.simulate.kernels.script import Script, Step
+from harness.kernels.gpu import Gpu
+from harness.kernels.script import Script, Step
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Operator:
 
 
 OPERATORS: dict[str, Operator] = {}
-"""By name. Filled as the files of kernels are imported, by `harness.simulate.kernels`."""
+"""By name. Filled as the files of kernels are imported, by `harness.kernels`."""
 UNKNOWN = Operator()
 
 

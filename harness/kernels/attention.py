@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.simulate.kernels.attention_choice import HALF_DTYPES
-from harness.simulate.kernels.gpu import Gpu
-from harness.simulate.kernels.operators import kernel
-from harness.simulate.kernels.reductions import Kernel, reduce
-from harness.simulate.kernels.script import Script, ceil_div, round_up, size_of
+from harness.kernels.attention_choice import HALF_DTYPES
+from harness.kernels.gpu import Gpu
+from harness.kernels.operators import kernel
+from harness.kernels.reductions import Kernel, reduce
+from harness.kernels.script import Script, ceil_div, round_up, size_of
 from harness.system import TorchRelease
 
 FLOAT_BYTES = 4

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.simulate.kernels.gpu import Gpu
-from harness.simulate.kernels.matmul import call_cublas, calls_cublaslt
-from harness.simulate.kernels.operators import declare, kernel
-from harness.simulate.kernels.reductions import Kernel, reduce
-from harness.simulate.kernels.script import Script, size_of
-from harness.simulate.replacement import replaced
+from harness.kernels.gpu import Gpu
+from harness.kernels.matmul import call_cublas, calls_cublaslt
+from harness.kernels.operators import declare, kernel
+from harness.kernels.reductions import Kernel, reduce
+from harness.kernels.script import Script, size_of
 from harness.system import installed_version
+from harness.system.replacement import replaced
 
 FEW_ROWS = 8
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.kernels.attention_choice import AttentionCall, chosen_backend
+from harness.kernels.gpu import Gpu, capability_of
+from harness.kernels.operators import script_of
+from harness.kernels.script import Free, Take
 from harness.simulate.cuda.attention_call import attention_on_meta
-from harness.simulate.kernels.attention_choice import AttentionCall, chosen_backend
-from harness.simulate.kernels.gpu import Gpu, capability_of
-from harness.simulate.kernels.operators import script_of
-from harness.simulate.kernels.script import Free, Take
 from harness.system import TorchRelease
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.simulate.kernels.operators import declare
+from harness.kernels.operators import declare
 
 
 def _read_back(func: Any, args: Any, kwargs: Any) -> Any:

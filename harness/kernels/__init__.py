@@ -1,0 +1,29 @@
+"""What one operator does on CUDA: which kernels run, the memory that they take, FLOPs, bytes and time.
+
+A simulation asks with shape-only tensors, and the virtual GPU's clock with the shapes of operators that
+really run. Each file declares its own operators, by the name in their schema.
+"""
+# pyright: reportUnusedImport=false
+
+import harness.kernels.attention
+import harness.kernels.collectives
+import harness.kernels.flash_attention
+import harness.kernels.matmul
+import harness.kernels.rules
+import harness.kernels.sorting
+import harness.kernels.without_temporaries
+from harness.kernels.attention_choice import (
+    CUDNN_DEPRIORITIZED,
+    HALF_DTYPES,
+    AttentionCall,
+    Backend,
+    chosen_backend,
+)
+from harness.kernels.cost import NOTHING, Cost, operator_cost
+from harness.kernels.described import Described, Estimate
+from harness.kernels.gpu import NATIVE_JIT_DISABLED, Gpu, capability_of
+from harness.kernels.operator_bytes import tensor_bytes
+from harness.kernels.operator_time import KernelClass, class_of
+from harness.kernels.operators import operator_name, operator_of, script_of, unknown_ops
+from harness.kernels.quantized import unasked_tables
+from harness.kernels.script import Free, Keep, Step, Take

@@ -1,0 +1,135 @@
+"""The time of work that is described in words: by the virtual GPU's clock, which sees operators, products and
+collectives pass in another language.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.hardware import GPUS_PER_NODE, NETWORK, Hardware
+from harness.kernel_time import collective, memory, product, transfer
+from harness.kernels.cost import operator_cost
+from harness.kernels.gpu import Gpu
+from harness.kernels.operators import script_of, unknown_ops
+
+_DTYPES = {
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+}
+"""As C++ calls them. Others move a byte an element."""
+
+
+class Estimate(NamedTuple):
+    """Of all the kernels of one call."""
+
+    seconds: float
+    kernel_class: str
+    """What a reader asks about: "product", "norm" and so on (KernelClass), or "collective"."""
+    flops: int
+    is_unknown: bool
+    """Nobody has looked at these kernels: they take a launch, and the bytes that can be seen."""
+
+
+class Described:
+    """Estimates for one device. Raises InputError where it does not compute in a dtype."""
+
+    def __init__(self, hardware: Hardware, gpus_per_node: int = GPUS_PER_NODE) -> None:
+        self.hardware = hardware
+        self.gpus_per_node = gpus_per_node
+        self._gpu = Gpu.of(hardware, torch.__version__)
+
+    @property
+    def bare_s(self) -> float:
+        """Seconds of a kernel that moves nothing."""
+        return memory(self.hardware, "elementwise", 0.0)
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Of copies between the device and pinned memory of the host."""
+        return 1e9 / transfer(self.hardware, 1e9)
+
+    def operator(self, name: str, inputs: str, outputs: str, products: str = "") -> Estimate:
+        """Of an operator, "aten::add.Tensor" or "aten::mm." with an overload that has no name. `inputs` and
+        `outputs` are JSON: a tensor has dtype, device, sizes and strides. `products`: those that it gave to
+        cuBLAS, for one whose FLOPs nobody counts."""
+        func = _operator(name)
+        args, kwargs = _given(func, [_value(each) for each in json.loads(inputs)])
+        results = [_value(each) for each in json.loads(outputs)]
+        out: Any = results[0] if len(results) == 1 else tuple(results)
+        script = script_of(func, args, kwargs, out, self._gpu)
+        cost = operator_cost(self.hardware, func, args, kwargs, out, script)
+        unknown = bool(unknown_ops([func._schema.name]))
+        if not cost.flops and products:
+            each = [self.product(text) for text in products.rstrip(";").split(";")]
+            seconds = max(cost.seconds, sum(one.seconds for one in each))
+            return Estimate(seconds, "product", sum(one.flops for one in each), unknown)
+        return Estimate(max(cost.seconds, self.bare_s), cost.kernel_class, cost.flops, unknown)
+
+    def product(self, text: str) -> Estimate:
+        """Of "bf16 M N K BATCH": M x K times K x N."""
+        dtype, *sizes = text.split()
+        m, n, k, batch = map(int, sizes)
+        computed = dtype if dtype in ("bf16", "fp16", "fp32") else "fp16"
+        seconds = product(self.hardware, computed, m, n, k, batch)
+        return Estimate(seconds, "product", 2 * m * n * k * batch, computed != dtype)
+
+    def alone(self, description: str) -> Estimate:
+        """Of what is put on a stream by itself: "product ...", "collective KIND BYTES RANKS", "kernel NAME"."""
+        kind, _, rest = description.partition(" ")
+        if kind == "product":
+            return self.product(rest.rstrip(";"))
+        if kind == "collective":
+            name, size_bytes, ranks = rest.split()
+            together = min(int(ranks), self.gpus_per_node)
+            asked = self.hardware, name, float(size_bytes), int(ranks), together
+            return Estimate(collective(*asked, network=NETWORK.value), "collective", 0, False)
+        return Estimate(self.bare_s, "unknown", 0, True)
+
+
+def _operator(name: str) -> Any:
+    space, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, space), base), overload or "default")
+
+
+def _given(func: Any, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Positional arguments, and those that have to be named."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument, value in zip(func._schema.arguments, values, strict=False):
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return args, kwargs
+
+
+def _value(each: Any) -> Any:
+    """A shape-only tensor for a tensor, and others as they are."""
+    if isinstance(each, dict):
+        return _tensor(each)
+    if isinstance(each, list):
+        return [_value(one) for one in each]
+    return each
+
+
+def _tensor(described: dict[str, Any]) -> Tensor:
+    dtype = _DTYPES.get(described["dtype"], torch.uint8)
+    device = "meta" if described["device"] == "cuda" else "cpu"
+    sizes, strides = described["sizes"], described["strides"]
+    if device == "cpu":  # the host's own: only its shape counts
+        return torch.empty((), dtype=dtype).expand(sizes)
+    return torch.empty_strided(sizes, strides, dtype=dtype, device=device)

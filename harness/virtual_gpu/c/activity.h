@@ -1,0 +1,16 @@
+// What a profiler hears of while it records (cupti.c).
+#pragma once
+#include "clock.h"
+
+#include <cuda_runtime_api.h>
+
+enum Call { LAUNCH_KERNEL, COPY, SET, SYNCHRONIZE, LAUNCH_GRAPH };
+typedef struct {
+  size_t size;
+  int to_device, is_pinned;
+} Copy;
+
+int virtual_gpu_is_recording(void);
+void virtual_gpu_record_call(enum Call which);  // that this thread makes now: what it puts on a stream belongs to it
+void virtual_gpu_record_return(void);           // from it, where it has waited
+void virtual_gpu_record_work(const Kernel* kernel, const Copy* copy, int stream, int device, int64_t begins, int64_t ends);

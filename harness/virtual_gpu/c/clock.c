@@ -1,0 +1,307 @@
+// The device's clock. The host's time is the real one; what a device is given takes the time that was estimated for
+// it, on its stream: it begins when it has arrived from the host, when what is before it on the stream is done, and
+// when the events that the stream waits for are over. Nobody sleeps: a host that waits for the device skips that time,
+// and from then on its clock is ahead by it. With VIRTUAL_GPU_REAL_TIME=1, and while a profiler records, it sleeps.
+#define _GNU_SOURCE
+#include "clock.h"
+#include "virtual_gpu.h"
+#include "streams.h"
+#include "activity.h"
+
+#include <cuda_runtime_api.h>
+#include <library_types.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#define LAUNCH_NS 4000  // from the host's call to the kernel's begin on an idle stream (set by Python: set_launch)
+#define MAX_TIMELINES 256
+
+typedef struct {
+  cudaStream_t stream;
+  int device;
+  int64_t done, waits_until;
+  int waits_for_network, ends_with_network;
+} Timeline;
+static Timeline timelines[MAX_TIMELINES];
+static int num_timelines;
+static Account accounts[64];  // by device
+static int64_t links[64][2];  // by device and direction: when the link is free again
+static int64_t skipped, launch_ns = LAUNCH_NS, bare_ns = 2000;
+static double link_rate = 25e9;  // bytes/s
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static void (*estimate)(Operation*);
+
+static int64_t host_ns(void) {
+  struct timespec at;
+  clock_gettime(CLOCK_MONOTONIC, &at);
+  return at.tv_sec * 1000000000ll + at.tv_nsec;
+}
+static int is_real_time(void) {
+  static int real = -1;
+  if (real < 0) real = virtual_gpu_number("VIRTUAL_GPU_REAL_TIME", 0);
+  return real || virtual_gpu_is_recording();
+}
+int64_t virtual_gpu_now(void) { return host_ns() + __atomic_load_n(&skipped, __ATOMIC_RELAXED); }
+int64_t virtual_gpu_skipped(void) { return __atomic_load_n(&skipped, __ATOMIC_RELAXED); }
+int virtual_gpu_has_clock(void) { return estimate != NULL; }
+
+// Python gives them: who estimates, the seconds of a launch, of a kernel that moves nothing, and the link's bytes/s.
+void virtual_gpu_start_clock(void (*estimator)(Operation*), int64_t launch, int64_t bare, double link) {
+  launch_ns = launch, bare_ns = bare, link_rate = link;
+  estimate = estimator;
+}
+
+// The thread that waits for `moment` goes on when it is over.
+static void wait_until(int64_t moment) {
+  int64_t left = moment - virtual_gpu_now();
+  if (left <= 0) return;
+  if (is_real_time()) {
+    struct timespec sleep = {left / 1000000000, left % 1000000000};
+    nanosleep(&sleep, NULL);
+    return;
+  }
+  pthread_mutex_lock(&lock);
+  left = moment - virtual_gpu_now();  // another thread may have waited meanwhile
+  if (left > 0) __atomic_fetch_add(&skipped, left, __ATOMIC_RELAXED);
+  pthread_mutex_unlock(&lock);
+}
+
+// ---- what there is to estimate
+
+#define MAX_OPERATIONS (1 << 17)
+static Operation **table, *all[MAX_OPERATIONS];
+static int num_operations;
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static uint64_t hash_of(const char* text) {
+  uint64_t hash = 1469598103934665603ull;
+  for (; *text; text++) hash = (hash ^ (unsigned char)*text) * 1099511628211ull;
+  return hash;
+}
+Operation* virtual_gpu_operation(const char* name, const char* description) {
+  static Operation others = {.name = "others", .description = "others", .its_class = "unknown", .is_unknown = 1};
+  pthread_mutex_lock(&table_lock);
+  if (!table) table = calloc(2 * MAX_OPERATIONS, sizeof *table);
+  uint64_t place = hash_of(description) % (2 * MAX_OPERATIONS);
+  while (table[place] && strcmp(table[place]->description, description)) place = (place + 1) % (2 * MAX_OPERATIONS);
+  Operation* found = table[place];
+  if (!found && num_operations < MAX_OPERATIONS) {
+    found = table[place] = calloc(1, sizeof *found);
+    found->name = strdup(name), found->description = strdup(description), found->took_ns = -1;
+    all[num_operations++] = found;
+  }
+  pthread_mutex_unlock(&table_lock);
+  return found ? found : &others;
+}
+void virtual_gpu_estimated(Operation* what, int64_t took_ns, const char* its_class, double flops, int is_unknown) {
+  what->its_class = virtual_gpu_operation(its_class, its_class)->name;  // a name that stays
+  what->flops = flops, what->is_unknown = is_unknown;
+  what->took_ns = took_ns;
+}
+static void find_estimate(Operation* what) {
+  if (what->took_ns < 0 && estimate) estimate(what);
+  if (what->took_ns < 0) virtual_gpu_estimated(what, bare_ns, "unknown", 0, 1);
+}
+
+// ---- time
+
+static Timeline* timeline_of(cudaStream_t stream, int device) {
+  if (stream <= cudaStreamPerThread) stream = NULL;  // each device's default stream; others have a number of their own
+  for (int i = 0; i < num_timelines; i++)
+    if (timelines[i].stream == stream && timelines[i].device == device) return &timelines[i];
+  if (num_timelines == MAX_TIMELINES) return &timelines[0];
+  timelines[num_timelines] = (Timeline){.stream = stream, .device = device};
+  return &timelines[num_timelines++];
+}
+// Puts `took` on the stream: when it ends. `arrives`: when the host has brought it to the device.
+static int64_t put(Operation* what, const Kernel* kernel, cudaStream_t stream, int64_t took, int64_t arrives, int64_t* link,
+                   const Copy* copy) {
+  if (virtual_gpu_keeps(what, kernel, stream, took)) return 0;
+  int device = virtual_gpu_current();
+  pthread_mutex_lock(&lock);
+  Timeline* line = timeline_of(stream, device);
+  int64_t free_at = line->done > line->waits_until ? line->done : line->waits_until;
+  int64_t begins = arrives > free_at ? arrives : free_at;
+  if (link && *link > begins) begins = *link;
+  Account* account = &accounts[virtual_gpu_slot(device) & 63];
+  if (line->done && stream <= cudaStreamPerThread) {
+    int64_t ready = arrives > line->done ? arrives : line->done;
+    if (line->waits_for_network && line->waits_until > ready) account->exposed_ns += line->waits_until - ready;
+    if (arrives > free_at) account->host_ns += arrives - free_at;
+  }
+  int64_t ends = begins + took;
+  line->done = ends;
+  line->waits_for_network = 0;
+  line->ends_with_network = what->is_network;
+  if (link) *link = ends;
+  if (what->is_network) account->network_ns += took;
+  else if (!link) account->busy_ns += took;
+  what->calls++, what->total_ns += took;
+  int number = line->stream ? 13 + (int)(line - timelines) : 7;  // as CUPTI counts streams
+  pthread_mutex_unlock(&lock);
+  if (virtual_gpu_is_recording()) virtual_gpu_record_work(kernel, copy, number, device, begins, ends);
+  return ends;
+}
+
+// ---- operators, and the kernels that they launch
+
+typedef struct {
+  Kernel kernel;
+  cudaStream_t stream;
+  int64_t arrives;
+} Pending;
+static __thread Operation* operator_now;
+static __thread int launched_now, pending_now, room;
+static __thread Pending* pending;
+
+static __thread char products[512];  // that the operator has computed, while it is not estimated
+
+void virtual_gpu_begin_operator(Operation* what) { operator_now = what, launched_now = pending_now = products[0] = 0; }
+const char* virtual_gpu_products(void) { return products; }
+int virtual_gpu_end_operator(void) {
+  int left = pending_now;
+  if (!left) operator_now = NULL;
+  return left;
+}
+void virtual_gpu_place_pending(void) {
+  Operation* what = operator_now;
+  int count = pending_now, all = launched_now;
+  operator_now = NULL, pending_now = 0;
+  if (what->took_ns < 0) virtual_gpu_estimated(what, bare_ns * count, "unknown", 0, 1);
+  what->kernels = all;
+  for (int i = 0; i < count; i++) {
+    int64_t took = what->took_ns * (i + 1) / count - what->took_ns * i / count;
+    put(what, &pending[i].kernel, pending[i].stream, took, pending[i].arrives, NULL, NULL);
+  }
+}
+void virtual_gpu_launched(const Kernel* kernel, void* stream) {
+  if (!estimate) return;
+  Operation* what = operator_now;
+  int64_t arrives = virtual_gpu_now() + launch_ns;
+  if (virtual_gpu_is_recording()) virtual_gpu_record_call(LAUNCH_KERNEL);
+  if (!what) {
+    char text[512];
+    snprintf(text, sizeof text, "kernel %s", kernel->name ? kernel->name : "?");
+    what = virtual_gpu_operation(kernel->name ? kernel->name : "?", text);
+    find_estimate(what);
+    put(what, kernel, stream, what->took_ns, arrives, NULL, NULL);
+    return;
+  }
+  int place = launched_now++;
+  if (what->took_ns < 0 || !what->kernels) {
+    if (pending_now == room) pending = realloc(pending, (room = room ? 2 * room : 64) * sizeof *pending);
+    pending[pending_now++] = (Pending){*kernel, stream, arrives};
+    return;
+  }
+  int64_t took = bare_ns;  // more kernels than it had when it was estimated
+  if (place < what->kernels) took = what->took_ns * (place + 1) / what->kernels - what->took_ns * place / what->kernels;
+  put(what, kernel, stream, took, arrives, NULL, NULL);
+}
+void virtual_gpu_put(Operation* what, const Kernel* kernel, void* stream) {
+  if (!estimate) return;
+  find_estimate(what);
+  int64_t arrives = virtual_gpu_now() + launch_ns;
+  if (virtual_gpu_is_recording()) virtual_gpu_record_call(LAUNCH_KERNEL);
+  put(what, kernel, stream, what->took_ns, arrives, NULL, NULL);
+}
+// Kernels of a graph that was captured, one after the other.
+void virtual_gpu_replay(const Kept* kernels, int count, void* stream) {
+  if (!estimate) return;
+  int64_t arrives = virtual_gpu_now() + launch_ns;
+  if (virtual_gpu_is_recording()) virtual_gpu_record_call(LAUNCH_GRAPH);
+  for (int i = 0; i < count; i++) put(kernels[i].what, &kernels[i].kernel, stream, kernels[i].took_ns, arrives, NULL, NULL);
+}
+void virtual_gpu_multiplied(int type, long m, long n, long k, int batch, void* stream) {
+  if (!estimate) return;
+  const char* dtype = type == CUDA_R_16BF ? "bf16" : type == CUDA_R_16F ? "fp16" : type == CUDA_R_32F ? "fp32"
+                      : type == CUDA_R_64F ? "fp64" : type == CUDA_R_8I ? "int8" : "fp8";
+  char shape[128], text[160], name[32];
+  snprintf(shape, sizeof shape, "%s %ld %ld %ld %d;", dtype, m, n, k, batch);
+  snprintf(name, sizeof name, "cublas_gemm_%s", dtype);
+  Kernel kernel = {virtual_gpu_operation(name, name)->name, {1, 1, 1}, {256, 1, 1}, 0};
+  if (operator_now) {
+    if (operator_now->took_ns < 0) strncat(products, shape, sizeof products - strlen(products) - 1);
+    virtual_gpu_launched(&kernel, stream);
+    return;
+  }
+  snprintf(text, sizeof text, "product %s", shape);
+  virtual_gpu_put(virtual_gpu_operation(name, text), &kernel, stream);
+}
+// A copy over the link, one at a time in each direction. One within a device is a kernel of the operator.
+void virtual_gpu_copied(const void* to, const void* from, size_t size, void* stream) {
+  static Operation* over_link[2];
+  if (!estimate) return;
+  int goes_in = virtual_gpu_owner(to) >= 0, comes_out = virtual_gpu_owner(from) >= 0;
+  if (goes_in == comes_out) {
+    if (goes_in) virtual_gpu_launched(&(Kernel){.name = "copy within the device", .copied_bytes = size}, stream);
+    return;
+  }
+  if (!over_link[0]) {
+    over_link[1] = virtual_gpu_operation("copy to the device", "copy to the device");
+    over_link[0] = virtual_gpu_operation("copy to the host", "copy to the host");
+    for (int i = 0; i < 2; i++) virtual_gpu_estimated(over_link[i], 0, "copy", 0, 0);
+  }
+  int64_t arrives = virtual_gpu_now() + launch_ns, took = 1000 + size * 1e9 / link_rate;
+  if (virtual_gpu_is_recording()) virtual_gpu_record_call(COPY);
+  Copy copy = {size, goes_in, virtual_gpu_is_pinned(goes_in ? from : to)};
+  put(over_link[goes_in], NULL, stream, took, arrives, &links[virtual_gpu_slot(virtual_gpu_current()) & 63][goes_in], &copy);
+}
+
+// ---- what streams.c asks
+
+int64_t virtual_gpu_stream_done(cudaStream_t stream, int* with_network) {
+  pthread_mutex_lock(&lock);
+  Timeline* line = timeline_of(stream, virtual_gpu_current());
+  int64_t done = line->done > line->waits_until ? line->done : line->waits_until;
+  *with_network = line->done >= line->waits_until ? line->ends_with_network : line->waits_for_network;
+  pthread_mutex_unlock(&lock);
+  int64_t arrives = virtual_gpu_now() + launch_ns;
+  return done > arrives ? done : arrives;
+}
+void virtual_gpu_stream_waits(cudaStream_t stream, int64_t moment, int for_network) {
+  pthread_mutex_lock(&lock);
+  Timeline* line = timeline_of(stream, virtual_gpu_current());
+  if (moment > line->waits_until) line->waits_until = moment, line->waits_for_network = for_network;
+  pthread_mutex_unlock(&lock);
+}
+void virtual_gpu_wait_until(int64_t moment) {
+  if (estimate) wait_until(moment);
+}
+int64_t virtual_gpu_given_until(cudaStream_t stream) {
+  pthread_mutex_lock(&lock);
+  Timeline* line = timeline_of(stream, virtual_gpu_current());
+  int64_t done = line->done > line->waits_until ? line->done : line->waits_until;
+  pthread_mutex_unlock(&lock);
+  return done;
+}
+int64_t virtual_gpu_device_done(int device) {
+  int64_t done = 0;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < num_timelines; i++) {
+    if (timelines[i].device != device) continue;
+    if (timelines[i].done > done) done = timelines[i].done;
+    if (timelines[i].waits_until > done) done = timelines[i].waits_until;
+  }
+  pthread_mutex_unlock(&lock);
+  return done;
+}
+
+// ---- for Python: what a device did
+
+void virtual_gpu_account(int slot, Account* to) {
+  pthread_mutex_lock(&lock);
+  *to = accounts[slot & 63];
+  pthread_mutex_unlock(&lock);
+}
+// A step has ended: what operations took since the last one did is that step's.
+void virtual_gpu_end_step(void) {
+  for (int i = 0; i < num_operations; i++) {
+    Operation* what = all[i];
+    what->step_calls = what->calls - what->calls_before, what->step_ns = what->total_ns - what->ns_before;
+    what->calls_before = what->calls, what->ns_before = what->total_ns;
+  }
+}
+const Operation* virtual_gpu_nth_operation(int n) { return n < num_operations ? all[n] : NULL; }

@@ -1,0 +1,205 @@
+// Tells the clock which operator of PyTorch launches a thread's kernels, with its shapes. PyTorch calls `begin` and
+// `end` around every call of its dispatcher (ATen/record_function.h), as it does for torch.profiler. The first call of
+// a description goes to Python, which estimates what its kernels take together; after that it is found by its hash.
+#include "clock.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <unordered_map>
+
+namespace {
+
+using c10::DispatchKey;
+using c10::IValue;
+
+// Which of nested operators is the one to describe: the outermost that has kernels of its own, and is not one that
+// only casts or hands on.
+struct Kind {
+  std::string name, overload;
+  bool has_kernels = false, is_cast = false, is_embedding = false;
+};
+struct Known {
+  Operation* what = nullptr;
+  std::string inputs;  // while nobody has estimated it
+};
+
+std::mutex lock;
+std::unordered_map<const char*, Kind> kinds;  // by the name in the schema, which lies where the schema does
+std::unordered_map<uint64_t, Known> known;
+void (*estimate)(Operation*, const char* inputs, const char* outputs, const char* products);
+
+struct Context : at::ObserverContext {
+  static void operator delete(void*) {}  // one for each thread
+};
+thread_local Context context;
+thread_local bool is_inside = false;
+thread_local uint64_t hash_now;
+
+const Kind& kind_of(const at::RecordFunction& function) {
+  const char* name = function.name();
+  std::lock_guard<std::mutex> guard(lock);
+  Kind& kind = kinds[name];
+  if (kind.name == name) return kind;  // else the place of a name that is gone, of no operator
+  kind = {name};
+  if (auto named = function.operator_name()) {
+    kind.overload = named->overload_name;
+    auto handle = c10::Dispatcher::singleton().findSchema(*named);
+    bool is_collective = kind.name.find("c10d") != std::string::npos;  // NCCL tells of it
+    if (handle && !is_collective) {
+      for (auto key : {DispatchKey::CUDA, DispatchKey::CompositeExplicitAutograd,
+                       DispatchKey::CompositeExplicitAutogradNonFunctional})
+        kind.has_kernels |= handle->hasKernelForDispatchKey(key);
+      kind.is_embedding = kind.name == "aten::embedding";
+      kind.is_cast = handle->hasKernelForDispatchKey(DispatchKey::AutocastCUDA);
+      for (const auto& result : handle->schema().returns())  // a view launches nothing
+        if (result.alias_info() && !result.alias_info()->isWrite()) kind.has_kernels = false;
+    }
+  }
+  return kind;
+}
+
+void mix(uint64_t& hash, uint64_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull ^ hash >> 29; }
+
+// False for a tensor that stands for others: they are operators of their own.
+bool mix_tensor(uint64_t& hash, const at::Tensor& tensor) {
+  if (!tensor.defined()) return mix(hash, 1), true;
+  if (tensor.key_set().has(DispatchKey::Python)) return false;
+  mix(hash, (uint64_t)tensor.scalar_type() << 8 | (uint64_t)tensor.device().type());
+  if (tensor.layout() != c10::kStrided) return true;
+  for (auto size : tensor.sizes()) mix(hash, size);
+  for (auto stride : tensor.strides()) mix(hash, ~stride);
+  return true;
+}
+bool mix_value(uint64_t& hash, const IValue& value) {
+  if (value.isTensor()) return mix_tensor(hash, value.toTensor());
+  if (value.isInt()) return mix(hash, value.toInt()), true;
+  if (value.isBool()) return mix(hash, 2 + value.toBool()), true;
+  if (value.isIntList()) {
+    for (int64_t each : value.toIntList()) mix(hash, each);
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& each : value.toTensorList())
+      if (!mix_tensor(hash, each)) return false;
+  } else if (value.isList()) {
+    for (const IValue& each : value.toListRef())
+      if (!mix_value(hash, each)) return false;
+  } else {
+    mix(hash, value.isNone());
+  }
+  return true;
+}
+
+// In JSON, for who estimates: numbers as they were in the first call of their description.
+void write(std::ostream& to, const IValue& value);
+void write(std::ostream& to, c10::IntArrayRef values) {
+  to << '[';
+  for (size_t i = 0; i < values.size(); i++) to << (i ? "," : "") << values[i];
+  to << ']';
+}
+void write(std::ostream& to, const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != c10::kStrided) {
+    to << "null";
+    return;
+  }
+  to << "{\"dtype\":\"" << c10::toString(tensor.scalar_type()) << "\",\"device\":\"" << tensor.device().type() << "\",\"sizes\":";
+  write(to, tensor.sizes());
+  to << ",\"strides\":";
+  write(to, tensor.strides());
+  to << '}';
+}
+template <class List>
+void write_list(std::ostream& to, const List& values) {
+  to << '[';
+  bool is_first = true;
+  for (const auto& value : values) {
+    if (!is_first) to << ',';
+    is_first = false;
+    write(to, IValue(value));
+  }
+  to << ']';
+}
+void write(std::ostream& to, const IValue& value) {
+  if (value.isTensor()) write(to, value.toTensor());
+  else if (value.isInt()) to << value.toInt();
+  else if (value.isBool()) to << (value.toBool() ? "true" : "false");
+  else if (value.isDouble() && std::isfinite(value.toDouble())) to << value.toDouble();
+  else if (value.isList()) write_list(to, value.toListRef());
+  else to << "null";
+}
+
+// Tokens that the program has looked up in its largest table.
+std::atomic<int64_t> rows, tokens;
+void count_tokens(c10::ArrayRef<const IValue> inputs) {
+  const auto &table = inputs[0].toTensor(), &indices = inputs[1].toTensor();
+  if (table.dim() != 2 || table.size(0) < rows) return;
+  if (table.size(0) > rows) rows = table.size(0), tokens = 0;
+  tokens += indices.numel();
+}
+
+std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
+  if (is_inside) return nullptr;
+  const Kind& kind = kind_of(function);
+  if (!kind.has_kernels) return nullptr;
+  auto tls = c10::impl::tls_local_dispatch_key_set();
+  if (kind.is_cast && !tls.excluded_.has(DispatchKey::AutocastCUDA)) return nullptr;
+  if (tls.included_.has(DispatchKey::Python) && !tls.excluded_.has(DispatchKey::Python)) return nullptr;
+  // a checkpointed block that runs again: within backward, and noting gradients
+  bool again = c10::GradMode::is_enabled() && torch::autograd::get_current_node().get() != nullptr;
+  uint64_t hash = (uint64_t)function.name() + again;
+  if (kind.is_embedding) count_tokens(function.inputs());
+  for (const IValue& value : function.inputs())
+    if (!mix_value(hash, value)) return nullptr;
+  std::unique_lock<std::mutex> guard(lock);
+  Known& found = known[hash];
+  if (!found.what) {
+    std::ostringstream text, description;
+    write_list(text, function.inputs());
+    found.inputs = text.str();
+    description << kind.name << '.' << kind.overload << ' ' << (again ? "again " : "") << found.inputs;
+    found.what = virtual_gpu_operation(kind.name.c_str(), description.str().c_str());
+    found.what->is_repeated = again;
+  }
+  Operation* what = found.what;
+  guard.unlock();
+  is_inside = true;
+  hash_now = hash;
+  virtual_gpu_begin_operator(what);
+  return std::unique_ptr<at::ObserverContext>(&context);
+}
+
+void end(const at::RecordFunction& function, at::ObserverContext* ours) {
+  if (!ours) return;
+  if (virtual_gpu_end_operator()) {
+    std::unique_lock<std::mutex> guard(lock);
+    Known& found = known[hash_now];
+    std::string inputs = found.inputs;
+    Operation* what = found.what;
+    guard.unlock();
+    if (what->took_ns < 0) {
+      std::ostringstream outputs;
+      write_list(outputs, function.outputs());
+      estimate(what, inputs.c_str(), outputs.str().c_str(), virtual_gpu_products());
+    }
+    virtual_gpu_place_pending();
+  }
+  is_inside = false;
+}
+
+}  // namespace
+
+extern "C" int64_t virtual_gpu_tokens() { return tokens; }
+extern "C" void virtual_gpu_watch_operators(void (*estimator)(Operation*, const char*, const char*, const char*)) {
+  estimate = estimator;
+  at::addGlobalCallback(at::RecordFunctionCallback(begin, end)
+                            .needsInputs(true)
+                            .needsOutputs(true)
+                            .scopes({at::RecordScope::FUNCTION}));
+}

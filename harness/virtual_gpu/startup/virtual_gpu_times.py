@@ -1,0 +1,201 @@
+"""What a program's steps take on the virtual GPU, told when it ends: by the clock (c/clock.c), in words and, in
+the folder of `harness emulate --out`, as JSON.
+
+A step lasts from one call of an optimizer's `step` to the next. Of each, the device's time, where it went, the
+tokens that were looked up in the largest embedding, and FLOPs.
+"""
+
+import atexit
+import ctypes
+import json
+import os
+import sys
+from collections import defaultdict
+from statistics import median
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+_C = ctypes.CDLL(None)
+_NAMES = {"BFloat16": "bf16", "Half": "fp16", "Float": "fp32"}
+LARGEST = 5
+"""Kernels that are named."""
+
+
+class Operation(ctypes.Structure):
+    """As c/clock.h has it."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("its_class", ctypes.c_char_p),
+        ("flops", ctypes.c_double),
+        ("took_ns", ctypes.c_int64),
+        ("kernels", ctypes.c_int),
+        ("is_unknown", ctypes.c_int),
+        ("is_network", ctypes.c_int),
+        ("is_repeated", ctypes.c_int),
+        ("calls", ctypes.c_uint64),
+        ("step_calls", ctypes.c_uint64),
+        ("calls_before", ctypes.c_uint64),
+        ("total_ns", ctypes.c_int64),
+        ("step_ns", ctypes.c_int64),
+        ("ns_before", ctypes.c_int64),
+    )
+
+
+class _Account(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("busy_ns", "host_ns", "exposed_ns", "network_ns"))
+
+
+_C.virtual_gpu_device_done.restype = _C.virtual_gpu_now.restype = ctypes.c_int64
+_C.virtual_gpu_nth_operation.restype = ctypes.POINTER(Operation)
+
+
+class Times:
+    """What one process notes of its steps."""
+
+    def __init__(self, hardware):
+        self.hardware = hardware
+        self.ends = []
+        """Of each step: when the device had done all that it was given, in ns; the account; tokens so far."""
+        self._optimizer = None
+
+    def watch(self):
+        register_optimizer_step_post_hook(self._stepped)
+        atexit.register(self._tell)
+
+    def _stepped(self, optimizer, *_):
+        if self._optimizer is None:
+            self._optimizer = id(optimizer)
+        if id(optimizer) != self._optimizer:  # one of several: the step is over when the first comes again
+            return
+        account = _Account()
+        device = torch.cuda.current_device()
+        _C.virtual_gpu_account(device, ctypes.byref(account))
+        ended_ns = max(_C.virtual_gpu_device_done(device), _C.virtual_gpu_now())
+        parts = account.busy_ns, account.host_ns, account.exposed_ns, account.network_ns
+        self.ends.append((ended_ns, parts, _tokens()))
+        _C.virtual_gpu_end_step()
+
+    def found(self):
+        """What the steps took, in seconds, as a dictionary; None for a program with fewer than two steps. The
+        first one, which warms up, counts only if there are no others."""
+        steps = [
+            (after[0] - before[0], [b - a for a, b in zip(before[1], after[1], strict=True)], after[2] - before[2])
+            for before, after in zip(self.ends, self.ends[1:], strict=False)
+        ]
+        if not steps:
+            return None
+        middle = median(ns for ns, _, _ in steps)
+        ns, parts, tokens = min(steps, key=lambda step: abs(step[0] - middle))
+        operations = self._operations()
+        by_class, flops, repeated = defaultdict(float), defaultdict(float), 0.0
+        for each in operations:
+            by_class[each["class"]] += each["time_s"]
+            flops[each["dtype"]] += each["flops"]
+            repeated += each["flops"] * each["is_repeated"]
+        names = ("busy_s", "host_gaps_s", "exposed_communication_s", "communication_s")
+        found = {
+            "source": "estimated",
+            "step_time_s": middle * 1e-9,
+            "steps": len(steps),
+            **{name: part * 1e-9 for name, part in zip(names, parts, strict=True)},
+            "tokens_per_s": tokens / (ns * 1e-9) if tokens else None,
+            "flops": sum(flops.values()),
+            "repeated_flops": repeated,
+            "kernels_s": dict(sorted(by_class.items(), key=lambda item: -item[1])),
+            "operations": sorted(operations, key=lambda each: -each["time_s"]),
+            "unknown": sum(each["calls"] for each in operations if each["is_unknown"]),
+            "calls": sum(each["calls"] for each in operations),
+        }
+        peak_dtype = max(flops, key=lambda dtype: flops[dtype]) if found["flops"] else None
+        if peak_dtype in ("bf16", "fp16", "fp32") and self.hardware.supports(peak_dtype):
+            could = self.hardware.peak_flops(peak_dtype) * ns * 1e-9
+            found["mfu"] = (found["flops"] - repeated) / could
+            found["hfu"] = found["flops"] / could
+        return found
+
+    def _operations(self):
+        """Of the last step."""
+        found, number = [], 0
+        while operation := _C.virtual_gpu_nth_operation(number):
+            number += 1
+            what = operation.contents
+            if not what.step_calls:
+                continue
+            text = what.description.decode()
+            first = text.partition('"dtype":"')[2].partition('"')[0] or text.split()[1 if " " in text else 0]
+            found.append(
+                {
+                    "name": what.name.decode(),
+                    "description": text,
+                    "class": (what.its_class or b"unknown").decode(),
+                    "dtype": _NAMES.get(first, first),
+                    "calls": what.step_calls,
+                    "time_s": what.step_ns * 1e-9,
+                    "flops": what.flops * what.step_calls / max(1, what.kernels),
+                    "is_repeated": bool(what.is_repeated),
+                    "is_unknown": bool(what.is_unknown),
+                }
+            )
+        return found
+
+    def _tell(self):
+        found = self.found()
+        if found is None:
+            return
+        rank = os.environ.get("RANK")
+        if os.environ.get("VIRTUAL_GPU_SUMMARY") == "1" and rank in (None, "0"):
+            print("\n".join(_lines(found, self.hardware)), file=sys.stderr)
+        folder = os.environ.get("VIRTUAL_GPU_TIMES")
+        if folder:
+            name = f"process-{os.getpid()}" if rank is None else f"rank-{rank}-process-{os.getpid()}"
+            path = os.path.join(folder, f"{name}-times.json")
+            try:
+                with open(path, "w", encoding="utf-8") as file:
+                    json.dump(found, file, indent=1)
+            except OSError as error:
+                print(f"virtual GPU: cannot write {path}: {error.strerror}.", file=sys.stderr)
+
+
+def _lines(found, hardware):
+    step_s = found["step_time_s"]
+    yield (
+        f"virtual GPU: a step takes {step_s * 1e3:.1f} ms on this {hardware.name}, estimated; the median of "
+        f"{found['steps']}."
+    )
+    rates = []
+    if found["tokens_per_s"]:
+        rates.append(f"{found['tokens_per_s']:,.0f} tokens/s")
+    if "mfu" in found:
+        rates.append(f"MFU {found['mfu']:.1%}, HFU {found['hfu']:.1%}")
+    parts = [f"the device is at work {found['busy_s'] * 1e3:.1f} ms"]
+    parts.append(f"waits for this machine's host {found['host_gaps_s'] * 1e3:.1f} ms")
+    if found["communication_s"]:
+        exposed, whole = found["exposed_communication_s"] * 1e3, found["communication_s"] * 1e3
+        parts.append(f"communicates {whole:.1f} ms, of which {exposed:.1f} ms beside no kernel")
+    yield f"  {'; '.join([*rates, ', '.join(parts)])}."
+    classes = [f"{name} {seconds * 1e3:.1f} ms" for name, seconds in found["kernels_s"].items()]
+    yield f"  By kind of kernel: {', '.join(classes)}."
+    for each in found["operations"][:LARGEST]:
+        yield f"  {each['time_s'] * 1e3:9.2f} ms  {each['calls']:6d} kernels  {_shown(each)}"
+    if found["unknown"]:
+        names = sorted({each["name"] for each in found["operations"] if each["is_unknown"]})
+        yield (
+            f"  Of {found['calls']} kernels {found['unknown']} are unknown, which take the time of a launch or of "
+            f"the bytes that are seen: {', '.join(names[:LARGEST])}."
+        )
+
+
+def _shown(each):
+    """The operator and the shapes of its tensors."""
+    sizes = [part.partition("]")[0] for part in each["description"].split('"sizes":[')[1:4]]
+    again = ", again for backward" if each["is_repeated"] else ""
+    return f"{each['name']}({', '.join(size.replace(',', 'x') for size in sizes)}){again}"
+
+
+def _tokens():
+    library = ctypes.CDLL(None)
+    library.virtual_gpu_tokens.restype = ctypes.c_int64
+    return library.virtual_gpu_tokens()
