@@ -1,0 +1,130 @@
+"""A small config of any type of model: the type's own default config, with its sizes made small by their names.
+
+Layers are chosen, not cut: one of each kind that the default config has. Sizes keep what kernels ask of them
+(heads of 64, widths that are multiples of 8), so that a small model runs what a large one runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+VOCABULARY = 1024
+LAYERS = 2
+_SIZES: tuple[tuple[int, str], ...] = (
+    (
+        256,
+        "hidden_size d_model n_embd emb_dim embedding_dim lru_width word_embed_proj_dim mamba_d_ssm "
+        "moe_latent_size embedding_size attention_hidden_size output_embedding_size input_embedding_size "
+        "projection_dim ple_embed_dim router_hidden_size vision_output_dim projector_input_dim",
+    ),
+    (
+        384,
+        "intermediate_size ffn_dim decoder_ffn_dim encoder_ffn_dim ffn_hidden_size dff dim_ff d_inner "
+        "moe_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size "
+        "intermediate_size_mlp dense_intermediate_size expert_ffn_hidden_size shared_intermediate_size "
+        "feed_forward_size shared_experts_intermediate_size mlp_dim projector_hidden_act_dim",
+    ),
+    (
+        4,
+        "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads "
+        "attention_heads swa_num_attention_heads linear_num_heads index_n_heads num_encoder_attention_heads "
+        "num_decoder_attention_heads linear_num_value_heads num_experts n_routed_experts num_local_experts "
+        "moe_num_experts zero_expert_num num_attention_heads_per_layer",
+    ),
+    (8, "mamba_n_heads n_mamba_heads mamba_num_heads"),
+    (
+        2,
+        "num_key_value_heads num_kv_heads swa_num_key_value_heads num_query_groups linear_num_key_heads "
+        "n_group topk_group num_expert_group num_experts_per_tok moe_topk moe_k num_experts_per_token "
+        "top_k_experts num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers "
+        "num_encoder_layers num_decoder_layers depth num_layers_per_stack num_blocks n_groups o_groups",
+    ),
+    (
+        64,
+        "head_dim v_head_dim kv_channels dim_head attention_head_dim linear_head_dim swa_head_dim mamba_d_head "
+        "linear_key_head_dim linear_value_head_dim global_head_dim index_head_dim mamba_head_dim d_head "
+        "sliding_window window_size sliding_window_size attention_window_size local_attention mamba_headdim "
+        "attention_chunk_size q_lora_rank mamba_chunk_size attention_head_size index_topk",
+    ),
+    (
+        32,
+        "qk_rope_head_dim qk_nope_head_dim kv_lora_rank o_lora_rank mamba_dt_rank time_step_rank "
+        "hidden_size_per_layer_input adapter_rank rotary_dim",
+    ),
+    (
+        VOCABULARY,
+        "vocab_size vocab_size_per_layer_input pronunciation_vocab_size shape_vocab_size "
+        "unpadded_vocab_size encoder_hash_byte_group_vocab ngram_vocab_size_base decoder_vocab_size",
+    ),
+    (1, "first_k_dense_replace num_nextn_predict_layers num_dense_layers topk_group"),
+    (16, "mamba_d_state ssm_state_size"),
+)
+SIZES = {name: size for size, names in _SIZES for name in names.split()}
+"""The size of a field, by its name, where the default is larger."""
+COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+KINDS = ("layer_types", "mlp_layer_types", "indexer_types", "layers_block_type", "attention_layers")
+"""Lists that have the kind of each layer."""
+_LAYERS_OF_ZAMBA = ["linear_attention", "hybrid", "linear_attention", "hybrid"]
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "falcon_h1": {"mamba_d_head": 32},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 8},
+    "nemotron": {"num_key_value_heads": 2},
+    "zamba": {"layers_block_type": _LAYERS_OF_ZAMBA, "num_hidden_layers": len(_LAYERS_OF_ZAMBA)},
+}
+"""By type: what the default config lacks, or what its sizes ask of each other."""
+
+
+def small_config(config: Any) -> dict[str, Any]:
+    """`config`, a type's own default, made small: values for a `config.json`."""
+    kind = config.model_type
+    return {**_shrunk(config.to_dict()), **OVERRIDES.get(kind, {}), "model_type": kind}
+
+
+def _shrunk(values: dict[str, Any]) -> dict[str, Any]:
+    layers = _chosen_layers(values)
+    made = {name: _small(name, value, layers, _layer_count(values)) for name, value in values.items()}
+    apart = {int(index): entry for index, entry in (values.get("per_layer_config") or {}).items()}
+    if apart:
+        kept = {str(place): apart[index] for place, index in enumerate(layers) if index in apart}
+        made["per_layer_config"] = {place: _shrunk(entry) for place, entry in kept.items()}
+    if made.get("is_decoder") is False:  # an encoder's class, told to look back only
+        made["is_decoder"] = True
+    if made.get("head_dim", 0) is None:
+        made["head_dim"] = SIZES["head_dim"]
+    return made | {name: len(layers) for name in COUNTS if name in made and layers}
+
+
+def _small(name: str, value: Any, layers: list[int], count: int) -> Any:
+    if isinstance(value, dict) and "model_type" in value:
+        return _shrunk(value)
+    if isinstance(value, list) and len(value) == count and count > len(layers):
+        return [_small(name, value[index], layers, 0) for index in layers]
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    if name.endswith(("token_id", "token_index")):
+        return value % VOCABULARY
+    return min(value, SIZES[name]) if name in SIZES else value
+
+
+def _layer_count(values: dict[str, Any]) -> int:
+    return next((values[name] for name in COUNTS if isinstance(values.get(name), int)), 0)
+
+
+def _chosen_layers(values: dict[str, Any]) -> list[int]:
+    """The first layer of each kind, and at least two."""
+    count = _layer_count(values)
+    kinds = [values[name] for name in KINDS if isinstance(values.get(name), list)]
+    kinds = [each for each in kinds if len(each) == count]
+    apart = {int(index) for index in values.get("per_layer_config") or {}}
+    first: dict[Any, int] = {}
+    for index in range(count):
+        first.setdefault((index in apart, *(str(each[index]) for each in kinds)), index)
+    chosen = set(first.values())
+    for index in range(count):
+        if len(chosen) < LAYERS:
+            chosen.add(index)
+    return sorted(chosen)
