@@ -11,8 +11,10 @@ from benchmarks.gpu_programme.recipes import Spec
 from benchmarks.gpu_programme.tasks import Context, Result
 from benchmarks.gpu_programme.trace_file import load_trace
 from benchmarks.gpu_programme.traces import record
+from harness.architecture import with_attention
+from harness.recipe import Recipe, check_recipe
 
-SIZES = {"micro_batch_size": 2, "seq_len": 128, "weights": "random", "data": "synthetic"}
+SIZES = {"micro_batch_size": 4, "seq_len": 128, "weights": "random", "data": "synthetic"}
 METHODS: dict[str, dict[str, Any]] = {
     "full": {},
     "lora": {"adapter": "lora", "gradient_checkpointing": True},
@@ -21,9 +23,9 @@ METHODS: dict[str, dict[str, Any]] = {
 UNKNOWN = "what these operators take inside on CUDA nobody has looked at: "
 
 
-def fields_of(config: Path, method: str) -> dict[str, Any]:
-    """The recipe of one row."""
-    return {"model": str(config), **SIZES, **METHODS[method]}
+def recipe_of(config: Path, method: str) -> Recipe:
+    """The recipe of one row, which leaves the attention to the model."""
+    return with_attention(check_recipe({"model": str(config), **SIZES, **METHODS[method]}, method))
 
 
 def train_on_cpu(context: Context, config: str, method: str) -> Result:
@@ -31,10 +33,9 @@ def train_on_cpu(context: Context, config: str, method: str) -> Result:
     import torch
 
     from harness.measure.cpu import CpuObserver
-    from harness.recipe.check import check_recipe
     from harness.training.loop import run_steps, set_up
 
-    recipe = check_recipe(fields_of(Path(config), method), method)
+    recipe = recipe_of(Path(config), method)
     device, observer = torch.device("cpu"), CpuObserver(follow_first_step=False)
     training, batches = set_up(recipe, device, observer)
     steps = run_steps(training, batches, device, ["timed", "timed"], observer)
@@ -44,7 +45,7 @@ def train_on_cpu(context: Context, config: str, method: str) -> Result:
 
 def emulate(context: Context, config: str, method: str, trace: str) -> Result:
     """Three steps on the virtual GPU: every action of PyTorch's allocator goes to the file `trace`."""
-    result = record(context, Spec(Path(config).stem, None, fields_of(Path(config), method)))
+    result = record(context, Spec(Path(config).stem, None, recipe_of(Path(config), method).model_dump()))
     Path(trace).write_bytes(base64.b64decode(result.pop("trace")))
     return {"status": result["status"], "actions": result["events"]}
 
