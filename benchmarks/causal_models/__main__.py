@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.causal_models.steps import METHODS, simulate_beside, train_on_cpu
-from benchmarks.causal_models.tiny import small_config
+from benchmarks.causal_models.tiny import LORA_TARGETS, small_config
 from benchmarks.gpu_programme.tasks import Context, Piece, Result, import_libraries, prepare_process, run_pieces
 from harness.system import write_whole
 
@@ -58,7 +58,9 @@ def rows_of(wanted: Sequence[tuple[str, str]], folder: Path, python: str) -> Ite
     context = Context("cpu", False, folder)
     going: dict[str, Row] = {}
     for kind, method in wanted:
-        row = {"type": kind, "method": method}
+        row: Row = {"type": kind, "method": method}
+        if kind in LORA_TARGETS and "adapter" in METHODS[method]:
+            row["lora_targets"] = LORA_TARGETS[kind]
         config = config_file(kind, folder)
         if isinstance(config, str):
             yield row | {"builds": config}

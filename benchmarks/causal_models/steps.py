@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from benchmarks.causal_models.tiny import LORA_TARGETS
 from benchmarks.gpu_programme.recipes import Spec
 from benchmarks.gpu_programme.tasks import Context, Result
 from benchmarks.gpu_programme.trace_file import load_trace
@@ -25,7 +26,11 @@ UNKNOWN = "what these operators take inside on CUDA nobody has looked at: "
 
 def recipe_of(config: Path, method: str) -> Recipe:
     """The recipe of one row, which leaves the attention to the model."""
-    return with_attention(check_recipe({"model": str(config), **SIZES, **METHODS[method]}, method))
+    fields = {"model": str(config), **SIZES, **METHODS[method]}
+    targets = LORA_TARGETS.get(config.stem)
+    if targets and "adapter" in fields:
+        fields["lora_targets"] = targets
+    return with_attention(check_recipe(fields, method))
 
 
 def train_on_cpu(context: Context, config: str, method: str) -> Result:

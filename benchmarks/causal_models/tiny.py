@@ -13,7 +13,7 @@ LAYERS = 2
 _SIZES: tuple[tuple[int, str], ...] = (
     (
         256,
-        "hidden_size d_model n_embd emb_dim embedding_dim lru_width word_embed_proj_dim mamba_d_ssm "
+        "hidden_size d_model n_embd emb_dim embedding_dim lru_width hidden_size_global word_embed_proj_dim mamba_d_ssm "
         "moe_latent_size embedding_size attention_hidden_size output_embedding_size input_embedding_size "
         "projection_dim ple_embed_dim router_hidden_size vision_output_dim projector_input_dim",
     ),
@@ -41,7 +41,7 @@ _SIZES: tuple[tuple[int, str], ...] = (
     ),
     (
         64,
-        "head_dim v_head_dim kv_channels dim_head attention_head_dim linear_head_dim swa_head_dim mamba_d_head "
+        "head_dim qk_head_dim v_head_dim kv_channels dim_head attention_head_dim linear_head_dim swa_head_dim mamba_d_head "
         "linear_key_head_dim linear_value_head_dim global_head_dim index_head_dim mamba_head_dim d_head "
         "sliding_window window_size sliding_window_size attention_window_size local_attention mamba_headdim "
         "attention_chunk_size q_lora_rank mamba_chunk_size attention_head_size index_topk",
@@ -64,18 +64,50 @@ SIZES = {name: size for size, names in _SIZES for name in names.split()}
 COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 KINDS = ("layer_types", "mlp_layer_types", "indexer_types", "layers_block_type", "attention_layers")
 """Lists that have the kind of each layer."""
+_ONE_EACH = (
+    ("num_key_value_heads", "num_attention_heads"),
+    ("swa_num_key_value_heads", "swa_num_attention_heads"),
+    ("head_dim", "qk_rope_head_dim"),
+)
+"""Sizes that stay equal to others, where the default config has them so."""
 _LAYERS_OF_ZAMBA = ["linear_attention", "hybrid", "linear_attention", "hybrid"]
+_TWICE_AS_WIDE = {"attention_hidden_size": 512, "attention_head_dim": 128}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "falcon_h1": {"mamba_d_head": 32},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "longcat_flash": {"qk_head_dim": 64, "head_dim": 32},
     "mamba2": {"num_heads": 8},
     "nemotron": {"num_key_value_heads": 2},
-    "zamba": {"layers_block_type": _LAYERS_OF_ZAMBA, "num_hidden_layers": len(_LAYERS_OF_ZAMBA)},
+    "reformer": {"axial_pos_shape": [8, 16], "axial_pos_embds_dim": [64, 192]},
+    "xmod": {"default_language": "en_XX"},
+    "youtu": {"qk_head_dim": 64, "head_dim": 32},
+    "zamba": {
+        "layers_block_type": _LAYERS_OF_ZAMBA,
+        "num_hidden_layers": len(_LAYERS_OF_ZAMBA),
+        **_TWICE_AS_WIDE,
+    },
+    "zamba2": {
+        "layers_block_type": _LAYERS_OF_ZAMBA,
+        "num_hidden_layers": len(_LAYERS_OF_ZAMBA),
+        "hybrid_layer_ids": [1, 3],
+        **_TWICE_AS_WIDE,
+    },
 }
 """By type: what the default config lacks, or what its sizes ask of each other."""
+
+
+LORA_TARGETS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("falcon_mamba", "mamba"), ("in_proj", "x_proj")),
+    **dict.fromkeys(("falcon_h1", "nemotron_h"), ("in_proj", "q_proj", "v_proj", "up_proj")),
+    **dict.fromkeys(("llama4", "llama4_text", "phimoe"), ("q_proj", "k_proj", "v_proj", "o_proj")),
+    "deepseek_v4": ("q_a_proj", "q_b_proj", "kv_proj", "o_b_proj"),
+    "mamba2": ("in_proj",),
+}
+"""By type: layers to adapt, where peft refuses or fails with `all-linear`."""
 
 
 def small_config(config: Any) -> dict[str, Any]:
@@ -91,6 +123,9 @@ def _shrunk(values: dict[str, Any]) -> dict[str, Any]:
     if apart:
         kept = {str(place): apart[index] for place, index in enumerate(layers) if index in apart}
         made["per_layer_config"] = {place: _shrunk(entry) for place, entry in kept.items()}
+    for kept, heads in _ONE_EACH:
+        if values.get(kept) is not None and values.get(kept) == values.get(heads):
+            made[kept] = made[heads]
     if made.get("is_decoder") is False:  # an encoder's class, told to look back only
         made["is_decoder"] = True
     if made.get("head_dim", 0) is None:
