@@ -23,7 +23,14 @@ from typing import Any
 
 from benchmarks.causal_models.steps import METHODS, simulate_beside, train_on_cpu
 from benchmarks.causal_models.tiny import LORA_TARGETS, small_config
-from benchmarks.gpu_programme.tasks import Context, Piece, Result, import_libraries, prepare_process, run_pieces
+from benchmarks.gpu_programme.tasks import (
+    Context,
+    Piece,
+    Result,
+    import_libraries,
+    prepare_process,
+    run_pieces,
+)
 from harness.system import write_whole
 
 GPU = "h100"

@@ -1,4 +1,4 @@
-"""One small model trained for three steps: on the CPU, on the virtual GPU, and simulated. Each in a process."""
+"""One small model trained for a few steps: on the CPU, on the virtual GPU, and simulated."""
 
 from __future__ import annotations
 

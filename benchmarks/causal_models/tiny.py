@@ -1,4 +1,4 @@
-"""A small config of any type of model: the type's own default config, with its sizes made small by their names.
+"""A small config of any type of model: the type's own default config, its sizes made small by their names.
 
 Layers are chosen, not cut: one of each kind that the default config has. Sizes keep what kernels ask of them
 (heads of 64, widths that are multiples of 8), so that a small model runs what a large one runs.
@@ -10,56 +10,41 @@ from typing import Any
 
 VOCABULARY = 1024
 LAYERS = 2
-_SIZES: tuple[tuple[int, str], ...] = (
-    (
-        256,
-        "hidden_size d_model n_embd emb_dim embedding_dim lru_width hidden_size_global word_embed_proj_dim mamba_d_ssm "
-        "moe_latent_size embedding_size attention_hidden_size output_embedding_size input_embedding_size "
-        "projection_dim ple_embed_dim router_hidden_size vision_output_dim projector_input_dim",
-    ),
-    (
-        384,
-        "intermediate_size ffn_dim decoder_ffn_dim encoder_ffn_dim ffn_hidden_size dff dim_ff d_inner "
-        "moe_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size "
-        "intermediate_size_mlp dense_intermediate_size expert_ffn_hidden_size shared_intermediate_size "
-        "feed_forward_size shared_experts_intermediate_size mlp_dim projector_hidden_act_dim",
-    ),
-    (
-        4,
-        "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads "
-        "attention_heads swa_num_attention_heads linear_num_heads index_n_heads num_encoder_attention_heads "
-        "num_decoder_attention_heads linear_num_value_heads num_experts n_routed_experts num_local_experts "
-        "moe_num_experts zero_expert_num num_attention_heads_per_layer",
-    ),
-    (8, "mamba_n_heads n_mamba_heads mamba_num_heads"),
-    (
-        2,
-        "num_key_value_heads num_kv_heads swa_num_key_value_heads num_query_groups linear_num_key_heads "
-        "n_group topk_group num_expert_group num_experts_per_tok moe_topk moe_k num_experts_per_token "
-        "top_k_experts num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers "
-        "num_encoder_layers num_decoder_layers depth num_layers_per_stack num_blocks n_groups o_groups",
-    ),
-    (
-        64,
-        "head_dim qk_head_dim v_head_dim kv_channels dim_head attention_head_dim linear_head_dim swa_head_dim mamba_d_head "
-        "linear_key_head_dim linear_value_head_dim global_head_dim index_head_dim mamba_head_dim d_head "
-        "sliding_window window_size sliding_window_size attention_window_size local_attention mamba_headdim "
-        "attention_chunk_size q_lora_rank mamba_chunk_size attention_head_size index_topk",
-    ),
-    (
-        32,
-        "qk_rope_head_dim qk_nope_head_dim kv_lora_rank o_lora_rank mamba_dt_rank time_step_rank "
-        "hidden_size_per_layer_input adapter_rank rotary_dim",
-    ),
-    (
-        VOCABULARY,
-        "vocab_size vocab_size_per_layer_input pronunciation_vocab_size shape_vocab_size "
-        "unpadded_vocab_size encoder_hash_byte_group_vocab ngram_vocab_size_base decoder_vocab_size",
-    ),
-    (1, "first_k_dense_replace num_nextn_predict_layers num_dense_layers topk_group"),
-    (16, "mamba_d_state ssm_state_size"),
-)
-SIZES = {name: size for size, names in _SIZES for name in names.split()}
+_SIZES = """
+1024: vocab_size vocab_size_per_layer_input pronunciation_vocab_size shape_vocab_size
+1024: unpadded_vocab_size encoder_hash_byte_group_vocab ngram_vocab_size_base decoder_vocab_size
+384: intermediate_size ffn_dim decoder_ffn_dim encoder_ffn_dim ffn_hidden_size dff dim_ff d_inner
+384: moe_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size
+384: intermediate_size_mlp dense_intermediate_size expert_ffn_hidden_size shared_intermediate_size
+384: feed_forward_size shared_experts_intermediate_size mlp_dim projector_hidden_act_dim
+256: hidden_size d_model n_embd emb_dim embedding_dim lru_width hidden_size_global
+256: word_embed_proj_dim mamba_d_ssm moe_latent_size embedding_size attention_hidden_size
+256: output_embedding_size input_embedding_size projection_dim ple_embed_dim router_hidden_size
+256: vision_output_dim projector_input_dim
+64: head_dim qk_head_dim v_head_dim kv_channels dim_head attention_head_dim linear_head_dim
+64: swa_head_dim mamba_d_head linear_key_head_dim linear_value_head_dim global_head_dim
+64: index_head_dim mamba_head_dim d_head sliding_window window_size sliding_window_size
+64: attention_window_size local_attention mamba_headdim attention_chunk_size q_lora_rank
+64: mamba_chunk_size attention_head_size index_topk
+32: qk_rope_head_dim qk_nope_head_dim kv_lora_rank o_lora_rank mamba_dt_rank time_step_rank
+32: hidden_size_per_layer_input adapter_rank rotary_dim
+16: mamba_d_state ssm_state_size
+8: mamba_n_heads n_mamba_heads mamba_num_heads
+4: num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads
+4: attention_heads swa_num_attention_heads linear_num_heads index_n_heads
+4: num_encoder_attention_heads num_decoder_attention_heads linear_num_value_heads num_experts
+4: n_routed_experts num_local_experts moe_num_experts zero_expert_num num_attention_heads_per_layer
+2: num_key_value_heads num_kv_heads swa_num_key_value_heads num_query_groups linear_num_key_heads
+2: n_group num_expert_group num_experts_per_tok moe_topk moe_k num_experts_per_token top_k_experts
+2: num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_encoder_layers
+2: num_decoder_layers depth num_layers_per_stack num_blocks n_groups o_groups
+1: topk_group first_k_dense_replace num_nextn_predict_layers num_dense_layers
+"""
+SIZES = {
+    name: int(size)
+    for size, names in (line.split(":") for line in _SIZES.strip().splitlines())
+    for name in names.split()
+}
 """The size of a field, by its name, where the default is larger."""
 COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 KINDS = ("layer_types", "mlp_layer_types", "indexer_types", "layers_block_type", "attention_layers")
@@ -93,7 +78,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "zamba2": {
         "layers_block_type": _LAYERS_OF_ZAMBA,
         "num_hidden_layers": len(_LAYERS_OF_ZAMBA),
-        "hybrid_layer_ids": [1, 3],
         **_TWICE_AS_WIDE,
     },
 }

@@ -80,9 +80,7 @@ def record(context: Context, spec: Spec) -> Result:
     trace = Trace(
         name=spec.name,
         recipe_fields={**recipe.model_dump(mode="json"), "model": label},
-        model_config=None
-        if layers is None
-        else {**named_config(whole.model), "num_hidden_layers": layers},
+        model_config=None if layers is None else {**named_config(whole.model), "num_hidden_layers": layers},
         device={"name": hardware.name, "kind": hardware.kind, "memory_bytes": hardware.memory_bytes},
         provenance={**provenance(), **watching.observer.facts()},
         allocator_settings=snapshot.get("allocator_settings", {}),

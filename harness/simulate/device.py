@@ -13,7 +13,7 @@ from harness.simulate.cuda.behaviour import CudaRules
 from harness.simulate.cuda.communication import KINDS, WAIT, Communication
 from harness.simulate.cuda.shape_cache import VIEW, tensors_in
 from harness.simulate.kernels.operators import operator_name, script_of
-from harness.simulate.kernels.script import Free, Keep, Step, Take
+from harness.simulate.kernels.script import Free, Keep, Output, Step, Take, Unknown
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
 
@@ -55,7 +55,7 @@ class SimulatedDevice(StorageTracker):
             call.script = ()
             if is_on_device(out, args):
                 call.script = script_of(func, args, kwargs, out, self.rules.gpu)
-                self.operators.add(operator_name(func))
+                self._note(operator_name(func), call.script)
         if self.frames:
             if call.cost is None:
                 call.cost = [clock.cost(func, args, kwargs, out, call.script) for clock in self.clocks]
@@ -68,6 +68,10 @@ class SimulatedDevice(StorageTracker):
         if call.script:
             self._play(call.script, func, out)
         return out
+
+    def _note(self, name: str, script: Sequence[Step]) -> None:
+        ways = [step.how for step in script if isinstance(step, Unknown)]
+        self.operators.update(f"{name} ({how})" for how in ways) if ways else self.operators.add(name)
 
     def _communicate(self, name: str, args: Any, out: Any) -> None:
         if name in KINDS:
@@ -110,7 +114,7 @@ class SimulatedDevice(StorageTracker):
                 self.memory.release([keys[step.temporary]])
             elif isinstance(step, Keep):
                 self._keep_workspace(step)
-            else:
+            elif isinstance(step, Output):
                 self._see(outputs[step.index], func)
         self._see(out, func)
         self.memory.release([key for n, key in enumerate(keys) if n not in freed])

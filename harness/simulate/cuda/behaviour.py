@@ -148,10 +148,13 @@ def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
 def _fused_on_meta() -> Iterator[None]:
     """F.rms_norm is one operator, which has a derivative of its own, where a device has a kernel for it
     (native/layer_norm.cpp, rms_norm_symint): shape-only tensors get one here."""
-    with torch.library._scoped_library("aten", "IMPL") as library:
-        assert library.m is not None
-        library.m.impl("_fused_rms_norm", "Meta", _shapes_of_rms_norm, False)
+    registered = torch.library.Library("aten", "IMPL").m
+    # Library.impl refuses: shapes could come from what rms_norm is made of
+    registered.impl("_fused_rms_norm", "Meta", _shapes_of_rms_norm, False)
+    try:
         yield
+    finally:
+        registered.reset()
 
 
 def _shapes_of_rms_norm(

@@ -2,6 +2,7 @@
 
 import harness.simulate.kernels.attention
 import harness.simulate.kernels.collectives
+import harness.simulate.kernels.convolution
 import harness.simulate.kernels.flash_attention
 import harness.simulate.kernels.matmul
 import harness.simulate.kernels.quantized
