@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -61,43 +62,37 @@ def config_file(kind: str, folder: Path) -> Path | str:
 
 
 def rows_of(wanted: Sequence[tuple[str, str]], folder: Path, python: str) -> Iterator[Row]:
-    """The rows of (type, method), each when it is known."""
+    """The rows of (type, method), each when it is known: how far it came, and the reason where it ended."""
     context = Context("cpu", False, folder)
-    going: dict[str, Row] = {}
+    rows: dict[str, Row] = {}
+    asked: dict[str, dict[str, Any]] = {}
     for kind, method in wanted:
-        row: Row = {"type": kind, "method": method}
+        name = f"{kind}.{method}"
+        rows[name] = {"type": kind, "method": method}
         if kind in LORA_TARGETS and "adapter" in METHODS[method]:
-            row["lora_targets"] = LORA_TARGETS[kind]
+            rows[name]["lora_targets"] = LORA_TARGETS[kind]
         config = config_file(kind, folder)
         if isinstance(config, str):
-            yield row | {"builds": config}
+            yield rows[name] | {"builds": config}
         else:
-            going[f"{kind}.{method}"] = row | {"config": str(config)}
-    arguments = {name: {"config": row["config"], "method": row["method"]} for name, row in going.items()}
-    for result in _run(train_on_cpu, arguments, context):
-        name = result["name"]
-        trained = result["status"] == "ok"
-        going[name]["trains"] = "" if trained else result["reason"]
-        if not trained:
-            row = going.pop(name)
-            row.pop("config")
-            yield row
-    traces = {name: str(folder / f"{name}.json.gz") for name in going}
-    asked = [{"name": name, **arguments[name], "trace": trace} for name, trace in traces.items()]
-    for result in _emulated(asked, python):
+            asked[name] = {"config": str(config), "method": method}
+
+    def ended(result: Result, at: str) -> Iterator[Row]:
+        """The row of one that goes no further."""
         if result["status"] != "ok":
-            row = going.pop(result["name"])
-            row.pop("config")
-            yield row | {"emulated": result.get("reason", result["status"])}
-    for result in _run(simulate_beside, {name: {"trace": traces[name]} for name in going}, context):
-        row = going[result["name"]]
-        row.pop("config")
-        if result["status"] != "ok":
-            yield row | {"simulated": result["reason"]}
-            continue
-        found = result["result"]
-        apart = {name: found["simulated"][name] - real for name, real in found["emulated"].items()}
-        yield row | found | {"apart": apart, "seconds": result["seconds"]}
+            del asked[result["name"]]
+            reason = result.get("reason", result["status"])
+            yield rows[result["name"]] | {at: reason.replace(f"{folder}{os.sep}", "")}
+
+    for result in _run(train_on_cpu, asked, context):
+        yield from ended(result, "trains")
+    traces = {name: str(folder / f"{name}.json.gz") for name in asked}
+    for result in _emulated([{"name": name, **asked[name], "trace": traces[name]} for name in asked], python):
+        yield from ended(result, "emulated")
+    for result in _run(simulate_beside, {name: {"trace": traces[name]} for name in asked}, context):
+        yield from ended(result, "simulated")
+        if result["status"] == "ok":
+            yield rows[result["name"]] | result["result"]
 
 
 def _run(task: Any, arguments: dict[str, dict[str, Any]], context: Context) -> Iterator[Result]:

@@ -66,6 +66,7 @@ def simulate_beside(context: Context, trace: str) -> Result:
     return {
         "emulated": {name: real for name, (real, _) in peaks.items()},
         "simulated": {name: ours for name, (_, ours) in peaks.items()},
+        "apart": {name: (ours or 0) - (real or 0) for name, (real, ours) in peaks.items()},
         "same_requests": found.same_requests,
         "unknown": unknown[0].split(", ") if unknown else [],
     }

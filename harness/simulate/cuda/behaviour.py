@@ -148,7 +148,7 @@ def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
 def _fused_on_meta() -> Iterator[None]:
     """F.rms_norm is one operator, which has a derivative of its own, where a device has a kernel for it
     (native/layer_norm.cpp, rms_norm_symint): shape-only tensors get one here."""
-    registered = torch.library.Library("aten", "IMPL").m
+    registered: Any = torch.library.Library("aten", "IMPL").m
     # Library.impl refuses: shapes could come from what rms_norm is made of
     registered.impl("_fused_rms_norm", "Meta", _shapes_of_rms_norm, False)
     try:
