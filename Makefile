@@ -21,7 +21,7 @@ OTHERS_STAMP = $(OTHERS)/.installed
 # The releases at the two ends of what pyproject.toml allows, each in an environment of its own
 WINDOW = oldest newest
 
-.PHONY: help setup run test test-fast test-long check bench docs pages trust fuzz soak mutate gpu virtual-gpu virtual-gpu-all window clean
+.PHONY: help setup run test test-fast test-long check bench docs pages trust fuzz soak mutate gpu virtual-gpu virtual-gpu-all causal-models window clean
 
 help:
 	@echo "make run     fine-tune recipes/smoke.yaml here and show where bytes and milliseconds went"
@@ -43,6 +43,7 @@ help:
 	@echo "make virtual-gpu  the tests that need PyTorch's CUDA build and no GPU, in .venv-virtual-gpu (Linux;"
 	@echo "             some GB to download the first time, then a few minutes)"
 	@echo "make virtual-gpu-all  with the slow ones too: all programs of others, recordings made anew"
+	@echo "make causal-models  every type of causal language model, simulated against the virtual GPU (half an hour)"
 	@echo "make window  the whole test suite with the oldest and with the newest releases of tests/window/, in"
 	@echo "             .venv-oldest and .venv-newest; writes profiles/cpu/window.json (some GB to download)"
 	@echo "make setup   .venv with the versions in constraints.txt (the others do this by themselves)"
@@ -85,7 +86,7 @@ bench: $(READY)
 	$(PY) -m benchmarks.speed.ranks
 
 # Each is a module that writes its part from committed results, and with --check fails if it is not so.
-PAGES = pictures readme profiles time toggle_reads map formula trust mutation watched virtual_gpu several_gpus window questions
+PAGES = pictures readme profiles time toggle_reads map formula trust mutation watched virtual_gpu causal_models several_gpus window questions
 
 pages: $(READY)
 	@for page in $(PAGES); do echo "pages.$$page"; $(PY) -m pages.$$page $(CHECK) || exit 1; done
@@ -131,6 +132,11 @@ virtual-gpu-all: CHOSEN = virtual_gpu
 virtual-gpu-all: $(OTHERS_STAMP)
 virtual-gpu virtual-gpu-all: $(VIRTUAL_STAMP)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PROGRAMS_OF_OTHERS=$(CURDIR)/$(OTHERS) $(VIRTUAL)/bin/python -m pytest -n $(WORKERS) -m '$(CHOSEN)' tests/virtual_gpu
+
+# Half an hour; what the file has of the same versions is kept.
+causal-models: $(VIRTUAL_STAMP)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VIRTUAL)/bin/python -m benchmarks.causal_models --out profiles/cpu/causal_models.json
+	$(PY) -m pages.causal_models
 
 # Both are run, whatever fails in the first.
 window: $(READY) $(WINDOW:%=.venv-%/.installed)

@@ -76,12 +76,11 @@ def record(context: Context, spec: Spec) -> Result:
             oom = str(error)
         snapshot = watching.observer.history().snapshot
     hardware = watching.observer.hardware(recipe.compute_dtype)
-    config = named_config(whole.model)
     label = whole.model if layers is None else f"{whole.model}-{layers}-layers"
     trace = Trace(
         name=spec.name,
         recipe_fields={**recipe.model_dump(mode="json"), "model": label},
-        model_config=None if layers is None else {**config, "num_hidden_layers": layers},
+        model_config=None if layers is None else {**named_config(whole.model), "num_hidden_layers": layers},
         device={"name": hardware.name, "kind": hardware.kind, "memory_bytes": hardware.memory_bytes},
         provenance={**provenance(), **watching.observer.facts()},
         allocator_settings=snapshot.get("allocator_settings", {}),

@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.answers.comparison import described, different_fields
 from harness.answers.one_answer import Prediction, emulated, predicted
+from harness.architecture import with_attention
 from harness.data import check_data
 from harness.errors import InputError
 from harness.hardware import DEFAULT_HARDWARE, Hardware, find_hardware, split_hardware, table_device
@@ -65,6 +66,7 @@ def gather(
     for source in recipes:
         name, recipe = load_recipe(source, overrides)
         check_data(recipe)
+        recipe = with_attention(recipe)
         case = Case(name, recipe, hardware)
         if measure is not None:
             case.profiles.append(measure(name, recipe))

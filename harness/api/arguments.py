@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 from pydantic import SkipValidation
 
 from harness.answers import after_training
+from harness.architecture import with_attention
 from harness.data import check_data
 from harness.errors import InputError
 from harness.hardware import Hardware, hardware_names, split_hardware
@@ -43,6 +44,7 @@ def asked_recipe(recipe: object, overrides: Mapping[str, Any]) -> tuple[str, Rec
             "`harness recipes` lists the names."
         )
     check_data(asked)
+    asked = with_attention(asked)
     return name, asked
 
 

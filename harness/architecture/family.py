@@ -10,7 +10,10 @@ import ast
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+FOLDERS = {"openai-gpt": "openai"}
+"""Of families that have another name there."""
 
 
 @cache
@@ -20,20 +23,25 @@ def family_defaults(family: str) -> dict[str, Any]:
 
     Empty for a family that this transformers does not have.
     """
-    module = family.replace("-", "_")
-    for name in dict.fromkeys((module, module.removesuffix("_text"))):
-        path = _models() / name / f"configuration_{name}.py"
-        if not name.isidentifier() or not path.is_file():
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                values = _literals(node)
-                if values.get("model_type") == family:
-                    return values
+    for node in ast.walk(ast.parse(family_source(family, "configuration") or "")):
+        if isinstance(node, ast.ClassDef):
+            values = _literals(node)
+            if values.get("model_type") == family:
+                return values
     return {}
 
 
-def _models() -> Path:
+def family_source(family: str, part: Literal["configuration", "modeling"]) -> str | None:
+    """The source of the family's configuration or of its models; None for one that is not here."""
+    module = FOLDERS.get(family, family.replace("-", "_"))
+    for name in dict.fromkeys((module, module.removesuffix("_text"))):
+        path = models_folder() / name / f"{part}_{name}.py"
+        if name.isidentifier() and path.is_file():
+            return path.read_text(encoding="utf-8")
+    return None
+
+
+def models_folder() -> Path:
     """Where transformers keeps its families. Finding a package does not import it."""
     found = find_spec("transformers")
     return Path(found.origin or "").parent / "models" if found else Path()

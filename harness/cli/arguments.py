@@ -117,6 +117,7 @@ def asked_for(
     recipe: str, overrides: Sequence[str] | None, memory: str | None
 ) -> tuple[str, Recipe, Hardware]:
     """Name and recipe, its data looked at, and the device, as the arguments above say. Raises InputError."""
+    from harness.architecture import with_attention
     from harness.data import check_data
     from harness.hardware import split_hardware
     from harness.recipe import load_recipe
@@ -124,4 +125,4 @@ def asked_for(
     hardware, changes = split_hardware(overrides or [], memory)
     name, loaded = load_recipe(recipe, changes)
     check_data(loaded)
-    return name, loaded, hardware
+    return name, with_attention(loaded), hardware

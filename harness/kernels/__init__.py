@@ -7,6 +7,7 @@ really run. Each file declares its own operators, by the name in their schema.
 
 import harness.kernels.attention
 import harness.kernels.collectives
+import harness.kernels.convolution
 import harness.kernels.flash_attention
 import harness.kernels.matmul
 import harness.kernels.rules
@@ -26,4 +27,4 @@ from harness.kernels.operator_bytes import tensor_bytes
 from harness.kernels.operator_time import KernelClass, class_of
 from harness.kernels.operators import operator_name, operator_of, script_of, unknown_ops
 from harness.kernels.quantized import unasked_tables
-from harness.kernels.script import Free, Keep, Step, Take
+from harness.kernels.script import Free, Keep, Output, Step, Take, Unknown

@@ -28,8 +28,7 @@ class AttentionCall:
     """What the checks look at: shapes are (batch, heads, length, head_dim), as SDPA takes them, of dense
     tensors with a contiguous last dimension.
 
-    A mask's dtype changes nothing: it is converted afterwards. That one which requires a gradient rules cuDNN
-    out is not modelled.
+    A mask's dtype changes nothing: it is converted afterwards.
     """
 
     query: Sequence[int]
@@ -41,6 +40,7 @@ class AttentionCall:
     is_causal: bool
     enable_gqa: bool
     requires_grad: bool
+    mask_requires_grad: bool = False
     capability: tuple[int, int]
     torch: TorchRelease
 
@@ -114,6 +114,7 @@ def can_use_cudnn(call: AttentionCall) -> bool:
         and _four_dimensional(call)
         and call.dtype in HALF_DTYPES  # check_dtypes_low_precision
         and _mask_broadcasts(call)
+        and not call.mask_requires_grad  # check_attn_mask_shape
         and (8, 0) <= call.capability <= (12, 1)  # check_cudnn_hardware_support
         and (not call.torch.checks_cudnn_dropout or dropout * 16 == math.floor(dropout * 16))
         and _nonempty(call)

@@ -69,6 +69,23 @@ def extreme(script: Script, self: Tensor, outputs: Outputs, gpu: Gpu, dim: Any =
     script.free(copy)
 
 
+@kernel("logsumexp")
+def logsumexp(script: Script, self: Tensor, dim: Sequence[int], outputs: Outputs, gpu: Gpu) -> None:
+    """native/ReduceOps.cpp, logsumexp_out_impl: the largest of each row, infinite ones set to 0; then the sum
+    of exp(self - largest).
+    """
+    dtype, count = outputs[0].dtype, outputs[0].numel()
+    largest = script.take(count * dtype.itemsize)
+    reduce(script, self, dim, dtype, Kernel(dtype.itemsize), gpu)
+    absolute = script.take(count * dtype.itemsize)
+    script.briefly(count)
+    script.free(absolute)
+    shifted = script.take(size_of(self, dtype))
+    script.output(0)
+    reduce(script, torch.empty_like(self), dim, dtype, Kernel(max(4, dtype.itemsize)), gpu)
+    script.free(shifted, largest)
+
+
 @kernel("_foreach_norm")
 def norms(script: Script, self: Sequence[Tensor], outputs: Outputs, gpu: Gpu) -> None:
     """cuda/ForeachReduceOp.cu: one partial result per tensor and chunk. Each tensor has as many as the

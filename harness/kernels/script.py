@@ -36,7 +36,13 @@ class Keep(NamedTuple):
     size_bytes: int
 
 
-Step = Take | Free | Output | Keep
+class Unknown(NamedTuple):
+    """Nobody has looked at what the kernels take when they are called so."""
+
+    how: str
+
+
+Step = Take | Free | Output | Keep | Unknown
 
 
 @dataclass
@@ -65,6 +71,10 @@ class Script:
     def output(self, *indices: int) -> None:
         """The storages of these outputs, in this order."""
         self.steps.extend(Output(index) for index in indices)
+
+    def unknown(self, how: str) -> None:
+        """Say that nobody has looked at the operator when it is called so."""
+        self.steps.append(Unknown(how))
 
     def keep(self, library: str, size_bytes: int) -> None:
         """What a library keeps for the calling thread."""

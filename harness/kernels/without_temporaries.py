@@ -42,6 +42,11 @@ def _back_to_host(func: Any, args: Any, kwargs: Any) -> Any:
     return args[0] if args[1].is_meta and not args[0].is_meta else NotImplemented
 
 
+def _log_sigmoid(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+    """cuda/ActivationLogSigmoidKernel.cu: the buffer that backward reads on a CPU is empty."""
+    return torch.empty_like(args[0]), args[0].new_empty(0)
+
+
 def _initialized(func: Any, args: Any, kwargs: Any) -> Tensor:
     """Initial values. peft makes adapters in host memory and moves them: nobody reads those either."""
     tensor = args[0]
@@ -54,13 +59,16 @@ def _initialized(func: Any, args: Any, kwargs: Any) -> Tensor:
 ELEMENTWISE = "elementwise: one kernel, which converts dtypes itself"
 declare(
     """
-    __or__ abs add add_ addcdiv_ bitwise_and bitwise_not clamp clamp_ cos div div_ eq floor_divide ge gelu
-    gelu_backward gt le lerp_ logical_and_ lt masked_fill masked_fill_ mul mul_ native_dropout_backward ne neg
-    pow_ reciprocal rsqrt rsqrt_ rsub sigmoid sigmoid_backward silu silu_backward sin sqrt sub sub_ tanh
-    tanh_backward
+    __or__ abs add add_ addcdiv_ bitwise_and bitwise_not bitwise_or bitwise_xor clamp clamp_ cos div div_
+    elu eq erf erfinv exp expm1 flip floor floor_divide ge gelu gelu_backward gt hardtanh le lerp_ log log1p
+    log_sigmoid_backward logical_and logical_and_ lt masked_fill masked_fill_ maximum minimum mul mul_
+    native_dropout_backward ne neg polar pow_ reciprocal relu roll rsqrt rsqrt_ rsub sigmoid
+    sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt sub sub_ tanh tanh_backward
+    threshold_backward
     """,
     nothing=ELEMENTWISE,
 )
+declare("log_sigmoid_forward", nothing=ELEMENTWISE, result=_log_sigmoid)
 declare("addcmul_", nothing=ELEMENTWISE, unread=2)  # the gradient squared: it is given it twice
 # cuda/Foreach*.cu, cuda/AmpKernels.cu, cuda/fused_adam_*.cu: cuda/MultiTensorApply.cuh has the addresses
 # in the kernel's arguments. Lists that are too mixed for that run the elementwise operator on each.
@@ -80,26 +88,27 @@ declare(
 declare("_amp_update_scale_", nothing=LISTS, result=_first_argument)
 # TensorFactories.cpp, cuda/RangeFactories.cu, cuda/Distribution*.cu: a generator's state is the host's
 FILLED = "made or filled by one kernel, or by none"
-declare("arange full linspace ones randn scalar_tensor zeros", nothing=FILLED)
-declare("empty empty_like empty_strided new_empty", nothing=FILLED, launches=False)
-declare("new_ones new_zeros full_like ones_like zeros_like", nothing=FILLED, unread=0)  # asked for its shape
+declare("arange eye full linspace ones randn scalar_tensor zeros", nothing=FILLED)
+declare("empty empty_like empty_strided new_empty new_empty_strided", nothing=FILLED, launches=False)
+# asked for its shape
+declare("new_full new_ones new_zeros full_like ones_like zeros_like", nothing=FILLED, unread=0)
 declare("fill_", nothing=FILLED, unread=0)
 declare("normal_ uniform_ zero_", nothing=FILLED, unread=0, result=_initialized)
 # cuda/Copy.cu, copy_requires_temporaries: only between devices, and then only if dtypes differ or one
 # side is not contiguous. What is offloaded here is neither. PadNd.cpp fills and copies into a slice;
 # cuda/Shape.cu (cat, and stack through it) has its inputs' addresses in the kernel's arguments.
 COPIES = "copies straight from the input into the output"
-declare("_to_copy cat clone constant_pad_nd repeat slice_backward stack", nothing=COPIES)
+declare("_to_copy cat clone constant_pad_nd repeat select_backward slice_backward stack", nothing=COPIES)
 declare("copy_", nothing=COPIES, unread=0, result=_back_to_host)
 # The value goes to pinned host memory (cuda/CUDAScalar.cu).
 declare("_local_scalar_dense", nothing="reads a value back", result=_read_back)
 # cuda/Indexing.cu, index_select: of contiguous indices. cuda/NLLLoss.cu: of contiguous log-probabilities.
 # cuda/ScatterGatherKernel.cu, cuda/TriangularOps.cu.
 CONTIGUOUS = "one kernel over contiguous tensors"
-declare("scatter tril tril_", nothing=CONTIGUOUS)
-declare("embedding nll_loss_forward", nothing=CONTIGUOUS, looks_up=True)
+declare("scatter tril tril_ triu", nothing=CONTIGUOUS)
+declare("embedding gather nll_loss_forward", nothing=CONTIGUOUS, looks_up=True)
 declare("nll_loss_backward", nothing=CONTIGUOUS, unread=1)
-declare("scatter_", nothing=CONTIGUOUS, scatters=True)
+declare("scatter_ scatter_add_", nothing=CONTIGUOUS, scatters=True)
 # cuda/SummaryOps.cu: fewer than 100 bins are counted in shared memory. A router has a bin an expert.
 declare("histc", nothing="a histogram of fewer than 100 bins")
 # cuda/TensorTopK.cu, should_use_multiblock: from 20,000 elements a row on. cuda/TensorTopK.cpp sorts up
@@ -118,7 +127,7 @@ declare(
 )
 
 # Of these only the bytes they move are known: what they take inside nobody has looked at.
-declare("lift_fresh new_empty_strided", launches=False)
-declare("bernoulli_ _foreach_zero_ new_full rand_like", unread=0)
-declare("gather index_select", looks_up=True)
-declare("index_add_ index_copy_ scatter_add_", scatters=True)
+declare("lift_fresh", launches=False)
+declare("bernoulli_ _foreach_zero_ rand_like", unread=0)
+declare("index_select", looks_up=True)
+declare("index_add_ index_copy_", scatters=True)

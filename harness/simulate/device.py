@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from harness.kernels import Free, Keep, Step, Take, operator_name, script_of
+from harness.kernels import Free, Keep, Output, Step, Take, Unknown, operator_name, script_of
 from harness.observe import StorageTracker
 from harness.simulate.clock import Cost, SimulatedTime, is_on_device
 from harness.simulate.cuda.behaviour import CudaRules
@@ -54,7 +54,7 @@ class SimulatedDevice(StorageTracker):
             call.script = ()
             if is_on_device(out, args):
                 call.script = script_of(func, args, kwargs, out, self.rules.gpu)
-                self.operators.add(operator_name(func))
+                self._note(operator_name(func), call.script)
         if self.frames:
             if call.cost is None:
                 call.cost = [clock.cost(func, args, kwargs, out, call.script) for clock in self.clocks]
@@ -67,6 +67,10 @@ class SimulatedDevice(StorageTracker):
         if call.script:
             self._play(call.script, func, out)
         return out
+
+    def _note(self, name: str, script: Sequence[Step]) -> None:
+        ways = [step.how for step in script if isinstance(step, Unknown)]
+        self.operators.update(f"{name} ({how})" for how in ways) if ways else self.operators.add(name)
 
     def _communicate(self, name: str, args: Any, out: Any) -> None:
         if name in KINDS:
@@ -109,7 +113,7 @@ class SimulatedDevice(StorageTracker):
                 self.memory.release([keys[step.temporary]])
             elif isinstance(step, Keep):
                 self._keep_workspace(step)
-            else:
+            elif isinstance(step, Output):
                 self._see(outputs[step.index], func)
         self._see(out, func)
         self.memory.release([key for n, key in enumerate(keys) if n not in freed])

@@ -49,6 +49,7 @@ from harness.step_profile import (
 )
 from harness.system import collected_by_hand, older_objects_kept, provenance
 from harness.training import (
+    TOO_LARGE,
     AfterStep,
     Batches,
     Kind,
@@ -194,7 +195,7 @@ class SimulatedRun:
             except AllocatorOutOfMemory as error:
                 oom = self._oom(error)
             except RuntimeError as error:
-                if "Storage size calculation overflowed" not in str(error):  # ATen/EmptyTensor.cpp
+                if TOO_LARGE not in str(error):
                     raise
                 rows, seq_len = self.recipe.micro_batch_size, self.recipe.seq_len
                 raise InputError(

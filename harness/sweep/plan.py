@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from harness.architecture import with_attention
 from harness.data import check_data
 from harness.errors import InputError, nearest
 from harness.hardware import DEFAULT_HARDWARE, find_hardware
@@ -150,6 +151,7 @@ def _cell(source: str, settled: Mapping[str, Any], changes: Mapping[str, Any]) -
         hardware = find_hardware(str(hardware)).name
     try:
         recipe = load_recipe(source, [f"{name}={json.dumps(value)}" for name, value in fields.items()])[1]
+        recipe = with_attention(recipe)
     except ImpossiblePair as error:
         return Cell(dict(changes), None, hardware, error.rule)
     resolved = {**recipe.model_dump(mode="json"), HARDWARE: hardware}

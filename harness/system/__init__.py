@@ -15,7 +15,13 @@ from harness.system.interruption import (
 from harness.system.locations import PACKAGE, profiles_folder, recipes_folder
 from harness.system.notebook import Rows, notebook_html
 from harness.system.replacement import Replacement, all_replaced, replaced
-from harness.system.streams import complain, quiet_libraries, stdout_kept_for_json, warn_of_trusted_code
+from harness.system.streams import (
+    complain,
+    quiet_libraries,
+    say_once,
+    stdout_kept_for_json,
+    warn_of_trusted_code,
+)
 from harness.system.strict_json import TooManyValues, is_array, is_object, parse_json, unrepeated
 from harness.system.strict_yaml import parse_yaml, read_mapping, to_yaml
 from harness.system.torch_release import FreeBlockOrder, TorchRelease

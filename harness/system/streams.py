@@ -65,6 +65,12 @@ def quiet_libraries() -> None:
 
 
 @cache
+def say_once(line: str) -> None:
+    """Write `line` to stderr, the first time that it is said in this process."""
+    print(printable(line), file=sys.stderr)
+
+
+@cache
 def warn_of_trusted_code(model: str) -> None:
     """Say, once and in red, that the Python code of `model` may run."""
     text = f"trust_remote_code: the Python code that comes with {model} may run, with all that you may do."

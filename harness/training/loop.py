@@ -13,6 +13,7 @@ from torch import Tensor
 from harness.parallel import Ranks, ranks_of
 from harness.recipe import Recipe
 from harness.training.batches import Batch, Batches, build_batches
+from harness.training.failures import told_of_model
 from harness.training.model import build_training
 from harness.training.step import Training, train_step
 
@@ -67,7 +68,8 @@ def run_steps(
             on_host, num_tokens = next(batches)
             micro_batches = [moved(batch, device) for batch in on_host]
             shared_tokens = training.ranks.shared(num_tokens)
-        loss = train_step(training, micro_batches, shared_tokens, observer)
+        with told_of_model(training.model):
+            loss = train_step(training, micro_batches, shared_tokens, observer)
         del micro_batches  # the next step's inputs are made before this frame goes away
         yield Step(index, kind, loss, num_tokens)
 

@@ -35,7 +35,7 @@ from harness.training.toggles.host_memory import on_host
 from harness.training.toggles.offload_activations import saved_tensors
 from harness.training.toggles.offload_parameters import built_where, parameters_to_host
 from harness.training.toggles.optimizer import build_optimizer
-from harness.training.toggles.precision import autocast, build_scaler, weights_dtype
+from harness.training.toggles.precision import as_loaded, autocast, build_scaler, weights_dtype
 from harness.training.toggles.quantization import (
     as_stored_bytes,
     build_random,
@@ -95,7 +95,7 @@ def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None 
     and `deferred` knows how they are made."""
     config = load_config(recipe)
     refuse_what_cannot_run(recipe, config, device)
-    refuse_what_is_no_language_model(recipe, config)
+    _built(recipe, partial(refuse_what_is_no_language_model, recipe, config))
     torch.manual_seed(recipe.seed)
     pretrained = recipe.weights == "pretrained"
     make = _from_checkpoint if pretrained and device.type != "meta" else _random  # shapes need no checkpoint
@@ -163,7 +163,9 @@ def _as_from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later
 def _random(recipe: Recipe, config: Any, device: torch.device, later: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
-    build = partial(AutoModelForCausalLM.from_config, config, **_how(recipe, config))
+    def build() -> Any:
+        return as_loaded(AutoModelForCausalLM.from_config(config, **_how(recipe, config)))
+
     return build_random(recipe, build, device, later=later)
 
 

@@ -39,6 +39,7 @@ def load_config(recipe: Recipe) -> Any:
         else:
             _refuse_unknown_type(values.get("model_type"), str(path))
             config = AutoConfig.for_model(**values)
+        config.get_text_config()  # batches ask it for the vocabulary
     except InputError:
         raise
     except Exception as error:

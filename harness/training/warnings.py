@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections import defaultdict
+from importlib.util import find_spec
+from pathlib import Path
 
 from torch import nn
 
@@ -10,22 +14,44 @@ from harness.recipe import Recipe, surprises_of_quantization
 
 
 def surprises_of_model(recipe: Recipe, model: nn.Module) -> list[str]:
-    """Warnings about quantization and adapters of `model`, as model.build_model returns it."""
+    """Warnings about kernels, quantization and adapters of `model`, as model.build_model returns it."""
     if not recipe.quantized:
-        return []
+        return _kernels_of(model)
     experts = {
         name
         for module in model.modules()
         if hasattr(module, "parametrizations")
         for name in module.parametrizations  # type: ignore[union-attr]
     }
-    return surprises_of_quantization(
+    return _kernels_of(model) + surprises_of_quantization(
         recipe,
         experts,
         _elements_of_experts(model),
         _left_in_16_bit(model),
         sum(p.nbytes for p in model.parameters()),
     )
+
+
+KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d", "mamba_ssm": "mamba-ssm"}
+"""Optional modules that transformers runs the recurrent layers of a model with, and their packages."""
+_MENTIONED = re.compile(r'_with_fallback\("\w+", "(\w+)"\)|^ *from (\w+)[\w.]* import', re.MULTILINE)
+
+
+def _kernels_of(model: nn.Module) -> list[str]:
+    """Which of KERNELS the recurrent layers run with here, and which they do without."""
+    files = {inspect.getsourcefile(type(module)) for module in model.modules()}
+    sources = (Path(path).read_text(encoding="utf-8") for path in files if path and "modeling_" in path)
+    names = {name for source in sources for found in _MENTIONED.findall(source) for name in found}
+    used = [name for name in KERNELS if name in names]
+    found: list[str] = []
+    if lacking := [KERNELS[name] for name in used if find_spec(name) is None]:
+        found.append(
+            f"recurrent layers run as PyTorch's own operators, without the packages {', '.join(lacking)}: "
+            "with their kernels the temporaries are others, which can be gigabytes less, and a step is faster"
+        )
+    if present := [KERNELS[name] for name in used if find_spec(name) is not None]:
+        found.append(f"recurrent layers run with the kernels of {', '.join(present)}")
+    return found
 
 
 def _elements_of_experts(model: nn.Module) -> int:

@@ -57,6 +57,11 @@ CHOICES: list[tuple[str, dict[str, Any], str]] = [
     ("check_prefer_cudnn_attention: not on consumer Blackwell", {"capability": "12.0"}, "flash"),
     ("check_prefer_cudnn_attention: B300 since 2.13, others of 10.x", {"capability": "10.3"}, "cudnn"),
     ("check_for_attn_mask: flash takes none", {"mask": (2, 1, 512, 512)}, "efficient"),
+    (
+        "check_attn_mask_shape: none that is trained",
+        {"capability": "9.0", "mask": (2, 1, 512, 512), "mask_requires_grad": True},
+        "efficient",
+    ),
     ("check_attn_mask_shape: cuDNN takes one", {"capability": "9.0", "mask": (2, 1, 512, 512)}, "cudnn"),
     ("check_dtypes_flash_attention: no fp32", {"dtype": FP32}, "efficient"),
     ("check_flash_attention_hardware_support: T4", {"capability": "7.5", "dtype": FP16}, "efficient"),

@@ -46,6 +46,7 @@ def hardware(
     as_json: AsJson = False,
 ) -> None:
     """Try every device of the table: fits or not, speed, and with prices the cost of a million tokens."""
+    from harness.architecture import with_attention
     from harness.data import check_data
     from harness.fit import (
         compare_counts,
@@ -70,6 +71,7 @@ def hardware(
             raise InputError(f"{text} is no field. Write --price {text}, with a --price for every device.")
     name, loaded = load_recipe(recipe, overrides or [])
     check_data(loaded)
+    loaded = with_attention(loaded)
     told: set[str] = set()
 
     def say(line: str) -> None:

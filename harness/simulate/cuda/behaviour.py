@@ -91,6 +91,7 @@ def _attention(rules: CudaRules) -> Callable[..., Tensor]:
             is_causal=is_causal,
             enable_gqa=enable_gqa,
             requires_grad=torch.is_grad_enabled() and any(t.requires_grad for t in given[:3]),
+            mask_requires_grad=attn_mask is not None and attn_mask.requires_grad,
             capability=rules.gpu.capability,
             torch=rules.gpu.torch,
         )
@@ -132,8 +133,31 @@ def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
     """Inside, code that asks about the meta device gets the answers a CUDA device would give."""
     # torch remembers its constructors when it is first asked for them: those that are its own, not ours
     _device_constructors()
-    with cuda_autocast_on_meta(), all_replaced(_replacements(rules)):
+    with cuda_autocast_on_meta(), _fused_on_meta(), all_replaced(_replacements(rules)):
         yield
+
+
+@contextmanager
+def _fused_on_meta() -> Iterator[None]:
+    """F.rms_norm is one operator, which has a derivative of its own, where a device has a kernel for it
+    (native/layer_norm.cpp, rms_norm_symint): shape-only tensors get one here."""
+    registered: Any = torch.library.Library("aten", "IMPL").m
+    # Library.impl refuses: shapes could come from what rms_norm is made of
+    registered.impl("_fused_rms_norm", "Meta", _shapes_of_rms_norm, False)
+    try:
+        yield
+    finally:
+        registered.reset()
+
+
+def _shapes_of_rms_norm(
+    input: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """cuda/layer_norm_kernel.cu, _fused_rms_norm_cuda."""
+    rows = input.shape[: input.dim() - len(normalized_shape)]
+    one_each = (*rows, *[1] * len(normalized_shape))
+    out = torch.empty_like(input, memory_format=torch.contiguous_format)
+    return out, input.new_empty(one_each, dtype=torch.float32)
 
 
 def _replacements(rules: CudaRules) -> Iterator[Replacement]:

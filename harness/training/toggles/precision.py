@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -26,6 +27,22 @@ def weights_dtype(recipe: Recipe, config: Any) -> torch.dtype:
     if isinstance(declared, str):
         declared = getattr(torch, declared)
     return declared or torch.float32
+
+
+def as_loaded(model: Any) -> Any:
+    """`model`, just built, as transformers' from_pretrained would have made it: on the default device, where
+    torch.normal and torch.FloatTensor make nothing, and with those weights in fp32 that the class keeps so.
+    """
+    device = torch.get_default_device()
+    if any(tensor.device.type != device.type for tensor in (*model.parameters(), *model.buffers())):
+        model.to(device)
+    kept = model._get_dtype_plan(model.dtype)
+    if kept:
+        pattern = re.compile("|".join(name.replace("*", ".*") for name in kept))
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if pattern.search(name) and tensor.is_floating_point():
+                tensor.data = tensor.data.float()
+    return model
 
 
 def autocast(recipe: Recipe, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:

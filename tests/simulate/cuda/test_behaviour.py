@@ -69,6 +69,23 @@ def test_softmax_of_real_fp16_is_torchs_own() -> None:
         assert torch.equal(F.softmax(scores, -1, dtype=torch.float32), scores.float().softmax(-1))
 
 
+@pytest.mark.parametrize("weighted", [True, False])
+def test_rms_norm_is_one_operator(weighted: bool) -> None:
+    x = meta(4, 6, 8, dtype=torch.bfloat16).requires_grad_()
+    weight = nn.Parameter(meta(8, dtype=torch.bfloat16)) if weighted else None
+    with as_on("h100"):
+        with Operators() as forward:
+            out = F.rms_norm(x, (8,), weight, 1e-6)
+        with Operators() as backward:
+            out.backward(torch.empty_like(out))
+    assert [name for name in forward.names if name != "detach.default"] == ["_fused_rms_norm.default"]
+    assert "_fused_rms_norm_backward.default" in backward.names
+    assert out.shape == x.shape
+    with Operators() as elsewhere:  # nothing is left behind
+        F.rms_norm(x, (8,), weight, 1e-6)
+    assert "_fused_rms_norm.default" not in elsewhere.names
+
+
 def test_gradients_are_clipped_as_lists() -> None:
     weights = [nn.Parameter(meta(4, 4)), nn.Parameter(meta(3))]
     for weight in weights:

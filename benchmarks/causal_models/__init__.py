@@ -1,0 +1,1 @@
+"""Every type that transformers maps to a causal language model: simulated, and emulated."""

@@ -1,0 +1,72 @@
+"""One small model trained for a few steps: on the CPU, on the virtual GPU, and simulated."""
+
+from __future__ import annotations
+
+import base64
+import math
+from pathlib import Path
+from typing import Any
+
+from benchmarks.causal_models.tiny import LORA_TARGETS
+from benchmarks.gpu_programme.recipes import Spec
+from benchmarks.gpu_programme.tasks import Context, Result
+from benchmarks.gpu_programme.trace_file import load_trace
+from benchmarks.gpu_programme.traces import record
+from harness.architecture import with_attention
+from harness.recipe import Recipe, check_recipe
+
+SIZES = {"micro_batch_size": 4, "seq_len": 128, "weights": "random", "data": "synthetic"}
+METHODS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "lora": {"adapter": "lora", "gradient_checkpointing": True},
+}
+"""Fields of a recipe: full fine-tuning in bf16, and LoRA on all linear layers with checkpointing."""
+UNKNOWN = "what these operators take inside on CUDA nobody has looked at: "
+
+
+def recipe_of(config: Path, method: str) -> Recipe:
+    """The recipe of one row, which leaves the attention to the model."""
+    fields = {"model": str(config), **SIZES, **METHODS[method]}
+    targets = LORA_TARGETS.get(config.stem)
+    if targets and "adapter" in fields:
+        fields["lora_targets"] = targets
+    return with_attention(check_recipe(fields, method))
+
+
+def train_on_cpu(context: Context, config: str, method: str) -> Result:
+    """Whether the step runs on the CPU, with real numbers: its losses."""
+    import torch
+
+    from harness.measure.cpu import CpuObserver
+    from harness.training.loop import run_steps, set_up
+
+    recipe = recipe_of(Path(config), method)
+    device, observer = torch.device("cpu"), CpuObserver(follow_first_step=False)
+    training, batches = set_up(recipe, device, observer)
+    steps = run_steps(training, batches, device, ["timed", "timed"], observer)
+    losses = [float(step.loss) for step in steps]
+    return {"losses": [loss if math.isfinite(loss) else None for loss in losses]}
+
+
+def emulate(context: Context, config: str, method: str, trace: str) -> Result:
+    """Three steps on the virtual GPU: every action of PyTorch's allocator goes to the file `trace`."""
+    result = record(context, Spec(Path(config).stem, None, recipe_of(Path(config), method).model_dump()))
+    Path(trace).write_bytes(base64.b64decode(result.pop("trace")))
+    return {"status": result["status"], "actions": result["events"]}
+
+
+def simulate_beside(context: Context, trace: str) -> Result:
+    """The simulation of a recorded step, and its peaks beside those of PyTorch's allocator."""
+    from benchmarks.traces import compared, hardware_of
+
+    recorded = load_trace(Path(trace))
+    found = compared(recorded, hardware_of(recorded))
+    peaks = found.peaks()
+    unknown = [line.removeprefix(UNKNOWN) for line in found.profile.warnings if line.startswith(UNKNOWN)]
+    return {
+        "emulated": {name: real for name, (real, _) in peaks.items()},
+        "simulated": {name: ours for name, (_, ours) in peaks.items()},
+        "apart": {name: (ours or 0) - (real or 0) for name, (real, ours) in peaks.items()},
+        "same_requests": found.same_requests,
+        "unknown": unknown[0].split(", ") if unknown else [],
+    }

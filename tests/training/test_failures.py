@@ -1,0 +1,55 @@
+"""What the code of a model raises in a step is told as a sentence; what is ours is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from harness.errors import InputError
+from harness.hardware.hardware import find_hardware
+from harness.simulate.simulated_run import simulate
+from harness.training.failures import told_of_model
+from tests.support.tiny import built, tiny, train
+
+H100 = find_hardware("h100")
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """The model's own code, given something that it cannot work with."""
+    forward = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda mlp, x: forward(mlp, change(x)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "fix"),
+    [
+        ({}, "the error is in its own code"),
+        ({"adapter": "lora"}, r"List other layers in lora_targets"),
+    ],
+)
+def test_where_and_what_and_the_fix(fields: Any, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _failing(monkeypatch, lambda x: x[..., :3])
+    with pytest.raises(InputError, match=rf"of llama fails at \S+:\d+: RuntimeError: .*{fix}"):
+        train(tiny(**fields), 1)
+
+
+def test_a_simulation_has_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    _failing(monkeypatch, lambda x: x)
+    monkeypatch.setattr(type(ACT2FN["silu"]), "forward", lambda self, x: x * x.sum().tolist())
+    with pytest.raises(InputError, match=r"llama asks for values, at transformers.*virtual GPU"):
+        simulate(tiny(), H100)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), KeyboardInterrupt(), MemoryError()])
+def test_what_means_something_else_stays(error: BaseException) -> None:
+    with pytest.raises(type(error)), told_of_model(built(tiny())[0].model):
+        raise error
+
+
+def test_a_mistake_of_ours_stays() -> None:
+    with pytest.raises(RuntimeError, match="ours"), told_of_model(built(tiny())[0].model):
+        raise RuntimeError("ours")
