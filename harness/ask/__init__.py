@@ -5,7 +5,6 @@ The arithmetic answer comes in milliseconds, in a browser too; what a simulation
 # pyright: reportUnusedImport=false
 
 from harness.ask.answer import Found, answer_of, by_arithmetic, by_formula
-from harness.ask.card_table import on_every_card
-from harness.ask.form import form
-from harness.ask.passing_on import badge, markdown, svg
-from harness.ask.question import Question, mistake, read_question
+from harness.ask.documents import Document, answered_as_json, arithmetic, cards, formula
+from harness.ask.form import describe_form
+from harness.ask.question import Question, read_question

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from harness.ask.form import impossible
+from harness.ask.passing_on import badge, markdown, svg
 from harness.ask.question import Question
 from harness.errors import InputError
 from harness.fit import Change, ConfirmedFit, Simulations, fit
@@ -47,6 +48,7 @@ class Found:
     changes: Sequence[Change] = ()
     together: str = ""
     notes: Sequence[str] = ()
+    how: str = "by arithmetic"
     tight: bool = False
     """Too little is left for what arithmetic does not know."""
 
@@ -60,7 +62,16 @@ class Found:
         if found.neutral is not None:
             change, rows = found.neutral
             notes.append(f"With {change}, which costs nothing, micro_batch_size {rows} or more fits.")
-        return cls(sizes, found.changes, found.together, [note for note in notes if note])
+        return cls(sizes, found.changes, found.together, [note for note in notes if note], "seen to fit")
+
+    @classmethod
+    def by_arithmetic(cls, question: Question) -> Found:
+        """What `harness fit --quick` says. Raises InputError for what arithmetic does not know."""
+        found = fit(question.recipe, question.hardware)
+        largest = {"micro_batch_size": found.micro_batch_size, "seq_len": found.seq_len}
+        left = ["5% of the memory is left to the allocator's fragmentation, which arithmetic does not know."]
+        tight = found.required_bytes > found.limit_bytes
+        return cls(largest, found.changes, found.together, left, tight=tight)
 
 
 def by_arithmetic(question: Question) -> dict[str, Any]:
@@ -69,11 +80,8 @@ def by_arithmetic(question: Question) -> dict[str, Any]:
     memory = estimate(question.recipe, question.hardware)
     found = profile(memory)
     found.step.time_s.p10, found.step.time_s.p90 = Timing(memory.sizes).range_s
-    sizes = fit(question.recipe, question.hardware)
-    largest = {"micro_batch_size": sizes.micro_batch_size, "seq_len": sizes.seq_len}
-    tight = found.oom is None and sizes.required_bytes > sizes.limit_bytes
-    left = ["5% of the memory is left to the allocator's fragmentation, which arithmetic does not know."]
-    beside = Found(largest, sizes.changes, sizes.together, left, tight)
+    beside = Found.by_arithmetic(question)
+    beside.tight = beside.tight and found.oom is None
     return answer_of(question, "arithmetic", found, beside)
 
 
@@ -117,14 +125,14 @@ def answer_of(
 ) -> dict[str, Any]:
     """What a page shows. `needed_bytes`: what the process would take if memory did not run out."""
     words = verdict(found)
-    beside = beside or Found()
+    beside = beside or _other_sizes(question)
     fits = "yes" if words.startswith("fits") else "tight" if words.startswith("too tight") else "no"
     taken = needed_bytes or found.memory.taken_bytes()
     memory = question.hardware.memory_bytes
     if fits == "no" and taken is not None and taken > memory:
         words += f"; it needs {in_gib(taken)}, {in_gib(taken - memory)} more than there is"
     wanted = fits != "yes" or beside.tight
-    return {
+    answer = {
         "name": question.name,
         "device": question.hardware.datasheet.title,
         "source": source,
@@ -132,15 +140,27 @@ def answer_of(
         "fits": "tight" if beside.tight else fits,
         "verdict": f"{words[0].upper()}{words[1:]}.",
         "bar": {"memory_bytes": memory, "taken_bytes": taken, "parts": _parts(found, taken)},
-        "rows": [*_rows(question, source, found, beside)],
+        "rows": [*_rows(question, found, beside)],
         "changes": [*_changes(beside)] if wanted else [],
         "notes": [*map(str.strip, between_steps_in_words(found)), *found.warnings, *beside.notes],
         "yaml": question.yaml,
         "command": question.command,
         "fields": question.recipe.model_dump(mode="json"),
+        "gpus": question.recipe.world_size,
         "hardware": question.hardware.name,
+        "memory": question.memory,
         "impossible": impossible(question.recipe),
     }
+    return answer | {"svg": svg(answer), "markdown": markdown(answer), "badge": badge(answer)}
+
+
+def _other_sizes(question: Question) -> Found:
+    """By arithmetic, until a simulation knows better."""
+    try:
+        found = Found.by_arithmetic(question)
+    except InputError:
+        return Found()
+    return replace(found, notes=(), tight=False)
 
 
 def _parts(found: StepProfile, taken: int | None) -> list[dict[str, Any]]:
@@ -153,16 +173,16 @@ def _parts(found: StepProfile, taken: int | None) -> list[dict[str, Any]]:
     return [{"name": n, "bytes": size, "shown": in_gib(size)} for n, size in sizes.items() if size]
 
 
-def _rows(question: Question, source: Source, found: StepProfile, beside: Found) -> list[dict[str, str]]:
+def _rows(question: Question, found: StepProfile, beside: Found) -> list[dict[str, str]]:
     recipe, memory, step = question.recipe, found.memory, found.step
     rows: list[tuple[str, str, str]] = []
     if found.oom is None and memory.peak_allocated_bytes is not None:
-        rows.append(("peak", in_gib(memory.peak_allocated_bytes), peak_in_words(found)))
+        _, _, beyond = peak_in_words(found).partition(" allocated, ")
+        rows.append(("peak, allocated", in_gib(memory.peak_allocated_bytes), beyond))
     for name, other in (("micro_batch_size", "seq_len"), ("seq_len", "micro_batch_size")):
         if name in beside.largest:
             value = f"{beside.largest[name]:,}" if beside.largest[name] else "none fits"
-            how = "by arithmetic" if source == "arithmetic" else "seen to fit"
-            at = f"at {other} {getattr(recipe, other):,}, {how}"
+            at = f"at {other} {getattr(recipe, other):,}, {beside.how}"
             rows.append((f"largest {'batch' if name == 'micro_batch_size' else 'length'}", value, at))
     median, low, high = step.time_s.median, step.time_s.p10, step.time_s.p90
     if median is not None:

@@ -32,6 +32,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Toggles": (
         "gradient_checkpointing", "attention", "loss", "optimizer", "optimizer_impl", "optimizer_in_backward",
         "offload", "packing", "master_weights", "compile", "max_grad_norm",
+        "weight_decay",
     ),
     "Method": (
         "quantization", "double_quant", "upcast_for_kbit", "adapter", "lora_rank", "lora_targets",
@@ -48,7 +49,7 @@ FOLDED = ("Method", "Several GPUs", "Others")
 
 
 @cache
-def form() -> dict[str, Any]:
+def describe_form() -> dict[str, Any]:
     """Groups of fields, methods, recipes, models and devices."""
     named = {"model", *(name for names in GROUPS.values() for name in names)}
     rest = tuple(name for name in ASKED if name not in named)

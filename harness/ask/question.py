@@ -113,13 +113,13 @@ def read_question(text: str) -> Question:
 def mistake(text: str, error: InputError) -> dict[str, Any]:
     """What is wrong with a question, and what to change in it, for a page."""
     if not isinstance(error, ImpossiblePair):
-        return {"error": f"{str(error)[0].upper()}{str(error)[1:]}", "fixes": []}
+        return {"error": str(error), "fixes": []}
     fields = _fields(dict(parse_qsl(text, keep_blank_values=True)))
-    found = dict.fromkeys(tuple(fix.items()) for fix in _fixes(fields, error.rule, {}))
-    fixes = [
-        {"fields": dict(fix), "words": ", ".join(f"{name}: {value}" for name, value in fix)} for fix in found
-    ]
-    return {"error": f"{error.rule[0].upper()}{error.rule[1:]}.", "fixes": fixes}
+    found = [*_fixes(fields, error.rule, {})]
+    least = [fix for fix in found if not any(other.items() < fix.items() for other in found)]
+    words = [", ".join(f"{name}: {value}" for name, value in fix.items()) for fix in least]
+    fixes = [{"fields": fix, "words": word} for fix, word in zip(least, words, strict=True)]
+    return {"error": f"{error.rule}.", "fixes": fixes}
 
 
 def _fixes(fields: dict[str, Any], rule: str, changed: dict[str, str]) -> Iterator[dict[str, str]]:
