@@ -82,6 +82,8 @@ def by_arithmetic(question: Question) -> dict[str, Any]:
     found.step.time_s.p10, found.step.time_s.p90 = Timing(memory.sizes).range_s
     beside = Found.by_arithmetic(question)
     beside.tight = beside.tight and found.oom is None
+    if question.after.after:
+        beside.notes = [*beside.notes, "What comes after the training steps only a simulation tells."]
     return answer_of(question, "arithmetic", found, beside)
 
 
@@ -140,15 +142,12 @@ def answer_of(
         "fits": "tight" if beside.tight else fits,
         "verdict": f"{words[0].upper()}{words[1:]}.",
         "bar": {"memory_bytes": memory, "taken_bytes": taken, "parts": _parts(found, taken)},
-        "rows": [*_rows(question, found, beside)],
+        "rows": [*_rows(question, found, beside, taken)],
         "changes": [*_changes(beside)] if wanted else [],
         "notes": [*map(str.strip, between_steps_in_words(found)), *found.warnings, *beside.notes],
         "yaml": question.yaml,
         "command": question.command,
-        "fields": question.recipe.model_dump(mode="json"),
-        "gpus": question.recipe.world_size,
-        "hardware": question.hardware.name,
-        "memory": question.memory,
+        "said": question.as_said(),
         "impossible": impossible(question.recipe),
     }
     return answer | {"svg": svg(answer), "markdown": markdown(answer), "badge": badge(answer)}
@@ -173,12 +172,14 @@ def _parts(found: StepProfile, taken: int | None) -> list[dict[str, Any]]:
     return [{"name": n, "bytes": size, "shown": in_gib(size)} for n, size in sizes.items() if size]
 
 
-def _rows(question: Question, found: StepProfile, beside: Found) -> list[dict[str, str]]:
+def _rows(question: Question, found: StepProfile, beside: Found, taken: int | None) -> list[dict[str, str]]:
     recipe, memory, step = question.recipe, found.memory, found.step
     rows: list[tuple[str, str, str]] = []
     if found.oom is None and memory.peak_allocated_bytes is not None:
         _, _, beyond = peak_in_words(found).partition(" allocated, ")
         rows.append(("peak, allocated", in_gib(memory.peak_allocated_bytes), beyond))
+    elif taken is not None:
+        rows.append(("needs", in_gib(taken), "with the CUDA context"))
     for name, other in (("micro_batch_size", "seq_len"), ("seq_len", "micro_batch_size")):
         if name in beside.largest:
             value = f"{beside.largest[name]:,}" if beside.largest[name] else "none fits"
@@ -190,14 +191,9 @@ def _rows(question: Question, found: StepProfile, beside: Found) -> list[dict[st
         rows.append(("step", in_ms(median), f"{width}an estimate"))
     if step.tokens_per_s is not None:
         each = " on each GPU" if recipe.world_size > 1 else ""
+        of_step = f"{recipe.tokens_per_step:,} tokens a step{each}"
         bound = f", bound by {step.bound}" if step.bound else ""
-        rows.append(
-            (
-                "tokens/s",
-                f"{step.tokens_per_s:,.0f}",
-                f"{recipe.tokens_per_step:,} tokens a step{each}{bound}",
-            )
-        )
+        rows.append(("tokens/s", f"{step.tokens_per_s:,.0f}", of_step + bound))
     return [{"name": name, "value": value, "detail": detail} for name, value, detail in rows]
 
 

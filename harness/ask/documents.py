@@ -26,7 +26,7 @@ def arithmetic(text: str) -> Document:
     try:
         return by_arithmetic(question)
     except InputError as error:
-        return {"unknown": str(error), "fields": question.recipe.model_dump(mode="json")}
+        return {"unknown": str(error), "said": question.as_said()}
 
 
 def formula(text: str) -> Document:

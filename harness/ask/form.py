@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, cast
 
+from harness.ask.after import After
 from harness.ask.question import ASKED
 from harness.hardware import DEFAULT_HARDWARE, all_hardware
 from harness.recipe import (
@@ -44,7 +45,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Which of a recipe's fields stand together. All others of those that may be asked come after them."""
-FOLDED = ("Method", "Several GPUs", "Others")
+AFTER = "After the training steps"
+FOLDED = ("Method", "Several GPUs", "Others", AFTER)
 """Groups that a page opens when asked."""
 
 
@@ -56,7 +58,7 @@ def describe_form() -> dict[str, Any]:
     return {
         "groups": [
             {"name": group, "folded": group in FOLDED, "fields": [_field(name) for name in names]}
-            for group, names in {**GROUPS, "Others": rest}.items()
+            for group, names in {**GROUPS, "Others": rest, AFTER: tuple(After.model_fields)}.items()
             if names
         ],
         "model": _field("model"),
@@ -88,7 +90,7 @@ def impossible(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 def _field(name: str) -> dict[str, Any]:
     """One field as a page draws it: a switch, a choice, several of some, a number, or text."""
-    schema = recipe_schema()["properties"][name]
+    schema = _schema(name)
     options = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
     kind = (
         "choice"
@@ -103,6 +105,7 @@ def _field(name: str) -> dict[str, Any]:
         kind = "several"
     numbers = {
         "least": options[0].get("minimum", options[0].get("exclusiveMinimum")),
+        "empty": "null" if options != schema.get("anyOf", [schema]) else None,
         "whole": options[0].get("type") == "integer",
     }
     return {
@@ -114,10 +117,15 @@ def _field(name: str) -> dict[str, Any]:
     }
 
 
+def _schema(name: str) -> dict[str, Any]:
+    fields = After.model_json_schema() if name in After.model_fields else recipe_schema()
+    return fields["properties"][name]
+
+
 @cache
 def _choices(name: str) -> tuple[Any, ...]:
     """Every value of a field that has few; of a list, its items."""
-    schema = recipe_schema()["properties"][name]
+    schema = _schema(name)
     if schema.get("type") == "boolean":
         return (False, True)
     if "items" in schema:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl
 
+from harness.ask.after import After, read_after
 from harness.errors import InputError, nearest
 from harness.fit import among, read_counts
 from harness.hardware import DEFAULT_HARDWARE, Hardware, find_hardware, parse_bytes, with_memory
@@ -36,7 +37,7 @@ MOST_CHANGES = 3
 """Of a fix."""
 ASKED = tuple(name for name in Recipe.model_fields if name not in EFFECTS)
 """Fields of a recipe that a question may set."""
-BESIDE = ("recipe", "hardware", "memory", "gpus")
+BESIDE = ("recipe", "hardware", "memory", "gpus", *After.model_fields)
 """What else a question may say, as the commands do."""
 _PROPOSED = re.compile(r"\b([a-z_]+): ([\w./-]+|\[[\w, ]*\])")
 
@@ -49,6 +50,7 @@ class Question:
     hardware: Hardware
     memory: str = ""
     """Of the device, where another size than its own is asked about, as in 16GiB."""
+    after: After = field(default_factory=After)
 
     @property
     def name(self) -> str:
@@ -66,12 +68,18 @@ class Question:
         ]
         words.append(f"hardware={self.hardware.name}")
         words += ["--memory", self.memory] if self.memory else []
-        return shlex.join(words)
+        return shlex.join([*words, *self.after.options])
 
     @property
     def yaml(self) -> str:
         """A recipe file: the fields that differ from the defaults."""
         return to_yaml(_differing(Recipe(model=self.recipe.model), self.recipe, ("model",)))
+
+    def as_said(self) -> dict[str, Any]:
+        """Every field of the form, as it is in this question."""
+        recipe = self.recipe
+        beside = {"hardware": self.hardware.name, "memory": self.memory, "gpus": recipe.world_size}
+        return {**recipe.model_dump(mode="json"), **self.after.model_dump(mode="json"), **beside}
 
 
 def read_question(text: str) -> Question:
@@ -107,19 +115,23 @@ def read_question(text: str) -> Question:
     counts = read_counts(said["gpus"]) if said.get("gpus") else [1]
     if len(counts) > 1:
         raise InputError(f"gpus: {shortened(said['gpus'])}: give one number.")
-    return Question(recipe if counts == [1] else among(recipe, counts[0]), hardware, memory)
+    recipe = recipe if counts == [1] else among(recipe, counts[0])
+    return Question(recipe, hardware, memory, read_after(said))
 
 
 def mistake(text: str, error: InputError) -> dict[str, Any]:
     """What is wrong with a question, and what to change in it, for a page."""
     if not isinstance(error, ImpossiblePair):
         return {"error": str(error), "fixes": []}
-    fields = _fields(dict(parse_qsl(text, keep_blank_values=True)))
+    said = dict(parse_qsl(text, keep_blank_values=True))
+    fields = _fields(said)
     found = [*_fixes(fields, error.rule, {})]
     least = [fix for fix in found if not any(other.items() < fix.items() for other in found)]
     words = [", ".join(f"{name}: {value}" for name, value in fix.items()) for fix in least]
     fixes = [{"fields": fix, "words": word} for fix, word in zip(least, words, strict=True)]
-    return {"error": f"{error.rule}.", "fixes": fixes}
+    defaults = Recipe(model="-").model_dump(mode="json")
+    beside = {"hardware": said.get("hardware") or DEFAULT_HARDWARE, "memory": said.get("memory", "")}
+    return {"error": f"{error.rule}.", "fixes": fixes, "said": {**defaults, **fields, **beside}}
 
 
 def _fixes(fields: dict[str, Any], rule: str, changed: dict[str, str]) -> Iterator[dict[str, str]]:

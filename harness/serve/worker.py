@@ -45,16 +45,19 @@ def main(folder: Path) -> None:
 def _answer(question: Question, folder: Path, say: Any) -> None:
     """By a formula if one knows it, then simulated with its run for a report, then what else fits."""
     from harness.allocator import allocator_settings
-    from harness.answers import simulated
+    from harness.answers import after_training, simulated
     from harness.fit import fit_confirmed
     from harness.run_folder import RunFolder
 
     recipe, hardware, settings = question.recipe, question.hardware, allocator_settings(os.environ)
     if (known := by_formula(question)) is not None:
         say({"answer": known})
-    say({"said": "simulating the step"})
+    say({"doing": "simulating the step"})
     run = RunFolder(folder, question.name, recipe)
-    profile, memory = simulated(recipe, hardware, settings)
+    wanted = question.after
+    phases = ",".join(["train", *wanted.after])
+    after = after_training(recipe, phases, wanted.evaluation, whole_state=wanted.full_state_dict)
+    profile, memory = simulated(recipe, hardware, settings, after=after)
     profile.provenance["recipe_name"] = question.name
     run.write_snapshot(memory.snapshot())
     run.write_profile(profile)
@@ -63,10 +66,10 @@ def _answer(question: Question, folder: Path, say: Any) -> None:
         {
             "answer": answer_of(question, "simulated", profile),
             "report": report,
-            "said": "looking for what else fits",
+            "doing": "looking for what else fits",
         }
     )
-    found = fit_confirmed(recipe, hardware, settings, told=lambda line: say({"said": line}))
+    found = fit_confirmed(recipe, hardware, settings, told=lambda line: say({"doing": line}))
     needed = _needed(question)
     say(
         {

@@ -6,7 +6,7 @@
   const { asking } = harness;
   const place = document.getElementById("questions");
   const ranks = ["parallel", "dp_shard", "dp_replicate", "tp"];
-  const sizes = ["seq_len", "micro_batch_size"];
+  const choices = new Set(form.groups.flatMap((group) => group.fields).filter((field) => field.kind === "choice").map((field) => field.name));
   const panels = [];
   const start = "recipe=llama-3.1-8b-qlora&hardware=rtx-4090";
 
@@ -19,6 +19,11 @@
     }
     element.append(...children.filter((child) => child !== null && child !== undefined));
     return element;
+  }
+
+  // A long name of a field may go on behind an underscore.
+  function breakable(name) {
+    return name.split(/(?<=_)/).flatMap((part) => [part, h("wbr")]);
   }
 
   function copy(text, button) {
@@ -54,7 +59,7 @@
       this.number = number;
       this.controls = new Map();
       this.aborting = new AbortController();
-      this.element = h("section", { class: "panel", "aria-label": `Question ${number + 1}` }, this.makeForm(), this.makeAnswer(), this.short);
+      this.element = h("section", { class: "panel", "aria-label": `Question ${number + 1}` }, (this.form = this.makeForm()), this.makeAnswer(), this.short);
     }
 
     get query() {
@@ -68,12 +73,16 @@
       control.id = id;
       if (about) control.title = about;
       this.controls.set(name, control);
-      return h("div", { class: wide ? "field wide" : "field" }, h("label", { for: id }, label), control);
+      return h("div", { class: wide ? "field wide" : "field" }, h("label", { for: id }, ...breakable(label)), control);
     }
 
     // What a change of a control says. Arithmetic is fast enough for every key.
     says(name, control, event = "input") {
       control.addEventListener(event, () => {
+        if (control.type === "number" && !control.value && !control.validity.badInput) {
+          if (control.dataset.empty) this.change({ [name]: control.dataset.empty });
+          return; // somebody is about to write another number
+        }
         if (control.validity && !control.validity.valid) return this.show({ error: `${name}: ${control.validationMessage}`, fixes: [] });
         return this.change({ [name]: control.value });
       });
@@ -81,9 +90,9 @@
     }
 
     change(fields) {
-      if (Object.keys(fields).some((name) => ranks.includes(name)) && this.fields) {
+      if (Object.keys(fields).some((name) => ranks.includes(name)) && this.recipe) {
         this.said.delete("gpus"); // said by the fields from here on
-        for (const name of ranks) this.said.set(name, spelled(this.fields[name]));
+        for (const name of ranks) this.said.set(name, spelled(this.recipe[name]));
       }
       for (const [name, value] of Object.entries(fields)) this.said.set(name, value);
       this.ask();
@@ -95,7 +104,7 @@
       const recipe = h("select", {}, ...options([["", "(none: the fields' defaults)"], ...form.recipes.map((one) => [one.name, one.name])]));
       recipe.addEventListener("change", () => {
         const kept = ["hardware", "memory"].filter((name) => this.said.has(name)).map((name) => [name, this.said.get(name)]);
-        const model = recipe.value ? [] : [["model", this.fields?.model ?? form.models[0]]];
+        const model = recipe.value ? [] : [["model", this.recipe?.model ?? form.models[0]]];
         this.said = new Map([...(recipe.value ? [["recipe", recipe.value]] : model), ...kept]);
         this.ask();
       });
@@ -144,7 +153,7 @@
             this.change({ [name]: field.kind === "switch" ? String(box.checked) : `[${chosen.join(", ")}]` });
           });
           const label = field.kind === "switch" ? name : choice;
-          return { box, element: h("div", { class: "field check" }, h("label", { for: box.id, title: about }, box, label)) };
+          return { box, element: h("div", { class: "field check" }, h("label", { for: box.id, title: about }, box, h("span", {}, ...breakable(label)))) };
         });
         this.controls.set(name, boxes.map((one) => one.box));
         if (field.kind === "switch") return boxes[0].element;
@@ -156,18 +165,18 @@
       }
       const number = field.kind === "number";
       const input = number
-        ? h("input", { type: "number", min: field.least, step: field.whole ? 1 : "any", inputmode: field.whole ? "numeric" : "decimal" })
+        ? h("input", { type: "number", min: field.least, step: field.whole ? 1 : "any", inputmode: field.whole ? "numeric" : "decimal", "data-empty": field.empty })
         : h("input", { type: "text", autocomplete: "off" });
       return this.field(name, name, this.says(name, input, number ? "input" : "change"), { about });
     }
 
     // The controls as the recipe is, but for the one that is being typed into.
-    fill({ fields, impossible = {}, gpus, hardware, memory }) {
-      this.fields = fields;
-      const method = Object.entries(form.methods).find(([, said]) => ["adapter", "quantization"].every((name) => said[name] === fields[name]));
-      const beside = { recipe: this.said.get("recipe") ?? "", method: method?.[0] ?? "", gpus, hardware, memory };
+    fill(said, impossible = {}) {
+      this.recipe = said;
+      const method = Object.entries(form.methods).find(([, one]) => ["adapter", "quantization"].every((name) => one[name] === said[name]));
+      const fields = { ...said, recipe: this.said.get("recipe") ?? "", method: method?.[0] ?? "" };
       for (const [name, control] of this.controls) {
-        const value = name in beside ? beside[name] : fields[name];
+        const value = fields[name];
         const barred = impossible[name] ?? {};
         if (name === "config" || value === undefined) continue;
         if (Array.isArray(control)) {
@@ -182,9 +191,8 @@
         }
         if (control.tagName === "SELECT") {
           for (const option of control.options) {
-            if (name === "method") option.title = "";
             const why = barred[option.value];
-            if (form.groups.some((group) => group.fields.some((field) => field.name === name))) option.textContent = why ? `${option.value} (not with the rest)` : option.value;
+            if (choices.has(name)) option.textContent = why ? `${option.value} (not with the rest)` : option.value;
             option.title = why ?? "";
           }
         }
@@ -213,7 +221,7 @@
           if (signal.aborted) return;
           if (found.error) return this.progressing(`not simulated: ${found.error}`, false);
           if (found.answer) this.show(found.answer, found.report);
-          const doing = found.ahead ? `${found.ahead} before this one` : found.said ?? this.doing;
+          const doing = found.ahead ? `${found.ahead} before this one` : found.doing ?? this.doing;
           this.doing = doing;
           if (found.over) this.progressing("", false);
           else if (asking.simulates) this.progressing(`${doing ?? "starting"}, ${Math.round(found.seconds ?? 0)} s`);
@@ -248,7 +256,7 @@
 
     show(found, report) {
       this.answer.classList.remove("old");
-      if (found.fields) this.fill({ ...found, ...(found.unknown ? { hardware: this.said.get("hardware") ?? form.hardware, memory: this.said.get("memory") ?? "", gpus: 1 } : {}) });
+      if (found.said) this.fill(found.said, found.impossible);
       const wrong = found.error ?? found.unknown;
       this.verdict.textContent = wrong ?? found.verdict;
       this.short.textContent = this.verdict.textContent;
@@ -288,7 +296,7 @@
         made.addEventListener("click", () => act(made));
         return made;
       };
-      const name = `${found.name}-${found.hardware}`;
+      const name = `${found.name}-${found.said.hardware}`;
       const changes = found.changes.map((change) => h("li", {},
         button(change.fits ? "Change" : "Try", () => this.change(change.fields)), h("code", {}, change.words),
         h("span", { class: "note" }, `${change.detail}${change.fits ? ", then it fits" : ""}`)));
@@ -326,11 +334,18 @@
     history.replaceState(null, "", `?${parts}`);
   }
 
+  // Of two, the answers come first, side by side.
+  function arrange() {
+    const two = panels.length === 2;
+    place.classList.toggle("two", two);
+    for (const { element, answer, form: asked } of panels) element.prepend(...(two ? [answer, asked] : [asked, answer]));
+  }
+
   function add(query) {
     const panel = new Panel(query, panels.length);
     panels.push(panel);
     place.append(panel.element);
-    place.classList.toggle("two", panels.length === 2);
+    arrange();
     panel.ask();
   }
 
@@ -340,8 +355,10 @@
   }
   second.addEventListener("click", () => {
     if (panels.length === 2) {
-      panels.pop().element.remove();
-      place.classList.remove("two");
+      const dropped = panels.pop();
+      dropped.aborting.abort();
+      dropped.element.remove();
+      arrange();
       keepInAddress();
     } else add(panels[0].query);
     named();
