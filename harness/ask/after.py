@@ -1,4 +1,4 @@
-"""What else a question looks at, behind the training steps: an evaluation, a checkpoint. A simulation tells."""
+"""What a question looks at behind the training steps: an evaluation, a checkpoint. A simulation tells."""
 
 from __future__ import annotations
 

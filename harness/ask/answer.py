@@ -96,7 +96,7 @@ def by_formula(question: Question) -> dict[str, Any] | None:
     found = simulations.profile(recipe)
     piece = simulations.formula(recipe).knowing(point_of(recipe))
     assert piece is not None
-    sizes = dict.fromkeys(CATEGORIES, 0)
+    sizes: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     for term in terms_at_peak(piece, point_of(recipe)).terms:
         sizes[term.category] += term.rounded_bytes
     for name, size_bytes in sizes.items():

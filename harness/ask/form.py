@@ -103,10 +103,11 @@ def _field(name: str) -> dict[str, Any]:
         kind = "switch"
     elif schema.get("type") == "array":
         kind = "several"
+    whole = options[0].get("type") == "integer"
     numbers = {
-        "least": options[0].get("minimum", options[0].get("exclusiveMinimum")),
+        "least": options[0].get("minimum", options[0].get("exclusiveMinimum", 0) + whole),
         "empty": "null" if options != schema.get("anyOf", [schema]) else None,
-        "whole": options[0].get("type") == "integer",
+        "whole": whole,
     }
     return {
         "name": name,

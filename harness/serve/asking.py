@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +28,7 @@ MOST_REPORTS = 12
 """Simulated runs that are kept for their reports, some MB each."""
 LONGEST_S = 900
 """Of one simulation."""
+NO_ANSWER = "the simulation ended without an answer: this machine may have too little memory for it."
 LOOK_S = 0.2
 """How often it is looked whether somebody still listens."""
 
@@ -50,12 +52,15 @@ class Simulator:
     """One simulation after the other; each asker hears how it goes."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="harness-serve-"))
-        """Of the runs, by number."""
         self._asked = 0
         self._turns: deque[object] = deque()
         self._turn_over = threading.Condition()
         self._worker: _Worker | None = None
+
+    @cached_property
+    def folder(self) -> Path:
+        """Of the runs, by number."""
+        return Path(tempfile.mkdtemp(prefix="harness-serve-"))
 
     def documents(self, text: str, listens: Callable[[], bool]) -> Generator[Document]:
         """What is known so far, again and again, and at last an answer or what is wrong. The simulation ends
@@ -93,7 +98,8 @@ class Simulator:
         """End the process, and remove its runs."""
         if self._worker is not None:
             self._worker.end()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if "folder" in self.__dict__:  # made when it was first needed
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _ahead(self, turn: object) -> int:
         with self._turn_over:
@@ -107,6 +113,7 @@ class Simulator:
             shutil.rmtree(old, ignore_errors=True)
         if self._worker is None or not self._worker.alive:
             self._worker = _Worker(self.folder)
+        found: Document | None
         worker, over, began = self._worker, False, time.monotonic()
         self._asked += 1
         worker.ask(text, self._asked)
@@ -114,12 +121,7 @@ class Simulator:
             while not over and listens():
                 found = worker.hear()
                 if found is None and not worker.alive:
-                    found = {
-                        "error": "the simulation ended without an answer: it may have run out of memory "
-                        "here. Ask for a smaller one.",
-                        "fixes": [],
-                        "over": True,
-                    }
+                    found = {"error": NO_ANSWER, "fixes": [], "over": True}
                 over = bool(found and found.get("over"))
                 seconds = time.monotonic() - began
                 if seconds > LONGEST_S:

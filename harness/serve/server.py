@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cached_property
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -88,7 +88,6 @@ class Pages:
         asked_s = time.monotonic()
         with self._one_at_a_time:
             if parts.path == "/":  # the question is the page's to read
-                self.simulator.warm()
                 return self._ask_page
             if parts.path == "/runs":
                 return self._list(*_which_rows(parts.query), asked_s)
@@ -250,16 +249,21 @@ class Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         if parts.path != "/simulate":
             document = arithmetic(parts.query) if parts.path == "/answer" else cards(parts.query)
-            return self._send(HTTPStatus.OK, json.dumps(document), "application/json")
+            self._send(HTTPStatus.OK, json.dumps(document), "application/json")
+            return self.pages.simulator.warm()
         self.close_connection = True  # the end of the documents is the end of the connection
         self._send_head(HTTPStatus.OK, {"Content-Type": "application/x-ndjson", "Connection": "close"})
-        with closing(self.pages.simulator.documents(parts.query, self._is_listening)) as documents:
+        documents = self.pages.simulator.documents(parts.query, self._is_listening)
+        with closing(documents), suppress(ConnectionError):
             for document in documents:
                 self.wfile.write(json.dumps(document).encode() + b"\n")
 
     def _is_listening(self) -> bool:
         ready, _, _ = select.select([self.connection], [], [], 0)
-        return not ready or self.connection.recv(1, socket.MSG_PEEK) != b""
+        try:
+            return not ready or self.connection.recv(1, socket.MSG_PEEK) != b""
+        except ConnectionError:
+            return False
 
     def __getattr__(self, name: str) -> Any:
         if name.removeprefix("do_") in OTHER_METHODS:
