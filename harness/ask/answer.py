@@ -19,6 +19,7 @@ from harness.formula import point_of, terms_at_peak
 from harness.napkin import Timing, estimate, profile
 from harness.step_profile import (
     CATEGORIES,
+    PHASES_BETWEEN_STEPS,
     StepProfile,
     StepStats,
     TimeStats,
@@ -175,7 +176,8 @@ def _parts(found: StepProfile, taken: int | None) -> list[dict[str, Any]]:
 def _rows(question: Question, found: StepProfile, beside: Found, taken: int | None) -> list[dict[str, str]]:
     recipe, memory, step = question.recipe, found.memory, found.step
     rows: list[tuple[str, str, str]] = []
-    if found.oom is None and memory.peak_allocated_bytes is not None:
+    steps_fit = found.oom is None or found.oom.phase in PHASES_BETWEEN_STEPS
+    if steps_fit and memory.peak_allocated_bytes is not None:
         _, _, beyond = peak_in_words(found).partition(" allocated, ")
         rows.append(("peak, allocated", in_gib(memory.peak_allocated_bytes), beyond))
     elif taken is not None:

@@ -103,7 +103,7 @@
       const models = `models-${this.number}`;
       const recipe = h("select", {}, ...options([["", "(none: the fields' defaults)"], ...form.recipes.map((one) => [one.name, one.name])]));
       recipe.addEventListener("change", () => {
-        const kept = ["hardware", "memory"].filter((name) => this.said.has(name)).map((name) => [name, this.said.get(name)]);
+        const kept = (this.wrong ? [] : ["hardware", "memory"]).filter((name) => this.said.has(name)).map((name) => [name, this.said.get(name)]);
         const model = recipe.value ? [] : [["model", this.recipe?.model ?? form.models[0]]];
         this.said = new Map([...(recipe.value ? [["recipe", recipe.value]] : model), ...kept]);
         this.ask();
@@ -258,6 +258,7 @@
       this.answer.classList.remove("old");
       if (found.said) this.fill(found.said, found.impossible);
       const wrong = found.error ?? found.unknown;
+      this.wrong = Boolean(found.error);
       this.verdict.textContent = wrong ?? found.verdict;
       this.short.textContent = this.verdict.textContent;
       this.verdict.dataset.fits = found.error ? "wrong" : found.fits ?? "";
