@@ -3,7 +3,7 @@
 
 from harness.fit.advice import advise
 from harness.fit.card_count import among, compare_counts, read_counts, render_counts
-from harness.fit.changes import by_arithmetic, suggestions
+from harness.fit.changes import Change, by_arithmetic, suggestions
 from harness.fit.confirmed import ConfirmedFit, fit_confirmed
 from harness.fit.derived import DerivedFormula, derive
 from harness.fit.device_choice import compare_hardware, render_choice, render_table

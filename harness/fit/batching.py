@@ -6,12 +6,14 @@ shuffled data set. Its exchangeability makes everything here exact but grouping 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Lengths = NDArray[np.int64]
+    Lengths = NDArray[np.int64]
+
 MEGABATCHES = 4
 LARGEST_MEGABATCH = 50
 """Batches; both as get_length_grouped_indices (transformers/trainer_pt_utils.py) has them."""
@@ -39,6 +41,8 @@ def expected_longest(lengths: Lengths, rows: int) -> float:
     """The mean of the longest of `rows` rows drawn without replacement: the n-th shortest of N is the longest
     with the chance C(n - 1, rows - 1) / C(N, rows).
     """
+    import numpy as np
+
     ordered, number = np.sort(lengths), len(lengths)
     at_most = np.ones(number + 1)
     for drawn in range(rows):  # all of them among the n shortest, for every n
@@ -63,6 +67,8 @@ def half_of_epochs_by(number: int, longer: int, rows: int) -> int | None:
 
 def grouped_padded_tokens(lengths: Lengths, rows: int, seed: int) -> Padded:
     """One epoch grouped by length, shuffled by `seed`."""
+    import numpy as np
+
     order = grouped_order(lengths, rows, np.random.default_rng(seed).permutation(len(lengths)))
     ordered = lengths[order]
     tokens = sum(
@@ -76,6 +82,8 @@ def grouped_order(lengths: Lengths, rows: int, shuffled: NDArray[np.int64]) -> N
     """The shuffled rows cut into stretches of some batches, each sorted from its longest, the longest of all
     first: transformers' LengthGroupedSampler (train_sampling_strategy="group_by_length").
     """
+    import numpy as np
+
     stretch = rows * max(1, min(len(lengths) // (rows * MEGABATCHES), LARGEST_MEGABATCH))
     cut = [shuffled[at : at + stretch] for at in range(0, len(lengths), stretch)]
     ordered = [part[np.argsort(-lengths[part], kind="stable")] for part in cut]
@@ -86,5 +94,7 @@ def grouped_order(lengths: Lengths, rows: int, shuffled: NDArray[np.int64]) -> N
 
 def _none_among(number: int, longer: int, drawn: int) -> float:
     """The chance that `drawn` rows of `number` hold none of `longer` ones."""
+    import numpy as np
+
     left = np.arange(longer)
     return float(np.prod(np.clip(number - drawn - left, 0, None) / (number - left)))

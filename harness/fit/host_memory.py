@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from harness.errors import InputError
 from harness.hardware import find_hardware
 from harness.napkin import estimate
@@ -71,6 +69,8 @@ def host_needs(recipe: Recipe, device_type: str) -> dict[str, int]:
 
 def available_memory(root: Path = Path("/")) -> Available:
     """What this process can still take of the host's memory. `root`: where /proc and /sys are."""
+    import psutil
+
     found = [Available(psutil.virtual_memory().available, "the system")]
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from harness.allocator import Settings
-from harness.data import pack
 from harness.errors import InputError
 from harness.fit.batching import (
     chance_in_an_epoch,
@@ -28,6 +24,10 @@ from harness.hardware import Hardware
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
 from harness.units import in_gib
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FACTORS = (0.5, 1, 2, 4)
 """Of the recipe's micro_batch_size: those that are looked at, and one row."""
@@ -95,6 +95,8 @@ def fit_lengths(
 
     Raises InputError for what cannot be simulated, and for fewer rows than a micro batch has.
     """
+    import numpy as np
+
     if len(lengths) < recipe.micro_batch_size:
         raise InputError(
             f"micro_batch_size: {recipe.micro_batch_size}, and the data has {len(lengths)} examples. "
@@ -162,6 +164,10 @@ def _ways(
     recipe: Recipe, simulations: Simulations, lengths: NDArray[np.int64], asked: MicroBatch
 ) -> Iterator[Way]:
     """As they come; cut off where it fits; grouped by length; packed."""
+    import numpy as np
+
+    from harness.data import pack
+
     rows = asked.rows
     cut = np.minimum(lengths, recipe.seq_len)
     batches = -(-len(cut) // rows)

@@ -29,13 +29,15 @@ def render_page(
     scripts: Sequence[str] = (),
     charts: bool = True,
     home: str | None = None,
+    reaching: str = "",
     **context: Any,
 ) -> str:
     """The page of assets/`template`, which extends base.html.
 
     `data` is what the scripts see as `harness.data` (finite JSON); `scripts` are names in assets/, run after
     plotly (left out without `charts`) and page.js (sizes, themes, sortable tables); `context` is what the
-    template sees; `home` is the address of the list that the page was opened from.
+    template sees; `home` is the address of the list that the page was opened from. `reaching`: what else its
+    policy allows, for a page that asks the place that it came from.
     Raises MissingDependency without jinja2 or plotly.
     """
     inlined = [*([_plotly()] if charts else []), *(_asset(name) for name in ("page.js", *scripts))]
@@ -43,6 +45,7 @@ def render_page(
         "default-src 'none'; "
         f"script-src {' '.join(_hash_source(script) for script in inlined)}; "
         "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+        f"{reaching}"
     )
     safe = _markup()
     return (

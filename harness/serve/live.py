@@ -40,7 +40,7 @@ def live_page(entry: Entry) -> str:
         title=entry.name,
         data={},
         charts=False,
-        home="/",
+        home="/runs",
         refresh_s=REFRESH_S if entry.kind == "running" else None,
         running=entry.kind == "running",
         log=log,

@@ -1,27 +1,37 @@
 """`harness serve`: a local page over a folder of runs. Imports no torch.
 
-It listens on 127.0.0.1 only and answers GET and HEAD. There are two addresses: / lists (/?page=2 goes on,
-/?filter=words searches), and /report?run=NAME makes a page of what is listed. A name is looked up in the list
-and never used as a path. A Host header that is not this server's own is refused, so that a page of the web
-cannot reach it under a name of its own (DNS rebinding).
+It listens on 127.0.0.1 only and answers GET and HEAD. / asks a question that its address holds; /runs lists
+(/runs?page=2 goes on, /runs?filter=words searches); /report?run=NAME makes a page of what is listed. A name
+is looked up in the list and never used as a path. A Host header that is not this server's own is refused, so
+that a page of the web cannot reach it under a name of its own (DNS rebinding).
+
+The question's page asks /answer, /cards and /simulate with a header that no other page can send. What a
+question may name, harness/ask says; simulations run one at a time, and end when their page goes (asking.py).
 """
 
 from __future__ import annotations
 
 import html
+import json
 import re
+import select
+import socket
 import sys
 import threading
 import time
 import traceback
+from contextlib import closing, suppress
+from functools import cached_property
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
+from harness.ask import arithmetic, cards
 from harness.errors import HarnessError, InputError
-from harness.report import render_page
+from harness.report import read_run, render_page, report_html
+from harness.serve.asking import Simulator, ask_page
 from harness.serve.index import Entry, Index
 from harness.serve.live import live_page
 from harness.units import in_gib, in_ms
@@ -37,6 +47,16 @@ READ_TIMEOUT_S = 30
 WAITING_CONNECTIONS = 1024
 """That the kernel keeps until they are taken; a browser asks for a few, a script for a thousand."""
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
+ASKED = ("/answer", "/cards", "/simulate")
+FROM_THE_PAGE = "X-Harness"
+"""A header that the page sends. Of another origin a browser would ask first, by OPTIONS, and be refused."""
+ALWAYS = {
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
 OTHER_METHODS = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
 
@@ -54,6 +74,7 @@ class Pages:
     def __init__(self, folder: Path) -> None:
         """Raises InputError if there is no such folder."""
         self.index = Index(folder)
+        self.simulator = Simulator()
         self._made: dict[tuple[Any, ...], str] = {}
         self._lists: dict[tuple[str, int], str] = {}
         self._listed: list[Entry] = []
@@ -66,11 +87,17 @@ class Pages:
             raise Refused(HTTPStatus.BAD_REQUEST, "The address must begin with a single slash.")
         asked_s = time.monotonic()
         with self._one_at_a_time:
-            if parts.path == "/":
+            if parts.path == "/":  # the question is the page's to read
+                return self._ask_page
+            if parts.path == "/runs":
                 return self._list(*_which_rows(parts.query), asked_s)
             if parts.path == "/report":
                 return self._report(parts.query)
         raise Refused(HTTPStatus.NOT_FOUND, "There is no such page.")
+
+    @cached_property
+    def _ask_page(self) -> str:
+        return ask_page("serve", runs=f"Runs in {self.index.folder.name or self.index.folder}")
 
     def _list(self, words: str, page: int, asked_s: float) -> str:
         everything = self.index.entries(asked_s)
@@ -94,6 +121,7 @@ class Pages:
         shown = found[begin : begin + A_PAGE]
         return render_page(
             "serve.html",
+            home="/",
             title=f"Runs in {self.index.folder.name or self.index.folder}",
             data={"mostCompared": MOST_COMPARED},
             scripts=("serve.js",),
@@ -109,7 +137,8 @@ class Pages:
             words=words,
             page=page,
             addresses=[
-                (number, "/?" + urlencode({"filter": words, "page": number})) for number in _near(page, pages)
+                (number, "/runs?" + urlencode({"filter": words, "page": number}))
+                for number in _near(page, pages)
             ],
             left_out=self.index.left_out,
             folder=str(self.index.folder),
@@ -119,9 +148,12 @@ class Pages:
 
     def _report(self, query: str) -> str:
         try:
-            names = parse_qs(query, strict_parsing=True, max_num_fields=MOST_COMPARED + 1).get("run", [])
+            said = parse_qs(query, strict_parsing=True, max_num_fields=MOST_COMPARED + 1)
         except ValueError:
-            names = []
+            said = dict[str, list[str]]()
+        if "asked" in said:
+            return self._report_of_asked(said["asked"])
+        names = said.get("run", [])
         if not 1 <= len(names) <= MOST_COMPARED:
             raise Refused(HTTPStatus.BAD_REQUEST, f"Choose one to {MOST_COMPARED} runs.")
         entries = [entry for name in names if (entry := self.index.entry(name)) is not None]
@@ -137,6 +169,12 @@ class Pages:
                 del self._made[next(iter(self._made))]
             self._made[key] = _page_of(entries)
         return self._made[key]
+
+    def _report_of_asked(self, numbers: list[str]) -> str:
+        runs = [run for number in numbers if (run := self.simulator.run(number)) is not None]
+        if len(runs) < len(numbers) or len(runs) > MOST_COMPARED:
+            raise Refused(HTTPStatus.NOT_FOUND, "That simulation is not kept any more. Ask again.")
+        return report_html([read_run(run) for run in runs], home="/")
 
 
 def _which_rows(query: str) -> tuple[str, int]:
@@ -165,10 +203,8 @@ def _page_of(entries: list[Entry]) -> str:
             raise InputError("A sweep compares its own cells. Choose it alone, or choose runs and profiles.")
         from harness.sweep import Sweep, sweep_html
 
-        return sweep_html(Sweep.read(entries[0].path / "sweep.json"), home="/")
-    from harness.report import read_run, report_html
-
-    return report_html([read_run(entry.path) for entry in entries], home="/")
+        return sweep_html(Sweep.read(entries[0].path / "sweep.json"), home="/runs")
+    return report_html([read_run(entry.path) for entry in entries], home="/runs")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -185,6 +221,8 @@ class Handler(BaseHTTPRequestHandler):
         """The page, or why there is none."""
         try:
             self._check_host()
+            if urlsplit(self.path).path in ASKED:
+                return self._answer_question()
             status, page = HTTPStatus.OK, self.pages.page(self.path)
         except Refused as refused:
             status, page = refused.status, _message(str(refused))
@@ -197,6 +235,35 @@ class Handler(BaseHTTPRequestHandler):
         self._send(status, page)
 
     do_HEAD = do_GET
+
+    def _answer_question(self) -> None:
+        """One document, or those of a simulation, a line each, until it is over or nobody listens."""
+        own = f"http://{self.headers['Host']}"
+        if (
+            self.command != "GET"
+            or self.headers.get(FROM_THE_PAGE) is None
+            or self.headers.get("Origin", own) != own
+            or self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin"
+        ):
+            raise Refused(HTTPStatus.FORBIDDEN, "Only the page of this server asks that.")
+        parts = urlsplit(self.path)
+        if parts.path != "/simulate":
+            document = arithmetic(parts.query) if parts.path == "/answer" else cards(parts.query)
+            self._send(HTTPStatus.OK, json.dumps(document), "application/json")
+            return self.pages.simulator.warm()
+        self.close_connection = True  # the end of the documents is the end of the connection
+        self._send_head(HTTPStatus.OK, {"Content-Type": "application/x-ndjson", "Connection": "close"})
+        documents = self.pages.simulator.documents(parts.query, self._is_listening)
+        with closing(documents), suppress(ConnectionError):
+            for document in documents:
+                self.wfile.write(json.dumps(document).encode() + b"\n")
+
+    def _is_listening(self) -> bool:
+        ready, _, _ = select.select([self.connection], [], [], 0)
+        try:
+            return not ready or self.connection.recv(1, socket.MSG_PEEK) != b""
+        except ConnectionError:
+            return False
 
     def __getattr__(self, name: str) -> Any:
         if name.removeprefix("do_") in OTHER_METHODS:
@@ -213,28 +280,27 @@ class Handler(BaseHTTPRequestHandler):
         if len(hosts) != 1 or hosts[0].lower() not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
             raise Refused(HTTPStatus.FORBIDDEN, f"Open http://{ADDRESS}:{port}/ instead.")
 
-    def _send(self, status: HTTPStatus, page: str) -> None:
+    def _send(self, status: HTTPStatus, page: str, kind: str = "text/html") -> None:
         # The page names its scripts by their hashes; the header says the same, and that nobody may frame it.
-        stated = POLICY.search(page)
+        stated = POLICY.search(page) if kind == "text/html" else None
         policy = html.unescape(stated[1]) if stated else "default-src 'none'; style-src 'unsafe-inline'"
         body = page.encode()
-        self.send_response(status)
-        for name, value in (
-            ("Content-Type", "text/html; charset=utf-8"),
-            ("Content-Length", str(len(body))),
-            ("Content-Security-Policy", f"{policy}; frame-ancestors 'none'"),
-            ("Cross-Origin-Opener-Policy", "same-origin"),
-            ("Cross-Origin-Resource-Policy", "same-origin"),
-            ("X-Content-Type-Options", "nosniff"),
-            ("Referrer-Policy", "no-referrer"),
-            ("Cache-Control", "no-store"),
-        ):
-            self.send_header(name, value)
+        headers = {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": f"{policy}; frame-ancestors 'none'",
+        }
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
-            self.send_header("Allow", "GET, HEAD")
-        self.end_headers()
+            headers["Allow"] = "GET, HEAD"
+        self._send_head(status, headers)
         if self.command != "HEAD":
             self.wfile.write(body)
+
+    def _send_head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, **ALWAYS}.items():
+            self.send_header(name, value)
+        self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Only failures are worth a line, and do_GET prints those."""
@@ -243,6 +309,13 @@ class Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = WAITING_CONNECTIONS
+    pages: Pages
+
+    def server_close(self) -> None:
+        """Stop listening, and end what simulates."""
+        super().server_close()
+        if hasattr(self, "pages"):  # it could listen
+            self.pages.simulator.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that closes its connection early is no failure of ours."""
@@ -255,8 +328,11 @@ def server_of(folder: Path, port: int) -> ThreadingHTTPServer:
     pages = Pages(folder)
     bound = type("BoundHandler", (Handler,), {"pages": pages})
     try:
-        return _Server((ADDRESS, port), bound)
+        server = _Server((ADDRESS, port), bound)
+        server.pages = pages
+        return server
     except (OSError, OverflowError) as error:
+        pages.simulator.close()
         reason = error.strerror if isinstance(error, OSError) else "it is not a port"
         raise InputError(f"--port {port}: {reason}. Give another one; 0 takes a free one.") from None
 
@@ -268,5 +344,6 @@ def _message(text: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<style>:root{color-scheme:light dark}"
         "body{font:1rem/1.5 system-ui,sans-serif;margin:2rem;max-width:75ch}</style>"
-        f'<p>{html.escape(text)}</p><p><a href="/">All runs</a></p></html>'
+        f"<p>{html.escape(text)}</p>"
+        '<p><a href="/">Ask a question</a>, or see <a href="/runs">all runs</a></p></html>'
     )

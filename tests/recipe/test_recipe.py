@@ -24,6 +24,7 @@ from harness.recipe.fields import (
 from harness.recipe.recipe import Recipe
 from harness.recipe.rules import RULES, Rule, first_broken_rule
 from harness.system.strict_yaml import parse_yaml
+from tests.support.broken_recipes import BROKEN
 
 
 def recipe(**fields: Any) -> Recipe:
@@ -42,56 +43,6 @@ def fixes_in(message: str) -> list[tuple[str, Any]]:
     advice = message.rpartition("; ")[2]
     found = re.findall(r"(\w+): (\[\w*\]|[\w-]+)", advice)
     return [(name, parse_yaml(value, name)) for name, value in found if name in Recipe.model_fields]
-
-
-# One minimal recipe for each rule, in the order of RULES.
-BROKEN: list[dict[str, Any]] = [
-    {"quantization": "nf4"},
-    {"double_quant": True, "adapter": "lora"},
-    {"upcast_for_kbit": True, "adapter": "lora"},
-    {"adapter": "lora", "quantization": "int8", "precision": "fp32"},
-    {"master_weights": True, "precision": "bf16-mixed"},
-    {"master_weights": True, "adapter": "lora"},
-    {"adapter": "lora", "adapter_dtype": "base", "precision": "fp16"},
-    {"adapter": "ia3", "quantization": "nf4"},
-    {"attention": "flash_attention_2", "precision": "fp32"},
-    {"optimizer_impl": "fused", "optimizer": "adamw_8bit"},
-    {"optimizer_impl": "fused", "optimizer": "adafactor"},
-    {"optimizer_in_backward": True, "gradient_accumulation_steps": 2},
-    {"optimizer_in_backward": True, "max_grad_norm": 1.0},
-    {"optimizer_in_backward": True, "precision": "fp16"},
-    {"optimizer_in_backward": True, "master_weights": True},
-    {"optimizer_in_backward": True, "offload": ["optimizer"]},
-    {"offload": ["optimizer"], "optimizer": "lion_8bit"},
-    {"offload": ["parameters"], "adapter": "lora", "quantization": "nf4"},
-    {"offload": ["parameters", "optimizer"]},
-    {"offload": ["parameters"], "master_weights": True},
-    {"offload": ["parameters"], "precision": "fp16"},
-    {"offload": ["activations"], "compile": True},
-    {"packing": True, "attention": "flash_attention_2", "micro_batch_size": 2},
-    {"adapter": "lora", "lora_targets": []},
-    {"dp_shard": 2},
-    {"dp_replicate": 2},
-    {"tp": 2},
-    {"reshard_after_forward": False},
-    {"reduce_dtype": "fp32"},
-    {"sync_each_micro_batch": False},
-    {"wrap": "accelerate"},
-    {"cpu_offload": True},
-    {"parallel": "ddp", "offload": ["optimizer"]},
-    {"parallel": "fsdp", "offload": ["activations"]},
-    {"parallel": "ddp", "optimizer_in_backward": True},
-    {"parallel": "ddp", "compile": True},
-    {"parallel": "fsdp", "optimizer": "adamw_8bit"},
-    {"parallel": "fsdp", "optimizer": "adafactor"},
-    {"parallel": "fsdp", "optimizer": "sgd", "optimizer_impl": "fused"},
-    {"parallel": "tp", "adapter": "lora", "quantization": "nf4"},
-    {"parallel": "fsdp", "adapter": "lora", "quantization": "int8"},
-    {"parallel": "fsdp", "cpu_offload": True, "precision": "fp16"},
-    {"parallel": "fsdp", "wrap": "accelerate", "loss": "fused_linear"},
-    {"parallel": "tp", "loss": "fused_linear"},
-    {"parallel": "tp", "adapter": "ia3"},
-]
 
 
 def test_every_rule_has_an_example() -> None:

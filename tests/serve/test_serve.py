@@ -108,13 +108,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def listed(served: Served) -> set[str]:
-    return {html.unescape(name) for name in re.findall(r'data-name="([^"]*)"', served.ask("/").body)}
+    return {html.unescape(name) for name in re.findall(r'data-name="([^"]*)"', served.ask("/runs").body)}
 
 
 def test_it_lists_what_can_be_opened_and_nothing_else(served: Served):
     names = {"one", "deep/two", HOSTILE, "bare.napkin.json", "broken", "swept", "evil.pickle"}
     assert listed(served) == names
-    page = served.ask("/").body
+    page = served.ask("/runs").body
     assert "secret-model" not in page
     assert "no profile" not in page
     assert "broken/profile.json is not JSON" in page
@@ -180,7 +180,7 @@ def test_a_page_is_made_once_until_its_files_change(served: Served, monkeypatch:
         *(
             "http://example.org/",
             "*",
-            "/?list=/etc",
+            "/runs?list=/etc",
             "/report/../etc/passwd",
             "/..\\outside",
             "/%c0%ae%c0%ae/",
@@ -239,8 +239,8 @@ def test_its_own_hosts_are_answered_and_two_or_none_are_not(served: Served):
         assert served.ask("/", host=host).status == 200
     own = f"Host: 127.0.0.1:{served.port}"
     assert served.ask("/", "Host: example.org").status == 403
-    assert served.raw(b"GET / HTTP/1.0\r\n\r\n").status == 403
-    assert served.raw(f"GET / HTTP/1.0\r\n{own}\r\n\r\n".encode()).status == 200
+    assert served.raw(b"GET /runs HTTP/1.0\r\n\r\n").status == 403
+    assert served.raw(f"GET /runs HTTP/1.0\r\n{own}\r\n\r\n".encode()).status == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"])
@@ -252,7 +252,7 @@ def test_only_get_and_head_are_answered(served: Served, method: str):
 
 
 def test_head_has_the_headers_and_no_body(served: Served):
-    got, head = served.ask("/"), served.ask("/", method="HEAD")
+    got, head = served.ask("/runs"), served.ask("/runs", method="HEAD")
     assert head.body == ""
     assert head.headers["Content-Length"] == got.headers["Content-Length"] == str(len(got.body.encode()))
 
@@ -272,8 +272,8 @@ def test_no_page_may_reach_out_or_be_framed(served: Served, target: str):
 
 
 def test_hostile_names_stay_text(served: Served):
-    assert html.escape(HOSTILE) in served.ask("/").body
-    for answer in (served.ask("/"), served.report(HOSTILE), served.report("bare.napkin.json")):
+    assert html.escape(HOSTILE) in served.ask("/runs").body
+    for answer in (served.ask("/runs"), served.report(HOSTILE), served.report("bare.napkin.json")):
         assert "<img" not in answer.body
 
 
@@ -291,7 +291,7 @@ def test_a_bug_is_a_page_and_a_traceback_in_the_terminal(
     served: Served, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(harness.serve.server, "urlsplit", None)
-    answer = served.ask("/")
+    answer = served.ask("/runs")
     assert answer.status == 500
     assert "Traceback" not in answer.body
     assert "TypeError" in capfd.readouterr().err
@@ -304,6 +304,6 @@ def test_bad_input_is_one_paragraph(arguments: tuple[str, ...], call: Call):
 
 
 def test_an_empty_folder_says_how_to_begin(tmp_path: Path):
-    page = harness.serve.server.Pages(tmp_path).page("/")
+    page = harness.serve.server.Pages(tmp_path).page("/runs")
     assert "harness run" in page
     assert json.loads(re.findall(r'id="data">(.*?)</script>', page)[0])["mostCompared"] == 4

@@ -67,17 +67,17 @@ def test_three_thousand_runs_are_all_listed_and_all_open(tmp_path: Path, profile
     pages = Pages(tmp_path)
     found: list[str] = []
     for number in range(1, 7):
-        page = pages.page(f"/?page={number}")
+        page = pages.page(f"/runs?page={number}")
         assert len(names(page)) == A_PAGE == 500
         assert "1 to 500 of 3000" in page or number > 1
         assert all(f"page={n}" in page or n == number for n in (1, 6))
         found += names(page)
     assert len(set(found)) == 3000
     with pytest.raises(Refused):
-        pages.page("/?page=7")
-    assert names(pages.page("/?filter=run-2999")) == ["run-2999"]
-    assert "1 of 3000 hold" in pages.page("/?filter=RUN-2999+napkin")
-    assert "0 of 3000" in pages.page("/?filter=nothing")
+        pages.page("/runs?page=7")
+    assert names(pages.page("/runs?filter=run-2999")) == ["run-2999"]
+    assert "1 of 3000 hold" in pages.page("/runs?filter=RUN-2999+napkin")
+    assert "0 of 3000" in pages.page("/runs?filter=nothing")
     last = found[-1]
     assert "<main" in pages.page(f"/report?run={last}")
     assert pages.index.left_out is False
@@ -92,12 +92,12 @@ def test_three_thousand_runs_are_all_listed_and_all_open(tmp_path: Path, profile
 def test_what_is_not_looked_at_is_said(tmp_path: Path, profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         made(tmp_path / f"run-{number}", profile)
-    assert "not looked at" not in Pages(tmp_path).page("/")
+    assert "not looked at" not in Pages(tmp_path).page("/runs")
     monkeypatch.setattr(serve_index, "MOST_ENTRIES", 3)
-    assert "3 were found, and the rest was not looked at" in Pages(tmp_path).page("/")
+    assert "3 were found, and the rest was not looked at" in Pages(tmp_path).page("/runs")
     monkeypatch.setattr(serve_index, "MOST_ENTRIES", 100)
     monkeypatch.setattr(serve_index, "MOST_FOLDERS", 3)
-    assert "2 were found, and the rest was not looked at" in Pages(tmp_path).page("/")
+    assert "2 were found, and the rest was not looked at" in Pages(tmp_path).page("/runs")
 
 
 def test_a_thousand_requests_at_once_are_all_answered(
@@ -109,7 +109,9 @@ def test_a_thousand_requests_at_once_are_all_answered(
     files = Index._files
     monkeypatch.setattr(Index, "_files", lambda self: walks.append(1) or files(self))
     server = server_of(tmp_path, 0)
-    request = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\nConnection: close\r\n\r\n".encode()
+    request = (
+        f"GET /runs HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\nConnection: close\r\n\r\n".encode()
+    )
     waiting = []
     for _ in range(1000):  # before anybody takes them: the kernel keeps them all
         connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=120)
@@ -139,7 +141,7 @@ def test_the_newest_come_first_and_profiles_apart(tmp_path: Path, profile: str) 
         made(tmp_path / name, profile, changed_s)
     (tmp_path / "h100").mkdir()
     (tmp_path / "h100" / "smoke.napkin.json").write_text(profile)  # the newest of all
-    page = Pages(tmp_path).page("/")
+    page = Pages(tmp_path).page("/runs")
     assert names(page) == ["b", "deep/c", "a", "h100/smoke.napkin.json"]
     assert page.index("deep/c") < page.index("Profiles in files of their own") < page.index("smoke.napkin")
 
@@ -147,7 +149,7 @@ def test_the_newest_come_first_and_profiles_apart(tmp_path: Path, profile: str) 
 def test_every_report_has_a_way_back(tmp_path: Path, profile: str) -> None:
     made(tmp_path / "run", profile)
     page = Pages(tmp_path).page("/report?run=run")
-    assert '<a href="/">← All runs</a>' in page
+    assert '<a href="/runs">← All runs</a>' in page
     from harness.report import read_run
     from harness.report.write import report_html
 
@@ -169,7 +171,7 @@ def test_a_run_at_work_is_shown_as_it_goes(at_work: tuple[Path, RunFolder], prof
     page = pages.page("/report?run=mine")
     assert "not finite" in page
     assert "4.00 GiB" in page
-    assert names(pages.page("/")) == ["mine"]
+    assert names(pages.page("/runs")) == ["mine"]
     run.write_profile(predict(load_recipe("smoke")[1], find_hardware("h100")))
     page = pages.page("/report?run=mine")
     assert 'http-equiv="refresh"' not in page
@@ -213,7 +215,7 @@ def test_a_log_may_hold_anything(name: str, tmp_path: Path, tried: Tried) -> Non
     pages = Pages(tmp_path)
     page = pages.page("/report?run=run")
     assert "<img" not in page
-    assert names(pages.page("/")) == ["run"]
+    assert names(pages.page("/runs")) == ["run"]
     tried(
         "Folders that are served", "a log.jsonl of a run that holds anything", "shown without what is no step"
     )
@@ -249,16 +251,16 @@ def test_what_vanishes_while_it_is_listed_is_left_out(
 
     monkeypatch.setattr(serve_index.os, "lstat", vanishing)
     pages = Pages(tmp_path)
-    assert names(pages.page("/")) == ["a", "c"]
+    assert names(pages.page("/runs")) == ["a", "c"]
     monkeypatch.undo()
-    assert set(names(pages.page("/"))) == {"a", "b", "c", "d.json"}
+    assert set(names(pages.page("/runs"))) == {"a", "b", "c", "d.json"}
     shutil.rmtree(tmp_path / "a")
     with pytest.raises(Refused, match="no such run"):
         pages.page("/report?run=a")
     (tmp_path / "c" / "profile.json").unlink()
     with pytest.raises(Refused, match="no such run"):
         pages.page("/report?run=c")
-    assert set(names(pages.page("/"))) == {"b", "d.json"}
+    assert set(names(pages.page("/runs"))) == {"b", "d.json"}
     fault = "runs and files that vanish while the folder is listed, and between the list and the report"
     tried("Folders that are served", fault, "left out; 404 for one that was listed", times=4)
 
@@ -270,7 +272,7 @@ def test_folders_that_come_and_go_while_many_ask(tmp_path: Path, profile: str, t
     def ask() -> None:
         while not stop.is_set():
             try:
-                assert "stays" in names(pages.page("/"))
+                assert "stays" in names(pages.page("/runs"))
                 pages.page("/report?run=goes")
             except Refused:
                 pass
@@ -301,7 +303,7 @@ def test_times_of_a_clock_that_was_wrong(tmp_path: Path, profile: str, tried: Tr
     for name, stamp in stamps.items():
         made(tmp_path / name, profile)
         os.utime(tmp_path / name / "profile.json", ns=(stamp * SECOND, stamp * SECOND))
-    page = Pages(tmp_path).page("/")
+    page = Pages(tmp_path).page("/runs")
     assert names(page) == ["never", "future", "now", "past"]
     entry = Index(tmp_path).entries()[0]
     far = serve_index.Entry("a", "run", tmp_path, (("profile.json", 1, 2**120),))
@@ -324,7 +326,7 @@ def test_a_pipe_in_the_folder_is_not_waited_for(
     (tmp_path / "run" / "recipe.yaml").write_text("model: x\n")
     os.mkfifo(tmp_path / name)
     pages = Pages(tmp_path)
-    assert names(pages.page("/")) == ["good"]
+    assert names(pages.page("/runs")) == ["good"]
     for wanted in (name, "run", "."):
         with pytest.raises(Refused):
             pages.page(f"/report?run={wanted}")
@@ -351,14 +353,14 @@ def test_a_pipe_in_the_folder_is_not_waited_for(
 )
 def test_no_other_query_of_the_list_is_answered(query: str, tmp_path: Path) -> None:
     with pytest.raises(Refused):
-        Pages(tmp_path).page(f"/?{query}")
+        Pages(tmp_path).page(f"/runs?{query}")
     with pytest.raises(Refused):
-        Pages(tmp_path).page(f"/?filter={'a' * 201}")
+        Pages(tmp_path).page(f"/runs?filter={'a' * 201}")
 
 
 def test_a_search_stays_text(tmp_path: Path, profile: str) -> None:
     made(tmp_path / "a", profile)
-    page = Pages(tmp_path).page('/?filter="><img src=x>')
+    page = Pages(tmp_path).page('/runs?filter="><img src=x>')
     assert "<img" not in page
     assert "0 of 1 hold" in page
 

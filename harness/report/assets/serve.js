@@ -25,7 +25,7 @@
   filter.addEventListener("input", show);
   filter.addEventListener("keydown", (event) => {
     // what is on other pages only the server can search
-    if (event.key === "Enter") location.href = `/?${new URLSearchParams({ filter: filter.value })}`;
+    if (event.key === "Enter") location.href = `/runs?${new URLSearchParams({ filter: filter.value })}`;
   });
   document.getElementById("entries").addEventListener("change", show);
   compare.addEventListener("click", () => {

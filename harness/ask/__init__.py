@@ -1,0 +1,10 @@
+"""One question (a recipe on a device) and its answer as plain data, for pages that only draw. No torch.
+
+The arithmetic answer comes in milliseconds, in a browser too; what a simulation found takes its place.
+"""
+# pyright: reportUnusedImport=false
+
+from harness.ask.answer import Found, answer_of, by_arithmetic, by_formula
+from harness.ask.documents import Document, answered_as_json, arithmetic, cards, formula
+from harness.ask.form import describe_form
+from harness.ask.question import Question, read_question

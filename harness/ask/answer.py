@@ -1,0 +1,225 @@
+"""The answer to a question as plain data: the verdict, what fills the memory, what else fits, time, changes.
+
+Numbers are those of the commands `napkin`, `fit` and `simulate`, in their words; a page adds none.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from harness.ask.form import impossible
+from harness.ask.passing_on import badge, markdown, svg
+from harness.ask.question import Question
+from harness.errors import InputError
+from harness.fit import Change, ConfirmedFit, Simulations, fit
+from harness.formula import point_of, terms_at_peak
+from harness.napkin import Timing, estimate, profile
+from harness.step_profile import (
+    CATEGORIES,
+    PHASES_BETWEEN_STEPS,
+    StepProfile,
+    StepStats,
+    TimeStats,
+    between_steps_in_words,
+    peak_in_words,
+    verdict,
+)
+from harness.units import in_gib, in_ms
+
+Source = Literal["arithmetic", "formula", "simulated"]
+FROM = {
+    "arithmetic": "by arithmetic: about right, at once",
+    "formula": "by a formula derived from simulations: the same bytes",
+    "simulated": "simulated: the training step itself, on tensors without contents",
+}
+MOST_CHANGES = 6
+OUTSIDE = ("lies in pieces", "CUDA context")
+"""What a process takes beside what is allocated."""
+
+
+@dataclass
+class Found:
+    """What of a recipe fits beside its own sizes, and what to change."""
+
+    largest: dict[str, int] = field(default_factory=dict[str, int])
+    """Of micro_batch_size and seq_len; 0: none fits."""
+    changes: Sequence[Change] = ()
+    together: str = ""
+    notes: Sequence[str] = ()
+    how: str = "by arithmetic"
+    tight: bool = False
+    """Too little is left for what arithmetic does not know."""
+
+    @classmethod
+    def seen(cls, found: ConfirmedFit) -> Found:
+        """What `harness fit` found by simulating."""
+        sizes = {name: exact.value or 0 for name, exact in found.largest.items()}
+        notes = [*found.notes, f"What grows most: {found.held_back}." if found.held_back else ""]
+        for name, exact in found.expandable.items():
+            notes.append(f"With PYTORCH_ALLOC_CONF=expandable_segments:True even {name} {exact.value} fits.")
+        if found.neutral is not None:
+            change, rows = found.neutral
+            notes.append(f"With {change}, which costs nothing, micro_batch_size {rows} or more fits.")
+        return cls(sizes, found.changes, found.together, [note for note in notes if note], "seen to fit")
+
+    @classmethod
+    def by_arithmetic(cls, question: Question) -> Found:
+        """What `harness fit --quick` says. Raises InputError for what arithmetic does not know."""
+        found = fit(question.recipe, question.hardware)
+        largest = {"micro_batch_size": found.micro_batch_size, "seq_len": found.seq_len}
+        left = ["5% of the memory is left to the allocator's fragmentation, which arithmetic does not know."]
+        tight = found.required_bytes > found.limit_bytes
+        return cls(largest, found.changes, found.together, left, tight=tight)
+
+
+def by_arithmetic(question: Question) -> dict[str, Any]:
+    """In milliseconds: what `harness napkin` and `harness fit --quick` say. Raises InputError for what
+    arithmetic does not know."""
+    memory = estimate(question.recipe, question.hardware)
+    found = profile(memory)
+    found.step.time_s.p10, found.step.time_s.p90 = Timing(memory.sizes).range_s
+    beside = Found.by_arithmetic(question)
+    beside.tight = beside.tight and found.oom is None
+    if question.after.after:
+        beside.notes = [*beside.notes, "What comes after the training steps only a simulation tells."]
+    return answer_of(question, "arithmetic", found, beside)
+
+
+def by_formula(question: Question) -> dict[str, Any] | None:
+    """The simulated bytes without a simulation, where a formula that is kept or shipped knows these sizes;
+    else None. The time is that of arithmetic unless this very step was simulated on this device."""
+    simulations, recipe = Simulations(question.hardware), question.recipe
+    if not simulations.knows(recipe):
+        return None
+    found = simulations.profile(recipe)
+    piece = simulations.formula(recipe).knowing(point_of(recipe))
+    assert piece is not None
+    sizes: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
+    for term in terms_at_peak(piece, point_of(recipe)).terms:
+        sizes[term.category] += term.rounded_bytes
+    for name, size_bytes in sizes.items():
+        setattr(found.memory.at_peak, f"{name}_bytes", size_bytes)
+    if found.step.time_s.median is None:
+        found.step = _step_by_arithmetic(question)
+    needed = simulations.with_plenty(recipe).memory.taken_bytes()
+    return answer_of(question, "formula", found, None, needed)
+
+
+def _step_by_arithmetic(question: Question) -> StepStats:
+    try:
+        memory = estimate(question.recipe, question.hardware)
+    except InputError:
+        return StepStats()
+    timing = Timing(memory.sizes)
+    low, high = timing.range_s
+    time_s = TimeStats(median=timing.seconds, p10=low, p90=high)
+    return StepStats(time_s=time_s, tokens_per_s=timing.tokens_per_s, bound=timing.bound)
+
+
+def answer_of(
+    question: Question,
+    source: Source,
+    found: StepProfile,
+    beside: Found | None = None,
+    needed_bytes: int | None = None,
+) -> dict[str, Any]:
+    """What a page shows. `needed_bytes`: what the process would take if memory did not run out."""
+    words = verdict(found)
+    beside = beside or _other_sizes(question)
+    fits = "yes" if words.startswith("fits") else "tight" if words.startswith("too tight") else "no"
+    taken = needed_bytes or found.memory.taken_bytes()
+    memory = question.hardware.memory_bytes
+    if fits == "no" and taken is not None and taken > memory:
+        words += f"; it needs {in_gib(taken)}, {in_gib(taken - memory)} more than there is"
+    wanted = fits != "yes" or beside.tight
+    answer = {
+        "name": question.name,
+        "device": question.hardware.datasheet.title,
+        "source": source,
+        "from": FROM[source],
+        "fits": "tight" if beside.tight else fits,
+        "verdict": f"{words[0].upper()}{words[1:]}.",
+        "bar": {"memory_bytes": memory, "taken_bytes": taken, "parts": _parts(found, taken)},
+        "rows": [*_rows(question, found, beside, taken)],
+        "changes": [*_changes(beside)] if wanted else [],
+        "notes": [*map(str.strip, between_steps_in_words(found)), *found.warnings, *beside.notes],
+        "yaml": question.yaml,
+        "command": question.command,
+        "said": question.as_said(),
+        "impossible": impossible(question.recipe),
+    }
+    return answer | {"svg": svg(answer), "markdown": markdown(answer), "badge": badge(answer)}
+
+
+def _other_sizes(question: Question) -> Found:
+    """By arithmetic, until a simulation knows better."""
+    try:
+        found = Found.by_arithmetic(question)
+    except InputError:
+        return Found()
+    return replace(found, notes=(), tight=False)
+
+
+def _parts(found: StepProfile, taken: int | None) -> list[dict[str, Any]]:
+    """What the memory is filled with, in the order of the categories, and what lies around it."""
+    memory = found.memory
+    sizes = {name.replace("_", " "): getattr(memory.at_peak, f"{name}_bytes") or 0 for name in CATEGORIES}
+    allocated, context = sum(sizes.values()), memory.cuda_context_bytes or 0
+    pieces = (taken or 0) - allocated - context
+    sizes |= dict(zip(OUTSIDE, (max(0, pieces), context), strict=True))
+    return [{"name": n, "bytes": size, "shown": in_gib(size)} for n, size in sizes.items() if size]
+
+
+def _rows(question: Question, found: StepProfile, beside: Found, taken: int | None) -> list[dict[str, str]]:
+    recipe, memory, step = question.recipe, found.memory, found.step
+    rows: list[tuple[str, str, str]] = []
+    steps_fit = found.oom is None or found.oom.phase in PHASES_BETWEEN_STEPS
+    if steps_fit and memory.peak_allocated_bytes is not None:
+        _, _, beyond = peak_in_words(found).partition(" allocated, ")
+        rows.append(("peak, allocated", in_gib(memory.peak_allocated_bytes), beyond))
+    elif taken is not None:
+        rows.append(("needs", in_gib(taken), "with the CUDA context"))
+    for name, other in (("micro_batch_size", "seq_len"), ("seq_len", "micro_batch_size")):
+        if name in beside.largest:
+            value = f"{beside.largest[name]:,}" if beside.largest[name] else "none fits"
+            at = f"at {other} {getattr(recipe, other):,}, {beside.how}"
+            rows.append((f"largest {'batch' if name == 'micro_batch_size' else 'length'}", value, at))
+    median, low, high = step.time_s.median, step.time_s.p10, step.time_s.p90
+    if median is not None:
+        width = f"{in_ms(low)} to {in_ms(high)}, " if low is not None and high is not None else ""
+        rows.append(("step", in_ms(median), f"{width}an estimate"))
+    if step.tokens_per_s is not None:
+        each = " on each GPU" if recipe.world_size > 1 else ""
+        of_step = f"{recipe.tokens_per_step:,} tokens a step{each}"
+        bound = f", bound by {step.bound}" if step.bound else ""
+        rows.append(("tokens/s", f"{step.tokens_per_s:,.0f}", of_step + bound))
+    return [{"name": name, "value": value, "detail": detail} for name, value, detail in rows]
+
+
+def _changes(found: Found) -> list[dict[str, Any]]:
+    """Those that make it fit first, in the order of what they cost; then all that are enough together."""
+    enough = [change for change in found.changes if change.fits]
+    listed = [*enough, *(change for change in found.changes if not change.fits)][:MOST_CHANGES]
+    rows = [
+        {
+            "fields": _said(change.overrides),
+            "words": change.overrides,
+            "fits": change.fits,
+            "detail": f"{in_gib(change.saved_bytes)} less, time a token × {change.slowdown:.2f}"
+            + ("" if change.same_result else ", another training")
+            + (", seen to fit" if change.seen and change.fits else ""),
+        }
+        for change in listed
+    ]
+    if found.together and not enough:
+        rows.insert(
+            0, {"fields": _said(found.together), "words": found.together, "fits": True, "detail": "together"}
+        )
+    return rows
+
+
+def _said(overrides: str) -> Mapping[str, str]:
+    return dict(word.split("=", 1) for word in shlex.split(overrides))

@@ -1,0 +1,196 @@
+"""A question as an address holds it, its recipe and device checked, and the same as a command and as YAML.
+
+An address may be anybody's: it names only fields that change memory or time, so no code that comes with a
+model, no weights and no data set are touched by asking.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qsl
+
+from harness.ask.after import After, read_after
+from harness.errors import InputError, nearest
+from harness.fit import among, read_counts
+from harness.hardware import DEFAULT_HARDWARE, Hardware, find_hardware, parse_bytes, with_memory
+from harness.recipe import (
+    EFFECTS,
+    ImpossiblePair,
+    Recipe,
+    check_recipe,
+    list_recipes,
+    load_recipe,
+    shortened,
+    shown,
+)
+from harness.system import parse_yaml, to_yaml
+
+LONGEST = 4_000
+"""Characters of a question."""
+MOST_FIELDS = 80
+MOST_CHANGES = 3
+"""Of a fix."""
+ASKED = tuple(name for name in Recipe.model_fields if name not in EFFECTS)
+"""Fields of a recipe that a question may set."""
+BESIDE = ("recipe", "hardware", "memory", "gpus", *After.model_fields)
+"""What else a question may say, as the commands do."""
+_PROPOSED = re.compile(r"\b([a-z_]+): ([\w./-]+|\[[\w, ]*\])")
+
+
+@dataclass(frozen=True)
+class Question:
+    """Does this recipe fit this device, and how fast is it?"""
+
+    recipe: Recipe
+    hardware: Hardware
+    memory: str = ""
+    """Of the device, where another size than its own is asked about, as in 16GiB."""
+    after: After = field(default_factory=After)
+
+    @property
+    def name(self) -> str:
+        """Of the recipe that comes with harness and is most like it; of none, `recipe`."""
+        return (_nearest(self.recipe) or ("recipe", None))[0]
+
+    @property
+    def command(self) -> str:
+        """What `harness simulate` is asked for the same."""
+        near = _nearest(self.recipe)
+        words = [
+            "harness",
+            "simulate",
+            *(["recipe.yaml"] if near is None else [near[0], *_overrides(*near[1:], self.recipe)]),
+        ]
+        words.append(f"hardware={self.hardware.name}")
+        words += ["--memory", self.memory] if self.memory else []
+        return shlex.join([*words, *self.after.options])
+
+    @property
+    def yaml(self) -> str:
+        """A recipe file: the fields that differ from the defaults."""
+        return to_yaml(_differing(Recipe(model=self.recipe.model), self.recipe, ("model",)))
+
+    def as_said(self) -> dict[str, Any]:
+        """Every field of the form, as it is in this question."""
+        recipe = self.recipe
+        beside = {"hardware": self.hardware.name, "memory": self.memory, "gpus": recipe.world_size}
+        return {**recipe.model_dump(mode="json"), **self.after.model_dump(mode="json"), **beside}
+
+
+def read_question(text: str) -> Question:
+    """The question of a query string, as in recipe=llama-3.1-8b-lora&seq_len=4096&hardware=rtx-4090.
+
+    Raises InputError for what is no question, with what to write; ImpossiblePair for fields that exclude each
+    other.
+    """
+    if len(text) > LONGEST:
+        raise InputError(f"the question has {len(text):,} characters; {LONGEST:,} are enough for any.")
+    try:
+        pairs = parse_qsl(
+            text,
+            keep_blank_values=True,
+            strict_parsing=bool(text),
+            max_num_fields=MOST_FIELDS,
+            errors="strict",
+        )
+    except ValueError:  # UnicodeDecodeError is one
+        raise InputError("the question is no name=value&name=value. Begin again from the form.") from None
+    said = dict(pairs)
+    if len(said) < len(pairs):
+        twice = next(name for name in said if sum(name == other for other, _ in pairs) > 1)
+        raise InputError(f"the question says {shortened(twice)} twice. Keep one.")
+    for name in said:
+        if name not in ASKED and name not in BESIDE:
+            raise InputError(_no_such(name))
+    hardware = find_hardware(said.get("hardware") or DEFAULT_HARDWARE)
+    memory = said.get("memory", "").strip()
+    if memory:
+        hardware = with_memory(hardware, parse_bytes(memory))
+    recipe = check_recipe(_fields(said), "the question", [*said], "question")
+    counts = read_counts(said["gpus"]) if said.get("gpus") else [1]
+    if len(counts) > 1:
+        raise InputError(f"gpus: {shortened(said['gpus'])}: give one number.")
+    recipe = recipe if counts == [1] else among(recipe, counts[0])
+    return Question(recipe, hardware, memory, read_after(said))
+
+
+def mistake(text: str, error: InputError) -> dict[str, Any]:
+    """What is wrong with a question, and what to change in it, for a page."""
+    if not isinstance(error, ImpossiblePair):
+        return {"error": str(error), "fixes": []}
+    said = dict(parse_qsl(text, keep_blank_values=True))
+    fields = _fields(said)
+    found = [*_fixes(fields, error.rule, {})]
+    least = [fix for fix in found if not any(other.items() < fix.items() for other in found)]
+    words = [", ".join(f"{name}: {value}" for name, value in fix.items()) for fix in least]
+    fixes = [{"fields": fix, "words": word} for fix, word in zip(least, words, strict=True)]
+    defaults = Recipe(model="-").model_dump(mode="json")
+    beside = {"hardware": said.get("hardware") or DEFAULT_HARDWARE, "memory": said.get("memory", "")}
+    return {"error": f"{error.rule}.", "fixes": fixes, "said": {**defaults, **fields, **beside}}
+
+
+def _fixes(fields: dict[str, Any], rule: str, changed: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Of the changes that a broken rule proposes, those after which the recipe is possible: alone, or with
+    what the next broken rule proposes then."""
+    for name, value in _PROPOSED.findall(rule.partition(" is impossible: ")[2]):
+        if name not in ASKED or name in changed:
+            continue
+        fix, after = {**changed, name: value}, {**fields, name: parse_yaml(value, name)}
+        try:
+            check_recipe(after, "the question")
+            yield fix
+        except ImpossiblePair as error:
+            if len(fix) < MOST_CHANGES:
+                yield from _fixes(after, error.rule, fix)
+        except InputError:  # no value, but a word of the sentence
+            continue
+
+
+def _fields(said: Mapping[str, str]) -> dict[str, Any]:
+    """Of the recipe: those of the named one, and those that are said. Raises InputError."""
+    name = said.get("recipe", "")
+    if name and name not in _shipped():
+        hint = nearest(shortened(name), list(_shipped()))
+        raise InputError(f"recipe: there is no {shortened(name)!r} among those of harness.{hint}")
+    fields = _shipped()[name].model_dump() if name else {}
+    for key, value in said.items():
+        if key in ASKED:
+            fields[key] = value if key == "model" else parse_yaml(value, f"{key}={shortened(value)}")
+    return fields
+
+
+def _no_such(name: str) -> str:
+    if name in EFFECTS:
+        return f"{name} is no part of a question: {EFFECTS[name].why}. Leave it out."
+    hint = nearest(shortened(name), [*ASKED, *BESIDE])
+    return f"a question has no {shortened(name)}.{hint} It has fields of a recipe, {', '.join(BESIDE)}."
+
+
+@cache
+def _shipped() -> dict[str, Recipe]:
+    return {name: load_recipe(name)[1] for name, _ in list_recipes()}
+
+
+def _nearest(recipe: Recipe) -> tuple[str, Recipe] | None:
+    """The recipe of harness about the same model that differs in the fewest fields."""
+    alike = {name: other for name, other in _shipped().items() if other.model == recipe.model}
+    name = min(alike, key=lambda name: len(_differing(alike[name], recipe)), default=None)
+    return None if name is None else (name, alike[name])
+
+
+def _differing(base: Recipe, recipe: Recipe, always: tuple[str, ...] = ()) -> dict[str, Any]:
+    fields, before = recipe.model_dump(mode="json"), base.model_dump(mode="json")
+    return {
+        name: value
+        for name, value in fields.items()
+        if name in always or (name in ASKED and value != before[name])
+    }
+
+
+def _overrides(base: Recipe, recipe: Recipe) -> list[str]:
+    return [f"{name}={shown(value)}" for name, value in _differing(base, recipe).items()]

@@ -1,0 +1,175 @@
+"""Questions that a page asks: answered by arithmetic at once, and then by simulating, one at a time.
+
+A simulation runs in a process of its own (serve/worker.py), which is ended when nobody listens any more.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from harness.ask import Document, describe_form
+from harness.report import render_page
+
+MOST_WAITING = 64
+"""Questions that wait for their simulation; more are told to come again."""
+MOST_REPORTS = 12
+"""Simulated runs that are kept for their reports, some MB each."""
+LONGEST_S = 900
+"""Of one simulation."""
+NO_ANSWER = "the simulation ended without an answer: this machine may have too little memory for it."
+LOOK_S = 0.2
+"""How often it is looked whether somebody still listens."""
+
+
+def ask_page(place: Literal["serve", "static"], runs: str | None = None) -> str:
+    """The page with the form. `runs`: what its link to the runs says; `static`: answers come from a worker
+    beside the page and not from a server."""
+    reaching = "; connect-src 'self'" if place == "serve" else "; worker-src 'self'"
+    return render_page(
+        "ask.html",
+        title="Will it fit?",
+        data={"form": describe_form()},
+        scripts=(f"ask_{place}.js", "ask.js"),
+        charts=False,
+        reaching=reaching,
+        runs=runs,
+    )
+
+
+class Simulator:
+    """One simulation after the other; each asker hears how it goes."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+        self._turns: deque[object] = deque()
+        self._turn_over = threading.Condition()
+        self._worker: _Worker | None = None
+
+    @cached_property
+    def folder(self) -> Path:
+        """Of the runs, by number."""
+        return Path(tempfile.mkdtemp(prefix="harness-serve-"))
+
+    def documents(self, text: str, listens: Callable[[], bool]) -> Generator[Document]:
+        """What is known so far, again and again, and at last an answer or what is wrong. The simulation ends
+        when `listens` says no, or when the iterator is closed."""
+        turn = object()
+        with self._turn_over:
+            if len(self._turns) >= MOST_WAITING:
+                yield {"error": f"{MOST_WAITING} questions wait already. Ask again in a minute.", "fixes": []}
+                return
+            self._turns.append(turn)
+        try:
+            while (ahead := self._ahead(turn)) and listens():
+                yield {"ahead": ahead}
+                with self._turn_over:
+                    self._turn_over.wait(LOOK_S)
+            if listens():
+                yield from self._simulated(text, listens)
+        finally:
+            with self._turn_over:
+                self._turns.remove(turn)
+                self._turn_over.notify_all()
+
+    def warm(self) -> None:
+        """Start the process that will simulate, which takes seconds, before it is needed."""
+        with self._turn_over:
+            if self._worker is None and not self._turns:
+                self._worker = _Worker(self.folder)
+
+    def run(self, number: str) -> Path | None:
+        """The folder of a simulated run, if it is still kept."""
+        kept = {path.name: path for path in self._runs()}
+        return kept.get(number)
+
+    def close(self) -> None:
+        """End the process, and remove its runs."""
+        if self._worker is not None:
+            self._worker.end()
+        if "folder" in self.__dict__:  # made when it was first needed
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _ahead(self, turn: object) -> int:
+        with self._turn_over:
+            return self._turns.index(turn)
+
+    def _runs(self) -> list[Path]:
+        return sorted(self.folder.glob("[0-9]*"), key=lambda path: int(path.name))
+
+    def _simulated(self, text: str, listens: Callable[[], bool]) -> Generator[Document]:
+        for old in self._runs()[:-MOST_REPORTS]:
+            shutil.rmtree(old, ignore_errors=True)
+        if self._worker is None or not self._worker.alive:
+            self._worker = _Worker(self.folder)
+        found: Document | None
+        worker, over, began = self._worker, False, time.monotonic()
+        self._asked += 1
+        worker.ask(text, self._asked)
+        try:
+            while not over and listens():
+                found = worker.hear()
+                if found is None and not worker.alive:
+                    found = {"error": NO_ANSWER, "fixes": [], "over": True}
+                over = bool(found and found.get("over"))
+                seconds = time.monotonic() - began
+                if seconds > LONGEST_S:
+                    yield {"error": f"no answer after {LONGEST_S} s. Ask for a smaller one.", "fixes": []}
+                    return
+                yield {"seconds": round(seconds, 1), **(found or {})}
+        finally:
+            if not over:
+                worker.end()
+                self._worker = None
+
+
+class _Worker:
+    """A process that answers one question after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-m", "harness.serve.worker", str(folder)]
+        # a session of its own: Ctrl-C is for the server, which ends it
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._said.put(line)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, text: str, number: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"text": text, "number": number}) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> Document | None:
+        """The next that it says, or None after a moment."""
+        try:
+            return json.loads(self._said.get(timeout=LOOK_S))
+        except queue.Empty:
+            return None
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
