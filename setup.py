@@ -2,6 +2,12 @@
 
 from setuptools import find_packages, setup
 
-DATA = ["harness.recipes", "harness.recipes.models", "harness.recipes.data", "harness.profiles"]
+DATA = [
+    "harness.recipes",
+    "harness.recipes.models",
+    "harness.recipes.data",
+    "harness.recipes.formulas",
+    "harness.profiles",
+]
 
 setup(packages=[*find_packages(include=["harness", "harness.*"]), *DATA])

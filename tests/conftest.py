@@ -37,6 +37,7 @@ LONG = (
     "tests/benchmarks/test_gpu_programme.py",  # a rehearsal of all of it
     "tests/benchmarks/test_questions.py",  # what the guide's commands print, each command again
     "tests/browser",  # a browser
+    "tests/formula/test_shipped.py::test_it_says_what_a_simulation_says",  # a simulation of each recipe
     "tests/parallel/test_equality.py",  # trains on ranks
     "tests/launch",  # ranks, processes of their own, and what becomes of them when one is killed
     "tests/track",  # trackers in processes

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from harness.allocator import Settings, parse_settings
 from harness.errors import CannotDivide, InputError
-from harness.formula import Formula, kept_bytes, load, point_of, save
+from harness.formula import Formula, kept_bytes, load, point_of, save, timed_on
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
@@ -165,7 +165,8 @@ class Simulations:
             formula.refused, formula.changed = str(error), True
             raise
         else:
-            formula.learn(memory.log, profile, memory.labels(), times)
+            by_device = {timed_on(device): times[device.name] for device in self.devices}
+            formula.learn(memory.log, profile, memory.labels(), by_device)
         finally:
             save(formula)
 

@@ -2,7 +2,7 @@
 # pyright: reportUnusedImport=false
 
 from harness.formula.expression import Point
-from harness.formula.formula import Formula, Times, outcome_of, point_of
+from harness.formula.formula import Formula, Times, outcome_of, point_of, timed_on
 from harness.formula.outcome import Outcome, kept_bytes, least_bytes
 from harness.formula.piece import Piece, Size
 from harness.formula.request_log import Label, RequestLog

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -67,11 +68,11 @@ class Formula:
         times: Mapping[str, Times] = {},
     ) -> None:
         """Another simulation, of a step that did not run out of memory: what its requests are for, by key,
-        and its times, by device."""
+        and its times, by device (`timed_on`)."""
         recipe = Recipe.model_validate(profile.recipe)
         self._add([Piece.of(log, point_of(recipe), labels)])
         self.warnings, self.changed = profile.warnings, True
-        for device, found in {profile.hardware.name: Times.of(profile), **times}.items():
+        for device, found in times.items():
             self.times[_name(device, recipe)] = found
 
     def merge(self, other: Formula) -> None:
@@ -95,7 +96,7 @@ class Formula:
 
     def has_times(self, recipe: Recipe, devices: Iterable[Hardware]) -> bool:
         """Whether the step was timed at these sizes on all of them."""
-        return all(_name(device.name, recipe) in self.times for device in devices)
+        return all(_name(timed_on(device), recipe) in self.times for device in devices)
 
     def knowing(self, point: Point) -> Piece | None:
         """The piece that says exactly what is asked for there."""
@@ -145,7 +146,7 @@ class Formula:
         with times only of the sizes that were simulated on this device. Raises ValueError if nothing is known
         that says what the step asks for."""
         found = self._outcome(recipe, hardware, settings)
-        times = self.times.get(_name(hardware.name, recipe))
+        times = self.times.get(_name(timed_on(hardware), recipe))
         context = hardware.calibration.cuda_context_bytes
         profile = StepProfile(
             source="simulated",
@@ -222,6 +223,12 @@ class Formula:
 def _provenance() -> dict[str, Any]:
     """Asked of git and of every installed package once: a search asks for many profiles."""
     return provenance()
+
+
+def timed_on(hardware: Hardware) -> str:
+    """A device with its calibration, which decides how long a step takes."""
+    calibration = hashlib.sha256(hardware.calibration.model_dump_json().encode()).hexdigest()
+    return f"{hardware.name} {calibration[:12]}"
 
 
 def point_of(recipe: Recipe) -> Point:

@@ -1,4 +1,5 @@
-"""Where formulas are kept between questions: one file each, in the user's cache."""
+"""Where formulas are kept between questions: one file each, in the user's cache; and those that come with the
+recipes (benchmarks/shipped_formulas.py), which hold for the versions of libraries that they name."""
 
 from __future__ import annotations
 
@@ -15,13 +16,24 @@ from harness.errors import InputError
 from harness.formula.formula import Formula
 from harness.hardware import Hardware
 from harness.recipe import Recipe
-from harness.system import PACKAGE, PACKAGES, installed_version, write_whole
+from harness.system import PACKAGE, PACKAGES, installed_version, recipes_folder, write_whole
 
 SIZES = ("micro_batch_size", "seq_len")
 WITHOUT_INFLUENCE = ("data", "learning_rate", "seed")
 """Fields that no request depends on."""
-DECIDING = ("formula", "observe", "parallel", "recipe", "simulate", "training")
-"""Packages of harness that decide what is requested."""
+DECIDING = (
+    "formula",
+    "hardware",
+    "kernel_time",
+    "kernels",
+    "observe",
+    "parallel",
+    "recipe",
+    "simulate",
+    "training",
+)
+"""Packages of harness that decide what is requested, and how long it takes."""
+MAKE_REQUESTS = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "liger-kernel")
 ENVIRONMENT = ("CUBLAS_WORKSPACE_CONFIG", "TORCH_CUDNN_SDPA_DEPRIORITIZED", "TORCH_DISABLE_NATIVE_JIT")
 
 
@@ -51,11 +63,12 @@ def key_of(recipe: Recipe, hardware: Hardware, rank: int = 0) -> dict[str, Any]:
 
 @cache
 def _code() -> str:
-    """A digest of what decides about requests here."""
+    """A digest of what decides here."""
     digest = hashlib.sha256()
     for package in DECIDING:
-        for file in sorted((PACKAGE / package).rglob("*.py")):
-            digest.update(file.read_bytes())
+        for file in sorted((PACKAGE / package).rglob("*")):
+            if file.suffix in (".py", ".json"):
+                digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
@@ -68,16 +81,45 @@ def folder() -> Path:
 
 
 def load(recipe: Recipe, hardware: Hardware, rank: int = 0) -> Formula:
-    """The formula that is kept for this recipe, or an empty one."""
+    """The formula that is kept for this recipe, or comes with it, or an empty one."""
     try:
         key = key_of(recipe, hardware, rank)
     except InputError:  # the simulation will say what is wrong with the model
         return Formula({})
+    kept = _read(_path(key))
+    if kept is not None and kept.key == json.loads(json.dumps(key)):
+        return kept
+    shipped = None if any(key["environment"].values()) else _read(shipped_path(key))
+    if shipped is None or not _same_libraries(shipped.key["versions"]):
+        return Formula(key)
+    shipped.key = key
+    return shipped
+
+
+def _read(path: Path) -> Formula | None:
+    """None: there is none, or nothing that can be read, and it is made again."""
     try:
-        formula = Formula.from_json(json.loads(gzip.decompress(_path(key).read_bytes())))
+        return Formula.from_json(json.loads(gzip.decompress(path.read_bytes())))
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError):
-        return Formula(key)  # none, or nothing that can be read: it is made again
-    return formula if formula.key == json.loads(json.dumps(key)) else Formula(key)
+        return None
+
+
+def shipped_path(key: dict[str, Any]) -> Path:
+    """Where a formula that comes with the recipes lies."""
+    what = {name: key[name] for name in ("recipe", "config", "rank", "gpu")}
+    model = Path(str(key["recipe"]["model"])).name.removesuffix(".json")
+    name = f"{model}.sm_{str(key['gpu'][0]).replace('.', '')}.{_digest(what)[:12]}"
+    return recipes_folder() / "formulas" / f"{name}.json.gz"
+
+
+def _same_libraries(versions: dict[str, str | None]) -> bool:
+    """Whether what is installed here of the libraries that make requests is what the formula was made with.
+    Where one is not installed, as in a browser, the answer is about those versions."""
+    here = {name: installed_version(name) for name in MAKE_REQUESTS}
+    return all(
+        found is None or found.partition("+")[0] == (versions.get(name) or "").partition("+")[0]
+        for name, found in here.items()
+    )
 
 
 def save(formula: Formula) -> None:
@@ -95,5 +137,8 @@ def save(formula: Formula) -> None:
 
 
 def _path(key: dict[str, Any]) -> Path:
-    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-    return folder() / "formulas" / f"{name}.json.gz"
+    return folder() / "formulas" / f"{_digest(key)[:32]}.json.gz"
+
+
+def _digest(what: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,67 @@
+"""Make the formulas that come with the recipes, so that the first question about one needs no simulation.
+
+    python -m benchmarks.shipped_formulas [RECIPE ...]
+
+For each recipe: `harness hardware` asks every kind of GPU at the recipe's own sizes, and `harness fit` what
+is the largest that fits DEVICES. What they learn is written to recipes/formulas/. A formula holds for the
+versions of the libraries that made it; tests/formula/test_shipped.py holds it against a simulation of
+today's code, and fails where it has to be made anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from harness.allocator import parse_settings
+from harness.errors import InputError
+from harness.fit import compare_hardware, fit_confirmed
+from harness.formula.formula import Formula
+from harness.formula.store import shipped_path
+from harness.hardware import find_hardware
+from harness.recipe import list_recipes, load_recipe
+from harness.system import PACKAGE, installed_version, write_whole
+
+DEVICES = ("h100", "rtx-4090")
+
+
+def make(name: str) -> None:
+    """The formulas of one recipe, on every kind of GPU."""
+    _, recipe = load_recipe(name)
+    settings = parse_settings("", installed_version("torch") or "")
+    with tempfile.TemporaryDirectory() as kept:
+        os.environ["HARNESS_CACHE"] = kept
+        try:
+            compare_hardware(recipe, {})
+            for device in DEVICES:
+                fit_confirmed(recipe, find_hardware(device), settings)
+        except InputError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+        for file in sorted(Path(kept).rglob("*.json.gz")):
+            _ship(file)
+
+
+def _ship(file: Path) -> None:
+    document = json.loads(gzip.decompress(file.read_bytes()))
+    path = shipped_path(document["key"])
+    assert Formula.from_json(document).pieces, path
+    path.parent.mkdir(exist_ok=True)
+    write_whole(path, file.read_bytes())
+    print(f"{path.relative_to(PACKAGE.parent)}: {path.stat().st_size / 1e3:.1f} kB", flush=True)
+
+
+def main() -> None:
+    """Make those that are asked for, or all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE")
+    for name in parser.parse_args().recipes or [name for name, _ in list_recipes()]:
+        make(name)
+
+
+if __name__ == "__main__":
+    main()
