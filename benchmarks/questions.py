@@ -1,4 +1,5 @@
-"""The commands of docs/questions.md, run anew: what each prints goes into docs/data/questions.json.
+"""The commands of docs/questions.md and docs/ten-questions.md, run anew: what each prints goes into
+docs/data/questions.json.
 
     python -m benchmarks.questions [QUESTION ...] [--old PYTHON --new PYTHON]
     python -m pages.questions
@@ -26,8 +27,8 @@ from harness.system import PACKAGE, provenance, write_whole
 
 ROOT = PACKAGE.parent
 RESULTS = ROOT / "docs" / "data" / "questions.json"
-OUT_OF_MEMORY = 3
-"""A status that is an answer too."""
+ANSWERS = (0, 3, 5)
+"""Statuses: done; memory ran out; a peak grew by more than --fail-above."""
 TEXTS, SHORTEST, LONGEST = 1000, 5, 4000
 
 
@@ -46,6 +47,16 @@ def of_checkpoint(printed: str) -> str:
     return "checkpoint" + first_paragraph(printed).partition("\ncheckpoint")[2]
 
 
+TEN = "ten-questions"
+MESSAGE = """\
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 23.64
+GiB of which 1.02 GiB is free. Including non-PyTorch memory, this process has 22.61 GiB memory in use. Of the
+allocated memory 19.71 GiB is allocated by PyTorch, and 2.41 GiB is reserved by PyTorch but unallocated. If
+reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid
+fragmentation.
+"""
+
+
 def whole(printed: str) -> str:
     """All of it."""
     return printed.rstrip()
@@ -57,13 +68,46 @@ class Question:
 
     commands: tuple[str, ...]
     shown: Callable[[str], str] = whole
+    page: str = "questions"
 
 
 EVALUATION = (
     "harness simulate llama-3.1-8b-lora seq_len=1024 hardware=a100-80gb --phases train,eval --eval-batches 20"
 )
 DIVIDED = "harness simulate llama-3.1-8b-full-bf16 seq_len=1024 parallel=fsdp dp_shard=8 hardware=h100"
+PRICES = " ".join(
+    f"--price {price}"
+    for price in (
+        *("rtx-4090=0.35", "l4=0.4", "l40s=0.86", "a100-40gb=1.3", "a100-80gb=1.6", "h100=2.5", "h200=3.5"),
+        "b200=5",
+    )
+)
+SEVENTY = (
+    "harness simulate llama-3.1-8b-full-bf16 model=llama-3.1-70b seq_len=4096 parallel=fsdp dp_shard=8 "
+    "gradient_checkpointing=true hardware=h100"
+)
+TOGGLES = (
+    "harness sweep llama-3.1-8b-lora seq_len=4096 gradient_checkpointing=true,false "
+    "loss=standard,fused_linear attention=sdpa,eager quantization=none,nf4 hardware=h100"
+)
 QUESTIONS = {
+    "qlora-14b": Question(
+        ("harness fit llama-3.1-8b-qlora model=qwen3-14b seq_len=4096 hardware=rtx-4090",), page=TEN
+    ),
+    "gemma-27b": Question(("harness fit llama-3.1-8b-lora model=gemma-3-27b hardware=h100",), page=TEN),
+    "cheapest": Question((f"harness hardware llama-3.1-8b-lora seq_len=8192 {PRICES}",), page=TEN),
+    "message": Question(("harness snapshot show --message oom.txt",), page=TEN),
+    "seventy": Question((SEVENTY,), first_paragraph, TEN),
+    "seventy-16": Question((SEVENTY.replace("dp_shard=8", "dp_shard=16"),), first_paragraph, TEN),
+    "toggles": Question((TOGGLES,), page=TEN),
+    "gate": Question(
+        (
+            "harness simulate tinyllama-lora --out before",
+            "harness simulate tinyllama-lora micro_batch_size=5 --out after",
+            "harness diff before after --fail-above 5%",
+        ),
+        page=TEN,
+    ),
     "evaluation": Question((EVALUATION,), first_paragraph),
     "checkpoint": Question(
         ("harness simulate llama-3.2-1b-bf16 hardware=rtx-4090 --phases train,save",), first_paragraph
@@ -100,6 +144,7 @@ def ask(question: Question, environments: dict[str, Path]) -> str:
         for name, environment in environments.items():
             Path(folder, name).symlink_to(environment)
         Path(folder, "texts.jsonl").write_text(_texts(), encoding="utf-8")
+        Path(folder, "oom.txt").write_text(MESSAGE.replace("\n", " "), encoding="utf-8")
         printed = ""
         for command in question.commands:
             printed = _printed(command, Path(folder))
@@ -111,7 +156,7 @@ def _printed(command: str, folder: Path) -> str:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     surroundings = {**os.environ, "PYTHONPATH": path, "COLUMNS": "80", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(words, cwd=folder, env=surroundings, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, OUT_OF_MEMORY):
+    if done.returncode not in ANSWERS:
         raise SystemExit(f"{command}: status {done.returncode}: {done.stderr[-4000:]}")
     return "\n".join(line.rstrip() for line in done.stdout.splitlines())
 

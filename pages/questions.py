@@ -1,5 +1,5 @@
-"""The commands of docs/questions.md and what they print, from docs/data/questions.json, which
-`python -m benchmarks.questions` writes.
+"""The commands of docs/questions.md and docs/ten-questions.md and what they print, from
+docs/data/questions.json, which `python -m benchmarks.questions` writes.
 
 python -m pages.questions            write them
 python -m pages.questions --check    fail if they are not so
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 from benchmarks.questions import QUESTIONS, RESULTS, ROOT
 from pages.parts import with_parts, write_or_check
-
-PAGE = ROOT / "docs" / "questions.md"
 
 
 def part(commands: tuple[str, ...], shown: str) -> str:
@@ -24,8 +23,13 @@ def part(commands: tuple[str, ...], shown: str) -> str:
 def main(check: bool) -> None:
     """Write the parts, or compare them."""
     shown = json.loads(RESULTS.read_bytes())["shown"]
-    parts = {name: part(question.commands, shown[name]) for name, question in QUESTIONS.items()}
-    write_or_check({PAGE: with_parts(PAGE, parts)}, "pages.questions", check=check)
+    written: dict[Path, str] = {}
+    for name in sorted({question.page for question in QUESTIONS.values()}):
+        page = ROOT / "docs" / f"{name}.md"
+        asked = {each: question for each, question in QUESTIONS.items() if question.page == name}
+        parts = {each: part(question.commands, shown[each]) for each, question in asked.items()}
+        written[page] = with_parts(page, parts)
+    write_or_check(written, "pages.questions", check=check)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Found:
             notes.append(f"With PYTORCH_ALLOC_CONF=expandable_segments:True even {name} {exact.value} fits.")
         if found.neutral is not None:
             change, rows = found.neutral
-            notes.append(f"With {change}, which costs nothing, micro_batch_size {rows} or more fits.")
+            notes.append(f"With {change}, which costs next to nothing, micro_batch_size {rows} or more fits.")
         return cls(sizes, found.changes, found.together, [note for note in notes if note], "seen to fit")
 
     @classmethod

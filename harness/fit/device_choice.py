@@ -21,6 +21,7 @@ from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import PLENTY_BYTES, Hardware, all_hardware, with_memory
 from harness.napkin import Timing, estimate, required_bytes
 from harness.recipe import Recipe
+from harness.step_profile import is_tight
 
 GIB = 2**30
 UNSURE = 0.25
@@ -43,6 +44,8 @@ class Offer:
     price_per_hour: float | None = None
     tokens_per_s_range: tuple[float, float] | None = None
     """Between these, four times of five, as far as such kernels were ever measured; None by arithmetic."""
+    tight: bool = False
+    """It fits with so little to spare that what nobody counts decides (step_profile/not_counted.py)."""
     overrides: str = ""
     """What costs nothing and makes it fit: the offer is of the recipe with these."""
 
@@ -185,7 +188,9 @@ def _simulated(recipe: Recipe, device: Hardware, simulations: Simulations) -> Of
     if not fits:
         profile = simulations.on(with_memory(device, PLENTY_BYTES), recipe)
     step = profile.step
-    offer = _offer(device, profile.memory.process_bytes or 0, step.tokens_per_s, step.bound, fits)
+    needed = profile.memory.process_bytes or 0
+    offer = _offer(device, needed, step.tokens_per_s, step.bound, fits)
+    offer = replace(offer, tight=fits and is_tight(profile, device.memory_bytes - needed))
     time = step.time_s
     if not (step.tokens_per_s and time.median and time.p10 and time.p90):
         return offer
@@ -232,10 +237,12 @@ def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
             f"{_number(offer.price_per_hour, 1, 2):>7}",
             f"{_number(offer.cost_per_million_tokens, 1, 3):>6}",
         ]
-        changed_by = "*" if offer.overrides else ""
-        yield f"  {offer.name + changed_by:<17} {' '.join(cells)}"
+        marks = ("*" if offer.overrides else "") + ("?" if offer.tight else "")
+        yield f"  {offer.name + marks:<17} {' '.join(cells)}"
     for spelled in dict.fromkeys(offer.overrides for offer in running if offer.overrides):
-        yield f"  * with {spelled}, which costs nothing; it does not fit without"
+        yield f"  * with {spelled}, which costs next to nothing; it does not fit without"
+    if any(offer.tight for offer in running):
+        yield "  ? too tight to call: CUDA's libraries, or a display, may need what is left"
     if len(running) < len(offers):
         yield ""
     others: dict[str, list[str]] = {}  # by verdict; what cannot run it has no speed, and comes last
@@ -252,7 +259,8 @@ def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
     if not running:
         yield "  none of them fits (see `harness fit`)"
         return
-    priced = [offer for offer in running if offer.cost_per_million_tokens is not None]
+    sure = [offer for offer in running if not offer.tight] or running
+    priced = [offer for offer in sure if offer.cost_per_million_tokens is not None]
     if len(priced) > 1:
         cheapest = min(priced, key=lambda o: o.cost_per_million_tokens or 0)
         cost = f"{cheapest.cost_per_million_tokens:.3f} per million tokens"
@@ -260,7 +268,7 @@ def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
         yield f"  the cheapest of the {len(priced)} with a price: {cheapest.name}, {cost}{and_how}"
     else:
         yield "  give prices of several (--price h200=3.5, or --prices FILE) to see which is the cheapest"
-    fastest = max(running, key=lambda o: o.tokens_per_s or 0)
+    fastest = max(sure, key=lambda o: o.tokens_per_s or 0)
     yield f"  the fastest: {fastest.name}, {fastest.tokens_per_s:,.0f} tokens/s"
 
 

@@ -153,7 +153,7 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
         yield from wrap(line, 98, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     if found.neutral is not None:
         change, larger = found.neutral
-        yield f"  with {change}, which costs nothing: micro_batch_size {larger} or more, seen to fit"
+        yield f"  with {change}, which costs next to nothing: micro_batch_size {larger} or more, seen to fit"
     yield "  seen by simulating the step; `--quick` gives estimates in a moment"
 
 

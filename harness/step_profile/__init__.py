@@ -18,7 +18,7 @@ from harness.step_profile.in_words import (
     verdict,
 )
 from harness.step_profile.memory import CATEGORIES, MOST_STEPS, MemoryBreakdown, MemoryStats, StepPeak
-from harness.step_profile.not_counted import NCCL_COMMUNICATOR
+from harness.step_profile.not_counted import NCCL_COMMUNICATOR, is_tight
 from harness.step_profile.step_profile import (
     MAX_FILE_BYTES,
     MAX_VALUES,

@@ -12,13 +12,12 @@ from harness.architecture.model_shape import load_shape
 from harness.cli.app import app
 from harness.errors import InputError
 from harness.fit.changes import WORTHWHILE, Change, Price, by_arithmetic, combined, suggestions
-from harness.fit.device_choice import compare_hardware, render_choice
+from harness.fit.device_choice import compare_hardware
 from harness.fit.search import fit
 from harness.hardware.hardware import find_hardware, hardware_names, parse_bytes, with_memory
 from harness.napkin import estimate, required_bytes
 from harness.recipe.file import load_recipe
 from harness.recipe.recipe import Recipe
-from harness.simulate.simulated_run import simulate
 
 RTX_4090 = find_hardware("rtx-4090")
 GIB = 2**30
@@ -286,50 +285,6 @@ def test_a_fit_that_rests_on_unified_memory_says_so():
     # and where only what is advised is paged
     advised = command("fit", "llama-3.1-8b-full-bf16", "--hardware", "a100-40gb", "--quick")
     assert ("optimizer=paged" in advised.stdout.split("Together")[-1]) <= ("WSL" in advised.stdout)
-
-
-def test_every_device_gets_what_a_simulation_on_it_says(tmp_path, monkeypatch):
-    """Of those that run the same kernels one is simulated, with the clocks of all."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "olmo2", "vocab_size": 264, **sizes}))
-    recipe = Recipe(model=str(tmp_path / "config.json"), seq_len=256)
-    names = ("t4", "l4", "l40s", "rtx-4090", "h100", "h200")
-    devices = [find_hardware(name, {"l4": 0.7}) for name in names]
-    devices.append(with_memory(find_hardware("a100-40gb"), 510 * 2**20))
-    monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: devices)
-    told: list[str] = []
-    offers = {offer.name: offer for offer in compare_hardware(recipe, {"l4": 0.7}, told.append)}
-    assert offers["t4"].reason == "no bf16 units"
-    assert not offers["a100-40gb"].fits
-    assert offers["a100-40gb"].reason.startswith("needs 0.")
-    for device in devices[1:-1]:
-        profile = simulate(recipe, device)[0]
-        offer = offers[device.name]
-        assert offer.fits
-        assert offer.tokens_per_s == pytest.approx(profile.step.tokens_per_s, rel=1e-9)
-        assert offer.required_bytes == pytest.approx(profile.memory.process_bytes, abs=2**21)
-    again: list[str] = []
-    assert {o.name: o for o in compare_hardware(recipe, {"l4": 0.7}, again.append)} == offers
-    assert not any("simulating" in line for line in again)  # what was found is kept
-
-
-def test_a_change_that_costs_nothing_brings_a_smaller_device_in(tmp_path, monkeypatch):
-    """Logits of 32,000 words are most of this step: without them it fits where it did not."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 32000, **sizes}))
-    recipe = Recipe(model=str(tmp_path / "config.json"), seq_len=1024)
-    h100 = find_hardware("h100")
-    needs = [
-        simulate(recipe.model_copy(update={"loss": loss}), h100)[0].memory.process_bytes or 0
-        for loss in ("fused_linear", "standard")
-    ]
-    assert needs[0] < needs[1]
-    between = with_memory(h100, sum(needs) // 2)
-    monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: [between])
-    (offer,) = compare_hardware(recipe, {})
-    assert (offer.fits, offer.overrides) == (True, "loss=fused_linear")
-    assert offer.required_bytes == needs[0]
-    assert "  * with loss=fused_linear, which costs nothing" in render_choice("tiny", [offer])
 
 
 def test_hardware_names_the_cheapest_and_the_fastest(tmp_path):

@@ -35,21 +35,16 @@ def recipes_show(name: RecipeName, overrides: Overrides = None) -> None:
 
 def models() -> None:
     """List the models that recipes may name, with their sizes; others come from a config or the Hub."""
-    from harness.hardware import DEFAULT_HARDWARE, find_hardware
-    from harness.napkin import estimate
-    from harness.recipe import Recipe, list_models
+    from harness.architecture import load_shape, num_parameters
+    from harness.recipe import list_models
 
-    device = find_hardware(DEFAULT_HARDWARE)
-    rows = [
-        (name, estimate(Recipe(model=name, precision="bf16", attention="eager", seq_len=16), device).sizes)
-        for name in list_models()
-    ]
+    rows = [(name, load_shape(name)) for name in list_models()]
     width = max(len(name) for name, _ in rows)
     tell(
         f"{'model':{width}} {'parameters':>11} {'bf16 GiB':>9} {'layers':>7} {'hidden':>7} {'vocabulary':>11}"
     )
-    for name, sizes in rows:
-        count, shape = sum(weight.elements * weight.count for weight in sizes.trained), sizes.built.shape
+    for name, shape in rows:
+        count = num_parameters(shape)
         millions = f"{count / 1e6:,.1f} M"
         tell(
             f"{name:{width}} {millions:>11} {2 * count / GIB:9.2f} {shape.layers:7} {shape.hidden:7,} "
