@@ -14,7 +14,7 @@ from harness.sweep.table import ENDED, table_of
 def sweep_html(sweep: Sweep, home: str | None = None) -> str:
     """One HTML file that opens from disk; `home` is where it was opened from.
 
-    Raises MissingDependency without jinja2 or plotly.
+    Raises MissingDependency without jinja2.
     """
     fields = list(dict.fromkeys(curve.field for curve in sweep.curves))
     figures = [_figure(sweep, field) for field in fields]

@@ -55,10 +55,11 @@ def test_the_curves_are_drawn_and_the_table_has_the_numbers(folder: Path, opened
     page.wait_for_selector(READY)
     for element in page.query_selector_all(".chart"):
         element.scroll_into_view_if_needed()
-    page.wait_for_function("document.querySelectorAll('.chart .main-svg').length >= 12")
+    page.wait_for_function("document.querySelectorAll('.chart canvas').length >= 6")
     sweep = Sweep.read(folder / "swept" / "sweep.json")
     (drawn,) = page.evaluate(
-        "[document.getElementById('figure0-memory').data.find((t) => t.name === 'allocated').y]"
+        "[Chart.getChart(document.querySelector('#figure0-memory canvas')).data.datasets"
+        ".find((one) => one.label === 'allocated').data.map((point) => point.y)]"
     )
     numbers = [cell.peak_allocated_bytes for cell in sweep.cells if cell.status == "ok"]
     assert [value * 2**30 for value in drawn] == pytest.approx(numbers[:4])
