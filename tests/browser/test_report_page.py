@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.report import ReportRun, read_run, write_report
@@ -152,6 +153,7 @@ def test_sizes_are_written_as_in_the_terminal(page: Any) -> None:
         1000,
         104_857,
         104_858,
+        17_039_360,  # 16.25 MiB, a tie
         2**20,
         107_374_182,
         107_374_183,
@@ -265,16 +267,40 @@ def test_toggles_of_the_vertical_axis(page: Any, run: ReportRun) -> None:
         axis = chart("run0-timeline", "scales.y")
         return [end * unit for end in page.evaluate(f"[{axis}.min, {axis}.max]")]
 
-    page.click("#run0-floor")
+    if page.get_attribute("#run0-floor", "aria-pressed") == "false":
+        page.click("#run0-floor")
     assert page.get_attribute("#run0-floor", "aria-pressed") == "true"
-    lowest, highest = run.history.allocated_bytes().min(), run.history.reserved_bytes.max()
-    assert lowest - 0.1 * (highest - lowest) <= bounds()[0] <= lowest
+    # what each group never falls below, and a strip for it
+    by_group = np.concatenate([run.history.baseline_bytes[:, None], run.history.by_group()], axis=1)
+    lowest, highest = by_group.min(axis=1), run.history.reserved_bytes.max()
+    assert lowest.sum() - 0.12 * (highest - lowest.sum()) <= bounds()[0] <= lowest.sum()
+    strip = page.evaluate(chart("run0-timeline", "marks.strip.texts[0]"))
+    for name, size in zip(run.history.groups, lowest.tolist(), strict=True):
+        assert (f"{name} {in_gib(size)}" in strip) == (size > 0)
     page.click("#run0-floor")
     assert bounds()[0] == 0
     page.click("#run0-capacity")
     assert bounds()[1] > (run.profile.hardware.memory_bytes or 0)
     page.click("#run0-capacity")
     assert bounds()[1] < 2 * run.history.reserved_bytes.max()
+    page.click("#run0-floor")
+
+
+def test_what_is_there_at_the_moment_stands_beside_the_timeline(page: Any, run: ReportRun) -> None:
+    assert run.history is not None
+    page.click("#run0-peak")
+    page.click("#run0-all")
+    event, _ = run.history.peak()
+    held = dict(zip(run.history.groups, run.history.by_group()[:, event].tolist(), strict=True))
+    column = page.locator("#run0-timeline ~ .column button")
+    said = column.evaluate_all("pieces => pieces.map((piece) => piece.title)")
+    assert said
+    for words in said:
+        name = next(name for name in held if words.startswith(f"{name} "))
+        assert words == f"{name} {in_gib(held[name])}"
+    name = said[-1].rsplit(" ", 2)[0]
+    column.last.click()
+    assert f" of {name}" in page.inner_text("#run0-live p")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -337,6 +337,15 @@ def test_data_cannot_end_its_element() -> None:
         script_json(float("nan"))
 
 
+def test_differences_have_their_sign() -> None:
+    shown = [
+        Cell(value, unit, signed=True).shown
+        for value, unit in ((3 * MIB, "bytes"), (-0.05, "s"), (0, "bytes"))
+    ]
+    assert shown == ["+3.0 MiB", "-50.0 ms", "0 B"]
+    assert Cell(0.1234, "share", signed=True).shown == "+12.3%"
+
+
 def test_hostile_text_in_markdown_and_csv() -> None:
     table = Table(
         "a | b", ("what", "value"), [(Cell("=1+1 | <b>"), Cell("@x\n# y")), (Cell("n"), Cell(-5, "bytes"))]

@@ -80,20 +80,27 @@
     return merged({ color: text, plugins: { tooltip }, layout: { padding: { top: 4, right: 12 } } }, own);
   }
 
-  // Words at a place in pixels, beside it where there is room: none covers what was written before.
-  function write(context, area, written, { text, x, y, places = ["right"], colour = "--text", ground, gap = 6 }) {
+  // Words at a place in pixels, beside it where there is room: none covers what was written before. Of several
+  // texts the first that has room; `sparing`: else none at all.
+  function write(context, area, written, { text, x, y, places = ["right"], colour = "--text", ground, gap = 6, sparing = false }) {
     context.font = `12px ${Chart.defaults.font.family}`;
-    const [width, height] = [context.measureText(text).width, 14];
-    const corners = {
+    const height = 14;
+    const corners = (width) => ({
       right: [x + gap, y - height / 2], left: [x - gap - width, y - height / 2], top: [x - width / 2, y - gap - height],
       bottom: [x - width / 2, y + gap], "top right": [x + gap, y - gap - height], "bottom right": [x + gap, y + gap],
       "top left": [x - gap - width, y - gap - height], "bottom left": [x - gap - width, y + gap],
-    };
-    const inside = ([left, top]) => left >= area.left - 1 && left + width <= area.right + 12 && top >= 0 && top + height <= area.bottom + 1;
-    const free = ([left, top]) => written.every((box) =>
+    });
+    const tried = [text].flat().flatMap((words) => {
+      const width = context.measureText(words).width;
+      return places.map((place) => ({ words, width, corner: corners(width)[place] }));
+    });
+    const inside = ({ width, corner: [left, top] }) =>
+      left >= area.left - 1 && left + width <= area.right + 12 && top >= 0 && top + height <= area.bottom + 1;
+    const free = ({ width, corner: [left, top] }) => written.every((box) =>
       left + width < box.left || left > box.right || top + height < box.top || top > box.bottom);
-    const wanted = places.map((place) => corners[place]);
-    const [left, top] = wanted.find((corner) => inside(corner) && free(corner)) ?? wanted.find(inside) ?? wanted[0];
+    const found = tried.find((one) => inside(one) && free(one)) ?? (sparing ? null : tried.find(inside) ?? tried[0]);
+    if (!found) return;
+    const { words, width, corner: [left, top] } = found;
     written.push({ left, right: left + width, top, bottom: top + height });
     if (ground) {
       context.fillStyle = harness.colour("--ground");
@@ -102,7 +109,7 @@
     context.fillStyle = harness.colour(colour);
     context.textBaseline = "top";
     context.textAlign = "left";
-    context.fillText(text, left, top);
+    context.fillText(words, left, top);
   }
 
   // Bands {from, to, text, strong} along x below the data; over them lines {x} or {y} {colour, dash, width, text,
@@ -140,21 +147,27 @@
         ctx.moveTo(upright ? at : area.left, upright ? area.top : at);
         ctx.lineTo(upright ? at : area.right, upright ? area.bottom : at);
         ctx.stroke();
+        if (upright) written.push({ left: at, right: at, top: area.top + 20, bottom: area.bottom });
         if (!line.text) continue;
         const [left, top] = upright ? [at, area.top + 10] : [area.right, at];
         write(ctx, area, written, { text: line.text, x: left, y: top, places: line.places ?? ["top left", "bottom left"], colour: line.colour, ground: true, gap: 3 });
       }
       ctx.setLineDash([]);
       if (state.marks.strip) drawStrip(ctx, area, y, state.marks.strip);
-      const room = { ...area, left: area.left, right: area.right };
+      const named = (n) => chart.data.datasets[n].written && chart.isDatasetVisible(n);
       chart.data.datasets.forEach((dataset, n) => {
-        if (!dataset.written || !chart.isDatasetVisible(n)) return;
+        if (!named(n) || !dataset.writtenAt) return; // no words over another point
+        for (const { x: at, y: height } of chart.getDatasetMeta(n).data) written.push({ left: at - 6, right: at + 6, top: height - 6, bottom: height + 6 });
+      });
+      chart.data.datasets.forEach((dataset, n) => {
+        if (!named(n)) return;
         chart.getDatasetMeta(n).data.forEach((element, i) => {
           const text = dataset.written[i];
           if (!text || Number.isNaN(element.x)) return;
           const bar = element.width !== undefined && !element.horizontal;
           const places = dataset.writtenAt ?? (bar ? ["top", "bottom"] : ["right", "left"]);
-          write(ctx, room, written, { text, x: element.x, y: element.y, places, gap: dataset.writtenAt ? 9 : 5, ground: places.includes("left") && element.width !== undefined });
+          const [gap, sparing] = dataset.writtenAt ? [9, true] : [5, false];
+          write(ctx, area, written, { text, x: element.x, y: element.y, places, gap, sparing, ground: places.includes("left") && element.width !== undefined });
         });
       });
       ctx.restore();
@@ -219,7 +232,7 @@
     });
   }
 
-  // Draw make(hidden)'s {type, data, options, plugins, marks} into the element, when it comes near the window, and
+  // Draw make(hidden)'s {type, data, options, marks, after} into the element, when it comes near the window, and
   // again when asked. `hidden` has the labels that the legend hides. `then` is told the first chart.
   // Returns a function that draws again.
   function draw(element, make, then) {
@@ -243,6 +256,7 @@
       } else chart = new Chart(canvas, { type: made.type, data: made.data, options: options(made.options), plugins: [marks(state)] });
       chart.marks = state.marks; // for whoever asks what is drawn
       drawLegend(legend, made, hidden, again);
+      made.after?.(chart);
     }
     function first() {
       if (canvas) return;
@@ -261,7 +275,8 @@
       // paper shows what was never near the window, too, and is as narrow as it is
       print() {
         first();
-        chart.resize(Math.min(paperWidth, element.clientWidth), element.clientHeight);
+        const beside = element.parentElement.clientWidth - element.clientWidth;
+        chart.resize(Math.min(paperWidth - (beside < paperWidth / 2 ? beside : 0), element.clientWidth), element.clientHeight);
       },
       printed: () => chart.resize(),
     });

@@ -12,7 +12,7 @@ const harness = (() => {
 
   // Made once: a timeline writes thousands of numbers each time it is drawn.
   const [whole, tenths, hundredths] = [0, 1, 2].map((digits) =>
-    new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }).format);
+    new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits, roundingMode: "halfEven" }).format);
 
   // As harness/units.py writes them.
   function bytes(size) {

@@ -10,7 +10,7 @@
     const [low, high] = [values[0], values.at(-1)];
     const log = low > 0 && high / low >= 4;
     return harness.axis(figure.field, {
-      type: log ? "logarithmic" : "linear", min: low, max: high, offset: values.length > 1 && !log,
+      type: log ? "logarithmic" : "linear", min: log ? low / 1.15 : low, max: log ? high * 1.15 : high, offset: values.length > 1 && !log,
       afterBuildTicks: (scale) => { scale.ticks = values.map((value) => ({ value })); },
       ticks: { callback: String, autoSkip: true },
     });
@@ -26,7 +26,7 @@
     const said = { data, told: there.map((point) => `${figure.field} ${at(figure, point)}: ${told(point)}`), borderColor: colour };
     return figure.numeric
       ? { ...said, type: "line", borderDash: pattern ? [7, 4] : [], pointStyle: symbols[i % 6], pointRadius: 5, backgroundColor: colour, swatch: { line: pattern ? "dashed" : "solid" } }
-      : { ...said, type: "bar", backgroundColor: harness.fill(colour, pattern), swatch: { colour, pattern }, written: there.map(written) };
+      : { ...said, type: "bar", maxBarThickness: 90, backgroundColor: harness.fill(colour, pattern), swatch: { colour, pattern }, written: there.map(written) };
   }
 
   function memory(element, figure) {
@@ -102,6 +102,8 @@
     }));
   }
 
+  const plane = document.getElementById("plane");
+  if (plane) drawPlane(plane, harness.data.plane);
   harness.data.figures.forEach((figure, i) => {
     memory(document.getElementById(`figure${i}-memory`), figure);
     speed(document.getElementById(`figure${i}-speed`), figure);

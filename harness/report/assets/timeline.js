@@ -9,10 +9,16 @@ async function drawTimeline(id, run) {
   const view = {
     from: -1, to: Math.max(last, 0), floor: false, capacity: false, moment: history.moment.event, time: histories.evenly(history.time),
   };
+  const column = document.createElement("div");
+  column.className = "column";
+  element.after(column);
+  element.parentElement.classList.add("with-column");
   let [drawn, drawnAt] = [[], null];
   const timeTitle = "ms since the first event";
   const shown = history.groups.map((_, group) => group).filter((group) =>
     history.baseline[group] > 0 || history.group.includes(group));
+  // A wall that never moves is a strip from the beginning, and what moves has the height.
+  view.floor = history.total.reduce((low, size) => Math.min(low, size), history.start) > history.peak.bytes / 3;
   const showsReserved = history.reserved.some((size, i) => size !== history.total[i]);
 
   // Where an event is on the axis: its number, or its milliseconds (one before the first is at the beginning).
@@ -77,9 +83,8 @@ async function drawTimeline(id, run) {
     const sumOf = (k) => seen.reduce((sum, group) => sum + series[group][k], 0);
     const most = Math.max(1, ...points.map((_, k) => sumOf(k)), ...(showsReserved && !hidden.has("reserved") ? reserved : []));
     const top = view.capacity && run.capacity ? Math.max(run.capacity, most) : most;
-    // what each group never falls below in this view
-    const lowest = history.groups.map((_, group) => (seen.includes(group) ? series[group].reduce((low, size) => Math.min(low, size)) : 0));
-    const floors = view.floor ? lowest : lowest.map(() => 0);
+    const lowest = view.floor ? histories.lowestOver(history, Math.max(-1, Math.floor(view.from)), Math.min(last, Math.ceil(view.to))) : [];
+    const floors = history.groups.map((_, group) => (seen.includes(group) ? (lowest[group] ?? 0) : 0));
     const floor = floors.reduce((sum, size) => sum + size, 0);
     const unit = harness.axisUnit(top);
     const height = (top - floor) * 1.05 || unit.size;
@@ -108,6 +113,7 @@ async function drawTimeline(id, run) {
     const held = shown.filter((group) => floors[group]).map((group) => `${history.groups[group]} ${harness.bytes(floors[group])}`);
     return {
       type: "line",
+      after: showColumn,
       data: { datasets },
       marks: {
         bands: bands(), lines,
@@ -119,6 +125,7 @@ async function drawTimeline(id, run) {
       options: {
         parsing: false, normalized: true, layout: { padding: { top: 22 } },
         interaction: { mode: "index", axis: "x", intersect: false },
+        onResize: (chart) => requestAnimationFrame(() => showColumn(chart)),
         onHover: (event, _, chart) => {
           const { left, right } = chart.chartArea;
           if (event.type === "mousemove" && event.x >= left && event.x <= right) tell(nearest(chart.scales.x.getValueForPixel(event.x)));
@@ -133,6 +140,34 @@ async function drawTimeline(id, run) {
         },
       },
     };
+  }
+
+  // What is there at the moment beside the timeline and at its scale: a moment itself is a pixel wide.
+  function showColumn(chart = column.chart) {
+    if (!chart?.chartArea) return;
+    column.chart = chart;
+    const { scales: { y }, chartArea: area } = chart;
+    const height = (bytes) => Math.min(area.bottom, Math.max(area.top, y.getPixelForValue(bytes / drawnAt.unit.size)));
+    const sizes = histories.groupsAt(history, view.moment);
+    let under = drawnAt.floor;
+    const name = document.createElement("div");
+    name.className = "name";
+    name.textContent = view.moment === history.peak.event ? "at the peak" : "at the moment";
+    const pieces = shown.filter((group) => sizes[group] > drawnAt.floors[group] && chart.data.datasets.some((one) => one.label === history.groups[group] && !one.hidden)).map((group) => {
+      const [bottom, top] = [height(under), height((under += sizes[group] - drawnAt.floors[group]))];
+      const [piece, words] = ["button", "span"].map((tag) => document.createElement(tag));
+      piece.type = "button";
+      piece.title = words.textContent = `${history.groups[group]} ${harness.bytes(sizes[group])}`;
+      piece.append(words);
+      piece.addEventListener("click", () => list(group));
+      words.hidden = bottom - top < 15;
+      Object.assign(piece.style, {
+        top: `${top}px`, height: `${bottom - top}px`,
+        backgroundImage: harness.background(harness.colours[group % harness.colours.length], harness.patterns[group % harness.colours.length]),
+      });
+      return piece;
+    });
+    column.replaceChildren(name, ...pieces);
   }
 
   // The operator that Python or autograd called, where the recording has C++ frames.
@@ -176,6 +211,7 @@ async function drawTimeline(id, run) {
       line("p", `${lifetime(from, to)}.`, "note");
     }
     part("there").replaceChildren(lines);
+    showColumn();
     const slider = part("moment");
     slider.value = view.moment;
     slider.setAttribute("aria-valuetext", `${where}, ${harness.bytes(total)} allocated`);
@@ -289,6 +325,7 @@ async function drawTimeline(id, run) {
   part("time")?.setAttribute("aria-pressed", String(view.time));
   toggle("floor");
   toggle("capacity");
+  part("floor").setAttribute("aria-pressed", String(view.floor));
   tell(history.moment.event);
   list(null);
   element.dataset.ready = "true";
