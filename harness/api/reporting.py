@@ -35,7 +35,7 @@ class Report:
 
     @property
     def html(self) -> str:
-        """The whole page, which opens offline. Raises MissingDependency without jinja2 or plotly."""
+        """The whole page, which opens offline. Raises MissingDependency without jinja2."""
         from harness.report import report_html
 
         return report_html(self.runs)
@@ -77,7 +77,7 @@ def report(*about: Reported, out: str | os.PathLike[str] | None = None, simulate
     `about`: run folders, profiles (their files, or what the other functions return) and memory snapshots.
     Profiles of one recipe are put side by side. Napkin is put beside every profile, and with
     `simulate` the simulated step too. `out`: the HTML file to write; None writes nothing. Returns the
-    report. Raises InputError for what cannot be read or written, MissingDependency without jinja2 or plotly.
+    report. Raises InputError for what cannot be read or written, MissingDependency without jinja2.
     """
     if not about:
         raise InputError("there is nothing to report. Give a run folder, a profile or a memory snapshot.")

@@ -49,23 +49,33 @@ class Kind(NamedTuple):
 
 
 def by_module(at_peak_by_module: Mapping[str, int]) -> Icicle:
-    """StepProfile's bytes by module path, each module inside the one that holds it."""
+    """StepProfile's bytes by module path, each module inside the one that holds it.
+
+    Modules of one kind, which differ in a number of their paths, are one: `layers.* × 32`.
+    """
     totals: dict[tuple[str, ...], int] = {}
+    alike: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     for path, size in at_peak_by_module.items():
         parts = (path,) if path.startswith("(") else tuple(path.split("."))
+        kind = tuple("*" if part.isdigit() else part for part in parts)
         for depth in range(len(parts) + 1):
-            totals[parts[:depth]] = totals.get(parts[:depth], 0) + size
+            totals[kind[:depth]] = totals.get(kind[:depth], 0) + size
+            if kind[depth - 1 : depth] == ("*",) and parts[depth - 1] != "*":
+                alike.setdefault(kind[:depth], set()).add(parts[:depth])
     icicle = Icicle()
     index: dict[tuple[str, ...], int] = {}
     for parts in sorted(totals, key=lambda parts: (len(parts), -totals[parts], parts)):
         if totals[parts] < SMALLEST_SHARE * totals[()]:
             continue
+        label = parts[-1] if parts else "peak"
+        if len(alike.get(parts, ())) > 1:
+            label += f" × {len(alike[parts])}"
         parent = index[parts[:-1]] if parts else -1
         if len(parts) > 1 and totals[parts] == totals[parts[:-1]]:  # the only thing in it: one box for both
-            icicle.labels[parent] += f".{parts[-1]}"
+            icicle.labels[parent] += f".{label}"
             index[parts] = parent
         else:
-            index[parts] = icicle.add(parts[-1] if parts else "peak", parent, totals[parts])
+            index[parts] = icicle.add(label, parent, totals[parts])
     return icicle
 
 

@@ -77,8 +77,8 @@ def _numbers(names: Sequence[str], known: Sequence[dict[Any, float | None]]) -> 
             change = None if value is None or first is None else value - first
             cells += [
                 Cell(value, unit),
-                Cell(change, unit),
-                Cell(change / first if change is not None and first else None, "share"),
+                Cell(change, unit, signed=True),
+                Cell(change / first if change is not None and first else None, "share", signed=True),
             ]
         rows.append(cells)
     return Table("What differs in bytes and times", columns, rows, keys=2)

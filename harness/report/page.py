@@ -1,4 +1,4 @@
-"""One HTML file that opens from disk: its style, its scripts (plotly included) and its data inside.
+"""One HTML file that opens from disk: its style, its scripts (Chart.js included) and its data inside.
 
 Nothing in it can reach the network, and only the scripts written here run: the page's content security
 policy names them by their hashes. Text goes in through jinja2's escaping; data as JSON that cannot end its
@@ -18,6 +18,8 @@ from typing import Any
 from harness.errors import MissingDependency
 
 ASSETS = files("harness.report").joinpath("assets")
+CHART_JS = "chart.umd.min.js"
+"""Chart.js as its package on npm has it; its licence is beside it."""
 _UNSAFE_IN_SCRIPT = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
@@ -35,12 +37,13 @@ def render_page(
     """The page of assets/`template`, which extends base.html.
 
     `data` is what the scripts see as `harness.data` (finite JSON); `scripts` are names in assets/, run after
-    plotly (left out without `charts`) and page.js (sizes, themes, sortable tables); `context` is what the
+    page.js (sizes, themes, sortable tables) and what draws (left out without `charts`); `context` is what the
     template sees; `home` is the address of the list that the page was opened from. `reaching`: what else its
     policy allows, for a page that asks the place that it came from.
-    Raises MissingDependency without jinja2 or plotly.
+    Raises MissingDependency without jinja2.
     """
-    inlined = [*([_plotly()] if charts else []), *(_asset(name) for name in ("page.js", *scripts))]
+    drawing = (CHART_JS, "page.js", "drawing.js") if charts else ("page.js",)
+    inlined = [_asset(name) for name in (*drawing, *scripts)]
     policy = (
         "default-src 'none'; "
         f"script-src {' '.join(_hash_source(script) for script in inlined)}; "
@@ -95,17 +98,9 @@ def _markup() -> Any:
 
 
 @cache
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise MissingDependency("plotly", None, "a report") from None
-    return _as_parsed(get_plotlyjs())
-
-
-@cache
 def _asset(name: str) -> str:
-    return _as_parsed(ASSETS.joinpath(name).read_text(encoding="utf-8"))
+    text = ASSETS.joinpath(name).read_text(encoding="utf-8")
+    return _as_parsed(text.partition("\n//# sourceMappingURL=")[0])  # a map would come from the network
 
 
 def _as_parsed(script: str) -> str:

@@ -13,16 +13,11 @@ from harness.report.history import History
 from harness.report.phase_roofline import roofline_of
 from harness.report.profile_tables import profile_tables
 from harness.report.run import ReportRun
-from harness.report.segments import segment_table
+from harness.report.segments import segment_table, segments_with_most_free
 from harness.report.table import Table
 from harness.snapshot import pieces_in_use, stack_line
 from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats, StepProfile, explain_oom
 from harness.units import in_gib, in_ms
-
-MOST_SEGMENTS = 24
-"""Drawn: those with the most free memory in them."""
-MOST_PIECES = 400
-"""Stretches drawn of one segment."""
 
 
 @dataclass
@@ -106,15 +101,7 @@ def _add_history(section: Section, history: History) -> None:
         return
     used = pieces_in_use(history.segments_then, history.live_at(history.moment()[0]))
     section.tables["segments"] = segment_table(used, history.when)
-    most_free = sorted(used, key=lambda item: sum(p.size_bytes for p in item[1]) - item[0].size_bytes)
-    section.data["segments"] = [
-        {
-            "kind": segment.kind,
-            "size": segment.size_bytes,
-            "used": [list(piece) for piece in pieces[:MOST_PIECES]],
-        }
-        for segment, pieces in most_free[:MOST_SEGMENTS]
-    ]
+    section.data["segments"] = segments_with_most_free(used)
 
 
 def _phase(stats: PhaseStats) -> dict[str, Any]:

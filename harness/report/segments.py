@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from harness.report.table import Cell, Table
 from harness.snapshot import Piece, Segment, free_stretches
+
+MOST_SEGMENTS = 16
+"""Drawn: those with the most free memory in them."""
+MOST_PIECES = 400
+"""Stretches drawn of one segment."""
+
+
+def segments_with_most_free(used: Sequence[tuple[Segment, list[Piece]]]) -> list[dict[str, Any]]:
+    """What is drawn: the segments with free memory, those that look alike counted together, the most first.
+
+    `used` is what `pieces_in_use` gives; sizes and places are bytes, `free` is that of one of `count`.
+    """
+    alike: Counter[tuple[str, int, tuple[Piece, ...]]] = Counter(
+        (segment.kind, segment.size_bytes, tuple(pieces)) for segment, pieces in used
+    )
+    found: list[dict[str, Any]] = [
+        {
+            "kind": kind,
+            "size": size,
+            "count": count,
+            "free": size - sum(length for _, length in pieces),
+            "used": pieces[:MOST_PIECES],
+        }
+        for (kind, size, pieces), count in alike.items()
+    ]
+    with_free = [segment for segment in found if segment["free"]]
+    return sorted(with_free, key=lambda segment: -segment["free"] * segment["count"])[:MOST_SEGMENTS]
 
 
 def segment_table(used: Sequence[tuple[Segment, list[Piece]]], when: str = "at the peak") -> Table:

@@ -22,6 +22,8 @@ class Cell(NamedTuple):
 
     value: str | int | float | None
     unit: Unit = "text"
+    signed: bool = False
+    """A difference: shown with its sign."""
 
     @property
     def shown(self) -> str:
@@ -31,6 +33,8 @@ class Cell(NamedTuple):
             return "-"
         if isinstance(value, str) or unit == "text":
             return str(value)
+        if self.signed:
+            return f"{'+' if value > 0 else '-' if value else ''}{Cell(abs(value), unit).shown}"
         if unit == "bytes":
             return in_gib(round(value))
         if unit == "s":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -20,7 +21,7 @@ from harness.snapshot.stacks import gathers, stack_line
 from harness.step_profile import CATEGORIES, Allocation, MemoryBreakdown
 
 MOST_MODULES = 200
-"""Named: the rest of a larger model is one sum."""
+"""Named, and as many kinds of the rest: what is beyond those is one sum."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def breakdowns_at_peaks(
 def bytes_by_module(spans: Sequence[AllocationSpan], index: int) -> dict[str, int]:
     """The bytes live right after event `index` by module path, largest first; they add up to all of them.
 
-    The MOST_MODULES largest by name, then what the others hold together, and what belongs to none.
+    The MOST_MODULES largest by name, the others by their kind (`layers.*.mlp`), and what belongs to none.
     """
     totals: dict[str, int] = {}
     for span in spans:
@@ -117,8 +118,13 @@ def bytes_by_module(spans: Sequence[AllocationSpan], index: int) -> dict[str, in
             totals[span.module or ""] = totals.get(span.module or "", 0) + span.size_bytes
     nobody = totals.pop("", 0)
     ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
-    rest = {"(other modules)": sum(size for _, size in ordered[MOST_MODULES:]), "(no module)": nobody}
-    return dict(ordered[:MOST_MODULES]) | {name: size for name, size in rest.items() if size}
+    kinds: Counter[str] = Counter()
+    for module, size in ordered[MOST_MODULES:]:
+        kinds[module_of_its_kind(module)] += size
+    named = kinds.most_common(MOST_MODULES)
+    rest = {"(other modules)": kinds.total() - sum(size for _, size in named), "(no module)": nobody}
+    by_size = sorted([*ordered[:MOST_MODULES], *named], key=lambda item: (-item[1], item[0]))
+    return dict(by_size) | {name: size for name, size in rest.items() if size}
 
 
 def top_allocations(spans: Sequence[AllocationSpan], index: int, n: int = 20) -> list[Allocation]:

@@ -73,8 +73,9 @@ class MemoryStats(Fields):
     at_peak_by_module: (
         Annotated[dict[Annotated[str, Field(max_length=300)], Count], Field(max_length=MOST_MODULES)] | None
     ) = None
-    """The bytes live at the peak by path of the module they belong to, the largest first; the rest of the
-    peak under "(other modules)" and "(no module)". Only a simulation can tell."""
+    """The bytes live at the peak by path of the module they belong to, the largest first. The smaller ones
+    of a large model together by kind (`layers.*.mlp`), the rest of the peak under "(other modules)" and
+    "(no module)". Only a simulation can tell."""
     host_bytes: Count | None = None
     """Offloaded and paged bytes in host memory at their largest. Measured: pinned memory counts as PyTorch
     takes it from the host, in powers of two, and with what it keeps to use again."""

@@ -14,7 +14,7 @@ from harness.sweep.table import ENDED, table_of
 def sweep_html(sweep: Sweep, home: str | None = None) -> str:
     """One HTML file that opens from disk; `home` is where it was opened from.
 
-    Raises MissingDependency without jinja2 or plotly.
+    Raises MissingDependency without jinja2.
     """
     fields = list(dict.fromkeys(curve.field for curve in sweep.curves))
     figures = [_figure(sweep, field) for field in fields]
@@ -28,13 +28,49 @@ def sweep_html(sweep: Sweep, home: str | None = None) -> str:
         "sweep.html",
         title=f"{sweep.name}: {', '.join(fields)}",
         home=home,
-        data={"figures": figures},
-        scripts=("sweep.js",),
+        data={"figures": figures, "plane": (plane := _plane(sweep))},
+        scripts=("plane.js", "sweep.js"),
+        plane=plane,
         sweep=sweep,
         tiles=_tiles(sweep),
         figures=figures,
         tables=tables,
     )
+
+
+def _plane(sweep: Sweep) -> dict[str, Any]:
+    """Every cell whose memory and speed are known, and in words those that are not."""
+    known = [cell for cell in sweep.cells if cell.status == "ok" and cell.peak_allocated_bytes]
+    cells: list[dict[str, Any]] = [
+        {
+            "label": cell.label,
+            "short": ", ".join(part.partition("=")[2] for part in cell.label.split(", ")),
+            "base": cell.label == "base",
+            "field": "base recipe" if cell.label == "base" else _what_changes(sweep, cell),
+            "peak": cell.peak_allocated_bytes,
+            "speed": cell.tokens_per_s,
+        }
+        for cell in known
+        if cell.tokens_per_s
+    ]
+    out = [cell.label for cell in sweep.cells if cell.status == "out_of_memory"]
+    words = (
+        "Each cell by its peak of allocated memory and its tokens per second: up and to the left is better."
+    )
+    if any(cell["base"] for cell in cells):
+        words += " Beside each: how much more memory than the base recipe, and how many times its speed."
+    if out:
+        words += f" Out of memory, so not in the picture: {'; '.join(out)}."
+    capacities = sorted({cell.capacity_bytes for cell in sweep.cells if cell.capacity_bytes})
+    return {"cells": cells, "out": out, "capacities": capacities, "words": words}
+
+
+def _what_changes(sweep: Sweep, cell: SweptCell) -> str:
+    """The field that makes a cell another one than the base; with a grid the first axis and its value."""
+    if not sweep.grid:
+        return cell.label.partition("=")[0]
+    field = next(iter(sweep.axes))
+    return f"{field}={spelled(cell.values[field])}"
 
 
 def _figure(sweep: Sweep, field: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.report import ReportRun, read_run, write_report
@@ -24,7 +25,7 @@ def ready(page: Any) -> Any:
     """The page when all its scripts ran and the first timeline, which waits to be near, is drawn."""
     page.locator("html[data-ready=true]").wait_for()
     page.locator("#run0-timeline").scroll_into_view_if_needed()
-    page.locator("#run0-timeline .main-svg").first.wait_for()
+    page.locator("#run0-timeline canvas").wait_for()
     return page
 
 
@@ -35,8 +36,18 @@ def cells(table: str, column: int, what: str) -> str:
 
 
 def chart(name: str, what: str) -> str:
-    """JavaScript: something of a chart as it is drawn."""
-    return f"document.getElementById('{name}').{what}"
+    """JavaScript: something of a chart as Chart.js has drawn it."""
+    return f"Chart.getChart(document.querySelector('#{name} canvas')).{what}"
+
+
+def plot(page: Any) -> dict[str, float]:
+    """Where the timeline's axes stand in the window, in pixels."""
+    box = page.locator("#run0-timeline canvas").bounding_box()
+    sides = "['left', 'top', 'width', 'height']"
+    left, top, width, height = page.evaluate(
+        f"{sides}.map((side) => {chart('run0-timeline', 'chartArea[side]')})"
+    )
+    return {"x": box["x"] + left, "y": box["y"] + top, "width": width, "height": height}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +72,7 @@ def shared(report: Path, opened: Open) -> Any:
 def test_paper_shows_charts_that_were_never_near_the_window(opened: Open, report: Path) -> None:
     page = opened(report)
     page.locator("html[data-ready=true]").wait_for()
-    drawn = "document.querySelectorAll('#run0-roofline .main-svg').length"
+    drawn = "document.querySelectorAll('#run0-roofline canvas').length"
     assert page.evaluate(drawn) == 0
     page.pdf(page_ranges="1")
     assert page.evaluate(drawn) > 0
@@ -84,7 +95,8 @@ def moment(page: Any) -> tuple[int, str]:
 
 
 def view(page: Any) -> tuple[float, float]:
-    low, high = page.evaluate(chart("run0-timeline", "layout.xaxis.range"))
+    axis = chart("run0-timeline", "scales.x")
+    low, high = page.evaluate(f"[{axis}.min, {axis}.max]")
     return low, high
 
 
@@ -93,7 +105,7 @@ def test_every_chart_is_drawn_and_said_in_words(page: Any) -> None:
     assert charts.count() == 8
     for i in range(charts.count()):
         charts.nth(i).scroll_into_view_if_needed()
-        charts.nth(i).locator(".main-svg").first.wait_for()
+        charts.nth(i).locator("canvas, .boxes, .segment").first.wait_for()
         words = page.locator(f"#{charts.nth(i).get_attribute('aria-describedby')}")
         assert len(words.inner_text()) > 30
 
@@ -126,9 +138,9 @@ def test_the_timeline_s_peak_is_the_profile_s(page: Any, run: ReportRun) -> None
     assert run.profile is not None
     assert run.history is not None
     stated = run.profile.memory.peak_allocated_bytes
-    peak = page.evaluate(chart("run0-timeline", "data.find((trace) => trace.name === 'peak')"))
-    unit = UNITS[page.evaluate(chart("run0-timeline", "layout.yaxis.title.text"))]
-    assert (peak["x"][0], peak["y"][0] * unit) == (run.history.peak()[0], stated)
+    peak = page.evaluate(chart("run0-timeline", "data.datasets.find((one) => one.label === 'peak').data[0]"))
+    unit = UNITS[page.evaluate(chart("run0-timeline", "scales.y.options.title.text"))]
+    assert (peak["x"], peak["y"] * unit) == (run.history.peak()[0], stated)
     page.click("#run0-peak")
     assert f"{in_gib(stated)} allocated" in moment(page)[1]
 
@@ -141,6 +153,7 @@ def test_sizes_are_written_as_in_the_terminal(page: Any) -> None:
         1000,
         104_857,
         104_858,
+        17_039_360,  # 16.25 MiB, a tie
         2**20,
         107_374_182,
         107_374_183,
@@ -153,7 +166,7 @@ def test_sizes_are_written_as_in_the_terminal(page: Any) -> None:
 def test_hover_tells_bytes_and_stack_of_the_moment(page: Any, run: ReportRun) -> None:
     history = run.history
     assert history is not None
-    box = page.locator("#run0-timeline .nsewdrag").first.bounding_box()
+    box = plot(page)
     low, high = view(page)
     for share in (0.2, 0.45, 0.8):
         there = low + share * (high - low)
@@ -171,7 +184,7 @@ def test_hover_tells_bytes_and_stack_of_the_moment(page: Any, run: ReportRun) ->
 
 def test_zoom_by_mouse_and_back(page: Any) -> None:
     whole = view(page)
-    box = page.locator("#run0-timeline .nsewdrag").first.bounding_box()
+    box = plot(page)
     y = box["y"] + box["height"] / 2
     page.mouse.move(box["x"] + 0.3 * box["width"], y)
     page.mouse.down()
@@ -180,7 +193,7 @@ def test_zoom_by_mouse_and_back(page: Any) -> None:
     again_until(page, lambda: view(page) != whole)
     low, high = view(page)
     assert high - low == pytest.approx((whole[1] - whole[0]) / 10, rel=0.2)
-    drawn = page.evaluate(f"Array.from({chart('run0-timeline', 'data[0].x')})")
+    drawn = page.evaluate(chart("run0-timeline", "data.datasets.at(-1).data.map((point) => point.x)"))
     assert all(low - 2 <= event <= high + 2 for event in drawn)  # what cannot be seen is not drawn
     middle = box["x"] + box["width"] / 2
     again_until(page, lambda: view(page) == whole, lambda attempt: page.mouse.dblclick(middle, y))
@@ -250,19 +263,44 @@ def test_toggles_of_the_vertical_axis(page: Any, run: ReportRun) -> None:
     assert run.profile is not None
 
     def bounds() -> list[float]:
-        unit = UNITS[page.evaluate(chart("run0-timeline", "layout.yaxis.title.text"))]
-        return [end * unit for end in page.evaluate(chart("run0-timeline", "layout.yaxis.range"))]
+        unit = UNITS[page.evaluate(chart("run0-timeline", "scales.y.options.title.text"))]
+        axis = chart("run0-timeline", "scales.y")
+        return [end * unit for end in page.evaluate(f"[{axis}.min, {axis}.max]")]
 
-    page.click("#run0-floor")
+    if page.get_attribute("#run0-floor", "aria-pressed") == "false":
+        page.click("#run0-floor")
     assert page.get_attribute("#run0-floor", "aria-pressed") == "true"
-    lowest, highest = run.history.allocated_bytes().min(), run.history.reserved_bytes.max()
-    assert lowest - 0.1 * (highest - lowest) <= bounds()[0] <= lowest
+    # what each group never falls below, and a strip for it
+    by_group = np.concatenate([run.history.baseline_bytes[:, None], run.history.by_group()], axis=1)
+    lowest, highest = by_group.min(axis=1), run.history.reserved_bytes.max()
+    assert lowest.sum() - 0.12 * (highest - lowest.sum()) <= bounds()[0] <= lowest.sum()
+    strip = page.evaluate(chart("run0-timeline", "marks.strip.texts[0]"))
+    for name, size in zip(run.history.groups, lowest.tolist(), strict=True):
+        assert (f"{name} {in_gib(size)}" in strip) == (size > 0)
     page.click("#run0-floor")
     assert bounds()[0] == 0
     page.click("#run0-capacity")
     assert bounds()[1] > (run.profile.hardware.memory_bytes or 0)
     page.click("#run0-capacity")
     assert bounds()[1] < 2 * run.history.reserved_bytes.max()
+    page.click("#run0-floor")
+
+
+def test_what_is_there_at_the_moment_stands_beside_the_timeline(page: Any, run: ReportRun) -> None:
+    assert run.history is not None
+    page.click("#run0-peak")
+    page.click("#run0-all")
+    event, _ = run.history.peak()
+    held = dict(zip(run.history.groups, run.history.by_group()[:, event].tolist(), strict=True))
+    column = page.locator("#run0-timeline ~ .column button")
+    said = column.evaluate_all("pieces => pieces.map((piece) => piece.title)")
+    assert said
+    for words in said:
+        name = next(name for name in held if words.startswith(f"{name} "))
+        assert words == f"{name} {in_gib(held[name])}"
+    name = said[-1].rsplit(" ", 2)[0]
+    column.last.click()
+    assert f" of {name}" in page.inner_text("#run0-live p")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -277,12 +315,12 @@ def test_both_themes_at_both_widths(page: Any, width: int, theme: str, tmp_path:
     assert page.evaluate(ground) == grounds[theme]
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing sticks out
     page.wait_for_timeout(400)
-    assert page.locator("#run0-timeline .main-svg").first.bounding_box()["width"] <= width
+    assert page.locator("#run0-timeline canvas").bounding_box()["width"] <= width
     page.screenshot(path=tmp_path / "page.png", full_page=True)
     page.click("#theme")
     assert page.evaluate(ground) == grounds[other]
     # the charts follow
-    assert page.evaluate(chart("run0-timeline", "layout.font.color")) == page.evaluate(
+    assert page.evaluate(chart("run0-timeline", "options.color")) == page.evaluate(
         "getComputedStyle(document.body).color"
     )
 
@@ -302,9 +340,9 @@ def test_hostile_names_stay_text(opened: Open, tmp_path: Path) -> None:
     page = ready(opened(tmp_path / "report.html"))
     for name in ("#overlay", "#run0-modules", "#run0-code"):
         page.locator(name).scroll_into_view_if_needed()
-        page.locator(f"{name} .main-svg").first.wait_for()
+        page.locator(f"{name} canvas, {name} .boxes").first.wait_for()
     page.locator("#run0-timeline").scroll_into_view_if_needed()
-    box = page.locator("#run0-timeline .nsewdrag").first.bounding_box()
+    box = plot(page)
     hover(
         page,
         box["x"] + box["width"] / 2,
@@ -312,8 +350,8 @@ def test_hostile_names_stay_text(opened: Open, tmp_path: Path) -> None:
         lambda: HOSTILE in page.inner_text("#run0-there .stack"),
     )
     assert HOSTILE in page.inner_text("h1")
-    labels = page.evaluate("document.querySelector('#run0-code .main-svg').textContent")
-    assert HOSTILE in labels  # plotly's little HTML did not take it for its own
+    assert HOSTILE in page.inner_text("#run0-code .boxes")
+    assert HOSTILE in page.inner_text("#overlay + .legend")
     assert page.evaluate("window.hacked") is None
     assert page.locator("img").count() == 0
 
@@ -322,22 +360,62 @@ def test_several_runs_lie_over_each_other(opened: Open, run: ReportRun, tmp_path
     other = read_run(simulated_run(tmp_path / "longer", seq_len=32))
     write_report([run, other], tmp_path / "report.html")
     page = ready(opened(tmp_path / "report.html"))
-    page.locator("#overlay .main-svg").first.wait_for()
-    lines = page.evaluate(chart("overlay", "data.map((trace) => [trace.name, Math.max(...trace.y)])"))
-    unit = UNITS[page.evaluate(chart("overlay", "layout.yaxis.title.text"))]
+    page.locator("#overlay canvas").wait_for()
+    lines = page.evaluate(
+        chart(
+            "overlay",
+            "data.datasets.map((run) => [run.label, Math.max(...run.data.map((point) => point.y))])",
+        )
+    )
+    unit = UNITS[page.evaluate(chart("overlay", "scales.y.options.title.text"))]
     assert [name for name, _ in lines] == ["tiny", "longer"]
     for (_, most), one in zip(lines, (run, other), strict=True):
         assert one.history is not None
         assert most * unit == one.history.peak()[1]
-    assert "each phase at one width" in page.evaluate(chart("overlay", "layout.xaxis.title.text"))
+    assert "each phase at one width" in page.evaluate(chart("overlay", "scales.x.options.title.text"))
 
 
 def test_the_roofline_s_ticks_are_whole_numbers_of_what_they_stand_for(page: Any) -> None:
     page.locator("#run0-roofline").scroll_into_view_if_needed()
-    page.locator("#run0-roofline .xtick text").first.wait_for()
-    ticks = page.evaluate(
-        "(() => { const axis = document.getElementById('run0-roofline')._fullLayout.xaxis;"
-        " return axis._vals.map((tick) => [tick.text, 10 ** tick.x]); })()"
+    page.locator("#run0-roofline canvas").wait_for()
+    for axis in ("x", "y"):
+        ticks = page.evaluate(
+            chart("run0-roofline", f"scales.{axis}.ticks.map((tick) => [tick.label, tick.value])")
+        )
+        assert len(ticks) >= 2
+        assert all(float(text.replace(",", "")) == pytest.approx(value) for text, value in ticks)
+        assert {text.strip("0.,")[0] for text, _ in ticks} <= {"1", "2", "5"}
+
+
+def test_the_legend_hides_a_group_and_what_lies_on_it_sinks(page: Any, run: ReportRun) -> None:
+    assert run.history is not None
+
+    def heights() -> dict[str, float]:
+        highest = "data.datasets.map((one) => [one.label, Math.max(...one.data.map((point) => point.y))])"
+        return dict(page.evaluate(chart("run0-timeline", highest)))
+
+    before = heights()
+    button = page.locator("#run0-timeline + .legend button", has_text="parameters")
+    button.focus()
+    page.keyboard.press("Enter")
+    assert button.get_attribute("aria-pressed") == "false"
+    assert page.evaluate(
+        chart("run0-timeline", "data.datasets.filter((one) => one.hidden).map((one) => one.label)")
+    ) == ["parameters"]
+    assert heights()["optimizer_state"] < before["optimizer_state"]
+    button.click()
+    assert heights() == before
+
+
+def test_a_box_of_the_peak_is_enlarged_and_the_path_leads_back(page: Any) -> None:
+    boxes = page.locator("#run0-modules .box")
+    before = boxes.count()
+    inner = page.locator("#run0-modules button.box").nth(1)
+    name = inner.locator("span").first.inner_text()
+    inner.click()
+    assert boxes.first.locator("span").first.inner_text() == name
+    assert boxes.first.bounding_box()["width"] == pytest.approx(
+        page.locator("#run0-modules").bounding_box()["width"], abs=1
     )
-    assert len(ticks) > 2
-    assert all(float(text.replace(",", "")) == pytest.approx(value) for text, value in ticks if text)
+    page.locator("#run0-modules .path button").first.click()
+    assert boxes.count() == before

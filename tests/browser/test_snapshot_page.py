@@ -11,7 +11,9 @@ import pytest
 
 from harness.report import ReportRun, read_run, write_report
 from harness.units import in_gib
+from tests.browser.test_report_page import plot
 from tests.snapshot.test_versions import written_by
+from tests.support.patience import again_until
 from tests.support.reported import MIB, write_hand_made
 
 
@@ -33,14 +35,17 @@ def shown(page: Any) -> Any:
     """The page when its timeline is drawn."""
     page.locator("html[data-ready=true]").wait_for()
     page.locator("#run0-timeline").scroll_into_view_if_needed()
-    page.locator("#run0-timeline .main-svg").first.wait_for()
+    page.locator("#run0-timeline canvas").wait_for()
     return page
+
+
+CHART = "Chart.getChart(document.querySelector('#run0-timeline canvas'))"
 
 
 def axis(page: Any) -> dict[str, Any]:
     return page.evaluate(
-        "(() => { const { xaxis } = document.getElementById('run0-timeline').layout;"
-        " return { title: xaxis.title.text, range: xaxis.range }; })()"
+        f"(() => {{ const {{ x }} = {CHART}.scales;"
+        " return { title: x.options.title.text, range: [x.min, x.max] }; })()"
     )
 
 
@@ -48,8 +53,8 @@ def test_it_begins_with_the_out_of_memory(page: Any) -> None:
     assert page.inner_text(".answer").startswith("Memory ran out: 3.0 MiB were asked for")
     assert "net.py:7 forward" in page.inner_text("details[open] .stack")
     assert "Out of memory" not in page.inner_text("h1")
-    notes = page.evaluate("document.getElementById('run0-timeline').layout.annotations.map((a) => a.text)")
-    assert "out of memory" in notes
+    lines = page.evaluate(f"{CHART}.marks.lines")
+    assert "out of memory" in [line.get("text") for line in lines]
 
 
 def test_time_is_on_the_axis_until_it_is_not_wanted(page: Any, run: ReportRun) -> None:
@@ -59,7 +64,7 @@ def test_time_is_on_the_axis_until_it_is_not_wanted(page: Any, run: ReportRun) -
     assert axis(page)["title"] == "ms since the first event"
     low, high = axis(page)["range"]
     assert (low, high) == (0, pytest.approx(last, rel=1e-3))
-    drawn = page.evaluate("Array.from(document.getElementById('run0-timeline').data[0].x)")
+    drawn = page.evaluate(f"{CHART}.data.datasets.at(-1).data.map((point) => point.x)")
     assert len(set(drawn)) >= run.history.events  # in order, also where several fall in one microsecond
     assert drawn == sorted(drawn)
     page.click("#run0-time")
@@ -73,9 +78,9 @@ def test_a_click_lists_the_allocations_of_its_area(opened: Callable[[Path], Any]
     page = shown(opened(tmp_path / "report.html"))
     history, event = run.history, 5
     assert history is not None
-    box = page.locator("#run0-timeline .nsewdrag").first.bounding_box()
+    box = plot(page)
     (left, right), title = axis(page)["range"], axis(page)["title"]
-    bottom, top = page.evaluate("document.getElementById('run0-timeline').layout.yaxis.range")
+    bottom, top = page.evaluate(f"(({{ min, max }}) => [min, max])({CHART}.scales.y)")
     assert (title, bottom) == ("allocations and frees, in order", 0)
     x = box["x"] + box["width"] * (event + 0.2 - left) / (right - left)
     under = 0
@@ -85,13 +90,11 @@ def test_a_click_lists_the_allocations_of_its_area(opened: Callable[[Path], Any]
             under += size
             name = history.groups[group]
             said = page.get_by_text(f"1 allocation of {name} is there at this moment:")
-            for jitter in range(20):  # plotly clicks what it hovers, and hovers when it finds the time
-                page.mouse.move(x + jitter % 2, y)
-                page.wait_for_timeout(200)
-                page.mouse.click(x + jitter % 2, y)
-                page.wait_for_timeout(200)
-                if said.count():
-                    break
+            again_until(
+                page,
+                lambda said=said: said.count() > 0,
+                lambda attempt, x=x, y=y: page.mouse.click(x + attempt % 2, y),
+            )
             assert f"{in_gib(size)} of {name}, " in page.inner_text("#run0-live")
     page.click("#run0-there-now")
     assert page.inner_text("#run0-live").startswith("5 allocations are there at this moment")

@@ -17,6 +17,7 @@ from harness.sweep.document import Sweep, sweep_of
 from harness.sweep.page import sweep_html
 from harness.sweep.plan import plan_sweep
 from harness.sweep.processes import run_cells
+from harness.units import in_gib
 
 READY = "html[data-ready]"
 HOSTILE = "<img src=x onerror=document.title='ran'>"
@@ -55,10 +56,11 @@ def test_the_curves_are_drawn_and_the_table_has_the_numbers(folder: Path, opened
     page.wait_for_selector(READY)
     for element in page.query_selector_all(".chart"):
         element.scroll_into_view_if_needed()
-    page.wait_for_function("document.querySelectorAll('.chart .main-svg').length >= 12")
+    page.wait_for_function("document.querySelectorAll('.chart canvas').length >= 6")
     sweep = Sweep.read(folder / "swept" / "sweep.json")
     (drawn,) = page.evaluate(
-        "[document.getElementById('figure0-memory').data.find((t) => t.name === 'allocated').y]"
+        "[Chart.getChart(document.querySelector('#figure0-memory canvas')).data.datasets"
+        ".find((one) => one.label === 'allocated').data.map((point) => point.y)]"
     )
     numbers = [cell.peak_allocated_bytes for cell in sweep.cells if cell.status == "ok"]
     assert [value * 2**30 for value in drawn] == pytest.approx(numbers[:4])
@@ -67,6 +69,33 @@ def test_the_curves_are_drawn_and_the_table_has_the_numbers(folder: Path, opened
     )
     assert shown == [cell.peak_allocated_bytes or 0 for cell in sweep.cells]
     assert page.inner_text("h2:has-text('micro_batch_size') + p").startswith("2x micro_batch_size gives ")
+
+
+def test_the_first_picture_is_every_cell_by_memory_and_speed(folder: Path, opened: Any):
+    page = opened(folder / "swept.html")
+    page.wait_for_selector("#plane canvas")
+    assert page.evaluate("document.querySelector('.chart').id") == "plane"
+    chart = "Chart.getChart(document.querySelector('#plane canvas'))"
+    drawn = page.evaluate(
+        f"{chart}.data.datasets.flatMap((set) => set.data.map(({{ x, y }}, i) => [set.written[i], x, y]))"
+    )
+    sweep = Sweep.read(folder / "swept" / "sweep.json")
+    known = {cell.label: cell for cell in sweep.cells if cell.status == "ok"}
+    assert len(drawn) == len(known) > 3
+    base = known["base"]
+    for texts, x, y in drawn:
+        cell = next(cell for label, cell in known.items() if label in texts)
+        assert (x * 2**30, y) == (pytest.approx(cell.peak_allocated_bytes), cell.tokens_per_s)
+        if cell is not base:
+            more = cell.peak_allocated_bytes - base.peak_allocated_bytes
+            sign = "−" if more < 0 else "+"
+            said = f"{sign}{in_gib(abs(more))}, {cell.tokens_per_s / base.tokens_per_s:.2f} ×"
+            assert texts[0] == f"{cell.label}  {said}"
+    lines = page.evaluate(f"{chart}.marks.lines.map((line) => line.text)")
+    assert lines == [f"memory of the device: {in_gib(base.capacity_bytes)}"]
+    out = [cell.label for cell in sweep.cells if cell.status == "out_of_memory"]
+    assert out
+    assert all(label in page.inner_text("#plane-text") for label in out)
 
 
 def test_the_table_sorts_and_hostile_text_stays_text(folder: Path, opened: Any):

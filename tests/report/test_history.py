@@ -247,10 +247,8 @@ def test_boxes_by_module_by_hand() -> None:
         "peak": (None, 100),
         "model": ("peak", 90),
         "(no module)": ("peak", 10),
-        "layers": ("model", 50),
+        "layers.* × 2.mlp": ("model", 50),
         "norm": ("model", 40),
-        "0.mlp": ("layers", 30),
-        "1.mlp": ("layers", 20),
     }
 
 

@@ -100,6 +100,15 @@ def test_the_page_lies_beside_the_run(call: Call, runs: dict[str, Path]) -> None
     assert "there is no datasheet of" in parsed.text  # no roofline on a CPU, and it says so
 
 
+def test_a_page_weighs_little_beside_its_data(runs: dict[str, Path], tmp_path: Path) -> None:
+    write_report([read_run(runs["simulated"])], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    data = next(text for attributes, text in Page(page).scripts if attributes.get("id") == "data")
+    data += "".join(re.findall(r"<tbody>.*?</tbody>", page, re.DOTALL))
+    assert len(data) > 20_000
+    assert len(page.encode()) - len(data.encode()) < 300_000
+
+
 def test_nothing_comes_from_the_network(runs: dict[str, Path], tmp_path: Path) -> None:
     write_report([read_run(runs["simulated"])], tmp_path / "report.html")
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
@@ -326,6 +335,15 @@ def test_data_cannot_end_its_element() -> None:
     assert not set("<>&\u2028\u2029") & set(text)
     with pytest.raises(ValueError, match="Out of range float"):
         script_json(float("nan"))
+
+
+def test_differences_have_their_sign() -> None:
+    shown = [
+        Cell(value, unit, signed=True).shown
+        for value, unit in ((3 * MIB, "bytes"), (-0.05, "s"), (0, "bytes"))
+    ]
+    assert shown == ["+3.0 MiB", "-50.0 ms", "0 B"]
+    assert Cell(0.1234, "share", signed=True).shown == "+12.3%"
 
 
 def test_hostile_text_in_markdown_and_csv() -> None:

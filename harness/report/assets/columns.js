@@ -111,5 +111,17 @@ const histories = (() => {
     return series;
   }
 
-  return { read, evenly, liveAt, groupsAt, groupsOver, highest, stackOf };
+  // For each group, the bytes that it never falls below from one event to another.
+  function lowestOver(history, from, to) {
+    const { group, change } = history;
+    const sizes = groupsAt(history, from);
+    const lowest = [...sizes];
+    for (let i = from + 1; i <= to; i++) {
+      const now = (sizes[group[i]] += change[i]);
+      if (now < lowest[group[i]]) lowest[group[i]] = now;
+    }
+    return lowest;
+  }
+
+  return { read, evenly, lowestOver, liveAt, groupsAt, groupsOver, highest, stackOf };
 })();

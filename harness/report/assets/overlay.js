@@ -31,10 +31,10 @@ function drawOverlay(element, runs, histories_) {
   const edges = widths.reduce((sums, width) => [...sums, sums.at(-1) + width], [0]);
   const view = { from: 0, to: 1 };
 
+  const dashes = [[], [8, 4], [2, 3], [8, 4, 2, 4], [14, 5], [14, 4, 2, 4]];
+
   function line(run, i, unit) {
-    const x = [];
-    const y = [];
-    const text = [];
+    const [data, told] = [[], []];
     const pixels = Math.max(200, element.clientWidth);
     run.stretches.forEach(([, start, end], k) => {
       const [low, high] = [edges[k], edges[k + 1]];
@@ -44,53 +44,38 @@ function drawOverlay(element, runs, histories_) {
       const room = Math.ceil((pixels * (to - from)) / (view.to - view.from));
       const first = Math.max(start, Math.floor(event(from)));
       for (const picked of histories.highest(run.history, first, Math.min(end - 1, Math.ceil(event(to))), room)) {
-        x.push(low + ((picked - start) / (end - start)) * (high - low));
-        y.push(run.history.total[picked] / unit.size);
-        text.push(harness.bytes(run.history.total[picked]));
+        data.push({ x: low + ((picked - start) / (end - start)) * (high - low), y: run.history.total[picked] / unit.size });
+        told.push(`${run.name}: ${harness.bytes(run.history.total[picked])}`);
       }
     });
     return {
-      x, y, text, name: harness.escape(run.name), mode: "lines", hovertemplate: "%{text}",
-      line: { color: harness.colours[[0, 3, 5, 1, 2, 4][i % 6]], width: 2, dash: harness.dashes[i % 6], shape: "hv" },
+      label: run.name, data, told, stepped: true, pointRadius: 0, borderWidth: 2, borderDash: dashes[i % 6],
+      borderColor: harness.colours[[0, 3, 5, 1, 2, 4][i % 6]], swatch: { line: i % 6 ? "dashed" : "solid" },
     };
   }
 
   function make() {
     const unit = harness.axisUnit(Math.max(...found.map((run) => run.history.peak.bytes)));
-    const bands = found[0].stretches.map(([phase], k) => ({ phase, from: edges[k], to: edges[k + 1], k }));
+    const bands = found[0].stretches.map(([phase], k) => ({ text: phase, from: edges[k], to: edges[k + 1], strong: k % 2 === 1 }));
+    const title = aligned ? "last recorded step, each phase at one width in all runs" : "share of each recording's events";
     return {
-      data: found.map((run, i) => line(run, i, unit)),
-      layout: {
-        hovermode: "x unified",
-        margin: { t: 28 },
-        shapes: bands.filter(({ phase }) => phase).map(({ from, to, k }) => ({
-          type: "rect", xref: "x", yref: "paper", x0: from, x1: to, y0: 0, y1: 1, layer: "below",
-          fillcolor: harness.colour("--line"), opacity: k % 2 ? 0.55 : 0.2, line: { width: 0 },
-        })),
-        annotations: bands.filter(({ phase, from, to }) => phase && (to - from) * element.clientWidth > 8 * phase.length).map((band) => ({
-          x: (band.from + band.to) / 2, y: 1, xref: "x", yref: "paper", yanchor: "bottom", showarrow: false,
-          text: harness.escape(band.phase), font: { size: 12, color: harness.colour("--muted") },
-        })),
-        xaxis: {
-          range: [view.from, view.to], tickformat: ".0%",
-          title: {
-            text: aligned ? "last recorded step, each phase at one width in all runs" : "share of each recording's events",
-            standoff: 4,
-          },
+      type: "line",
+      data: { datasets: found.map((run, i) => line(run, i, unit)) },
+      marks: { bands: bands.filter(({ text, to, from }) => text && to > view.from && from < view.to) },
+      options: {
+        parsing: false, normalized: true, layout: { padding: { top: 22 } },
+        interaction: { mode: "nearest", axis: "x", intersect: false },
+        scales: {
+          x: harness.axis(title, { type: "linear", min: view.from, max: view.to, ticks: { callback: (value) => `${Math.round(100 * value)} %` } }),
+          y: harness.axis(unit.name, { beginAtZero: true }),
         },
-        yaxis: { title: { text: unit.name }, rangemode: "tozero", fixedrange: true },
       },
     };
   }
 
-  const again = harness.draw(element, make, () => {
-    element.on("plotly_relayout", (change) => {
-      const whole = change["xaxis.autorange"];
-      if (!whole && change["xaxis.range[0]"] === undefined) return;
-      const wanted = whole ? [0, 1] : [Math.max(0, change["xaxis.range[0]"]), Math.min(1, change["xaxis.range[1]"])];
-      if (wanted[0] === view.from && wanted[1] === view.to) return;
-      [view.from, view.to] = wanted;
-      again();
-    });
-  });
+  const look = (from, to) => {
+    [view.from, view.to] = [from, to];
+    again();
+  };
+  const again = harness.draw(element, make, (chart) => harness.dragging(chart, { chosen: look, reset: () => look(0, 1) }));
 }

@@ -1,20 +1,18 @@
 "use strict";
-// What every page has: its data, sizes and times for reading, themes, charts that follow them, sortable tables.
+// What every page has: its data, sizes and times for reading, themes, sortable tables. drawing.js adds charts.
 const harness = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
-  const drawings = [];
-  const family = getComputedStyle(document.body).fontFamily;
+  const followers = []; // called when the theme changes
 
   // Okabe and Ito's palette and one more, and a pattern for whoever sees no colours.
   const colours = ["#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9", "#009E73", "#999999", "#F0E442", "#882255"];
   const patterns = ["", "/", "x", "\\", "", ".", "-", "+", "/"];
-  const dashes = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
 
   // Made once: a timeline writes thousands of numbers each time it is drawn.
   const [whole, tenths, hundredths] = [0, 1, 2].map((digits) =>
-    new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }).format);
+    new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits, roundingMode: "halfEven" }).format);
 
   // As harness/units.py writes them.
   function bytes(size) {
@@ -38,7 +36,7 @@ const harness = (() => {
     return seconds < 1 ? `${tenths(seconds * 1e3)} ms` : `${whole(seconds * 1e3)} ms`;
   }
 
-  // plotly reads a little HTML in what it shows: text from a file must not be any.
+  // For whoever writes HTML as text: what comes from a file must not be any.
   function escape(text) {
     return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   }
@@ -57,56 +55,6 @@ const harness = (() => {
     return known.get(name);
   }
 
-  function merged(base, extra) {
-    const result = { ...base };
-    for (const [key, value] of Object.entries(extra)) {
-      const both = value && base[key] && [value, base[key]].every((v) => typeof v === "object" && !Array.isArray(v));
-      result[key] = both ? merged(base[key], value) : value;
-    }
-    return result;
-  }
-
-  function layout(extra = {}) {
-    const axis = { gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--muted"), automargin: true };
-    return merged({
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { color: colour("--text"), family, size: 13 },
-      margin: { l: 60, r: 16, t: 16, b: 84 },
-      xaxis: axis,
-      yaxis: axis,
-      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0 },
-      hoverlabel: { bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { color: colour("--text") } },
-    }, extra);
-  }
-
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
-
-  // Draw make()'s {data, layout} into the element, when it comes near the window, and again when asked.
-  // Returns a function that draws again.
-  function draw(element, make, then) {
-    let drawn = false;
-    const again = () => {
-      if (!drawn) return;
-      const { data: traces, layout: own } = make();
-      Plotly.react(element, traces, layout(own), config);
-    };
-    const first = () => {
-      if (drawn) return;
-      drawn = true;
-      watcher.disconnect();
-      again();
-      if (then) then();
-    };
-    const watcher = new IntersectionObserver((seen) => {
-      if (seen.some((one) => one.isIntersecting)) first();
-    }, { rootMargin: "600px" });
-    watcher.observe(element);
-    window.addEventListener("beforeprint", first); // paper shows what was never near the window, too
-    drawings.push(again);
-    return again;
-  }
-
   function isDark() {
     return root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches;
   }
@@ -114,7 +62,7 @@ const harness = (() => {
   function themed() {
     known.clear();
     document.getElementById("theme").textContent = isDark() ? "Light theme" : "Dark theme";
-    for (const again of drawings) again();
+    for (const follow of followers) follow();
   }
 
   document.getElementById("theme").addEventListener("click", () => {
@@ -161,5 +109,5 @@ const harness = (() => {
     });
   }
 
-  return { data, whole, bytes, milliseconds, axisUnit, escape, colour, colours, patterns, dashes, layout, draw };
+  return { data, whole, bytes, milliseconds, axisUnit, escape, colour, colours, patterns, isDark, themed, followers };
 })();

@@ -1,24 +1,32 @@
 "use strict";
 // Memory and throughput against each swept field.
 (() => {
-  const symbols = ["circle", "square", "diamond", "triangle-up", "star", "hexagon"];
+  const symbols = ["circle", "rect", "rectRot", "triangle", "star", "crossRot"];
 
   // Numbers that span much are spread evenly; the ticks are the values that were asked for.
   function axis(figure, points) {
-    const title = { text: harness.escape(figure.field) };
-    if (!figure.numeric) return { type: "category", title };
-    const values = [...new Set(points.map((point) => point.value))];
-    const [low, high] = [Math.min(...values), Math.max(...values)];
+    if (!figure.numeric) return harness.axis(figure.field, { type: "category", labels: [...new Set(points.map((point) => point.text))] });
+    const values = [...new Set(points.map((point) => point.value))].sort((one, other) => one - other);
+    const [low, high] = [values[0], values.at(-1)];
     const log = low > 0 && high / low >= 4;
-    return { type: log ? "log" : "linear", title, tickvals: values, ticktext: values.map(String), minor: { ticks: "" } };
+    return harness.axis(figure.field, {
+      type: log ? "logarithmic" : "linear", min: log ? low / 1.15 : low, max: log ? high * 1.15 : high, offset: values.length > 1 && !log,
+      afterBuildTicks: (scale) => { scale.ticks = values.map((value) => ({ value })); },
+      ticks: { callback: String, autoSkip: true },
+    });
   }
 
-  function at(figure, point) {
-    return figure.numeric ? point.value : point.text;
-  }
+  const at = (figure, point) => (figure.numeric ? point.value : point.text);
+  const named = (series, what, several) => (several ? `${series.name}: ${what}` : what);
 
-  function named(series, what, several) {
-    return several ? `${harness.escape(series.name)}: ${what}` : what;
+  // A line or bars of what `y` says of each point that has it.
+  function drawn(figure, points, colour, pattern, i, y, told, written) {
+    const there = points.filter((point) => y(point) !== null);
+    const data = there.map((point) => ({ x: at(figure, point), y: y(point) }));
+    const said = { data, told: there.map((point) => `${figure.field} ${at(figure, point)}: ${told(point)}`), borderColor: colour };
+    return figure.numeric
+      ? { ...said, type: "line", borderDash: pattern ? [7, 4] : [], pointStyle: symbols[i % 6], pointRadius: 5, backgroundColor: colour, swatch: { line: pattern ? "dashed" : "solid" } }
+      : { ...said, type: "bar", maxBarThickness: 90, backgroundColor: harness.fill(colour, pattern), swatch: { colour, pattern }, written: there.map(written) };
   }
 
   function memory(element, figure) {
@@ -32,56 +40,44 @@
     const unit = harness.axisUnit(top);
     const several = figure.series.length > 1;
     harness.draw(element, () => {
-      const traces = [];
+      const datasets = [];
       figure.series.forEach((series, i) => {
-        const colour = harness.colours[i % 7];
-        for (const [what, dash] of [["allocated", "solid"], ["reserved", "dash"]]) {
-          const there = series.points.filter((point) => point[what] !== null);
-          if (!there.length) continue;
-          const common = {
-            x: there.map((point) => at(figure, point)), y: there.map((point) => point[what] / unit.size),
-            name: named(series, what, several), customdata: there.map((point) => harness.bytes(point[what])),
-            hovertemplate: `${harness.escape(figure.field)} %{x}: %{customdata} ${what}<extra></extra>`,
-          };
-          const shade = several || what === "allocated" ? colour : harness.colours[1];
-          traces.push(figure.numeric
-            ? { ...common, mode: "lines+markers", line: { color: shade, dash }, marker: { symbol: symbols[i % 6], size: 9 } }
-            : { ...common, type: "bar", text: common.customdata, textposition: "auto", marker: { color: shade, pattern: { shape: what === "reserved" ? "/" : "", solidity: 0.2, fillmode: "overlay" } } });
+        for (const [what, pattern] of [["allocated", ""], ["reserved", "/"]]) {
+          if (!series.points.some((point) => point[what] !== null)) continue;
+          const colour = several || what === "allocated" ? harness.colours[i % 7] : harness.colours[1];
+          const size = (point) => harness.bytes(point[what]);
+          const y = (point) => (point[what] === null ? null : point[what] / unit.size);
+          datasets.push({ label: named(series, what, several), ...drawn(figure, series.points, colour, pattern, i, y, (point) => `${size(point)} ${what}`, size) });
         }
         if (series.line && figure.numeric) {
           const values = series.points.map((point) => point.value);
           const [low, high] = [Math.min(...values), Math.max(...values)];
           const x = Array.from({ length: 65 }, (_, n) => low * (high / low) ** (n / 64));
-          const y = x.map((value) => (series.line[0] + series.line[1] * value) / unit.size);
-          const inside = x.map((_, n) => n).filter((n) => y[n] <= 1.1 * top / unit.size);
-          traces.push({
-            x: inside.map((n) => x[n]), y: inside.map((n) => y[n]), mode: "lines", name: "fitted line",
-            line: { color: harness.colour("--text"), dash: "dot", width: 1.5 }, hoverinfo: "skip", showlegend: i === 0,
+          const line = x.map((value) => ({ x: value, y: (series.line[0] + series.line[1] * value) / unit.size }));
+          datasets.push({
+            label: "fitted line", legend: i === 0, type: "line", data: line.filter((point) => point.y <= (1.1 * top) / unit.size),
+            borderColor: harness.colour("--text"), borderDash: [2, 3], borderWidth: 1.5, pointRadius: 0, pointHitRadius: 0, swatch: { line: "dashed" },
           });
         }
         const out = series.points.filter((point) => point.ended === "out of memory");
-        if (out.length) {
-          const height = (series.capacity ?? top) / unit.size;
-          traces.push({
-            x: out.map((point) => at(figure, point)), y: out.map(() => height), mode: "markers", type: "scatter",
-            name: named(series, "out of memory", several), marker: { symbol: "x", size: 13, color: harness.colours[3] },
-            hovertemplate: `${harness.escape(figure.field)} %{x}: out of memory<extra></extra>`,
-          });
-        }
+        if (out.length) datasets.push({
+          label: named(series, "out of memory", several), type: "line", showLine: false,
+          data: out.map((point) => ({ x: at(figure, point), y: (series.capacity ?? top) / unit.size })),
+          told: out.map((point) => `${figure.field} ${at(figure, point)}: out of memory`),
+          pointStyle: "crossRot", pointRadius: 8, pointBorderWidth: 3, borderColor: harness.colours[3], swatch: { colour: harness.colours[3], pattern: "x" },
+        });
       });
       return {
-        data: traces,
-        layout: {
-          barmode: "group", showlegend: true, legend: { yref: "container", y: 0, yanchor: "bottom" }, margin: { b: 90 + 16 * traces.length }, xaxis: axis(figure, points),
-          yaxis: { title: { text: unit.name }, rangemode: "tozero" },
-          shapes: shown.map((size) => ({
-            type: "line", xref: "paper", x0: 0, x1: 1, y0: size / unit.size, y1: size / unit.size,
-            line: { color: harness.colour("--warning"), dash: "dash", width: 1.5 },
+        type: figure.numeric ? "line" : "bar",
+        data: { datasets },
+        marks: {
+          lines: shown.map((size) => ({
+            y: size / unit.size, colour: "--warning", dash: [8, 5], width: 1.5, text: `memory of the device: ${harness.bytes(size)}`, places: ["top left", "bottom left"],
           })),
-          annotations: shown.map((size) => ({
-            xref: "paper", x: 0, xanchor: "left", y: size / unit.size, yanchor: "bottom", showarrow: false,
-            text: `memory of the device: ${harness.bytes(size)}`, font: { color: harness.colour("--warning"), size: 12 },
-          })),
+        },
+        options: {
+          interaction: { mode: "nearest", intersect: false },
+          scales: { x: axis(figure, points), y: harness.axis(unit.name, { beginAtZero: true, suggestedMax: (1.1 * top) / unit.size }) },
         },
       };
     });
@@ -90,24 +86,24 @@
   function speed(element, figure) {
     const points = figure.series.flatMap((series) => series.points);
     const several = figure.series.length > 1;
+    const whole = (point) => harness.whole(point.speed);
     harness.draw(element, () => ({
-      data: figure.series.map((series, i) => {
-        const there = series.points.filter((point) => point.speed !== null);
-        const common = {
-          x: there.map((point) => at(figure, point)), y: there.map((point) => point.speed),
-          name: named(series, "tokens/s", several), hovertemplate: `${harness.escape(figure.field)} %{x}: %{y:,.0f} tokens/s<extra></extra>`,
-        };
-        return figure.numeric
-          ? { ...common, mode: "lines+markers", line: { color: harness.colours[several ? i % 7 : 5] }, marker: { symbol: symbols[i % 6], size: 9 } }
-          : { ...common, type: "bar", text: there.map((point) => Math.round(point.speed).toLocaleString("en")), textposition: "auto", marker: { color: harness.colours[several ? i % 7 : 5] } };
-      }),
-      layout: {
-        barmode: "group", showlegend: several, legend: { yref: "container", y: 0, yanchor: "bottom" }, margin: { b: several ? 80 + 16 * figure.series.length : 60 }, xaxis: axis(figure, points),
-        yaxis: { title: { text: "tokens/s" }, rangemode: "tozero", tickformat: "," },
+      type: figure.numeric ? "line" : "bar",
+      data: {
+        datasets: figure.series.map((series, i) => ({
+          label: named(series, "tokens/s", several),
+          ...drawn(figure, series.points, harness.colours[several ? i % 7 : 5], "", i, (point) => point.speed, (point) => `${whole(point)} tokens/s`, whole),
+        })),
+      },
+      options: {
+        interaction: { mode: "nearest", intersect: false },
+        scales: { x: axis(figure, points), y: harness.axis("tokens/s", { beginAtZero: true, grace: "10%" }) },
       },
     }));
   }
 
+  const plane = document.getElementById("plane");
+  if (plane) drawPlane(plane, harness.data.plane);
   harness.data.figures.forEach((figure, i) => {
     memory(document.getElementById(`figure${i}-memory`), figure);
     speed(document.getElementById(`figure${i}-speed`), figure);

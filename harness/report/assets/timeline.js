@@ -9,9 +9,16 @@ async function drawTimeline(id, run) {
   const view = {
     from: -1, to: Math.max(last, 0), floor: false, capacity: false, moment: history.moment.event, time: histories.evenly(history.time),
   };
-  let [drawn, drawnUnit] = [[], null];
+  const column = document.createElement("div");
+  column.className = "column";
+  element.after(column);
+  element.parentElement.classList.add("with-column");
+  let [drawn, drawnAt] = [[], null];
+  const timeTitle = "ms since the first event";
   const shown = history.groups.map((_, group) => group).filter((group) =>
     history.baseline[group] > 0 || history.group.includes(group));
+  // A wall that never moves is a strip from the beginning, and what moves has the height.
+  view.floor = history.total.reduce((low, size) => Math.min(low, size), history.start) > history.peak.bytes / 3;
   const showsReserved = history.reserved.some((size, i) => size !== history.total[i]);
 
   // Where an event is on the axis: its number, or its milliseconds (one before the first is at the beginning).
@@ -39,118 +46,128 @@ async function drawTimeline(id, run) {
     return view.from < 0 ? [-1, ...points] : points;
   }
 
-  function traces(points, unit) {
-    const series = histories.groupsOver(history, points);
+  // The areas from the lowest group up, each filled down to the axis: the ones below are drawn over it.
+  function areas(points, series, floors, unit, hidden) {
     const x = points.map(at);
-    const areas = shown.map((group) => ({
-      x,
-      y: series[group].map((size) => size / unit.size),
-      text: Array.from(series[group], harness.bytes),
-      name: harness.escape(history.groups[group]),
-      stackgroup: "allocated",
-      line: { width: 0.5, color: harness.colours[group % harness.colours.length], shape: "hv" },
-      fillcolor: harness.colours[group % harness.colours.length],
-      fillpattern: {
-        shape: harness.patterns[group % harness.colours.length], size: 6, solidity: 0.25, fillmode: "overlay",
-        fgcolor: harness.colour("--ground"),
-      },
-      hovertemplate: "%{text}",
-    }));
-    if (showsReserved) {
-      const sizes = points.map((event) => history.reserved[Math.max(event, 0)]);
-      areas.push({
-        x, y: sizes.map((size) => size / unit.size), text: sizes.map(harness.bytes), name: "reserved",
-        mode: "lines", line: { color: harness.colour("--text"), width: 1.5, dash: "dot", shape: "hv" },
-        hovertemplate: "%{text}",
-      });
-    }
-    areas.push({
-      x: [at(history.peak.event)], y: [history.peak.bytes / unit.size], name: "peak", mode: "markers",
-      marker: { symbol: "diamond", size: 12, color: harness.colour("--text"), line: { color: harness.colour("--ground"), width: 2 } },
-      hovertemplate: `peak ${harness.bytes(history.peak.bytes)}<extra></extra>`,
+    const sums = new Float64Array(points.length).fill(floors.reduce((sum, size) => sum + size, 0));
+    return shown.map((group) => {
+      const [name, colour] = [history.groups[group], harness.colours[group % harness.colours.length]];
+      const pattern = harness.patterns[group % harness.colours.length];
+      if (!hidden.has(name)) series[group].forEach((size, k) => { sums[k] += size - floors[group]; });
+      return {
+        label: name, data: x.map((place, k) => ({ x: place, y: sums[k] / unit.size })), told: Array.from(series[group], (size) => `${name} ${harness.bytes(size)}`),
+        stepped: true, fill: "start", backgroundColor: harness.fill(colour, pattern), borderColor: colour, borderWidth: 0.5, pointRadius: 0,
+        pointHoverRadius: 0, swatch: { colour, pattern },
+      };
     });
-    return areas;
   }
 
   function bands() {
-    const shapes = [];
-    const annotations = [];
+    const found = [];
     const pixels = element.clientWidth / Math.max(view.time ? 1e-9 : 1, at(view.to) - at(view.from));
     history.phases.forEach(([phase, start, end], i) => {
       // the state after event k is drawn from k to k + 1
-      if (end <= view.from || start > view.to + 1) return;
+      if (phase === null || end <= view.from || start > view.to + 1) return;
       const [from, to] = [at(Math.max(start, view.from)), at(Math.min(end, view.to + 1))];
-      if (phase === null || (to - from) * pixels < 2 || shapes.length > 200) return;
-      shapes.push({
-        type: "rect", xref: "x", yref: "paper", x0: from, x1: to, y0: 0, y1: 1, layer: "below",
-        fillcolor: harness.colour("--line"), opacity: i % 2 ? 0.55 : 0.2, line: { width: 0 },
-      });
-      if ((to - from) * pixels > 8 * phase.length) {
-        annotations.push({
-          x: (from + to) / 2, y: 1, xref: "x", yref: "paper", yanchor: "bottom", showarrow: false,
-          text: harness.escape(phase), font: { size: 12, color: harness.colour("--muted") },
-        });
-      }
+      if ((to - from) * pixels >= 2 && found.length <= 200) found.push({ from, to, text: phase, strong: i % 2 === 1 });
     });
-    return { shapes, annotations };
+    return found;
   }
 
-  function make() {
+  function make(hidden) {
     const points = picked();
     drawn = points;
-    const totals = points.map((event) => (event < 0 ? history.start : history.total[event]));
-    const most = Math.max(...totals, showsReserved ? Math.max(...points.map((event) => history.reserved[Math.max(event, 0)])) : 0);
+    const series = histories.groupsOver(history, points);
+    const reserved = points.map((event) => history.reserved[Math.max(event, 0)]);
+    const seen = shown.filter((group) => !hidden.has(history.groups[group]));
+    const sumOf = (k) => seen.reduce((sum, group) => sum + series[group][k], 0);
+    const most = Math.max(1, ...points.map((_, k) => sumOf(k)), ...(showsReserved && !hidden.has("reserved") ? reserved : []));
     const top = view.capacity && run.capacity ? Math.max(run.capacity, most) : most;
-    const bottom = view.floor ? Math.min(...totals) : 0;
+    const lowest = view.floor ? histories.lowestOver(history, Math.max(-1, Math.floor(view.from)), Math.min(last, Math.ceil(view.to))) : [];
+    const floors = history.groups.map((_, group) => (seen.includes(group) ? (lowest[group] ?? 0) : 0));
+    const floor = floors.reduce((sum, size) => sum + size, 0);
     const unit = harness.axisUnit(top);
-    drawnUnit = unit;
-    const { shapes, annotations } = bands();
-    shapes.push({
-      type: "line", xref: "x", yref: "paper", x0: at(view.moment), x1: at(view.moment), y0: 0, y1: 1,
-      line: { color: harness.colour("--text"), width: 1, dash: "dot" },
-    });
+    const height = (top - floor) * 1.05 || unit.size;
+    const strip = floor ? height * 0.09 : 0;
+    const bottom = Math.max(0, floor - strip);
+    const lines = [{ x: at(view.moment), dash: [2, 3] }];
     if (history.moment.ran_out && history.moment.event >= view.from && history.moment.event <= view.to + 1) {
-      const x = at(history.moment.event + (view.time ? 0 : 1));
-      shapes.push({
-        type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, line: { color: harness.colour("--warning"), width: 2 },
-      });
-      annotations.push({
-        x, y: 0.97, xref: "x", yref: "paper", xanchor: x > (at(view.from) + at(view.to)) / 2 ? "right" : "left", showarrow: false,
-        text: "out of memory", font: { color: harness.colour("--warning") }, bgcolor: harness.colour("--ground"),
-      });
+      lines.push({ x: at(history.moment.event + (view.time ? 0 : 1)), width: 2, colour: "--warning", text: "out of memory", places: ["left", "right"] });
     }
     if (run.capacity) {
-      const height = run.capacity / unit.size;
-      shapes.push({
-        type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: height, y1: height,
-        line: { color: harness.colour("--warning"), width: 2, dash: "dash" },
-      });
-      if (run.capacity <= top * 1.05) {
-        annotations.push({
-          x: 1, y: height, xref: "paper", yref: "y", xanchor: "right", yanchor: "bottom", showarrow: false,
-          text: `capacity ${harness.bytes(run.capacity)}`, font: { color: harness.colour("--warning") },
-        });
-      }
+      lines.push({ y: run.capacity / unit.size, width: 2, dash: [8, 5], colour: "--warning", text: `capacity ${harness.bytes(run.capacity)}` });
     }
-    const margin = (top - bottom) * 0.05 || unit.size;
+    drawnAt = { unit, floors, floor };
+    const datasets = areas(points, series, floors, unit, hidden);
+    if (showsReserved) {
+      datasets.unshift({
+        label: "reserved", data: points.map((event, k) => ({ x: at(event), y: reserved[k] / unit.size })), told: reserved.map((size) => `reserved ${harness.bytes(size)}`),
+        stepped: true, borderColor: harness.colour("--text"), borderWidth: 1.5, borderDash: [2, 3], pointRadius: 0, pointHoverRadius: 0, swatch: { line: "dashed" },
+      });
+    }
+    datasets.unshift({
+      label: "peak", data: [{ x: at(history.peak.event), y: history.peak.bytes / unit.size }], told: [`peak ${harness.bytes(history.peak.bytes)}`],
+      showLine: false, pointStyle: "rectRot", pointRadius: 7, pointHoverRadius: 8, backgroundColor: harness.colour("--text"),
+      borderColor: harness.colour("--ground"), borderWidth: 2, swatch: { colour: harness.colour("--text") },
+    });
+    const held = shown.filter((group) => floors[group]).map((group) => `${history.groups[group]} ${harness.bytes(floors[group])}`);
     return {
-      data: traces(points, unit),
-      layout: {
-        hovermode: "x unified",
-        dragmode: "zoom",
-        margin: { t: 28, b: element.clientWidth < 600 ? 170 : 90 },
-        legend: { traceorder: "normal" },
-        shapes,
-        annotations,
-        xaxis: view.time
-          ? { title: { text: "ms since the first event", standoff: 4 }, range: [at(view.from), at(view.to + 1)], tickformat: "," }
-          : { title: { text: "allocations and frees, in order", standoff: 4 }, range: [view.from, view.to + 1], tickformat: ",d" },
-        yaxis: {
-          title: { text: unit.name }, fixedrange: true,
-          range: [Math.max(0, bottom - margin) / unit.size, (top + margin) / unit.size],
+      type: "line",
+      after: showColumn,
+      data: { datasets },
+      marks: {
+        bands: bands(), lines,
+        strip: floor && {
+          top: floor / unit.size, fill: harness.colour("--line"),
+          texts: [`always there: ${held.join(" · ")}`, `always there: ${harness.bytes(floor)}`],
+        },
+      },
+      options: {
+        parsing: false, normalized: true, layout: { padding: { top: 22 } },
+        interaction: { mode: "index", axis: "x", intersect: false },
+        onResize: (chart) => requestAnimationFrame(() => showColumn(chart)),
+        onHover: (event, _, chart) => {
+          const { left, right } = chart.chartArea;
+          if (event.type === "mousemove" && event.x >= left && event.x <= right) tell(nearest(chart.scales.x.getValueForPixel(event.x)));
+        },
+        plugins: { tooltip: { position: "nearest", itemSort: (one, other) => other.datasetIndex - one.datasetIndex, filter: (item) => item.dataset.label !== "peak" } },
+        scales: {
+          x: harness.axis(view.time ? timeTitle : "allocations and frees, in order", { type: "linear", min: at(view.from), max: at(view.to + 1), ticks: { maxRotation: 0, includeBounds: false } }),
+          y: harness.axis(unit.name, {
+            type: "linear", min: bottom / unit.size, max: (floor + height) / unit.size,
+            ticks: { includeBounds: false, callback: (value) => (floor && value * unit.size < floor ? "" : value.toLocaleString("en")) },
+          }),
         },
       },
     };
+  }
+
+  // What is there at the moment beside the timeline and at its scale: a moment itself is a pixel wide.
+  function showColumn(chart = column.chart) {
+    if (!chart?.chartArea) return;
+    column.chart = chart;
+    const { scales: { y }, chartArea: area } = chart;
+    const height = (bytes) => Math.min(area.bottom, Math.max(area.top, y.getPixelForValue(bytes / drawnAt.unit.size)));
+    const sizes = histories.groupsAt(history, view.moment);
+    let under = drawnAt.floor;
+    const name = document.createElement("div");
+    name.className = "name";
+    name.textContent = view.moment === history.peak.event ? "at the peak" : "at the moment";
+    const pieces = shown.filter((group) => sizes[group] > drawnAt.floors[group] && chart.data.datasets.some((one) => one.label === history.groups[group] && !one.hidden)).map((group) => {
+      const [bottom, top] = [height(under), height((under += sizes[group] - drawnAt.floors[group]))];
+      const [piece, words] = ["button", "span"].map((tag) => document.createElement(tag));
+      piece.type = "button";
+      piece.title = words.textContent = `${history.groups[group]} ${harness.bytes(sizes[group])}`;
+      piece.append(words);
+      piece.addEventListener("click", () => list(group));
+      words.hidden = bottom - top < 15;
+      Object.assign(piece.style, {
+        top: `${top}px`, height: `${bottom - top}px`,
+        backgroundImage: harness.background(harness.colours[group % harness.colours.length], harness.patterns[group % harness.colours.length]),
+      });
+      return piece;
+    });
+    column.replaceChildren(name, ...pieces);
   }
 
   // The operator that Python or autograd called, where the recording has C++ frames.
@@ -194,6 +211,7 @@ async function drawTimeline(id, run) {
       line("p", `${lifetime(from, to)}.`, "note");
     }
     part("there").replaceChildren(lines);
+    showColumn();
     const slider = part("moment");
     slider.value = view.moment;
     slider.setAttribute("aria-valuetext", `${where}, ${harness.bytes(total)} allocated`);
@@ -235,38 +253,41 @@ async function drawTimeline(id, run) {
   // The group whose area is at a height, in bytes, at a moment; null above all of them.
   function groupAt(moment, height) {
     const sizes = histories.groupsAt(history, moment);
-    let under = 0;
+    let under = drawnAt.floor;
+    if (height < under) return shown.find((group) => drawnAt.floors[group]);
     for (const group of shown) {
-      under += sizes[group];
+      under += sizes[group] - drawnAt.floors[group];
       if (height < under) return group;
     }
     return null;
   }
 
-  const eventOf = (point) => (point.data.stackgroup ? drawn[point.pointNumber] : eventAt(point.x));
+  // The event drawn at a place on the axis: of those that share a pixel, the one that is shown.
+  function nearest(x) {
+    let [low, high] = [0, drawn.length - 1];
+    while (low < high) {
+      const middle = Math.ceil((low + high) / 2);
+      if (at(drawn[middle]) <= x) low = middle;
+      else high = middle - 1;
+    }
+    return drawn[low];
+  }
 
   let clicked;
-  const again = harness.draw(element, make, () => {
-    element.on("plotly_hover", (hover) => tell(eventOf(hover.points[0])));
-    element.on("plotly_click", (click) => {
-      tell(eventOf(click.points[0]));
-      const { yaxis } = element._fullLayout;
-      const height = yaxis.p2c(click.event.clientY - element.getBoundingClientRect().top - yaxis._offset);
-      list(groupAt(view.moment, height * drawnUnit.size));
-      clearTimeout(clicked); // drawn at once, the second click of two would find another drawing
-      clicked = setTimeout(again, 500);
-    });
-    element.on("plotly_doubleclick", () => clearTimeout(clicked));
-    element.on("plotly_relayout", (change) => {
-      if (change["xaxis.autorange"]) look(-1, last);
-      else if (change["xaxis.range"] || change["xaxis.range[0]"] !== undefined) {
-        // a double click, back to the first view, gives both ends at once
-        const [from, to] = change["xaxis.range"] ?? [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-        if (view.time) look(eventAt(from), eventAt(to));
-        else look(from, to - 1);
-      }
-    });
-  });
+  const again = harness.draw(element, make, (chart) => harness.dragging(chart, {
+    chosen: (from, to) => {
+      clearTimeout(clicked);
+      if (view.time) look(eventAt(from), eventAt(to));
+      else look(from, to - 1);
+    },
+    clicked: (x, y) => {
+      tell(nearest(chart.scales.x.getValueForPixel(x)));
+      list(groupAt(view.moment, chart.scales.y.getValueForPixel(y) * drawnAt.unit.size));
+      clearTimeout(clicked);
+      clicked = setTimeout(again, 300);
+    },
+    reset: () => look(-1, last),
+  }));
 
   function look(from, to) {
     const wanted = [Math.max(-1, Math.min(from, to)), Math.min(last, Math.max(from, to, from + 1))];
@@ -304,6 +325,7 @@ async function drawTimeline(id, run) {
   part("time")?.setAttribute("aria-pressed", String(view.time));
   toggle("floor");
   toggle("capacity");
+  part("floor").setAttribute("aria-pressed", String(view.floor));
   tell(history.moment.event);
   list(null);
   element.dataset.ready = "true";
