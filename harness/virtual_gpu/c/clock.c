@@ -46,6 +46,10 @@ static int is_real_time(void) {
 }
 int64_t virtual_gpu_now(void) { return host_ns() + __atomic_load_n(&skipped, __ATOMIC_RELAXED); }
 int64_t virtual_gpu_skipped(void) { return __atomic_load_n(&skipped, __ATOMIC_RELAXED); }
+int64_t virtual_gpu_stop_clock(void) { return host_ns(); }
+void virtual_gpu_go_on(int64_t stopped) {
+  if (!is_real_time()) __atomic_fetch_sub(&skipped, host_ns() - stopped, __ATOMIC_RELAXED);
+}
 int virtual_gpu_has_clock(void) { return estimate != NULL; }
 
 // Python gives them: who estimates, the seconds of a launch, of a kernel that moves nothing, and the link's bytes/s.
@@ -102,7 +106,11 @@ void virtual_gpu_estimated(Operation* what, int64_t took_ns, const char* its_cla
   what->took_ns = took_ns;
 }
 static void find_estimate(Operation* what) {
-  if (what->took_ns < 0 && estimate) estimate(what);
+  if (what->took_ns < 0 && estimate) {
+    int64_t stopped = virtual_gpu_stop_clock();
+    estimate(what);
+    virtual_gpu_go_on(stopped);
+  }
   if (what->took_ns < 0) virtual_gpu_estimated(what, bare_ns, "unknown", 0, 1);
 }
 

@@ -30,6 +30,9 @@ typedef struct {
 } Kernel;
 
 int virtual_gpu_has_clock(void);
+// What only the virtual GPU needs of the host is no time of the program's: from one to the other the clock stands.
+int64_t virtual_gpu_stop_clock(void);
+void virtual_gpu_go_on(int64_t stopped);
 int64_t virtual_gpu_now(void);  // ns of the host's monotonic clock, and of all waiting that was skipped
 
 // Work is put on a stream, after all that is on it and what it waits for. `stream` is a cudaStream_t.

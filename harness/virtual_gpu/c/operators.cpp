@@ -184,9 +184,11 @@ void end(const at::RecordFunction& function, at::ObserverContext* ours) {
     Operation* what = found.what;
     guard.unlock();
     if (what->took_ns < 0) {
+      int64_t stopped = virtual_gpu_stop_clock();
       std::ostringstream outputs;
       write_list(outputs, function.outputs());
       estimate(what, inputs.c_str(), outputs.str().c_str(), virtual_gpu_products());
+      virtual_gpu_go_on(stopped);
     }
     virtual_gpu_place_pending();
   }

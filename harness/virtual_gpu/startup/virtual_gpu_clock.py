@@ -1,5 +1,5 @@
-"""What the kernels of a virtual GPU take, for its clock (c/clock.c): estimated by harness from what each operator
-is given, once for each description.
+"""What the kernels of a virtual GPU take, for its clock (c/clock.c): harness estimates it from what each
+operator is given, once for each description.
 
 The clock asks here: for an operator of PyTorch with its shapes (c/operators.cpp), and for what is put on a
 stream by itself: products, collectives, kernels of others. It needs harness; where this interpreter cannot
@@ -65,8 +65,8 @@ def _estimates():
         from harness.kernels import Described
     except ImportError as error:
         print(
-            f"virtual GPU: the device has no clock, because this Python cannot import harness ({error}). Times are "
-            "not estimated.",
+            f"virtual GPU: the device has no clock, because this Python cannot import harness ({error}). "
+            "Times are not estimated.",
             file=sys.stderr,
         )
         return None
