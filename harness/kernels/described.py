@@ -127,9 +127,6 @@ def _value(each: Any) -> Any:
 
 
 def _tensor(described: dict[str, Any]) -> Tensor:
+    """Of the host's too: a kernel that is given one reads it, in unified memory."""
     dtype = _DTYPES.get(described["dtype"], torch.uint8)
-    device = "meta" if described["device"] == "cuda" else "cpu"
-    sizes, strides = described["sizes"], described["strides"]
-    if device == "cpu":  # the host's own: only its shape counts
-        return torch.empty((), dtype=dtype).expand(sizes)
-    return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+    return torch.empty_strided(described["sizes"], described["strides"], dtype=dtype, device="meta")

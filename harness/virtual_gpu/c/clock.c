@@ -160,6 +160,7 @@ typedef struct {
   Kernel kernel;
   cudaStream_t stream;
   int64_t arrives;
+  uint32_t call;
 } Pending;
 static __thread Operation* operator_now;
 static __thread int launched_now, pending_now, room;
@@ -174,22 +175,34 @@ int virtual_gpu_end_operator(void) {
   if (!left) operator_now = NULL;
   return left;
 }
+// What the kernel takes that is launched at this place, from 0, of those of an operator.
+static int64_t share(const Operation* what, int place) {
+  int64_t others = bare_ns * (what->kernels - 1);
+  if (place >= what->kernels) return bare_ns;  // more than when it was estimated
+  if (what->product && others < what->took_ns / 2) return place + 1 == what->product ? what->took_ns - others : bare_ns;
+  return what->took_ns * (place + 1) / what->kernels - what->took_ns * place / what->kernels;
+}
 void virtual_gpu_place_pending(void) {
   Operation* what = operator_now;
   int count = pending_now, all = launched_now;
   operator_now = NULL, pending_now = 0;
   if (what->took_ns < 0) virtual_gpu_estimated(what, bare_ns * count, "unknown", 0, 1);
+  int products = 0;
+  for (int i = 0; i < count; i++)
+    if (pending[i].kernel.is_product) products++, what->product = i + 1;
+  if (products != 1) what->product = 0;
   what->kernels = all;
   for (int i = 0; i < count; i++) {
-    int64_t took = what->took_ns * (i + 1) / count - what->took_ns * i / count;
+    int64_t took = share(what, i);
+    virtual_gpu_belongs_to(pending[i].call);
     put(what, &pending[i].kernel, pending[i].stream, took, pending[i].arrives, NULL, NULL);
   }
 }
 void virtual_gpu_launched(const Kernel* kernel, void* stream) {
   if (!estimate) return;
   Operation* what = operator_now;
+  uint32_t call = virtual_gpu_is_recording() ? virtual_gpu_record_call(LAUNCH_KERNEL) : 0;
   int64_t arrives = virtual_gpu_now() + launch_ns;
-  if (virtual_gpu_is_recording()) virtual_gpu_record_call(LAUNCH_KERNEL);
   if (!what) {
     char text[512];
     snprintf(text, sizeof text, "kernel %s", kernel->name ? kernel->name : "?");
@@ -201,25 +214,23 @@ void virtual_gpu_launched(const Kernel* kernel, void* stream) {
   int place = launched_now++;
   if (what->took_ns < 0 || !what->kernels) {
     if (pending_now == room) pending = realloc(pending, (room = room ? 2 * room : 64) * sizeof *pending);
-    pending[pending_now++] = (Pending){*kernel, stream, arrives};
+    pending[pending_now++] = (Pending){*kernel, stream, arrives, call};
     return;
   }
-  int64_t took = bare_ns;  // more kernels than it had when it was estimated
-  if (place < what->kernels) took = what->took_ns * (place + 1) / what->kernels - what->took_ns * place / what->kernels;
-  put(what, kernel, stream, took, arrives, NULL, NULL);
+  put(what, kernel, stream, share(what, place), arrives, NULL, NULL);
 }
 void virtual_gpu_put(Operation* what, const Kernel* kernel, void* stream) {
   if (!estimate) return;
   find_estimate(what);
-  int64_t arrives = virtual_gpu_now() + launch_ns;
   if (virtual_gpu_is_recording()) virtual_gpu_record_call(LAUNCH_KERNEL);
+  int64_t arrives = virtual_gpu_now() + launch_ns;
   put(what, kernel, stream, what->took_ns, arrives, NULL, NULL);
 }
 // Kernels of a graph that was captured, one after the other.
 void virtual_gpu_replay(const Kept* kernels, int count, void* stream) {
   if (!estimate) return;
-  int64_t arrives = virtual_gpu_now() + launch_ns;
   if (virtual_gpu_is_recording()) virtual_gpu_record_call(LAUNCH_GRAPH);
+  int64_t arrives = virtual_gpu_now() + launch_ns;
   for (int i = 0; i < count; i++) put(kernels[i].what, &kernels[i].kernel, stream, kernels[i].took_ns, arrives, NULL, NULL);
 }
 void virtual_gpu_multiplied(int type, long m, long n, long k, int batch, void* stream) {
@@ -229,7 +240,7 @@ void virtual_gpu_multiplied(int type, long m, long n, long k, int batch, void* s
   char shape[128], text[160], name[32];
   snprintf(shape, sizeof shape, "%s %ld %ld %ld %d;", dtype, m, n, k, batch);
   snprintf(name, sizeof name, "cublas_gemm_%s", dtype);
-  Kernel kernel = {virtual_gpu_operation(name, name)->name, {1, 1, 1}, {256, 1, 1}, 0};
+  Kernel kernel = {virtual_gpu_operation(name, name)->name, {1, 1, 1}, {256, 1, 1}, 0, 1};
   if (operator_now) {
     if (operator_now->took_ns < 0) strncat(products, shape, sizeof products - strlen(products) - 1);
     virtual_gpu_launched(&kernel, stream);
@@ -252,8 +263,8 @@ void virtual_gpu_copied(const void* to, const void* from, size_t size, void* str
     over_link[0] = virtual_gpu_operation("copy to the host", "copy to the host");
     for (int i = 0; i < 2; i++) virtual_gpu_estimated(over_link[i], 0, "copy", 0, 0);
   }
-  int64_t arrives = virtual_gpu_now() + launch_ns, took = 1000 + size * 1e9 / link_rate;
   if (virtual_gpu_is_recording()) virtual_gpu_record_call(COPY);
+  int64_t arrives = virtual_gpu_now() + launch_ns, took = 1000 + size * 1e9 / link_rate;
   Copy copy = {size, goes_in, virtual_gpu_is_pinned(goes_in ? from : to)};
   put(over_link[goes_in], NULL, stream, took, arrives, &links[virtual_gpu_slot(virtual_gpu_current()) & 63][goes_in], &copy);
 }

@@ -75,7 +75,8 @@ static const CUpti_CallbackId called[] = {
 };
 static __thread size_t last_call;
 
-void virtual_gpu_record_call(enum Call which) {
+void virtual_gpu_belongs_to(uint32_t call) { correlation = call; }
+uint32_t virtual_gpu_record_call(enum Call which) {
   ask_for_buffer();
   pthread_mutex_lock(&lock);
   correlation = ++last_correlation;
@@ -98,6 +99,7 @@ void virtual_gpu_record_call(enum Call which) {
     call->correlationId = correlation;
   }
   pthread_mutex_unlock(&lock);
+  return correlation;
 }
 void virtual_gpu_record_return(void) {
   pthread_mutex_lock(&lock);

@@ -32,6 +32,7 @@ class Operation(ctypes.Structure):
         ("flops", ctypes.c_double),
         ("took_ns", ctypes.c_int64),
         ("kernels", ctypes.c_int),
+        ("product", ctypes.c_int),
         ("is_unknown", ctypes.c_int),
         ("is_network", ctypes.c_int),
         ("is_repeated", ctypes.c_int),
