@@ -2,9 +2,10 @@
 
     python -m benchmarks.virtual_gpu.times [RECIPE ...] [--gpu NAME] [--set FIELD=VALUE ...] [--out FILE]
 
-Takes PyTorch's CUDA build and no GPU. Both answers have the same estimates of kernels; what is compared is which
-kernels they see: a simulation follows the model on shapes alone, and the virtual GPU's clock hears PyTorch's
-CUDA build launch them. Communication and copies to the host are left out: they are not the device's own work.
+Takes PyTorch's CUDA build and no GPU. Both answers have the same estimates of kernels; what is compared is
+which kernels they see: a simulation follows the model on shapes alone, and the virtual GPU's clock hears
+PyTorch's CUDA build launch them. Communication and copies to the host are left out: they are not the device's
+own work.
 """
 
 from __future__ import annotations

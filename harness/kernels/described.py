@@ -87,7 +87,8 @@ class Described:
         return Estimate(seconds, "product", 2 * m * n * k * batch, computed != dtype)
 
     def alone(self, description: str) -> Estimate:
-        """Of what is put on a stream by itself: "product ...", "collective KIND BYTES RANKS", "kernel NAME"."""
+        """Of what is put on a stream by itself: "product DTYPE M N K BATCH", "collective KIND BYTES RANKS" or
+        "kernel NAME"."""
         kind, _, rest = description.partition(" ")
         if kind == "product":
             return self.product(rest.rstrip(";"))

@@ -23,7 +23,8 @@ def emulated_device() -> str | None:
 
 
 def has_clock() -> bool:
-    """Whether this process' virtual device has one: what it is given takes estimated time, and events show it."""
+    """Whether this process' virtual device has one: what it is given takes estimated time, which events
+    show."""
     if emulated_device() is None:
         return False
     function = getattr(ctypes.CDLL(None), "virtual_gpu_has_clock", None)

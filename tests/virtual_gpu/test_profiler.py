@@ -1,12 +1,13 @@
-"""torch.profiler on a virtual GPU: an unmodified program gets a trace whose kernels, copies and collectives are
-on the device's streams, each with the operator that launched it. Read by PyTorch's own tables, and as the file
-that Perfetto reads."""
+"""torch.profiler on a virtual GPU: an unmodified program gets a trace whose kernels, copies and collectives
+are on the device's streams, each with the operator that launched it. Read by PyTorch's own tables, and as the
+file that Perfetto reads."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_a_program_that_profiles_itself(emulate, tmp_path: Path) -> None:
     assert [operators[kernel["args"]["External id"]] for kernel in products] == ["aten::mm"] * 6
     assert [kernel["dur"] for kernel in products] == pytest.approx([product_us] * 6, rel=0.02)
     kernels.sort(key=lambda kernel: kernel["ts"])
-    for before, after in zip(kernels, kernels[1:], strict=False):  # one at a time on a stream
+    for before, after in pairwise(kernels):  # one at a time on a stream
         assert after["ts"] >= before["ts"] + before["dur"] - 0.01
     last_launch = max(launch["ts"] for launch in launches if launch["name"] == "cudaLaunchKernel")
     assert kernels[-1]["ts"] - last_launch < 1e6  # one clock: the host waits for the device

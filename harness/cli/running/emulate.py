@@ -46,14 +46,15 @@ def emulate(
         ),
     ] = False,
     clock: Annotated[
-        bool, typer.Option(help="Estimate times: events and torch.profiler show them, and at the end a step's.")
+        bool,
+        typer.Option(help="Estimate times: events and torch.profiler show them, and at the end a step's."),
     ] = True,
     real_time: Annotated[
         bool,
         typer.Option(
             "--real-time",
-            help="Who waits for the device waits as long as it takes, so that time.time() shows it too. Without "
-            "it, only the clock of the device goes on. While torch.profiler records it is always so.",
+            help="Who waits for the device waits as long as it takes, so that time.time() shows it too. "
+            "Without it, only the device's clock goes on. While torch.profiler records it is always so.",
         ),
     ] = False,
     out: Annotated[
@@ -61,7 +62,7 @@ def emulate(
         typer.Option(help="Folder for the allocator's statistics and history of every process."),
     ] = None,
 ) -> None:
-    """Run any command on virtual GPUs: PyTorch says what memory it needs, the time is estimated, and nothing is
+    """Run any command on virtual GPUs: PyTorch says what memory it needs, time is estimated, and nothing is
     computed."""
     from harness.virtual_gpu import Options
     from harness.virtual_gpu import emulate as become

@@ -1,8 +1,8 @@
-"""What a program's steps take on the virtual GPU by its clock (c/clock.c), told when the program ends: in words
-and, in the folder of `harness emulate --out`, as JSON.
+"""What a program's steps take on the virtual GPU by its clock (c/clock.c), told when the program ends: in
+words and, in the folder of `harness emulate --out`, as JSON.
 
-A step lasts from one call of an optimizer's `step` to the next. Told are the device's time, where it went, the
-tokens that were looked up in the largest embedding, and FLOPs.
+A step lasts from one call of an optimizer's `step` to the next. Told are the device's time, where it went,
+the tokens that were looked up in the largest embedding, and FLOPs.
 """
 
 import atexit
@@ -84,7 +84,9 @@ class Times:
         fewer than two."""
         steps = [
             (end - begin, [b - a for a, b in zip(first, second, strict=True)], tokens - tokens_before)
-            for (begin, first, tokens_before), (end, second, tokens) in zip(self.ends, self.ends[1:], strict=False)
+            for (begin, first, tokens_before), (end, second, tokens) in zip(
+                self.ends, self.ends[1:], strict=False
+            )
         ]
         if not steps:
             return None
