@@ -15,7 +15,7 @@ from harness.hardware import GPUS_PER_NODE, NETWORK, Hardware
 from harness.kernel_time import collective, memory, product, transfer
 from harness.kernels.cost import operator_cost
 from harness.kernels.gpu import Gpu
-from harness.kernels.operators import script_of, unknown_ops
+from harness.kernels.operators import operator_of, script_of, unknown_ops
 
 _DTYPES = {
     "Float": torch.float32,
@@ -61,14 +61,13 @@ class Described:
         """Of copies between the device and pinned memory of the host."""
         return 1e9 / transfer(self.hardware, 1e9)
 
-    def operator(self, name: str, inputs: str, outputs: str, products: str = "") -> Estimate:
-        """Of an operator, "aten::add.Tensor" or "aten::mm." with an overload that has no name. `inputs` and
-        `outputs` are JSON: a tensor has dtype, device, sizes and strides. `products`: those that it gave to
-        cuBLAS, for one whose FLOPs nobody counts."""
+    def operator(self, name: str, inputs: str, products: str = "") -> Estimate:
+        """Of an operator, "aten::add.Tensor" or "aten::mm." with an overload that has no name. `inputs` is
+        JSON: a tensor has dtype, device, sizes and strides. `products`: those that it gave to cuBLAS, for one
+        whose FLOPs nobody counts."""
         func = _operator(name)
         args, kwargs = _given(func, [_value(each) for each in json.loads(inputs)])
-        results = [_value(each) for each in json.loads(outputs)]
-        out: Any = results[0] if len(results) == 1 else tuple(results)
+        out = _result(func, args, kwargs)
         script = script_of(func, args, kwargs, out, self._gpu)
         cost = operator_cost(self.hardware, func, args, kwargs, out, script)
         unknown = bool(unknown_ops([func._schema.name]))
@@ -104,6 +103,17 @@ def _operator(name: str) -> Any:
     space, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, space), base), overload or "default")
+
+
+def _result(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """What it returns for tensors without contents; nothing, where only contents could tell."""
+    special = operator_of(func).result
+    if special is not None and (out := special(func, args, kwargs)) is not NotImplemented:
+        return out
+    try:
+        return func(*args, **kwargs)
+    except (RuntimeError, NotImplementedError):
+        return ()
 
 
 def _given(func: Any, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -33,6 +33,7 @@ def event(stream=None):
     return made
 def be_behind():  # however slow the host is, it gives the device more to do before that has done all
     multiply(1000)
+event()  # with the first one the clock starts
 multiply(1)
 be_behind()
 """

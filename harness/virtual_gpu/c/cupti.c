@@ -195,6 +195,7 @@ static uint64_t handed_on(uint64_t moment) {
   return first.theirs + (int64_t)(((int64_t)moment - first.ours) * rate);
 }
 CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind) {
+  virtual_gpu_is_timed();
   pthread_mutex_lock(&lock);
   if (!is_recording) first = look();
   is_enabled[kind] = 1;

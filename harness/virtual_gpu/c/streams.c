@@ -159,6 +159,7 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t func
 // ---- events
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  if (!(flags & cudaEventDisableTiming)) virtual_gpu_is_timed();
   *event = calloc(1, sizeof(Event));
   return cudaSuccess;
 }
