@@ -17,20 +17,6 @@ from harness.kernels.cost import operator_cost
 from harness.kernels.gpu import Gpu
 from harness.kernels.operators import operator_of, script_of, unknown_ops
 
-_DTYPES = {
-    "Float": torch.float32,
-    "Double": torch.float64,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "Long": torch.int64,
-    "Int": torch.int32,
-    "Short": torch.int16,
-    "Char": torch.int8,
-    "Byte": torch.uint8,
-    "Bool": torch.bool,
-}
-"""As C++ calls them. Others move a byte an element."""
-
 
 class Estimate(NamedTuple):
     """Of all the kernels of one call."""
@@ -139,5 +125,5 @@ def _value(each: Any) -> Any:
 
 def _tensor(described: dict[str, Any]) -> Tensor:
     """Of the host's too: a kernel that is given one reads it, in unified memory."""
-    dtype = _DTYPES.get(described["dtype"], torch.uint8)
+    dtype = getattr(torch, described["dtype"].lower(), torch.uint8)  # C++ says BFloat16, and Char of a byte
     return torch.empty_strided(described["sizes"], described["strides"], dtype=dtype, device="meta")
