@@ -44,8 +44,7 @@ def all_replaced(replacements: Iterable[Replacement]) -> Generator[None]:
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Generator[None]:
     """`owner.name` is `value` while inside, whether it was there or not."""
-    there: dict[str, Any] = vars(owner)
-    before = there.get(name, _NOT_THERE)
+    before: Any = owner.__dict__.get(name, _NOT_THERE)
     setattr(owner, name, value)
     try:
         yield

@@ -38,7 +38,7 @@ _said = set()
 
 
 def install():
-    """Start the clock once somebody wants to know a time: with an event that has one, a profiler, or a step of
+    """Start the clock once somebody wants to know a time: by an event that has one, a profiler, or a step of
     an optimizer. To be called once, when the process begins to use a device."""
     starter = _STARTER(_start)
     _kept.append(starter)
