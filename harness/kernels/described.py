@@ -98,7 +98,7 @@ def _result(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return out
     try:
         return func(*args, **kwargs)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, TypeError, ValueError):  # NotImplementedError among them
         return ()
 
 

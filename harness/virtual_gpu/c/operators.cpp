@@ -150,6 +150,8 @@ void write(std::ostream& to, const IValue& value) {
   else if (value.isInt()) to << value.toInt();
   else if (value.isBool()) to << (value.toBool() ? "true" : "false");
   else if (value.isDouble() && std::isfinite(value.toDouble())) to << value.toDouble();
+  else if (value.isString() && value.toStringRef().find_first_of("\"\\") == std::string::npos)
+    to << '"' << value.toStringRef() << '"';
   else if (value.isList()) write_list(to, value.toListRef());
   else to << "null";
 }
