@@ -5,6 +5,7 @@
     profiles/cpu/virtual_gpu_compiled.json    python -m benchmarks.virtual_gpu.compiled --out FILE
     profiles/cpu/virtual_gpu_versions.json    python -m benchmarks.virtual_gpu.versions --out FILE
     profiles/cpu/virtual_gpu_recordings.json  python -m benchmarks.virtual_gpu.anew --out FILE
+    profiles/cpu/virtual_gpu_times.json       python -m benchmarks.virtual_gpu.times --out FILE
 
 python -m pages.virtual_gpu            write them
 python -m pages.virtual_gpu --check    fail if they are not so
@@ -139,6 +140,18 @@ def recordings(found: dict[str, Any]) -> str:
     return " ".join(parts) + f" With {_versions(found['versions'])}.\n"
 
 
+def times(found: dict[str, Any]) -> str:
+    """A row for each recipe: what the device's kernels take, by both answers."""
+    head = "recipe | device | kernels: | unknown: | simulated: | emulated: | apart:"
+    rows = (
+        [f"`{row['recipe']}`", row["gpu"], f"{row['kernels']:,}", str(row["unknown_kernels"])]
+        + [f"{row[f'{answer}_s'] * 1e3:.2f} ms" for answer in ("simulated", "emulated")]
+        + [f"{row['apart']:+.2%}"]
+        for row in found["rows"]
+    )
+    return f"{_markdown(head, rows)}\nWith {_versions(found['versions'])}.\n"
+
+
 EXAMPLES = {
     "trl sft": "An unmodified command of TRL:",
     "FSDP2 loop, rank 0 of 8": "One rank of eight, alone, of a loop written by hand over FSDP2:",
@@ -207,9 +220,10 @@ def _title(row: dict[str, Any]) -> str:
     return f"{name}: {row['model']}"
 
 
+_NAMED_ALIKE = (("versions", versions), ("recordings", recordings), ("times", times))
 PARTS = {"recipes": ("recipes", recipes), "programs": ("programs", programs)}
 PARTS |= {"examples": ("programs", examples), "compiled": ("compiled", compiled)}
-PARTS |= {name: (name, write) for name, write in (("versions", versions), ("recordings", recordings))}
+PARTS |= {name: (name, write) for name, write in _NAMED_ALIKE}
 """Of the page, between comments of their names: the results that each is of."""
 
 

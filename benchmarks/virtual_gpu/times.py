@@ -2,9 +2,10 @@
 
     python -m benchmarks.virtual_gpu.times [RECIPE ...] [--gpu NAME] [--set FIELD=VALUE ...] [--out FILE]
 
-Takes PyTorch's CUDA build and no GPU. Both answers have the same estimates of kernels; what is compared is which
-kernels they see: a simulation follows the model on shapes alone, and the virtual GPU's clock hears PyTorch's CUDA
-build launch them. Communication and copies to the host are left out: they are not the device's own work.
+Takes PyTorch's CUDA build and no GPU. Both answers have the same estimates of kernels; what is compared is
+which kernels they see: a simulation follows the model on shapes alone, and the virtual GPU's clock hears
+PyTorch's CUDA build launch them. Communication and copies to the host are left out: they are not the device's
+own work.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def row(name: str, gpu: str, overrides: list[str]) -> dict[str, Any]:
     link = sum(each["time_s"] for each in found["operations"] if each["name"].startswith("copy to the "))
     if link:
         heard["copy"] -= link
+    kinds = sorted({*simulated, *heard})
     whole = sum(simulated.values()), sum(heard.values())
     return {
         "recipe": name,
@@ -65,7 +67,7 @@ def row(name: str, gpu: str, overrides: list[str]) -> dict[str, Any]:
         "simulated_s": whole[0],
         "emulated_s": whole[1],
         "apart": whole[1] / whole[0] - 1,
-        "kinds": {kind: [simulated.get(kind, 0.0), heard.get(kind, 0.0)] for kind in sorted({*simulated, *heard})},
+        "kinds": {kind: [simulated.get(kind, 0.0), heard.get(kind, 0.0)] for kind in kinds},
         "unknown_kernels": found["unknown"],
         "kernels": found["calls"],
         "unknown": sorted({each["name"] for each in found["operations"] if each["is_unknown"]}),
@@ -95,8 +97,9 @@ def main() -> int:
             continue
         rows.append(found)
         print(
-            f"{name}: simulated {found['simulated_s'] * 1e3:.2f} ms, emulated {found['emulated_s'] * 1e3:.2f} ms, "
-            f"{found['apart']:+.2%}; {found['unknown_kernels']} of {found['kernels']} kernels unknown",
+            f"{name}: simulated {found['simulated_s'] * 1e3:.2f} ms, emulated "
+            f"{found['emulated_s'] * 1e3:.2f} ms, {found['apart']:+.2%}; {found['unknown_kernels']} of "
+            f"{found['kernels']} kernels unknown",
             flush=True,
         )
         for kind, (first, second) in found["kinds"].items():

@@ -40,9 +40,9 @@ NOTHING = Cost(0, 0, 0.0, 0.0)
 def operator_cost(
     hardware: Hardware, func: Any, args: Any, kwargs: dict[str, Any], out: Any, script: Sequence[Step] = ()
 ) -> Cost:
-    """Of one call; NOTHING where no kernel is launched. It follows from the shapes and dtypes of the arguments
-    and of `out`, what was returned; `script` is what the kernels take from the allocator. Raises InputError for
-    a dtype that the device does not compute in."""
+    """Of one call; NOTHING where no kernel is launched. It follows from the shapes and dtypes of the
+    arguments and of `out`, what was returned; `script` is what the kernels take from the allocator. Raises
+    InputError for a dtype that the device does not compute in."""
     if func.is_view or not operator_of(func).launches:
         return NOTHING
     flops = operator_flops(func, args, kwargs, out)

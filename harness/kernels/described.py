@@ -15,21 +15,7 @@ from harness.hardware import GPUS_PER_NODE, NETWORK, Hardware
 from harness.kernel_time import collective, memory, product, transfer
 from harness.kernels.cost import operator_cost
 from harness.kernels.gpu import Gpu
-from harness.kernels.operators import script_of, unknown_ops
-
-_DTYPES = {
-    "Float": torch.float32,
-    "Double": torch.float64,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "Long": torch.int64,
-    "Int": torch.int32,
-    "Short": torch.int16,
-    "Char": torch.int8,
-    "Byte": torch.uint8,
-    "Bool": torch.bool,
-}
-"""As C++ calls them. Others move a byte an element."""
+from harness.kernels.operators import operator_of, script_of, unknown_ops
 
 
 class Estimate(NamedTuple):
@@ -61,14 +47,13 @@ class Described:
         """Of copies between the device and pinned memory of the host."""
         return 1e9 / transfer(self.hardware, 1e9)
 
-    def operator(self, name: str, inputs: str, outputs: str, products: str = "") -> Estimate:
-        """Of an operator, "aten::add.Tensor" or "aten::mm." with an overload that has no name. `inputs` and
-        `outputs` are JSON: a tensor has dtype, device, sizes and strides. `products`: those that it gave to
-        cuBLAS, for one whose FLOPs nobody counts."""
+    def operator(self, name: str, inputs: str, products: str = "") -> Estimate:
+        """Of an operator, "aten::add.Tensor" or "aten::mm." with an overload that has no name. `inputs` is
+        JSON: a tensor has dtype, device, sizes and strides. `products`: those that it gave to cuBLAS, for one
+        whose FLOPs nobody counts."""
         func = _operator(name)
         args, kwargs = _given(func, [_value(each) for each in json.loads(inputs)])
-        results = [_value(each) for each in json.loads(outputs)]
-        out: Any = results[0] if len(results) == 1 else tuple(results)
+        out = _result(func, args, kwargs)
         script = script_of(func, args, kwargs, out, self._gpu)
         cost = operator_cost(self.hardware, func, args, kwargs, out, script)
         unknown = bool(unknown_ops([func._schema.name]))
@@ -87,7 +72,8 @@ class Described:
         return Estimate(seconds, "product", 2 * m * n * k * batch, computed != dtype)
 
     def alone(self, description: str) -> Estimate:
-        """Of what is put on a stream by itself: "product ...", "collective KIND BYTES RANKS", "kernel NAME"."""
+        """Of what is put on a stream by itself: "product DTYPE M N K BATCH", "collective KIND BYTES RANKS" or
+        "kernel NAME"."""
         kind, _, rest = description.partition(" ")
         if kind == "product":
             return self.product(rest.rstrip(";"))
@@ -103,6 +89,17 @@ def _operator(name: str) -> Any:
     space, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, space), base), overload or "default")
+
+
+def _result(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """What it returns for tensors without contents; nothing, where only contents could tell."""
+    special = operator_of(func).result
+    if special is not None and (out := special(func, args, kwargs)) is not NotImplemented:
+        return out
+    try:
+        return func(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError):  # NotImplementedError among them
+        return ()
 
 
 def _given(func: Any, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -127,9 +124,6 @@ def _value(each: Any) -> Any:
 
 
 def _tensor(described: dict[str, Any]) -> Tensor:
-    dtype = _DTYPES.get(described["dtype"], torch.uint8)
-    device = "meta" if described["device"] == "cuda" else "cpu"
-    sizes, strides = described["sizes"], described["strides"]
-    if device == "cpu":  # the host's own: only its shape counts
-        return torch.empty((), dtype=dtype).expand(sizes)
-    return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+    """Of the host's too: a kernel that is given one reads it, in unified memory."""
+    dtype = getattr(torch, described["dtype"].lower(), torch.uint8)  # C++ says BFloat16, and Char of a byte
+    return torch.empty_strided(described["sizes"], described["strides"], dtype=dtype, device="meta")

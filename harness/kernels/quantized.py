@@ -15,8 +15,7 @@ from harness.kernels.matmul import call_cublas, calls_cublaslt
 from harness.kernels.operators import declare, kernel
 from harness.kernels.reductions import Kernel, reduce
 from harness.kernels.script import Script, size_of
-from harness.system import installed_version
-from harness.system.replacement import replaced
+from harness.system import installed_version, replaced
 
 FEW_ROWS = 8
 

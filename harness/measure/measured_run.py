@@ -56,7 +56,7 @@ from harness.training import (
     step_kinds,
     surprises_of_model,
 )
-from harness.virtual_gpu import emulated_device
+from harness.virtual_gpu import emulated_device, has_clock, where_times_are_from
 
 RECORDED_STEPS = 2
 """Steps run under memory history, after the timed ones. The second begins where a step leaves the memory."""
@@ -149,7 +149,7 @@ class MeasuredRun:
                 f"Give more of them, e.g. steps={2 * recipe.steps}."
             )
         self.kinds = remaining_kinds(self.total, self.first, recipe.warmup_steps)
-        # on a virtual GPU times and losses are of a device that computes nothing
+        # on a virtual GPU losses are of a device that computes nothing, and times are estimated, or nobody's
         self.emulated = device.type == "cuda" and emulated_device() is not None
         self.flop_count = FlopCount()
         self.observer = device_observer(device, with_history=with_history, compiled=recipe.compile)
@@ -272,7 +272,7 @@ class MeasuredRun:
         hardware = self.observer.hardware(self.recipe.compute_dtype)
         done = len(self.losses) - self.first
         ran = list(zip(self.kinds[:done], self.observer.times_s, strict=False))
-        times_s = [] if self.emulated else [times for kind, times in ran if kind == "timed"]
+        times_s = [times for kind, times in ran if kind == "timed"] if self._has_times() else []
         flop_count = self.flop_count if self.complete else None
         step = step_stats(self.recipe.global_tokens_per_step, hardware, times_s, flop_count)
         step.host_rss_bytes = peak_rss_bytes()
@@ -302,7 +302,7 @@ class MeasuredRun:
     def _note(self, step: Step, training: Training) -> None:
         loss = training.ranks.averaged(step.loss)
         self.losses.append(loss if math.isfinite(loss) else None)
-        times_s = dict(self.observer.times_s[-1]) if step.kind == "timed" and not self.emulated else {}
+        times_s = dict(self.observer.times_s[-1]) if step.kind == "timed" and self._has_times() else {}
         tokens_per_s = self.recipe.global_tokens_per_step / times_s["step"] if times_s else None
         line = log_line(step.index, step.kind, step.num_tokens, None if self.emulated else loss, times_s)
         if not math.isfinite(loss):
@@ -352,10 +352,15 @@ class MeasuredRun:
             were_finite=last is not None and steps_done_of(last) == step.index,
         )
 
+    def _has_times(self) -> bool:
+        return not self.emulated or has_clock()
+
     def _what_ran(self) -> dict[str, Any]:
         if self.training is None:
             return {}
         ran: dict[str, Any] = {"attention": attention_kernel(self.training.model)}
+        if times := where_times_are_from():
+            ran["times"] = times
         if self.data is not None:
             ran["data"] = self.data._asdict()
         if self.complete:

@@ -215,7 +215,7 @@ class StepProfile(Fields):
 
     schema_version: int = SCHEMA_VERSION
     source: Literal["napkin", "simulated", "emulated", "measured"]
-    """emulated: run as measured, on a virtual GPU. It knows no times and no losses."""
+    """emulated: run as measured, on a virtual GPU. It knows no losses, and its times are estimates."""
     recipe: Details | None = None
     """The full, resolved recipe. null for a loop that is not ours, which has a command, a word each."""
     command: Annotated[list[str], Field(max_length=MAX_DETAILS)] | None = None

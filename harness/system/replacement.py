@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ class Replacement(NamedTuple):
 
 
 @contextmanager
-def all_replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
+def all_replaced(replacements: Iterable[Replacement]) -> Generator[None]:
     """All of them while inside. Raises InputError for a name that the library has no more."""
     with ExitStack() as stack:
         for target, value, why in replacements:
@@ -42,9 +42,9 @@ def all_replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Generator[None]:
     """`owner.name` is `value` while inside, whether it was there or not."""
-    before = vars(owner).get(name, _NOT_THERE)
+    before: Any = owner.__dict__.get(name, _NOT_THERE)
     setattr(owner, name, value)
     try:
         yield

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 from harness.hardware import TABLE_NAMES, Hardware, find_hardware
+from harness.kernel_time import where_from
 
 VARIABLE = "VIRTUAL_GPU"
 """Set in every process on a virtual GPU: the device's name in the hardware table."""
@@ -18,6 +20,23 @@ COMPILED_FOR = (75, 80, 86, 90, 100, 120)
 def emulated_device() -> str | None:
     """The device of the hardware table that this process has virtually; None for a process without."""
     return os.environ.get(VARIABLE)
+
+
+def has_clock() -> bool:
+    """Whether this process' virtual device has one: what it is given takes estimated time, which events
+    show."""
+    if emulated_device() is None:
+        return False
+    function = getattr(ctypes.CDLL(None), "virtual_gpu_has_clock", None)
+    return function is not None and bool(function())
+
+
+def where_times_are_from() -> str | None:
+    """In words, for a profile of this process; None where there is no clock."""
+    name = emulated_device()
+    if name is None or not has_clock():
+        return None
+    return f"estimated, the device's ({where_from(find_hardware(name))}); the host's is this machine's own"
 
 
 def runs_alone() -> bool:

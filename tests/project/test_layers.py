@@ -76,6 +76,7 @@ USES_CUDA = {
     "measure/joining.py",  # which device a loop that is not ours uses
     "measure/doctor.py",  # what this machine can do, by trying it
     "virtual_gpu/startup/virtual_gpu_out.py",  # the allocator's statistics of somebody's program
+    "virtual_gpu/startup/virtual_gpu_times.py",  # which device its steps ran on
     "virtual_gpu/startup/virtual_gpu_start.py",  # whether somebody's program uses one
 }
 FOR_TERMINALS = {"typer", "rich"}

@@ -326,9 +326,9 @@ def test_a_recipe(tmp_path: Path) -> None:
     profile = json.loads(done.stdout)
     assert (profile["source"], profile["hardware"]["name"]) == ("emulated", "NVIDIA H100 80GB HBM3")
     times = [profile["step"]["time_s"], *(phase["time_s"] for phase in profile["phases"].values())]
-    assert all(time == {"median": None, "p10": None, "p90": None, "n": 0} for time in times)
-    unknown = ("tokens_per_s", "mfu", "loss", "gpu_utilization")
-    assert [profile["step"][name] for name in unknown] == [None] * 4
+    assert all(0 < time["p10"] <= time["median"] <= time["p90"] and time["n"] == 2 for time in times)
+    assert profile["provenance"]["times"].startswith("estimated")
+    assert [profile["step"][name] for name in ("loss", "gpu_utilization")] == [None] * 2
     assert profile["memory"]["peak_reserved_bytes"] > profile["memory"]["peak_allocated_bytes"] > 80 << 20
     assert profile["phases"]["backward"]["flops"] >= 2 * profile["phases"]["forward"]["flops"] > 10**9
     assert (tmp_path / "run" / "snapshot.pickle").stat().st_size > 10_000

@@ -45,12 +45,25 @@ def emulate(
             "Without it, at once. Memory that streams share is free again that late."
         ),
     ] = False,
+    clock: Annotated[
+        bool,
+        typer.Option(help="Estimate times: events and torch.profiler show them, and at the end a step's."),
+    ] = True,
+    real_time: Annotated[
+        bool,
+        typer.Option(
+            "--real-time",
+            help="Who waits for the device waits as long as it takes, so that time.time() shows it too. "
+            "Without it, only the device's clock goes on. While torch.profiler records it is always so.",
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the allocator's statistics and history of every process."),
     ] = None,
 ) -> None:
-    """Run any command on virtual GPUs: PyTorch says what memory it needs, and nothing is computed."""
+    """Run any command on virtual GPUs: PyTorch says what memory it needs, time is estimated, and nothing is
+    computed."""
     from harness.virtual_gpu import Options
     from harness.virtual_gpu import emulate as become
 
@@ -65,5 +78,7 @@ def emulate(
             world_size=world_size,
             rank=rank,
             late=late,
+            clock=clock,
+            real_time=real_time,
         ),
     )

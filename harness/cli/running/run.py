@@ -95,7 +95,7 @@ def run(
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="Run on a virtual GPU, a device of the table: all but times and losses, where no GPU is.",
+            help="Run on a virtual GPU, a device of the table: all but losses, and estimated times.",
             show_default=False,
         ),
     ] = None,

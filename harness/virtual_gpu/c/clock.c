@@ -45,8 +45,22 @@ static int is_real_time(void) {
   return real || virtual_gpu_is_recording();
 }
 int64_t virtual_gpu_now(void) { return host_ns() + __atomic_load_n(&skipped, __ATOMIC_RELAXED); }
-int64_t virtual_gpu_skipped(void) { return __atomic_load_n(&skipped, __ATOMIC_RELAXED); }
+int64_t virtual_gpu_stop_clock(void) { return host_ns(); }
+void virtual_gpu_go_on(int64_t stopped) {
+  if (!is_real_time()) __atomic_fetch_sub(&skipped, host_ns() - stopped, __ATOMIC_RELAXED);
+}
 int virtual_gpu_has_clock(void) { return estimate != NULL; }
+
+// Python starts the clock when somebody wants to know a time: it takes the program half a second.
+static void (*start)(void);
+void virtual_gpu_start_when_timed(void (*starter)(void)) { start = starter; }
+void virtual_gpu_is_timed(void) {
+  void (*starter)(void) = __atomic_exchange_n(&start, NULL, __ATOMIC_RELAXED);
+  if (!starter) return;
+  int64_t stopped = virtual_gpu_stop_clock();
+  starter();
+  virtual_gpu_go_on(stopped);
+}
 
 // Python gives them: who estimates, the seconds of a launch, of a kernel that moves nothing, and the link's bytes/s.
 void virtual_gpu_start_clock(void (*estimator)(Operation*), int64_t launch, int64_t bare, double link) {
@@ -102,7 +116,11 @@ void virtual_gpu_estimated(Operation* what, int64_t took_ns, const char* its_cla
   what->took_ns = took_ns;
 }
 static void find_estimate(Operation* what) {
-  if (what->took_ns < 0 && estimate) estimate(what);
+  if (what->took_ns < 0 && estimate) {
+    int64_t stopped = virtual_gpu_stop_clock();
+    estimate(what);
+    virtual_gpu_go_on(stopped);
+  }
   if (what->took_ns < 0) virtual_gpu_estimated(what, bare_ns, "unknown", 0, 1);
 }
 
@@ -152,6 +170,7 @@ typedef struct {
   Kernel kernel;
   cudaStream_t stream;
   int64_t arrives;
+  uint32_t call;
 } Pending;
 static __thread Operation* operator_now;
 static __thread int launched_now, pending_now, room;
@@ -166,22 +185,34 @@ int virtual_gpu_end_operator(void) {
   if (!left) operator_now = NULL;
   return left;
 }
+// What the kernel takes that is launched at this place, from 0, of those of an operator.
+static int64_t share(const Operation* what, int place) {
+  int64_t others = bare_ns * (what->kernels - 1);
+  if (place >= what->kernels) return bare_ns;  // more than when it was estimated
+  if (what->product && others < what->took_ns / 2) return place + 1 == what->product ? what->took_ns - others : bare_ns;
+  return what->took_ns * (place + 1) / what->kernels - what->took_ns * place / what->kernels;
+}
 void virtual_gpu_place_pending(void) {
   Operation* what = operator_now;
   int count = pending_now, all = launched_now;
   operator_now = NULL, pending_now = 0;
   if (what->took_ns < 0) virtual_gpu_estimated(what, bare_ns * count, "unknown", 0, 1);
+  int products = 0;
+  for (int i = 0; i < count; i++)
+    if (pending[i].kernel.is_product) products++, what->product = i + 1;
+  if (products != 1) what->product = 0;
   what->kernels = all;
   for (int i = 0; i < count; i++) {
-    int64_t took = what->took_ns * (i + 1) / count - what->took_ns * i / count;
+    int64_t took = share(what, i);
+    virtual_gpu_belongs_to(pending[i].call);
     put(what, &pending[i].kernel, pending[i].stream, took, pending[i].arrives, NULL, NULL);
   }
 }
 void virtual_gpu_launched(const Kernel* kernel, void* stream) {
   if (!estimate) return;
   Operation* what = operator_now;
+  uint32_t call = virtual_gpu_is_recording() ? virtual_gpu_record_call(LAUNCH_KERNEL) : 0;
   int64_t arrives = virtual_gpu_now() + launch_ns;
-  if (virtual_gpu_is_recording()) virtual_gpu_record_call(LAUNCH_KERNEL);
   if (!what) {
     char text[512];
     snprintf(text, sizeof text, "kernel %s", kernel->name ? kernel->name : "?");
@@ -193,42 +224,47 @@ void virtual_gpu_launched(const Kernel* kernel, void* stream) {
   int place = launched_now++;
   if (what->took_ns < 0 || !what->kernels) {
     if (pending_now == room) pending = realloc(pending, (room = room ? 2 * room : 64) * sizeof *pending);
-    pending[pending_now++] = (Pending){*kernel, stream, arrives};
+    pending[pending_now++] = (Pending){*kernel, stream, arrives, call};
     return;
   }
-  int64_t took = bare_ns;  // more kernels than it had when it was estimated
-  if (place < what->kernels) took = what->took_ns * (place + 1) / what->kernels - what->took_ns * place / what->kernels;
-  put(what, kernel, stream, took, arrives, NULL, NULL);
+  put(what, kernel, stream, share(what, place), arrives, NULL, NULL);
 }
 void virtual_gpu_put(Operation* what, const Kernel* kernel, void* stream) {
   if (!estimate) return;
   find_estimate(what);
-  int64_t arrives = virtual_gpu_now() + launch_ns;
   if (virtual_gpu_is_recording()) virtual_gpu_record_call(LAUNCH_KERNEL);
+  int64_t arrives = virtual_gpu_now() + launch_ns;
   put(what, kernel, stream, what->took_ns, arrives, NULL, NULL);
 }
 // Kernels of a graph that was captured, one after the other.
 void virtual_gpu_replay(const Kept* kernels, int count, void* stream) {
   if (!estimate) return;
-  int64_t arrives = virtual_gpu_now() + launch_ns;
   if (virtual_gpu_is_recording()) virtual_gpu_record_call(LAUNCH_GRAPH);
+  int64_t arrives = virtual_gpu_now() + launch_ns;
   for (int i = 0; i < count; i++) put(kernels[i].what, &kernels[i].kernel, stream, kernels[i].took_ns, arrives, NULL, NULL);
 }
 void virtual_gpu_multiplied(int type, long m, long n, long k, int batch, void* stream) {
   if (!estimate) return;
   const char* dtype = type == CUDA_R_16BF ? "bf16" : type == CUDA_R_16F ? "fp16" : type == CUDA_R_32F ? "fp32"
                       : type == CUDA_R_64F ? "fp64" : type == CUDA_R_8I ? "int8" : "fp8";
-  char shape[128], text[160], name[32];
+  Kernel kernel = {type == CUDA_R_16BF  ? "cublas_gemm_bf16"
+                   : type == CUDA_R_16F ? "cublas_gemm_fp16"
+                   : type == CUDA_R_32F ? "cublas_gemm_fp32"
+                                        : "cublas_gemm",
+                   {1, 1, 1}, {256, 1, 1}, 0, 1};
+  if (operator_now && operator_now->took_ns >= 0) {
+    virtual_gpu_launched(&kernel, stream);
+    return;
+  }
+  char shape[128], text[160];
   snprintf(shape, sizeof shape, "%s %ld %ld %ld %d;", dtype, m, n, k, batch);
-  snprintf(name, sizeof name, "cublas_gemm_%s", dtype);
-  Kernel kernel = {virtual_gpu_operation(name, name)->name, {1, 1, 1}, {256, 1, 1}, 0};
   if (operator_now) {
-    if (operator_now->took_ns < 0) strncat(products, shape, sizeof products - strlen(products) - 1);
+    strncat(products, shape, sizeof products - strlen(products) - 1);
     virtual_gpu_launched(&kernel, stream);
     return;
   }
   snprintf(text, sizeof text, "product %s", shape);
-  virtual_gpu_put(virtual_gpu_operation(name, text), &kernel, stream);
+  virtual_gpu_put(virtual_gpu_operation(kernel.name, text), &kernel, stream);
 }
 // A copy over the link, one at a time in each direction. One within a device is a kernel of the operator.
 void virtual_gpu_copied(const void* to, const void* from, size_t size, void* stream) {
@@ -244,8 +280,8 @@ void virtual_gpu_copied(const void* to, const void* from, size_t size, void* str
     over_link[0] = virtual_gpu_operation("copy to the host", "copy to the host");
     for (int i = 0; i < 2; i++) virtual_gpu_estimated(over_link[i], 0, "copy", 0, 0);
   }
-  int64_t arrives = virtual_gpu_now() + launch_ns, took = 1000 + size * 1e9 / link_rate;
   if (virtual_gpu_is_recording()) virtual_gpu_record_call(COPY);
+  int64_t arrives = virtual_gpu_now() + launch_ns, took = 1000 + size * 1e9 / link_rate;
   Copy copy = {size, goes_in, virtual_gpu_is_pinned(goes_in ? from : to)};
   put(over_link[goes_in], NULL, stream, took, arrives, &links[virtual_gpu_slot(virtual_gpu_current()) & 63][goes_in], &copy);
 }

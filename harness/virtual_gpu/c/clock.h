@@ -15,6 +15,7 @@ typedef struct Operation {
   double flops;          // that it does
   int64_t took_ns;       // all its kernels together; -1 until it was estimated
   int kernels;           // that it launched when it was estimated
+  int product;           // which of them is its only product, and takes what the others leave; 0 for none
   int is_unknown;        // nobody knows its time: it has that of a launch, and of the bytes that can be seen
   int is_network;        // a collective
   int is_repeated;       // of a checkpointed block that runs again
@@ -26,10 +27,14 @@ typedef struct Operation {
 typedef struct {
   const char* name;
   unsigned grid[3], block[3], shared;
+  int is_product;
   size_t set_bytes, copied_bytes;  // within the device, of what is no kernel but a memset or a copy
 } Kernel;
 
 int virtual_gpu_has_clock(void);
+// What only the virtual GPU needs of the host is no time of the program's: from one to the other the clock stands.
+int64_t virtual_gpu_stop_clock(void);
+void virtual_gpu_go_on(int64_t stopped);
 int64_t virtual_gpu_now(void);  // ns of the host's monotonic clock, and of all waiting that was skipped
 
 // Work is put on a stream, after all that is on it and what it waits for. `stream` is a cudaStream_t.

@@ -75,7 +75,8 @@ static const CUpti_CallbackId called[] = {
 };
 static __thread size_t last_call;
 
-void virtual_gpu_record_call(enum Call which) {
+void virtual_gpu_belongs_to(uint32_t call) { correlation = call; }
+uint32_t virtual_gpu_record_call(enum Call which) {
   ask_for_buffer();
   pthread_mutex_lock(&lock);
   correlation = ++last_correlation;
@@ -98,6 +99,7 @@ void virtual_gpu_record_call(enum Call which) {
     call->correlationId = correlation;
   }
   pthread_mutex_unlock(&lock);
+  return correlation;
 }
 void virtual_gpu_record_return(void) {
   pthread_mutex_lock(&lock);
@@ -193,6 +195,7 @@ static uint64_t handed_on(uint64_t moment) {
   return first.theirs + (int64_t)(((int64_t)moment - first.ours) * rate);
 }
 CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind) {
+  virtual_gpu_is_timed();
   pthread_mutex_lock(&lock);
   if (!is_recording) first = look();
   is_enabled[kind] = 1;

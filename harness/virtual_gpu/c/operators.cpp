@@ -25,7 +25,7 @@ using c10::IValue;
 // only casts or hands on.
 struct Kind {
   std::string name, overload;
-  bool has_kernels = false, is_cast = false, is_embedding = false;
+  bool is_operator = false, has_kernels = false, is_cast = false, is_embedding = false;
 };
 struct Known {
   Operation* what = nullptr;
@@ -35,23 +35,42 @@ struct Known {
 std::mutex lock;
 std::unordered_map<const char*, Kind> kinds;  // by the name in the schema, which lies where the schema does
 std::unordered_map<uint64_t, Known> known;
-void (*estimate)(Operation*, const char* inputs, const char* outputs, const char* products);
+void (*estimate)(Operation*, const char* inputs, const char* products);
+
+// What a thread has found before, so that it takes no lock. What is kept here is never moved.
+constexpr size_t SEEN = 1 << 13;
+struct SeenKind {
+  const char* name;
+  const Kind* kind;
+};
+struct SeenKnown {
+  uint64_t hash;
+  Known* known;
+};
+thread_local SeenKind seen_kinds[SEEN];
+thread_local SeenKnown seen_known[SEEN];
 
 struct Context : at::ObserverContext {
   static void operator delete(void*) {}  // one for each thread
 };
 thread_local Context context;
 thread_local bool is_inside = false;
-thread_local uint64_t hash_now;
+thread_local Known* known_now;
 
 const Kind& kind_of(const at::RecordFunction& function) {
   const char* name = function.name();
+  SeenKind& seen = seen_kinds[((uintptr_t)name >> 4) % SEEN];
+  if (seen.name == name) return *seen.kind;
   std::lock_guard<std::mutex> guard(lock);
   Kind& kind = kinds[name];
-  if (kind.name == name) return kind;  // else the place of a name that is gone, of no operator
-  kind = {name};
+  if (kind.name == name) {
+    if (kind.is_operator) seen = {name, &kind};
+    return kind;
+  }
+  kind = {name};  // else it is the place of a name that is gone, of no operator
   if (auto named = function.operator_name()) {
     kind.overload = named->overload_name;
+    kind.is_operator = true;
     auto handle = c10::Dispatcher::singleton().findSchema(*named);
     bool is_collective = kind.name.find("c10d") != std::string::npos;  // NCCL tells of it
     if (handle && !is_collective) {
@@ -131,6 +150,8 @@ void write(std::ostream& to, const IValue& value) {
   else if (value.isInt()) to << value.toInt();
   else if (value.isBool()) to << (value.toBool() ? "true" : "false");
   else if (value.isDouble() && std::isfinite(value.toDouble())) to << value.toDouble();
+  else if (value.isString() && value.toStringRef().find_first_of("\"\\") == std::string::npos)
+    to << '"' << value.toStringRef() << '"';
   else if (value.isList()) write_list(to, value.toListRef());
   else to << "null";
 }
@@ -157,9 +178,14 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
   if (kind.is_embedding) count_tokens(function.inputs());
   for (const IValue& value : function.inputs())
     if (!mix_value(hash, value)) return nullptr;
-  std::unique_lock<std::mutex> guard(lock);
-  Known& found = known[hash];
+  SeenKnown& seen = seen_known[hash % SEEN];
+  if (seen.hash != hash || !seen.known) {
+    std::lock_guard<std::mutex> guard(lock);
+    seen = {hash, &known[hash]};
+  }
+  Known& found = *seen.known;
   if (!found.what) {
+    std::lock_guard<std::mutex> guard(lock);
     std::ostringstream text, description;
     write_list(text, function.inputs());
     found.inputs = text.str();
@@ -167,26 +193,21 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
     found.what = virtual_gpu_operation(kind.name.c_str(), description.str().c_str());
     found.what->is_repeated = again;
   }
-  Operation* what = found.what;
-  guard.unlock();
   is_inside = true;
-  hash_now = hash;
-  virtual_gpu_begin_operator(what);
+  known_now = &found;
+  virtual_gpu_begin_operator(found.what);
   return std::unique_ptr<at::ObserverContext>(&context);
 }
 
 void end(const at::RecordFunction& function, at::ObserverContext* ours) {
   if (!ours) return;
   if (virtual_gpu_end_operator()) {
-    std::unique_lock<std::mutex> guard(lock);
-    Known& found = known[hash_now];
-    std::string inputs = found.inputs;
-    Operation* what = found.what;
-    guard.unlock();
+    Operation* what = known_now->what;
     if (what->took_ns < 0) {
-      std::ostringstream outputs;
-      write_list(outputs, function.outputs());
-      estimate(what, inputs.c_str(), outputs.str().c_str(), virtual_gpu_products());
+      int64_t stopped = virtual_gpu_stop_clock();
+      at::RecordFunctionGuard unseen(false);  // by profilers: what is asked of PyTorch for it
+      estimate(what, known_now->inputs.c_str(), virtual_gpu_products());
+      virtual_gpu_go_on(stopped);
     }
     virtual_gpu_place_pending();
   }
@@ -196,10 +217,9 @@ void end(const at::RecordFunction& function, at::ObserverContext* ours) {
 }  // namespace
 
 extern "C" int64_t virtual_gpu_tokens() { return tokens; }
-extern "C" void virtual_gpu_watch_operators(void (*estimator)(Operation*, const char*, const char*, const char*)) {
+extern "C" void virtual_gpu_watch_operators(void (*estimator)(Operation*, const char*, const char*)) {
   estimate = estimator;
   at::addGlobalCallback(at::RecordFunctionCallback(begin, end)
                             .needsInputs(true)
-                            .needsOutputs(true)
                             .scopes({at::RecordScope::FUNCTION}));
 }

@@ -367,6 +367,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMe
   CALLED;
   virtual_gpu_copied(to, from, size, stream);
   if (virtual_gpu_owner(to) >= 0) return cudaSuccess;
+  int64_t stopped = virtual_gpu_stop_clock();
   if (virtual_gpu_owner(from) < 0) {
     memcpy(to, from, size);
   } else if (answer_size) {
@@ -379,6 +380,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMe
   } else {
     clear(to, size);
   }
+  virtual_gpu_go_on(stopped);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t size, enum cudaMemcpyKind kind) {

@@ -143,14 +143,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   pthread_mutex_unlock(&work_lock);
   return capture_of(stream) ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
-// Whether the program itself asks, by torch.cuda.Event or Stream: PyTorch's allocators and its watchdog of NCCL call
-// from other libraries than those of its Python functions.
-static int is_the_program(const void* caller) {
-  Dl_info its;
-  return dladdr(caller, &its) && strstr(its.dli_fname, "libtorch_python");
-}
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  if (!virtual_gpu_has_clock() || !is_the_program(__builtin_return_address(0))) return cudaSuccess;
+  if (!virtual_gpu_has_clock()) return cudaSuccess;
   return virtual_gpu_given_until(stream) > virtual_gpu_now() ? cudaErrorNotReady : cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
@@ -165,6 +159,7 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t func
 // ---- events
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  if (!(flags & cudaEventDisableTiming)) virtual_gpu_is_timed();
   *event = calloc(1, sizeof(Event));
   return cudaSuccess;
 }
@@ -187,6 +182,12 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   add(waited_for, ((Event*)event)->work);
   pthread_mutex_unlock(&work_lock);
   return cudaSuccess;
+}
+// Whether the program itself asks, by torch.cuda.Event: PyTorch's allocators and its watchdog of NCCL call from other
+// libraries than that of its Python functions.
+static int is_the_program(const void* caller) {
+  Dl_info its;
+  return dladdr(caller, &its) && strstr(its.dli_fname, "libtorch_python");
 }
 cudaError_t cudaEventQuery(cudaEvent_t recorded) {
   Event* event = (Event*)recorded;

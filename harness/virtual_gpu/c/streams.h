@@ -23,5 +23,5 @@ int64_t virtual_gpu_stream_done(cudaStream_t stream, int* with_network);  // whe
 void virtual_gpu_stream_waits(cudaStream_t stream, int64_t moment, int for_network);
 void virtual_gpu_wait_until(int64_t moment);
 int64_t virtual_gpu_device_done(int device);
-int64_t virtual_gpu_skipped(void);
+void virtual_gpu_is_timed(void);  // somebody wants to know a time: the clock starts
 int virtual_gpu_is_pinned(const void* pointer);  // memory of the host

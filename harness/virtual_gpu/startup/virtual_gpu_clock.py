@@ -1,5 +1,5 @@
-"""What the kernels of a virtual GPU take, for its clock (c/clock.c): estimated by harness from what each operator
-is given, once for each description.
+"""What the kernels of a virtual GPU take, for its clock (c/clock.c): harness estimates it from what each
+operator is given, once for each description.
 
 The clock asks here: for an operator of PyTorch with its shapes (c/operators.cpp), and for what is put on a
 stream by itself: products, collectives, kernels of others. It needs harness; where this interpreter cannot
@@ -11,14 +11,16 @@ import os
 import sys
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from virtual_gpu_times import Operation, Times
 
 _C = ctypes.CDLL(None)
 
 
 _Reference = ctypes.POINTER(Operation)
+_STARTER = ctypes.CFUNCTYPE(None)
 _ESTIMATOR = ctypes.CFUNCTYPE(None, _Reference)
-_OPERATOR_ESTIMATOR = ctypes.CFUNCTYPE(None, _Reference, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p)
+_OPERATOR_ESTIMATOR = ctypes.CFUNCTYPE(None, _Reference, ctypes.c_char_p, ctypes.c_char_p)
 _C.virtual_gpu_estimated.argtypes = [
     _Reference,
     ctypes.c_int64,
@@ -36,7 +38,20 @@ _said = set()
 
 
 def install():
-    """Start the clock. To be called once, when the process begins to use a device."""
+    """Start the clock once somebody wants to know a time: by an event that has one, a profiler, or a step of
+    an optimizer. To be called once, when the process begins to use a device."""
+    starter = _STARTER(_start)
+    _kept.append(starter)
+    _C.virtual_gpu_start_when_timed(starter)
+    hook = register_optimizer_step_pre_hook(lambda *_: _first_step(hook))
+
+
+def _first_step(hook):
+    hook.remove()
+    _C.virtual_gpu_is_timed()
+
+
+def _start():
     estimates = _estimates()
     if estimates is None:
         return
@@ -65,8 +80,8 @@ def _estimates():
         from harness.kernels import Described
     except ImportError as error:
         print(
-            f"virtual GPU: the device has no clock, because this Python cannot import harness ({error}). Times are "
-            "not estimated.",
+            f"virtual GPU: the device has no clock, because this Python cannot import harness ({error}). "
+            "Times are not estimated.",
             file=sys.stderr,
         )
         return None
@@ -103,9 +118,9 @@ def _estimate(estimates, what):
     return estimates.alone(what.contents.description.decode())
 
 
-def _estimate_operator(estimates, what, inputs, outputs, products):
+def _estimate_operator(estimates, what, inputs, products):
     name = what.contents.description.partition(b" ")[0].decode()
-    return estimates.operator(name, inputs.decode(), outputs.decode(), products.decode())
+    return estimates.operator(name, inputs.decode(), products.decode())
 
 
 def _say_once(name, error):

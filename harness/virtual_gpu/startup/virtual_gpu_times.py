@@ -1,8 +1,8 @@
-"""What a program's steps take on the virtual GPU, told when it ends: by the clock (c/clock.c), in words and, in
-the folder of `harness emulate --out`, as JSON.
+"""What a program's steps take on the virtual GPU by its clock (c/clock.c), told when the program ends: in
+words and, in the folder of `harness emulate --out`, as JSON.
 
-A step lasts from one call of an optimizer's `step` to the next. Of each, the device's time, where it went, the
-tokens that were looked up in the largest embedding, and FLOPs.
+A step lasts from one call of an optimizer's `step` to the next. Told are the device's time, where it went,
+the tokens that were looked up in the largest embedding, and FLOPs.
 """
 
 import atexit
@@ -32,6 +32,7 @@ class Operation(ctypes.Structure):
         ("flops", ctypes.c_double),
         ("took_ns", ctypes.c_int64),
         ("kernels", ctypes.c_int),
+        ("product", ctypes.c_int),
         ("is_unknown", ctypes.c_int),
         ("is_network", ctypes.c_int),
         ("is_repeated", ctypes.c_int),
@@ -79,11 +80,13 @@ class Times:
         _C.virtual_gpu_end_step()
 
     def found(self):
-        """What the steps took, in seconds, as a dictionary; None for a program with fewer than two steps. The
-        first one, which warms up, counts only if there are no others."""
+        """What a step takes, the median of all but the first, which warms up; None for a program that takes
+        fewer than two."""
         steps = [
-            (after[0] - before[0], [b - a for a, b in zip(before[1], after[1], strict=True)], after[2] - before[2])
-            for before, after in zip(self.ends, self.ends[1:], strict=False)
+            (end - begin, [b - a for a, b in zip(first, second, strict=True)], tokens - tokens_before)
+            for (begin, first, tokens_before), (end, second, tokens) in zip(
+                self.ends, self.ends[1:], strict=False
+            )
         ]
         if not steps:
             return None
@@ -183,8 +186,8 @@ def _lines(found, hardware):
     if found["unknown"]:
         names = sorted({each["name"] for each in found["operations"] if each["is_unknown"]})
         yield (
-            f"  Of {found['calls']} kernels {found['unknown']} are unknown, which take the time of a launch or of "
-            f"the bytes that are seen: {', '.join(names[:LARGEST])}."
+            f"  Of {found['calls']} kernels {found['unknown']} are unknown, which take the time of a launch, "
+            f"or of the bytes that are seen: {', '.join(names[:LARGEST])}."
         )
 
 

@@ -1,0 +1,217 @@
+"""The clock of a virtual GPU, as a program sees it: by CUDA's events and streams, and in what is told at the
+end. Estimates of single kernels are harness/kernel_time's; what the order of streams and events makes of them
+is written down here after CUDA's programming guide."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.hardware import find_hardware
+from harness.kernel_time import product, transfer
+
+pytestmark = pytest.mark.virtual_gpu
+
+H100 = find_hardware("h100")
+PRODUCT_MS = product(H100, "bf16", 8192, 8192, 8192) * 1e3
+NANOSECONDS = 1e-5
+"""In ms: times are counted in whole nanoseconds, and CUDA gives them as a float."""
+
+BEGIN = """
+import json, torch
+a = torch.empty(8192, 8192, device="cuda", dtype=torch.bfloat16)
+out = torch.empty_like(a)
+def multiply(times):
+    for _ in range(times):
+        torch.mm(a, a, out=out)
+def event(stream=None):
+    made = torch.cuda.Event(enable_timing=True)
+    made.record(stream)
+    return made
+def be_behind():  # however slow the host is, it gives the device more to do before that has done all
+    multiply(1000)
+event()  # with the first one the clock starts
+multiply(1)
+be_behind()
+"""
+
+
+def printed(emulate, code: str, **options: object) -> dict[str, float]:
+    return json.loads(emulate(code=BEGIN + code, **options).stdout.splitlines()[-1])
+
+
+def test_products_take_what_kernel_time_says(emulate) -> None:
+    code = """
+first = event(); multiply(3); second = event(); third = event()
+before = second.query(), torch.cuda.current_stream().query()
+torch.cuda.synchronize()
+after = second.query(), torch.cuda.current_stream().query()
+print(json.dumps({"three": first.elapsed_time(second), "none": second.elapsed_time(third),
+                  "before": before, "after": after}))
+"""
+    found = printed(emulate, code)
+    assert found["three"] == pytest.approx(3 * PRODUCT_MS, abs=NANOSECONDS)
+    assert found["none"] == 0
+    assert found["before"] == [False, False]
+    assert found["after"] == [True, True]
+
+
+def test_streams_run_beside_each_other_and_wait_for_events(emulate) -> None:
+    code = """
+main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+def both(waits):
+    torch.cuda.synchronize()
+    be_behind()
+    begin = event(main)
+    side.wait_event(begin)
+    with torch.cuda.stream(side):
+        multiply(3)
+    if waits:
+        main.wait_stream(side)
+    multiply(4)
+    main.wait_stream(side)
+    end = event(main)
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
+print(json.dumps({"beside": both(False), "after": both(True)}))
+"""
+    found = printed(emulate, code)
+    assert found["beside"] == pytest.approx(4 * PRODUCT_MS, abs=NANOSECONDS)
+    assert found["after"] == pytest.approx(7 * PRODUCT_MS, abs=NANOSECONDS)
+
+
+def test_copies_run_beside_kernels_one_at_a_time_in_each_direction(emulate) -> None:
+    code = """
+size = 256 << 20
+host, back = (torch.empty(size, dtype=torch.uint8).pin_memory() for _ in range(2))
+there, here = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
+main, streams = torch.cuda.current_stream(), [torch.cuda.Stream() for _ in range(3)]
+torch.cuda.synchronize()
+be_behind()
+begin = event(main)
+for stream in streams:
+    stream.wait_event(begin)
+with torch.cuda.stream(streams[0]):
+    there.copy_(host, non_blocking=True)
+with torch.cuda.stream(streams[1]):
+    here.copy_(host, non_blocking=True)
+with torch.cuda.stream(streams[2]):
+    back.copy_(there, non_blocking=True)
+multiply(2)
+ends = [event(stream) for stream in [main, *streams]]
+torch.cuda.synchronize()
+print(json.dumps([begin.elapsed_time(end) for end in ends]))
+"""
+    kernels, first, second, back = printed(emulate, code)
+    copy_ms = transfer(H100, 256 << 20) * 1e3
+    assert kernels == pytest.approx(2 * PRODUCT_MS, abs=NANOSECONDS)
+    assert [first, second, back] == pytest.approx([copy_ms, 2 * copy_ms, copy_ms], rel=1e-3)
+
+
+def test_a_graph_takes_what_its_kernels_take(emulate) -> None:
+    code = """
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    multiply(4)
+torch.cuda.synchronize()
+be_behind()
+begin = event(); graph.replay(); graph.replay(); end = event()
+torch.cuda.synchronize()
+print(json.dumps({"replays": begin.elapsed_time(end)}))
+"""
+    assert printed(emulate, code)["replays"] == pytest.approx(8 * PRODUCT_MS, abs=NANOSECONDS)
+
+
+def test_each_device_has_a_clock_of_its_own(emulate) -> None:
+    code = """
+torch.cuda.synchronize()
+be_behind()
+begin = event(); multiply(2)
+with torch.cuda.device(1):
+    other = torch.empty(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    for _ in range(1000):
+        other @ other
+    first = event(); other @ other; last = event()
+end = event()
+torch.cuda.synchronize(0), torch.cuda.synchronize(1)
+print(json.dumps([begin.elapsed_time(end), first.elapsed_time(last)]))
+"""
+    found = printed(emulate, code, options=("--gpus", "2"))
+    assert found == pytest.approx([2 * PRODUCT_MS, PRODUCT_MS], abs=NANOSECONDS)
+
+
+def test_without_the_clock_nothing_takes_time(emulate) -> None:
+    code = """
+print(json.dumps({"over": event().query() and torch.cuda.current_stream().query()}))
+"""
+    assert printed(emulate, code, options=("--no-clock",)) == {"over": True}
+    assert printed(emulate, code) == {"over": False}
+
+
+TRAINING = """
+import sys, torch
+from torch import nn
+width, layers, rows = 4096, 4, 2048
+table = nn.Embedding(1000, width)
+model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)])
+model, table = model.to("cuda", torch.bfloat16), table.to("cuda", torch.bfloat16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+tokens = torch.zeros(rows, dtype=torch.long, device="cuda")
+for _ in range(4):
+    model(table(tokens).detach()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_a_step_takes_is_told_at_the_end(emulate, tmp_path: Path) -> None:
+    """FLOPs by hand: a product of each layer forward, and two backward but for the first layer's input."""
+    done = emulate(code=TRAINING, options=("--out", "out"))
+    (path,) = (tmp_path / "out").glob("*-times.json")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    flops = 2 * 4096 * 4096 * 2048 * (3 * 4 - 1)
+    assert (found["source"], found["steps"]) == ("estimated", 3)
+    assert found["flops"] == flops
+    assert found["tokens_per_s"] == pytest.approx(2048 / found["step_time_s"], rel=0.5)
+    assert found["hfu"] == found["mfu"] <= 1
+    products = 11 * product(H100, "bf16", 2048, 4096, 4096)
+    assert found["kernels_s"]["product"] == pytest.approx(products, rel=0.1)  # of other shapes backward
+    assert found["busy_s"] >= found["kernels_s"]["product"]
+    assert found["unknown"] == 0
+    assert f"a step takes {found['step_time_s'] * 1e3:.1f} ms on this h100, estimated" in done.stderr
+    assert "tokens/s; MFU" in done.stderr
+
+
+def test_memory_is_the_same_with_the_clock_and_without(emulate) -> None:
+    code = TRAINING + "print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())"
+    with_clock, without = (emulate(code=code, options=each).stdout for each in ((), ("--no-clock",)))
+    assert with_clock == without
+
+
+TRITON = """
+import torch, triton, triton.language as tl
+@triton.jit
+def double(x, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+x = torch.zeros(1 << 20, device="cuda")
+w = torch.nn.Parameter(torch.zeros(8, device="cuda"))
+optimizer = torch.optim.SGD([w], lr=0.1)
+for _ in range(3):
+    double[(1024,)](x, x.numel(), BLOCK=1024)
+    w.sum().backward()
+    optimizer.step()
+"""
+
+
+def test_kernels_that_nobody_knows_are_counted(emulate, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(TRITON, encoding="utf-8")  # Triton reads the source
+    done = emulate(sys.executable, "program.py", options=("--out", "out"))
+    (path,) = (tmp_path / "out").glob("*-times.json")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    unknown = [(each["name"], each["calls"]) for each in found["operations"] if each["is_unknown"]]
+    assert unknown == [("double", 1)]
+    assert "1 are unknown" in done.stderr
