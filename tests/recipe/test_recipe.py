@@ -90,12 +90,19 @@ BROKEN: list[dict[str, Any]] = [
     {"parallel": "fsdp", "cpu_offload": True, "precision": "fp16"},
     {"parallel": "fsdp", "wrap": "accelerate", "loss": "fused_linear"},
     {"parallel": "tp", "loss": "fused_linear"},
+    {"use_dora": True},
+    {"use_rslora": True},
+    {"peft": {"bias": "all"}},
+    {"peft": {"peft_type": "VERA"}, "adapter": "lora"},
+    {"adapter": "peft"},
+    {"parallel": "tp", "adapter": "lora", "use_dora": True},
+    {"parallel": "tp", "adapter": "lora", "peft": {"bias": "all"}},
     {"parallel": "tp", "adapter": "ia3"},
 ]
 
 
 def test_every_rule_has_an_example() -> None:
-    assert len(BROKEN) == len(RULES) == 45
+    assert len(BROKEN) == len(RULES) == 52
 
 
 EACH_RULE = pytest.mark.parametrize(
@@ -138,6 +145,9 @@ ANY_FIELDS = st.fixed_dictionaries(
         "upcast_for_kbit": st.booleans(),
         "adapter": st.sampled_from(get_args(Adapter)),
         "adapter_dtype": st.sampled_from(("fp32", "base")),
+        "use_dora": st.booleans(),
+        "use_rslora": st.booleans(),
+        "peft": st.sampled_from(({}, {"bias": "all"}, {"peft_type": "VERA"})),
         "lora_targets": st.sampled_from(("all-linear", ("q_proj",), ())),
         "gradient_checkpointing": st.booleans(),
         "attention": st.sampled_from(get_args(Attention)),
