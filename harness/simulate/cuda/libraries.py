@@ -56,7 +56,7 @@ def library_replacements(recipe: Recipe, capability: tuple[int, int]) -> Iterato
 
         name = "peft.prepare_model_for_kbit_training"
         yield Replacement(name, _with_cuda(prepare), "empties the cache only if there is CUDA")
-    if recipe.use_dora and recipe.four_bit and find_spec("bitsandbytes") is not None:
+    if recipe.four_bit and find_spec("bitsandbytes") is not None:
         why = "copies into a tensor on the CPU, which takes no shapes (peft copies a layer for DoRA)"
         yield Replacement("bitsandbytes.nn.Params4bit.__deepcopy__", _copied, why)
     if recipe.by_bitsandbytes and find_spec("bitsandbytes") is not None:
@@ -83,9 +83,9 @@ def _with_cuda(prepare: Callable[..., Any]) -> Callable[..., Any]:
 def _copied(weight: Any, memo: dict[int, Any]) -> Any:
     """A 4-bit weight with a state and values of its own, made in that order."""
     state = deepcopy(weight.quant_state, memo)
-    copied = Tensor._make_subclass(type(weight), deepcopy(weight.data, memo), weight.requires_grad)
-    copied.__dict__ |= {**weight.__dict__, "quant_state": state}
-    return copied
+    return type(weight)(
+        deepcopy(weight.data, memo), **{**weight.__dict__, "quant_state": state, "requires_grad": False}
+    )
 
 
 def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
