@@ -23,7 +23,7 @@ from harness.sweep.figures import digest, write_figures
 from harness.sweep.table import table_of
 from harness.system.files import write_whole
 from harness.units import in_gib, in_ms
-from pages.toggles import GROUPS, SEVERAL_GPUS, TOGGLES, Toggle
+from pages.toggles import GROUPS, SEVERAL_GPUS, TOGGLES, WITHOUT_SWEEP, BuysAndCosts, Toggle
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 DATA, PICTURES = DOCS / "data", DOCS / "pictures"
@@ -143,13 +143,19 @@ def toggles_page() -> str:
     for group, toggles in GROUPS.items():
         parts.append(f"## {group}")
         parts += [_section(toggle) for toggle in toggles]
+    parts += ["## Other libraries' own fields", *_in_words(WITHOUT_SWEEP)]
     parts += [
         "## More than one GPU",
         "What is divided, and what is not: [More than one GPU](several-gpus.md).",
+        *_in_words(SEVERAL_GPUS),
     ]
-    for field, (buys, costs) in SEVERAL_GPUS.items():
-        parts += [f"### {field}", f"**Buys:** {buys}\n\n**Costs:** {costs}"]
     return "\n\n".join(parts) + "\n"
+
+
+def _in_words(fields: dict[str, BuysAndCosts]) -> list[str]:
+    return [
+        f"### {field}\n\n**Buys:** {buys}\n\n**Costs:** {costs}" for field, (buys, costs) in fields.items()
+    ]
 
 
 def _section(toggle: Toggle) -> str:

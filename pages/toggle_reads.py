@@ -42,7 +42,9 @@ RULES = "recipe/rules.py"
 MOST_FILES = 4
 
 OWN = {
-    **dict.fromkeys(("adapter", "lora_targets", "adapter_dtype"), "training/toggles/adapter.py"),
+    **dict.fromkeys(
+        ("adapter", "lora_targets", "adapter_dtype", "use_dora", "peft"), "training/toggles/adapter.py"
+    ),
     **dict.fromkeys(("quantization", "double_quant", "upcast_for_kbit"), "training/toggles/quantization.py"),
     **dict.fromkeys(
         ("optimizer", "optimizer_impl", "optimizer_in_backward", "master_weights"),

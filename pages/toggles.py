@@ -144,6 +144,16 @@ GROUPS: dict[str, list[Toggle]] = {
             "A mask and a dropped copy of the input of every adapted layer. The probability does not matter.",
         ),
         Toggle(
+            "use_dora",
+            LORA,
+            "false,true",
+            "Trains how long the rows of a weight are apart from where they point (DoRA), which often learns "
+            "more at the same rank.",
+            "The length of every row is computed anew in each forward pass, from the whole weight in the "
+            "adapter's dtype. What a layer and its adapter make is kept too, unless it is computed again.",
+            "gradient_checkpointing=false",
+        ),
+        Toggle(
             "adapter_dtype",
             LORA,
             "fp32,base",
@@ -239,6 +249,17 @@ GROUPS: dict[str, list[Toggle]] = {
     ],
 }
 """By what they change, in the order of the guide."""
+
+WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
+    "peft": BuysAndCosts(
+        buys="With adapter: lora, what peft's LoraConfig has besides: `peft={init_lora_weights: gaussian}`, "
+        "or `peft={target_parameters: [mlp.experts.down_proj]}` for the experts of a mixture. With adapter: "
+        "peft, any other method by its name: `adapter=peft peft={peft_type: VERA, r: 256}`. peft's own class "
+        "says which fields there are.",
+        costs="napkin has no price for it, unless it changes values alone. A simulation runs peft's code.",
+    ),
+}
+"""By field: what it buys, and what it costs, of a field that has as many values as another library likes."""
 
 SEVERAL_GPUS: dict[str, BuysAndCosts] = {
     "parallel": BuysAndCosts(

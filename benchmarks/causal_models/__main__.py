@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.causal_models.steps import METHODS, simulate_beside, train_on_cpu
+from benchmarks.causal_models.steps import METHODS, MORE_METHODS, simulate_beside, train_on_cpu
 from benchmarks.causal_models.tiny import LORA_TARGETS, small_config
 from benchmarks.gpu_programme.tasks import (
     Context,
@@ -35,11 +35,17 @@ from benchmarks.gpu_programme.tasks import (
 from harness.system import write_whole
 
 GPU = "h100"
+ALL_METHODS = METHODS | MORE_METHODS
 LIMIT_S = 300.0
 LIBRARIES = ("torch", "transformers", "peft")
 BATCH = 24
 """Rows that one virtual GPU runs: starting it takes seconds."""
 Row = dict[str, Any]
+
+
+def versions() -> dict[str, str]:
+    """Those that decide, whatever the build."""
+    return {name: version(name).partition("+")[0] for name in LIBRARIES}
 
 
 def all_types() -> list[str]:
@@ -69,7 +75,7 @@ def rows_of(wanted: Sequence[tuple[str, str]], folder: Path, python: str) -> Ite
     for kind, method in wanted:
         name = f"{kind}.{method}"
         rows[name] = {"type": kind, "method": method}
-        if kind in LORA_TARGETS and "adapter" in METHODS[method]:
+        if kind in LORA_TARGETS and "adapter" in ALL_METHODS[method]:
             rows[name]["lora_targets"] = LORA_TARGETS[kind]
         config = config_file(kind, folder)
         if isinstance(config, str):
@@ -122,14 +128,14 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("type", nargs="*")
-    parser.add_argument("--method", action="append", choices=METHODS)
+    parser.add_argument("--method", action="append", choices=ALL_METHODS)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--keep", type=Path, help="a folder for configs and traces")
     parser.add_argument("--python", default=sys.executable, help="the interpreter with PyTorch's CUDA build")
     options = parser.parse_args()
     prepare_process("cpu")
     import_libraries(Context("cpu", False, Path()))
-    found: dict[str, Any] = {"versions": {name: version(name) for name in LIBRARIES}, "gpu": GPU, "rows": []}
+    found: dict[str, Any] = {"versions": versions(), "gpu": GPU, "rows": []}
     rows: dict[tuple[str, str], Row] = {}
     if options.out is not None and options.out.exists():
         before = json.loads(options.out.read_bytes())

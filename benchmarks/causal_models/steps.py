@@ -21,12 +21,39 @@ METHODS: dict[str, dict[str, Any]] = {
     "lora": {"adapter": "lora", "gradient_checkpointing": True},
 }
 """Fields of a recipe: full fine-tuning in bf16, and LoRA on all linear layers with checkpointing."""
+EXPERTS = {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
+MORE_METHODS: dict[str, dict[str, Any]] = {
+    "rslora": {"adapter": "lora", "use_rslora": True},
+    "dora": {"adapter": "lora", "use_dora": True},
+    "dora dropout": {
+        "adapter": "lora",
+        "use_dora": True,
+        "lora_dropout": 0.1,
+        "gradient_checkpointing": True,
+    },
+    "dora nf4": {"adapter": "lora", "use_dora": True, "quantization": "nf4"},
+    "experts": {"adapter": "lora", "lora_targets": ["q_proj", "v_proj"], "peft": EXPERTS},
+    "vera": {"adapter": "peft", "peft": {"peft_type": "VERA", "r": 64}},
+    "loha": {"adapter": "peft", "peft": {"peft_type": "LOHA", "r": 8}},
+    "lokr": {"adapter": "peft", "peft": {"peft_type": "LOKR", "r": 8}},
+    "oft": {"adapter": "peft", "peft": {"peft_type": "OFT", "oft_block_size": 32}},
+    "boft": {"adapter": "peft", "peft": {"peft_type": "BOFT", "boft_block_size": 32}},
+    "adalora": {"adapter": "peft", "peft": {"peft_type": "ADALORA", "total_step": 100}},
+    "fourierft": {"adapter": "peft", "peft": {"peft_type": "FOURIERFT", "n_frequency": 100}},
+    "ln_tuning": {"adapter": "peft", "lora_targets": ["input_layernorm"], "peft": {"peft_type": "LN_TUNING"}},
+    "prompt_tuning": {"adapter": "peft", "peft": {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 8}},
+    "gaussian": {"adapter": "lora", "peft": {"init_lora_weights": "gaussian"}},
+    "orthogonal": {"adapter": "lora", "peft": {"init_lora_weights": "orthogonal"}},
+    "pissa": {"adapter": "lora", "peft": {"init_lora_weights": "pissa"}},
+    "rank pattern": {"adapter": "lora", "peft": {"rank_pattern": {"q_proj": 64}}},
+}
+"""Other methods, which are asked for by name."""
 UNKNOWN = "what these operators take inside on CUDA nobody has looked at: "
 
 
 def recipe_of(config: Path, method: str) -> Recipe:
     """The recipe of one row, which leaves the attention to the model."""
-    fields = {"model": str(config), **SIZES, **METHODS[method]}
+    fields = {"model": str(config), **SIZES, **(METHODS | MORE_METHODS)[method]}
     targets = LORA_TARGETS.get(config.stem)
     if targets and "adapter" in fields:
         fields["lora_targets"] = targets

@@ -143,12 +143,21 @@ class Activations:
         if not adapted or not built.lora:
             return terms
         wide = self.compute if recipe.mixed else SIZES[built.adapter_dtype(adapted[0])]
-        if recipe.lora_dropout:
+        dropped = recipe.lora_dropout > 0
+        if dropped:
             terms.append(term(f"{name}: mask of dropout", dims, 1, "native_dropout", len(adapted)))
-        own = wide != width or recipe.lora_dropout > 0  # a copy for each adapted layer
+        own = wide != width or dropped  # a copy for each adapted layer
         if own or not kept:
             terms.append(term(f"{name} for A", dims, wide, "LoRA's A", len(adapted) if own else 1))
-        return [*terms, term("A x", "B·S·R", wide, "LoRA's B", len(adapted))]
+        terms.append(term("A x", "B·S·R", wide, "LoRA's B", len(adapted)))
+        for matrix in adapted if built.lengths else []:
+            rows, each = self.dims.of("B·S") * matrix.outputs, (wide if dropped else self.made) + wide
+            formula = f"B·S·{matrix.outputs:,} × {each} B"
+            terms.append(Term("", f"{matrix.name}: W x and B A x", formula, rows * each, "DoRA's lengths"))
+            if dropped:  # W x is not the base's own then, but a product with W in A's dtype
+                formula, size = f"{matrix.elements:,} × {wide} B", matrix.elements * wide
+                terms.append(Term("", f"{matrix.name} for W x", formula, size, "peft/tuners/lora/dora.py"))
+        return terms
 
     def _mixed(self, block: Block, out: Sequence[Matrix]) -> list[Term]:
         own, _, also = block.mixer.partition(" and ")
@@ -235,7 +244,13 @@ class Activations:
         else:
             widest.append((8 + 2 * self.shape.attention_softcap * self.read) * d("B·N·S·S"))
         whole = max((m.elements for m in matrices if m.linear and built.storage(m)), default=0)
-        return max(widest) + self.stream * d("B·S·H") + whole * self.compute
+        whole *= self.compute
+        if built.lengths:
+            # peft/tuners/lora/dora.py: an identity for B A 1, B A, W, s·B A and their sum, in A's dtype
+            adapted = [m for m in matrices if m.name in built.adapted]
+            wide_bytes = SIZES[built.adapter_dtype(matrices[0])]
+            whole += max((m.inputs**2 + 4 * m.elements for m in adapted), default=0) * wide_bytes
+        return max(widest) + self.stream * d("B·S·H") + whole
 
     @cached_property
     def kept_by_loss(self) -> list[Term]:

@@ -19,10 +19,12 @@ from harness.architecture import (
     quantized,
 )
 from harness.errors import InputError
-from harness.recipe import Recipe, surprises_of_quantization
+from harness.recipe import Recipe, shown, surprises_of_quantization
 
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of an element."""
+NEUTRAL_IN_PEFT = {"init_lora_weights", "alpha_pattern"}
+"""Fields of peft's LoraConfig that change values alone."""
 _IA3 = ("v_proj", "c_attn", "query_key_value", "down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2")
 """What peft scales for IA3 beside queries or keys: values and an MLP's last matrix (peft.utils.constants)."""
 
@@ -61,9 +63,17 @@ class BuiltModel:
 
     def __init__(self, recipe: Recipe, shape: ModelShape) -> None:
         """Raises InputError for a layer in lora_targets that the model does not have."""
+        unpriced = recipe.adapter == "peft" or recipe.peft.keys() - NEUTRAL_IN_PEFT
+        if unpriced:
+            raise InputError(
+                f"peft: {shown(recipe.peft)}: napkin prices LoRA, DoRA and IA3 as a recipe's own fields have "
+                "them, and not what peft's other fields change. Ask `harness simulate`."
+            )
         self.recipe, self.shape, base = recipe, shape, recipe.trains_base
         self.whole = shape  # as harness/fit calls it
         self.lora, self.rank = recipe.adapter == "lora", recipe.lora_rank
+        self.lengths = recipe.use_dora
+        """Whether LoRA trains the length of each row too."""
         frozen_dtype = "fp32" if base else shape.dtype or "fp32"
         self.made_dtype = frozen_dtype if recipe.mixed else recipe.precision
         """In which weights are made: a plain precision's; under autocast fp32, but a frozen base's own."""
@@ -140,6 +150,8 @@ class BuiltModel:
         if self.lora:
             sides = [Matrix(f"{name}.lora_A", matrix.inputs, rank, "low")]
             sides += [Matrix(f"{name}.lora_B", rank, matrix.outputs, "low")]
+            lengths = Matrix(f"{name}.lora_magnitude_vector", 1, matrix.outputs, "vector")
+            sides += [lengths] if self.lengths else []  # arXiv 2402.09353
         return [
             self._weight(side, count, self.adapter_dtype(matrix)) for side in sides if name in self.adapted
         ]

@@ -28,7 +28,11 @@ NOT_HERE: dict[str, dict[str, str]] = {
         ("muon", "galore", "lomo", "adalomo", "sophia", "adam", "lion", "apollo", "schedule_free"),
         "another optimizer",
     ),
-    "adapter": dict.fromkeys(("dora", "vera", "loha", "lokr", "oft", "adalora"), "another adapter")
+    "adapter": {
+        name: f"a method of peft: write adapter: peft with peft: {{peft_type: {name.upper()}}}"
+        for name in ("vera", "loha", "lokr", "oft", "adalora")
+    }
+    | {"dora": "LoRA with lengths: write adapter: lora with use_dora: true"}
     | {"qlora": "LoRA over a quantized base: write adapter: lora with quantization: nf4"},
     "attention": dict.fromkeys(("flex_attention", "flash_attention_4", "xformers"), "another implementation"),
 }
@@ -146,5 +150,7 @@ def _in_words(schema: Mapping[str, Any]) -> str:
             return " ".join(["a whole number" if kind == "integer" else "a number", " and ".join(bounds)])
         case "string":
             return "text"
+        case "object":
+            return "a mapping of names to values"
         case kind:
             return kind

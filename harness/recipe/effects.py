@@ -19,6 +19,7 @@ EFFECTS = {
     "trust_remote_code": Effect("source", "decides whose Python runs, not what it computes"),
     "data": Effect("values", "every batch has the recipe's shape, whatever is in it"),
     "lora_alpha": Effect("values", "a factor in a product that is there anyway"),
+    "use_rslora": Effect("values", "another factor in that product"),
     "learning_rate": Effect("values", "a factor in the update"),
     "seed": Effect("values", "memory and time do not depend on the values"),
     "steps": Effect("run", "how many steps are timed; a step costs the same"),

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Precision = Literal["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"]
 Quantization = Literal["none", "nf4", "fp4", "int8"]
-Adapter = Literal["none", "lora", "ia3"]
+Adapter = Literal["none", "lora", "ia3", "peft"]
 Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"]
 Optimizer = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "paged_adamw", "adafactor", "sgd", "lion_8bit"]
 Offload = Literal["activations", "optimizer", "parameters"]
@@ -54,7 +54,7 @@ class Fields(BaseModel):
     """peft's prepare_model_for_kbit_training: every 16-bit weight left is upcast to fp32."""
 
     adapter: Adapter = "none"
-    """Train small added weights instead of the model's own."""
+    """Train small added weights instead of the model's own. peft: the method that `peft` names."""
     lora_rank: Count = 16
     """Inner size of each pair of added matrices: (rank, in) and (out, rank)."""
     lora_alpha: Positive = 32
@@ -63,6 +63,13 @@ class Fields(BaseModel):
     """Probability of dropping an input of the added matrices."""
     lora_targets: Literal["all-linear"] | tuple[Annotated[str, Field(min_length=1)], ...] = "all-linear"
     """`all-linear` (every linear layer but the output head) or a list of module names. ia3 uses it too."""
+    use_rslora: bool = False
+    """The added product is multiplied by lora_alpha / the root of lora_rank."""
+    use_dora: bool = False
+    """Train the length of each row of the adapted weights as well, and LoRA turns the rows."""
+    peft: dict[str, Any] = {}
+    """More fields of peft's own config for the adapter, as `{init_lora_weights: gaussian}`; with adapter:
+    peft also its `peft_type`, as `{peft_type: VERA, r: 256}`."""
     adapter_dtype: Literal["fp32", "base"] = "fp32"
     """fp32 (peft's default on a 16-bit base) or the dtype of the base."""
 

@@ -11,6 +11,9 @@ from harness.recipe.rules import first_broken_rule
 class Recipe(Fields):
     """One fine-tuning step, fully described. Immutable; unknown fields and impossible pairs are errors."""
 
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # pydantic's own would hash each value, and `peft` is a mapping
+
     @model_validator(mode="after")
     def _possible(self) -> Recipe:
         broken = first_broken_rule(self)

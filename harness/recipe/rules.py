@@ -260,6 +260,41 @@ RULES: tuple[Rule, ...] = (
         "Liger's kernel knows no divided head; set loss: standard",
     ),
     Rule(
+        ("use_dora", "adapter"),
+        lambda r: r.use_dora and r.adapter != "lora",
+        "the lengths are trained beside LoRA's matrices; set adapter: lora, or use_dora: false",
+    ),
+    Rule(
+        ("use_rslora", "adapter"),
+        lambda r: r.use_rslora and r.adapter != "lora",
+        "only LoRA's product is scaled by its rank; set adapter: lora, or use_rslora: false",
+    ),
+    Rule(
+        ("peft", "adapter"),
+        lambda r: bool(r.peft) and r.adapter == "none",
+        "there is no adapter that these fields are of; set adapter: lora, or peft: {}",
+    ),
+    Rule(
+        ("peft", "adapter"),
+        lambda r: r.adapter in ("lora", "ia3") and "peft_type" in r.peft,
+        "peft_type names a method beside lora and ia3; set adapter: peft, or peft: {}",
+    ),
+    Rule(
+        ("adapter", "peft"),
+        lambda r: r.adapter == "peft" and "peft_type" not in r.peft,
+        "which method of peft it is must be said; set peft: {peft_type: VERA}, or adapter: lora",
+    ),
+    Rule(
+        ("parallel", "use_dora"),
+        lambda r: r.tensor_parallel and r.use_dora,
+        "there is no plan that divides DoRA's lengths; set use_dora: false, or parallel: fsdp",
+    ),
+    Rule(
+        ("parallel", "peft"),
+        lambda r: r.tensor_parallel and bool(r.peft),
+        "there is no plan that divides what peft's own fields add; set parallel: fsdp, or parallel: ddp",
+    ),
+    Rule(
         ("parallel", "adapter"),
         lambda r: r.tensor_parallel and r.adapter == "ia3",
         "there is no plan that divides ia3's scales; set adapter: lora",
@@ -284,4 +319,7 @@ def shown(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(str, cast("list[Any]", value))) + "]"
+    if isinstance(value, dict):
+        pairs = cast("dict[str, Any]", value).items()
+        return "{" + ", ".join(f"{name}: {shown(each)}" for name, each in pairs) + "}"
     return "null" if value is None else str(value)

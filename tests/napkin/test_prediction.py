@@ -43,6 +43,7 @@ def answer(recipe: Recipe, shape: ModelShape = SMALL):
 # Every field is priced, or neutral for a reason -------------------------------------------------
 
 LORA = {"adapter": "lora"}
+VERA = {"peft_type": "VERA"}
 QLORA = {"adapter": "lora", "quantization": "nf4"}
 DDP = {"parallel": "ddp"}
 FSDP = {"parallel": "fsdp", "precision": "bf16-mixed", "reduce_dtype": "fp32", "dp_shard": 2}
@@ -58,6 +59,7 @@ PRICED = {
     "lora_dropout": (LORA, 0.1),
     "lora_targets": (LORA, ("q_proj",)),
     "adapter_dtype": (LORA, "base"),
+    "use_dora": (LORA, True),
     "gradient_checkpointing": ({}, True),
     "attention": ({}, "eager"),
     "loss": ({}, "fused_linear"),
@@ -81,12 +83,16 @@ PRICED = {
     "wrap": (FSDP, "accelerate"),
     "cpu_offload": (FSDP, True),
 }
-ELSEWHERE = {"model": "its shape is given apart: test_monotone"}
+ELSEWHERE = {
+    "model": "its shape is given apart: test_monotone",
+    "peft": "only what changes no bytes has a price: test_what_peft_may_be_told",
+}
 OTHER_VALUES = {
     "weights": "pretrained",
     "trust_remote_code": True,
     "data": "some.jsonl",
     "lora_alpha": 8,
+    "use_rslora": True,
     "learning_rate": 1e-5,
     "warmup_steps": 7,
     "steps": 9,
@@ -94,6 +100,15 @@ OTHER_VALUES = {
     "checkpoint_every": 5,
     "on_nan": "continue",
 }
+
+
+def test_what_peft_may_be_told() -> None:
+    """Initial values cost nothing, and what is not priced is refused."""
+    drawn = {"peft": {"init_lora_weights": "gaussian"}}
+    assert answer(small(**LORA, **drawn)) == answer(small(**LORA))
+    for fields in (LORA | {"peft": {"rank_pattern": {"q_proj": 64}}}, {"adapter": "peft", "peft": VERA}):
+        with pytest.raises(InputError, match=r"peft: \{.*Ask `harness simulate`"):
+            answer(small(**fields))
 
 
 @pytest.mark.parametrize("field", Recipe.model_fields)
@@ -104,7 +119,7 @@ def test_a_recipe_field_is_priced_or_neutral_for_a_reason(field):
         assert answer(small(**base)) != answer(small(**base | {field: value}))
     if field in EFFECTS:
         assert len(EFFECTS[field].why) > 20
-        base = LORA if field == "lora_alpha" else {}
+        base = LORA if field in ("lora_alpha", "use_rslora") else {}
         assert answer(small(**base)) == answer(small(**base, **{field: OTHER_VALUES[field]}))
 
 

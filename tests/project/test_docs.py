@@ -20,7 +20,7 @@ from harness.system.strict_yaml import parse_yaml
 from pages import several_gpus, virtual_gpu
 from pages.links import anchors, broken_links, external_links, links
 from pages.pictures import DATA, PICTURES, data_of, drawn_from, picture_of, toggles_page, with_numbers
-from pages.toggles import SEVERAL_GPUS, TOGGLES, Toggle
+from pages.toggles import SEVERAL_GPUS, TOGGLES, WITHOUT_SWEEP, Toggle
 from tests.support.commands import Call
 from tests.support.places import ROOT
 
@@ -142,7 +142,7 @@ def test_the_page_of_the_virtual_gpu_is_of_its_results(monkeypatch, tmp_path: Pa
 
 def test_every_toggle_is_in_the_guide():
     """A recipe's fields but the model and those that change neither memory nor time."""
-    described = {toggle.field for toggle in TOGGLES} | SEVERAL_GPUS.keys()
+    described = {toggle.field for toggle in TOGGLES} | SEVERAL_GPUS.keys() | WITHOUT_SWEEP.keys()
     assert described == set(Recipe.model_fields) - set(EFFECTS) - {"model"}
     assert described <= anchors(DOCS / "toggles.md")
 

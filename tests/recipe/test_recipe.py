@@ -46,7 +46,7 @@ def fixes_in(message: str) -> list[tuple[str, Any]]:
 
 
 def test_every_rule_has_an_example() -> None:
-    assert len(BROKEN) == len(RULES) == 45
+    assert len(BROKEN) == len(RULES) == 52
 
 
 EACH_RULE = pytest.mark.parametrize(
@@ -89,6 +89,9 @@ ANY_FIELDS = st.fixed_dictionaries(
         "upcast_for_kbit": st.booleans(),
         "adapter": st.sampled_from(get_args(Adapter)),
         "adapter_dtype": st.sampled_from(("fp32", "base")),
+        "use_dora": st.booleans(),
+        "use_rslora": st.booleans(),
+        "peft": st.sampled_from(({}, {"bias": "all"}, {"peft_type": "VERA"})),
         "lora_targets": st.sampled_from(("all-linear", ("q_proj",), ())),
         "gradient_checkpointing": st.booleans(),
         "attention": st.sampled_from(get_args(Attention)),

@@ -50,5 +50,12 @@ BROKEN: list[dict[str, Any]] = [
     {"parallel": "fsdp", "cpu_offload": True, "precision": "fp16"},
     {"parallel": "fsdp", "wrap": "accelerate", "loss": "fused_linear"},
     {"parallel": "tp", "loss": "fused_linear"},
+    {"use_dora": True},
+    {"use_rslora": True},
+    {"peft": {"bias": "all"}},
+    {"peft": {"peft_type": "VERA"}, "adapter": "lora"},
+    {"adapter": "peft"},
+    {"parallel": "tp", "adapter": "lora", "use_dora": True},
+    {"parallel": "tp", "adapter": "lora", "peft": {"bias": "all"}},
     {"parallel": "tp", "adapter": "ia3"},
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import Any
@@ -55,6 +56,9 @@ def library_replacements(recipe: Recipe, capability: tuple[int, int]) -> Iterato
 
         name = "peft.prepare_model_for_kbit_training"
         yield Replacement(name, _with_cuda(prepare), "empties the cache only if there is CUDA")
+    if recipe.four_bit and find_spec("bitsandbytes") is not None:
+        why = "copies into a tensor on the CPU, which takes no shapes (peft copies a layer for DoRA)"
+        yield Replacement("bitsandbytes.nn.Params4bit.__deepcopy__", _copied, why)
     if recipe.by_bitsandbytes and find_spec("bitsandbytes") is not None:
         why = "asks CUDA for managed memory"
         yield Replacement("bitsandbytes.functional.get_paged", _paged, why)
@@ -74,6 +78,14 @@ def _with_cuda(prepare: Callable[..., Any]) -> Callable[..., Any]:
             return prepare(*args, **kwargs)
 
     return prepared
+
+
+def _copied(weight: Any, memo: dict[int, Any]) -> Any:
+    """A 4-bit weight with a state and values of its own, made in that order."""
+    state = deepcopy(weight.quant_state, memo)
+    return type(weight)(
+        deepcopy(weight.data, memo), **{**weight.__dict__, "quant_state": state, "requires_grad": False}
+    )
 
 
 def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:

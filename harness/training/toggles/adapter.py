@@ -1,17 +1,22 @@
-"""The toggle `adapter`: peft's LoRA or IA3 on a frozen base."""
+"""The toggle `adapter`: LoRA, IA3 or another method of peft on a frozen base."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
 
-from harness.errors import InputError, MissingDependency
+from harness.errors import InputError, MissingDependency, is_out_of_memory, nearest
 from harness.recipe import Recipe, shown
 from harness.training.model_config import first_line, shapes_of
 from harness.training.toggles import Problem
+
+REFUSED = (ValueError,)
+UNCHECKED = (*REFUSED, AssertionError, AttributeError, LookupError, RuntimeError, TypeError)
+"""What peft raises for what it refuses, and for values of its own fields that it does not check."""
 
 
 class _CannotDrop(InputError):
@@ -19,25 +24,13 @@ class _CannotDrop(InputError):
 
 
 def with_adapter(recipe: Recipe, model: Any) -> Any:
-    """peft's model: the frozen base with LoRA (A Kaiming, B zero) or IA3 weights to train; or `model`."""
+    """peft's model, the frozen base with what `recipe.adapter` trains; or `model`."""
     if recipe.trains_base:
         return model
     model.requires_grad_(False)
     peft = import_peft(recipe)
-    targets = recipe.lora_targets if isinstance(recipe.lora_targets, str) else list(recipe.lora_targets)
-    if recipe.adapter == "lora":
-        config: Any = peft.LoraConfig(
-            r=recipe.lora_rank,
-            lora_alpha=recipe.lora_alpha,  # type: ignore[arg-type]
-            lora_dropout=recipe.lora_dropout,
-            target_modules=targets,
-            task_type="CAUSAL_LM",
-        )
-    else:
-        # peft knows which modules IA3 scales for each architecture; a list replaces its choice.
-        config = peft.IA3Config(task_type="CAUSAL_LM")
-        if targets != "all-linear":
-            config = peft.IA3Config(target_modules=targets, feedforward_modules=[], task_type="CAUSAL_LM")
+    config = _config(recipe, peft)
+    raised = UNCHECKED if recipe.peft else REFUSED
     try:
         with warnings.catch_warnings():
             # what peft says of a mixture's experts in 4 bit, training/warnings.py says in a sentence
@@ -45,15 +38,60 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
             adapted = peft.get_peft_model(
                 model, config, autocast_adapter_dtype=recipe.adapter_dtype == "fp32"
             )  # type: ignore[arg-type]
-    except ValueError as error:
-        if "lora_dropout" in str(error):
+    except raised as error:
+        if is_out_of_memory(error):
+            raise
+        if recipe.lora_dropout and "lora_dropout" in str(error):
             raise _CannotDrop(
                 f"{_cannot_drop(recipe)}; set lora_dropout: 0, or name linear layers in lora_targets, for "
                 "example [q_proj, v_proj]."
             ) from error
-        raise InputError(f"lora_targets: {shown(recipe.lora_targets)}: {first_line(error)}.") from error
+        field = "peft" if recipe.peft else "lora_targets"
+        raise InputError(f"{field}: {shown(getattr(recipe, field))}: {first_line(error)}.") from error
     _refuse_targets_without_adapter(recipe, adapted)
     return adapted
+
+
+def _config(recipe: Recipe, peft: Any) -> Any:
+    """peft's config for the adapter, which checks `recipe.peft`. Raises InputError for what it refuses."""
+    targets = recipe.lora_targets if isinstance(recipe.lora_targets, str) else list(recipe.lora_targets)
+    more = dict(recipe.peft)
+    of_lora = {
+        "r": recipe.lora_rank,
+        "lora_alpha": recipe.lora_alpha,
+        "lora_dropout": recipe.lora_dropout,
+        "use_rslora": recipe.use_rslora,
+        "use_dora": recipe.use_dora,
+    }
+    given: dict[str, Any] = {"task_type": "CAUSAL_LM"}
+    if recipe.adapter == "lora":
+        kind, given = peft.LoraConfig, {**given, "target_modules": targets, **of_lora}
+    elif recipe.adapter == "ia3":
+        kind = peft.IA3Config
+        # peft knows which modules IA3 scales for each architecture; a list replaces its choice.
+        if targets != "all-linear":
+            given |= {"target_modules": targets, "feedforward_modules": []}
+    else:
+        kinds = {name.value: each for name, each in peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+        name = str(more.pop("peft_type")).upper()
+        if name not in kinds:
+            hint = nearest(name, [each.lower() for each in kinds]) or f" It has {', '.join(kinds)}."
+            raise InputError(f"peft: peft_type: this peft has no method {name}.{hint}")
+        kind = kinds[name]
+        if "target_modules" in {field.name for field in fields(kind)} and "target_modules" not in more:
+            given["target_modules"] = targets
+    for name in more:
+        if name in given:
+            own = {"r": "lora_rank", "target_modules": "lora_targets"}.get(name, name)
+            raise InputError(f"peft: {name} has a field of its own in a recipe: write {own}.")
+        known = sorted(field.name for field in fields(kind) if field.init)
+        if name not in known:
+            hint = nearest(name, known) or f" It has {', '.join(known)}."
+            raise InputError(f"peft: {kind.__name__} has no field {name}.{hint}")
+    try:
+        return kind(**given, **more)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"peft: {shown(recipe.peft)}: {first_line(error)}.") from error
 
 
 def import_peft(recipe: Recipe) -> Any:
@@ -109,12 +147,14 @@ def _cannot_drop(recipe: Recipe) -> str:
 
 def _refuse_targets_without_adapter(recipe: Recipe, adapted: Any) -> None:
     """Raise InputError if a target adapts nothing; peft says so only when none of them does."""
-    if recipe.adapts_every_linear and recipe.adapter == "lora":  # experts in 4 bit are no linear layers
-        return
     config, tuner = adapted.peft_config["default"], adapted.base_model
+    # of linear layers all have one: experts in 4 bit are none; prompts adapt no layer
+    every = recipe.adapts_every_linear and recipe.adapter != "ia3" and not recipe.peft
+    if every or not hasattr(tuner, "targeted_module_names"):
+        return
     found = [*tuner.targeted_module_names, *tuner.targeted_parameter_names]
     # peft has put a list here, of its own names: a mixture's w1 and w3 are gate_up_proj
-    wanted = [*config.target_modules, *(getattr(config, "target_parameters", None) or ())]
+    wanted = [*(config.target_modules or ()), *(getattr(config, "target_parameters", None) or ())]
     missing = [name for name in wanted if not any(f".{path}".endswith(f".{name}") for path in found)]
     if missing:
         why = ", where experts stored in 4 bit cannot be adapted" if recipe.quantized else ""

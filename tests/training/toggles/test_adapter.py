@@ -269,3 +269,103 @@ def test_without_peft_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(MissingDependency, match=r"adapter: lora needs the package peft.* pip install peft"):
         build_model(lora(), CPU)
+
+
+# ---- what peft has besides ---------------------------------------------------------------------------
+
+
+def test_rslora_divides_by_the_root_of_the_rank() -> None:
+    plain, rooted = (build_model(lora(lora_rank=16, use_rslora=on), CPU) for on in (False, True))
+    scales = [
+        {m.scaling["default"] for m in model.modules() if isinstance(getattr(m, "scaling", None), dict)}
+        for model in (plain, rooted)
+    ]
+    assert scales == [{32 / 16}, {32 / math.sqrt(16)}]
+
+
+def test_dora_begins_as_the_base_and_trains_lengths() -> None:
+    tokens = torch.arange(8)[None]
+    base, model = build_model(tiny(), CPU), build_model(lora(use_dora=True), CPU)
+    torch.testing.assert_close(model(tokens).logits, base(tokens).logits)
+    lengths = {name: p for name, p in model.named_parameters() if "lora_magnitude_vector" in name}
+    assert len(lengths) == 2 * len(LLAMA)
+    assert all(p.requires_grad for p in lengths.values())
+    rows = base.model.layers[0].self_attn.q_proj.weight.norm(dim=1)
+    (first,) = [p for name, p in lengths.items() if "layers.0.self_attn.q_proj" in name]
+    torch.testing.assert_close(first, rows)
+
+
+def test_dora_is_pefts_own() -> None:
+    """What was trained makes the same of the same tokens in a model that peft alone has adapted."""
+    import peft
+
+    model = train(lora(use_dora=True, lora_targets=["q_proj"]), 3).training.model.eval()
+    base = build_model(tiny(), CPU).eval()
+    config = peft.LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj"], use_dora=True)
+    tokens = torch.arange(8)[None]
+    plain = base(tokens).logits
+    theirs = peft.get_peft_model(base, config).eval()
+    theirs.load_state_dict(model.state_dict())
+    assert not torch.allclose(model(tokens).logits, plain, atol=1e-4)
+    assert torch.equal(model(tokens).logits, theirs(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"adapter": "peft", "peft": {"peft_type": "VERA", "r": 4}}, "vera_lambda"),
+        ({"adapter": "peft", "peft": {"peft_type": "loha", "r": 4}}, "hada_w1_a"),
+        ({"adapter": "peft", "peft": {"peft_type": "OFT", "oft_block_size": 16}}, "oft_R"),
+        (
+            {"adapter": "peft", "peft": {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 4}},
+            "prompt_encoder",
+        ),
+        ({"adapter": "lora", "peft": {"modules_to_save": ["lm_head"]}}, "modules_to_save"),
+    ],
+)
+def test_any_method_of_peft_by_its_own_fields(fields: dict[str, Any], part: str) -> None:
+    trained = train(tiny(**fields), 2)
+    names = trained_names(trained.training.model)
+    assert any(part in name for name in names)
+    assert trained.losses[1] != trained.losses[0]
+
+
+def test_lora_on_the_experts_of_a_mixture() -> None:
+    experts = {"target_parameters": ["mlp.experts.down_proj"]}
+    model = build_model(lora("mixtral", lora_targets=["q_proj"], peft=experts), CPU)
+    assert adapted_modules(model) == in_both_blocks("mixtral", ["self_attn.q_proj", "mlp.experts"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"adapter": "lora", "peft": {"init_lora_wieghts": 1}},
+            "has no field init_lora_wieghts. Did you mean init_l",
+        ),
+        ({"adapter": "lora", "peft": {"r": 8}}, "r has a field of its own in a recipe: write lora_rank"),
+        ({"adapter": "lora", "peft": {"use_dora": True}}, "write use_dora"),
+        ({"adapter": "peft", "peft": {"peft_type": "VERRA"}}, "no method VERRA. Did you mean vera"),
+        ({"adapter": "lora", "peft": {"init_lora_weights": "never"}}, "peft: .*never"),
+        ({"adapter": "peft", "peft": {"peft_type": "VERA", "r": -1}}, "peft: "),
+    ],
+)
+def test_pefts_own_class_checks_its_fields(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        build_model(tiny(**fields), CPU)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"use_dora": True},
+        {"use_rslora": True, "adapter": "ia3"},
+        {"peft": {"r": 1}},
+        {"adapter": "peft"},
+        {"adapter": "lora", "peft": {"peft_type": "VERA"}},
+        {"adapter": "lora", "use_dora": True, "parallel": "tp"},
+    ],
+)
+def test_fields_of_peft_without_their_adapter(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="is impossible"):
+        tiny(**fields)

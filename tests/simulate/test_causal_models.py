@@ -1,0 +1,53 @@
+"""A sample of benchmarks.causal_models: the peaks that PyTorch's allocator counted on the virtual GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.causal_models.__main__ import GPU, config_file, versions
+from benchmarks.causal_models.steps import recipe_of
+from benchmarks.traces import THREE_STEPS
+from harness.hardware.hardware import find_hardware
+from harness.simulate.simulated_run import simulate
+
+FOUND = json.loads((Path(__file__).parents[2] / "profiles/cpu/causal_models.json").read_bytes())
+ROWS = {(row["type"], row["method"]): row for row in FOUND["rows"]}
+SAMPLE = (
+    *("deepseek_v3", "diffllama", "doge", "ernie4_5_moe", "gemma3_text", "gpt_oss", "granite_swa"),
+    *("inkling_text", "llama4_text", "mamba2", "nemotron_h", "phimoe", "qwen3_next"),
+)
+"""Mixtures, recurrent layers, attention that is its own, weights kept in fp32; each of two ways in turn."""
+BAR = 0.95
+
+pytestmark = pytest.mark.skipif(
+    versions() != FOUND["versions"],
+    reason="the emulated peaks are of other releases",
+)
+
+
+@pytest.mark.parametrize(("kind", "method"), zip(SAMPLE, ["full", "lora"] * len(SAMPLE), strict=False))
+def test_the_peaks_are_those_that_pytorch_counted(kind: str, method: str, tmp_path: Path) -> None:
+    config = config_file(kind, tmp_path)
+    assert isinstance(config, Path), config
+    recipe = recipe_of(config, method).model_copy(update=THREE_STEPS)
+    memory = simulate(recipe, find_hardware(GPU))[0].memory
+    emulated = ROWS[kind, method]["emulated"]
+    assert memory.first_step_peak_allocated_bytes == emulated["first step"]
+    assert memory.peak_allocated_bytes == emulated["allocated"]
+    assert memory.peak_reserved_bytes == emulated["reserved"]
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_nearly_all_that_train_are_simulated_to_the_byte(method: str) -> None:
+    trained = [row for row in FOUND["rows"] if row["method"] == method and "builds" not in row]
+    trained = [row for row in trained if "trains" not in row]
+    assert len(trained) > 120
+    assert sum(_same(row) for row in trained) >= BAR * len(trained)
+
+
+def _same(row: dict[str, Any]) -> bool:
+    return isinstance(row.get("simulated"), dict) and row["apart"]["allocated"] == 0
