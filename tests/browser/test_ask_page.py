@@ -88,7 +88,7 @@ class Asking:
         """Wait until the question is this one; in what order its words are does not matter."""
         wanted, end = sorted(shlex.split(command)), time.monotonic() + 30
         while sorted(shlex.split(self.command)) != wanted:
-            assert time.monotonic() < end, self.command
+            assert time.monotonic() < end, (self.command, self.page.url, self.verdict)
             self.page.wait_for_timeout(50)
 
     @property
@@ -205,17 +205,17 @@ def test_two_questions_side_by_side(opened: Callable[..., Asking], served: str) 
     asking = opened(served, "?recipe=llama-3.2-1b-bf16")
     asking.answered()
     asking.page.get_by_role("button", name="Compare with a second question").click()
-    second = asking.page.get_by_role("region", name="Question 2")
+    second = asking.page.get_by_role("region", name="Question 2", exact=True)
     second.get_by_label("attention", exact=True).select_option("eager")
     second.get_by_text("25.4").first.wait_for()
     assert parse_qs(urlsplit(asking.page.url).query)["and"] == ["recipe=llama-3.2-1b-bf16&attention=eager"]
-    for panel in (asking.page.get_by_role("region", name="Question 1"), second):
+    for panel in (asking.page.get_by_role("region", name="Question 1", exact=True), second):
         panel.get_by_text("Answered simulated").wait_for()
     shown = " ".join(FOUND["shown"]["runs"].split())
     peaks = [panel.locator(".tile dd").first.inner_text() for panel in asking.page.locator(".panel").all()]
     assert f"peak allocated: {peaks[0]} and {peaks[1]}:" in shown
     again = opened(served, asking.page.url.removeprefix(served))
-    again.page.get_by_role("region", name="Question 2").get_by_text("attention=eager").wait_for()
+    again.page.get_by_role("region", name="Question 2", exact=True).get_by_text("attention=eager").wait_for()
     asking.page.get_by_role("button", name="Drop the second question").click()
     assert asking.page.locator(".panel").count() == 1
     assert "and" not in parse_qs(urlsplit(asking.page.url).query)
