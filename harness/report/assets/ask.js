@@ -300,7 +300,7 @@
       const name = `${found.name}-${found.said.hardware}`;
       const changes = found.changes.map((change) => h("li", {},
         button(change.fits ? "Change" : "Try", () => this.change(change.fields)), h("code", {}, change.words),
-        h("span", { class: "note" }, `${change.detail}${change.fits ? ", then it fits" : ""}`)));
+        h("span", { class: "note" }, change.detail)));
       this.more.replaceChildren(...[
         changes.length ? h("h2", {}, "What to change, the cheapest first") : null,
         changes.length ? h("ul", { class: "changes" }, ...changes) : null,
