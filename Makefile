@@ -87,7 +87,7 @@ bench: $(READY)
 	$(PY) -m benchmarks.speed.ranks
 
 # Each is a module that writes its part from committed results, and with --check fails if it is not so.
-PAGES = pictures readme profiles time toggle_reads map formula trust mutation watched virtual_gpu several_gpus window questions ask_guide
+PAGES = pictures readme profiles time toggle_reads map formula trust mutation watched virtual_gpu several_gpus window questions ask.guide
 
 pages: $(READY)
 	@for page in $(PAGES); do echo "pages.$$page"; $(PY) -m pages.$$page $(CHECK) || exit 1; done
@@ -95,10 +95,10 @@ pages: $(READY)
 docs: pages
 	$(PY) -m pages.links
 	$(PY) -m mkdocs build --strict --quiet
-	$(PY) -m pages.ask build/site/ask
+	$(PY) -m pages.ask.site build/site/ask
 
 site: $(READY)
-	$(PY) -m pages.ask build/site/ask
+	$(PY) -m pages.ask.site build/site/ask
 
 TRUST_PAGE = tests/trust/test_page.py
 TRUST_TESTS = tests/snapshot/test_safe_read.py $(filter-out $(TRUST_PAGE),$(wildcard tests/trust/test_*.py)) \

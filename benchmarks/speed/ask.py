@@ -2,8 +2,8 @@
 
     python -m benchmarks.speed.ask [--out profiles/ask_speed.json]
 
-Of harness serve and of the static site (`python -m pages.ask`), which a web server on this machine gives out.
-Each start is a new browser profile with nothing in its cache. Wants chromium and playwright.
+Of harness serve and of the static site (`python -m pages.ask.site`), which a web server on this machine gives
+out. Each start is a new browser profile with nothing in its cache. Wants chromium and playwright.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import pages.ask
+import pages.ask.site
 from harness.serve import server_of
 from harness.system import provenance, write_whole
 
@@ -71,7 +71,7 @@ def measured(chromium: Any, address: str) -> dict[str, Any]:
 @contextmanager
 def static_site(folder: Path) -> Iterator[str]:
     """Its address, below a path of its own."""
-    pages.ask.main(folder / "ask")
+    pages.ask.site.main(folder / "ask")
     quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     give = functools.partial(quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), give) as server:

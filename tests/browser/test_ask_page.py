@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import pytest
 
-import pages.ask
+import pages.ask.site
 from benchmarks.questions import QUESTIONS, RESULTS
 from harness.serve.server import server_of
 from tests.support.commands import Call
@@ -113,7 +113,7 @@ def static(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The site below a path of its own, as any web server gives it out."""
     folder = tmp_path_factory.mktemp("site")
     try:
-        pages.ask.main(folder / "some" / "where")
+        pages.ask.site.main(folder / "some" / "where")
     except SystemExit as error:
         pytest.skip(f"without its registries: {error}")
     quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})

@@ -29,7 +29,7 @@ PAGES = sorted(DOCS.glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-BY_MODULE = {"packages": "pages.map", "ask": "pages.ask_guide", "ask-phone": "pages.ask_guide"}
+BY_MODULE = {"packages": "pages.map", "ask": "pages.ask.guide", "ask-phone": "pages.ask.guide"}
 """Pictures that a module draws, and no command of harness."""
 INDENTED = re.compile(r"^ {4}(harness .*)$", re.MULTILINE)
 

@@ -1,8 +1,8 @@
 """The times of docs/ask.md, from profiles/ask_speed.json, which `python -m benchmarks.speed.ask` writes.
 
-python -m pages.ask_guide             write them
-python -m pages.ask_guide --check     fail if they are not so
-python -m pages.ask_guide --picture   draw the page, by a browser: docs/pictures/ask.png and ask-phone.png
+python -m pages.ask.guide             write them
+python -m pages.ask.guide --check     fail if they are not so
+python -m pages.ask.guide --picture   draw the page, by a browser: docs/pictures/ask.png and ask-phone.png
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pages.parts import with_parts, write_or_check
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "ask.md"
 TIMES = ROOT / "profiles" / "ask_speed.json"
 PICTURES = ROOT / "docs" / "pictures"
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> None:
     if "--picture" in arguments:
         return draw()
     parts = {"times": times()}
-    return write_or_check({PAGE: with_parts(PAGE, parts)}, "pages.ask_guide", check="--check" in arguments)
+    return write_or_check({PAGE: with_parts(PAGE, parts)}, "pages.ask.guide", check="--check" in arguments)
 
 
 if __name__ == "__main__":
