@@ -91,7 +91,7 @@ def python_files() -> dict[str, Path]:
         assert spec.origin is not None, name
         home = Path(spec.origin)
         inside = home.parent.rglob("*.py") if home.name == "__init__.py" else [home]
-        above = home.parents[2] if home.name == "__init__.py" else home.parent
+        above = home.parents[1] if home.name == "__init__.py" else home.parent
         found |= {str(file.relative_to(above)): file for file in inside}
     return {name: file for name, file in found.items() if file.is_file() and not UNUSED & {*file.parts}}
 
