@@ -21,7 +21,7 @@ OTHERS_STAMP = $(OTHERS)/.installed
 # The releases at the two ends of what pyproject.toml allows, each in an environment of its own
 WINDOW = oldest newest
 
-.PHONY: help setup run test test-fast test-long check bench docs pages trust fuzz soak mutate gpu virtual-gpu virtual-gpu-all causal-models window clean
+.PHONY: help setup run test test-fast test-long check bench docs site pages trust fuzz soak mutate gpu virtual-gpu virtual-gpu-all causal-models window clean
 
 help:
 	@echo "make run     fine-tune recipes/smoke.yaml here and show where bytes and milliseconds went"
@@ -31,6 +31,7 @@ help:
 	@echo "make check   lint, format, types, size of the code"
 	@echo "make bench   benchmarks"
 	@echo "make docs    the guide as web pages in build/site, with its pictures and links checked"
+	@echo "make site    the page that asks, as files for any web server, in build/site/ask (fetches Pyodide once)"
 	@echo "make pages   every generated table, page and picture, from committed results (CHECK=--check compares)"
 	@echo "make trust   kill, fill the disk, feed hostile files, thousands of times; writes docs/trust.md"
 	@echo "             from what happened (half an hour)"
@@ -82,11 +83,12 @@ bench: $(READY)
 	$(PY) -m benchmarks.speed.allocator
 	$(PY) -m benchmarks.speed.report
 	$(PY) -m benchmarks.speed.startup
+	$(PY) -m benchmarks.speed.ask
 	$(PY) -m benchmarks.speed.simulate
 	$(PY) -m benchmarks.speed.ranks
 
 # Each is a module that writes its part from committed results, and with --check fails if it is not so.
-PAGES = pictures readme profiles time toggle_reads map formula trust mutation watched virtual_gpu causal_models several_gpus window questions
+PAGES = pictures readme profiles time toggle_reads map formula trust mutation watched virtual_gpu causal_models several_gpus window questions ask.guide
 
 pages: $(READY)
 	@for page in $(PAGES); do echo "pages.$$page"; $(PY) -m pages.$$page $(CHECK) || exit 1; done
@@ -94,6 +96,10 @@ pages: $(READY)
 docs: pages
 	$(PY) -m pages.links
 	$(PY) -m mkdocs build --strict --quiet
+	$(PY) -m pages.ask.site build/site/ask
+
+site: $(READY)
+	$(PY) -m pages.ask.site build/site/ask
 
 TRUST_PAGE = tests/trust/test_page.py
 TRUST_TESTS = tests/snapshot/test_safe_read.py $(filter-out $(TRUST_PAGE),$(wildcard tests/trust/test_*.py)) \

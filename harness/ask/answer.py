@@ -36,8 +36,8 @@ FROM = {
     "simulated": "simulated: the training step itself, on tensors without contents",
 }
 MOST_CHANGES = 6
-OUTSIDE = ("lies in pieces", "CUDA context")
-"""What a process takes beside what is allocated."""
+PIECES = "lies in pieces"
+"""What the allocator has reserved beside what is allocated."""
 
 
 @dataclass
@@ -91,12 +91,20 @@ def by_arithmetic(question: Question) -> dict[str, Any]:
 def by_formula(question: Question) -> dict[str, Any] | None:
     """The simulated bytes without a simulation, where a formula that is kept or shipped knows these sizes;
     else None. The time is that of arithmetic unless this very step was simulated on this device."""
-    simulations, recipe = Simulations(question.hardware), question.recipe
-    if not simulations.knows(recipe):
+    wanted = without_limit(question)
+    if wanted is None:
         return None
-    found = simulations.profile(recipe)
+    found = Simulations(question.hardware).profile(question.recipe)
+    return answer_of(question, "formula", found, None, wanted)
+
+
+def without_limit(question: Question) -> StepProfile | None:
+    """What a step would take if memory did not run out, where a formula knows it; else None."""
+    simulations, recipe = Simulations(question.hardware), question.recipe
     piece = simulations.formula(recipe).knowing(point_of(recipe))
-    assert piece is not None
+    if piece is None:
+        return None
+    found = simulations.with_plenty(recipe)
     sizes: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     for term in terms_at_peak(piece, point_of(recipe)).terms:
         sizes[term.category] += term.rounded_bytes
@@ -104,8 +112,7 @@ def by_formula(question: Question) -> dict[str, Any] | None:
         setattr(found.memory.at_peak, f"{name}_bytes", size_bytes)
     if found.step.time_s.median is None:
         found.step = _step_by_arithmetic(question)
-    needed = simulations.with_plenty(recipe).memory.taken_bytes()
-    return answer_of(question, "formula", found, None, needed)
+    return found
 
 
 def _step_by_arithmetic(question: Question) -> StepStats:
@@ -124,17 +131,19 @@ def answer_of(
     source: Source,
     found: StepProfile,
     beside: Found | None = None,
-    needed_bytes: int | None = None,
+    wanted: StepProfile | None = None,
 ) -> dict[str, Any]:
-    """What a page shows. `needed_bytes`: what the process would take if memory did not run out."""
+    """What a page shows. `wanted`: the step if memory did not run out, where it does and that is known."""
     words = verdict(found)
     beside = beside or _other_sizes(question)
     fits = "yes" if words.startswith("fits") else "tight" if words.startswith("too tight") else "no"
-    taken = needed_bytes or found.memory.taken_bytes()
-    memory = question.hardware.memory_bytes
+    if wanted is None or (source == "simulated" and found.oom is None):
+        wanted = found
+    taken, memory = wanted.memory.taken_bytes(), question.hardware.memory_bytes
     if fits == "no" and taken is not None and taken > memory:
         words += f"; it needs {in_gib(taken)}, {in_gib(taken - memory)} more than there is"
-    wanted = fits != "yes" or beside.tight
+    if wanted.step.time_s.median is None:
+        wanted = wanted.model_copy(update={"step": _step_by_arithmetic(question)})
     answer = {
         "name": question.name,
         "device": question.hardware.datasheet.title,
@@ -142,9 +151,9 @@ def answer_of(
         "from": FROM[source],
         "fits": "tight" if beside.tight else fits,
         "verdict": f"{words[0].upper()}{words[1:]}.",
-        "bar": {"memory_bytes": memory, "taken_bytes": taken, "parts": _parts(found, taken)},
-        "rows": [*_rows(question, found, beside, taken)],
-        "changes": [*_changes(beside)] if wanted else [],
+        "bar": {"memory_bytes": memory, "taken_bytes": taken, "parts": _parts(wanted)},
+        "rows": _rows(question, found, wanted, beside),
+        "changes": [*_changes(beside)] if fits != "yes" or beside.tight else [],
         "notes": [*map(str.strip, between_steps_in_words(found)), *found.warnings, *beside.notes],
         "yaml": question.yaml,
         "command": question.command,
@@ -163,18 +172,22 @@ def _other_sizes(question: Question) -> Found:
     return replace(found, notes=(), tight=False)
 
 
-def _parts(found: StepProfile, taken: int | None) -> list[dict[str, Any]]:
-    """What the memory is filled with, in the order of the categories, and what lies around it."""
-    memory = found.memory
+def _parts(found: StepProfile) -> list[dict[str, Any]]:
+    """What the memory is filled with, in the order of the categories, and what lies around it. Where memory
+    runs out and nothing is known beyond: what is there then, and what is asked for."""
+    memory, oom, taken = found.memory, found.oom, found.memory.taken_bytes()
     sizes = {name.replace("_", " "): getattr(memory.at_peak, f"{name}_bytes") or 0 for name in CATEGORIES}
     allocated, context = sum(sizes.values()), memory.cuda_context_bytes or 0
-    pieces = (taken or 0) - allocated - context
-    sizes |= dict(zip(OUTSIDE, (max(0, pieces), context), strict=True))
+    if oom is not None and oom.requested_bytes is not None:
+        sizes |= {PIECES: oom.reserved_unallocated_bytes or 0, "asked for then": oom.requested_bytes}
+    elif taken is not None:
+        sizes[PIECES] = max(0, taken - allocated - context)
+    sizes["CUDA context"] = context
     return [{"name": n, "bytes": size, "shown": in_gib(size)} for n, size in sizes.items() if size]
 
 
-def _rows(question: Question, found: StepProfile, beside: Found, taken: int | None) -> list[dict[str, str]]:
-    recipe, memory, step = question.recipe, found.memory, found.step
+def _rows(question: Question, found: StepProfile, wanted: StepProfile, beside: Found) -> list[dict[str, str]]:
+    recipe, memory, step, taken = question.recipe, found.memory, wanted.step, wanted.memory.taken_bytes()
     rows: list[tuple[str, str, str]] = []
     steps_fit = found.oom is None or found.oom.phase in PHASES_BETWEEN_STEPS
     if steps_fit and memory.peak_allocated_bytes is not None:
@@ -210,7 +223,8 @@ def _changes(found: Found) -> list[dict[str, Any]]:
             "fits": change.fits,
             "detail": f"{in_gib(change.saved_bytes)} less, time a token × {change.slowdown:.2f}"
             + ("" if change.same_result else ", another training")
-            + (", seen to fit" if change.seen and change.fits else ""),
+            + (", then it fits" if change.fits else "")
+            + (", seen" if change.seen and change.fits else ""),
         }
         for change in listed
     ]

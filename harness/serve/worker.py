@@ -15,13 +15,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from harness.ask import Found, Question, answer_of, by_formula, read_question
+from harness.ask import Found, Question, answer_of, by_formula, read_question, without_limit
 from harness.errors import HarnessError
 from harness.system import quiet_libraries, stdout_kept_for_json
 
 
 def main(folder: Path) -> None:
     """Answer until stdin ends, then remove the folder of the runs."""
+    os.nice(5)  # answers by arithmetic come first
     asked: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(asked, folder), daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
@@ -70,24 +71,14 @@ def _answer(question: Question, folder: Path, say: Any) -> None:
         }
     )
     found = fit_confirmed(recipe, hardware, settings, told=lambda line: say({"doing": line}))
-    needed = _needed(question)
+    wanted = without_limit(question)  # by now a formula knows
     say(
         {
-            "answer": answer_of(question, "simulated", profile, Found.seen(found), needed),
+            "answer": answer_of(question, "simulated", profile, Found.seen(found), wanted),
             "report": report,
             "over": True,
         }
     )
-
-
-def _needed(question: Question) -> int | None:
-    """What the step takes where memory is no limit: by now a formula knows."""
-    from harness.fit import Simulations
-
-    simulations = Simulations(question.hardware)
-    if not simulations.knows(question.recipe):
-        return None
-    return simulations.with_plenty(question.recipe).memory.taken_bytes()
 
 
 def _listen(asked: queue.SimpleQueue[dict[str, Any]], folder: Path) -> None:

@@ -46,7 +46,7 @@ def address(folder: Path) -> Iterator[str]:
     with server_of(folder, 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
+        yield f"http://127.0.0.1:{server.server_port}/runs"
         server.shutdown()
         thread.join()
 

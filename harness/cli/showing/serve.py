@@ -10,13 +10,20 @@ import typer
 
 def serve(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="A folder of runs, profiles, snapshots and sweeps.")
-    ] = Path("profiles"),
+        Path | None,
+        typer.Argument(
+            metavar="[DIR]",
+            help="A folder of runs, profiles, snapshots and sweeps. Default: profiles, or else this folder.",
+            show_default=False,
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8642,
 ) -> None:
-    """Show a folder of runs in the browser: list, filter, compare, open reports. On 127.0.0.1 only."""
+    """Ask in the browser whether a recipe fits, and see a folder of runs. On 127.0.0.1 only."""
     from harness.serve import ADDRESS, server_of
 
-    with server_of(folder, port) as server:
-        print(f"http://{ADDRESS}:{server.server_address[1]}/ shows {folder}; Ctrl-C ends it", flush=True)
+    shown = folder or Path("profiles" if Path("profiles").is_dir() else ".")
+    with server_of(shown, port) as server:
+        address = f"http://{ADDRESS}:{server.server_address[1]}/"
+        print(f"{address} asks, {address}runs shows {shown}; Ctrl-C ends it", flush=True)
         server.serve_forever()

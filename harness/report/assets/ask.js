@@ -90,9 +90,9 @@
     }
 
     change(fields) {
-      if (Object.keys(fields).some((name) => ranks.includes(name)) && this.recipe) {
-        this.said.delete("gpus"); // said by the fields from here on
-        for (const name of ranks) this.said.set(name, spelled(this.recipe[name]));
+      if (Object.keys(fields).some((name) => ranks.includes(name)) && this.said.delete("gpus")) {
+        // from here on the fields say it
+        for (const name of ranks) if (this.recipe) this.said.set(name, spelled(this.recipe[name]));
       }
       for (const [name, value] of Object.entries(fields)) this.said.set(name, value);
       this.ask();
@@ -140,7 +140,7 @@
         if (!group.folded) return h("fieldset", {}, h("legend", {}, group.name), fields);
         return h("fieldset", {}, h("details", {}, h("summary", {}, group.name), fields));
       });
-      return h("form", { onsubmit: (event) => event.preventDefault(), "aria-label": "The question" }, first, ...groups);
+      return h("form", { onsubmit: (event) => event.preventDefault(), "aria-label": `Question ${this.number + 1}, the form` }, first, ...groups);
     }
 
     recipeField(field) {
@@ -249,7 +249,7 @@
       const cards = h("details", {}, h("summary", {}, "On every card, by arithmetic"));
       cards.addEventListener("toggle", () => cards.open && this.showCards());
       this.cards = cards;
-      this.answer = h("section", { class: "answer", "aria-label": "The answer" },
+      this.answer = h("section", { class: "answer", "aria-label": `Question ${this.number + 1}, the answer` },
         this.verdict, this.fixes, this.progress, this.bar, this.legend, this.tiles, this.more, cards);
       return this.answer;
     }
@@ -300,13 +300,13 @@
       const name = `${found.name}-${found.said.hardware}`;
       const changes = found.changes.map((change) => h("li", {},
         button(change.fits ? "Change" : "Try", () => this.change(change.fields)), h("code", {}, change.words),
-        h("span", { class: "note" }, `${change.detail}${change.fits ? ", then it fits" : ""}`)));
+        h("span", { class: "note" }, change.detail)));
       this.more.replaceChildren(...[
-        changes.length ? h("h3", {}, "What to change, the cheapest first") : null,
+        changes.length ? h("h2", {}, "What to change, the cheapest first") : null,
         changes.length ? h("ul", { class: "changes" }, ...changes) : null,
         report ? h("p", {}, h("a", { href: report, target: "_blank" }, "The report: timeline, layers, largest allocations")) : null,
         ...found.notes.map((note) => h("p", { class: "note" }, note)),
-        h("h3", {}, "The command"), h("pre", {}, found.command), button("Copy the command", (made) => copy(found.command, made)),
+        h("h2", {}, "The command"), h("pre", {}, found.command), button("Copy the command", (made) => copy(found.command, made)),
         h("details", {}, h("summary", {}, "The recipe as YAML"), h("pre", {}, found.yaml), button("Copy the recipe", (made) => copy(found.yaml, made))),
         h("details", {}, h("summary", {}, "Pass it on"), h("div", { class: "tools" },
           button("Copy a Markdown table", (made) => copy(found.markdown, made)),
@@ -324,8 +324,8 @@
         h("th", { scope: "row" }, h("button", { type: "button", onclick: () => this.change({ hardware: card.name, memory: "" }) }, card.title)),
         h("td", { class: "number" }, card.memory), h("td", { class: "number" }, card.needs),
         h("td", {}, card.fits ? "fits" : card.reason), h("td", { class: "number" }, card.tokens_per_s)));
-      const table = h("table", {}, h("thead", {}, h("tr", {}, ...["card", "memory", "needs", "", "tokens/s"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, ...rows));
-      this.cards.replaceChildren(this.cards.firstElementChild, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "On every card" }, table));
+      const table = h("table", {}, h("thead", {}, h("tr", {}, ...["card", "memory", "needs", "verdict", "tokens/s"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, ...rows));
+      this.cards.replaceChildren(this.cards.firstElementChild, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Question ${this.number + 1}, on every card` }, table));
     }
   }
 

@@ -1,6 +1,6 @@
 """The page that asks, as files that need no server of ours: the arithmetic runs in the browser.
 
-python -m pages.ask OUT     writes OUT/index.html and what lies beside it; any web server can give them out
+python -m pages.ask.site OUT     writes OUT/index.html and what lies beside it, for any web server
 
 The Python code is harness's own. Python itself comes from npm (Pyodide), and pydantic's compiled half from
 PyPI, in the versions below and that of this environment; build/pyodide/ keeps them. Node compiles the code to
@@ -21,7 +21,7 @@ from pathlib import Path
 from harness.report.page import ASSETS
 from harness.serve import ask_page
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "pyodide"
 PYODIDE = "314.0.7"
 PYTHON, PLATFORM = "3.14", "pyemscripten_2026_0_wasm32"
@@ -115,11 +115,13 @@ def _kept(name: str, fetch: list[str]) -> Path:
         try:
             subprocess.run(fetch, cwd=KEPT, check=True, stdout=subprocess.DEVNULL)
         except (OSError, subprocess.CalledProcessError) as error:
-            sys.exit(f"pages.ask: {' '.join(fetch)}: {error}. It needs npm, pip and their registries once.")
+            sys.exit(
+                f"pages.ask.site: {' '.join(fetch)}: {error}. It needs npm, pip and their registries once."
+            )
     return KEPT / name
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("write python -m pages.ask OUT")
+        sys.exit("write python -m pages.ask.site OUT")
     main(Path(sys.argv[1]))
