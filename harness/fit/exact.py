@@ -164,10 +164,11 @@ class _Search:
         return self.found
 
     def _seen_before(self) -> int:
-        """The most units between low and high that an earlier search has simulated; 0 if there are none."""
+        """The fewest units between low and high that an earlier search has simulated; 0 if there are none.
+        In this order an answer does not depend on what was simulated beyond it, which may fit again."""
         values = self.simulations.simulated_before(self.recipe, self.found.field)
         units = [value // self.found.multiple_of for value in values if value % self.found.multiple_of == 0]
-        return max((n for n in units if self.low < n < self.high), default=0)
+        return min((n for n in units if self.low < n < self.high), default=0)
 
     def _with(self, units: int) -> Recipe:
         return self.recipe.model_copy(update={self.found.field: units * self.found.multiple_of})
