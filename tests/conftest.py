@@ -58,6 +58,7 @@ SLOW = (
     "tests/api/test_api.py",  # simulations
     "tests/api/test_names.py",  # orders of imports, each in a fork
     "tests/architecture/test_model_id.py",  # a hub
+    "tests/ask/test_ask.py::test_a_formula",  # simulations
     "tests/architecture/test_models.py::test_parameter_count_is_the_published_one",
     "tests/benchmarks",
     "tests/checkpoint",
