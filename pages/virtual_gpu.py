@@ -144,7 +144,12 @@ def times(found: dict[str, Any]) -> str:
     """A row for each recipe: what the device's kernels take, by both answers."""
     head = "recipe | device | kernels: | unknown: | simulated: | emulated: | apart:"
     rows = (
-        [f"`{row['recipe']}`", row["gpu"], f"{row['kernels']:,}", str(row["unknown_kernels"])]
+        [
+            f"`{' '.join([row['recipe'], *row['set']])}`",
+            row["gpu"],
+            f"{row['kernels']:,}",
+            str(row["unknown_kernels"]),
+        ]
         + [f"{row[f'{answer}_s'] * 1e3:.2f} ms" for answer in ("simulated", "emulated")]
         + [f"{row['apart']:+.2%}"]
         for row in found["rows"]

@@ -74,6 +74,7 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
         "VIRTUAL_GPU_LATE": str(int(options.late)),
         "VIRTUAL_GPU_CLOCK": str(int(options.clock)),
         "VIRTUAL_GPU_REAL_TIME": str(int(options.real_time)),
+        "VIRTUAL_GPU_SUMMARY": "1",
         "VIRTUAL_GPU_LIBRARIES": str(loaded[0].parent),
         "VIRTUAL_GPU_HARNESS": str(PACKAGE.parent),
     }
@@ -109,7 +110,6 @@ def emulate(command: Sequence[str], options: Options) -> NoReturn:
             raise InputError(
                 f"--out {options.out}: {error.strerror}. Give a folder that can be written."
             ) from None
-    environment["VIRTUAL_GPU_SUMMARY"] = "1"
     environment["VIRTUAL_GPU_MAIN"] = str(os.getpid())  # which stays what it is
     try:
         os.execve(program, list(command), environment)

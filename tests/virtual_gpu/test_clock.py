@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.hardware import find_hardware
-from harness.kernel_time import product, transfer
+from harness.hardware import NETWORK, find_hardware
+from harness.kernel_time import collective, product, transfer
 
 pytestmark = pytest.mark.virtual_gpu
 
@@ -189,6 +189,38 @@ def test_memory_is_the_same_with_the_clock_and_without(emulate) -> None:
     code = TRAINING + "print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())"
     with_clock, without = (emulate(code=code, options=each).stdout for each in ((), ("--no-clock",)))
     assert with_clock == without
+
+
+COMMUNICATION = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+a = torch.empty(8192, 8192, device="cuda", dtype=torch.bfloat16)
+out, sums = torch.empty_like(a), torch.zeros(1 << 30, device="cuda", dtype=torch.bfloat16)
+w = torch.nn.Parameter(torch.zeros(8, device="cuda"))
+optimizer = torch.optim.SGD([w], lr=0.1)
+w.grad = torch.zeros_like(w)
+for _ in range(3):
+    for _ in range(1000):  # however slow the host is, the device is behind it
+        torch.mm(a, a, out=out)
+    work = dist.all_reduce(sums, async_op=True)
+    for _ in range(2):
+        torch.mm(a, a, out=out)
+    work.wait()
+    torch.mm(a, a, out=out)
+    optimizer.step()
+    torch.cuda.synchronize()
+"""
+
+
+def test_communication_that_no_kernel_hides(emulate, tmp_path: Path) -> None:
+    """A sum among eight takes longer than the two products that run beside it."""
+    alone = ("--world-size", "8", "--gpus", "8", "--out", "out")
+    emulate(code=COMMUNICATION, options=alone)
+    (path,) = (tmp_path / "out").glob("*-times.json")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    whole = collective(H100, "all_reduce", 2 << 30, 8, 8, network=NETWORK.value)
+    assert found["communication_s"] == pytest.approx(whole, rel=1e-4)
+    assert found["exposed_communication_s"] == pytest.approx(whole - 2 * PRODUCT_MS * 1e-3, rel=1e-3)
 
 
 TRITON = """

@@ -58,8 +58,8 @@ def _start():
     library = os.path.join(os.environ["VIRTUAL_GPU_LIBRARIES"], "libvirtual_gpu_operators.so")
     if not os.path.exists(library):
         print(
-            "virtual GPU: the device has no clock, because there was no C++ compiler (Debian, Ubuntu: apt "
-            "install g++). Times are not estimated.",
+            "virtual GPU: the device has no clock: either there was no C++ compiler (Debian, Ubuntu: apt "
+            "install g++), or it does not compile PyTorch's headers. Times are not estimated.",
             file=sys.stderr,
         )
         return
