@@ -92,6 +92,10 @@ BROKEN: list[dict[str, Any]] = [
     {"parallel": "tp", "loss": "fused_linear"},
     {"use_dora": True},
     {"use_rslora": True},
+    {"lora_plus_ratio": 16.0},
+    {"lora_plus_ratio": 16.0, "adapter": "lora", "optimizer_in_backward": True},
+    {"lora_plus_ratio": 16.0, "adapter": "lora", "master_weights": True, "adapter_dtype": "base"},
+    {"lora_plus_ratio": 16.0, "adapter": "lora", "offload": ["optimizer"]},
     {"peft": {"bias": "all"}},
     {"peft": {"peft_type": "VERA"}, "adapter": "lora"},
     {"adapter": "peft"},
@@ -102,7 +106,7 @@ BROKEN: list[dict[str, Any]] = [
 
 
 def test_every_rule_has_an_example() -> None:
-    assert len(BROKEN) == len(RULES) == 52
+    assert len(BROKEN) == len(RULES) == 56
 
 
 EACH_RULE = pytest.mark.parametrize(
@@ -147,6 +151,7 @@ ANY_FIELDS = st.fixed_dictionaries(
         "adapter_dtype": st.sampled_from(("fp32", "base")),
         "use_dora": st.booleans(),
         "use_rslora": st.booleans(),
+        "lora_plus_ratio": st.sampled_from((None, 16.0)),
         "peft": st.sampled_from(({}, {"bias": "all"}, {"peft_type": "VERA"})),
         "lora_targets": st.sampled_from(("all-linear", ("q_proj",), ())),
         "gradient_checkpointing": st.booleans(),
