@@ -142,6 +142,7 @@ virtual-gpu virtual-gpu-all: $(VIRTUAL_STAMP)
 # Half an hour; what the file has of the same versions is kept.
 causal-models: $(VIRTUAL_STAMP)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VIRTUAL)/bin/python -m benchmarks.causal_models --out profiles/cpu/causal_models.json
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VIRTUAL)/bin/python -m benchmarks.causal_models --methods --out profiles/cpu/methods.json
 	$(PY) -m pages.causal_models
 
 # Both are run, whatever fails in the first.

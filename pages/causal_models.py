@@ -1,6 +1,7 @@
-"""The tables of docs/causal-models.md, from profiles/cpu/causal_models.json, which this command writes:
+"""The tables of docs/causal-models.md, from what these commands write:
 
     python -m benchmarks.causal_models --out profiles/cpu/causal_models.json
+    python -m benchmarks.causal_models --methods --out profiles/cpu/methods.json
 
 python -m pages.causal_models            write them
 python -m pages.causal_models --check    fail if they are not so
@@ -14,11 +15,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from benchmarks.causal_models.steps import MORE_METHODS
+from harness.recipe import shown
 from harness.report.table import markdown_table
+from harness.units import in_gib
 from pages.parts import ROOT, with_parts, write_or_check
 
 PAGE = ROOT / "docs" / "causal-models.md"
-RESULTS = ROOT / "profiles" / "cpu" / "causal_models.json"
+RESULTS = ROOT / "profiles" / "cpu"
 Row = dict[str, Any]
 
 
@@ -68,6 +72,24 @@ def _counts(rows: list[Row], found: dict[str, Any]) -> str:
     return f"{markdown_table(head, lines, range(1, len(head)))}\nWith {versions}; on {found['gpu']}.\n"
 
 
+def _methods(found: dict[str, Any]) -> str:
+    head = ("method", "fields of the recipe", "model", "peak, emulated", "simulated", "every request")
+    lines = []
+    for row in found["rows"]:
+        fields = " ".join(f"{name}={shown(value)}" for name, value in MORE_METHODS[row["method"]].items())
+        begun = (row["method"], f"`{fields}`", row["type"])
+        if trains(row) and isinstance(row.get("simulated"), dict):
+            apart = row["apart"]["allocated"]
+            told = "the same" if not apart else f"{apart:+,} bytes"
+            peak = in_gib(row["emulated"]["allocated"])
+            lines.append((*begun, peak, told, "yes" if row["same_requests"] else "no"))
+        else:
+            lines.append(
+                (*begun, (_reason(row) if not trains(row) else _why(row)).replace("|", "\\|"), "", "")
+            )
+    return markdown_table(head, lines, ()) + "\n"
+
+
 def _table(head: tuple[str, ...], rows: Iterable[tuple[Row, str]]) -> str:
     """A line for each reason of each type."""
     methods: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -100,7 +122,9 @@ def _names(rows: Iterable[Row]) -> str:
 
 def main() -> None:
     """See the module's docstring."""
-    text = with_parts(PAGE, parts(json.loads(RESULTS.read_bytes())))
+    found = parts(json.loads((RESULTS / "causal_models.json").read_bytes()))
+    methods = {"methods": _methods(json.loads((RESULTS / "methods.json").read_bytes()))}
+    text = with_parts(PAGE, found | methods)
     write_or_check({PAGE: text}, "pages.causal_models", check="--check" in sys.argv[1:])
 
 

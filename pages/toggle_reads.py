@@ -47,7 +47,7 @@ OWN = {
     ),
     **dict.fromkeys(("quantization", "double_quant", "upcast_for_kbit"), "training/toggles/quantization.py"),
     **dict.fromkeys(
-        ("optimizer", "optimizer_impl", "optimizer_in_backward", "master_weights"),
+        ("optimizer", "optimizer_impl", "lora_plus_ratio", "optimizer_in_backward", "master_weights"),
         "training/toggles/optimizer.py",
     ),
     "packing": "training/batches.py",

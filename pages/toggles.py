@@ -154,6 +154,14 @@ GROUPS: dict[str, list[Toggle]] = {
             "gradient_checkpointing=false",
         ),
         Toggle(
+            "lora_plus_ratio",
+            LORA,
+            "null,16",
+            "LoRA+: B learns this many times faster than A, which often needs fewer steps.",
+            "Nothing. The two groups of weights are stepped one after the other, so that the optimizer's own "
+            "temporaries are those of the larger.",
+        ),
+        Toggle(
             "adapter_dtype",
             LORA,
             "fp32,base",

@@ -1,6 +1,7 @@
 """The table of all causal language models: does the simulation say what PyTorch's allocator counts?
 
     python -m benchmarks.causal_models [TYPE ...] [--method full] [--out FILE] [--keep DIR]
+    python -m benchmarks.causal_models --methods [--out FILE]       other ways to train, one type each
 
 A row for each type of transformers' own mapping, and for each way to train it: whether it builds, whether a
 step runs on the CPU, the peak simulated and emulated on the virtual GPU (which takes PyTorch's CUDA build),
@@ -129,6 +130,7 @@ def main() -> int:
     )
     parser.add_argument("type", nargs="*")
     parser.add_argument("--method", action="append", choices=ALL_METHODS)
+    parser.add_argument("--methods", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--keep", type=Path, help="a folder for configs and traces")
     parser.add_argument("--python", default=sys.executable, help="the interpreter with PyTorch's CUDA build")
@@ -142,6 +144,8 @@ def main() -> int:
         if before["versions"] == found["versions"]:
             rows = {(row["type"], row["method"]): row for row in before["rows"]}
     wanted = [(kind, method) for kind in options.type or all_types() for method in options.method or METHODS]
+    if options.methods:
+        wanted = [("mixtral" if method == "experts" else "llama", method) for method in MORE_METHODS]
     left = [each for each in wanted if options.type or each not in rows]
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch)

@@ -32,6 +32,8 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
     },
     "dora nf4": {"adapter": "lora", "use_dora": True, "quantization": "nf4"},
+    "lora+": {"adapter": "lora", "lora_plus_ratio": 16},
+    "lora+ fused": {"adapter": "lora", "lora_plus_ratio": 16, "optimizer_impl": "fused"},
     "experts": {"adapter": "lora", "lora_targets": ["q_proj", "v_proj"], "peft": EXPERTS},
     "vera": {"adapter": "peft", "peft": {"peft_type": "VERA", "r": 64}},
     "loha": {"adapter": "peft", "peft": {"peft_type": "LOHA", "r": 8}},
@@ -47,7 +49,7 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "pissa": {"adapter": "lora", "peft": {"init_lora_weights": "pissa"}},
     "rank pattern": {"adapter": "lora", "peft": {"rank_pattern": {"q_proj": 64}}},
 }
-"""Other methods, which are asked for by name."""
+"""Other methods, each of which one type shows: a mixture for experts, llama for the others."""
 UNKNOWN = "what these operators take inside on CUDA nobody has looked at: "
 
 

@@ -78,6 +78,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "zamba2": {
         "layers_block_type": _LAYERS_OF_ZAMBA,
         "num_hidden_layers": len(_LAYERS_OF_ZAMBA),
+        "hybrid_layer_ids": [1, 3],
         **_TWICE_AS_WIDE,
     },
 }

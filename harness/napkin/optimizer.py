@@ -15,6 +15,10 @@ STATES = {"adamw": 2, "adamw_8bit": 2, "paged_adamw_8bit": 2, "paged_adamw": 2, 
 """Moments the size of the weight; Adafactor and SGD have none."""
 
 
+def _learns_faster(weight: Weight) -> bool:
+    return "lora_B" in weight.name or not weight.matrix
+
+
 class OptimizerMemory:
     """Bytes of an optimizer over `trained` weights."""
 
@@ -40,7 +44,11 @@ class OptimizerMemory:
             (decays or passing) and self.implementation != "fused"
         )
         """Bytes that stepping a byte needs for a moment: of AdamW, the root of the second moment."""
-        self.step_bytes = self.share * (max(sizes, default=0) if one_by_one else sum(sizes))
+        together = sum(sizes)
+        if recipe.lora_plus_ratio is not None:  # two groups, one after the other
+            fast = sum(w.elements * w.count * self.width[w.dtype] for w in trained if _learns_faster(w))
+            together = max(fast, together - fast)
+        self.step_bytes = self.share * (max(sizes, default=0) if one_by_one else together)
         """The most that a step holds beside weights, gradients and state; foreach, of all tensors at once."""
 
     def state_of(self, weight: Weight) -> int:

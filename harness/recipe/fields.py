@@ -67,6 +67,8 @@ class Fields(BaseModel):
     """The added product is multiplied by lora_alpha / the root of lora_rank."""
     use_dora: bool = False
     """Train the length of each row of the adapted weights as well, and LoRA turns the rows."""
+    lora_plus_ratio: Positive | None = None
+    """LoRA+: the learning rate of B over that of A, which is `learning_rate`; null: both learn alike."""
     peft: dict[str, Any] = {}
     """More fields of peft's own config for the adapter, as `{init_lora_weights: gaussian}`; with adapter:
     peft also its `peft_type`, as `{peft_type: VERA, r: 256}`."""

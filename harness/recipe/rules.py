@@ -270,6 +270,29 @@ RULES: tuple[Rule, ...] = (
         "only LoRA's product is scaled by its rank; set adapter: lora, or use_rslora: false",
     ),
     Rule(
+        ("lora_plus_ratio", "adapter"),
+        lambda r: r.lora_plus_ratio is not None and r.adapter != "lora",
+        "it is about LoRA's two matrices; set adapter: lora, or lora_plus_ratio: null",
+    ),
+    Rule(
+        ("lora_plus_ratio", "optimizer_in_backward"),
+        lambda r: r.lora_plus_ratio is not None and r.optimizer_in_backward,
+        "each weight has an optimizer of its own there; set lora_plus_ratio: null, or "
+        "optimizer_in_backward: false",
+    ),
+    Rule(
+        ("lora_plus_ratio", "master_weights"),
+        lambda r: r.lora_plus_ratio is not None and r.master_weights,
+        "copies of the weights are stepped, which are in one group; set master_weights: false, or "
+        "lora_plus_ratio: null",
+    ),
+    Rule(
+        ("lora_plus_ratio", "offload"),
+        lambda r: r.lora_plus_ratio is not None and r.optimizer_on_host,
+        "copies of the weights are stepped, which are in one group; set offload: [], or "
+        "lora_plus_ratio: null",
+    ),
+    Rule(
         ("peft", "adapter"),
         lambda r: bool(r.peft) and r.adapter == "none",
         "there is no adapter that these fields are of; set adapter: lora, or peft: {}",

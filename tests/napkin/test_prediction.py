@@ -60,6 +60,7 @@ PRICED = {
     "lora_targets": (LORA, ("q_proj",)),
     "adapter_dtype": (LORA, "base"),
     "use_dora": (LORA, True),
+    "lora_plus_ratio": (LORA, 16.0),
     "gradient_checkpointing": ({}, True),
     "attention": ({}, "eager"),
     "loss": ({}, "fused_linear"),

@@ -46,7 +46,7 @@ def fixes_in(message: str) -> list[tuple[str, Any]]:
 
 
 def test_every_rule_has_an_example() -> None:
-    assert len(BROKEN) == len(RULES) == 52
+    assert len(BROKEN) == len(RULES) == 56
 
 
 EACH_RULE = pytest.mark.parametrize(
@@ -91,6 +91,7 @@ ANY_FIELDS = st.fixed_dictionaries(
         "adapter_dtype": st.sampled_from(("fp32", "base")),
         "use_dora": st.booleans(),
         "use_rslora": st.booleans(),
+        "lora_plus_ratio": st.sampled_from((None, 16.0)),
         "peft": st.sampled_from(({}, {"bias": "all"}, {"peft_type": "VERA"})),
         "lora_targets": st.sampled_from(("all-linear", ("q_proj",), ())),
         "gradient_checkpointing": st.booleans(),

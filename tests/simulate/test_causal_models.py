@@ -15,12 +15,14 @@ from harness.hardware.hardware import find_hardware
 from harness.simulate.simulated_run import simulate
 
 FOUND = json.loads((Path(__file__).parents[2] / "profiles/cpu/causal_models.json").read_bytes())
-ROWS = {(row["type"], row["method"]): row for row in FOUND["rows"]}
+METHODS = json.loads((Path(__file__).parents[2] / "profiles/cpu/methods.json").read_bytes())
+ROWS = {(row["type"], row["method"]): row for row in [*FOUND["rows"], *METHODS["rows"]]}
 SAMPLE = (
     *("deepseek_v3", "diffllama", "doge", "ernie4_5_moe", "gemma3_text", "gpt_oss", "granite_swa"),
     *("inkling_text", "llama4_text", "mamba2", "nemotron_h", "phimoe", "qwen3_next"),
 )
 """Mixtures, recurrent layers, attention that is its own, weights kept in fp32; each of two ways in turn."""
+OTHERS = (*(("llama", method) for method in ("dora", "dora nf4", "lora+", "vera")), ("mixtral", "experts"))
 BAR = 0.95
 
 pytestmark = pytest.mark.skipif(
@@ -29,7 +31,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize(("kind", "method"), zip(SAMPLE, ["full", "lora"] * len(SAMPLE), strict=False))
+@pytest.mark.parametrize(
+    ("kind", "method"), [*zip(SAMPLE, ["full", "lora"] * len(SAMPLE), strict=False), *OTHERS]
+)
 def test_the_peaks_are_those_that_pytorch_counted(kind: str, method: str, tmp_path: Path) -> None:
     config = config_file(kind, tmp_path)
     assert isinstance(config, Path), config

@@ -33,7 +33,17 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     host = recipe.optimizer_on_host and not recipe.parameters_on_host
     if recipe.master_weights or host:
         return SteppedCopy(trained, build, torch.float32 if recipe.master_weights else None, host=host)
-    return build(trained)
+    return build(trained if recipe.lora_plus_ratio is None else _lora_plus(recipe, model))
+
+
+def _lora_plus(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
+    """LoRA+ (arXiv 2402.12354) in the groups of peft/optimizers/loraplus.py: B and vectors learn faster."""
+    assert recipe.lora_plus_ratio is not None
+    slow, fast = list[nn.Parameter](), list[nn.Parameter]()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (fast if "lora_B" in name or parameter.ndim == 1 else slow).append(parameter)
+    return [{"params": slow}, {"params": fast, "lr": recipe.learning_rate * recipe.lora_plus_ratio}]
 
 
 def _constructor(recipe: Recipe) -> Build:

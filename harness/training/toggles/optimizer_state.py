@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Build = Callable[[Sequence[Tensor]], torch.optim.Optimizer]
+Build = Callable[[Sequence[Tensor] | Sequence[dict[str, Any]]], torch.optim.Optimizer]
+"""From weights, or from groups of them with settings of their own."""
 
 
 class OfOthers(torch.optim.Optimizer):

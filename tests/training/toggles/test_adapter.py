@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from harness.errors import InputError, MissingDependency
 from harness.recipe.recipe import Recipe
 from harness.training.model import build_model
+from harness.training.toggles.optimizer import build_optimizer
 from harness.training.warnings import surprises_of_model
 from harness.units import in_gib
 from tests.support.tiny import CPU, NullObserver, built, same_bits, step, tiny, train, weights
@@ -369,3 +370,18 @@ def test_pefts_own_class_checks_its_fields(fields: dict[str, Any], says: str) ->
 def test_fields_of_peft_without_their_adapter(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="is impossible"):
         tiny(**fields)
+
+
+def test_lora_plus_groups_weights_as_peft_does() -> None:
+    from peft.optimizers import create_loraplus_optimizer
+
+    recipe = lora(lora_plus_ratio=16, learning_rate=1e-3, use_dora=True)
+    model = build_model(recipe, CPU)
+    theirs = create_loraplus_optimizer(model, torch.optim.AdamW, lr=1e-3, loraplus_lr_ratio=16)
+
+    def rates(optimizer: torch.optim.Optimizer) -> dict[int, float]:
+        return {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+
+    ours = rates(build_optimizer(recipe, model))
+    assert ours == rates(theirs)
+    assert set(ours.values()) == {1e-3, 16e-3}
