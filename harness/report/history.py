@@ -48,6 +48,7 @@ class Before(NamedTuple):
     size_bytes: NDArray[np.int64]
     group: NDArray[np.uint8]
     stack: NDArray[np.uint32]
+    module: NDArray[np.uint32]
     freed: NDArray[np.int64]
     """The event that freed it; -1 for what is there to the end."""
 
@@ -72,6 +73,10 @@ class History:
     group: NDArray[np.uint8]
     stack: NDArray[np.uint32]
     """At each event, the node of `tree` where the memory was allocated."""
+    modules: tuple[str, ...]
+    """Paths of the modules that allocations belong to; "" where none is known."""
+    module: NDArray[np.uint32]
+    """At each event, the index of the allocation's."""
     partner: NDArray[np.int64]
     """At each event, the one that frees what it allocates or allocated what it frees; -1 for none."""
     before: Before
@@ -169,6 +174,9 @@ def history_of(
     groups, codes, by_category = groups_of(recording)
     tree = CallTree()
     stacks = np.array([tree.node_of(span.frames) for span in spans], np.uint32)
+    modules = tuple(dict.fromkeys(span.module or "" for span in spans))
+    place_of = {name: i for i, name in enumerate(modules)}
+    module = np.array([place_of[span.module or ""] for span in spans], np.uint32)
     which: Iterable[tuple[int, bool]] = zip(of_span.tolist(), (changes > 0).tolist(), strict=True)
     there_before = born < 0
     baseline = np.bincount(codes[there_before], sizes[there_before], len(groups)).astype(np.int64)
@@ -183,9 +191,15 @@ def history_of(
         change_bytes=changes,
         group=codes[of_span],
         stack=stacks[of_span],
+        modules=modules,
+        module=module[of_span],
         partner=np.where(changes > 0, death_event[of_span], birth_event[of_span]),
         before=Before(
-            sizes[there_before], codes[there_before], stacks[there_before], death_event[there_before]
+            sizes[there_before],
+            codes[there_before],
+            stacks[there_before],
+            module[there_before],
+            death_event[there_before],
         ),
         time_us=_times(trace, at),
         trace_index=at,

@@ -203,7 +203,8 @@ async function drawTimeline(id, run) {
       const stack = histories.stackOf(history, history.stack[view.moment]);
       const what = history.groups[history.group[view.moment]];
       const operator = operatorOf(stack);
-      const by = operator ? ` by the operator ${operator}` : "";
+      const module = history.modules[history.module[view.moment]];
+      const by = `${module ? ` of ${module}` : ""}${operator ? ` by the operator ${operator}` : ""}`;
       const other = history.partner[view.moment];
       const [from, to] = change < 0 ? [other < history.events ? other : -1, view.moment] : [view.moment, other];
       line("p", `It ${verb} ${harness.bytes(Math.abs(change))} of ${what}${change < 0 ? ", allocated" : ""}${by} at`);
@@ -238,8 +239,9 @@ async function drawTimeline(id, run) {
     for (const one of largest) {
       const stack = histories.stackOf(history, one.stack);
       const first = stack.find((frame) => frame.includes(".py:") && !frame.startsWith("torch/")) ?? stack[0] ?? "no stack";
+      const where = one.module && stack.length ? `${one.module}, ${first}` : one.module || first;
       const [details, summary, body, life] = ["details", "summary", "div", "p"].map((tag) => document.createElement(tag));
-      summary.textContent = `${harness.bytes(one.size)} of ${history.groups[one.group]}, ${first}`;
+      summary.textContent = `${harness.bytes(one.size)} of ${history.groups[one.group]}, ${where}`;
       life.textContent = `${lifetime(one.from, one.to)}.`;
       life.className = "note";
       body.textContent = stack.length ? stack.join("\n") : "(no stack was recorded)";
