@@ -50,6 +50,7 @@ def history_columns(history: History) -> dict[str, Any]:
             "module": packed(_narrow(before.module)),
             "freed": packed(_narrow(np.where(before.freed < 0, history.events, before.freed))),
         },
+        "time_is_estimated": history.time_is_estimated,
         "time_us": None if history.time_us is None else packed(history.time_us.astype(np.float64)),
         "moment": {"event": history.moment()[0], "when": history.when, "ran_out": history.oom is not None},
         "phases": [list(run) for run in history.phases[:MAX_PHASE_RUNS]],

@@ -82,6 +82,8 @@ class History:
     before: Before
     time_us: NDArray[np.int64] | None
     """At each event, microseconds since the first; None where the recording has no times."""
+    time_is_estimated: bool
+    """Whether they are `estimated_times_us`, and no clock's."""
     trace_index: NDArray[np.int64]
     """At each event, the entry of the trace."""
     tree: CallTree
@@ -202,6 +204,7 @@ def history_of(
             death_event[there_before],
         ),
         time_us=_times(trace, at),
+        time_is_estimated=False,
         trace_index=at,
         tree=tree,
         phases=_phase_runs([spans[s].birth_phase if birth else spans[s].death_phase for s, birth in which]),
@@ -238,6 +241,21 @@ def _times(trace: Sequence[Mapping[str, Any]], at: NDArray[np.int64]) -> NDArray
     if times.min() < SINCE_1970_US or (np.diff(times) < 0).any():
         return None
     return times[at] - times[at[0]]
+
+
+def estimated_times_us(history: History, phases_s: Mapping[str, float | None]) -> NDArray[np.int64] | None:
+    """When each event of one step would be, in microseconds: each phase takes the seconds of `phases_s`, its
+    events at equal distances. None where a phase of the history has no estimate.
+    """
+    takes_us = np.zeros(history.events)
+    for phase in {run.phase for run in history.phases}:
+        seconds = phases_s.get(phase or "")
+        if seconds is None:
+            return None
+        of_phase = [np.arange(run.start, run.end) for run in history.phases if run.phase == phase]
+        events = np.concatenate(of_phase)
+        takes_us[events] = seconds * 1e6 / len(events)
+    return (np.cumsum(takes_us) - takes_us).astype(np.int64) if history.events else None
 
 
 def _phase_runs(phases: Sequence[str | None]) -> list[PhaseRun]:

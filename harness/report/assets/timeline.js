@@ -7,14 +7,16 @@ async function drawTimeline(id, run) {
   const part = (name) => document.getElementById(`${id}-${name}`);
   const last = history.events - 1;
   const view = {
-    from: -1, to: Math.max(last, 0), floor: false, capacity: false, moment: history.moment.event, time: histories.evenly(history.time),
+    from: -1, to: Math.max(last, 0), floor: false, capacity: false, moment: history.moment.event, time: !history.time_is_estimated && histories.evenly(history.time),
   };
   const column = document.createElement("div");
   column.className = "column";
   element.after(column);
   element.parentElement.classList.add("with-column");
   let [drawn, drawnAt] = [[], null];
-  const timeTitle = "ms since the first event";
+  const timeTitle = history.time_is_estimated
+    ? "ms, estimated: each phase as long as its estimate, its events evenly in it"
+    : "ms since the first event";
   const shown = history.groups.map((_, group) => group).filter((group) =>
     history.baseline[group] > 0 || history.group.includes(group));
   // A wall that never moves is a strip from the beginning, and what moves has the height.
@@ -223,7 +225,7 @@ async function drawTimeline(id, run) {
     const end = to < history.events ? `event ${harness.whole(to)}` : "the end";
     const start = from < 0 ? "before the recording" : `event ${harness.whole(from)}`;
     const known = history.time && from >= 0 && to < history.events;
-    return `There from ${start} to ${end}${known ? `, ${harness.milliseconds((history.time[to] - history.time[from]) / 1000)}` : ""}`;
+    return `There from ${start} to ${end}${known ? `, ${history.time_is_estimated ? "about " : ""}${harness.milliseconds((history.time[to] - history.time[from]) / 1000)}` : ""}`;
   }
 
   // The largest allocations at the moment, of one group or of all; each opens to its stack.
