@@ -98,7 +98,7 @@ def by_code(history: History) -> Icicle:
     for span in history.live_at(event):
         totals[tree.node_of(span.frames)] += span.size_bytes
     without_stack: dict[str, dict[str, int]] = {}
-    groups = dict(zip(map(id, history.spans), history.group_of_span.tolist(), strict=True))
+    groups: dict[int, int] = dict(zip(map(id, history.spans), history.group_of_span.tolist(), strict=True))
     for span in history.live_at(event):
         if tree.node_of(span.frames) == ROOT:
             of_group = without_stack.setdefault(history.groups[groups[id(span)]], {})
