@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 from harness.report.history import History
 from harness.report.stacks import ROOT
 from harness.report.table import Cell, Table
-from harness.snapshot import BEFORE_RECORDING, NO_STACK, AllocationSpan, own_place, place, readable
+from harness.snapshot import (
+    BEFORE_RECORDING,
+    NO_STACK,
+    AllocationSpan,
+    module_of_its_kind,
+    own_place,
+    place,
+    readable,
+)
 from harness.step_profile import StepProfile
 
 SMALLEST_SHARE = 1 / 2000
@@ -80,21 +88,33 @@ def by_module(at_peak_by_module: Mapping[str, int]) -> Icicle:
 
 
 def by_code(history: History) -> Icicle:
-    """The bytes live at the moment by the code that allocated them, callers outside, Python frames only."""
+    """The bytes live at the moment by the code that allocated them, callers outside, Python frames only.
+
+    What has no stack (parameters, mostly) is there by its group and the kind of its module.
+    """
     event, peak_bytes = history.moment()
     tree = history.tree
     totals = [0] * len(tree.parents)
     for span in history.live_at(event):
         totals[tree.node_of(span.frames)] += span.size_bytes
-    without_stack = totals[ROOT]
+    without_stack: dict[str, dict[str, int]] = {}
+    groups: dict[int, int] = dict(zip(map(id, history.spans), history.group_of_span.tolist(), strict=True))
+    for span in history.live_at(event):
+        if tree.node_of(span.frames) == ROOT:
+            of_group = without_stack.setdefault(history.groups[groups[id(span)]], {})
+            name = module_of_its_kind(span.module or "")
+            of_group[name] = of_group.get(name, 0) + span.size_bytes
     children: list[list[int]] = [[] for _ in tree.parents]
     for node in range(len(tree.parents) - 1, ROOT, -1):  # a parent is older than its children
         totals[tree.parents[node]] += totals[node]
         children[tree.parents[node]].append(node)
     icicle = Icicle()
     waiting = [(ROOT, icicle.add("peak" if history.when == "at the peak" else "all", -1, peak_bytes))]
-    if without_stack:
-        icicle.add(NO_STACK, 0, without_stack)
+    for group, sizes in sorted(without_stack.items(), key=lambda item: -sum(item[1].values())):
+        box = icicle.add(f"{group} {NO_STACK}", 0, sum(sizes.values()))
+        for name, size in sorted(sizes.items(), key=lambda item: -item[1]):
+            if name and size >= SMALLEST_SHARE * peak_bytes:
+                icicle.add(name, box, size)
     while waiting:
         node, box = waiting.pop()
         for child in sorted(children[node], key=lambda child: -totals[child]):
@@ -117,8 +137,10 @@ def kinds(history: History | None, profile: StepProfile | None) -> list[Kind]:
     found: dict[tuple[Any, ...], list[AllocationSpan]] = {}
     groups = dict(zip(map(id, history.spans), history.group_of_span.tolist(), strict=True))
     for span in history.live_at(event):
+        node = history.tree.node_of(span.frames)
         key = (
-            history.tree.node_of(span.frames),
+            node,
+            module_of_its_kind(span.module) if span.module and node == ROOT else None,
             groups[id(span)],
             span.birth_phase,
             span.born == BEFORE_RECORDING,
@@ -134,10 +156,10 @@ def kinds(history: History | None, profile: StepProfile | None) -> list[Kind]:
             phase=phase,
             place=(where := place(spans[0].frames)),
             called_from=own if (own := own_place(spans[0].frames)) != where else None,
-            module=None,
+            module=module,
             stack=history.tree.stack(node),
         )
-        for (node, group, phase, _), spans in ordered
+        for (node, module, group, phase, _), spans in ordered
     ]
 
 

@@ -48,6 +48,7 @@ class Before(NamedTuple):
     size_bytes: NDArray[np.int64]
     group: NDArray[np.uint8]
     stack: NDArray[np.uint32]
+    module: NDArray[np.uint32]
     freed: NDArray[np.int64]
     """The event that freed it; -1 for what is there to the end."""
 
@@ -72,11 +73,17 @@ class History:
     group: NDArray[np.uint8]
     stack: NDArray[np.uint32]
     """At each event, the node of `tree` where the memory was allocated."""
+    modules: tuple[str, ...]
+    """Paths of the modules that allocations belong to; "" where none is known."""
+    module: NDArray[np.uint32]
+    """At each event, the index of the allocation's."""
     partner: NDArray[np.int64]
     """At each event, the one that frees what it allocates or allocated what it frees; -1 for none."""
     before: Before
     time_us: NDArray[np.int64] | None
     """At each event, microseconds since the first; None where the recording has no times."""
+    time_is_estimated: bool
+    """Whether they are `estimated_times_us`, and no clock's."""
     trace_index: NDArray[np.int64]
     """At each event, the entry of the trace."""
     tree: CallTree
@@ -169,6 +176,9 @@ def history_of(
     groups, codes, by_category = groups_of(recording)
     tree = CallTree()
     stacks = np.array([tree.node_of(span.frames) for span in spans], np.uint32)
+    modules = tuple(dict.fromkeys(span.module or "" for span in spans))
+    place_of = {name: i for i, name in enumerate(modules)}
+    module = np.array([place_of[span.module or ""] for span in spans], np.uint32)
     which: Iterable[tuple[int, bool]] = zip(of_span.tolist(), (changes > 0).tolist(), strict=True)
     there_before = born < 0
     baseline = np.bincount(codes[there_before], sizes[there_before], len(groups)).astype(np.int64)
@@ -183,11 +193,18 @@ def history_of(
         change_bytes=changes,
         group=codes[of_span],
         stack=stacks[of_span],
+        modules=modules,
+        module=module[of_span],
         partner=np.where(changes > 0, death_event[of_span], birth_event[of_span]),
         before=Before(
-            sizes[there_before], codes[there_before], stacks[there_before], death_event[there_before]
+            sizes[there_before],
+            codes[there_before],
+            stacks[there_before],
+            module[there_before],
+            death_event[there_before],
         ),
         time_us=_times(trace, at),
+        time_is_estimated=False,
         trace_index=at,
         tree=tree,
         phases=_phase_runs([spans[s].birth_phase if birth else spans[s].death_phase for s, birth in which]),
@@ -224,6 +241,21 @@ def _times(trace: Sequence[Mapping[str, Any]], at: NDArray[np.int64]) -> NDArray
     if times.min() < SINCE_1970_US or (np.diff(times) < 0).any():
         return None
     return times[at] - times[at[0]]
+
+
+def estimated_times_us(history: History, phases_s: Mapping[str, float | None]) -> NDArray[np.int64] | None:
+    """When each event of one step would be, in microseconds: each phase takes the seconds of `phases_s`, its
+    events at equal distances. None where a phase of the history has no estimate.
+    """
+    takes_us = np.zeros(history.events)
+    for phase in {run.phase for run in history.phases}:
+        seconds = phases_s.get(phase or "")
+        if seconds is None:
+            return None
+        of_phase = [np.arange(run.start, run.end) for run in history.phases if run.phase == phase]
+        events = np.concatenate(of_phase)
+        takes_us[events] = seconds * 1e6 / len(events)
+    return (np.cumsum(takes_us) - takes_us).astype(np.int64) if history.events else None
 
 
 def _phase_runs(phases: Sequence[str | None]) -> list[PhaseRun]:

@@ -77,12 +77,14 @@ def _of_folder(folder: Path, device: int | None) -> ReportRun:
 
 
 def _history(path: Path, profile: StepProfile | None, device: int | None) -> History | None:
-    from harness.report.history import history_of
+    from harness.report.history import estimated_times_us, history_of
     from harness.snapshot import read_snapshot
 
     history = history_of(read_snapshot(path), profile.memory.at_peak if profile else None, device)
     if history is not None and profile is not None and profile.source != "measured":
-        history.time_us = None  # of the machine that computed nothing
+        # the recording's times are of the machine that computed nothing
+        known = {name: stats.time_s.median for name, stats in profile.phases.items()}
+        history.time_us, history.time_is_estimated = estimated_times_us(history, known), True
     return history
 
 

@@ -14,6 +14,7 @@ from harness.snapshot import (
     TraceEvent,
     build_snapshot,
     categorize,
+    label_blocks,
     module_of_its_kind,
     phase_metadata,
 )
@@ -181,6 +182,7 @@ class SimulatedMemory(Recording):
     def snapshot(self) -> dict[str, Any]:
         """The recorded step as a memory-viz snapshot, with the allocator's segments."""
         segments = self._segments_now() if self._segments is None else self._segments
+        label_blocks(segments, self.spans)
         events = self._segment_events + [
             event
             for span, category in zip(self.spans, categorize(self.spans), strict=True)
@@ -199,7 +201,7 @@ class SimulatedMemory(Recording):
         def add(index: int, action: Any, phase: str | None) -> None:
             metadata = phase_metadata(phase) if phase else ""
             what = (action, span.address, requested, metadata, span.frames, category, index, stream)
-            events.append((index, TraceEvent(*what)))
+            events.append((index, TraceEvent(*what, module=span.module)))
 
         if not there_before:
             add(span.born, "alloc", span.birth_phase)

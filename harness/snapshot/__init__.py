@@ -14,6 +14,7 @@ from harness.snapshot.attribution import (
 from harness.snapshot.build import (
     TraceEvent,
     build_snapshot,
+    label_blocks,
     label_snapshot,
     snapshot_of_storages,
     write_snapshot,

@@ -55,6 +55,8 @@ class TraceEvent:
     category: str | None = None
     time_us: int = 0
     stream: int = 0
+    module: str | None = None
+    """Path of the module that it belongs to, where that is known."""
 
 
 def build_snapshot(events: Iterable[TraceEvent], segments: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -95,26 +97,36 @@ def snapshot_of_storages(spans: Sequence[AllocationSpan]) -> dict[str, Any]:
 
 
 def label_snapshot(snapshot: dict[str, Any], spans: Sequence[AllocationSpan], device: int = 0) -> None:
-    """Write categories and missing phases into a recorded snapshot, in place: into its trace, and into the
-    blocks that its segments hold, of which most were there before the trace began.
+    """Write categories, modules and missing phases into a recorded snapshot, in place: into its trace, and
+    into the blocks that its segments hold, of which most were there before the trace began.
 
     `spans` are those of `spans_from_trace` on the same trace: their indices point into it.
     """
     trace = snapshot["device_traces"][device]
     for entry, stated in zip(trace, stated_phases(trace), strict=True):
         entry["user_metadata"] = stated
-    held: dict[int, str] = {}
     for span, category in zip(spans, categorize(spans), strict=True):
-        if span.died is None:
-            held[span.address] = category
         for index in (span.born, span.died):
             if index is not None and index != BEFORE_RECORDING:
-                trace[index]["category"] = category
-    for address, block in allocated_blocks(segments_of(snapshot, device)):
-        if address in held:
-            block["category"] = held[address]
+                trace[index] |= _labels(span, category)
+    label_blocks(segments_of(snapshot, device), spans)
     if trace:
         trace.append(_end_of_trace(trace[-1].get("time_us", 0), 0))
+
+
+def label_blocks(segments: Iterable[Mapping[str, Any]], spans: Sequence[AllocationSpan]) -> None:
+    """Write the category and the module of what lives to the end into the blocks of these segments."""
+    held = {
+        span.address: _labels(span, category)
+        for span, category in zip(spans, categorize(spans), strict=True)
+        if span.died is None
+    }
+    for address, block in allocated_blocks(segments):
+        block |= held.get(address, {})
+
+
+def _labels(span: AllocationSpan, category: str) -> dict[str, str]:
+    return {"category": category, "module": span.module} if span.module else {"category": category}
 
 
 def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
@@ -169,6 +181,8 @@ def _trace_entry(event: TraceEvent) -> dict[str, Any]:
     }
     if event.category is not None:
         entry["category"] = event.category
+    if event.module:
+        entry["module"] = event.module
     return entry
 
 

@@ -103,11 +103,15 @@ def _in_blocks(trace: Sequence[Mapping[str, Any]], segments: Sequence[Mapping[st
 def _label(
     trace: Sequence[Mapping[str, Any]], held: Mapping[int, Mapping[str, Any]], span: AllocationSpan
 ) -> str | None:
-    """What the snapshot itself says: the memory-viz page's `category`, which harness and profile_plot write.
-    Where no entry of the trace tells of it, the block that is `held` at its address does.
+    """What the snapshot itself says: the memory-viz page's `category`, which harness and profile_plot write,
+    and the module, which the span is told and only harness writes. Where no entry of the trace tells of it,
+    the block that is `held` at its address does.
     """
     index = span.died if span.born < 0 else span.born
-    category = (held[span.address] if index is None else trace[index]).get("category")
+    entry = held[span.address] if index is None else trace[index]
+    if isinstance(module := entry.get("module"), str):
+        span.module = module
+    category = entry.get("category")
     return category if category in CATEGORIES else _OF_PROFILER.get(category or "")
 
 

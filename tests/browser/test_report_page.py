@@ -286,6 +286,43 @@ def test_toggles_of_the_vertical_axis(page: Any, run: ReportRun) -> None:
     page.click("#run0-floor")
 
 
+def test_estimated_times_are_on_the_axis_when_wanted(page: Any, run: ReportRun) -> None:
+    assert run.profile is not None
+    assert run.history is not None
+    phases = run.profile.phases
+    backward = next(one for one in run.history.phases if one.phase == "backward")
+    before = sum(phases[name].time_s.median or 0 for name in ("data", "forward"))
+    page.click("#run0-time")
+    assert page.evaluate(chart("run0-timeline", "scales.x.options.title.text")).startswith("ms, estimated")
+    bands = page.evaluate(chart("run0-timeline", "marks.bands"))
+    (band,) = [band for band in bands if band["text"] == "backward"]
+    assert band["from"] == pytest.approx(before * 1e3, rel=0.01, abs=0.01)
+    took = phases["backward"].time_s.median or 0
+    assert band["to"] - band["from"] == pytest.approx(took * 1e3, rel=0.01, abs=0.01)
+    page.click("#run0-time")
+    assert page.evaluate(chart("run0-timeline", "scales.x.max")) == run.history.events
+    bands = page.evaluate(chart("run0-timeline", "marks.bands"))
+    assert [backward.start, backward.end] in [[band["from"], band["to"]] for band in bands]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_paper_cuts_nothing_off(page: Any, theme: str) -> None:
+    page.set_viewport_size({"width": 718, "height": 1000})
+    page.emulate_media(color_scheme=theme, media="print")
+    wider = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth).length"
+    assert page.evaluate(wider) == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 718
+    heads = (
+        "[...new Set([...document.querySelectorAll('thead')].map((e) => getComputedStyle(e).breakInside))]"
+    )
+    assert set(page.evaluate(heads)) == {"avoid"}  # what Chromium asks of a head that it prints again
+    # and there is no button in it, with which it would not
+    buttons = "[...document.querySelectorAll('thead button')].map((e) => getComputedStyle(e).display)"
+    assert set(page.evaluate(buttons)) == {"contents"}
+    page.emulate_media(media="screen")
+    page.set_viewport_size({"width": 1600, "height": 900})
+
+
 def test_what_is_there_at_the_moment_stands_beside_the_timeline(page: Any, run: ReportRun) -> None:
     assert run.history is not None
     page.click("#run0-peak")

@@ -21,7 +21,7 @@ from harness.report.at_peak import by_code, by_module, kinds
 from harness.report.columns import history_columns
 from harness.report.figures import highest
 from harness.report.groups import BEFORE
-from harness.report.history import History, history_of
+from harness.report.history import History, estimated_times_us, history_of
 from harness.report.segments import segment_table
 from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.segments import pieces_in_use, segments_at
@@ -233,6 +233,21 @@ def test_kinds_and_boxes_hold_the_whole_peak(run: tuple[ReportRun, dict[str, Any
             inside = [b for b, parent in zip(icicle.bytes, icicle.parents, strict=True) if parent == box]
             assert sum(inside) <= size
             assert all(parent < box for box, parent in enumerate(icicle.parents))
+
+
+def test_estimated_times_by_hand(by_hand: History) -> None:
+    """data 1 event, forward 3, backward 4, optimizer_step 2."""
+    assert [(run.phase, run.end - run.start) for run in by_hand.phases] == [
+        ("data", 1),
+        ("forward", 3),
+        ("backward", 4),
+        ("optimizer_step", 2),
+    ]
+    seconds = {"data": 1e-6, "forward": 9e-6, "backward": 40e-6, "optimizer_step": 4e-6}
+    times = estimated_times_us(by_hand, seconds)
+    assert times is not None
+    assert times.tolist() == [0, 1, 4, 7, 10, 20, 30, 40, 50, 52]
+    assert estimated_times_us(by_hand, seconds | {"backward": None}) is None
 
 
 def test_boxes_by_module_by_hand() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from harness.report import Cell, ReportRun, Table, read_run, render_page, to_csv, to_markdown, write_report
+from harness.report.at_peak import kinds
 from harness.report.differences import difference_tables
 from harness.report.page import script_json
 from harness.report.phase_roofline import PhaseRoofline, roofline_of
@@ -98,6 +99,23 @@ def test_the_page_lies_beside_the_run(call: Call, runs: dict[str, Path]) -> None
         assert heading in parsed.text
     assert "napkin" in parsed.text
     assert "there is no datasheet of" in parsed.text  # no roofline on a CPU, and it says so
+
+
+def test_what_has_no_stack_has_its_module(runs: dict[str, Path]) -> None:
+    """A simulation knows whose each parameter and each optimizer state is, and its snapshot says so."""
+    history = read_run(runs["simulated"]).history
+    assert history is not None
+    live = {id(span) for span in history.live_at(history.peak()[0])}
+    named = {"parameters": 0, "optimizer_state": 0}
+    for span, group in zip(history.spans, history.group_of_span.tolist(), strict=True):
+        if id(span) in live and history.groups[group] in named and span.size_bytes > 512:
+            assert span.module, span
+            named[history.groups[group]] += 1
+    assert min(named.values()) > 5
+    found = kinds(history, None)
+    modules = {kind.module for kind in found if kind.group == "parameters"}
+    assert "model.layers.*.mlp.gate_proj" in modules
+    assert None not in modules
 
 
 def test_a_page_weighs_little_beside_its_data(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -338,11 +356,9 @@ def test_data_cannot_end_its_element() -> None:
 
 
 def test_differences_have_their_sign() -> None:
-    shown = [
-        Cell(value, unit, signed=True).shown
-        for value, unit in ((3 * MIB, "bytes"), (-0.05, "s"), (0, "bytes"))
-    ]
-    assert shown == ["+3.0 MiB", "-50.0 ms", "0 B"]
+    assert Cell(3 * MIB, "bytes", signed=True).shown == "+3.0 MiB"
+    assert Cell(-0.05, "s", signed=True).shown == "-50.0 ms"
+    assert Cell(0, "bytes", signed=True).shown == "0 B"
     assert Cell(0.1234, "share", signed=True).shown == "+12.3%"
 
 

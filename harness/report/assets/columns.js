@@ -11,7 +11,7 @@ const histories = (() => {
 
   // change, total and reserved bytes, group and stack after each event; and the call tree.
   async function read(packed) {
-    const names = ["sizes", "size", "group", "stack", "partner", "node_line", "node_parent", "reserved_at", "reserved"];
+    const names = ["sizes", "size", "group", "stack", "module", "partner", "node_line", "node_parent", "reserved_at", "reserved"];
     const columns = Object.fromEntries(
       await Promise.all(names.map(async (name) => [name, await unpack(packed[name])])));
     const before = Object.fromEntries(
@@ -55,12 +55,12 @@ const histories = (() => {
     const found = [];
     for (let i = 0; i < before.size.length; i++) {
       if (before.freed[i] > event && (group === null || before.group[i] === group)) {
-        found.push({ size: before.size[i], group: before.group[i], stack: before.stack[i], from: -1, to: before.freed[i] });
+        found.push({ size: before.size[i], group: before.group[i], stack: before.stack[i], module: history.modules[before.module[i]], from: -1, to: before.freed[i] });
       }
     }
     for (let i = 0; i <= event; i++) {
       if (change[i] > 0 && partner[i] > event && (group === null || history.group[i] === group)) {
-        found.push({ size: change[i], group: history.group[i], stack: history.stack[i], from: i, to: partner[i] });
+        found.push({ size: change[i], group: history.group[i], stack: history.stack[i], module: history.modules[history.module[i]], from: i, to: partner[i] });
       }
     }
     found.sort((one, other) => other.size - one.size || one.from - other.from);

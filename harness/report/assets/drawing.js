@@ -49,17 +49,20 @@
   const tiles = new Map(); // forgotten with the theme
   function tileOf(colour, pattern) {
     const key = `${colour} ${pattern}`;
-    if (!tiles.has(key)) tiles.set(key, tile(colour, pattern));
+    if (!tiles.has(key)) {
+      const canvas = tile(colour, pattern);
+      tiles.set(key, { canvas, url: `url(${canvas.toDataURL()})` });
+    }
     return tiles.get(key);
   }
 
   // What fills an area or a bar: for Chart.js, and as a background for what is HTML.
   function fill(colour, pattern = "") {
-    return pattern ? document.createElement("canvas").getContext("2d").createPattern(tileOf(colour, pattern), "repeat") : colour;
+    return pattern ? document.createElement("canvas").getContext("2d").createPattern(tileOf(colour, pattern).canvas, "repeat") : colour;
   }
 
   function background(colour, pattern = "") {
-    return pattern ? `url(${tileOf(colour, pattern).toDataURL()})` : `linear-gradient(${colour}, ${colour})`;
+    return pattern ? tileOf(colour, pattern).url : `linear-gradient(${colour}, ${colour})`;
   }
 
   // An axis: its title and what is special of it.

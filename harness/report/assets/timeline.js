@@ -7,14 +7,16 @@ async function drawTimeline(id, run) {
   const part = (name) => document.getElementById(`${id}-${name}`);
   const last = history.events - 1;
   const view = {
-    from: -1, to: Math.max(last, 0), floor: false, capacity: false, moment: history.moment.event, time: histories.evenly(history.time),
+    from: -1, to: Math.max(last, 0), floor: false, capacity: false, moment: history.moment.event, time: !history.time_is_estimated && histories.evenly(history.time),
   };
   const column = document.createElement("div");
   column.className = "column";
   element.after(column);
   element.parentElement.classList.add("with-column");
   let [drawn, drawnAt] = [[], null];
-  const timeTitle = "ms since the first event";
+  const timeTitle = history.time_is_estimated
+    ? "ms, estimated: each phase as long as its estimate, its events evenly in it"
+    : "ms since the first event";
   const shown = history.groups.map((_, group) => group).filter((group) =>
     history.baseline[group] > 0 || history.group.includes(group));
   // A wall that never moves is a strip from the beginning, and what moves has the height.
@@ -203,7 +205,8 @@ async function drawTimeline(id, run) {
       const stack = histories.stackOf(history, history.stack[view.moment]);
       const what = history.groups[history.group[view.moment]];
       const operator = operatorOf(stack);
-      const by = operator ? ` by the operator ${operator}` : "";
+      const module = history.modules[history.module[view.moment]];
+      const by = `${module ? ` of ${module}` : ""}${operator ? ` by the operator ${operator}` : ""}`;
       const other = history.partner[view.moment];
       const [from, to] = change < 0 ? [other < history.events ? other : -1, view.moment] : [view.moment, other];
       line("p", `It ${verb} ${harness.bytes(Math.abs(change))} of ${what}${change < 0 ? ", allocated" : ""}${by} at`);
@@ -222,7 +225,7 @@ async function drawTimeline(id, run) {
     const end = to < history.events ? `event ${harness.whole(to)}` : "the end";
     const start = from < 0 ? "before the recording" : `event ${harness.whole(from)}`;
     const known = history.time && from >= 0 && to < history.events;
-    return `There from ${start} to ${end}${known ? `, ${harness.milliseconds((history.time[to] - history.time[from]) / 1000)}` : ""}`;
+    return `There from ${start} to ${end}${known ? `, ${history.time_is_estimated ? "about " : ""}${harness.milliseconds((history.time[to] - history.time[from]) / 1000)}` : ""}`;
   }
 
   // The largest allocations at the moment, of one group or of all; each opens to its stack.
@@ -238,8 +241,9 @@ async function drawTimeline(id, run) {
     for (const one of largest) {
       const stack = histories.stackOf(history, one.stack);
       const first = stack.find((frame) => frame.includes(".py:") && !frame.startsWith("torch/")) ?? stack[0] ?? "no stack";
+      const where = one.module && stack.length ? `${one.module}, ${first}` : one.module || first;
       const [details, summary, body, life] = ["details", "summary", "div", "p"].map((tag) => document.createElement(tag));
-      summary.textContent = `${harness.bytes(one.size)} of ${history.groups[one.group]}, ${first}`;
+      summary.textContent = `${harness.bytes(one.size)} of ${history.groups[one.group]}, ${where}`;
       life.textContent = `${lifetime(one.from, one.to)}.`;
       life.className = "note";
       body.textContent = stack.length ? stack.join("\n") : "(no stack was recorded)";
