@@ -143,7 +143,8 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
         if exact.profile is not None:
             memory = exact.profile.memory
             peak, reserved = in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes)
-            yield f"    it allocates {peak} at most and reserves {reserved}{_speed(exact.profile.step)}"
+            yield f"    it allocates {peak} at most and reserves {reserved}"
+            yield from _speed(exact.profile.step)
         yield from _next_lines(exact, "    ")
         larger = _expandable(field, found)
         if larger is not None:
@@ -157,14 +158,15 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
     yield "  seen by simulating the step; `--quick` gives estimates in a moment"
 
 
-def _speed(step: StepStats) -> str:
-    if step.tokens_per_s is None:
-        return ""
+def _speed(step: StepStats) -> Iterator[str]:
     time = step.time_s
+    if step.tokens_per_s is None:
+        return
     if not (time.median and time.p10 and time.p90):
-        return f"; about {step.tokens_per_s:,.0f} tokens/s"
+        yield f"    about {step.tokens_per_s:,.0f} tokens/s"
+        return
     low, high = (step.tokens_per_s * time.median / seconds for seconds in (time.p90, time.p10))
-    return f"; about {step.tokens_per_s:,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
+    yield f"    about {step.tokens_per_s:,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
 
 
 def _next_lines(found: ExactFit, indent: str = "  ") -> Iterator[str]:

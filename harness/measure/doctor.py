@@ -36,6 +36,9 @@ NEEDS: dict[str, dict[str, Any]] = {
     "upcast_for_kbit": _QLORA,
     "master_weights": {"precision": "bf16"},
     "adapter_dtype": {"adapter": "lora", "precision": "bf16"},
+    "use_rslora": {"adapter": "lora"},
+    "use_dora": {"adapter": "lora"},
+    "peft": {"peft": {"peft_type": "VERA"}},
     "flash_attention_2": {"precision": "bf16"},
     "flash_attention_3": {"precision": "bf16"},
 }

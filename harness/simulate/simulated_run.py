@@ -1,8 +1,7 @@
 """Simulating a recipe: the very same training step on shape-only tensors, for a GPU that is not there.
 
-Storages go to a model of the CUDA caching allocator, operators to the estimates of
-their time. What CUDA does differently from a shape-only run is in simulate/cuda/behaviour.py and nowhere
-else.
+Storages go to a model of the CUDA caching allocator, operators to the estimates of their time. What CUDA does
+differently from a shape-only run is in simulate/cuda/behaviour.py and nowhere else.
 """
 
 from __future__ import annotations
@@ -249,8 +248,7 @@ class SimulatedRun:
         """What a measurement's other steps add: its warm-up, timed and recorded ones."""
         lost = {self.device.key_of(tensor): tensor.nbytes for tensor in self.communication.not_waited}
         self.lost_bytes = sum(lost.values()) // self.num_steps
-        if self.steps_beyond:
-            self.memory.lose(key for key in lost if key is not None)
+        self.memory.lose(key for key in lost if key is not None and self.steps_beyond)
         peaks = self.memory.repeat(self.steps_beyond if self.repeats else 0)
         for name, (allocated, reserved) in peaks.items():
             stats = self.phases[name]

@@ -88,7 +88,11 @@ def test_a_change_that_makes_it_fit_does() -> None:
         assert arithmetic(urlencode(said))["fits"] == "yes"
 
 
-@pytest.mark.parametrize("fields", BROKEN, ids=[str(fields) for fields in BROKEN])
+ASKABLE = [fields for fields in BROKEN if not EFFECTS.keys() & fields.keys()]
+"""Of what a step's memory and time depend on."""
+
+
+@pytest.mark.parametrize("fields", ASKABLE, ids=[str(fields) for fields in ASKABLE])
 def test_an_impossible_pair_says_why_and_every_fix_mends_it(fields: dict[str, Any]) -> None:
     said = {"model": "llama-3.2-1b", **{name: shown(value) for name, value in fields.items()}}
     wrong = arithmetic(urlencode(said))

@@ -130,7 +130,8 @@ def test_every_recipe_simulates(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", OTHER_MODELS)
 def test_every_model_simulates(model: str, tmp_path: Path) -> None:
-    attention = "eager" if model.startswith("gemma") else "sdpa"  # only eager caps Gemma-2's scores
+    # only eager caps Gemma-2's scores, and gpt-oss has no other
+    attention = "eager" if model.startswith(("gemma", "gpt-oss")) else "sdpa"
     recipe = Recipe.model_validate(
         {"model": model, "adapter": "lora", "seq_len": 512, "attention": attention}
     )

@@ -30,10 +30,11 @@ def weights_dtype(recipe: Recipe, config: Any) -> torch.dtype:
 
 
 def as_loaded(model: Any) -> Any:
-    """`model`, just built, as transformers' from_pretrained would have made it: on the default device, where
-    torch.normal and torch.FloatTensor make nothing, and with those weights in fp32 that the class keeps so.
+    """`model`, just built, as transformers' from_pretrained would have made it: all on the device of its
+    embeddings, which torch.normal and torch.FloatTensor do not heed, and with those weights in fp32 that the
+    class keeps so.
     """
-    device = torch.get_default_device()
+    device = model.get_input_embeddings().weight.device
     if any(tensor.device.type != device.type for tensor in (*model.parameters(), *model.buffers())):
         model.to(device)
     kept = model._get_dtype_plan(model.dtype)

@@ -23,7 +23,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "quantization": get_args(Quantization),
     "double_quant": SWITCH,
     "upcast_for_kbit": SWITCH,
-    "adapter": get_args(Adapter),
+    "adapter": tuple(adapter for adapter in get_args(Adapter) if adapter != "peft"),
     "adapter_dtype": ("fp32", "base"),
     "lora_dropout": (0.0, 0.1),
     "gradient_checkpointing": SWITCH,
@@ -50,6 +50,7 @@ ELSEWHERE = {
     *("lora_rank", "lora_alpha", "lora_targets", "micro_batch_size", "seq_len", "learning_rate"),  # any size
     *("weight_decay", "warmup_steps", "steps", "seed"),
     *("checkpoint_every", "on_nan"),  # between the steps: test_checkpoint_resume, test_nan
+    *("use_rslora", "use_dora", "lora_plus_ratio", "peft"),  # test_adapter
     *OF_RANKS,  # tests/parallel
 }
 TARGETS = {"lora": ["q_proj", "k_proj", "v_proj", "o_proj"], "ia3": ["k_proj", "v_proj"]}
