@@ -130,8 +130,7 @@ def simulate_for_devices(
     """
     first, *others = devices
     beside: dict[str, SimulatedTime] = {other.name: SimulatedTime(other) for other in others}
-    plenty = with_memory(first, PLENTY_BYTES)
-    clocks = list(beside.values())
+    plenty, clocks = with_memory(first, PLENTY_BYTES), [*beside.values()]
     profile, memory = simulate(recipe, plenty, settings, explain_oom=False, repeat=False, beside=clocks)
     times = {name: Times(step_of(recipe, clock), {**clock.communication_s}) for name, clock in beside.items()}
     return profile, memory, {first.name: Times.of(profile), **times}
@@ -249,7 +248,7 @@ class SimulatedRun:
         lost = {self.device.key_of(tensor): tensor.nbytes for tensor in self.communication.not_waited}
         self.lost_bytes = sum(lost.values()) // self.num_steps
         self.memory.lose(key for key in lost if key is not None and self.steps_beyond)
-        peaks = self.memory.repeat(self.steps_beyond if self.repeats else 0)
+        peaks = self.memory.repeat(self.repeats * self.steps_beyond)
         for name, (allocated, reserved) in peaks.items():
             stats = self.phases[name]
             stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, allocated)

@@ -139,7 +139,9 @@ def test_what_is_printed(findings):
         lines.index(next(line for line in lines if line.startswith(title)))
         for title in ("works here", "does not work here")
     )
-    assert any(line.split() == ["adapter", "none,", "lora,", "ia3"] for line in lines[working:failing])
+    assert any(
+        line.split() == ["adapter", "none,", "lora,", "ia3,", "peft"] for line in lines[working:failing]
+    )
     flash = next(line for line in lines[failing:] if line.startswith("attention: flash_attention_2"))
     assert "GPU" in flash
     assert any("harness[flash-attn]" in line for line in lines) or findings["packages"]["flash-attn"]
