@@ -52,7 +52,9 @@ def test_it_is_found_by_what_it_is_for(file: Path) -> None:
     found = document(file)
     assert shipped_path(found["key"]) == file
     loaded = load(at_its_first_point(found), device_of(found))
-    assert [piece["points"] for piece in loaded.as_json()["pieces"]] == [p["points"] for p in found["pieces"]]
+    assert [[list(point) for point in piece.points] for piece in loaded.pieces] == [
+        piece["points"] for piece in found["pieces"]
+    ]
 
 
 @pytest.mark.parametrize(

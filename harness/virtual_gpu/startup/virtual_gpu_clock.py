@@ -31,6 +31,7 @@ _C.virtual_gpu_estimated.argtypes = [
 _C.virtual_gpu_estimated.restype = None
 _C.virtual_gpu_start_clock.argtypes = [_ESTIMATOR, ctypes.c_int64, ctypes.c_int64, ctypes.c_double]
 _C.virtual_gpu_start_clock.restype = None
+_C.virtual_gpu_is_timed.restype = None
 LAUNCH_NS = 4000
 """From the host's call to the beginning of the kernel on a device that has nothing else to do."""
 _kept = []
@@ -43,12 +44,8 @@ def install():
     starter = _STARTER(_start)
     _kept.append(starter)
     _C.virtual_gpu_start_when_timed(starter)
-    hook = register_optimizer_step_pre_hook(lambda *_: _first_step(hook))
-
-
-def _first_step(hook):
-    hook.remove()
-    _C.virtual_gpu_is_timed()
+    # it stays: PyTorch goes through the hooks of all optimizers while this one runs, and none may leave then
+    register_optimizer_step_pre_hook(lambda *_: _C.virtual_gpu_is_timed())
 
 
 def _start():
