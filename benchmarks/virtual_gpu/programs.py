@@ -339,7 +339,9 @@ def run(name: str, size: str, gpu: str, folder: Path) -> dict[str, Any]:
 
 def _peaks(folder: Path) -> list[dict[str, int]]:
     """Of every process that allocated on a device, the bytes of its devices together."""
-    found = [json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json"))]
+    found = [
+        json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json")) if "-times" not in path.name
+    ]
     names = {"peak_allocated_bytes": "allocated_bytes", "peak_reserved_bytes": "reserved_bytes"}
     rows = [
         {

@@ -64,7 +64,7 @@ def _run(*words: str, folder: Path) -> None:
 
 def _unwatched(alone: Path, rank: int | None) -> int:
     """The peak of allocated bytes of a process, over all of its devices."""
-    found = [json.loads(path.read_text()) for path in alone.glob("*.json")]
+    found = [json.loads(path.read_text()) for path in alone.glob("*.json") if "-times" not in path.name]
     peaks = [
         max(device["memory_stats"]["allocated_bytes.all.peak"] for device in process["devices"])
         for process in found
