@@ -47,6 +47,11 @@ def of_checkpoint(printed: str) -> str:
     return "checkpoint" + first_paragraph(printed).partition("\ncheckpoint")[2]
 
 
+def but_the_folder(printed: str) -> str:
+    """All of a sweep's answer but where it lies, last."""
+    return printed.partition("\nsweep folder")[0].rstrip()
+
+
 TEN = "ten-questions"
 MESSAGE = """\
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 23.64
@@ -99,7 +104,7 @@ QUESTIONS = {
     "message": Question(("harness snapshot show --message oom.txt",), page=TEN),
     "seventy": Question((SEVENTY,), first_paragraph, TEN),
     "seventy-16": Question((SEVENTY.replace("dp_shard=8", "dp_shard=16"),), first_paragraph, TEN),
-    "toggles": Question((TOGGLES,), page=TEN),
+    "toggles": Question((TOGGLES,), but_the_folder, TEN),
     "gate": Question(
         (
             "harness simulate tinyllama-lora --out before",
