@@ -342,6 +342,7 @@ def test_it_can_be_passed_on(opened: Callable[..., Asking], place: str) -> None:
     asking.context.grant_permissions(["clipboard-read", "clipboard-write"])
     asking.answered()
     asking.page.get_by_text("Pass it on").click()
+    asking.page.locator(".progress progress").wait_for(state="detached")  # what was opened stays so
     for button, begins in (("Copy a Markdown table", "**llama-3.1-8b-qlora on"), ("Copy a badge", "![")):
         asking.page.get_by_role("button", name=button).click()
         asking.page.get_by_role("button", name="Copied").wait_for()

@@ -301,14 +301,17 @@
       const changes = found.changes.map((change) => h("li", {},
         button(change.fits ? "Change" : "Try", () => this.change(change.fields)), h("code", {}, change.words),
         h("span", { class: "note" }, change.detail)));
+      // What was opened stays so, when a better answer takes the place of this one.
+      const opened = new Set([...this.more.querySelectorAll("details[open] > summary")].map((one) => one.textContent));
+      const folded = (title, ...inside) => h("details", { open: opened.has(title) }, h("summary", {}, title), ...inside);
       this.more.replaceChildren(...[
         changes.length ? h("h2", {}, "What to change, the cheapest first") : null,
         changes.length ? h("ul", { class: "changes" }, ...changes) : null,
         report ? h("p", {}, h("a", { href: report, target: "_blank" }, "The report: timeline, layers, largest allocations")) : null,
         ...found.notes.map((note) => h("p", { class: "note" }, note)),
         h("h2", {}, "The command"), h("pre", {}, found.command), button("Copy the command", (made) => copy(found.command, made)),
-        h("details", {}, h("summary", {}, "The recipe as YAML"), h("pre", {}, found.yaml), button("Copy the recipe", (made) => copy(found.yaml, made))),
-        h("details", {}, h("summary", {}, "Pass it on"), h("div", { class: "tools" },
+        folded("The recipe as YAML", h("pre", {}, found.yaml), button("Copy the recipe", (made) => copy(found.yaml, made))),
+        folded("Pass it on", h("div", { class: "tools" },
           button("Copy a Markdown table", (made) => copy(found.markdown, made)),
           button("Copy a badge", (made) => copy(found.badge, made)),
           button("Copy the address", (made) => copy(location.href, made)),
