@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from harness.errors import InputError, is_out_of_memory
+from harness.parallel import lost_rank
 from harness.training.model_config import first_line
 
 LIBRARIES = ("transformers", "peft", "transformers_modules")
@@ -26,7 +27,9 @@ def told_of_model(model: Any) -> Iterator[None]:
     try:
         yield
     except RAISED as error:
-        if type(error) not in RAISED or is_out_of_memory(error) or TOO_LARGE in str(error):
+        said = str(error)
+        # A gather of parameters is called from the model's code too: a rank that is gone is no mistake of it.
+        if type(error) not in RAISED or is_out_of_memory(error) or TOO_LARGE in said or lost_rank(said):
             raise
         told = _told(model, error)
         if told is None:

@@ -53,3 +53,14 @@ def test_what_means_something_else_stays(error: BaseException) -> None:
 def test_a_mistake_of_ours_stays() -> None:
     with pytest.raises(RuntimeError, match="ours"), told_of_model(built(tiny())[0].model):
         raise RuntimeError("ours")
+
+
+def test_a_rank_that_is_gone_is_no_fault_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP gathers parameters from within the model's code, where gloo then says that a rank is gone."""
+
+    def gathers(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("gloo/transport/tcp/pair.cc:537 Read error: Connection reset by peer")
+
+    _failing(monkeypatch, gathers)
+    with pytest.raises(RuntimeError, match="Connection reset by peer"):
+        train(tiny(), 1)
