@@ -11,12 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from textwrap import wrap
 from typing import Any
 
-from pydantic import ValidationError
-
 from harness.architecture import load_shape
 from harness.errors import InputError
-from harness.fit.changes import changed, overrides
-from harness.fit.held_back import NEUTRAL
+from harness.fit.changes import overrides
+from harness.fit.held_back import NEUTRAL, neutrally_changed
 from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import PLENTY_BYTES, Hardware, all_hardware, with_memory
 from harness.napkin import Timing, estimate, required_bytes
@@ -102,16 +100,15 @@ def _with_neutral_change(
     warned: set[str],
 ) -> list[Offer]:
     """The offers, but of devices that a change which costs nothing makes large enough, with that change."""
-    try:
-        other = changed(recipe, NEUTRAL)
-        shape = load_shape(recipe.model)
-    except (ValidationError, InputError):  # this model, or this installation, cannot have it
+    other = neutrally_changed(recipe)
+    if other is None:
         return offers
+    shape = load_shape(recipe.model)
     short = {offer.name: offer for offer in offers if not offer.fits and offer.required_bytes is not None}
 
     def may_fit(device: Hardware) -> bool:
         offer = short.get(device.datasheet.name)
-        if offer is None or other == recipe:
+        if offer is None:
             return False
         saved = required_bytes(estimate(recipe, device, shape)) - required_bytes(
             estimate(other, device, shape)
@@ -190,12 +187,8 @@ def _simulated(recipe: Recipe, device: Hardware, simulations: Simulations) -> Of
     step = profile.step
     needed = profile.memory.process_bytes or 0
     offer = _offer(device, needed, step.tokens_per_s, step.bound, fits)
-    offer = replace(offer, tight=fits and is_tight(profile, device.memory_bytes - needed))
-    time = step.time_s
-    if not (step.tokens_per_s and time.median and time.p10 and time.p90):
-        return offer
-    tokens = step.tokens_per_s * time.median
-    return replace(offer, tokens_per_s_range=(tokens / time.p90, tokens / time.p10))
+    tight = fits and is_tight(profile, device.memory_bytes - needed)
+    return replace(offer, tight=tight, tokens_per_s_range=step.tokens_per_s_range())
 
 
 def render_table() -> str:

@@ -71,10 +71,19 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
 def with_neutral_change(recipe: Recipe, simulations: Simulations) -> tuple[str, int] | None:
     """Overrides that cost nothing, and a micro batch that is seen to fit with them, the recipe's own or a
     larger one; None where there are none."""
+    other = neutrally_changed(recipe)
+    if other is None:
+        return None
     try:
-        other = changed(recipe, NEUTRAL)
-        if other == recipe:
-            return None
         return overrides(recipe, NEUTRAL), fits_at_least(other, simulations)
     except (ValidationError, InputError):  # this model, or this installation, cannot have it
         return None
+
+
+def neutrally_changed(recipe: Recipe) -> Recipe | None:
+    """The recipe with what costs nothing; None where it has that, or cannot."""
+    try:
+        other = changed(recipe, NEUTRAL)
+    except (ValidationError, InputError):
+        return None
+    return None if other == recipe else other

@@ -159,14 +159,10 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
 
 
 def _speed(step: StepStats) -> Iterator[str]:
-    time = step.time_s
-    if step.tokens_per_s is None:
-        return
-    if not (time.median and time.p10 and time.p90):
-        yield f"    about {step.tokens_per_s:,.0f} tokens/s"
-        return
-    low, high = (step.tokens_per_s * time.median / seconds for seconds in (time.p90, time.p10))
-    yield f"    about {step.tokens_per_s:,.0f} tokens/s ({low:,.0f} to {high:,.0f})"
+    if step.tokens_per_s is not None:
+        known = step.tokens_per_s_range()
+        beside = f" ({known[0]:,.0f} to {known[1]:,.0f})" if known else ""
+        yield f"    about {step.tokens_per_s:,.0f} tokens/s{beside}"
 
 
 def _next_lines(found: ExactFit, indent: str = "  ") -> Iterator[str]:

@@ -71,6 +71,14 @@ class StepStats(Fields):
     host_rss_bytes: Count | None = None
     """Resident memory of the process at its largest."""
 
+    def tokens_per_s_range(self) -> tuple[float, float] | None:
+        """Of a step as long as its 90th and as its 10th percentile; None where either is not known."""
+        time = self.time_s
+        if not (self.tokens_per_s and time.median and time.p10 and time.p90):
+            return None
+        tokens = self.tokens_per_s * time.median
+        return tokens / time.p90, tokens / time.p10
+
 
 def utilization(flops: int | None, seconds: float | None, peak_flops_per_s: float | None) -> float | None:
     """`flops` as a share of what the device could do in `seconds`: MFU of the model's FLOPs, HFU of all.
