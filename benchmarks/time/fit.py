@@ -9,8 +9,8 @@ which the layer norm, the softmax, elementwise kernels and the products in fp32 
 to benchmarks/time/attention.csv. A fifth is kept aside: of products whole shapes, with all their rows; of
 the others sizes. What is written beside the parameters: source, count, and how far off the kept are.
 
-Parts are products, memory, fp32, attention and links; one that is not named in --only stays as it is.
-Products go on from the parameters that are there, unless --anew. Nothing here knows the time of any training
+Parts are products, memory, fp32, attention, links and devices (benchmarks/time/fit_devices.py); one that is
+not named in --only stays as it is. Products go on from the parameters that are there, unless --anew. Nothing here knows the time of any training
 step.
 """
 
@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.time.fit_devices import fit_devices, reported_spread
 from benchmarks.time.fit_products import fit_products
 from benchmarks.time.kernel_rows import AT_THE_LIMIT, KINDS, MACHINES, KernelRow, aside, device_of, read_rows
 from benchmarks.time.residuals import residuals
@@ -36,7 +37,7 @@ from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import FILE
 from harness.system.files import write_whole
 
-PARTS = ("products", "memory", "fp32", "attention", "links")
+PARTS = ("products", "memory", "fp32", "attention", "links", "devices")
 ATTENTION = Path(__file__).with_name("attention.csv")
 MANY_BYTES = 1e6
 SUSTAINED_CLOCK = {
@@ -316,7 +317,12 @@ def spreads(document: dict[str, Any]) -> dict[str, Any]:
     middle = statistics.median(rates)
     others = [round(min(rates) / middle, 4), round(max(rates) / middle, 4)]
     return {
-        "product": {"by_architecture": products, "all": of(products.values()), "elsewhere": elsewhere},
+        "product": {
+            "by_architecture": products,
+            "all": of(products.values()),
+            "elsewhere": elsewhere,
+            "reported": reported_spread(),
+        },
         "memory": {"by_architecture": kernels, "all": of(kernels.values()), "elsewhere": others},
         "attention": {"by_architecture": {}, "all": of(shapes), "elsewhere": elsewhere},
         "collective": {"by_architecture": {}, "all": of(links), "elsewhere": [0.8, 1.25]},
@@ -351,6 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "fp32": lambda: fit_fp32(given.neusight),
         "attention": fit_attention,
         "links": lambda: fit_links(read_rows(given.network)),
+        "devices": fit_devices,
     }
     for part in given.only:
         if part == "fp32" and given.neusight is None:

@@ -25,15 +25,14 @@ from harness.kernel_time.memory_kernels import memory_s
 from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import (
     Spread,
-    at_half_rate,
     attention_architecture,
+    device_rate,
     document,
     fitted_attention,
     fitted_memory,
-    fitted_products,
     fp32_rate,
-    is_half_rate,
     power_slowdown,
+    products_of,
     spread,
 )
 from harness.kernel_time.products import Chip, product_s
@@ -215,16 +214,14 @@ def _product(key: Key, dtype: str, m: int, n: int, k: int, batch: int, sustained
         flat = calibration.fp32_matmul_fraction or flat
     if flat is not None:
         return max(flops / (hardware.peak_flops(dtype) * flat), moved / _flat_bandwidth(hardware))
-    fitted = fitted_products(hardware)
-    chip = chip_of(hardware, dtype)
-    if is_half_rate(hardware):
-        fitted = at_half_rate(fitted)
+    fitted, chip = products_of(hardware), chip_of(hardware, dtype)
     if dtype == "fp32":  # on plain cores, not on tensor cores: the tiles' waves are the same, the rate is not
-        best = max(fitted["tiles"].values())
-        fitted = {**fitted, "power_slowdown": 0.0}
-        chip = chip._replace(flops_per_s=chip.flops_per_s * fp32_rate(hardware) / best)
-    elif sustained:
-        fitted = {**fitted, "power_slowdown": power_slowdown(hardware)}
+        fitted, rate = {**fitted, "power_slowdown": 0.0}, fp32_rate(hardware) / max(fitted["tiles"].values())
+    else:
+        rate = device_rate(hardware)
+        if sustained:
+            fitted = {**fitted, "power_slowdown": power_slowdown(hardware)}
+    chip = chip._replace(flops_per_s=chip.flops_per_s * rate)
     how: dict[str, Any] = {"element_bytes": float(size), "sustained": sustained, "quiet": float(quiet)}
     seconds = product_s(SCALARS, chip, fitted, m, n, k, batch, **how)
     return max(seconds * calibration.product_scale, least)

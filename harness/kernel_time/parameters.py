@@ -17,7 +17,7 @@ FILE = Path(__file__).with_name("parameters.json")
 LIKE_ARCHITECTURE = {"7.0": "8.0", "7.5": "8.6", "8.9": "8.6", "10.0": "9.0", "10.3": "9.0", "12.0": "8.6"}
 """By compute capability: the architecture whose parameters stand in for one that has none. Data-centre chips
 with HBM take those of such a chip, those with GDDR memory those of the A40."""
-SAME_CHIP = {"a100-40gb": "a100-80gb", "h200": "h100"}
+SAME_CHIP = {"a100-40gb": "a100-80gb", "h200": "h100", "v100-32gb": "v100-16gb"}
 """The same chip with other memory: measured, but for the memory's rate."""
 
 
@@ -56,8 +56,21 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def fitted_products(hardware: Hardware) -> Mapping[str, Any]:
-    """Of products in 16 bit."""
+    """Of products in 16 bit, as the architecture's were measured."""
     return of_architecture("products", hardware.datasheet.compute_capability)[1]["fitted"]
+
+
+def products_of(hardware: Hardware) -> Mapping[str, Any]:
+    """Of products in 16 bit on this device."""
+    fitted = fitted_products(hardware)
+    return at_half_rate(fitted) if is_half_rate(hardware) else fitted
+
+
+def device_rate(hardware: Hardware) -> float:
+    """Times the datasheet's peak in 16 bit: the clock that products of this device were seen to run at, where
+    that is all that is known of it."""
+    found = document()["devices"].get(SAME_CHIP.get(hardware.name, hardware.name))
+    return 1.0 if found is None else found["rate"]
 
 
 HALF_RATE = 3.0
@@ -174,15 +187,24 @@ def spread(hardware_name: str, capability: str, kind: str) -> Spread:
     found = spreads[kind] if kind in spreads else spreads["memory"]
     name = LIKE_ARCHITECTURE.get(capability, capability)
     mine = found["by_architecture"].get(name, found["all"])
-    own = Spread(*mine)
-    if SAME_CHIP.get(hardware_name, hardware_name) in document()["measured_devices"]:
+    own, chip = Spread(*mine), SAME_CHIP.get(hardware_name, hardware_name)
+    if chip in document()["measured_devices"]:
         return own
+    if kind == "product" and document()["devices"].get(chip, {"count": 0})["count"]:
+        return own.wider(Spread(*found["reported"]))
     return own.wider(Spread(*found["elsewhere"]))
 
 
 def is_measured(hardware: Hardware) -> bool:
     """Whether kernels were measured on this device, or on one with the same chip."""
     return SAME_CHIP.get(hardware.name, hardware.name) in document()["measured_devices"]
+
+
+def _reported(hardware: Hardware) -> str:
+    """Whose large products this device's clock comes from; "" of one that nobody reported."""
+    found = document()["devices"].get(SAME_CHIP.get(hardware.name, hardware.name), {"count": 0})
+    number = found["count"]
+    return f"{number} report{'s' * (number != 1)} of its large products ({found['source']})" if number else ""
 
 
 def where_from(hardware: Hardware) -> str:
@@ -194,6 +216,8 @@ def where_from(hardware: Hardware) -> str:
     counted = f"{found['count']:,} measured products of {found['device']} ({document()['sources'][0]})"
     if is_measured(hardware):
         own = f"fitted to {counted}"
+    elif reported := _reported(hardware):
+        own = f"clocked by {reported}, otherwise as compute capability {name}: {counted}"
     else:
         own = f"nobody measured this device: as of compute capability {name}, {counted}, by its own datasheet"
     scaled = calibration.product_scale, calibration.attention_scale, calibration.memory_scale

@@ -1,0 +1,75 @@
+"""What large products reach on a device of which nobody has measured more than that.
+
+Every row of benchmarks/time/large_products.csv is one person's card: the most FLOP/s of products of square
+matrices of SIZES, the mean of 30 in a row each. Boost clocks and power limits are in it: a GeForce card
+clocks higher than its datasheet's boost, a T4 or an L4 of 70 W much lower. What is fitted is one factor a
+device: on the peak with which an estimate begins, so that the estimate of the same products has the middle
+of the reports.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.time.residuals import quantiles
+from harness.hardware.hardware import all_hardware, find_hardware
+from harness.kernel_time.estimates import chip_of
+from harness.kernel_time.numbers import SCALARS
+from harness.kernel_time.parameters import is_half_rate, products_of
+from harness.kernel_time.products import product_s
+
+REPORTS = Path(__file__).with_name("large_products.csv")
+SOURCE = "github.com/zzc0721/torch-performance-test-data, database.md at 9d82827"
+SIZES = (1024, 2048, 4096, 8192, 10240)
+
+
+def most_flops_per_s(device: str, dtype: str, rate: float) -> float:
+    """Of products of SIZES, with `rate` times the datasheet's peak."""
+    hardware = find_hardware(device)
+    chip = chip_of(hardware, dtype)
+    chip = chip._replace(flops_per_s=chip.flops_per_s * rate)
+    fitted = products_of(hardware)
+    return max(2 * n**3 / product_s(SCALARS, chip, fitted, n, n, n, 1) for n in SIZES)
+
+
+def reports() -> dict[tuple[str, str], list[float]]:
+    """FLOP/s by device and dtype."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with REPORTS.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            found[row["device"], row["dtype"]].append(float(row["tflops"]) * 1e12)
+    return found
+
+
+def reported_spread() -> list[float]:
+    """10th and 90th percentile of a card's seconds over those of the middle card of its kind, of all reports
+    where there are several."""
+    each = [found for found in reports().values() if len(found) > 1]
+    return quantiles(statistics.median(found) / one for found in each for one in found)
+
+
+def fit_devices() -> dict[str, Any]:
+    """By device: `rate`, the factor, and `count` reports. A GeForce card without a report has the middle of
+    its architecture's others and a count of 0: their power limits let all of them run at their boost clock.
+    """
+    found: dict[str, Any] = {}
+    for (device, dtype), measured in sorted(reports().items()):
+        middle, low, high = statistics.median(measured), 0.1, 2.0
+        while high - low > 1e-5:
+            rate = (low + high) / 2
+            slow = most_flops_per_s(device, dtype, rate) < middle
+            low, high = (rate, high) if slow else (low, rate)
+        found[device] = {"rate": round(high, 4), "count": len(measured), "source": SOURCE}
+    halved = [hardware for hardware in all_hardware() if is_half_rate(hardware)]
+    reported = [hardware for hardware in halved if hardware.name in found]
+    for hardware in halved:
+        capability = hardware.datasheet.compute_capability
+        alike = [other.name for other in reported if other.datasheet.compute_capability == capability]
+        if alike and hardware.name not in found and hardware.name.startswith("rtx-"):
+            rate = statistics.median(found[name]["rate"] for name in alike)
+            found[hardware.name] = {"rate": round(rate, 4), "count": 0, "source": f"as {', '.join(alike)}"}
+    return found
