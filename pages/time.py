@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from harness.hardware import find_hardware
+from harness.kernel_time.parameters import document
 from harness.report.table import markdown_table
 from pages.parts import ROOT, with_parts, write_or_check
 
@@ -66,7 +68,20 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "runs": runs,
         "misses": _misses(found["runs"]),
         "recipes": _recipes(found["recipes"]),
+        "devices": _devices(),
     }
+
+
+def _devices() -> str:
+    """Cards whose clock is known by their large products, from the parameters that are fitted to them."""
+    rows = []
+    for name, each in document()["devices"].items():
+        if each["count"]:
+            peak = find_hardware(name).peak_flops(each["dtype"])
+            reached = each["flops_per_s"]
+            share = f"{reached / peak:.0%}"
+            rows.append((name, each["dtype"], str(each["count"]), f"{reached / 1e12:,.0f}", share))
+    return markdown_table(("device", "dtype", "reports", "TFLOP/s", "of the datasheet"), rows, range(2, 5))
 
 
 def _misses(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -10,8 +10,8 @@ to benchmarks/time/attention.csv. A fifth is kept aside: of products whole shape
 the others sizes. What is written beside the parameters: source, count, and how far off the kept are.
 
 Parts are products, memory, fp32, attention, links and devices (benchmarks/time/fit_devices.py); one that is
-not named in --only stays as it is. Products go on from the parameters that are there, unless --anew. Nothing here knows the time of any training
-step.
+not named in --only stays as it is. Products go on from the parameters that are there, unless --anew. Nothing
+here knows the time of any training step.
 """
 
 from __future__ import annotations

@@ -53,8 +53,9 @@ def reported_spread() -> list[float]:
 
 
 def fit_devices() -> dict[str, Any]:
-    """By device: `rate`, the factor, and `count` reports. A GeForce card without a report has the middle of
-    its architecture's others and a count of 0: their power limits let all of them run at their boost clock.
+    """By device: `rate`, the factor, and `flops_per_s`, the middle of `count` reports. A GeForce card without
+    a report has the middle of its architecture's others and a count of 0: their power limits let all of them
+    run at their boost clock.
     """
     found: dict[str, Any] = {}
     for (device, dtype), measured in sorted(reports().items()):
@@ -63,7 +64,13 @@ def fit_devices() -> dict[str, Any]:
             rate = (low + high) / 2
             slow = most_flops_per_s(device, dtype, rate) < middle
             low, high = (rate, high) if slow else (low, rate)
-        found[device] = {"rate": round(high, 4), "count": len(measured), "source": SOURCE}
+        found[device] = {
+            "rate": round(high, 4),
+            "count": len(measured),
+            "dtype": dtype,
+            "flops_per_s": middle,
+            "source": SOURCE,
+        }
     halved = [hardware for hardware in all_hardware() if is_half_rate(hardware)]
     reported = [hardware for hardware in halved if hardware.name in found]
     for hardware in halved:

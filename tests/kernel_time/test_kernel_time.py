@@ -130,7 +130,17 @@ def test_a_range_holds_its_estimate_and_is_wider_where_nobody_measured(kind):
 def test_a_device_says_where_its_rates_are_from():
     assert "12," in where_from(A100)
     assert "vidur" in where_from(A100)
-    assert "nobody measured this device" in where_from(find_hardware("rtx-4090"))
+    assert "clocked by 9 reports of its large products" in where_from(find_hardware("rtx-4090"))
+    assert "nobody measured this device" in where_from(find_hardware("b200"))
+
+
+@pytest.mark.parametrize(("device", "tflops"), [("l4", 70.89), ("t4", 41.93), ("rtx-4090", 164.81)])
+def test_large_products_of_a_card_take_what_its_owners_saw(device: str, tflops: float):
+    """The middle report of benchmarks/time/large_products.csv: the best of square products."""
+    hardware, dtype = find_hardware(device), "fp16"  # a T4 has no bf16
+    sizes = (1024, 2048, 4096, 8192, 10240)
+    best = max(2 * n**3 / product(hardware, dtype, n, n, n, sustained=False) for n in sizes)
+    assert best == pytest.approx(tflops * 1e12, rel=0.002)
 
 
 def test_what_is_written_was_held_against_rows_kept_aside():
