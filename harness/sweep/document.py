@@ -15,6 +15,7 @@ from harness.sweep.curves import answer, curves_of
 from harness.sweep.plan import HARDWARE, MOST_CELLS, Kind, Plan, spelled
 from harness.sweep.processes import Row
 from harness.system import parse_json, provenance, read_whole
+from harness.units import in_gib
 
 SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 2**26
@@ -112,7 +113,21 @@ class Sweep(_Fields):
             named = cast("dict[str, Any]", devices)
             listed = "; ".join(f"{label} on {device}" for label, device in named.items())
             said.insert(0, f"These cells were measured on different devices: {listed}.")
+        if best := self.best_for_memory():
+            listed = "; ".join(f"{cell.label} ({in_gib(cell.peak_allocated_bytes)})" for cell in best)
+            said.append(f"None is faster with as little memory than, from the smallest: {listed}.")
         return said
+
+    def best_for_memory(self) -> list[SweptCell]:
+        """The Pareto front of a sweep over several fields: cells than which none is faster with as little
+        memory, by their peak of allocated memory. Empty where nothing can be chosen between."""
+        known = [cell for cell in self.cells if cell.status == "ok" and cell.tokens_per_s]
+        known.sort(key=lambda cell: (cell.peak_allocated_bytes or 0, -(cell.tokens_per_s or 0)))
+        best: list[SweptCell] = []
+        for cell in known:
+            if not best or (cell.tokens_per_s or 0) > (best[-1].tokens_per_s or 0):
+                best.append(cell)
+        return best if len(self.axes) > 1 and 1 < len(best) < len(known) else []
 
     @classmethod
     def read(cls, path: Path) -> Sweep:

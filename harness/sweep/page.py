@@ -61,8 +61,11 @@ def _plane(sweep: Sweep) -> dict[str, Any]:
         words += " Beside each: how much more memory than the base recipe, and how many times its speed."
     if out:
         words += f" Out of memory, so not in the picture: {'; '.join(out)}."
+    best = [cell.label for cell in sweep.best_for_memory()]
+    if best:
+        words += " The line joins those than which none is faster with as little memory."
     capacities = sorted({cell.capacity_bytes for cell in sweep.cells if cell.capacity_bytes})
-    return {"cells": cells, "out": out, "capacities": capacities, "words": words}
+    return {"cells": cells, "out": out, "capacities": capacities, "words": words, "best": best}
 
 
 def _what_changes(sweep: Sweep, cell: SweptCell) -> str:

@@ -77,7 +77,8 @@ def test_the_first_picture_is_every_cell_by_memory_and_speed(folder: Path, opene
     assert page.evaluate("document.querySelector('.chart').id") == "plane"
     chart = "Chart.getChart(document.querySelector('#plane canvas'))"
     drawn = page.evaluate(
-        f"{chart}.data.datasets.flatMap((set) => set.data.map(({{ x, y }}, i) => [set.written[i], x, y]))"
+        f"{chart}.data.datasets.filter((set) => set.written)"
+        ".flatMap((set) => set.data.map(({ x, y }, i) => [set.written[i], x, y]))"
     )
     sweep = Sweep.read(folder / "swept" / "sweep.json")
     known = {cell.label: cell for cell in sweep.cells if cell.status == "ok"}
@@ -91,6 +92,11 @@ def test_the_first_picture_is_every_cell_by_memory_and_speed(folder: Path, opene
             sign = "−" if more < 0 else "+"
             said = f"{sign}{in_gib(abs(more))}, {cell.tokens_per_s / base.tokens_per_s:.2f} ×"
             assert texts[0] == f"{cell.label}  {said}"
+    (front,) = page.evaluate(
+        f"{chart}.data.datasets.filter((set) => set.showLine).map((set) => set.data.map(({{ x }}) => x))"
+    )
+    best = sweep.best_for_memory()
+    assert [x * 2**30 for x in front] == pytest.approx([cell.peak_allocated_bytes for cell in best])
     lines = page.evaluate(f"{chart}.marks.lines.map((line) => line.text)")
     assert lines == [f"memory of the device: {in_gib(base.capacity_bytes)}"]
     out = [cell.label for cell in sweep.cells if cell.status == "out_of_memory"]

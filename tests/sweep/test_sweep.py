@@ -28,7 +28,7 @@ from harness.step_profile.step_profile import HardwareSummary, StepProfile, Step
 from harness.sweep.cell import Outcome, answer, out_of_memory_reason
 from harness.sweep.curves import answer as answer_of
 from harness.sweep.curves import curves_of
-from harness.sweep.document import sweep_of
+from harness.sweep.document import SweptCell, sweep_of
 from harness.sweep.folder import (
     cell_key,
     cell_path,
@@ -413,6 +413,24 @@ def test_the_tables_hold_the_profiles_numbers(call: Call):
     assert status == 0
     assert f"{peak / 2**20:,.1f} MiB" in out
     assert "sweep folder: made" in out
+
+
+def test_none_is_faster_with_as_little_memory(tmp_path: Path):
+    values = ["micro_batch_size=1,2,4", "gradient_checkpointing=true,false", "loss=standard,fused_linear"]
+    swept = plan_sweep("tinyllama-lora", values, "napkin", grid=True)
+    sweep = sweep_of(swept, sweep_in(tmp_path, swept))
+
+    def beaten(cell: SweptCell) -> bool:
+        mine = cell.peak_allocated_bytes or 0, -(cell.tokens_per_s or 0)
+        others = ((c.peak_allocated_bytes or 0, -(c.tokens_per_s or 0)) for c in sweep.cells)
+        return any(size <= mine[0] and slow <= mine[1] and (size, slow) != mine for size, slow in others)
+
+    best = sweep.best_for_memory()
+    assert 1 < len(best) < len(sweep.cells)
+    assert {cell.label for cell in best} == {cell.label for cell in sweep.cells if not beaten(cell)}
+    assert sweep.answers[-1].startswith(
+        f"None is faster with as little memory than, from the smallest: {best[0].label} ("
+    )
 
 
 def test_a_measured_cell_is_a_measurement(call: Call):

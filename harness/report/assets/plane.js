@@ -21,15 +21,24 @@ function drawPlane(element, plane) {
     return {
       label: field, data: cells.map((cell) => ({ x: cell.peak / unit.size, y: cell.speed })),
       told: cells.map((cell) => [cell.label, `${harness.bytes(cell.peak)}, ${harness.whole(cell.speed)} tokens/s`, beside(cell) && `${beside(cell)} of the base recipe`].filter(Boolean)),
-      written: cells.map((cell) => [beside(cell) && `${cell.label}  ${beside(cell)}`, cell.label, cell.short].filter(Boolean)),
+      written: cells.map((cell) => [beside(cell) && `${cell.label}  ${beside(cell)}`, cell.label.length < 40 && cell.label, cell.short].filter(Boolean)),
       writtenAt: ["right", "left", "bottom right", "top right", "bottom left", "top left", "top", "bottom"],
       backgroundColor: harness.colours[n], borderColor: harness.colours[n], pointStyle: shapes[n % 6], pointRadius: 6, pointHoverRadius: 9,
       pointBorderWidth: n % 6 > 3 ? 2 : 1, swatch: { colour: harness.colours[n] },
     };
   };
+  // The Pareto front: from the smallest to the fastest.
+  const front = () => {
+    const cells = plane.best.map((label) => plane.cells.find((cell) => cell.label === label));
+    return {
+      label: "none is faster with as little memory", data: cells.map((cell) => ({ x: cell.peak / unit.size, y: cell.speed })),
+      showLine: true, borderColor: harness.colour("--muted"), borderWidth: 1.5, borderDash: [4, 4], pointRadius: 0, pointHitRadius: 0,
+      swatch: { line: "dashed" },
+    };
+  };
   harness.draw(element, () => ({
     type: "scatter",
-    data: { datasets: fields.map(set) },
+    data: { datasets: [...fields.map(set), ...(plane.best.length ? [front()] : [])] },
     marks: {
       lines: capacity.map((size) => ({
         x: size / unit.size, colour: "--warning", dash: [8, 5], width: 2, text: `memory of the device: ${harness.bytes(size)}`, places: ["left", "right"],
