@@ -12,9 +12,9 @@ from textwrap import wrap
 
 from harness.architecture import load_shape
 from harness.errors import InputError
+from harness.fit.best import best_offers
 from harness.fit.changes import overrides
 from harness.fit.held_back import NEUTRAL, neutrally_changed
-from harness.fit.best import best_offers
 from harness.fit.offers import GIB, UNSURE, Offer, estimated, simulated, unable
 from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import Hardware, all_hardware
@@ -158,7 +158,7 @@ def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
     running = [offer for offer in offers if offer.fits]
     best = any(offer.micro_batch_size for offer in offers)
     column = "rows" if best else "bound"
-    yield f"  device            GiB of  needs tokens/s (80 % range)   {column:>7} an hour per 1M"
+    yield f"  device            GiB of needs tokens/s (80 % range)    {column:>7} an hour per 1M"
     changes = list(dict.fromkeys(offer.overrides for offer in running if offer.overrides))
     marks = dict(zip(changes, "abcdefghijkl" if best else "*", strict=False)) | {"": ""}
     for offer in running:
@@ -166,8 +166,8 @@ def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
         rows = f"{offer.micro_batch_size or '-'} {mark or ' '}"
         cells = [
             f"{offer.memory_bytes / GIB:6.1f}",
-            f"{_number(offer.required_bytes, 1 / GIB, 1):>6}",
-            f"{_number(offer.tokens_per_s, 1, 0):>7} {_range(offer):<14}",
+            f"{_number(offer.required_bytes, 1 / GIB, 1):>5}",
+            f"{_short(offer.tokens_per_s, 1_000_000):>7} {_range(offer):<15}",
             f"{rows if best else offer.bound or '-':>7}",
             f"{_number(offer.price_per_hour, 1, 2):>7}",
             f"{_number(offer.cost_per_million_tokens, 1, 3):>6}",
@@ -215,7 +215,12 @@ def _range(offer: Offer) -> str:
     if offer.tokens_per_s_range is None:
         return ""
     low, high = offer.tokens_per_s_range
-    return f"({low:,.0f}-{high:,.0f})"
+    return f"({_short(low, 100_000)}-{_short(high, 100_000)})"
+
+
+def _short(number: float | None, limit: int) -> str:
+    """In thousands from `limit` on, so that it has room in its column."""
+    return _number(number, 1, 0) if (number or 0) < limit else f"{_number(number, 1e-3, 0)}k"
 
 
 def _number(value: float | None, factor: float, digits: int) -> str:
