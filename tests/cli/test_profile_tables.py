@@ -244,8 +244,6 @@ def test_a_line_says_what_the_time_consists_of():
     }
     time = TimeStats(median=1.0, p10=0.8, p90=1.25)
     lines = " ".join(printed(profile(phases=phases, step=StepStats(time_s=time, tokens_per_s=1000.0))))
-    said = (
-        "time: products 80%, copies 10%, dequantization 9%, rest 1%; 800 to 1,250 tokens/s four"
-    )
+    said = "time: products 80%, copies 10%, dequantization 9%, rest 1%; 800 to 1,250 tokens/s four"
     assert said in lines
     assert "time: " not in " ".join(printed(profile()))
