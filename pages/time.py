@@ -28,6 +28,7 @@ TORCHTUNE_PAIRS = (
 FSDP_QLORA = re.compile(
     r"(?P<where>fsdp_qlora/.+)/(?P<method>Q?LoRA) (?P<how>.+)/b(?P<rows>\d+)/s(?P<length>\d+)"
 )
+SAME = ("where", "how", "length")
 MISSES = {
     "mpt-30b/8192": "a GPU that is nearly full: twice the tokens a micro batch and slower than 4096, "
     "which no kernel explains; PyTorch gives cached memory back and asks again",
