@@ -101,6 +101,9 @@ QUESTIONS = {
     ),
     "gemma-27b": Question(("harness fit llama-3.1-8b-lora model=gemma-3-27b hardware=h100",), page=TEN),
     "cheapest": Question((f"harness hardware llama-3.1-8b-lora seq_len=8192 {PRICES}",), page=TEN),
+    "cheapest-best": Question(
+        (f"harness hardware llama-3.1-8b-lora seq_len=8192 --best {PRICES}",), page=TEN
+    ),
     "message": Question(("harness snapshot show --message oom.txt",), page=TEN),
     "seventy": Question((SEVENTY,), first_paragraph, TEN),
     "seventy-16": Question((SEVENTY.replace("dp_shard=8", "dp_shard=16"),), first_paragraph, TEN),

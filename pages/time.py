@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from collections import Counter
@@ -21,6 +22,15 @@ RESULTS = ROOT / "profiles" / "published" / "time.json"
 PAGE = ROOT / "docs" / "time.md"
 LARGEST = 12
 """Misses of published runs that the page lists."""
+TORCHTUNE_PAIRS = (
+    ("torchtune/opt-table/+activation checkpointing", "torchtune/opt-table/LoRA"),
+    ("torchtune/opt-table/LoRA", "torchtune/opt-table/QLoRA"),
+)
+"""Of one table whose rows add a toggle each: full fine-tuning, LoRA, QLoRA, all compiled and checkpointed."""
+FSDP_QLORA = re.compile(
+    r"(?P<where>fsdp_qlora/.+)/(?P<method>Q?LoRA) (?P<how>.+)/b(?P<rows>\d+)/s(?P<length>\d+)"
+)
+SAME = ("where", "how", "length")
 MISSES = {
     "mpt-30b/8192": "a GPU that is nearly full: twice the tokens a micro batch and slower than 4096, "
     "which no kernel explains; PyTorch gives cached memory back and asks again",
@@ -69,6 +79,7 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "misses": _misses(found["runs"]),
         "recipes": _recipes(found["recipes"]),
         "devices": _devices(),
+        "pairs": _pairs(found["recipes"]),
     }
 
 
@@ -138,6 +149,45 @@ def _recipes(rows: Iterable[Mapping[str, Any]]) -> str:
     others = Counter(row["left_out"] for row in rows if "left_out" in row)
     lists = "\n".join(f"- {why}: {count}" for why, count in others.most_common())
     return f"{table}{said}\nThe others, by the reason against them:\n\n{lists}\n"
+
+
+def pairs(rows: Iterable[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Two rows of one source, model, card, sharding and length that differ in what is trained: LoRA beside
+    QLoRA, with the nearest number of rows in a micro batch, and full fine-tuning beside LoRA."""
+    known = {row["id"]: row for row in rows if "estimated" in row}
+    found = [(known[a], known[b]) for a, b in TORCHTUNE_PAIRS if a in known and b in known]
+    cells = [(match, row) for name, row in known.items() if (match := FSDP_QLORA.fullmatch(name))]
+    for match, row in cells:
+        same = [
+            (abs(int(other["rows"]) - int(match["rows"])), n)
+            for n, (other, _) in enumerate(cells)
+            if other["method"] == "LoRA" and all(other[name] == match[name] for name in SAME)
+        ]
+        if match["method"] == "QLoRA" and same:
+            found.append((cells[min(same)[1]][1], row))
+    return found
+
+
+def _pairs(rows: Iterable[Mapping[str, Any]]) -> str:
+    """How many times as fast the second of a pair is: as it was measured, and as it is estimated."""
+    table: list[tuple[str, ...]] = []
+    errors: list[float] = []
+    agree = 0
+    for first, second in pairs(rows):
+        measured, estimated = (second[name] / first[name] for name in ("measured", "estimated"))
+        errors.append(abs(estimated / measured - 1))
+        agree += (measured > 1) == (estimated > 1)
+        short = second["id"].removeprefix("fsdp_qlora/").removeprefix("torchtune/opt-table/")
+        other = first["id"].rpartition("/")[2] if "/b" not in first["id"] else first["id"].split("/", 3)[3]
+        table.append(
+            (short, other, second["gpu"], f"{measured:.2f}", f"{estimated:.2f}", f"{errors[-1]:.0%}")
+        )
+    columns = ("row", "beside", "device", "measured, times as fast", "estimated", "apart")
+    said = (
+        f"\nOf these {len(errors)} pairs {agree} have the same one as the faster; the ratios are "
+        f"{statistics.median(errors):.1%} apart in the middle, and {max(errors):.0%} at most.\n"
+    )
+    return markdown_table(columns, table, range(3, 6)) + said
 
 
 def main(*, check: bool) -> None:

@@ -17,10 +17,20 @@ from harness.errors import InputError
 from harness.hardware import Hardware
 from harness.recipe import Recipe, recipe_yaml
 from harness.snapshot import module_of_its_kind, place, read_snapshot, recording_of
-from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats, StepProfile, ranks_in_words
-from harness.units import in_gib
+from harness.step_profile import (
+    KERNELS,
+    PHASES_BETWEEN_STEPS,
+    PhaseStats,
+    StepProfile,
+    TimeStats,
+    ranks_in_words,
+)
+from harness.units import in_gib, in_ms, ms
 
 MODULES = 8
+SMALL_CHANGE = 0.05
+SMALL_SHARE = 0.005
+"""Of the change of a step's time, and of that time: what a kind of kernels makes less of is not told."""
 MOST_ONLY_ONE = 3
 """Allocations that only one of two simulations makes: so many a phase."""
 OUT_OF_MEMORY = 3
@@ -56,6 +66,31 @@ class OnlyOne:
     second: list[tuple[int, str]]
 
 
+@dataclass(frozen=True)
+class TimeDifference:
+    """How long a step takes in both, in seconds."""
+
+    first: TimeStats
+    second: TimeStats
+    tokens_per_s: tuple[float | None, float | None]
+    by_kernel: dict[str, tuple[float, float]]
+    """By class of kernel, the largest change first; empty where one of them does not know."""
+
+    @property
+    def change(self) -> float:
+        """The second's median less the first's."""
+        return (self.second.median or 0.0) - (self.first.median or 0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {
+            "first": self.first.model_dump(),
+            "second": self.second.model_dump(),
+            "tokens_per_s": self.tokens_per_s,
+            "by_kernel": {kernel: {"first": a, "second": b} for kernel, (a, b) in self.by_kernel.items()},
+        }
+
+
 @dataclass
 class ProfileDiff:
     """What differs between two profiles."""
@@ -73,6 +108,8 @@ class ProfileDiff:
     """Of a profile of several ranks, what its ranks are like side by side."""
     divergences: list[OnlyOne] = field(default_factory=list["OnlyOne"])
     """By phase the first allocations that only one makes, where both left their histories."""
+    time: TimeDifference | None = None
+    """Of a step, where both know how long it takes."""
     second_ran_out: bool = False
     """Out of memory, which the first did not."""
 
@@ -83,6 +120,7 @@ class ProfileDiff:
             "versions": self.versions,
             "notes": self.notes,
             "ranks": self.ranks,
+            "time_s": self.time and self.time.as_json(),
             "differences": [
                 {"place": d.place, "name": d.name, "first": d.first, "second": d.second}
                 for d in (self.peak, *self.bytes, *self.modules)
@@ -118,8 +156,20 @@ def diff_profiles(first: StepProfile, second: StepProfile) -> ProfileDiff:
         bytes=[change for change in [*rest, *_ranks(first, second)] if change.first != change.second],
         modules=[change for change in changes if change.change],
         ranks=(_side_by_side(first), _side_by_side(second)),
+        time=_time(first, second),
         second_ran_out=first.oom is None and second.oom is not None,
     )
+
+
+def _time(first: StepProfile, second: StepProfile) -> TimeDifference | None:
+    times = first.step.time_s, second.step.time_s
+    if not all(time.median for time in times):
+        return None
+    here, there = first.kernels_s(), second.kernels_s()
+    both = {name: (here.get(name, 0.0), there.get(name, 0.0)) for name in {**here, **there}}
+    changes = sorted(both.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
+    tokens = first.step.tokens_per_s, second.step.tokens_per_s
+    return TimeDifference(*times, tokens, dict(changes) if here and there else {})
 
 
 def _side_by_side(profile: StepProfile) -> list[str]:
@@ -259,6 +309,30 @@ def _percent(share: float) -> str:
     return f"{share:+.1%}" if abs(share) >= 0.001 else f"{share:+.3%}"
 
 
+def _time_lines(time: TimeDifference) -> Iterator[str]:
+    """How long a step takes and of what the change is made; how sure, where the estimates say so."""
+    first, second = time.first.median or 0.0, time.second.median or 0.0
+    if first == second:
+        yield f"time of a step: {in_ms(first)}, the same"
+        return
+    change = f"{time.change * 1e3:+,.1f} ms ({_percent(time.change / first)})"
+    yield f"time of a step: {in_ms(first)} and {in_ms(second)}: {change}"
+    here, there = time.tokens_per_s
+    if here and there:
+        yield f"  {here:,.0f} and {there:,.0f} tokens/s: {_percent(there / here - 1)}"
+    ranges = [(each.p10, each.p90) for each in (time.first, time.second)]
+    if all(low is not None and high is not None for low, high in ranges):
+        said = " and ".join(f"{ms(low or 0)} to {ms(high or 0)}" for low, high in ranges)
+        yield f"  from and to, four times of five: {said} ms"
+    parts = {
+        KERNELS.get(kernel, kernel): b - a
+        for kernel, (a, b) in time.by_kernel.items()
+        if abs(b - a) >= max(SMALL_CHANGE * abs(time.change), SMALL_SHARE * first)
+    }
+    if parts:
+        yield "  of it " + ", ".join(f"{kernel} {s * 1e3:+,.1f}" for kernel, s in parts.items()) + " ms"
+
+
 def diff_lines(diff: ProfileDiff, names: tuple[str, str]) -> Iterator[str]:
     """For a terminal."""
     yield f"first:  {names[0]}"
@@ -277,6 +351,8 @@ def diff_lines(diff: ProfileDiff, names: tuple[str, str]) -> Iterator[str]:
     else:
         share = f" ({_percent(peak.change / peak.first)})" if peak.first else ""
         yield f"peak allocated: {in_gib(peak.first)} and {in_gib(peak.second)}: {signed(peak.change)}{share}"
+    if diff.time is not None:
+        yield from _time_lines(diff.time)
     if diff.bytes:
         yield ""
         yield f"  {'place':<16} {'what':<18} {'first':>12} {'second':>12} {'change':>12}"

@@ -12,7 +12,8 @@ from textwrap import wrap
 from typing import Any
 
 from harness.errors import InputError
-from harness.fit.device_choice import GIB, Offer, compare_hardware
+from harness.fit.device_choice import compare_hardware
+from harness.fit.offers import GIB, Offer
 from harness.recipe import Recipe, check_recipe, on_ranks
 
 MOST_CARDS = 65_536

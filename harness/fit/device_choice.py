@@ -7,56 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from textwrap import wrap
-from typing import Any
 
 from harness.architecture import load_shape
 from harness.errors import InputError
+from harness.fit.best import best_offers
 from harness.fit.changes import overrides
 from harness.fit.held_back import NEUTRAL, neutrally_changed
+from harness.fit.offers import GIB, UNSURE, Offer, estimated, simulated, unable
 from harness.fit.simulations import Simulations, all_at_once
-from harness.hardware import PLENTY_BYTES, Hardware, all_hardware, with_memory
-from harness.napkin import Timing, estimate, required_bytes
+from harness.hardware import Hardware, all_hardware
+from harness.napkin import estimate, required_bytes
 from harness.recipe import Recipe
-from harness.step_profile import is_tight
-
-GIB = 2**30
-UNSURE = 0.25
-"""How far arithmetic may be off in what a change saves, before a simulation is not worth its seconds."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """What one device does with the recipe; times and costs are None where it cannot run it."""
-
-    name: str
-    title: str
-    memory_bytes: int
-    required_bytes: int | None
-    fits: bool
-    reason: str
-    """Why it cannot run the recipe; empty when it can."""
-    tokens_per_s: float | None = None
-    bound: str | None = None
-    price_per_hour: float | None = None
-    tokens_per_s_range: tuple[float, float] | None = None
-    """Between these, four times of five, as far as such kernels were ever measured; None by arithmetic."""
-    tight: bool = False
-    """It fits with so little to spare that what nobody counts decides (step_profile/not_counted.py)."""
-    overrides: str = ""
-    """What costs nothing and makes it fit: the offer is of the recipe with these."""
-
-    @property
-    def cost_per_million_tokens(self) -> float | None:
-        """Price of an hour over the tokens of an hour, times a million; None without either."""
-        if self.price_per_hour is None or not self.tokens_per_s or not self.fits:
-            return None
-        return self.price_per_hour / (self.tokens_per_s * 3600) * 1e6
-
-    def document(self) -> dict[str, Any]:
-        """The offer as JSON-able fields."""
-        return asdict(self) | {"cost_per_million_tokens": self.cost_per_million_tokens}
 
 
 def compare_hardware(
@@ -65,9 +28,11 @@ def compare_hardware(
     told: Callable[[str], None] = lambda line: None,
     *,
     by_arithmetic: bool = False,
+    best: bool = False,
 ) -> list[Offer]:
     """An offer from every device: the cheapest first where there are prices, then the fastest; those that
-    cannot run the recipe last.
+    cannot run the recipe last. With `best` each with the micro batch and toggles with which it is fastest,
+    and where they are unknown with the recipe's own.
 
     One simulation for each compute capability, unless it is kept from an earlier question: devices of one
     run the same kernels at their own rates. `told` hears of each, and its warnings. What cannot be simulated
@@ -76,13 +41,16 @@ def compare_hardware(
     devices = all_hardware(prices)
     able = [device for device in devices if device.supports(recipe.compute_dtype)]
     warned: set[str] = set()
-    offers = [_unable(device, recipe) for device in devices if device not in able]
+    offers = [unable(device, recipe) for device in devices if device not in able]
     kinds = _by_kernels(able)
     if not by_arithmetic:
         all_at_once((Simulations(alike[0], told=told, alike=alike[1:]), recipe) for alike in kinds)
     for alike in kinds:
         offers += _offers(recipe, alike, told, warned, by_arithmetic)
-    if not by_arithmetic:
+    if best:
+        found = {offer.name: offer for offer in best_offers(recipe, kinds, told)}
+        offers = [found.get(offer.name, offer) for offer in offers]
+    elif not by_arithmetic:
         offers = _with_neutral_change(recipe, offers, kinds, told, warned)
 
     def order(offer: Offer) -> tuple[bool, float, float]:
@@ -142,7 +110,7 @@ def _offers(
     """Of devices that run the same kernels. `told` hears each warning once: `warned` has those it heard."""
     if by_arithmetic:
         with suppress(InputError):
-            return [_estimated(recipe, device) for device in alike]
+            return [estimated(recipe, device) for device in alike]
     simulations = Simulations(alike[0], told=told, alike=alike[1:])
     try:
         for warning in simulations.timed(recipe).warnings:
@@ -153,42 +121,10 @@ def _offers(
         if str(error) not in warned:
             told(f"by arithmetic: {error}")
             warned.add(str(error))
-        return [_estimated(recipe, device) for device in alike]
-    offers = [_simulated(recipe, device, simulations) for device in alike]
+        return [estimated(recipe, device) for device in alike]
+    offers = [simulated(recipe, device, simulations) for device in alike]
     simulations.keep()
     return offers
-
-
-def _offer(device: Hardware, needed: int, tokens_per_s: float | None, bound: str | None, fits: bool) -> Offer:
-    sheet = device.datasheet
-    reason = "" if fits else f"needs {needed / GIB:.1f} GiB"
-    common = sheet.name, sheet.title, device.memory_bytes, needed, fits, reason
-    return Offer(*common, tokens_per_s, bound, device.price_per_hour)
-
-
-def _unable(device: Hardware, recipe: Recipe) -> Offer:
-    sheet, reason = device.datasheet, f"no {recipe.compute_dtype} units"
-    common = sheet.name, sheet.title, device.memory_bytes, None, False, reason
-    return Offer(*common, price_per_hour=device.price_per_hour)
-
-
-def _estimated(recipe: Recipe, device: Hardware) -> Offer:
-    memory = estimate(recipe, device, load_shape(recipe.model))
-    timing, needed = Timing(memory.sizes), required_bytes(memory)
-    return _offer(device, needed, timing.tokens_per_s, timing.bound, needed <= device.memory_bytes)
-
-
-def _simulated(recipe: Recipe, device: Hardware, simulations: Simulations) -> Offer:
-    """Of a step that fits, what the process takes; of one that does not, what it would with plenty."""
-    profile = simulations.on(device, recipe)
-    fits = profile.oom is None
-    if not fits:
-        profile = simulations.on(with_memory(device, PLENTY_BYTES), recipe)
-    step = profile.step
-    needed = profile.memory.process_bytes or 0
-    offer = _offer(device, needed, step.tokens_per_s, step.bound, fits)
-    tight = fits and is_tight(profile, device.memory_bytes - needed)
-    return replace(offer, tight=tight, tokens_per_s_range=step.tokens_per_s_range())
 
 
 def render_table() -> str:
@@ -219,21 +155,30 @@ def render_choice(name: str, offers: list[Offer]) -> str:
 def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
     yield f"{name} on every device of the table"
     yield ""
-    yield "  device            GiB of  needs tokens/s (80 % range)     bound an hour per 1M"
     running = [offer for offer in offers if offer.fits]
+    best = any(offer.micro_batch_size for offer in offers)
+    column = "rows" if best else "bound"
+    yield f"  device            GiB of needs tokens/s (80 % range)    {column:>7} an hour per 1M"
+    changes = list(dict.fromkeys(offer.overrides for offer in running if offer.overrides))
+    marks = dict(zip(changes, "abcdefghijkl" if best else "*", strict=False)) | {"": ""}
     for offer in running:
+        mark = marks[offer.overrides]
+        rows = f"{offer.micro_batch_size or '-'} {mark or ' '}"
         cells = [
             f"{offer.memory_bytes / GIB:6.1f}",
-            f"{_number(offer.required_bytes, 1 / GIB, 1):>6}",
-            f"{_number(offer.tokens_per_s, 1, 0):>7} {_range(offer):<14}",
-            f"{offer.bound or '-':>7}",
+            f"{_number(offer.required_bytes, 1 / GIB, 1):>5}",
+            f"{_short(offer.tokens_per_s, 1_000_000):>7} {_range(offer):<15}",
+            f"{rows if best else offer.bound or '-':>7}",
             f"{_number(offer.price_per_hour, 1, 2):>7}",
             f"{_number(offer.cost_per_million_tokens, 1, 3):>6}",
         ]
-        marks = ("*" if offer.overrides else "") + ("?" if offer.tight else "")
-        yield f"  {offer.name + marks:<17} {' '.join(cells)}"
-    for spelled in dict.fromkeys(offer.overrides for offer in running if offer.overrides):
-        yield f"  * with {spelled}, which costs next to nothing; it does not fit without"
+        name = offer.name + ("" if best else mark) + ("?" if offer.tight else "")
+        yield f"  {name:<17} {' '.join(cells)}"
+    if best:
+        yield "  rows: of a micro batch; each was seen to fit by a simulation of these very sizes"
+    for spelled in changes:
+        why = "" if best else ", which costs next to nothing; it does not fit without"
+        yield f"  {marks[spelled]} with {spelled}{why}"
     if any(offer.tight for offer in running):
         yield "  ? too tight to call: CUDA's libraries, or a display, may need what is left"
     if len(running) < len(offers):
@@ -257,19 +202,25 @@ def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
     if len(priced) > 1:
         cheapest = min(priced, key=lambda o: o.cost_per_million_tokens or 0)
         cost = f"{cheapest.cost_per_million_tokens:.3f} per million tokens"
-        and_how = f", with {cheapest.overrides}" if cheapest.overrides else ""
+        and_how = f", with {cheapest.how}" if cheapest.how else ""
         yield f"  the cheapest of the {len(priced)} with a price: {cheapest.name}, {cost}{and_how}"
     else:
         yield "  give prices of several (--price h200=3.5, or --prices FILE) to see which is the cheapest"
     fastest = max(sure, key=lambda o: o.tokens_per_s or 0)
-    yield f"  the fastest: {fastest.name}, {fastest.tokens_per_s:,.0f} tokens/s"
+    and_how = f", with {fastest.how}" if fastest.how else ""
+    yield f"  the fastest: {fastest.name}, {fastest.tokens_per_s:,.0f} tokens/s{and_how}"
 
 
 def _range(offer: Offer) -> str:
     if offer.tokens_per_s_range is None:
         return ""
     low, high = offer.tokens_per_s_range
-    return f"({low:,.0f}-{high:,.0f})"
+    return f"({_short(low, 100_000)}-{_short(high, 100_000)})"
+
+
+def _short(number: float | None, limit: int) -> str:
+    """In thousands from `limit` on, so that it has room in its column."""
+    return _number(number, 1, 0) if (number or 0) < limit else f"{_number(number, 1e-3, 0)}k"
 
 
 def _number(value: float | None, factor: float, digits: int) -> str:

@@ -110,6 +110,13 @@ class Questions:
         prices: Annotated[
             dict[str, float] | None, Field(description="Price of an hour by GPU, such as {'h100': 3.5}.")
         ] = None,
+        best: Annotated[
+            bool,
+            Field(
+                description="With a recipe: each GPU with the micro batch and toggles with which it is the "
+                "fastest, and so the cheapest a token. Takes a minute."
+            ),
+        ] = False,
     ) -> dict[str, Any]:
         """The GPUs that can be asked about; with a recipe, which of them fit it, how fast, at what cost."""
         if recipe is None:
@@ -130,7 +137,8 @@ class Questions:
         given = read_prices(None, [f"{name}={price}" for name, price in (prices or {}).items()])
         name, asked = self._asked(recipe, overrides)
         quiet_libraries()
-        return {"recipe": name, "offers": [offer.document() for offer in compare_hardware(asked, given)]}
+        offers = compare_hardware(asked, given, best=best)
+        return {"recipe": name, "offers": [offer.document() for offer in offers]}
 
     def report(
         self,

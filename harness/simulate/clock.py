@@ -117,7 +117,9 @@ class SimulatedTime:
             self._waited["memory"] += before_s
             self._waited["compute" if compute_s > memory_s - before_s else "memory"] += busy_s
         self._kinds_s[self.phase][kind] += before_s + busy_s
-        self.kernels_s[self.phase][kernel_class] += before_s + busy_s
+        self.kernels_s[self.phase][kernel_class] += busy_s
+        if before_s:
+            self.kernels_s[self.phase]["dequantize"] += before_s
         self.bytes_moved[self.phase] += moved
         if flops:
             self.flops[self.phase] += flops

@@ -9,12 +9,14 @@ from harness.step_profile.between_steps import (
 )
 from harness.step_profile.fields import Count, Details, Quantity
 from harness.step_profile.in_words import (
+    KERNELS,
     MEMORY_KINDS,
     between_steps_in_words,
     explain_oom,
     leak_in_words,
     peak_in_words,
     ranks_in_words,
+    time_in_words,
     verdict,
 )
 from harness.step_profile.memory import CATEGORIES, MOST_STEPS, MemoryBreakdown, MemoryStats, StepPeak

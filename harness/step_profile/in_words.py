@@ -17,6 +17,17 @@ from harness.units import in_gib, ms
 
 WORTH_SAYING = 1.1
 """A rank that takes this many times the median of all in a phase is named."""
+KERNELS = {
+    "product": "products",
+    "norm": "norms",
+    "cross_entropy": "cross entropy",
+    "reduction": "reductions",
+    "dequantize": "dequantization",
+    "copy": "copies",
+}
+"""Classes of kernels whose word for a reader is another one."""
+SMALL_SHARE = 0.02
+"""Of the device's time: classes with less are told together."""
 MEMORY_KINDS = {
     "cuda_allocator": "the CUDA allocator's counters",
     "simulated_allocator": "a model of the CUDA allocator",
@@ -179,6 +190,20 @@ def peak_in_words(profile: StepProfile) -> str:
             if size is not None and size > (memory.peak_allocated_bytes or 0)
         ]
     return "; ".join(peaks)
+
+
+def time_in_words(profile: StepProfile) -> str:
+    """What the device's time in a step consists of; empty where nobody knows.
+
+    `products 61 %, elementwise 22 %, copies 12 %, attention 4 %, rest 2 %`
+    """
+    found = profile.kernels_s()
+    whole = sum(found.values())
+    shares = {kernel: seconds / whole for kernel, seconds in found.items()} if whole else {}
+    told = {KERNELS.get(kernel, kernel): share for kernel, share in shares.items() if share >= SMALL_SHARE}
+    if len(told) < len(shares):
+        told["rest"] = 1 - sum(told.values())
+    return ", ".join(f"{kernel} {share:.0%}" for kernel, share in told.items() if share >= 0.005)
 
 
 def explain_oom(profile: StepProfile) -> str:

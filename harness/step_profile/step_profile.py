@@ -265,6 +265,14 @@ class StepProfile(Fields):
         """The phases that are known, in the order of a step, those of other loops last."""
         return [name for name in (*PHASES, *OTHER_PHASES) if name in self.phases]
 
+    def kernels_s(self) -> dict[str, float]:
+        """Seconds of a step by class of kernel, the longest first; empty where nobody knows them."""
+        found: dict[str, float] = {}
+        for name in (name for name in PHASES if name in self.phases):
+            for kernel, seconds in self.phases[name].kernels_s.items():
+                found[kernel] = found.get(kernel, 0.0) + seconds
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the peak, what is in it, and the phases."""
         memory, step, about = self.memory, self.step, self.provenance.get("recipe_name")

@@ -46,9 +46,31 @@ def test_the_change_is_the_difference_of_both() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_the_change_of_a_step_s_time_is_told_by_kinds_of_kernels() -> None:
+    """Without checkpointing the forward products are done once: what is saved is mostly products."""
+    wide = {"micro_batch_size": 8, "seq_len": 4096}
+    kept, again = (simulate(tiny(gradient_checkpointing=on, **wide), H100)[0] for on in (False, True))
+    time = diff_profiles(again, kept).time
+    assert time is not None
+    assert time.change == (kept.step.time_s.median or 0) - (again.step.time_s.median or 0)
+    assert time.change < 0
+    for profile, which in ((again, 0), (kept, 1)):
+        phases = profile.phases.values()
+        whole = sum(seconds for phase in phases for seconds in phase.kernels_s.values())
+        assert sum(each[which] for each in time.by_kernel.values()) == pytest.approx(whole)
+    first, second = time.by_kernel["product"]
+    assert first > second
+    text = "\n".join(diff_lines(diff_profiles(again, kept), ("again", "kept")))
+    assert "time of a step: " in text
+    assert f"  of it {next(iter(time.by_kernel))}".replace("product", "products") in text
+    assert f"{(second - first) * 1e3:+,.1f}" in text
+
+
 def test_a_profile_and_itself() -> None:
     profile = simulate(tiny(), H100)[0]
     found = diff_profiles(profile, profile)
+    assert found.time is not None
+    assert found.time.change == 0
     assert (found.bytes, found.modules, found.recipe, found.notes) == ([], [], {}, [])
     assert "the same to the byte" in "\n".join(diff_lines(found, ("a", "b")))
 

@@ -11,7 +11,17 @@ from benchmarks.questions import QUESTIONS, RESULTS, ask
 
 FOUND = json.loads(RESULTS.read_bytes())
 LIBRARIES = ("torch", "transformers", "peft")
-SLOW = ("evaluation", "lengths", "qlora-14b", "gemma-27b", "cheapest", "seventy", "seventy-16", "toggles")
+SLOW = (
+    "evaluation",
+    "lengths",
+    "qlora-14b",
+    "gemma-27b",
+    "cheapest",
+    "cheapest-best",
+    "seventy",
+    "seventy-16",
+    "toggles",
+)
 OF_TWO_ENVIRONMENTS = "versions"
 
 

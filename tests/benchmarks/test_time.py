@@ -14,6 +14,7 @@ from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.recipe.check import check_recipe
 from harness.simulate.simulated_run import simulate
+from pages.time import pairs
 
 COMPUTE = """\
 device,kernel,m,n,k,bytes,median_ms
@@ -147,3 +148,19 @@ def test_the_parameters_of_a_kernel_come_back() -> None:
     seconds = 3e-6 + held / (1.5 * rate) + (moved - held) / (0.8 * rate)
     found = fit_memory_kernel(rate, cache, moved, seconds)
     assert found == pytest.approx({"launch_us": 3, "l2_share": 0.5, "l2_rate": 1.5, "rate": 0.8}, rel=0.02)
+
+
+def test_a_pair_of_published_rows_differs_in_what_is_trained_alone() -> None:
+    """QLoRA stands beside the LoRA of the same card, model, sharding and length, the nearest in its rows."""
+    ids = {
+        "fsdp_qlora/X/M/LoRA ddp/b4/s512": 10.0,
+        "fsdp_qlora/X/M/LoRA ddp/b16/s512": 11.0,
+        "fsdp_qlora/X/M/LoRA FSDP1/b8/s512": 12.0,
+        "fsdp_qlora/Y/M/LoRA ddp/b8/s512": 13.0,
+        "fsdp_qlora/X/M/LoRA ddp/b8/s1024": 14.0,
+        "fsdp_qlora/X/M/QLoRA ddp/b8/s512": 15.0,
+        "fsdp_qlora/X/N/QLoRA ddp/b8/s512": 16.0,
+    }
+    rows = [{"id": name, "gpu": "x", "measured": value, "estimated": value} for name, value in ids.items()]
+    found = [(first["measured"], second["measured"]) for first, second in pairs(rows)]
+    assert found == [(10.0, 15.0)]

@@ -263,6 +263,8 @@ def test_an_option_that_is_a_field_is_told_how_fields_are_written(call, argument
         (("hardware", "smoke", "--price", "l4=1", "h100=2.5"), "--price h100=2.5"),
         (("hardware", "--json"), "Give its name"),
         (("hardware", "--gpus", "2"), "Give its name"),
+        (("hardware", "--best"), "Give its name"),
+        (("hardware", "llama-3.2-1b-bf16", "--best", "--gpus", "2"), "Give one"),
         (("hardware", "llama-3.2-1b-bf16", "--gpus", "1,x"), "as in 1,2,4,8"),
         (("fit", "llama-3.2-1b-bf16", "--gpus", "0"), "as in 1,2,4,8"),
         (("fit", "llama-3.1-8b-qlora", "--gpus", "2", "--quick"), "unless the recipe says parallel=ddp"),

@@ -234,3 +234,16 @@ def test_every_console_of_the_commands_is_a_terminal() -> None:
     assert len(sources) > 100
     made = [path.name for path in sources if re.search(r"\bConsole\(", path.read_text("utf-8"))]
     assert made == []
+
+
+def test_a_line_says_what_the_time_consists_of():
+    """The sum over phases; what is less than a fiftieth is the rest."""
+    phases = {
+        "forward": PhaseStats(kernels_s={"product": 0.5, "dequantize": 0.09, "embedding": 0.01}),
+        "backward": PhaseStats(kernels_s={"product": 0.3, "copy": 0.1}),
+    }
+    time = TimeStats(median=1.0, p10=0.8, p90=1.25)
+    lines = " ".join(printed(profile(phases=phases, step=StepStats(time_s=time, tokens_per_s=1000.0))))
+    said = "time: products 80%, copies 10%, dequantization 9%, rest 1%; 800 to 1,250 tokens/s four"
+    assert said in lines
+    assert "time: " not in " ".join(printed(profile()))

@@ -72,3 +72,63 @@ def test_what_barely_fits_is_too_tight_to_call_and_not_the_cheapest(tmp_path, mo
     assert "  h100? " in text
     assert "? too tight to call" in text
     assert "the fastest: l4" in text
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A recipe whose activations are most of what it needs."""
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 264, **sizes}))
+    return Recipe(model=str(tmp_path / "config.json"), seq_len=4096, gradient_checkpointing=True)
+
+
+def test_the_best_of_a_device_is_the_fastest_of_all_that_a_simulation_sees_to_fit(small, monkeypatch):
+    """Every combination is simulated here, on a card that has room for all and on one that has not."""
+    h100 = find_hardware("h100", {"h100": 2.0})
+    step = {"gradient_checkpointing": False, "micro_batch_size": 1}
+    without = simulate(small.model_copy(update=step), h100)[0].memory.process_bytes or 0
+    tight = with_memory(find_hardware("h200"), without - 2**26)
+    monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: [h100, tight])
+    offers = {offer.name: offer for offer in compare_hardware(small, {}, best=True)}
+
+    for device in (h100, tight):
+        fastest = 0.0
+        for checkpointing in (True, False):
+            for rows in (1, 2, 4):
+                fields = {"gradient_checkpointing": checkpointing, "micro_batch_size": rows}
+                profile = simulate(small.model_copy(update=fields), device)[0]
+                fastest = max(fastest, profile.step.tokens_per_s or 0) if profile.oom is None else fastest
+        offer = offers[device.name]
+        assert offer.fits
+        assert 0.98 * fastest <= (offer.tokens_per_s or 0)
+        fields = {"micro_batch_size": offer.micro_batch_size}
+        if offer.overrides:
+            assert offer.overrides == "gradient_checkpointing=false"
+            fields["gradient_checkpointing"] = False
+        profile = simulate(small.model_copy(update=fields), device)[0]
+        assert profile.oom is None
+        assert offer.tokens_per_s == pytest.approx(profile.step.tokens_per_s, rel=1e-9)
+    assert offers["h100"].overrides == "gradient_checkpointing=false"
+    assert offers["h200"].overrides == ""
+    text = render_choice("small", [offers["h100"], offers["h200"]])
+    assert f" {offers['h100'].micro_batch_size} a " in text
+    assert "  a with gradient_checkpointing=false" in text
+    table = text.partition("  rows:")[0].splitlines()
+    assert max(map(len, table)) <= 80, text
+
+
+def test_a_recipe_is_not_changed_for_a_speed_that_nobody_would_see(small, monkeypatch):
+    """The loss of 264 words costs nothing; and where nothing fits, the least is what is said."""
+    h100 = find_hardware("h100")
+    fast = small.model_copy(update={"gradient_checkpointing": False, "micro_batch_size": 4})
+    monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: [h100])
+    (offer,) = compare_hardware(fast, {}, best=True)
+    assert (offer.overrides, offer.micro_batch_size) == ("", 4)
+    monkeypatch.setattr(
+        "harness.fit.device_choice.all_hardware", lambda prices: [with_memory(h100, 600 * 2**20)]
+    )
+    (offer,) = compare_hardware(fast, {}, best=True)
+    assert not offer.fits
+    assert (offer.overrides, offer.micro_batch_size) == ("gradient_checkpointing=true", 1)
+    least = simulate(small, h100)[0].memory.process_bytes
+    assert offer.reason == f"needs {(least or 0) / 2**30:.1f} GiB"

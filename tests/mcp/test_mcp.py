@@ -108,7 +108,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_tool_answers_as_the_command_does(folder: Path):
     recipe = {"recipe": "mine.yaml", "overrides": SMALL}
-    (recipes, files, napkin, simulated, fits, table, offers, report, snapshot, named), tools = ask(
+    (recipes, files, napkin, simulated, fits, table, offers, best, report, snapshot, named), tools = ask(
         [folder],
         ("recipes", {}),
         ("files", {}),
@@ -117,6 +117,7 @@ def test_every_tool_answers_as_the_command_does(folder: Path):
         ("fit", {"recipe": "mistral-7b-qlora", "memory": "16GiB", "quick": True}),
         ("hardware", {}),
         ("hardware", {**recipe, "prices": {"l4": 0.7}}),
+        ("hardware", {**recipe, "prices": {"l4": 0.7}, "best": True}),
         ("report", {"paths": ["a-run"]}),
         ("snapshot", {"path": "recorded/snapshot.pickle"}),
         ("napkin", {"recipe": "smoke"}),
@@ -126,7 +127,7 @@ def test_every_tool_answers_as_the_command_does(folder: Path):
     ]
     assert all(tool.annotations.read_only_hint for tool in tools)
     assert all(len(tool.description) > 40 for tool in tools)
-    everything = (recipes, files, napkin, simulated, fits, table, offers, report, snapshot, named)
+    everything = (recipes, files, napkin, simulated, fits, table, offers, best, report, snapshot, named)
     assert [text for is_error, text, _ in everything if is_error] == []
     said = [content or {} for _, _, content in everything]
     assert "smoke" in said[0]["recipes"]
@@ -147,11 +148,14 @@ def test_every_tool_answers_as_the_command_does(folder: Path):
     (l4,) = [offer for offer in said[6]["offers"] if offer["name"] == "l4"]
     assert l4["fits"]
     assert l4["price_per_hour"] == 0.7
-    assert any("peak" in sentence.lower() for sentence in said[7]["answer"]["a-run"])
-    assert "| " in said[7]["tables_in_markdown"]
-    assert said[8]["peak_allocated_bytes"] > 0
-    assert sum(size or 0 for size in said[8]["at_peak"].values()) == said[8]["peak_allocated_bytes"]
-    assert said[8]["largest"][0]["stack"]
+    (best_l4,) = [offer for offer in said[7]["offers"] if offer["name"] == "l4"]
+    assert best_l4["micro_batch_size"] >= 1
+    assert best_l4["tokens_per_s"] >= 0.98 * l4["tokens_per_s"]
+    assert any("peak" in sentence.lower() for sentence in said[8]["answer"]["a-run"])
+    assert "| " in said[8]["tables_in_markdown"]
+    assert said[9]["peak_allocated_bytes"] > 0
+    assert sum(size or 0 for size in said[9]["at_peak"].values()) == said[9]["peak_allocated_bytes"]
+    assert said[9]["largest"][0]["stack"]
 
 
 def test_the_command_the_api_the_tools_and_the_report_say_the_same(folder: Path, call: Call):

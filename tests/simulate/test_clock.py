@@ -255,3 +255,12 @@ def test_offload_costs_the_link_and_the_host_their_time() -> None:
     assert times["optimizer"]["optimizer_step"] > 1.5 * here["optimizer_step"]
     # the host has weights, gradients and two moments: a quarter of it comes in, once in forward
     assert times["parameters"]["forward"] == pytest.approx(host_bytes / 4 / LINK, rel=0.1)
+
+
+def test_a_4_bit_product_s_weight_is_dequantized_apart() -> None:
+    """A quarter of a second to bring the weight back, then a second of product: two kinds of kernels."""
+    clock = SimulatedTime(find_hardware("h100"))
+    clock.begin_phase("forward")
+    clock.launch(Cost(1, 1, 1.0, 0.5, 0.25, "product", "product"))
+    assert clock.kernels_s["forward"] == {"product": 1.0, "dequantize": 0.25}
+    assert clock.now() == pytest.approx(1.25 + clock.hardware.calibration.host_op_s)

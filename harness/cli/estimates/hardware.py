@@ -20,6 +20,8 @@ Examples:
 
   harness hardware llama-3.1-8b-lora --prices prices.yaml
 
+  harness hardware llama-3.1-8b-lora --best --price h100=2.5 --price rtx-4090=0.35
+
   harness hardware llama-3.1-8b-full-bf16 --gpus 1,2,4,8 --price h100=2.5 --price a100-40gb=1.3
 """
 
@@ -43,6 +45,14 @@ def hardware(
         str | None,
         typer.Option(help="Numbers of cards, e.g. 1,2,4,8: the fewest that fit.", show_default=False),
     ] = None,
+    best: Annotated[
+        bool,
+        typer.Option(
+            "--best",
+            help="Each device with the micro batch and toggles with which it is the fastest, and so the "
+            "cheapest a token: checkpointing or not, and what costs nothing.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Try every device of the table: fits or not, speed, and with prices the cost of a million tokens."""
@@ -62,13 +72,15 @@ def hardware(
     from harness.system import quiet_libraries, stdout_kept_for_json
 
     if recipe is None:
-        if as_json or prices or price or gpus:
-            raise InputError("--json, --price, --prices and --gpus are for a recipe. Give its name.")
+        if as_json or prices or price or gpus or best:
+            raise InputError("--json, --price, --prices, --gpus and --best are for a recipe. Give its name.")
         tell(render_table())
         return
     for text in overrides or []:
         if text.partition("=")[0] in hardware_names():
             raise InputError(f"{text} is no field. Write --price {text}, with a --price for every device.")
+    if best and gpus is not None:
+        raise InputError("--best simulates single cards, and --gpus counts them by arithmetic. Give one.")
     name, loaded = load_recipe(recipe, overrides or [])
     check_data(loaded)
     loaded = with_attention(loaded)
@@ -82,7 +94,7 @@ def hardware(
         quiet_libraries()
         given = read_prices(prices, price or [])
         if gpus is None:
-            offers = compare_hardware(loaded, given, say)
+            offers = compare_hardware(loaded, given, say, best=best)
             answer = [offer.document() for offer in offers], render_choice(name, offers)
         else:
             cards = compare_counts(loaded, read_counts(gpus), given, say)

@@ -8,12 +8,14 @@ from rich.table import Table
 from harness.cli.terminal.terminal import plain_table, print_table, say
 from harness.step_profile import (
     CATEGORIES,
+    KERNELS,
     MEMORY_KINDS,
     PHASES,
     RanksReport,
     StepProfile,
     TimeStats,
     ranks_in_words,
+    time_in_words,
 )
 from harness.system import is_object
 from harness.units import counted, in_gib, ms
@@ -104,10 +106,7 @@ def _kernel_table(profile: StepProfile) -> Table | None:
     """Milliseconds of each kind of kernel by phase, the longest first; None where nothing is known of
     them."""
     phases = [name for name in profile.phase_names() if profile.phases[name].kernels_s and name in PHASES]
-    totals: dict[str, float] = {}
-    for name in phases:
-        for kernel, seconds in profile.phases[name].kernels_s.items():
-            totals[kernel] = totals.get(kernel, 0.0) + seconds
+    totals = profile.kernels_s()
     whole = sum(totals.values())
     if not whole:
         return None
@@ -115,10 +114,10 @@ def _kernel_table(profile: StepProfile) -> Table | None:
     table.add_column("kernels")
     for name in (*phases, "step", "share"):
         table.add_column(name if name == "share" else f"{name}, ms", justify="right", no_wrap=True)
-    for kernel, total in sorted(totals.items(), key=lambda each: -each[1]):
+    for kernel, total in totals.items():
         each = (profile.phases[name].kernels_s.get(kernel) for name in phases)
         cells = ("-" if seconds is None else ms(seconds) for seconds in each)
-        table.add_row(kernel.replace("_", " "), *cells, ms(total), f"{total / whole:.1%}")
+        table.add_row(KERNELS.get(kernel, kernel), *cells, ms(total), f"{total / whole:.1%}")
     return table
 
 
@@ -151,6 +150,10 @@ def _facts(profile: StepProfile) -> list[str]:
     if step.tokens_per_s is not None:
         mfu = "" if step.mfu is None else f", MFU {step.mfu:.1%}"
         lines.append(f"{step.tokens_per_s:,.0f} tokens/s{mfu}")
+    if time := time_in_words(profile):
+        known = step.tokens_per_s_range()
+        sure = "" if known is None else f"; {known[0]:,.0f} to {known[1]:,.0f} tokens/s four times of five"
+        lines.append(f"time: {time}{sure}")
     if step.bound is not None:
         lines.append(f"the step is {step.bound} bound")
     if step.loss:

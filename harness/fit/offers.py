@@ -1,0 +1,92 @@
+"""What one device of the table does with a recipe, as it was simulated or by arithmetic. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from harness.architecture import load_shape
+from harness.fit.simulations import Simulations
+from harness.hardware import PLENTY_BYTES, Hardware, with_memory
+from harness.napkin import Timing, estimate, required_bytes
+from harness.recipe import Recipe
+from harness.step_profile import is_tight
+
+GIB = 2**30
+UNSURE = 0.25
+"""How far arithmetic may be off, before a simulation is not worth its seconds."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one device does with the recipe; times and costs are None where it cannot run it."""
+
+    name: str
+    title: str
+    memory_bytes: int
+    required_bytes: int | None
+    fits: bool
+    reason: str
+    """Why it cannot run the recipe; empty when it can."""
+    tokens_per_s: float | None = None
+    bound: str | None = None
+    price_per_hour: float | None = None
+    tokens_per_s_range: tuple[float, float] | None = None
+    """Between these, four times of five, as far as such kernels were ever measured; None by arithmetic."""
+    tight: bool = False
+    """It fits with so little to spare that what nobody counts decides (step_profile/not_counted.py)."""
+    overrides: str = ""
+    """What costs nothing and makes it fit, or makes it fast: the offer is of the recipe with these."""
+    micro_batch_size: int | None = None
+    """With which the device is at its best, where that was looked for; None: the recipe's own."""
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """Price of an hour over the tokens of an hour, times a million; None without either."""
+        if self.price_per_hour is None or not self.tokens_per_s or not self.fits:
+            return None
+        return self.price_per_hour / (self.tokens_per_s * 3600) * 1e6
+
+    @property
+    def how(self) -> str:
+        """All that is not as in the recipe, as a shell takes it."""
+        rows = [] if self.micro_batch_size is None else [f"micro_batch_size={self.micro_batch_size}"]
+        return " ".join([self.overrides, *rows] if self.overrides else rows)
+
+    def document(self) -> dict[str, Any]:
+        """The offer as JSON-able fields."""
+        return asdict(self) | {"cost_per_million_tokens": self.cost_per_million_tokens}
+
+
+def _offer(device: Hardware, needed: int, tokens_per_s: float | None, bound: str | None, fits: bool) -> Offer:
+    sheet = device.datasheet
+    reason = "" if fits else f"needs {needed / GIB:.1f} GiB"
+    common = sheet.name, sheet.title, device.memory_bytes, needed, fits, reason
+    return Offer(*common, tokens_per_s, bound, device.price_per_hour)
+
+
+def unable(device: Hardware, recipe: Recipe) -> Offer:
+    """Of a device that has no units for the recipe's dtype."""
+    sheet, reason = device.datasheet, f"no {recipe.compute_dtype} units"
+    common = sheet.name, sheet.title, device.memory_bytes, None, False, reason
+    return Offer(*common, price_per_hour=device.price_per_hour)
+
+
+def estimated(recipe: Recipe, device: Hardware) -> Offer:
+    """By arithmetic. Raises InputError for a model that it does not know."""
+    memory = estimate(recipe, device, load_shape(recipe.model))
+    timing, needed = Timing(memory.sizes), required_bytes(memory)
+    return _offer(device, needed, timing.tokens_per_s, timing.bound, needed <= device.memory_bytes)
+
+
+def simulated(recipe: Recipe, device: Hardware, simulations: Simulations) -> Offer:
+    """Of a step that fits, what the process takes; of one that does not, what it would with plenty."""
+    profile = simulations.on(device, recipe)
+    fits = profile.oom is None
+    if not fits:
+        profile = simulations.on(with_memory(device, PLENTY_BYTES), recipe)
+    step = profile.step
+    needed = profile.memory.process_bytes or 0
+    offer = _offer(device, needed, step.tokens_per_s, step.bound, fits)
+    tight = fits and is_tight(profile, device.memory_bytes - needed)
+    return replace(offer, tight=tight, tokens_per_s_range=step.tokens_per_s_range())
