@@ -88,7 +88,7 @@ bench: $(READY)
 	$(PY) -m benchmarks.speed.ranks
 
 # Each is a module that writes its part from committed results, and with --check fails if it is not so.
-PAGES = pictures readme profiles time toggle_reads map formula trust mutation watched virtual_gpu causal_models several_gpus window questions ask.guide
+PAGES = pictures readme profiles time toggle_reads map formula trust mutation watched virtual_gpu causal_models cards several_gpus window questions ask.guide
 
 pages: $(READY)
 	@for page in $(PAGES); do echo "pages.$$page"; $(PY) -m pages.$$page $(CHECK) || exit 1; done
