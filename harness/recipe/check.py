@@ -25,7 +25,7 @@ NOT_HERE: dict[str, dict[str, str]] = {
         **dict.fromkeys(("int4", "4bit", "8bit", "bnb_4bit"), "no name of a format"),
     },
     "optimizer": dict.fromkeys(
-        ("muon", "galore", "lomo", "adalomo", "sophia", "adam", "lion", "apollo", "schedule_free"),
+        ("galore", "lomo", "adalomo", "sophia", "adam", "lion", "apollo", "schedule_free"),
         "another optimizer",
     ),
     "adapter": {

@@ -293,6 +293,34 @@ RULES: tuple[Rule, ...] = (
         "lora_plus_ratio: null",
     ),
     Rule(
+        ("optimizer", "lora_plus_ratio"),
+        lambda r: r.by_muon and r.lora_plus_ratio is not None,
+        "Muon's learning rate follows the shape of each matrix; set lora_plus_ratio: null, or "
+        "optimizer: adamw",
+    ),
+    Rule(
+        ("optimizer", "optimizer_in_backward"),
+        lambda r: r.by_muon and r.optimizer_in_backward,
+        "Muon and AdamW divide the weights when all are there; set optimizer_in_backward: false, or "
+        "optimizer: adamw",
+    ),
+    Rule(
+        ("optimizer", "master_weights"),
+        lambda r: r.by_muon and r.master_weights,
+        "copies are stepped, of which nobody knows which are hidden matrices; set "
+        "master_weights: false, or optimizer: adamw",
+    ),
+    Rule(
+        ("optimizer", "offload"),
+        lambda r: r.by_muon and r.optimizer_on_host,
+        "Muon's many products would take hours on the host; set offload: [], or optimizer: adamw",
+    ),
+    Rule(
+        ("parallel", "optimizer"),
+        lambda r: r.by_muon and (r.fsdp or r.tensor_parallel),
+        "torch's Muon needs whole matrices, and ranks hold parts; set optimizer: adamw, or parallel: ddp",
+    ),
+    Rule(
         ("peft", "adapter"),
         lambda r: bool(r.peft) and r.adapter == "none",
         "there is no adapter that these fields are of; set adapter: lora, or peft: {}",

@@ -69,6 +69,8 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd"},
     "adafactor": {"optimizer": "adafactor"},
     "adafactor for_loop": {"optimizer": "adafactor", "optimizer_impl": "for_loop"},
+    "muon": {"optimizer": "muon"},
+    "muon lora": {**LORA, "optimizer": "muon"},
     "in backward": {"optimizer_in_backward": True},
     "in backward, checkpointing": {"optimizer_in_backward": True, "gradient_checkpointing": True},
     "in backward, for_loop": {"optimizer_in_backward": True, "optimizer_impl": "for_loop"},

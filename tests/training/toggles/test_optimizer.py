@@ -97,6 +97,35 @@ def test_adafactor_keeps_a_row_and_a_column_for_a_matrix() -> None:
     assert sizes == expected
 
 
+@pytest.mark.parametrize("fields", [{}, {"family": "gpt2"}, {"adapter": "lora"}, {"family": "mixtral"}])
+def test_muon_and_adamw_step_as_torch_s_own_do(fields: dict[str, Any]) -> None:
+    """torch.optim.Muon on the linear layers within the model, as its documentation says; else AdamW."""
+    recipe = tiny(optimizer="muon", learning_rate=0.01, weight_decay=0.5, **fields)
+    training = built(recipe)[0]
+    hidden = {
+        name
+        for name, weight in training.model.named_parameters()
+        if weight.ndim == 2 and not any(part in name for part in ("embed", "wte", "wpe", "lm_head"))
+    }
+    expected: dict[str, Tensor] = {}
+    for name, weight in training.model.named_parameters():
+        if not weight.requires_grad:
+            continue
+        weight.grad = torch.randn_like(weight)
+        expected[name] = weight.detach().clone()
+        expected[name].grad = weight.grad.clone()
+        if name in hidden:
+            rule = {"adjust_lr_fn": "match_rms_adamw"}
+            torch.optim.Muon([expected[name]], lr=0.01, weight_decay=0.5, **rule).step()
+        else:
+            torch.optim.AdamW([expected[name]], lr=0.01, weight_decay=0.5).step()
+    training.optimizer.step()
+    assert hidden & expected.keys()
+    after = weights(training)
+    for name, weight in expected.items():
+        torch.testing.assert_close(after[name], weight, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("optimizer", [*ADAMW_8BIT, "lion_8bit"])
 def test_8_bit_state(optimizer: str) -> None:
     """One byte an element and a 4-byte scale for 256 of them (Dettmers 2022), from 4,096 elements on."""
