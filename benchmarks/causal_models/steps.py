@@ -36,6 +36,8 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "lora+ fused": {"adapter": "lora", "lora_plus_ratio": 16, "optimizer_impl": "fused"},
     "muon": {"optimizer": "muon"},
     "muon fp32": {"optimizer": "muon", "precision": "fp32"},
+    "schedule free": {"optimizer": "adamw_schedule_free"},
+    "schedule free for_loop": {"optimizer": "adamw_schedule_free", "optimizer_impl": "for_loop"},
     "muon lora": {"adapter": "lora", "optimizer": "muon"},
     "experts": {"adapter": "lora", "lora_targets": ["q_proj", "v_proj"], "peft": EXPERTS},
     "vera": {"adapter": "peft", "peft": {"peft_type": "VERA", "r": 64}},

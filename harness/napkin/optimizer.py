@@ -1,7 +1,8 @@
 """What an optimizer keeps, what its step holds for a moment, and what it moves. No torch.
 
-torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py; bitsandbytes/optim/optimizer.py (0.50): 8-bit state from
-4,096 elements (arXiv 2110.02861), paged state from 100,000 (arXiv 2305.14314, section 3).
+torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py; schedulefree/adamw_schedulefree.py;
+bitsandbytes/optim/optimizer.py (0.50): 8-bit state from 4,096 elements (arXiv 2110.02861), paged state from
+100,000 (arXiv 2305.14314, section 3).
 """
 
 from __future__ import annotations
@@ -11,10 +12,16 @@ from collections.abc import Sequence
 from harness.napkin.weights import SIZES, Weight
 from harness.recipe import Recipe
 
-STATES = {"adamw": 2, "adamw_8bit": 2, "paged_adamw_8bit": 2, "paged_adamw": 2, "lion_8bit": 1, "muon": 2}
+STATES = {
+    **{"adamw": 2, "adamw_8bit": 2, "paged_adamw_8bit": 2, "paged_adamw": 2, "lion_8bit": 1},
+    **{"muon": 2, "adamw_schedule_free": 2},
+}
 """Moments the size of the weight; Adafactor and SGD have none. Of muon: those of AdamW, beside it."""
 
 
+PASSES = {"adamw": 18, "muon": 18, "adafactor": 18, "adamw_schedule_free": 24, "sgd": 3}
+LAUNCHES = {"adamw": 8, "muon": 8, "adafactor": 12, "adamw_schedule_free": 9}
+"""Over a tensor of what is not fused, without weight decay, and operators; of muon, of what is AdamW's."""
 OUTER = ("embed_tokens", "lm_head", "position_embeddings")
 MUON_PASSES, MUON_ITERATIONS = 14, 5
 """Over a matrix, line by line, and of Newton and Schulz, in bf16 whatever the weights are in
@@ -50,8 +57,8 @@ class OptimizerMemory:
         """Weights that are stepped in place of the model's: fp32 master weights, or those on the host."""
         rest = [w for w in trained if w not in self.hidden]
         sizes = [w.elements * self.width[w.dtype] for w in rest for _ in range(w.count)]
-        adam = self.name in ("adamw", "muon")
-        decays, passing = self.name == "sgd" and recipe.weight_decay > 0, adam or self.name == "adafactor"
+        adam, also = self.name in ("adamw", "muon"), ("adafactor", "adamw_schedule_free")
+        decays, passing = self.name == "sgd" and recipe.weight_decay > 0, adam or self.name in also
         one_by_one = self.implementation == "for_loop"
         self.share = (1 + (one_by_one and adam)) * ((decays or passing) and self.implementation != "fused")
         """Bytes that stepping a byte needs for a moment: of AdamW, the root of the second moment."""
@@ -94,12 +101,8 @@ class OptimizerMemory:
     def moved_bytes(self) -> int:
         """What one step reads and writes: by a kernel for each line of adam.py or sgd.py, or by one."""
         recipe, moved, decay = self.recipe, 0.0, 2 if self.recipe.weight_decay else 0
-        passes = {
-            "adamw": 18 + decay,
-            "muon": 18 + decay,
-            "adafactor": 18 + decay,
-            "sgd": 3 + 1.5 * decay,
-        }.get(self.name, 0)
+        passes = PASSES.get(self.name, 0)
+        passes += decay * (1.5 if self.name == "sgd" else 1) if passes else 0
         for weight in self.trained:
             n, width = weight.elements * weight.count, self.width[weight.dtype]
             one_kernel = 3 * n * width + 2 * weight.count * self.state_of(weight)
@@ -114,8 +117,7 @@ class OptimizerMemory:
     @property
     def launches(self) -> int:
         """Operators of a step; a multi-tensor kernel takes dozens of tensors."""
-        each = (
-            {"adamw": 8, "muon": 8, "adafactor": 12}.get(self.name, 1)
+        each = LAUNCHES.get(self.name, 1)
             if self.implementation != "fused"
             else 1
         )

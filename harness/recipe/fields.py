@@ -11,7 +11,15 @@ Quantization = Literal["none", "nf4", "fp4", "int8"]
 Adapter = Literal["none", "lora", "ia3", "peft"]
 Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"]
 Optimizer = Literal[
-    "adamw", "adamw_8bit", "paged_adamw_8bit", "paged_adamw", "adafactor", "sgd", "lion_8bit", "muon"
+    "adamw",
+    "adamw_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw",
+    "adafactor",
+    "sgd",
+    "lion_8bit",
+    "muon",
+    "adamw_schedule_free",
 ]
 Offload = Literal["activations", "optimizer", "parameters"]
 Parallel = Literal["none", "ddp", "fsdp", "tp", "fsdp+tp"]
@@ -86,7 +94,8 @@ class Fields(BaseModel):
 
     optimizer: Optimizer = "adamw"
     """The 8-bit and paged ones, and lion_8bit, are bitsandbytes'; the others are torch's. muon: Muon on
-    matrices within the model; embeddings, head, vectors and stacked experts are AdamW's."""
+    matrices within the model; embeddings, head, vectors and stacked experts are AdamW's.
+    adamw_schedule_free: the package schedulefree's."""
     optimizer_impl: Literal["foreach", "fused", "for_loop"] = "foreach"
     """How torch's own optimizers run; bitsandbytes always goes tensor by tensor."""
     optimizer_in_backward: bool = False

@@ -81,6 +81,11 @@ RULES: tuple[Rule, ...] = (
         "torch has no fused Adafactor; set optimizer_impl: foreach",
     ),
     Rule(
+        ("optimizer_impl", "optimizer"),
+        lambda r: r.optimizer_impl == "fused" and r.optimizer == "adamw_schedule_free",
+        "schedulefree has no fused step; set optimizer_impl: foreach, or optimizer: adamw",
+    ),
+    Rule(
         ("optimizer_in_backward", "gradient_accumulation_steps"),
         lambda r: r.optimizer_in_backward and r.gradient_accumulation_steps > 1,
         "a gradient is freed as soon as it is used, so none can accumulate; "
@@ -314,6 +319,11 @@ RULES: tuple[Rule, ...] = (
         ("optimizer", "offload"),
         lambda r: r.by_muon and r.optimizer_on_host,
         "Muon's many products would take hours on the host; set offload: [], or optimizer: adamw",
+    ),
+    Rule(
+        ("parallel", "optimizer"),
+        lambda r: r.optimizer == "adamw_schedule_free" and (r.fsdp or r.tensor_parallel),
+        "schedulefree's step over divided weights was not tried here; set optimizer: adamw, or parallel: ddp",
     ),
     Rule(
         ("parallel", "optimizer"),

@@ -135,6 +135,7 @@ CHOICES = {
         "sgd",
         "lion_8bit",
         "muon",
+        "adamw_schedule_free",
     ],
     "optimizer_impl": ["foreach", "fused", "for_loop"],
     "offload": [(), ("activations",), ("optimizer",), ("parameters",)],

@@ -70,6 +70,8 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "adafactor": {"optimizer": "adafactor"},
     "adafactor for_loop": {"optimizer": "adafactor", "optimizer_impl": "for_loop"},
     "muon": {"optimizer": "muon"},
+    "schedule free": {"optimizer": "adamw_schedule_free"},
+    "schedule free for_loop": {"optimizer": "adamw_schedule_free", "optimizer_impl": "for_loop"},
     "muon lora": {**LORA, "optimizer": "muon"},
     "in backward": {"optimizer_in_backward": True},
     "in backward, checkpointing": {"optimizer_in_backward": True, "gradient_checkpointing": True},

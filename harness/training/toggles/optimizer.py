@@ -76,4 +76,21 @@ def _constructor(recipe: Recipe) -> Build:
     if kind is torch.optim.AdamW and recipe.scaled and not (recipe.mixed or recipe.master_weights):
         # 1e-8 is 0 in fp16, and so is the square of a small gradient: the update would be 0 / 0
         rates["eps"] = FP16_ADAM_EPS
+    if recipe.optimizer == "adamw_schedule_free":
+        return _schedule_free(recipe, foreach=foreach, **rates)
     return lambda params: kind(params, foreach=foreach, fused=fused, **rates)
+
+
+def _schedule_free(recipe: Recipe, **settings: Any) -> Build:
+    """AdamW of arXiv 2405.15682, in train mode: the weights are those that gradients are taken at."""
+    try:
+        from schedulefree import AdamWScheduleFree
+    except ImportError:
+        raise MissingDependency("schedulefree", "schedule-free", f"optimizer: {recipe.optimizer}") from None
+
+    def build(params: Any) -> torch.optim.Optimizer:
+        optimizer = AdamWScheduleFree(params, **settings)
+        optimizer.train()
+        return optimizer
+
+    return build

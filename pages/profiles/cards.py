@@ -1,6 +1,6 @@
 """The table of docs/cards.md, from what `python -m benchmarks.cards` writes: profiles/cards.json.
 
-python -m pages.cards            # writes it; with --check, compares it
+python -m pages.profiles.cards            # writes it; with --check, compares it
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def spare(row: dict[str, Any]) -> int:
 def main(check: bool) -> None:
     """Write the page, or compare it."""
     rows = json.loads((ROOT / OUT).read_text(encoding="utf-8"))["rows"]
-    write_or_check({PAGE: with_parts(PAGE, {"cards": table(rows)})}, "pages.cards", check=check)
+    write_or_check({PAGE: with_parts(PAGE, {"cards": table(rows)})}, "pages.profiles.cards", check=check)
 
 
 if __name__ == "__main__":
