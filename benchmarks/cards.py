@@ -3,7 +3,7 @@
     python -m benchmarks.cards [NAME ...]
 
 Simulates each on the smallest card of every architecture that the hardware table has of that size, with the
-allocator as PyTorch sets it. With names, the others' rows stay. docs/cards.md shows it (pages/profiles/cards.py).
+allocator as PyTorch sets it. With names, the others' rows stay. docs/cards.md shows it.
 """
 
 from __future__ import annotations

@@ -117,10 +117,7 @@ class OptimizerMemory:
     @property
     def launches(self) -> int:
         """Operators of a step; a multi-tensor kernel takes dozens of tensors."""
-        each = LAUNCHES.get(self.name, 1)
-            if self.implementation != "fused"
-            else 1
-        )
+        each = LAUNCHES.get(self.name, 1) if self.implementation != "fused" else 1
         muon = 9 * sum(w.count for w in self.hidden)
         count = sum(w.count for w in self.trained if w not in self.hidden) * each
         one_by_one = self.implementation == "for_loop" or self.name in ("adamw_8bit", "lion_8bit")
