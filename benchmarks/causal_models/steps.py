@@ -36,6 +36,17 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "lora+ fused": {"adapter": "lora", "lora_plus_ratio": 16, "optimizer_impl": "fused"},
     "muon": {"optimizer": "muon"},
     "muon fp32": {"optimizer": "muon", "precision": "fp32"},
+    "selective": {"gradient_checkpointing": True, "selective_checkpointing": True},
+    "selective lora": {
+        "adapter": "lora",
+        "gradient_checkpointing": True,
+        "selective_checkpointing": True,
+    },
+    "selective eager": {
+        "gradient_checkpointing": True,
+        "selective_checkpointing": True,
+        "attention": "eager",
+    },
     "schedule free": {"optimizer": "adamw_schedule_free"},
     "schedule free for_loop": {"optimizer": "adamw_schedule_free", "optimizer_impl": "for_loop"},
     "muon lora": {"adapter": "lora", "optimizer": "muon"},

@@ -87,6 +87,9 @@ class Fields(BaseModel):
 
     gradient_checkpointing: bool = False
     """Also called activation checkpointing: keep each block's input, recompute the rest in backward."""
+    selective_checkpointing: bool = False
+    """With gradient_checkpointing: keep what matrix products and attention made as well, by PyTorch's
+    selective checkpointing, and compute only the cheap rest again."""
     attention: Attention = "sdpa"
     """On CUDA, sdpa means the kernel torch would choose for these shapes."""
     loss: Literal["standard", "fused_linear"] = "standard"

@@ -66,6 +66,18 @@ RULES: tuple[Rule, ...] = (
         "set upcast_for_kbit: true, or adapter: lora",
     ),
     Rule(
+        ("selective_checkpointing", "gradient_checkpointing"),
+        lambda r: r.selective_checkpointing and not r.gradient_checkpointing,
+        "it chooses what checkpointing keeps; set gradient_checkpointing: true, or "
+        "selective_checkpointing: false",
+    ),
+    Rule(
+        ("selective_checkpointing", "offload"),
+        lambda r: r.selective_checkpointing and r.activations_on_host,
+        "what is kept beside the inputs of blocks cannot go to the host; set "
+        "selective_checkpointing: false, or offload: []",
+    ),
+    Rule(
         ("attention", "precision"),
         lambda r: r.flash_package and r.compute_dtype == "fp32",
         "flash attention computes in 16 bit only; set precision: bf16, or attention: sdpa",
