@@ -88,7 +88,7 @@ bench: $(READY)
 	$(PY) -m benchmarks.speed.ranks
 
 # Each is a module that writes its part from committed results, and with --check fails if it is not so.
-PAGES = pictures readme profiles time toggle_reads map formula trust mutation watched virtual_gpu causal_models several_gpus window questions ask.guide
+PAGES = pictures readme profiles time toggle_reads map formula trust mutation watched virtual_gpu causal_models profiles.cards several_gpus window questions ask.guide
 
 pages: $(READY)
 	@for page in $(PAGES); do echo "pages.$$page"; $(PY) -m pages.$$page $(CHECK) || exit 1; done
@@ -174,7 +174,7 @@ endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call make_environment,.venv)
-	$(PY) -m pip install -c constraints.txt -e '.[dev,docs,liger,loops,mcp,submitit,trackers]'
+	$(PY) -m pip install -c constraints.txt -e '.[dev,docs,liger,loops,mcp,schedule-free,submitit,trackers]'
 	@touch $@
 
 $(OTHERS_STAMP): $(VIRTUAL_STAMP) $(OTHERS_LIST)
@@ -186,12 +186,12 @@ $(OTHERS_STAMP): $(VIRTUAL_STAMP) $(OTHERS_LIST)
 $(VIRTUAL_STAMP): pyproject.toml constraints.txt
 	$(call make_environment,$(VIRTUAL))
 	$(VIRTUAL)/bin/python -m pip install -c constraints.txt "$$(sed -n 's/^torch==/torch===/p' constraints.txt)"
-	$(VIRTUAL)/bin/python -m pip install -c constraints.txt -e '.[dev,liger,data,virtual-gpu]'
+	$(VIRTUAL)/bin/python -m pip install -c constraints.txt -e '.[dev,liger,data,schedule-free,virtual-gpu]'
 	@touch $@
 
 # Of a name in both lists, the first list's release holds.
 .venv-%/.installed: tests/window/%.txt pyproject.toml constraints.txt
 	$(call make_environment,.venv-$*)
 	awk -F== '!seen[$$1]++' tests/window/$*.txt constraints.txt > .venv-$*/constraints.txt
-	.venv-$*/bin/python -m pip install -c .venv-$*/constraints.txt -e '.[dev,docs,liger,loops,mcp,submitit,trackers]'
+	.venv-$*/bin/python -m pip install -c .venv-$*/constraints.txt -e '.[dev,docs,liger,loops,mcp,schedule-free,submitit,trackers]'
 	@touch $@

@@ -4,6 +4,7 @@ from setuptools import find_packages, setup
 
 DATA = [
     "harness.recipes",
+    "harness.recipes.cards",
     "harness.recipes.models",
     "harness.recipes.data",
     "harness.recipes.formulas",

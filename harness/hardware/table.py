@@ -23,6 +23,8 @@ TABLE_NAMES = {
     "NVIDIA GeForce RTX 4090": "rtx-4090",
     "NVIDIA GeForce RTX 5090": "rtx-5090",
     "NVIDIA GeForce RTX 3080": "rtx-3080",
+    "NVIDIA GeForce RTX 3070": "rtx-3070",
+    "NVIDIA GeForce RTX 3060": "rtx-3060",
     "NVIDIA GeForce RTX 4060 Ti": "rtx-4060-ti-16gb",
     "NVIDIA GeForce RTX 4070 Ti SUPER": "rtx-4070-ti-super",
     "NVIDIA GeForce RTX 4080": "rtx-4080",
@@ -120,6 +122,8 @@ _CAPACITIES = {
     "rtx-4090": (23.64, "github.com/3DTopia/Phidias-Diffusion/issues/8"),
     "rtx-5090": (31.36, "github.com/TrajectoryCrafter/TrajectoryCrafter/issues/20"),
     "rtx-3080": (9.78, "github.com/zai-org/CogVideo/issues/34"),
+    "rtx-3070": (7.78, "github.com/akshitac8/OW-DETR/issues/46"),
+    "rtx-3060": (11.76, "github.com/TencentARC/PhotoMaker/issues/47"),
     "rtx-5060-ti-16gb": (15.445, "15,816 MiB CUDA-visible: github.com/Luce-Org/lucebox/issues/407"),
     "rtx-5070-ti": (15.47, "of a card of 16303 MiB: VRAMancer's benchmark of its lending pool"),
     "rtx-5080": (15.47, "of a card of 16303 MiB: VRAMancer's benchmark of its lending pool"),
@@ -138,6 +142,9 @@ _A10G = "baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference, after NVIDIA
 _T4 = "NVIDIA T4 product brief and datasheet (320 = 256 bit x 10 Gb/s / 8)"
 _V100 = "NVIDIA V100 datasheet, SXM2"
 _GA102 = "NVIDIA Ampere GA102 whitepaper v2, appendix A (FP16 with FP32 accumulate, dense)"
+_GA106 = (
+    "NVIDIA's specifications of the GeForce RTX 30 cards; FP16 = 102 TFLOPS with sparsity and FP16 sums / 4"
+)
 _ADA = "NVIDIA Ada GPU architecture whitepaper v2, appendix A (FP16 with FP32 accumulate, dense)"
 _ADA_GEFORCE = "NVIDIA's specifications of the GeForce RTX 40 cards; FP16 = FP8 with sparsity (AI TOPS) / 8"
 _GB20X = "NVIDIA's specifications of the GeForce RTX 50 cards; FP16 = FP4 with sparsity (AI TOPS) / 16"
@@ -171,6 +178,8 @@ SM_COUNTS = {
     "rtx-a6000": 84,
     "rtx-6000-ada": 142,
     "rtx-3080": 68,
+    "rtx-3070": 46,
+    "rtx-3060": 28,
     "rtx-4060-ti-16gb": 34,
     "rtx-4070-ti-super": 66,
     "rtx-4080": 76,
@@ -202,6 +211,8 @@ L2_BYTES = {
     "rtx-a6000": 6 * MIB,
     "rtx-6000-ada": 96 * MIB,
     "rtx-3080": 5 * MIB,
+    "rtx-3070": 4 * MIB,
+    "rtx-3060": 3 * MIB,
     "rtx-4060-ti-16gb": 32 * MIB,
     "rtx-4070-ti-super": 48 * MIB,
     "rtx-4080": 64 * MIB,
@@ -235,6 +246,8 @@ DATASHEETS: tuple[Datasheet, ...] = (
     ),
     _gpu("rtx-6000-ada", "RTX 6000 Ada 48 GB", "8.9", 49140, 960e9, 91.1e12, 364.2e12, _ADA6000, pcie=4),
     _gpu("rtx-3080", "RTX 3080 10 GB", "8.6", 10240, 760e9, 29.8e12, 59.5e12, _GA102, pcie=4),
+    _gpu("rtx-3070", "RTX 3070 8 GB", "8.6", 8192, 448e9, 20.3e12, 40.6e12, _GA102, pcie=4),
+    _gpu("rtx-3060", "RTX 3060 12 GB", "8.6", 12288, 360e9, 12.7e12, 25.5e12, _GA106, pcie=4),
     _gpu(
         "rtx-4060-ti-16gb",
         "RTX 4060 Ti 16 GB",

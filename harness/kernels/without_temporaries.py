@@ -60,11 +60,11 @@ ELEMENTWISE = "elementwise: one kernel, which converts dtypes itself"
 declare(
     """
     __or__ abs add add_ addcdiv_ bitwise_and bitwise_not bitwise_or bitwise_xor clamp clamp_ cos div div_
-    elu eq erf erfinv exp expm1 flip floor floor_divide ge gelu gelu_backward gt hardtanh le lerp_ log log1p
-    log_sigmoid_backward logical_and logical_and_ lt masked_fill masked_fill_ maximum minimum mul mul_
+    elu eq erf erfinv exp expm1 flip floor floor_divide ge gelu gelu_backward gt hardtanh le lerp lerp_ log
+    log1p log_sigmoid_backward logical_and logical_and_ lt masked_fill masked_fill_ maximum minimum mul mul_
     native_dropout_backward ne neg polar pow_ reciprocal relu roll rsqrt rsqrt_ rsub sigmoid
-    sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt sub sub_ tanh tanh_backward
-    threshold_backward
+    sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt sqrt_ sub sub_ tanh
+    tanh_backward threshold_backward
     """,
     nothing=ELEMENTWISE,
 )
@@ -75,8 +75,8 @@ declare("addcmul_", nothing=ELEMENTWISE, unread=2)  # the gradient squared: it i
 LISTS = "lists of tensors: their addresses are arguments of the kernel"
 declare(
     """
-    _foreach_add_ _foreach_addcdiv_ _foreach_clamp_min_ _foreach_div_ _foreach_lerp_ _foreach_mul
-    _foreach_mul_ _foreach_rsqrt_ _foreach_sqrt
+    _foreach_add_ _foreach_addcdiv_ _foreach_clamp_min_ _foreach_div _foreach_div_ _foreach_lerp_
+    _foreach_mul _foreach_mul_ _foreach_rsqrt_ _foreach_sqrt _foreach_sqrt_ _foreach_sub_
     """,
     nothing=LISTS,
 )

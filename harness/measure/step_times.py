@@ -49,7 +49,8 @@ def step_stats(
 ) -> StepStats:
     """Time, `tokens` (of a step of all ranks) per second, and FLOPs as a share of what `hardware` can do."""
     time_s = _spread(times_s, "step")
-    all_flops = None if flop_count is None else sum(flop_count.flops.values())
+    counted = None if flop_count is None else flop_count.flops.items()
+    all_flops = counted and sum(flops for phase, flops in counted if phase != "optimizer_step")
     model_flops = all_flops and flop_count and all_flops - flop_count.recomputed_flops
     return StepStats(
         time_s=time_s,

@@ -1,7 +1,8 @@
 """What an optimizer keeps, what its step holds for a moment, and what it moves. No torch.
 
-torch/optim/adam.py, sgd.py, _adafactor.py; bitsandbytes/optim/optimizer.py (0.50): 8-bit state from 4,096
-elements (arXiv 2110.02861), paged state from 100,000 (arXiv 2305.14314, section 3).
+torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py; schedulefree/adamw_schedulefree.py;
+bitsandbytes/optim/optimizer.py (0.50): 8-bit state from 4,096 elements (arXiv 2110.02861), paged state from
+100,000 (arXiv 2305.14314, section 3).
 """
 
 from __future__ import annotations
@@ -11,8 +12,20 @@ from collections.abc import Sequence
 from harness.napkin.weights import SIZES, Weight
 from harness.recipe import Recipe
 
-STATES = {"adamw": 2, "adamw_8bit": 2, "paged_adamw_8bit": 2, "paged_adamw": 2, "lion_8bit": 1}
-"""Moments the size of the weight; Adafactor and SGD have none."""
+STATES = {
+    **{"adamw": 2, "adamw_8bit": 2, "paged_adamw_8bit": 2, "paged_adamw": 2, "lion_8bit": 1},
+    **{"muon": 2, "adamw_schedule_free": 2},
+}
+"""Moments the size of the weight; Adafactor and SGD have none. Of muon: those of AdamW, beside it."""
+
+
+PASSES = {"adamw": 18, "muon": 18, "adafactor": 18, "adamw_schedule_free": 24, "sgd": 3}
+LAUNCHES = {"adamw": 8, "muon": 8, "adafactor": 12, "adamw_schedule_free": 9}
+"""Over a tensor of what is not fused, without weight decay, and operators; of muon, of what is AdamW's."""
+OUTER = ("embed_tokens", "lm_head", "position_embeddings")
+MUON_PASSES, MUON_ITERATIONS = 14, 5
+"""Over a matrix, line by line, and of Newton and Schulz, in bf16 whatever the weights are in
+(torch/optim/_muon.py)."""
 
 
 def _learns_faster(weight: Weight) -> bool:
@@ -29,6 +42,10 @@ class OptimizerMemory:
         self.width = {
             w.dtype: 4 if recipe.master_weights else SIZES[w.dtype] for w in trained
         }  # of an element
+        self.hidden = [
+            w for w in trained if recipe.by_muon and w.matrix and w.stacked == 1 and w.name not in OUTER
+        ]
+        """What Muon steps; the others are AdamW's."""
         self.state_bytes = sum(w.count * self.state_of(w) for w in trained)
         large = [w.elements * w.count for w in trained if w.elements >= 100_000 and recipe.pages_optimizer]
         self.paged_bytes = sum(large) * STATES.get(self.name, 0) * (1 if self.name.endswith("8bit") else 4)
@@ -38,37 +55,61 @@ class OptimizerMemory:
         copied = recipe.master_weights or (recipe.optimizer_on_host and not recipe.parameters_on_host)
         self.copy_bytes = sum(sizes) if copied else 0
         """Weights that are stepped in place of the model's: fp32 master weights, or those on the host."""
-        decays, passing = self.name == "sgd" and recipe.weight_decay > 0, self.name in ("adamw", "adafactor")
+        rest = [w for w in trained if w not in self.hidden]
+        sizes = [w.elements * self.width[w.dtype] for w in rest for _ in range(w.count)]
+        adam, also = self.name in ("adamw", "muon"), ("adafactor", "adamw_schedule_free")
+        decays, passing = self.name == "sgd" and recipe.weight_decay > 0, adam or self.name in also
         one_by_one = self.implementation == "for_loop"
-        self.share = (1 + (one_by_one and self.name == "adamw")) * (
-            (decays or passing) and self.implementation != "fused"
-        )
+        self.share = (1 + (one_by_one and adam)) * ((decays or passing) and self.implementation != "fused")
         """Bytes that stepping a byte needs for a moment: of AdamW, the root of the second moment."""
         together = sum(sizes)
         if recipe.lora_plus_ratio is not None:  # two groups, one after the other
             fast = sum(w.elements * w.count * self.width[w.dtype] for w in trained if _learns_faster(w))
             together = max(fast, together - fast)
         self.step_bytes = self.share * (max(sizes, default=0) if one_by_one else together)
+        self.step_bytes = max(self.step_bytes, *map(self._muon_bytes, self.hidden), 0)
         """The most that a step holds beside weights, gradients and state; foreach, of all tensors at once."""
 
     def state_of(self, weight: Weight) -> int:
         """State of one tensor, paged or not. torch's moments have the dtype of what is stepped."""
         n, width, moments = weight.elements, self.width[weight.dtype], STATES.get(self.name, 0)
+        if weight in self.hidden:
+            return n * width
         if self.name == "adafactor":  # arXiv 1804.04235: a factor a row and a column
             return width * (weight.rows + weight.stacked * weight.columns if weight.matrix else n)
         if self.name.endswith("8bit") and n >= 4096:
             return moments * (n + 4 * -(-n // 256))
         return moments * n * (4 if self.recipe.by_bitsandbytes else width)
 
+    def _muon_bytes(self, weight: Weight) -> int:
+        """Nesterov's momentum, and in bf16 an iterate and the next with two squares, or one with three."""
+        n, square = weight.elements, min(weight.rows, weight.columns) ** 2
+        return n * self.width[weight.dtype] + max(4 * n + 4 * square, 2 * n + 6 * square)
+
+    @property
+    def products(self) -> list[tuple[int, int, int]]:
+        """(FLOPs, bytes moved, launches) of Muon's products, in bf16: X·Xᵀ, its square, and that times X."""
+        found: list[tuple[int, int, int]] = []
+        for weight in self.hidden:
+            n, short = weight.elements, min(weight.rows, weight.columns)
+            flops, moved = 4 * short * n + 2 * short**3, 2 * (4 * n + 6 * short**2)
+            times = MUON_ITERATIONS * weight.count
+            found.append((times * flops, times * moved, times * 3))
+        return found
+
     @property
     def moved_bytes(self) -> int:
         """What one step reads and writes: by a kernel for each line of adam.py or sgd.py, or by one."""
         recipe, moved, decay = self.recipe, 0.0, 2 if self.recipe.weight_decay else 0
-        passes = {"adamw": 18 + decay, "adafactor": 18 + decay, "sgd": 3 + 1.5 * decay}.get(self.name, 0)
+        passes = PASSES.get(self.name, 0)
+        passes += decay * (1.5 if self.name == "sgd" else 1) if passes else 0
         for weight in self.trained:
             n, width = weight.elements * weight.count, self.width[weight.dtype]
             one_kernel = 3 * n * width + 2 * weight.count * self.state_of(weight)
-            moved += passes * n * width if passes and self.implementation != "fused" else one_kernel
+            if weight in self.hidden:
+                moved += MUON_PASSES * n * width
+            else:
+                moved += passes * n * width if passes and self.implementation != "fused" else one_kernel
             moved += n * width * (3 * (recipe.max_grad_norm is not None) + 2 * recipe.scaled)
             moved += 12 * n * recipe.master_weights  # gradients to fp32, and weights back to 16 bit
         return int(moved)
@@ -76,7 +117,8 @@ class OptimizerMemory:
     @property
     def launches(self) -> int:
         """Operators of a step; a multi-tensor kernel takes dozens of tensors."""
-        each = {"adamw": 8, "adafactor": 12}.get(self.name, 1) if self.implementation != "fused" else 1
-        count = sum(w.count for w in self.trained) * each
+        each = LAUNCHES.get(self.name, 1) if self.implementation != "fused" else 1
+        muon = 9 * sum(w.count for w in self.hidden)
+        count = sum(w.count for w in self.trained if w not in self.hidden) * each
         one_by_one = self.implementation == "for_loop" or self.name in ("adamw_8bit", "lion_8bit")
-        return count if one_by_one else -(-count // 32)
+        return muon + (count if one_by_one else -(-count // 32))

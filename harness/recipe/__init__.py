@@ -4,8 +4,10 @@
 from harness.recipe.check import ImpossiblePair, check_recipe, recipe_schema, shortened
 from harness.recipe.effects import EFFECTS, fields_that_change
 from harness.recipe.file import (
+    CardRecipe,
     changed_recipe,
     find_model_config,
+    list_card_recipes,
     list_models,
     list_recipes,
     load_recipe,

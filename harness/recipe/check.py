@@ -25,9 +25,9 @@ NOT_HERE: dict[str, dict[str, str]] = {
         **dict.fromkeys(("int4", "4bit", "8bit", "bnb_4bit"), "no name of a format"),
     },
     "optimizer": dict.fromkeys(
-        ("muon", "galore", "lomo", "adalomo", "sophia", "adam", "lion", "apollo", "schedule_free"),
-        "another optimizer",
-    ),
+        ("galore", "lomo", "adalomo", "sophia", "adam", "lion", "apollo"), "another optimizer"
+    )
+    | {"schedule_free": "AdamW without a schedule: write optimizer: adamw_schedule_free"},
     "adapter": {
         name: f"a method of peft: write adapter: peft with peft: {{peft_type: {name.upper()}}}"
         for name in ("vera", "loha", "lokr", "oft", "adalora")

@@ -10,7 +10,17 @@ Precision = Literal["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"]
 Quantization = Literal["none", "nf4", "fp4", "int8"]
 Adapter = Literal["none", "lora", "ia3", "peft"]
 Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"]
-Optimizer = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "paged_adamw", "adafactor", "sgd", "lion_8bit"]
+Optimizer = Literal[
+    "adamw",
+    "adamw_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw",
+    "adafactor",
+    "sgd",
+    "lion_8bit",
+    "muon",
+    "adamw_schedule_free",
+]
 Offload = Literal["activations", "optimizer", "parameters"]
 Parallel = Literal["none", "ddp", "fsdp", "tp", "fsdp+tp"]
 Wrap = Literal["block", "accelerate", "transformers"]
@@ -77,13 +87,18 @@ class Fields(BaseModel):
 
     gradient_checkpointing: bool = False
     """Also called activation checkpointing: keep each block's input, recompute the rest in backward."""
+    selective_checkpointing: bool = False
+    """With gradient_checkpointing: keep what matrix products and attention made as well, by PyTorch's
+    selective checkpointing, and compute only the cheap rest again."""
     attention: Attention = "sdpa"
     """On CUDA, sdpa means the kernel torch would choose for these shapes."""
     loss: Literal["standard", "fused_linear"] = "standard"
     """fused_linear: Liger's fused linear cross-entropy, which never holds all the logits."""
 
     optimizer: Optimizer = "adamw"
-    """The 8-bit and paged ones, and lion_8bit, are bitsandbytes'; the others are torch's."""
+    """The 8-bit and paged ones, and lion_8bit, are bitsandbytes'; the others are torch's. muon: Muon on
+    matrices within the model; embeddings, head, vectors and stacked experts are AdamW's.
+    adamw_schedule_free: the package schedulefree's."""
     optimizer_impl: Literal["foreach", "fused", "for_loop"] = "foreach"
     """How torch's own optimizers run; bitsandbytes always goes tensor by tensor."""
     optimizer_in_backward: bool = False
@@ -227,6 +242,11 @@ class Fields(BaseModel):
     def by_bitsandbytes(self) -> bool:
         """Whether the optimizer is bitsandbytes'."""
         return self.optimizer in BITSANDBYTES_OPTIMIZERS
+
+    @property
+    def by_muon(self) -> bool:
+        """Whether Muon steps the hidden matrices, and AdamW the rest."""
+        return self.optimizer == "muon"
 
     @property
     def pages_optimizer(self) -> bool:

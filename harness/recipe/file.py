@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.errors import InputError, nearest
 from harness.recipe.check import CALL, COMMAND_LINE, check_recipe, shortened
@@ -45,13 +45,34 @@ def changed_recipe(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
 
 def list_recipes() -> list[tuple[str, str]]:
     """(name, first comment line) of every recipe in the recipes folder, by name."""
-    recipes: list[tuple[str, str]] = []
-    for path in sorted(recipes_folder().glob("*.yaml")):
-        with path.open(encoding="utf-8") as file:
-            first_line = file.readline()
-        description = first_line.removeprefix("#").strip() if first_line.startswith("#") else ""
-        recipes.append((path.stem, description))
-    return recipes
+    return [(path.stem, _description(path)) for path in sorted(recipes_folder().glob("*.yaml"))]
+
+
+class CardRecipe(NamedTuple):
+    """A recipe in recipes/cards, which fits on a card of so many GB; its file is MODEL-METHOD-8gb.yaml."""
+
+    name: str
+    card_gb: int
+    model: str
+    method: str
+    """full, lora or qlora."""
+    description: str
+
+
+def list_card_recipes() -> list[CardRecipe]:
+    """Every recipe in recipes/cards: the smallest card first, and of one card by name."""
+    found: list[CardRecipe] = []
+    for path in (recipes_folder() / "cards").glob("*gb.yaml"):
+        model, method, card = path.stem.rsplit("-", 2)
+        card_gb = int(card.removesuffix("gb"))
+        found.append(CardRecipe(path.stem, card_gb, model, method, _description(path)))
+    return sorted(found, key=lambda recipe: (recipe.card_gb, recipe.name))
+
+
+def _description(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        first_line = file.readline()
+    return first_line.removeprefix("#").strip() if first_line.startswith("#") else ""
 
 
 def recipe_yaml(recipe: Recipe) -> str:
@@ -93,14 +114,17 @@ def _recipe_path(source: str) -> Path:
             f"there is no recipe file {shortened(source)}.{hint} Give a file or a recipe's name."
         )
     # a bare word is a recipe's name first, whatever lies in the current folder
-    named = recipes_folder() / f"{source.removesuffix('.yaml')}.yaml"
-    if os.path.isfile(named):
-        return named
+    name = source.removesuffix(".yaml")
+    for folder in (recipes_folder(), recipes_folder() / "cards"):
+        named = folder / f"{name}.yaml"
+        if os.path.isfile(named):
+            return named
     if source and os.path.exists(path):
         return path
-    hint = nearest(source.removesuffix(".yaml"), [name for name, _ in list_recipes()])
+    names = [*(known for known, _ in list_recipes()), *(recipe.name for recipe in list_card_recipes())]
+    hint = nearest(name, names)
     raise InputError(
-        f"there is no recipe {shortened(source)!r}, neither in {named.parent} nor as a file.{hint} "
+        f"there is no recipe {shortened(source)!r}, neither in {recipes_folder()} nor as a file.{hint} "
         "`harness recipes` lists the names."
     )
 

@@ -66,6 +66,18 @@ RULES: tuple[Rule, ...] = (
         "set upcast_for_kbit: true, or adapter: lora",
     ),
     Rule(
+        ("selective_checkpointing", "gradient_checkpointing"),
+        lambda r: r.selective_checkpointing and not r.gradient_checkpointing,
+        "it chooses what checkpointing keeps; set gradient_checkpointing: true, or "
+        "selective_checkpointing: false",
+    ),
+    Rule(
+        ("selective_checkpointing", "offload"),
+        lambda r: r.selective_checkpointing and r.activations_on_host,
+        "what is kept beside the inputs of blocks cannot go to the host; set "
+        "selective_checkpointing: false, or offload: []",
+    ),
+    Rule(
         ("attention", "precision"),
         lambda r: r.flash_package and r.compute_dtype == "fp32",
         "flash attention computes in 16 bit only; set precision: bf16, or attention: sdpa",
@@ -79,6 +91,11 @@ RULES: tuple[Rule, ...] = (
         ("optimizer_impl", "optimizer"),
         lambda r: r.optimizer_impl == "fused" and r.optimizer == "adafactor",
         "torch has no fused Adafactor; set optimizer_impl: foreach",
+    ),
+    Rule(
+        ("optimizer_impl", "optimizer"),
+        lambda r: r.optimizer_impl == "fused" and r.optimizer == "adamw_schedule_free",
+        "schedulefree has no fused step; set optimizer_impl: foreach, or optimizer: adamw",
     ),
     Rule(
         ("optimizer_in_backward", "gradient_accumulation_steps"),
@@ -291,6 +308,39 @@ RULES: tuple[Rule, ...] = (
         lambda r: r.lora_plus_ratio is not None and r.optimizer_on_host,
         "copies of the weights are stepped, which are in one group; set offload: [], or "
         "lora_plus_ratio: null",
+    ),
+    Rule(
+        ("optimizer", "lora_plus_ratio"),
+        lambda r: r.by_muon and r.lora_plus_ratio is not None,
+        "Muon's learning rate follows the shape of each matrix; set lora_plus_ratio: null, or "
+        "optimizer: adamw",
+    ),
+    Rule(
+        ("optimizer", "optimizer_in_backward"),
+        lambda r: r.by_muon and r.optimizer_in_backward,
+        "Muon and AdamW divide the weights when all are there; set optimizer_in_backward: false, or "
+        "optimizer: adamw",
+    ),
+    Rule(
+        ("optimizer", "master_weights"),
+        lambda r: r.by_muon and r.master_weights,
+        "copies are stepped, of which nobody knows which are hidden matrices; set "
+        "master_weights: false, or optimizer: adamw",
+    ),
+    Rule(
+        ("optimizer", "offload"),
+        lambda r: r.by_muon and r.optimizer_on_host,
+        "Muon's many products would take hours on the host; set offload: [], or optimizer: adamw",
+    ),
+    Rule(
+        ("parallel", "optimizer"),
+        lambda r: r.optimizer == "adamw_schedule_free" and (r.fsdp or r.tensor_parallel),
+        "schedulefree's step over divided weights was not tried here; set optimizer: adamw, or parallel: ddp",
+    ),
+    Rule(
+        ("parallel", "optimizer"),
+        lambda r: r.by_muon and (r.fsdp or r.tensor_parallel),
+        "torch's Muon needs whole matrices, and ranks hold parts; set optimizer: adamw, or parallel: ddp",
     ),
     Rule(
         ("peft", "adapter"),

@@ -181,7 +181,7 @@ def step_of(recipe: Recipe, clock: SimulatedTime) -> StepStats:
     taken = clock.taken_s.items()
     seconds = sum(taken_s for _, taken_s in taken)
     ranges = [clock.range_s(phase, taken_s) for phase, taken_s in taken]
-    all_flops = sum(clock.flops.values())
+    all_flops = sum(flops for phase, flops in clock.flops.items() if phase != "optimizer_step")
     model_flops = all_flops - clock.recomputed_flops
     peak = clock.hardware.peak_flops(recipe.compute_dtype)
     return StepStats(

@@ -21,6 +21,7 @@ PACKAGES = (
     "liger-kernel",
     "triton",
     "datasets",
+    "schedulefree",
 )
 SETTINGS = (
     "PYTORCH_CUDA_ALLOC_CONF",

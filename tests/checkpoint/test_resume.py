@@ -35,6 +35,11 @@ RECIPES: dict[str, dict[str, Any]] = {
     "8-bit optimizer": {"optimizer": "adamw_8bit"},
     "8-bit lion over master weights": {"optimizer": "lion_8bit", "precision": "bf16", "master_weights": True},
     "paged optimizer": {"optimizer": "paged_adamw_8bit"},
+    "muon": {"optimizer": "muon", "weight_decay": 0.1},
+    "schedule free": {"optimizer": "adamw_schedule_free", "weight_decay": 0.1},
+    "schedule free, master weights": {
+        **{"optimizer": "adamw_schedule_free", "precision": "bf16", "master_weights": True}
+    },
     "adafactor": {"optimizer": "adafactor", "weight_decay": 0.1},
     "nf4 base, double quantized": {**LORA, "quantization": "nf4", "double_quant": True, "precision": "bf16"},
     "int8 base": {**LORA, "quantization": "int8", "precision": "bf16"},

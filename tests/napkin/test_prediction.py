@@ -126,7 +126,17 @@ def test_a_recipe_field_is_priced_or_neutral_for_a_reason(field):
 
 CHOICES = {
     "precision": ["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"],
-    "optimizer": ["adamw", "adamw_8bit", "paged_adamw_8bit", "paged_adamw", "adafactor", "sgd", "lion_8bit"],
+    "optimizer": [
+        "adamw",
+        "adamw_8bit",
+        "paged_adamw_8bit",
+        "paged_adamw",
+        "adafactor",
+        "sgd",
+        "lion_8bit",
+        "muon",
+        "adamw_schedule_free",
+    ],
     "optimizer_impl": ["foreach", "fused", "for_loop"],
     "offload": [(), ("activations",), ("optimizer",), ("parameters",)],
     "quantization": ["none", "nf4", "int8"],

@@ -85,7 +85,9 @@ def test_what_peft_adapts_for_ia3_and_for_a_list(tmp_path, family):
 
 
 OPTIMIZERS = [
-    *({"optimizer": name} for name in ("adamw", "adafactor", "sgd", "adamw_8bit", "lion_8bit")),
+    *({"optimizer": name} for name in ("adamw", "adafactor", "sgd", "adamw_8bit", "lion_8bit", "muon")),
+    {"optimizer": "muon", "adapter": "lora"},
+    {"optimizer": "adamw_schedule_free"},
     {"optimizer": "adamw", "master_weights": True},
     {"optimizer": "adamw", "precision": "fp16-mixed"},
     {"optimizer": "adamw", "adapter": "lora"},

@@ -59,6 +59,7 @@ HOMES = {
         "kernels/quantized.py",  # asks its tables which kernel runs
     },
     "liger_kernel": {"training/toggles/fused_loss.py", "simulate/cuda/libraries.py"},
+    "schedulefree": {"training/toggles/optimizer.py"},
     "datasets": {"data/documents.py"},  # data sets of the Hub
     "accelerate": {"track/trackers.py"},  # besides, transformers needs it to load quantized checkpoints
     "mcp": {"mcp/server.py"},

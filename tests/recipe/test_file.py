@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,7 +18,15 @@ from hypothesis import strategies as st
 from harness.errors import InputError
 from harness.recipe.check import NOT_HERE, recipe_schema
 from harness.recipe.fields import Precision
-from harness.recipe.file import find_model_config, list_models, list_recipes, load_recipe, recipe_yaml
+from harness.recipe.file import (
+    CardRecipe,
+    find_model_config,
+    list_card_recipes,
+    list_models,
+    list_recipes,
+    load_recipe,
+    recipe_yaml,
+)
 from harness.recipe.recipe import Recipe
 from harness.system import locations
 from harness.system.locations import recipes_folder
@@ -60,16 +69,17 @@ def complaint(source: str, *overrides: str) -> str:
 
 
 def test_the_list_is_every_yaml_file_under_recipes() -> None:
-    on_disk = sorted(recipes_folder().rglob("*.y*ml"))
-    assert [path.stem for path in on_disk] == [name for name, _ in list_recipes()]
-    assert len(on_disk) == NUM_RECIPES
+    on_disk = sorted(path.stem for path in recipes_folder().rglob("*.y*ml"))
+    by_card = [recipe.name for recipe in list_card_recipes()]
+    assert on_disk == sorted([*by_card, *(name for name, _ in list_recipes())])
+    assert len(on_disk) - len(by_card) == NUM_RECIPES
 
 
-@pytest.mark.parametrize("name", [name for name, _ in list_recipes()])
-def test_recipe_loads_and_holds_only_what_differs_from_the_defaults(name: str) -> None:
-    loaded_name, recipe = load_recipe(name)
-    assert loaded_name == name
-    text = (recipes_folder() / f"{name}.yaml").read_text()
+@pytest.mark.parametrize("path", sorted(recipes_folder().rglob("*.yaml")), ids=lambda path: path.stem)
+def test_recipe_loads_and_holds_only_what_differs_from_the_defaults(path: Path) -> None:
+    loaded_name, recipe = load_recipe(path.stem)
+    assert loaded_name == path.stem
+    text = path.read_text()
     for field in yaml.safe_load(text):
         assert getattr(recipe, field) != Recipe.model_fields[field].default, field
     assert find_model_config(recipe.model) is not None
@@ -82,6 +92,22 @@ def test_every_recipe_is_described_and_different() -> None:
     assert len(set(descriptions)) == NUM_RECIPES
     recipes = [load_recipe(name)[1] for name, _ in list_recipes()]
     assert len(set(recipes)) == NUM_RECIPES
+
+
+@pytest.mark.parametrize("listed", list_card_recipes(), ids=lambda listed: listed.name)
+def test_a_card_s_recipe_is_what_its_name_says(listed: CardRecipe) -> None:
+    recipe = load_recipe(listed.name)[1]
+    method = "full" if recipe.trains_base else "qlora" if recipe.quantized else "lora"
+    assert (recipe.model, method) == (listed.model, listed.method)
+    assert f"on a card of {listed.card_gb} GB: " in listed.description
+    assert listed.description.endswith(f"of {recipe.seq_len:,} tokens")
+    assert 40 <= len(listed.description) <= 130
+
+
+def test_every_size_of_card_has_several() -> None:
+    sizes = Counter(listed.card_gb for listed in list_card_recipes())
+    assert list(sizes) == [8, 12, 16, 24, 32, 48, 80, 96, 141]
+    assert min(sizes.values()) >= 4
 
 
 def test_the_1b_precision_recipes_differ_in_precision_only() -> None:

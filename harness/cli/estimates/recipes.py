@@ -17,12 +17,15 @@ app = typer.Typer(help="List the recipes, or show one fully resolved.", invoke_w
 def recipes(context: typer.Context) -> None:
     """List the recipes, one line each."""
     if context.invoked_subcommand is None:
-        from harness.recipe import list_recipes
+        from harness.recipe import list_card_recipes, list_recipes
 
-        listed = list_recipes()
-        width = max(len(name) for name, _ in listed)
-        for name, description in listed:
-            tell(f"{name:{width}}  {description}", hanging=width + 2)
+        by_card = [(recipe.name, recipe.description) for recipe in list_card_recipes()]
+        for listed in (list_recipes(), by_card):
+            width = max((len(name) for name, _ in listed), default=0)
+            for name, description in listed:
+                tell(f"{name:{width}}  {description}", hanging=width + 2)
+            print()
+        tell("The second list is by the size of the card: each was seen to fit there, by simulation.")
 
 
 @app.command("show")
@@ -34,23 +37,29 @@ def recipes_show(name: RecipeName, overrides: Overrides = None) -> None:
 
 
 def models() -> None:
-    """List the models that recipes may name, with their sizes; others come from a config or the Hub."""
+    """List the models that recipes may name: their sizes, and which cards there is a recipe for."""
     from harness.architecture import load_shape, num_parameters
-    from harness.recipe import list_models
+    from harness.recipe import list_card_recipes, list_models
 
+    cards: dict[str, dict[str, list[str]]] = {}
+    for recipe in list_card_recipes():
+        cards.setdefault(recipe.model, {}).setdefault(recipe.method, []).append(str(recipe.card_gb))
     rows = [(name, load_shape(name)) for name in list_models()]
     width = max(len(name) for name, _ in rows)
     tell(
         f"{'model':{width}} {'parameters':>11} {'bf16 GiB':>9} {'layers':>7} {'hidden':>7} {'vocabulary':>11}"
+        "  recipes for cards of so many GB"
     )
     for name, shape in rows:
         count = num_parameters(shape)
         millions = f"{count / 1e6:,.1f} M"
         tell(
             f"{name:{width}} {millions:>11} {2 * count / GIB:9.2f} {shape.layers:7} {shape.hidden:7,} "
-            f"{shape.vocab:11,}"
+            f"{shape.vocab:11,}  "
+            + ", ".join(f"{method} {' '.join(sizes)}" for method, sizes in cards.get(name, {}).items())
         )
     print()
+    tell("A recipe for a card is MODEL-METHOD-CARD, as llama-3.1-8b-lora-24gb: `harness recipes` lists them.")
     tell("A recipe's model may also be a config.json, a checkpoint folder or a Hugging Face id.")
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
+
+import torch
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from harness.recipe import Recipe
 from harness.training.model_config import model_class
@@ -14,11 +18,26 @@ def checkpoint_blocks(recipe: Recipe, model: Any) -> None:
     if not recipe.gradient_checkpointing:
         return
     # Non-reentrant: it stops recomputing early and needs no input that requires a gradient.
-    how = {"use_reentrant": False}
+    how: dict[str, Any] = {"use_reentrant": False}
+    if recipe.selective_checkpointing:
+        how["context_fn"] = partial(create_selective_checkpoint_contexts, list(_costly()))
     if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.2x
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+
+
+def _costly() -> Iterator[Any]:
+    """Products of matrices, grouped ones and fused attention among them: what is not computed again."""
+    names = (
+        *("mm", "addmm", "bmm", "baddbmm", "_grouped_mm"),
+        *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
+        *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+    )
+    for name in names:
+        operator = getattr(torch.ops.aten, name, None)
+        if operator is not None:
+            yield operator.default
 
 
 def checkpointing_problems(recipe: Recipe, config: Any) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from harness.errors import InputError, MissingDependency
 from harness.recipe import Recipe
+from harness.training.toggles.muon import muon_and_adamw
 from harness.training.toggles.optimizer_in_backward import OptimizerInBackward
 from harness.training.toggles.optimizer_state import Build
 from harness.training.toggles.stepped_copy import SteppedCopy
@@ -28,6 +29,8 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
             "nothing to train: no weight requires a gradient. Set adapter: lora or adapter: none."
         )
     build = _constructor(recipe)
+    if recipe.by_muon:
+        return muon_and_adamw(model, recipe.learning_rate, recipe.weight_decay, build)
     if recipe.optimizer_in_backward:
         return OptimizerInBackward(trained, build)
     host = recipe.optimizer_on_host and not recipe.parameters_on_host
@@ -47,7 +50,7 @@ def _lora_plus(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _constructor(recipe: Recipe) -> Build:
-    """A function from parameters to the recipe's torch or bitsandbytes optimizer.
+    """A function from parameters to the recipe's torch or bitsandbytes optimizer; of muon, to AdamW.
 
     sgd has no momentum and so no state. bitsandbytes quantizes the state of tensors with at least
     4096 elements, embeddings included (Trainer keeps 32-bit state for those).
@@ -68,9 +71,26 @@ def _constructor(recipe: Recipe) -> Build:
     foreach = recipe.optimizer_impl == "foreach"
     if recipe.optimizer == "adafactor":
         return lambda params: torch.optim.Adafactor(params, foreach=foreach, **rates)
-    classes = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    kind = torch.optim.SGD if recipe.optimizer == "sgd" else torch.optim.AdamW
     fused = recipe.optimizer_impl == "fused"
-    if recipe.optimizer == "adamw" and recipe.scaled and not (recipe.mixed or recipe.master_weights):
+    if kind is torch.optim.AdamW and recipe.scaled and not (recipe.mixed or recipe.master_weights):
         # 1e-8 is 0 in fp16, and so is the square of a small gradient: the update would be 0 / 0
         rates["eps"] = FP16_ADAM_EPS
-    return lambda params: classes[recipe.optimizer](params, foreach=foreach, fused=fused, **rates)
+    if recipe.optimizer == "adamw_schedule_free":
+        return _schedule_free(recipe, foreach=foreach, **rates)
+    return lambda params: kind(params, foreach=foreach, fused=fused, **rates)
+
+
+def _schedule_free(recipe: Recipe, **settings: Any) -> Build:
+    """AdamW of arXiv 2405.15682, in train mode: the weights are those that gradients are taken at."""
+    try:
+        from schedulefree import AdamWScheduleFree
+    except ImportError:
+        raise MissingDependency("schedulefree", "schedule-free", f"optimizer: {recipe.optimizer}") from None
+
+    def build(params: Any) -> torch.optim.Optimizer:
+        optimizer = AdamWScheduleFree(params, **settings)
+        optimizer.train()
+        return optimizer
+
+    return build

@@ -57,6 +57,9 @@ def _restore_of_torch(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -
     if settings != [_settings(group) for group in optimizer.param_groups]:
         raise ValueError("the saved optimizer has other settings")
     for group in optimizer.param_groups:
+        counts = [group[name] for name in COUNTED if name in group]
+        if not all(isinstance(count, int | float) and -1 <= count < 2**31 for count in counts):
+            raise ValueError("the saved optimizer counts what cannot be")
         for parameter in group["params"]:
             state = optimizer.state.get(parameter)
             if state and state_shapes(state) != _shapes_after_a_step(optimizer, group, parameter):
@@ -65,8 +68,12 @@ def _restore_of_torch(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -
                 raise ValueError("the saved optimizer has made an impossible number of steps")
 
 
+COUNTED = ("k", "weight_sum", "lr_max", "scheduled_lr")
+"""What schedulefree counts in a group as it steps."""
+
+
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
+    return {name: value for name, value in group.items() if name not in ("params", *COUNTED)}
 
 
 def _shapes_after_a_step(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any, get_args
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.errors import MissingDependency
 from harness.recipe.fields import Optimizer
 from harness.recipe.recipe import Recipe
 from harness.training.step import Training, train_step
@@ -95,6 +97,62 @@ def test_adafactor_keeps_a_row_and_a_column_for_a_matrix() -> None:
     counter = 1
     expected = [(sum(p.shape) if p.dim() == 2 else p.numel()) + counter for p in training.model.parameters()]
     assert sizes == expected
+
+
+@pytest.mark.parametrize("fields", [{}, {"family": "gpt2"}, {"adapter": "lora"}, {"family": "mixtral"}])
+def test_muon_and_adamw_step_as_torch_s_own_do(fields: dict[str, Any]) -> None:
+    """torch.optim.Muon on the linear layers within the model, as its documentation says; else AdamW."""
+    recipe = tiny(optimizer="muon", learning_rate=0.01, weight_decay=0.5, **fields)
+    training = built(recipe)[0]
+    hidden = {
+        name
+        for name, weight in training.model.named_parameters()
+        if weight.ndim == 2 and not any(part in name for part in ("embed", "wte", "wpe", "lm_head"))
+    }
+    expected: dict[str, Tensor] = {}
+    for name, weight in training.model.named_parameters():
+        if not weight.requires_grad:
+            continue
+        weight.grad = torch.randn_like(weight)
+        expected[name] = weight.detach().clone()
+        expected[name].grad = weight.grad.clone()
+        if name in hidden:
+            rule = {"adjust_lr_fn": "match_rms_adamw"}
+            torch.optim.Muon([expected[name]], lr=0.01, weight_decay=0.5, **rule).step()
+        else:
+            torch.optim.AdamW([expected[name]], lr=0.01, weight_decay=0.5).step()
+    training.optimizer.step()
+    assert hidden & expected.keys()
+    after = weights(training)
+    for name, weight in expected.items():
+        torch.testing.assert_close(after[name], weight, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("impl", ["foreach", "for_loop"])
+def test_schedule_free_steps_as_its_own_package_does(impl: str) -> None:
+    """Two steps of the package's own, in train mode: the gradient is taken at y, and z is beside it."""
+    recipe = tiny(optimizer="adamw_schedule_free", optimizer_impl=impl, learning_rate=0.01, weight_decay=0.5)
+    training = built(recipe)[0]
+    twins = {name: weight.detach().clone() for name, weight in training.model.named_parameters()}
+    package = pytest.importorskip("schedulefree")
+    theirs = package.AdamWScheduleFree(twins.values(), lr=0.01, weight_decay=0.5)
+    theirs.train()
+    for _ in range(2):
+        for name, weight in training.model.named_parameters():
+            weight.grad = torch.randn_like(weight)
+            twins[name].grad = weight.grad.clone()
+        training.optimizer.step()
+        theirs.step()
+    after = weights(training)
+    for name, weight in twins.items():
+        torch.testing.assert_close(after[name], weight, rtol=1e-6, atol=1e-7)
+    assert {key for state in state_of(training) for key in state} == {"z", "exp_avg_sq"}
+
+
+def test_without_its_package_schedule_free_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "schedulefree", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'harness\[schedule-free\]'"):
+        built(tiny(optimizer="adamw_schedule_free"))
 
 
 @pytest.mark.parametrize("optimizer", [*ADAMW_8BIT, "lion_8bit"])
