@@ -190,3 +190,28 @@ def test_it_says_what_holds_it_back_and_what_is_free_to_change() -> None:
         assert larger > rows
         asked = recipe.model_copy(update={"loss": "fused_linear", "micro_batch_size": larger})
         assert fits(asked, device)
+
+
+def test_of_several_gpus_it_says_how_many_would_be_enough(tmp_path):
+    """Every number is simulated here: the first that fits is the one that is named."""
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 264, **sizes}))
+    fields = {"model": str(tmp_path / "config.json"), "seq_len": 64, "parallel": "fsdp", "dp_shard": 2}
+    recipe = Recipe(**fields)
+    h100 = find_hardware("h100")
+
+    def needs(gpus: int) -> int:
+        asked = recipe.model_copy(update={"dp_shard": gpus})
+        return simulate(asked, with_memory(h100, 2**40))[0].memory.process_bytes or 0
+
+    four, eight = needs(4), needs(8)
+    assert eight < four < needs(2)
+    device = with_memory(h100, (four + eight) // 2)
+    fits = [simulate(recipe.model_copy(update={"dp_shard": n}), device)[0].oom is None for n in (2, 4, 8)]
+    assert fits == [False, False, True]
+    found = fit_confirmed(recipe, device, PLAIN)
+    assert found.wider.pop("PYTORCH_ALLOC_CONF=expandable_segments:True") is False
+    assert found.wider == {"4 GPUs (dp_shard=4)": False, "8 GPUs (dp_shard=8)": True}
+    text = "\n".join(fit_lines("two", "here", recipe, device, found))
+    assert "  8 GPUs (dp_shard=8): fits" in text
+    assert "cpu_offload=true" in [change.overrides for change in found.changes]
