@@ -56,8 +56,8 @@ class ConfirmedFit:
     together: str = ""
     """Overrides with which it was seen to fit."""
     wider: dict[str, bool] = field(default_factory=dict[str, bool])
-    """Where the recipe does not fit as it is: whether it was seen to fit with other settings of the allocator,
-    and on more GPUs, without another change."""
+    """Where the recipe does not fit as it is: whether it was seen to fit with other settings of the
+    allocator, and on more GPUs, without another change."""
     num_parameters: int | None = None
     """Of the model, without an adapter; None where its config tells too little."""
     notes: list[str] = field(default_factory=list[str])
