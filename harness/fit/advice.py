@@ -52,7 +52,9 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
         return [*lines, f"what a change would save is not known: {error}"]
     if device.kind == "cpu":  # kernels that need a GPU, and a second memory that is not there
         changes = [
-            c for c in changes if not {"loss", "offload"} & c.fields.keys() and "paged" not in c.overrides
+            c
+            for c in changes
+            if not {"loss", "offload", "cpu_offload"} & c.fields.keys() and "paged" not in c.overrides
         ]
     seen = _seen(recipe, hardware, changes) if known else {}
     enough = next((c for c in changes if seen.get(c.overrides, not seen and c.fits)), None)

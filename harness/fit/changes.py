@@ -31,6 +31,7 @@ SAME_RESULT: tuple[dict[str, Any], ...] = (
     {"offload": ("activations",)},
     {"offload": ("optimizer",)},
     {"offload": ("parameters",)},
+    {"cpu_offload": True},
 )
 """Changes after which the same weights are trained to the same values, but for rounding."""
 OTHER_RESULT: tuple[dict[str, Any], ...] = (

@@ -31,12 +31,15 @@ from harness.fit.held_back import held_back, with_neutral_change
 from harness.fit.search import DEFAULT_MARGIN, MULTIPLES, Fit, FitField, fit, usable_bytes
 from harness.fit.simulations import Simulations, both_at_once
 from harness.hardware import Hardware
-from harness.recipe import Recipe
+from harness.recipe import Recipe, on_more_ranks
 from harness.units import in_gib
 
 SEEN_TO_FIT = 2
 """Changes of each group (the same result, another) that are looked for until so many are seen to fit."""
 MOST_COMBINATIONS = 4
+EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+MORE_RANKS = (2, 4, 8)
+"""Times as many GPUs are tried, until they are enough."""
 
 
 @dataclass
@@ -52,6 +55,9 @@ class ConfirmedFit:
     changes: list[Change] = field(default_factory=list[Change])
     together: str = ""
     """Overrides with which it was seen to fit."""
+    wider: dict[str, bool] = field(default_factory=dict[str, bool])
+    """Where the recipe does not fit as it is: whether it was seen to fit with other settings of the
+    allocator, and on more GPUs, without another change."""
     num_parameters: int | None = None
     """Of the model, without an adapter; None where its config tells too little."""
     notes: list[str] = field(default_factory=list[str])
@@ -113,6 +119,7 @@ def fit_confirmed(
         found.notes.append(f"by simulation alone: {unknown}")
     search.what_holds_it_back()
     search.what_to_change()
+    search.what_is_wider()
     return found
 
 
@@ -204,6 +211,25 @@ class _Confirming:
         changes = suggestions(self.recipe, limit, price)
         self.found.changes = self._seen(changes)
         self.found.together = self._together(changes, limit, price)
+
+    def what_is_wider(self) -> None:
+        """Where the recipe does not fit as it is: other settings of the allocator, and of several GPUs twice
+        as many, and so on."""
+        rows = self.found.largest["micro_batch_size"].value or 0
+        if rows >= self.recipe.micro_batch_size:
+            return
+        wider = self.found.wider
+        if not self.settings.expandable_segments:
+            joined = self.simulations.with_settings(replace(self.settings, expandable_segments=True))
+            wider[EXPANDABLE] = joined.profile(self.recipe).oom is None
+        for times in MORE_RANKS if self.recipe.distributed else ():
+            with suppress(InputError):
+                more = on_more_ranks(self.recipe, times)
+                what = f"{more.world_size} GPUs ({overrides(self.recipe, more.model_dump())})"
+                wider[what] = self.simulations.profile(more).oom is None
+                self._tell(what, wider[what])
+                if wider[what]:
+                    return
 
     def _price(self) -> Pricing:
         if self.found.arithmetic is not None:

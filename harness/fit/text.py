@@ -54,6 +54,10 @@ def fit_lines(
         how = "seen to fit" if found.seen else "by arithmetic"
         none = "No combination of them was seen to fit." if found.seen else "No combination of them fits."
         yield f"Together ({how}): {found.together}" if found.together else none
+    if found.wider:
+        yield "As it is, without another change, by simulation:"
+        for what, enough in found.wider.items():
+            yield f"  {what}: {'fits' if enough else 'does not fit'}"
     for note in _notes(recipe, found):
         yield f"Note: {note}"
 
@@ -75,6 +79,7 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
             for field, exact in found.largest.items()
         },
         "together": found.together,
+        "wider": found.wider,
         "held_back_by": found.held_back,
         "neutral_change": found.neutral
         and {"overrides": found.neutral[0], "fits_micro_batch_size": found.neutral[1]},

@@ -16,6 +16,12 @@ OF_RANKS = (
 """The fields that say how a step is divided: a single process has nothing to try of them."""
 
 
+def on_more_ranks(recipe: Recipe, times: int) -> Recipe:
+    """`recipe` on so many times the ranks, of one of several. Raises InputError where it cannot be."""
+    filled = FILLED[recipe.parallel]
+    return check_recipe({**recipe.model_dump(), filled: getattr(recipe, filled) * times}, f"{times} times")
+
+
 def on_ranks(recipe: Recipe, num_ranks: int, asked_by: str) -> Recipe:
     """`recipe` with mesh sizes that multiply to `num_ranks` (`asked_by` says who asks: "--gpus 8").
 

@@ -190,3 +190,30 @@ def test_it_says_what_holds_it_back_and_what_is_free_to_change() -> None:
         assert larger > rows
         asked = recipe.model_copy(update={"loss": "fused_linear", "micro_batch_size": larger})
         assert fits(asked, device)
+
+
+def test_of_several_gpus_it_says_how_many_would_be_enough(tmp_path):
+    """Every number is simulated here: the first that fits is the one that is named."""
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 264, **sizes}))
+    fields = {"model": str(tmp_path / "config.json"), "seq_len": 64, "parallel": "fsdp", "dp_shard": 2}
+    recipe = Recipe(**fields)
+    h100 = find_hardware("h100")
+
+    eight = simulate(recipe.model_copy(update={"dp_shard": 8}), h100)[0].memory.process_bytes
+    assert eight is not None
+    device = with_memory(h100, eight)  # enough for 8
+    assert not fits(recipe, device)
+    found = fit_confirmed(recipe, device, PLAIN)
+    expected: dict[str, bool] = {}
+    for gpus in (4, 8, 16):
+        more = recipe.model_copy(update={"dp_shard": gpus})
+        expected[f"{gpus} GPUs (dp_shard={gpus})"] = fits(more, device)
+        if fits(more, device):
+            break
+    assert list(expected.values())[-1] is True
+    assert found.wider.pop("PYTORCH_ALLOC_CONF=expandable_segments:True") is False
+    assert found.wider == expected
+    text = "\n".join(fit_lines("two", "here", recipe, device, found))
+    assert f"  {list(expected)[-1]}: fits" in text
+    assert "cpu_offload=true" in [change.overrides for change in found.changes]
