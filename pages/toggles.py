@@ -262,7 +262,7 @@ GROUPS: dict[str, list[Toggle]] = {
 
 WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
     "selective_checkpointing": BuysAndCosts(
-        buys="With gradient_checkpointing: no product of matrices and no attention is computed twice. PyTorch's "
+        buys="With gradient_checkpointing: no product and no attention is computed twice. PyTorch's "
         "selective checkpointing keeps what they made and computes the cheap rest again.",
         costs="What products made stays. With LoRA on every linear layer that is nearly all there is: ask "
         "`harness simulate` before you believe a saving. bitsandbytes' 4-bit products are computed again. "
