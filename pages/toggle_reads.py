@@ -53,6 +53,7 @@ OWN = {
     "packing": "training/batches.py",
     "precision": "training/toggles/precision.py",
     "gradient_checkpointing": "training/toggles/gradient_checkpointing.py",
+    "selective_checkpointing": "training/toggles/gradient_checkpointing.py",
     "attention": "training/toggles/attention.py",
     "loss": "training/toggles/fused_loss.py",
     "offload": "training/toggles/offload_parameters.py",  # and offload_activations.py, stepped_copy.py

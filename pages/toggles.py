@@ -201,7 +201,9 @@ GROUPS: dict[str, list[Toggle]] = {
             SMALL,
             "adamw,adamw_8bit,paged_adamw,paged_adamw_8bit,lion_8bit,adafactor,sgd",
             "Less state a parameter: two moments in the weights' dtype for AdamW, two bytes for 8-bit AdamW, "
-            "one for 8-bit Lion, nearly none for Adafactor and SGD. Paged state can move to the host.",
+            "one for 8-bit Lion, nearly none for Adafactor and SGD. Paged state can move to the host. `muon` "
+            "keeps one moment of each matrix within the model and AdamW's two of the rest; "
+            "`adamw_schedule_free` keeps two and needs no schedule.",
             "Another optimizer is another training. Paged state moves over the host link when memory is "
             "short; it does not show in torch's counters.",
         ),
@@ -259,6 +261,14 @@ GROUPS: dict[str, list[Toggle]] = {
 """By what they change, in the order of the guide."""
 
 WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
+    "selective_checkpointing": BuysAndCosts(
+        buys="With gradient_checkpointing: no product and no attention is computed twice. PyTorch's "
+        "selective checkpointing keeps what they made and computes the cheap rest again.",
+        costs="What products made stays. With LoRA on every linear layer that is nearly all there is: ask "
+        "`harness simulate` before you believe a saving. bitsandbytes' 4-bit products are computed again. "
+        "Inputs of blocks that wait in host memory are another way: gradient_checkpointing with "
+        "`offload: [activations]`.",
+    ),
     "peft": BuysAndCosts(
         buys="With adapter: lora, what peft's LoraConfig has besides: `peft={init_lora_weights: gaussian}`, "
         "or `peft={target_parameters: [mlp.experts.down_proj]}` for the experts of a mixture. With adapter: "

@@ -18,6 +18,7 @@ from harness.napkin.weights import SIZES, BuiltModel
 
 LOSS = "transformers/loss/loss_utils.py, ForCausalLMLoss"
 IN_CTX = "MatMul8bitLt, in its ctx, which checkpointing does not reach"
+SELECTIVE = "torch.utils.checkpoint, create_selective_checkpoint_contexts"
 LIGER = "arXiv 2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py"
 _KEPT_BY_ACTIVATION = {"gelu_new": 4, "gelu_fast": 4, "xielu": 4}
 """Tensors of the MLP's width that a nonlinearity keeps; others keep their input alone, or ReLU its result."""
@@ -84,7 +85,36 @@ class Activations:
     def kept_until_backward(self, block: Block) -> list[Term]:
         """What one block of this kind keeps: all, or its input and what checkpointing does not reach."""
         terms = self.kept_by(block)
-        return [self.block_input, *(t for t in terms if t.source == IN_CTX)] if self.recomputes else terms
+        if not self.recomputes:
+            return terms
+        return [self.block_input, *(t for t in terms if t.source == IN_CTX), *self.made_once(block)]
+
+    def made_once(self, block: Block) -> list[Term]:
+        """What a block's products and its attention made, where checkpointing is selective. bitsandbytes'
+        products are operators of its own, which are computed again."""
+        terms, term = list[Term](), self.dims.term
+        if not self.recipe.selective_checkpointing:
+            return terms
+        for matrix in matrices_of(self.shape, block):
+            rows = "B·S·X" if matrix.stacked > 1 else "B·S"
+            divided = self.recipe.tp if matrix.role in ("in", "up") else 1
+            each = self.dims.of(rows) * matrix.outputs // divided
+            if not self.built.storage(matrix):
+                what, formula = f"{matrix.name}: W x", f"{rows}·{matrix.outputs:,} × {self.compute} B"
+                terms.append(Term("", what, formula, each * self.compute, SELECTIVE))
+            if matrix.name in self.built.adapted and self.built.lora:
+                wide = self.compute if self.recipe.mixed else SIZES[self.built.adapter_dtype(matrix)]
+                what, formula = f"{matrix.name}: B A x", f"{rows}·{matrix.outputs:,} × {wide} B"
+                terms += [
+                    term("A x", "B·S·R", wide, SELECTIVE),
+                    Term("", what, formula, each * wide, SELECTIVE),
+                ]
+        if not block.attends:
+            return terms
+        width = 4 if self.kernel == "plain" else self.read
+        terms.append(term("attention's output", "B·S·N·U", width, SELECTIVE))
+        also = ("log-sum-exp", "B·S·N", 4) if self.kernel == "fused" else ("scores", "B·N·S·S", width)
+        return [*terms, term(*also, SELECTIVE)]
 
     def kept_by(self, block: Block) -> list[Term]:
         """What one block of this kind keeps for backward when nothing is recomputed."""

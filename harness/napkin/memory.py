@@ -62,7 +62,7 @@ class Sizes:
         self.kept: list[tuple[int, int, int]] = []
         """Of each kind of block: how many, bytes that one keeps until backward, and computes again."""
         for block in built.shape.blocks:
-            again = acts.recomputes * sum_of(acts.kept_by(block))
+            again = acts.recomputes * max(sum_of(acts.kept_by(block)) - sum_of(acts.made_once(block)), 0)
             self.kept.append((block.count, sum_of(acts.kept_until_backward(block)), again))
         self.kept_by_loss, self.kept_by_blocks = (
             sum_of(acts.kept_by_loss),

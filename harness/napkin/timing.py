@@ -16,6 +16,7 @@ from harness.hardware import Work
 from harness.kernel_time import time_of
 from harness.napkin.memory import Sizes
 from harness.napkin.ranks import ring, sent_bytes
+from harness.napkin.terms import sum_of
 from harness.step_profile import utilization
 
 PASSES, OPERATORS, OPERATORS_OF_LORA, OPERATORS_OF_LOSS = 3, 40, 8, 12
@@ -68,7 +69,7 @@ class Timing:
         leaves = (sizes.kept_by_blocks + sizes.kept_by_loss) * recipe.activations_on_host
         moved = micro * (leaves + (sizes.parameter_bytes if sizes.away else 0))
         waits = micro * sizes.kept_by_loss * bool(leaves)  # nothing is left to compute meanwhile
-        again = self._layers(1, 1, head=False) if self.acts.recomputes else []
+        again = self._layers(1, 1, again=True) if self.acts.recomputes else []
         backward = [*again, *self._layers(2 if recipe.trains_base else 1, 2)]
         added = 3 * sizes.gradient_bytes * (micro - 1)  # to gradients of earlier micro batches
         backward.append(Work(0, 0 if on_host else added, sum(w.count for w in sizes.trained) * (micro - 1)))
@@ -161,18 +162,22 @@ class Timing:
             works.append(Work(flops, cast, OPERATORS_OF_LORA, "matmul", dtype))
         return [work.times(times * self.micro) for work in works]
 
-    def _layers(self, factor: int, passes: int, *, head: bool = True) -> list[Work]:
-        """`factor` products with each matrix, `passes` over all else, and the head with the loss."""
+    def _layers(self, factor: int, passes: int, *, again: bool = False) -> list[Work]:
+        """`factor` products with each matrix, `passes` over all else, and the head with the loss; `again`:
+        what checkpointing computes again, which is not the head."""
+        keeps_products = again and self.recipe.selective_checkpointing
         sizes, acts, d, works = self.sizes, self.acts, self.acts.dims.of, list[Work]()
-        for block, (count, kept, again) in zip(sizes.built.shape.blocks, sizes.kept, strict=True):
+        for block in sizes.built.shape.blocks:
+            count = block.count
             for matrix in matrices_of(sizes.built.shape, block):
-                works += self._products(matrix, count * factor)
+                if not keeps_products or sizes.built.storage(matrix):
+                    works += self._products(matrix, count * factor)
             times = count * self.micro * passes
-            works.append(Work(0, (again or kept) * PASSES, OPERATORS).times(times))
-            if block.attends:
+            works.append(Work(0, sum_of(acts.kept_by(block)) * PASSES, OPERATORS).times(times))
+            if block.attends and not keeps_products:
                 flops = 2 * d("B·N·S·S") * (d("D") + d("U"))  # a fused backward makes the scores once more
                 flops += flops // 4 if passes == 2 and acts.kernel == "fused" else 0
                 scores = 0 if acts.kernel == "fused" else d("B·N·S·S") * 4 * PASSES
                 works.append(Work(flops, scores, 1, "attention", self.recipe.compute_dtype).times(times))
         loss = Work(0, d("B·S·V") * 4 * PASSES, OPERATORS_OF_LOSS).times(self.micro)
-        return [*works, *self._products(sizes.built.head, factor), loss] if head else works
+        return works if again else [*works, *self._products(sizes.built.head, factor), loss]

@@ -62,6 +62,7 @@ PRICED = {
     "use_dora": (LORA, True),
     "lora_plus_ratio": (LORA, 16.0),
     "gradient_checkpointing": ({}, True),
+    "selective_checkpointing": ({"gradient_checkpointing": True}, True),
     "attention": ({}, "eager"),
     "loss": ({}, "fused_linear"),
     "optimizer": ({}, "adamw_8bit"),

@@ -69,6 +69,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd"},
     "adafactor": {"optimizer": "adafactor"},
     "adafactor for_loop": {"optimizer": "adafactor", "optimizer_impl": "for_loop"},
+    "selective": {"gradient_checkpointing": True, "selective_checkpointing": True},
     "muon": {"optimizer": "muon"},
     "schedule free": {"optimizer": "adamw_schedule_free"},
     "schedule free for_loop": {"optimizer": "adamw_schedule_free", "optimizer_impl": "for_loop"},

@@ -10,7 +10,17 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.training.step import train_step
-from tests.support.tiny import MODELS, ByteObserver, built, same_bits, step, tiny, train, weights
+from tests.support.tiny import (
+    MODELS,
+    ByteObserver,
+    NullObserver,
+    built,
+    same_bits,
+    step,
+    tiny,
+    train,
+    weights,
+)
 
 
 @pytest.mark.parametrize(
@@ -93,3 +103,22 @@ def test_peak_is_lower() -> None:
         train_step(training, micro_batches, num_tokens, observer)
         peaks[checkpointing] = max(observer.peak_bytes["forward"], observer.peak_bytes["backward"])
     assert peaks[True] < 0.9 * peaks[False]
+
+
+@pytest.mark.parametrize("fields", [{}, {"adapter": "lora", "lora_dropout": 0.5}, {"attention": "eager"}])
+def test_selective_the_same_bits_and_no_product_twice(fields: dict[str, Any]) -> None:
+    """As PyTorch's selective checkpointing promises: what the policy keeps is not computed again."""
+    flops: dict[str, int] = {}
+    results = []
+    for name, more in {
+        "plain": {},
+        "selective": {"gradient_checkpointing": True, "selective_checkpointing": True},
+        "all": {"gradient_checkpointing": True},
+    }.items():
+        training, batches = built(tiny(**fields, **more))
+        with FlopCounterMode(display=False) as counter:
+            step(training, batches, NullObserver())
+        flops[name] = counter.get_total_flops()
+        results.append(weights(training))
+    assert flops["plain"] == flops["selective"] < flops["all"]
+    assert same_bits(results[0], results[1])
