@@ -42,5 +42,3 @@ OF_NO_VALUES = _words("""
     _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """)
 """They write no values; those of a gradient scaler write none where nothing is infinite, and nothing is."""
-MADE_PYTHONS = ("detach", "alias")
-"""Torch makes a tensor of a class of Python from what they give, which Python must not have seen before."""

@@ -38,7 +38,6 @@ from virtual_gpu_operators import (
     ALWAYS_IN_FORCE,
     CHOOSE,
     COUNTED,
-    MADE_PYTHONS,
     MAKE_INTEGERS,
     NEVER_COMPUTED,
     OF_NO_VALUES,
@@ -53,8 +52,7 @@ MOST_WORK = 1 << 24
 _generator = torch.Generator()
 _balanced = os.environ.get("VIRTUAL_GPU_ROUTING") != "worst"
 _said = set()
-_libraries = {}
-_functions = {}
+_libraries = []
 
 
 TRANSFORMED = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
@@ -70,19 +68,20 @@ BELOW = {
 
 def install():
     """Stand in front of the kernels. To be called once, after torch is imported."""
-    everything = torch.library.Library("_", "IMPL")
-    _libraries["_"] = everything  # what is registered goes with it
-    everything.fallback(torch.library.fallthrough_kernel, KEYS[True])
-    everything.fallback(_first_call, KEYS[False], with_keyset=True)
-    for base in MADE_PYTHONS:
-        operator = getattr(torch.ops.aten, base).default
-        _functions[operator] = None
-        _stand_in_front(operator, None, KEYS[False])
-    for base in ALWAYS_IN_FORCE:
-        for overload in getattr(torch.ops.aten, base).overloads():
-            operator = getattr(getattr(torch.ops.aten, base), overload)
-            if _has_kernel(operator, "CUDA"):
-                _stand_in_front(operator, _kernel(operator, BELOW[True]), KEYS[True])
+    everything, library = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    _libraries.extend((everything, library))  # what is registered goes with them
+    for key in KEYS.values():
+        everything.fallback(torch.library.fallthrough_kernel, key)
+    for name in [*torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"), "aten::copy_"]:
+        base, _, overload = name.removeprefix("aten::").partition(".")
+        if name.startswith("aten::") and _writes_values(name, base, overload):
+            always = base in ALWAYS_IN_FORCE
+            kernel = _once_called(base, overload or "default", BELOW[always])
+            library.impl(name.removeprefix("aten::"), kernel, KEYS[always], with_keyset=True)
+    for key in (_key, _other_key):  # operators of functions, as flex_attention, are made of others
+        torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+        for operator in torch._ops._higher_order_ops.values():
+            operator.fallthrough(key)
     overloads = type(torch.ops.aten.add.Tensor)
     overloads.__call__ = _in_force(overloads.__call__)
     torch.autograd.Variable._execution_engine = _Engine(torch.autograd.Variable._execution_engine)
@@ -94,44 +93,25 @@ def install():
         torch._C._dispatch_tls_set_dispatch_key_included(torch._C._dispatch_key_parse(key), True)
 
 
-def _first_call(keys, operator, *arguments, **options):
-    """What is called for the first time has from now on a function of its own here, or none."""
-    if operator not in _functions:
-        _functions[operator] = function = _function_for(operator)
-        _stand_in_front(operator, function, KEYS[False])
-    function = _functions[operator]
-    if function is None:
-        return operator._handle.redispatch_boxed(keys & BELOW[False], *arguments, **options)
-    return function(keys, *arguments, **options)
+def _writes_values(name, base, overload):
+    if base in OF_NO_VALUES or base.startswith(("empty", "_empty")):
+        return False
+    given = torch._C._get_schema("aten::" + base, overload).returns
+    return not any(each.alias_info and not each.alias_info.is_write for each in given)  # as a view's
 
 
-def _function_for(operator):
-    """None for an operator that is made of others, which come here too, and for one that writes no values."""
-    base, namespace = operator._schema.name.partition("::")[2], operator.namespace
-    if base in ALWAYS_IN_FORCE or base in OF_NO_VALUES or base.startswith(("empty", "_empty")):
-        return None
-    if any(given.alias_info and not given.alias_info.is_write for given in operator._schema.returns):
-        return None  # a view
-    if namespace == "aten":
-        return _kernel(operator, BELOW[False]) if _has_kernel(operator, "CUDA") or base == "copy_" else None
-    by_itself = _has_kernel(operator, "CUDA") or _has_kernel(operator, "CompositeExplicitAutograd")
-    if by_itself and not namespace.startswith(("c10d", "_c10d", "prim", "profiler", "_dtensor")):
-        return _kernel(operator, BELOW[False])
-    return None
+def _once_called(base, overload, below):
+    """What stands in front of an operator: a program calls few of them, so the rest is found out at its first
+    call."""
+    kernel = None
 
+    def call(keys, *arguments, **options):
+        nonlocal kernel
+        if kernel is None:
+            kernel = _kernel(base, getattr(getattr(torch.ops.aten, base), overload), below)
+        return kernel(keys, *arguments, **options)
 
-def _has_kernel(operator, key):
-    return torch._C._dispatch_has_kernel_for_dispatch_key(operator._name, key)
-
-
-def _stand_in_front(operator, function, key):
-    if operator.namespace not in _libraries:
-        _libraries[operator.namespace] = torch.library.Library(operator.namespace, "IMPL")
-    name = operator._name.partition("::")[2]
-    if function is None:
-        _libraries[operator.namespace].impl(name, torch.library.fallthrough_kernel, key)
-    else:
-        _libraries[operator.namespace].impl(name, function, key, with_keyset=True)
+    return call
 
 
 def compile_without(output_graph):
@@ -188,9 +168,8 @@ def _with_values_again(init):
     return begin
 
 
-def _kernel(operator, below):
-    """What stands in front of the kernels of an operator."""
-    base, redispatch = operator._schema.name.partition("::")[2], operator._handle.redispatch_boxed
+def _kernel(base, operator, below):
+    redispatch = operator._handle.redispatch_boxed
     if base == "_local_scalar_dense":
         return lambda keys, tensor: _read_one(keys, tensor, redispatch(keys & below, tensor))
     if base == "copy_":
@@ -237,7 +216,7 @@ class _Operator:
         self.overwritten = range(*OVERWRITE.get(base, (0, 0)))
         self.has_chance = any(argument.name == "generator" for argument in given)
         self.makes_floats = not self.has_chance and base not in PRODUCTS
-        self.is_computed = operator.namespace == "aten" and base not in NEVER_COMPUTED
+        self.is_computed = base not in NEVER_COMPUTED
         self.unsaid = WRITE_UNSAID.get(base, slice(0, 0))
 
     def writes(self, arguments, options):
