@@ -13,6 +13,8 @@ MAKE_INTEGERS = _words("""
 """Integers and booleans of floats: those that kernels would have computed are taken for zeros."""
 COUNTED = ("nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive")
 """Their kernels copy to the host how many there are, and allocate accordingly."""
+GIVE_NUMBERS = ("equal",)
+"""To Python, by values: others that do so go by shapes."""
 ALWAYS_IN_FORCE = (*COUNTED, "_local_scalar_dense", "repeat_interleave", "bincount")
 CHOOSE = ("topk", "argmax")
 """Of scores that no kernel computed, as a router's, any choice is as good: by default, a balanced one."""

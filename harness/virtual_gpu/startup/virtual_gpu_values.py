@@ -38,6 +38,7 @@ from virtual_gpu_operators import (
     ALWAYS_IN_FORCE,
     CHOOSE,
     COUNTED,
+    GIVE_NUMBERS,
     MAKE_INTEGERS,
     NEVER_COMPUTED,
     OF_NO_VALUES,
