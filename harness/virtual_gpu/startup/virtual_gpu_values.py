@@ -203,9 +203,7 @@ class _Operator:
         given = operator._schema.arguments
         self.base, self.packet = base, operator.overloadpacket
         self.is_counted = base in COUNTED
-        self.gives_number = any(
-            str(given.type) in ("bool", "int", "float") for given in operator._schema.returns
-        )
+        self.gives_number = base in GIVE_NUMBERS
         self.places = [n for n, argument in enumerate(given) if str(argument.type) == "Tensor"]
         self.written = [
             (n, argument.name)
