@@ -226,3 +226,21 @@ def test_backward_has_the_sizes_of_forward(emulate) -> None:
     print(x.grad.shape)
     """
     assert emulate(code=textwrap.dedent(code)).stdout.strip() == "torch.Size([6, 4])"
+
+
+def test_operators_of_functions(emulate) -> None:
+    """flex_attention, cond, while_loop: they meet the keys that values are kept with, and pass them."""
+    code = """
+    import torch
+    from torch._higher_order_ops.while_loop import while_loop
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    x = torch.arange(6).view(3, 2).cuda()
+    print(torch.cond(x.sum() > 3, lambda x: x + 1, lambda x: x - 1, (x,)).tolist())
+    print(while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (x[0, 0], x[0]))[1].tolist())
+    q = torch.randn(1, 2, 256, 64, device="cuda", requires_grad=True)
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 256, 256)
+    flex_attention(q, q, q, block_mask=mask).sum().backward()
+    print(mask.kv_num_blocks.tolist(), list(q.grad.shape))
+    """
+    said = emulate(code=textwrap.dedent(code)).stdout.splitlines()
+    assert said == ["[[1, 2], [3, 4], [5, 6]]", "[0, 8]", "[[[1, 1]]] [1, 2, 256, 64]"]
