@@ -5,11 +5,14 @@ The oracle is PyTorch's CPU: the same function, of the same host data, on either
 
 from __future__ import annotations
 
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.virtual_gpu
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 DATA = """
 import torch, random
@@ -77,6 +80,46 @@ def test_integers_are_true(emulate) -> None:
     done = emulate(code=f"{DATA}\nFUNCTIONS = {FUNCTIONS!r}\n{MANY}")
     assert done.stdout.split() == [str(len(FUNCTIONS))]
     assert "virtual GPU:" not in done.stderr
+
+
+def test_every_operator_given_integers_is_right_or_said_to_be_unknown(emulate) -> None:
+    """PyTorch's own list of operators and their arguments, with the lists of tensors that optimizers use."""
+    done = emulate(sys.executable, str(PROGRAMS / "operators.py"))
+    *wrong, counts = done.stdout.splitlines()
+    compared, unknown, _ = map(int, counts.split())
+    assert not wrong
+    assert compared > 1500
+    assert unknown < compared / 50, done.stderr
+
+
+VALUES = {
+    "equal": ("torch.equal(a, b)", False),
+    "allclose": ("torch.allclose(a, b)", False),
+    "isclose": ("torch.isclose(a, b).tolist()", [False, True, False]),
+    "a power": ("(a ** b).tolist()", [1, 4, 9]),
+    "a mask by vmap": (
+        "torch.vmap(lambda q: torch.vmap(lambda k: q >= k)(a))(b).int().tolist()",
+        [[0, 0, 0], [1, 1, 0], [1, 1, 0]],
+    ),
+    "a list in place": ("(torch._foreach_add_([a], 1), a.tolist())[1]", [2, 3, 4]),
+    "zeroed": ("(torch._foreach_zero_([a]), a.tolist())[1]", [0, 0, 0]),
+    "a sum of too many": ("(torch.ones(1 << 24, dtype=torch.long).cuda() == 1).sum().item()", 0),
+    "all of too many": ("(torch.ones(1 << 24, dtype=torch.long).cuda() == 3).all().item()", True),
+}
+
+
+def test_what_programs_decide_by(emulate) -> None:
+    """Known, but for tensors that are too large to keep: nobody knows what they give, and that is said."""
+    code = f"""
+    import torch, virtual_gpu_values
+    for name, (text, expected) in {VALUES!r}.items():
+        a, b = torch.tensor([1, 2, 3]).cuda(), torch.tensor([0, 2, 2]).cuda()
+        virtual_gpu_values._said.clear()
+        found = eval(text)
+        assert found == expected, (name, found)
+        assert ("read" in virtual_gpu_values._said) == ("too many" in name), name
+    """
+    emulate(code=textwrap.dedent(code))
 
 
 def test_floats_of_kernels_are_zeros_and_that_is_said_once(emulate) -> None:
@@ -183,3 +226,21 @@ def test_backward_has_the_sizes_of_forward(emulate) -> None:
     print(x.grad.shape)
     """
     assert emulate(code=textwrap.dedent(code)).stdout.strip() == "torch.Size([6, 4])"
+
+
+def test_operators_of_functions(emulate) -> None:
+    """flex_attention, cond, while_loop: they meet the keys that values are kept with, and pass them."""
+    code = """
+    import torch
+    from torch._higher_order_ops.while_loop import while_loop
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    x = torch.arange(6).view(3, 2).cuda()
+    print(torch.cond(x.sum() > 3, lambda x: x + 1, lambda x: x - 1, (x,)).tolist())
+    print(while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (x[0, 0], x[0]))[1].tolist())
+    q = torch.randn(1, 2, 256, 64, device="cuda", requires_grad=True)
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 256, 256)
+    flex_attention(q, q, q, block_mask=mask).sum().backward()
+    print(mask.kv_num_blocks.tolist(), list(q.grad.shape))
+    """
+    said = emulate(code=textwrap.dedent(code)).stdout.splitlines()
+    assert said == ["[[1, 2], [3, 4], [5, 6]]", "[0, 8]", "[[[1, 1]]] [1, 2, 256, 64]"]

@@ -29,6 +29,9 @@ _held = {}
 bytes, whether of floats)."""
 _awaited = {}
 """By the same address: what other ranks send, as functions that wait for it and write it."""
+_assumed = {}
+"""By the same address, the pointers of integers that are too large to hold and follow from what kernels computed,
+which is taken for zeros."""
 _bytes = {True: 0, False: 0}
 _marks = 0
 
@@ -52,6 +55,19 @@ def is_held(tensor):
         arrive()
     found = _held.get(address)
     return found is not None and found[0] == tensor.untyped_storage().data_ptr()
+
+
+def assume(tensor):
+    """Its integers are not held, and would follow from zeros."""
+    storage = tensor.untyped_storage()
+    if _assumed.pop(storage._cdata, None) is None:
+        storage._weak_ref()  # given back by _sweep
+    _assumed[storage._cdata] = storage.data_ptr()
+
+
+def is_assumed(tensor):
+    found = _assumed.get(torch._C._storage_address(tensor)) if _assumed else None
+    return found is not None and found == tensor.untyped_storage().data_ptr()
 
 
 def await_values(tensor, arrive):
@@ -113,6 +129,8 @@ def forget(tensor):
     if found is not None:
         _bytes[found[2]] -= found[1]
         torch.UntypedStorage._free_weak_ref(address)
+    if _assumed.pop(address, None) is not None:
+        torch.UntypedStorage._free_weak_ref(address)
 
 
 def values_of(tensor):
@@ -142,6 +160,9 @@ def _sweep():
     """Forget the storages that are gone, and give their pages back unless another storage lies there now."""
     gone = [address for address in _held if torch.UntypedStorage._expired(address)]
     ranges = [_held.pop(address) for address in gone]
+    for address in [address for address in _assumed if torch.UntypedStorage._expired(address)]:
+        del _assumed[address]
+        torch.UntypedStorage._free_weak_ref(address)
     for address in gone:
         _awaited.pop(address, None)
         torch.UntypedStorage._free_weak_ref(address)

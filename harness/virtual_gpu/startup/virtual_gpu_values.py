@@ -1,9 +1,11 @@
 """True integers and booleans on a device that computes nothing.
 
-The kernel of each operator below runs as ever, and so allocates as ever; then the same operator is computed
-on the CPU from the values that are held (virtual_gpu_held.py), and its result written where the kernel would
-have. Floats that kernels would have computed are zeros, wherever they are looked at; floats of the host are
-held while they are small, and so is what follows from them alone.
+The kernel of every operator runs as ever, and so allocates as ever. Then, if all that it was given is known, the
+same operator is computed on the CPU from the values that are held (virtual_gpu_held.py), and its result written
+where the kernel would have. If not, nobody knows what the kernel would have written, and who looks at it is told.
+Floats that kernels would have computed are taken for zeros, and so integers that follow from them have values;
+floats of the host are held while they are small, and so is what follows from them alone, but for products of
+matrices and what is drawn by chance.
 
 The functions here stand at a dispatch key above autograd that nothing else uses, and that is in force where
 Python runs the operators. It is not while the autograd engine does: a tensor that Python has seen is referred
@@ -19,17 +21,30 @@ from functools import partial
 
 import torch
 import torch.utils.checkpoint
-from virtual_gpu_held import answer, can_hold, forget, hold, is_held, is_plain, values_of
+from virtual_gpu_held import (
+    MOST_BYTES,
+    answer,
+    assume,
+    can_hold,
+    forget,
+    hold,
+    is_assumed,
+    is_held,
+    is_of_floats,
+    is_plain,
+    values_of,
+)
 from virtual_gpu_operators import (
     ALWAYS_IN_FORCE,
     CHOOSE,
     COUNTED,
-    FORGET,
-    LEFT_OUT,
+    GIVE_NUMBERS,
     MAKE_INTEGERS,
-    OPERATORS,
+    NEVER_COMPUTED,
+    OF_NO_VALUES,
     OVERWRITE,
-    WITH_CHANCE,
+    PRODUCTS,
+    WRITE_UNSAID,
 )
 
 MOST_WORK = 1 << 24
@@ -41,6 +56,8 @@ _said = set()
 _libraries = []
 
 
+TRANSFORMED = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
+"""Within vmap and the other transformations of functions."""
 KEYS = {False: "TESTING_ONLY_GenericMode", True: "TESTING_ONLY_GenericWrapper"}
 """By whether what stands there is always in force."""
 _key, _other_key = (torch._C._dispatch_key_parse(KEYS[always]) for always in (False, True))
@@ -56,18 +73,16 @@ def install():
     _libraries.extend((everything, library))  # what is registered goes with them
     for key in KEYS.values():
         everything.fallback(torch.library.fallthrough_kernel, key)
-    with_kernel = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
-    for name in [*with_kernel, "aten::copy_"]:
+    for name in [*torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"), "aten::copy_"]:
         base, _, overload = name.removeprefix("aten::").partition(".")
-        if name.startswith("aten::") and base in (*OPERATORS, *FORGET) and name not in LEFT_OUT:
-            operator = getattr(getattr(torch.ops.aten, base), overload or "default")
+        if name.startswith("aten::") and _writes_values(name, base, overload):
             always = base in ALWAYS_IN_FORCE
-            library.impl(
-                name[len("aten::") :],
-                _kernel(base, operator, BELOW[always]),
-                KEYS[always],
-                with_keyset=True,
-            )
+            kernel = _once_called(base, overload or "default", BELOW[always])
+            library.impl(name.removeprefix("aten::"), kernel, KEYS[always], with_keyset=True)
+    for key in (_key, _other_key):  # operators of functions, as flex_attention, are made of others
+        torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+        for operator in torch._ops._higher_order_ops.values():
+            operator.fallthrough(key)
     overloads = type(torch.ops.aten.add.Tensor)
     overloads.__call__ = _in_force(overloads.__call__)
     torch.autograd.Variable._execution_engine = _Engine(torch.autograd.Variable._execution_engine)
@@ -77,6 +92,27 @@ def install():
     reentrant.backward = staticmethod(switched(reentrant.backward, True))
     for key in KEYS.values():
         torch._C._dispatch_tls_set_dispatch_key_included(torch._C._dispatch_key_parse(key), True)
+
+
+def _writes_values(name, base, overload):
+    if base in OF_NO_VALUES or base.startswith(("empty", "_empty")):
+        return False
+    given = torch._C._get_schema("aten::" + base, overload).returns
+    return not any(each.alias_info and not each.alias_info.is_write for each in given)  # as a view's
+
+
+def _once_called(base, overload, below):
+    """What stands in front of an operator: a program calls few of them, so the rest is found out at its first
+    call."""
+    kernel = None
+
+    def call(keys, *arguments, **options):
+        nonlocal kernel
+        if kernel is None:
+            kernel = _kernel(base, getattr(getattr(torch.ops.aten, base), overload), below)
+        return kernel(keys, *arguments, **options)
+
+    return call
 
 
 def compile_without(output_graph):
@@ -135,45 +171,150 @@ def _with_values_again(init):
 
 def _kernel(base, operator, below):
     redispatch = operator._handle.redispatch_boxed
-    if base in FORGET:
-        return lambda keys, *arguments, **options: _forgotten(redispatch(keys & below, *arguments, **options))
     if base == "_local_scalar_dense":
         return lambda keys, tensor: _read_one(keys, tensor, redispatch(keys & below, tensor))
     if base == "copy_":
         return lambda keys, to, source, *how: _copied(redispatch, keys & below, to, source, *how)
-    is_new = not any(argument.alias_info for argument in operator._schema.arguments)
-    packet = getattr(torch.ops.aten, base)
-    places = [n for n, argument in enumerate(operator._schema.arguments) if str(argument.type) == "Tensor"]
-    always, counted, chance = base in MAKE_INTEGERS + list(OVERWRITE), base in COUNTED, base in WITH_CHANCE
+    what = _Operator(operator, base)
+    # operators within are followed with the whole, but for those from which its kernel reads
+    without = _without_any if what.gives_number else _call if base in ALWAYS_IN_FORCE else _past
 
     def kernel(keys, *arguments, **options):
-        tensors = _tensors_in(arguments)
-        if options:
-            tensors += _tensors_in(options.values())
-        for place in places:
-            if place < len(arguments) and type(arguments[place]) in (int, float, bool):
-                run, on_host = partial(_with_numbers, packet, places, redispatch), packet
+        run, on_host = redispatch, operator
+        for place in what.places:
+            if place < len(arguments) and type(arguments[place]) in (int, float, bool, complex):
+                run, on_host = partial(_with_numbers, what.packet, what.places, redispatch), what.packet
                 break
-        else:
-            run, on_host = redispatch, operator
         keys = keys & below
-        if has_a_mode(keys):  # which calls the operator again, from within
+        if has_a_mode(keys) or keys.has(TRANSFORMED):  # which calls the operator again, from within
             return run(keys, *arguments, **options)
-        for tensor in tensors:
-            if is_plain(tensor) and (always or not tensor.is_floating_point() or is_held(tensor)):
-                break
-        else:
-            return run(keys, *arguments, **options)
-        if counted:
+        if what.is_counted and any(tensor.is_cuda for tensor in _tensors_in(arguments)):
             return _count(operator, redispatch, keys, arguments, options)
-        made = run(keys, *arguments, **options)
-        if chance:
-            options = {**options, "generator": _generator}
-        follow = partial(_follow, base, on_host, is_new, arguments, options, tensors, made)
-        _compute(base, follow, writes=() if is_new else _tensors_in((made,)))
-        return made
+        made = without(run, keys, *arguments, **options)
+        return _followed(what, on_host, arguments, options, made)
 
     return kernel
+
+
+class _Operator:
+    """What has to be known of an operator to follow it."""
+
+    def __init__(self, operator, base):
+        given = operator._schema.arguments
+        self.base, self.packet = base, operator.overloadpacket
+        self.is_counted = base in COUNTED
+        self.gives_number = base in GIVE_NUMBERS
+        self.places = [n for n, argument in enumerate(given) if str(argument.type) == "Tensor"]
+        self.written = [
+            (n, argument.name)
+            for n, argument in enumerate(given)
+            if argument.alias_info and argument.alias_info.is_write
+        ]
+        self.is_new = not self.written
+        self.only_written = {given[n].name for n, _ in self.written if given[n].kwarg_only}
+        self.overwritten = range(*OVERWRITE.get(base, (0, 0)))
+        self.has_chance = any(argument.name == "generator" for argument in given)
+        self.makes_floats = not self.has_chance and base not in PRODUCTS
+        self.is_computed = base not in NEVER_COMPUTED
+        self.unsaid = WRITE_UNSAID.get(base, slice(0, 0))
+
+    def writes(self, arguments, options):
+        """The tensors that it writes into, of those that it is given."""
+        found = []
+        for place, name in self.written:
+            found.append(arguments[place] if place < len(arguments) else options.get(name))
+        return _tensors_in(found)
+
+    def reads(self, arguments, options):
+        """The tensors whose values have a say in the result."""
+        read = _tensors_in(given for n, given in enumerate(arguments) if n not in self.overwritten)
+        return read + _tensors_in(given for name, given in options.items() if name not in self.only_written)
+
+
+def _followed(what, on_host, arguments, options, made):
+    """Have the values that the kernel would have written, or say that nobody knows them. What the operator
+    gives back."""
+    results = _tensors_in((made,)) if what.is_new else what.writes(arguments, options)
+    _forgotten(arguments[what.unsaid])
+    plain = [result for result in results if result.numel() and is_plain(result)]
+    if not plain and not what.gives_number:
+        return made
+    reads = what.reads(arguments, options)
+    unknown = [tensor for tensor in reads if tensor.numel() and not _is_known(tensor)]
+    if what.gives_number:
+        if not any(tensor.is_cuda for tensor in reads):
+            return made
+        if unknown:
+            _tell(made)
+            return made
+        computed = _compute(what.base, lambda: on_host(*map(_on_host, arguments)))
+        return made if computed is None else computed
+    if any(not is_of_floats(tensor) and not is_assumed(tensor) for tensor in unknown):
+        _forgotten(plain)
+    elif unknown:
+        _assumed(what, on_host, arguments, options, plain, unknown)
+    else:
+        _known(what, on_host, arguments, options, plain, made)
+    return made
+
+
+def _is_known(tensor):
+    return tensor.is_cpu or (is_plain(tensor) and is_held(tensor))
+
+
+def _known(what, on_host, arguments, options, plain, made):
+    """Of values that are all known."""
+    floats_too = what.makes_floats
+    wanted = [result for result in plain if (floats_too or not is_of_floats(result)) and can_hold(result)]
+    if not wanted or not what.is_computed:
+        _forgotten(plain)
+        return
+    if len(wanted) < len(plain):
+        if not what.is_new:
+            _forgotten(plain)
+            return
+        _forgotten([result for result in plain if not any(result is each for each in wanted)])
+    if what.has_chance:
+        options = {**options, "generator": _generator}
+    _compute(what.base, _write_what_follows, what, on_host, arguments, options, wanted, made, writes=plain)
+
+
+def _assumed(what, on_host, arguments, options, plain, unknown):
+    """Of floats that kernels would have computed, or of what follows from them: those are taken for zeros."""
+    base = what.base
+    _forgotten([result for result in plain if is_of_floats(result)])
+    integers = [result for result in plain if not is_of_floats(result)]
+    wanted = [result for result in integers if can_hold(result)]
+    for result in integers:
+        if not can_hold(result):
+            assume(result)
+    if not wanted:
+        return
+    if base in CHOOSE:
+        among = arguments[0].size(_dim_of(base, arguments, options))
+        for result in wanted:
+            period = among if _balanced else arguments[1] if base == "topk" else 1
+            _write(result, (torch.arange(result.numel()) % max(period, 1)).view(result.shape))
+    elif base == "all" and not is_of_floats(unknown[0]):
+        _write(wanted[0], torch.tensor(True))  # of a mask too large to keep
+    elif base not in MAKE_INTEGERS or any(tensor.numel() > MOST_WORK for tensor in unknown):
+        for result in wanted:
+            _write(result, torch.tensor(base == "all"))
+    else:
+        _compute(base, _write_what_follows, what, on_host, arguments, options, wanted, plain, writes=wanted)
+
+
+def _write_what_follows(what, on_host, arguments, options, wanted, made):
+    """Compute on the CPU what the kernel would have, and write it where `made` lies."""
+    if not what.is_new:
+        for result in wanted:
+            hold(result)
+    host = [_on_host(argument) for argument in arguments]
+    computed = _tensors_in((on_host(*host, **{name: _on_host(option) for name, option in options.items()}),))
+    if what.is_new:
+        for result, value in zip(_tensors_in((made,)), computed, strict=True):
+            if any(result is each for each in wanted):
+                _write(result, value)
 
 
 def _compute(name, function, *arguments, writes=()):
@@ -183,6 +324,9 @@ def _compute(name, function, *arguments, writes=()):
     try:
         with torch.no_grad():
             return switched(function, False)(*arguments)
+    except NotImplementedError:  # only CUDA has it
+        _forgotten(writes)
+        return None
     except (RuntimeError, IndexError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         _say_once(
@@ -204,69 +348,42 @@ def _forgotten(tensors):
 def _with_numbers(packet, places, redispatch, keys, *arguments, **options):
     """A Python number that stands for a tensor comes here as a number, and no kernel takes it so. The
     operator's other form does, which makes it a tensor again."""
+    if not keys.has(TRANSFORMED):
+        try:
+            return _past(packet, *arguments, **options)
+        except (RuntimeError, TypeError):
+            pass
+    made = list(arguments)
+    other = next(argument for argument in arguments if isinstance(argument, torch.Tensor))
+    for place in places:
+        if place < len(made) and type(made[place]) in (int, float, bool, complex):
+            made[place] = torch.tensor(made[place], dtype=torch.result_type(other, made[place]))
+    return redispatch(keys, *made, **options)
+
+
+def _call(function, *arguments, **options):
+    return function(*arguments, **options)
+
+
+def _without_any(function, *arguments, **options):
+    """`function` without what is always in force either."""
+    exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
+    exclude(_other_key, True)
     try:
-        return _past(packet, *arguments, **options)
-    except (RuntimeError, TypeError):
-        made = list(arguments)
-        other = next(argument for argument in arguments if isinstance(argument, torch.Tensor))
-        for place in places:
-            if place < len(made) and type(made[place]) in (int, float, bool):
-                made[place] = torch.tensor(made[place], dtype=torch.result_type(other, made[place]))
-        return redispatch(keys, *made, **options)
+        return _past(function, *arguments, **options)
+    finally:
+        exclude(_other_key, False)
 
 
 def _past(function, *arguments, **options):
     """`function` without what stands here, but for what a dispatch mode calls from within."""
     exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
     before = torch._C._dispatch_tls_is_dispatch_key_excluded(_key)
-    exclude(_key, True), exclude(_other_key, True)
+    exclude(_key, True)
     try:
         return function(*arguments, **options)
     finally:
-        exclude(_key, before), exclude(_other_key, before)
-
-
-def _follow(base, operator, is_new, arguments, options, tensors, made):
-    """Compute on the CPU what the kernel would have, and write it where `made` lies."""
-    results = _tensors_in((made,))
-    unknown = [tensor for tensor in tensors[base in OVERWRITE :] if not (tensor.is_cpu or is_held(tensor))]
-    known = not unknown
-    wanted = [result for result in results if _is_wanted(result, known, is_new)]
-    if not wanted:
-        return
-    if base in CHOOSE and unknown:
-        among = arguments[0].size(_dim_of(base, arguments, options))
-        for result in wanted:
-            if not result.is_floating_point():
-                period = among if _balanced else arguments[1] if base == "topk" else 1
-                _write(result, (torch.arange(result.numel()) % max(period, 1)).view(result.shape))
-        return
-    if any(tensor.numel() > MOST_WORK for tensor in unknown):
-        for result in wanted:
-            if is_new:
-                _write(result, torch.tensor(base == "all"))
-        return
-    if base == "all" and not known and not tensors[0].is_floating_point():
-        _write(wanted[0], torch.tensor(True))  # of a mask too large to keep
-        return
-    if not is_new:
-        for result in wanted:
-            hold(result)
-    host = [_on_host(argument) for argument in arguments]
-    host_options = {name: _on_host(option) for name, option in options.items()}
-    computed = _tensors_in((operator(*host, **host_options),))
-    if is_new:
-        for result, value in zip(results, computed, strict=True):
-            if _is_wanted(result, known, is_new):
-                _write(result, value)
-
-
-def _is_wanted(result, known, is_new):
-    if not is_plain(result):
-        return False
-    if result.is_floating_point() or result.is_complex():
-        return (known if is_new else known or is_held(result)) and can_hold(result)
-    return can_hold(result)
+        exclude(_key, before)
 
 
 def _count(operator, redispatch, keys, arguments, options):
@@ -278,13 +395,15 @@ def _count(operator, redispatch, keys, arguments, options):
 
     unknown = [tensor for tensor in _tensors_in(arguments) if not (tensor.is_cpu or is_held(tensor))]
     too_much = any(tensor.numel() > MOST_WORK for tensor in unknown)
+    if any(is_plain(each) and not is_of_floats(each) and not is_assumed(each) for each in unknown):
+        _tell()
     values = None if too_much else _compute(operator.__name__, compute)
     if values is None:
         return redispatch(keys, *arguments, **options)
     along = arguments[1] if operator.__name__.startswith("unique_dim") else 0
     answer(values[0].size(along))
     try:
-        made = _past(redispatch, keys, *arguments, **options)  # which reads what it is told
+        made = _without_any(redispatch, keys, *arguments, **options)  # which reads what it is told
     finally:
         answer(None)
     for result, value in zip(_tensors_in((made,)), values, strict=True):
@@ -312,17 +431,45 @@ def _copied(redispatch, keys, to, source, *how):
     if has_a_mode(keys):
         return made
     if is_plain(source):
-        known = is_held(source)
-        if to.is_cpu:
-            if known:
-                _compute("copy_", to.copy_, values_of(source))
-            elif to.numel() == 1:
-                _tell()
-        elif is_plain(to) and ((known and can_hold(to)) or is_held(to)):
-            _compute("copy_", _write, to, values_of(source), writes=(to,))
-    elif is_plain(to) and source.is_cpu and can_hold(to):
-        _compute("copy_", _write, to, source)
+        _copied_from_the_device(to, source)
+    elif is_plain(to) and source.is_cpu:
+        if can_hold(to):
+            _compute("copy_", _write, to, source, writes=(to,))
+        else:
+            forget(to)
     return made
+
+
+def _copied_from_the_device(to, source):
+    if is_held(source):
+        if to.is_cpu:
+            _compute("copy_", to.copy_, values_of(source))
+        elif is_plain(to):
+            if can_hold(to):
+                _compute("copy_", _write, to, values_of(source), writes=(to,))
+            else:
+                forget(to)
+    elif to.is_cpu:
+        if source.numel() == 1 or _is_looked_at(to, source):
+            _tell(int(to.any()))
+    elif is_plain(to):
+        if is_of_floats(to) or not (is_of_floats(source) or is_assumed(source)):
+            forget(to)
+        elif can_hold(to):
+            _write(to, torch.zeros((), dtype=to.dtype))
+        else:
+            assume(to)
+
+
+def _is_looked_at(to, source):
+    """Whether a copy to the host is one of values that might have been known: no checkpoint, nor what is kept
+    on the host for a while."""
+    if not source.numel() or is_of_floats(source) and source.nbytes > MOST_BYTES[True]:
+        return False
+    if is_assumed(source) or "read" in _said or to.is_pinned():
+        return False
+    frame = sys._getframe(3)
+    return frame is None or not frame.f_code.co_filename.endswith(os.path.join("torch", "storage.py"))
 
 
 def _read_one(keys, tensor, read):
@@ -330,11 +477,11 @@ def _read_one(keys, tensor, read):
         return read
     if is_held(tensor):
         return switched(values_of(tensor).item, False)()
-    _tell()
+    _tell(read)
     return read
 
 
-def _tell():
+def _tell(read=0):
     """Once: that a value is looked at that nobody knows, and where."""
     if "read" in _said:
         return
@@ -344,7 +491,7 @@ def _tell():
     line = (where.line or "").strip()
     _say_once(
         "read",
-        f"{where.filename}:{where.lineno} reads a value that no kernel computed: it is 0 ({line}).",
+        f"{where.filename}:{where.lineno} reads a value that no kernel computed: it is {read:g} ({line}).",
     )
 
 
