@@ -49,9 +49,10 @@ def step_stats(
 ) -> StepStats:
     """Time, `tokens` (of a step of all ranks) per second, and FLOPs as a share of what `hardware` can do."""
     time_s = _spread(times_s, "step")
-    counted = None if flop_count is None else flop_count.flops.items()
-    all_flops = counted and sum(flops for phase, flops in counted if phase != "optimizer_step")
-    model_flops = all_flops and flop_count and all_flops - flop_count.recomputed_flops
+    all_flops = model_flops = None
+    if flop_count is not None:
+        all_flops = sum(flops for phase, flops in flop_count.flops.items() if phase != "optimizer_step")
+        model_flops = all_flops - flop_count.recomputed_flops
     return StepStats(
         time_s=time_s,
         tokens_per_s=tokens / time_s.median if tokens and time_s.median else None,
