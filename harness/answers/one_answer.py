@@ -16,7 +16,7 @@ from harness.errors import InputError
 from harness.hardware import DEFAULT_HARDWARE, Hardware, find_hardware
 from harness.recipe import Recipe, recipe_yaml
 from harness.run_folder import RunFolder
-from harness.step_profile import EvaluationStats, EvaluationWay, StepProfile
+from harness.step_profile import PHASES, EvaluationStats, EvaluationWay, StepProfile
 
 if TYPE_CHECKING:
     from harness.measure import Progress
@@ -59,10 +59,12 @@ def simulated(
     `after`: what to simulate behind the training steps. An evaluation that takes more than a step is
     simulated in other ways too.
     """
-    from harness.fit import advise
+    from harness.fit import advise, tensor_in_words
     from harness.simulate import simulate
 
     profile, memory = simulate(recipe, hardware, settings, rank=rank, after=after, advise=advise)
+    if profile.oom is not None and profile.oom.phase in PHASES:
+        profile.oom.requested_is = tensor_in_words(recipe, profile.oom.requested_bytes)
     if after is not None and after.evaluation is not None and profile.evaluation is not None:
         _add_other_ways(profile, profile.evaluation, after.evaluation, recipe, hardware, settings, rank)
     return profile, memory

@@ -5,7 +5,7 @@ from harness.fit.advice import advise
 from harness.fit.card_count import among, compare_counts, read_counts, render_counts
 from harness.fit.changes import Change, by_arithmetic, suggestions
 from harness.fit.confirmed import ConfirmedFit, fit_confirmed
-from harness.fit.derived import DerivedFormula, derive
+from harness.fit.derived import DerivedFormula, derive, tensor_in_words
 from harness.fit.device_choice import compare_hardware, render_choice, render_table
 from harness.fit.exact import fit_exact
 from harness.fit.host_memory import check_host_memory

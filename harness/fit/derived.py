@@ -92,3 +92,24 @@ def dimensions(recipe: Recipe) -> dict[str, int]:
         found["R"] = recipe.lora_rank
     sizes = list(found.values())
     return {name: size for n, (name, size) in enumerate(found.items()) if size not in sizes[:n]}
+
+
+SORTS = {"V": "logits", "F": "activations of an MLP", "H": "hidden states"}
+"""By letter: what has so many numbers a token."""
+
+
+def tensor_in_words(recipe: Recipe, size_bytes: int | None) -> str | None:
+    """What a tensor of this size is, where only one sort of the model's has it; None where none does.
+
+    `logits of 4 × 8,192 tokens and 128,256 words in fp32`
+    """
+    rows, tokens = point_of(recipe)
+    sizes = dimensions(recipe)
+    found = [
+        f"{sort} of {rows:,} × {tokens:,} tokens and {sizes[letter]:,} "
+        f"{'words' if letter == 'V' else 'numbers'} in {'fp32' if number_bytes == 4 else '16 bit'}"
+        for letter, sort in SORTS.items()
+        for number_bytes in (2, 4)
+        if letter in sizes and rows * tokens * sizes[letter] * number_bytes == size_bytes
+    ]
+    return found[0] if len(found) == 1 else None

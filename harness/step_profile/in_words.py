@@ -211,6 +211,7 @@ def explain_oom(profile: StepProfile) -> str:
     oom = profile.oom
     assert oom is not None
     asked = "" if oom.requested_bytes is None else f", asking for {in_gib(oom.requested_bytes)}"
+    asked += f" ({oom.requested_is})" if oom.requested_is else ""
     free = "" if oom.free_bytes is None else f" with {in_gib(oom.free_bytes)} free"
     alike = Counter(f"{in_gib(tensor.size_bytes)} of {tensor.category}" for tensor in oom.top)
     largest = ", ".join(f"{count} x {one}" if count > 1 else one for one, count in list(alike.items())[:5])

@@ -104,6 +104,8 @@ class OutOfMemoryReport(Fields):
 
     phase: str
     requested_bytes: Count | None = None
+    requested_is: str | None = None
+    """What was asked for, in words, where its size tells: of this model nothing else has it."""
     free_bytes: Count | None = None
     reserved_unallocated_bytes: Count | None = None
     top: list[Allocation] = Field(default_factory=list[Allocation], max_length=1000)

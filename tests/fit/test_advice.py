@@ -8,6 +8,7 @@ import pytest
 
 from harness.fit import advice as oom
 from harness.fit.advice import MOST_CHANGES, advise
+from harness.fit.derived import tensor_in_words
 from harness.hardware.hardware import find_hardware
 from harness.napkin import estimate, required_bytes
 from harness.recipe.check import check_recipe
@@ -28,6 +29,7 @@ UNLISTED = HardwareSummary(name="A GPU of next year", kind="cuda", memory_bytes=
 HOST = HardwareSummary(name="A CPU", kind="cpu", memory_bytes=64 * GIB)
 LINE = re.compile(
     r"(?P<changes>.+=.+): (?P<saved>[\d.,]+) (?P<unit>[KMG]iB) less(, time a token × (?P<time>\d+\.\d\d))?"
+    r"(?P<row> \([\d.,]+ [KMG]iB a row\))?"
     r"(?P<other>, another training)?(?P<enough>, enough by itself|, may be enough)?"
     r"(?P<where>, not on Windows or WSL)?"
 )
@@ -175,3 +177,19 @@ def test_one_paragraph_says_where_what_and_how_much():
         "the cheapest first:\n"
         "  gradient_checkpointing=true: recomputes"
     )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "each", "said"),
+    [
+        (128256, 4, "logits of 2 × 1,024 tokens and 128,256 words in fp32"),
+        (4096, 2, "hidden states of"),
+        (7, 4, ""),
+    ],
+)
+def test_what_was_asked_for_is_named_by_its_size(numbers: int, each: int, said: str) -> None:
+    """Rows times tokens times the vocabulary or the hidden size of Llama-3.1-8B's config, by hand."""
+    recipe = Recipe(model="llama-3.1-8b", micro_batch_size=2, seq_len=1024)
+    found = tensor_in_words(recipe, 2 * 1024 * numbers * each)
+    assert (found or "").startswith(said)
+    assert bool(found) == bool(said)
