@@ -52,7 +52,7 @@ class Activations:
         self.built, self.recipe, self.shape, self.hardware = built, built.recipe, built.shape, hardware
         self.dims, recipe = Dims(built), built.recipe
         self.recomputes, self.compiled = recipe.gradient_checkpointing, recipe.compile
-        self.asked = recipe.attention
+        self.asked, self.keeps_products = recipe.attention, recipe.selective_checkpointing
         self.compute = SIZES[recipe.compute_dtype]  # bytes of an element that a matrix product reads
         self.stream = self.compute if recipe.fsdp and recipe.mixed else SIZES[built.loose_dtype]
         """Of the residual stream. FSDP2's mixed precision gathers weights in 16 bit."""
@@ -93,7 +93,7 @@ class Activations:
         """What a block's products and its attention made, where checkpointing is selective. bitsandbytes'
         products are operators of its own, which are computed again."""
         terms, term = list[Term](), self.dims.term
-        if not self.recipe.selective_checkpointing:
+        if not self.keeps_products:
             return terms
         for matrix in matrices_of(self.shape, block):
             rows = "B·S·X" if matrix.stacked > 1 else "B·S"

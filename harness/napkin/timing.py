@@ -165,7 +165,7 @@ class Timing:
     def _layers(self, factor: int, passes: int, *, again: bool = False) -> list[Work]:
         """`factor` products with each matrix, `passes` over all else, and the head with the loss; `again`:
         what checkpointing computes again, which is not the head."""
-        keeps_products = again and self.recipe.selective_checkpointing
+        keeps_products = again and self.acts.keeps_products
         sizes, acts, d, works = self.sizes, self.acts, self.acts.dims.of, list[Work]()
         for block in sizes.built.shape.blocks:
             count = block.count

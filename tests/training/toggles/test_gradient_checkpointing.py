@@ -120,5 +120,7 @@ def test_selective_the_same_bits_and_no_product_twice(fields: dict[str, Any]) ->
             step(training, batches, NullObserver())
         flops[name] = counter.get_total_flops()
         results.append(weights(training))
-    assert flops["plain"] == flops["selective"] < flops["all"]
+    assert flops["plain"] <= flops["selective"] < flops["all"]
+    if "adapter" not in fields:
+        assert flops["plain"] == flops["selective"]
     assert same_bits(results[0], results[1])
