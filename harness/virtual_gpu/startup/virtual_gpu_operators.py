@@ -1,5 +1,7 @@
 """How some operators differ from the others in what is known of their values on the virtual GPU, by name."""
 
+import torch
+
 
 def _words(text):
     return text.split()
@@ -44,3 +46,48 @@ OF_NO_VALUES = _words("""
     _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """)
 """They write no values; those of a gradient scaler write none where nothing is infinite, and nothing is."""
+
+
+class Operator:
+    """What has to be known of an operator to follow it."""
+
+    def __init__(self, operator, base):
+        given = operator._schema.arguments
+        self.base, self.packet = base, operator.overloadpacket
+        self.is_counted = base in COUNTED
+        self.gives_number = base in GIVE_NUMBERS
+        self.places = [n for n, argument in enumerate(given) if str(argument.type) == "Tensor"]
+        self.written = [
+            (n, argument.name)
+            for n, argument in enumerate(given)
+            if argument.alias_info and argument.alias_info.is_write
+        ]
+        self.is_new = not self.written
+        self.only_written = {given[n].name for n, _ in self.written if given[n].kwarg_only}
+        self.overwritten = range(*OVERWRITE.get(base, (0, 0)))
+        self.has_chance = any(argument.name == "generator" for argument in given)
+        self.makes_floats = not self.has_chance and base not in PRODUCTS
+        self.is_computed = base not in NEVER_COMPUTED
+        self.unsaid = WRITE_UNSAID.get(base, slice(0, 0))
+
+    def writes(self, arguments, options):
+        """The tensors that it writes into, of those that it is given."""
+        found = []
+        for place, name in self.written:
+            found.append(arguments[place] if place < len(arguments) else options.get(name))
+        return tensors_in(found)
+
+    def reads(self, arguments, options):
+        """The tensors whose values have a say in the result."""
+        read = tensors_in(given for n, given in enumerate(arguments) if n not in self.overwritten)
+        return read + tensors_in(given for name, given in options.items() if name not in self.only_written)
+
+
+def tensors_in(values):
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_in(value)
+    return found
