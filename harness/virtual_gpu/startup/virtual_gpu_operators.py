@@ -33,8 +33,9 @@ OVERWRITE = {
 }
 """The first of the arguments that they write into, whatever was there before, and the one after the last."""
 PRODUCTS = _words("""
-    mm bmm addmm addmm_ addmv addmv_ baddbmm baddbmm_ addbmm addbmm_ mv dot vdot _addmm_activation _cdist_forward
-    embedding _embedding_bag embedding_renorm_ renorm renorm_ conv_depthwise2d conv_depthwise3d im2col col2im
+    mm bmm addmm addmm_ addmv addmv_ baddbmm baddbmm_ addbmm addbmm_ mv dot vdot _addmm_activation
+    _cdist_forward embedding _embedding_bag embedding_renorm_ renorm renorm_
+    conv_depthwise2d conv_depthwise3d im2col col2im
 """)
 """The work of layers: their floats are not computed here, of nothing."""
 NEVER_COMPUTED = ("_fused_dropout", "native_dropout", "rrelu_with_noise", "rrelu_with_noise_")

@@ -1,11 +1,11 @@
 """True integers and booleans on a device that computes nothing.
 
-The kernel of every operator runs as ever, and so allocates as ever. Then, if all that it was given is known, the
-same operator is computed on the CPU from the values that are held (virtual_gpu_held.py), and its result written
-where the kernel would have. If not, nobody knows what the kernel would have written, and who looks at it is told.
-Floats that kernels would have computed are taken for zeros, and so integers that follow from them have values;
-floats of the host are held while they are small, and so is what follows from them alone, but for products of
-matrices and what is drawn by chance.
+The kernel of every operator runs as ever, and so allocates as ever. Then, if all that it was given is
+known, the same operator is computed on the CPU from the values that are held (virtual_gpu_held.py), and its
+result written where the kernel would have. If not, nobody knows what the kernel would have written, and who
+looks at it is told. Floats that kernels would have computed are taken for zeros, and so integers that
+follow from them have values; floats of the host are held while they are small, and so is what follows from
+them alone, but for products of matrices and what is drawn by chance.
 
 The functions here stand at a dispatch key above autograd that nothing else uses, and that is in force where
 Python runs the operators. It is not while the autograd engine does: a tensor that Python has seen is referred

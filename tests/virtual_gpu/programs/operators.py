@@ -1,7 +1,9 @@
-"""Every operator of PyTorch's own list (OpInfo), given integers and booleans of the host: on the virtual GPU its
-results are the CPU's, or nobody knows them and a sentence says so when they are looked at. Never another value.
+"""Every operator of PyTorch's own list (OpInfo), given integers and booleans of the host: on the virtual
+GPU its results are the CPU's, or nobody knows them and a sentence says so when they are looked at.
+Never another value.
 
-Prints the operators that were wrong, and last how many were compared, and of those how many were said to be unknown.
+Prints the operators that were wrong, and last how many were compared, and of those how many were said
+to be unknown.
 """
 
 import contextlib
