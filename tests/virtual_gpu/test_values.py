@@ -111,13 +111,13 @@ VALUES = {
 def test_what_programs_decide_by(emulate) -> None:
     """Known, but for tensors that are too large to keep: nobody knows what they give, and that is said."""
     code = f"""
-    import torch, virtual_gpu_values
+    import torch, virtual_gpu_said
     for name, (text, expected) in {VALUES!r}.items():
         a, b = torch.tensor([1, 2, 3]).cuda(), torch.tensor([0, 2, 2]).cuda()
-        virtual_gpu_values._said.clear()
+        virtual_gpu_said.said.clear()
         found = eval(text)
         assert found == expected, (name, found)
-        assert ("read" in virtual_gpu_values._said) == ("too many" in name), name
+        assert ("read" in virtual_gpu_said.said) == ("too many" in name), name
     """
     emulate(code=textwrap.dedent(code))
 

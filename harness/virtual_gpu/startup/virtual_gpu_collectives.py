@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from virtual_gpu_held import await_values, can_hold, hold, is_plain, values_of
-from virtual_gpu_values import BELOW, KEYS, has_a_mode, switched
+from virtual_gpu_keys import BELOW, KEYS, has_a_mode, switched
 
 MOST_BYTES = 1 << 24
 """Of one tensor; what is larger moves nothing."""

@@ -30,8 +30,8 @@ bytes, whether of floats)."""
 _awaited = {}
 """By the same address: what other ranks send, as functions that wait for it and write it."""
 _assumed = {}
-"""By the same address, the pointers of integers that are too large to hold and follow from what kernels computed,
-which is taken for zeros."""
+"""By the same address, the pointers of integers that are too large to hold and follow from what kernels
+computed, which is taken for zeros."""
 _bytes = {True: 0, False: 0}
 _marks = 0
 

@@ -1,5 +1,7 @@
 """How some operators differ from the others in what is known of their values on the virtual GPU, by name."""
 
+import torch
+
 
 def _words(text):
     return text.split()
@@ -31,8 +33,9 @@ OVERWRITE = {
 }
 """The first of the arguments that they write into, whatever was there before, and the one after the last."""
 PRODUCTS = _words("""
-    mm bmm addmm addmm_ addmv addmv_ baddbmm baddbmm_ addbmm addbmm_ mv dot vdot _addmm_activation _cdist_forward
-    embedding _embedding_bag embedding_renorm_ renorm renorm_ conv_depthwise2d conv_depthwise3d im2col col2im
+    mm bmm addmm addmm_ addmv addmv_ baddbmm baddbmm_ addbmm addbmm_ mv dot vdot _addmm_activation
+    _cdist_forward embedding _embedding_bag embedding_renorm_ renorm renorm_
+    conv_depthwise2d conv_depthwise3d im2col col2im
 """)
 """The work of layers: their floats are not computed here, of nothing."""
 NEVER_COMPUTED = ("_fused_dropout", "native_dropout", "rrelu_with_noise", "rrelu_with_noise_")
@@ -44,3 +47,48 @@ OF_NO_VALUES = _words("""
     _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """)
 """They write no values; those of a gradient scaler write none where nothing is infinite, and nothing is."""
+
+
+class Operator:
+    """What has to be known of an operator to follow it."""
+
+    def __init__(self, operator, base):
+        given = operator._schema.arguments
+        self.base, self.packet = base, operator.overloadpacket
+        self.is_counted = base in COUNTED
+        self.gives_number = base in GIVE_NUMBERS
+        self.places = [n for n, argument in enumerate(given) if str(argument.type) == "Tensor"]
+        self.written = [
+            (n, argument.name)
+            for n, argument in enumerate(given)
+            if argument.alias_info and argument.alias_info.is_write
+        ]
+        self.is_new = not self.written
+        self.only_written = {given[n].name for n, _ in self.written if given[n].kwarg_only}
+        self.overwritten = range(*OVERWRITE.get(base, (0, 0)))
+        self.has_chance = any(argument.name == "generator" for argument in given)
+        self.makes_floats = not self.has_chance and base not in PRODUCTS
+        self.is_computed = base not in NEVER_COMPUTED
+        self.unsaid = WRITE_UNSAID.get(base, slice(0, 0))
+
+    def writes(self, arguments, options):
+        """The tensors that it writes into, of those that it is given."""
+        found = []
+        for place, name in self.written:
+            found.append(arguments[place] if place < len(arguments) else options.get(name))
+        return tensors_in(found)
+
+    def reads(self, arguments, options):
+        """The tensors whose values have a say in the result."""
+        read = tensors_in(given for n, given in enumerate(arguments) if n not in self.overwritten)
+        return read + tensors_in(given for name, given in options.items() if name not in self.only_written)
+
+
+def tensors_in(values):
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_in(value)
+    return found

@@ -1,11 +1,11 @@
 """True integers and booleans on a device that computes nothing.
 
-The kernel of every operator runs as ever, and so allocates as ever. Then, if all that it was given is known, the
-same operator is computed on the CPU from the values that are held (virtual_gpu_held.py), and its result written
-where the kernel would have. If not, nobody knows what the kernel would have written, and who looks at it is told.
-Floats that kernels would have computed are taken for zeros, and so integers that follow from them have values;
-floats of the host are held while they are small, and so is what follows from them alone, but for products of
-matrices and what is drawn by chance.
+The kernel of every operator runs as ever, and so allocates as ever. Then, if all that it was given is
+known, the same operator is computed on the CPU from the values that are held (virtual_gpu_held.py), and its
+result written where the kernel would have. If not, nobody knows what the kernel would have written, and who
+looks at it is told. Floats that kernels would have computed are taken for zeros, and so integers that
+follow from them have values; floats of the host are held while they are small, and so is what follows from
+them alone, but for products of matrices and what is drawn by chance.
 
 The functions here stand at a dispatch key above autograd that nothing else uses, and that is in force where
 Python runs the operators. It is not while the autograd engine does: a tensor that Python has seen is referred
@@ -15,14 +15,11 @@ sizes (COUNTED) stands at another key, which is always in force.
 """
 
 import os
-import sys
-import traceback
 from functools import partial
 
 import torch
 import torch.utils.checkpoint
 from virtual_gpu_held import (
-    MOST_BYTES,
     answer,
     assume,
     can_hold,
@@ -34,37 +31,30 @@ from virtual_gpu_held import (
     is_plain,
     values_of,
 )
-from virtual_gpu_operators import (
-    ALWAYS_IN_FORCE,
-    CHOOSE,
-    COUNTED,
-    GIVE_NUMBERS,
-    MAKE_INTEGERS,
-    NEVER_COMPUTED,
-    OF_NO_VALUES,
-    OVERWRITE,
-    PRODUCTS,
-    WRITE_UNSAID,
+from virtual_gpu_keys import (
+    BELOW,
+    KEY,
+    KEYS,
+    OTHER_KEY,
+    TRANSFORMED,
+    Engine,
+    call_plainly,
+    has_a_mode,
+    in_force,
+    past,
+    switched,
+    with_values_again,
+    without_any,
 )
+from virtual_gpu_operators import ALWAYS_IN_FORCE, CHOOSE, MAKE_INTEGERS, OF_NO_VALUES, Operator, tensors_in
+from virtual_gpu_said import is_looked_at, say_once, tell
 
 MOST_WORK = 1 << 24
 """Elements of an argument that has no values, beyond which nothing is computed from it."""
 
 _generator = torch.Generator()
 _balanced = os.environ.get("VIRTUAL_GPU_ROUTING") != "worst"
-_said = set()
 _libraries = []
-
-
-TRANSFORMED = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
-"""Within vmap and the other transformations of functions."""
-KEYS = {False: "TESTING_ONLY_GenericMode", True: "TESTING_ONLY_GenericWrapper"}
-"""By whether what stands there is always in force."""
-_key, _other_key = (torch._C._dispatch_key_parse(KEYS[always]) for always in (False, True))
-BELOW = {
-    always: torch._C._dispatch_keyset_full_after(torch._C._dispatch_key_parse(KEYS[always]))
-    for always in KEYS
-}
 
 
 def install():
@@ -79,15 +69,15 @@ def install():
             always = base in ALWAYS_IN_FORCE
             kernel = _once_called(base, overload or "default", BELOW[always])
             library.impl(name.removeprefix("aten::"), kernel, KEYS[always], with_keyset=True)
-    for key in (_key, _other_key):  # operators of functions, as flex_attention, are made of others
+    for key in (KEY, OTHER_KEY):  # operators of functions, as flex_attention, are made of others
         torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
         for operator in torch._ops._higher_order_ops.values():
             operator.fallthrough(key)
     overloads = type(torch.ops.aten.add.Tensor)
-    overloads.__call__ = _in_force(overloads.__call__)
-    torch.autograd.Variable._execution_engine = _Engine(torch.autograd.Variable._execution_engine)
+    overloads.__call__ = in_force(overloads.__call__)
+    torch.autograd.Variable._execution_engine = Engine(torch.autograd.Variable._execution_engine)
     frame = torch.utils.checkpoint._CheckpointFrame
-    frame.__init__ = _with_values_again(frame.__init__)
+    frame.__init__ = with_values_again(frame.__init__)
     reentrant = torch.utils.checkpoint.CheckpointFunction
     reentrant.backward = staticmethod(switched(reentrant.backward, True))
     for key in KEYS.values():
@@ -121,63 +111,15 @@ def compile_without(output_graph):
     graph.call_user_compiler = switched(graph.call_user_compiler, False)
 
 
-def _in_force(call):
-    """A dispatch mode, or a tensor that stands for others, calls operators from where the dispatcher leaves
-    out all that stands above it: what stands here is put back."""
-
-    def from_within(operator, /, *arguments, **options):
-        if not is_excluded(_key):
-            return call(operator, *arguments, **options)
-        exclude(_key, False), exclude(_other_key, False)
-        try:
-            return call(operator, *arguments, **options)
-        finally:
-            exclude(_key, True), exclude(_other_key, True)
-
-    is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-    exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
-    return from_within
-
-
-class _Engine:
-    """The autograd engine, without values while it runs."""
-
-    def __init__(self, engine):
-        self._engine = engine
-        self.run_backward = switched(engine.run_backward, False)
-
-    def __getattr__(self, name):
-        return getattr(self._engine, name)
-
-
-def switched(function, on):
-    def call(*arguments, **options):
-        before = torch._C._dispatch_tls_is_dispatch_key_included(_key)
-        torch._C._dispatch_tls_set_dispatch_key_included(_key, on)
-        try:
-            return function(*arguments, **options)
-        finally:
-            torch._C._dispatch_tls_set_dispatch_key_included(_key, before)
-
-    return call
-
-
-def _with_values_again(init):
-    def begin(frame, recompute_fn, *arguments, **options):
-        init(frame, switched(recompute_fn, True), *arguments, **options)
-
-    return begin
-
-
 def _kernel(base, operator, below):
     redispatch = operator._handle.redispatch_boxed
     if base == "_local_scalar_dense":
         return lambda keys, tensor: _read_one(keys, tensor, redispatch(keys & below, tensor))
     if base == "copy_":
         return lambda keys, to, source, *how: _copied(redispatch, keys & below, to, source, *how)
-    what = _Operator(operator, base)
+    what = Operator(operator, base)
     # operators within are followed with the whole, but for those from which its kernel reads
-    without = _without_any if what.gives_number else _call if base in ALWAYS_IN_FORCE else _past
+    without = without_any if what.gives_number else call_plainly if base in ALWAYS_IN_FORCE else past
 
     def kernel(keys, *arguments, **options):
         run, on_host = redispatch, operator
@@ -188,7 +130,7 @@ def _kernel(base, operator, below):
         keys = keys & below
         if has_a_mode(keys) or keys.has(TRANSFORMED):  # which calls the operator again, from within
             return run(keys, *arguments, **options)
-        if what.is_counted and any(tensor.is_cuda for tensor in _tensors_in(arguments)):
+        if what.is_counted and any(tensor.is_cuda for tensor in tensors_in(arguments)):
             return _count(operator, redispatch, keys, arguments, options)
         made = without(run, keys, *arguments, **options)
         return _followed(what, on_host, arguments, options, made)
@@ -196,45 +138,10 @@ def _kernel(base, operator, below):
     return kernel
 
 
-class _Operator:
-    """What has to be known of an operator to follow it."""
-
-    def __init__(self, operator, base):
-        given = operator._schema.arguments
-        self.base, self.packet = base, operator.overloadpacket
-        self.is_counted = base in COUNTED
-        self.gives_number = base in GIVE_NUMBERS
-        self.places = [n for n, argument in enumerate(given) if str(argument.type) == "Tensor"]
-        self.written = [
-            (n, argument.name)
-            for n, argument in enumerate(given)
-            if argument.alias_info and argument.alias_info.is_write
-        ]
-        self.is_new = not self.written
-        self.only_written = {given[n].name for n, _ in self.written if given[n].kwarg_only}
-        self.overwritten = range(*OVERWRITE.get(base, (0, 0)))
-        self.has_chance = any(argument.name == "generator" for argument in given)
-        self.makes_floats = not self.has_chance and base not in PRODUCTS
-        self.is_computed = base not in NEVER_COMPUTED
-        self.unsaid = WRITE_UNSAID.get(base, slice(0, 0))
-
-    def writes(self, arguments, options):
-        """The tensors that it writes into, of those that it is given."""
-        found = []
-        for place, name in self.written:
-            found.append(arguments[place] if place < len(arguments) else options.get(name))
-        return _tensors_in(found)
-
-    def reads(self, arguments, options):
-        """The tensors whose values have a say in the result."""
-        read = _tensors_in(given for n, given in enumerate(arguments) if n not in self.overwritten)
-        return read + _tensors_in(given for name, given in options.items() if name not in self.only_written)
-
-
 def _followed(what, on_host, arguments, options, made):
     """Have the values that the kernel would have written, or say that nobody knows them. What the operator
     gives back."""
-    results = _tensors_in((made,)) if what.is_new else what.writes(arguments, options)
+    results = tensors_in((made,)) if what.is_new else what.writes(arguments, options)
     _forgotten(arguments[what.unsaid])
     plain = [result for result in results if result.numel() and is_plain(result)]
     if not plain and not what.gives_number:
@@ -245,7 +152,7 @@ def _followed(what, on_host, arguments, options, made):
         if not any(tensor.is_cuda for tensor in reads):
             return made
         if unknown:
-            _tell(made)
+            tell(made)
             return made
         computed = _compute(what.base, lambda: on_host(*map(_on_host, arguments)))
         return made if computed is None else computed
@@ -310,9 +217,9 @@ def _write_what_follows(what, on_host, arguments, options, wanted, made):
         for result in wanted:
             hold(result)
     host = [_on_host(argument) for argument in arguments]
-    computed = _tensors_in((on_host(*host, **{name: _on_host(option) for name, option in options.items()}),))
+    computed = tensors_in((on_host(*host, **{name: _on_host(option) for name, option in options.items()}),))
     if what.is_new:
-        for result, value in zip(_tensors_in((made,)), computed, strict=True):
+        for result, value in zip(tensors_in((made,)), computed, strict=True):
             if any(result is each for each in wanted):
                 _write(result, value)
 
@@ -329,7 +236,7 @@ def _compute(name, function, *arguments, writes=()):
         return None
     except (RuntimeError, IndexError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        _say_once(
+        say_once(
             "refused",
             f"the CPU refuses {name} of the values here ({reason}): what it would have written is not known. "
             "A kernel would have failed, or written something.",
@@ -339,7 +246,7 @@ def _compute(name, function, *arguments, writes=()):
 
 
 def _forgotten(tensors):
-    for tensor in _tensors_in((tensors,)):
+    for tensor in tensors_in((tensors,)):
         if is_plain(tensor):
             forget(tensor)
     return tensors
@@ -350,7 +257,7 @@ def _with_numbers(packet, places, redispatch, keys, *arguments, **options):
     operator's other form does, which makes it a tensor again."""
     if not keys.has(TRANSFORMED):
         try:
-            return _past(packet, *arguments, **options)
+            return past(packet, *arguments, **options)
         except (RuntimeError, TypeError):
             pass
     made = list(arguments)
@@ -361,52 +268,27 @@ def _with_numbers(packet, places, redispatch, keys, *arguments, **options):
     return redispatch(keys, *made, **options)
 
 
-def _call(function, *arguments, **options):
-    return function(*arguments, **options)
-
-
-def _without_any(function, *arguments, **options):
-    """`function` without what is always in force either."""
-    exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
-    exclude(_other_key, True)
-    try:
-        return _past(function, *arguments, **options)
-    finally:
-        exclude(_other_key, False)
-
-
-def _past(function, *arguments, **options):
-    """`function` without what stands here, but for what a dispatch mode calls from within."""
-    exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
-    before = torch._C._dispatch_tls_is_dispatch_key_excluded(_key)
-    exclude(_key, True)
-    try:
-        return function(*arguments, **options)
-    finally:
-        exclude(_key, before)
-
-
 def _count(operator, redispatch, keys, arguments, options):
     """Operators whose kernels count first: they are told the number."""
 
     def compute():
         host = [_on_host(argument) for argument in arguments]
-        return _tensors_in((operator(*host, **{name: _on_host(option) for name, option in options.items()}),))
+        return tensors_in((operator(*host, **{name: _on_host(option) for name, option in options.items()}),))
 
-    unknown = [tensor for tensor in _tensors_in(arguments) if not (tensor.is_cpu or is_held(tensor))]
+    unknown = [tensor for tensor in tensors_in(arguments) if not (tensor.is_cpu or is_held(tensor))]
     too_much = any(tensor.numel() > MOST_WORK for tensor in unknown)
     if any(is_plain(each) and not is_of_floats(each) and not is_assumed(each) for each in unknown):
-        _tell()
+        tell()
     values = None if too_much else _compute(operator.__name__, compute)
     if values is None:
         return redispatch(keys, *arguments, **options)
     along = arguments[1] if operator.__name__.startswith("unique_dim") else 0
     answer(values[0].size(along))
     try:
-        made = _without_any(redispatch, keys, *arguments, **options)  # which reads what it is told
+        made = without_any(redispatch, keys, *arguments, **options)  # which reads what it is told
     finally:
         answer(None)
-    for result, value in zip(_tensors_in((made,)), values, strict=True):
+    for result, value in zip(tensors_in((made,)), values, strict=True):
         if result.shape == value.shape and can_hold(result):
             _compute(operator.__name__, _write, result, value)
     return made
@@ -450,8 +332,8 @@ def _copied_from_the_device(to, source):
             else:
                 forget(to)
     elif to.is_cpu:
-        if source.numel() == 1 or _is_looked_at(to, source):
-            _tell(int(to.any()))
+        if source.numel() == 1 or is_looked_at(to, source):
+            tell(int(to.any()))
     elif is_plain(to):
         if is_of_floats(to) or not (is_of_floats(source) or is_assumed(source)):
             forget(to)
@@ -461,44 +343,13 @@ def _copied_from_the_device(to, source):
             assume(to)
 
 
-def _is_looked_at(to, source):
-    """Whether a copy to the host is one of values that might have been known: no checkpoint, nor what is kept
-    on the host for a while."""
-    if not source.numel() or is_of_floats(source) and source.nbytes > MOST_BYTES[True]:
-        return False
-    if is_assumed(source) or "read" in _said or to.is_pinned():
-        return False
-    frame = sys._getframe(3)
-    return frame is None or not frame.f_code.co_filename.endswith(os.path.join("torch", "storage.py"))
-
-
 def _read_one(keys, tensor, read):
     if has_a_mode(keys) or not is_plain(tensor):
         return read
     if is_held(tensor):
         return switched(values_of(tensor).item, False)()
-    _tell(read)
+    tell(read)
     return read
-
-
-def _tell(read=0):
-    """Once: that a value is looked at that nobody knows, and where."""
-    if "read" in _said:
-        return
-    lines = traceback.extract_stack()
-    ours = [f for f in lines if "site-packages" not in f.filename and "virtual_gpu_" not in f.filename]
-    where = (ours or lines)[-1]
-    line = (where.line or "").strip()
-    _say_once(
-        "read",
-        f"{where.filename}:{where.lineno} reads a value that no kernel computed: it is {read:g} ({line}).",
-    )
-
-
-def _say_once(topic, sentence):
-    if topic not in _said:
-        _said.add(topic)
-        print(f"virtual GPU: {sentence} This is said once.", file=sys.stderr)
 
 
 def _on_host(argument):
@@ -509,18 +360,3 @@ def _on_host(argument):
     if isinstance(argument, (list, tuple)):
         return [_on_host(each) for each in argument]
     return argument
-
-
-def has_a_mode(keys):
-    """Whether a dispatch mode, or a tensor that stands for others, is still to be called."""
-    return keys.has(torch._C.DispatchKey.Python)
-
-
-def _tensors_in(values):
-    found = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _tensors_in(value)
-    return found

@@ -1,7 +1,9 @@
-"""Every operator of PyTorch's own list (OpInfo), given integers and booleans of the host: on the virtual GPU its
-results are the CPU's, or nobody knows them and a sentence says so when they are looked at. Never another value.
+"""Every operator of PyTorch's own list (OpInfo), given integers and booleans of the host: on the virtual
+GPU its results are the CPU's, or nobody knows them and a sentence says so when they are looked at.
+Never another value.
 
-Prints the operators that were wrong, and last how many were compared, and of those how many were said to be unknown.
+Prints the operators that were wrong, and last how many were compared, and of those how many were said
+to be unknown.
 """
 
 import contextlib
@@ -12,7 +14,7 @@ import unittest
 import warnings
 
 import torch
-import virtual_gpu_values
+import virtual_gpu_said
 
 warnings.simplefilter("ignore")
 sys.modules["expecttest"] = types.ModuleType(
@@ -73,7 +75,7 @@ def plain(value):
 
 def looked_at(value):
     """What a program would see of it, and whether a sentence says that nobody knows it."""
-    virtual_gpu_values._said.clear()
+    virtual_gpu_said.said.clear()
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         seen = plain(value() if callable(value) else value)
@@ -159,7 +161,9 @@ def main(names):
         if group in NOT_COMPARED or (names and group not in names):
             continue
         outcomes = [compare(name, form, sample, bool(suffix)) for sample in samples]
-        outcomes = [each for each in outcomes if each is not None and each[0] != "raises" or each and names]
+        outcomes = [
+            each for each in outcomes if (each is not None and each[0] != "raises") or (each and names)
+        ]
         raised = [each for each in outcomes if each[0] == "raises"]
         outcomes = [each for each in outcomes if each[0] != "raises"]
         if raised:
