@@ -2,7 +2,7 @@
 
     python -m benchmarks.shipped_formulas [RECIPE ...]
 
-For each recipe: `harness hardware` asks every kind of GPU at the recipe's own sizes, and `harness fit` what
+For each of RECIPES, or those that are named: `harness hardware` asks every kind of GPU at the recipe's own sizes, and `harness fit` what
 is the largest that fits DEVICES. What they learn is written to recipes/formulas/. A formula holds for the
 versions of the libraries that made it; tests/formula/test_shipped.py holds it against a simulation of
 today's code, and fails where it has to be made anew.
@@ -24,9 +24,19 @@ from harness.fit import compare_hardware, fit_confirmed
 from harness.formula.formula import Formula
 from harness.formula.store import shipped_path
 from harness.hardware import find_hardware
-from harness.recipe import list_recipes, load_recipe
-from harness.system import PACKAGE, installed_version, write_whole
+from harness.recipe import load_recipe
+from harness.system import PACKAGE, installed_version, recipes_folder, write_whole
 
+RECIPES = (
+    "llama-3.1-8b-lora",
+    "llama-3.1-8b-qlora",
+    "llama-3.1-8b-full-bf16",
+    "llama-3.2-1b-bf16",
+    "mistral-7b-qlora",
+    "qwen2.5-7b-lora",
+    "tinyllama-lora",
+)
+"""Those that people are most likely to begin with: a formula is some kilobytes for every kind of GPU."""
 DEVICES = ("h100", "rtx-4090")
 
 
@@ -56,10 +66,14 @@ def _ship(file: Path) -> None:
 
 
 def main() -> None:
-    """Make those that are asked for, or all."""
+    """Make those that are asked for; or all, and nothing else stays."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipes", nargs="*", metavar="RECIPE")
-    for name in parser.parse_args().recipes or [name for name, _ in list_recipes()]:
+    named = parser.parse_args().recipes
+    if not named:
+        for old in (recipes_folder() / "formulas").glob("*.json.gz"):
+            old.unlink()
+    for name in named or RECIPES:
         make(name)
 
 
