@@ -2,10 +2,11 @@
 
     python -m benchmarks.shipped_formulas [RECIPE ...]
 
-For each of RECIPES, or those that are named: `harness hardware` asks every kind of GPU at the recipe's own sizes, and `harness fit` what
-is the largest that fits DEVICES. What they learn is written to recipes/formulas/. A formula holds for the
-versions of the libraries that made it; tests/formula/test_shipped.py holds it against a simulation of
-today's code, and fails where it has to be made anew.
+For each of RECIPES, or those that are named: `harness hardware` asks every kind of GPU at the recipe's own
+sizes, and `harness fit` what is the largest that fits DEVICES. What they learn is written to
+recipes/formulas/. A formula holds for the versions of the libraries that made it;
+tests/formula/test_shipped.py holds it against a simulation of today's code, and fails where it has to be made
+anew.
 """
 
 from __future__ import annotations
