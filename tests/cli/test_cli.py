@@ -43,9 +43,10 @@ def test_help_of_run_shows_examples(call):
 def test_recipes_are_listed_a_line_each(call):
     status, out, _ = call("recipes")
     lines = out.splitlines()
-    files = list((ROOT / "recipes").glob("*.yaml"))
+    files, by_card = ([*(ROOT / "recipes").glob(names)] for names in ("*.yaml", "cards/*.yaml"))
     assert status == 0
-    assert len(lines) == len(files) > 10
+    assert lines.index("") == len(files) > 10
+    assert sum(" on a card of " in line for line in lines) == len(by_card) > 30
     assert any(line.split()[0] == "smoke" and len(line.split()) > 3 for line in lines)
 
 
