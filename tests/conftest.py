@@ -34,7 +34,6 @@ def _a_cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 LONG = (
     "tests/answers/test_two_profiles.py::test_two_environments",  # versions
-    "tests/benchmarks/test_cards.py::test_a_simulation_of_the_others",  # a simulation of each
     "tests/benchmarks/test_gpu_programme.py",  # a rehearsal of all of it
     "tests/benchmarks/test_questions.py",  # what the guide's commands print, each command again
     "tests/browser",  # a browser
@@ -49,6 +48,7 @@ LONG = (
     "tests/watching/test_watch.py",  # programs
     "tests/training/toggles/test_loss.py",  # Triton's interpreter
     "tests/measure/test_measured_run.py::test_the_command_in_trouble",  # processes
+    "tests/benchmarks/test_cards.py::test_a_simulation_of_the_others",  # a simulation of each
 )
 """What `make test` leaves to `make test-long`: beginnings of names. Every second one takes half the time."""
 
