@@ -69,8 +69,12 @@ def products_of(hardware: Hardware) -> Mapping[str, Any]:
 def device_rate(hardware: Hardware) -> float:
     """Times the datasheet's peak in 16 bit: the clock that products of this device were seen to run at, where
     that is all that is known of it."""
-    found = document()["devices"].get(SAME_CHIP.get(hardware.name, hardware.name))
-    return 1.0 if found is None else found["rate"]
+    return _large_products(hardware.name).get("rate", 1.0)
+
+
+def _large_products(name: str) -> Mapping[str, Any]:
+    """What is known of a device by them alone; empty where nothing is."""
+    return document()["devices"].get(SAME_CHIP.get(name, name), {})
 
 
 HALF_RATE = 3.0
@@ -187,10 +191,10 @@ def spread(hardware_name: str, capability: str, kind: str) -> Spread:
     found = spreads[kind] if kind in spreads else spreads["memory"]
     name = LIKE_ARCHITECTURE.get(capability, capability)
     mine = found["by_architecture"].get(name, found["all"])
-    own, chip = Spread(*mine), SAME_CHIP.get(hardware_name, hardware_name)
-    if chip in document()["measured_devices"]:
+    own = Spread(*mine)
+    if SAME_CHIP.get(hardware_name, hardware_name) in document()["measured_devices"]:
         return own
-    if kind == "product" and document()["devices"].get(chip, {"count": 0})["count"]:
+    if kind == "product" and _large_products(hardware_name).get("count"):
         return own.wider(Spread(*found["reported"]))
     return own.wider(Spread(*found["elsewhere"]))
 
@@ -202,8 +206,8 @@ def is_measured(hardware: Hardware) -> bool:
 
 def _reported(hardware: Hardware) -> str:
     """Whose large products this device's clock comes from; "" of one that nobody reported."""
-    found = document()["devices"].get(SAME_CHIP.get(hardware.name, hardware.name), {"count": 0})
-    number = found["count"]
+    found = _large_products(hardware.name)
+    number = found.get("count", 0)
     return f"{number} report{'s' * (number != 1)} of its large products ({found['source']})" if number else ""
 
 

@@ -9,6 +9,7 @@ import sys
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import assume, given, settings
@@ -21,6 +22,7 @@ from harness.errors import InputError
 from harness.hardware.hardware import all_hardware, find_hardware, hardware_names
 from harness.napkin import Timing, derive_terms, estimate, predict, required_bytes, sent_bytes
 from harness.recipe.effects import EFFECTS
+from harness.recipe.fields import Optimizer
 from harness.recipe.file import list_recipes, load_recipe
 from harness.recipe.recipe import Recipe
 from harness.step_profile.step_profile import StepProfile
@@ -127,17 +129,7 @@ def test_a_recipe_field_is_priced_or_neutral_for_a_reason(field):
 
 CHOICES = {
     "precision": ["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"],
-    "optimizer": [
-        "adamw",
-        "adamw_8bit",
-        "paged_adamw_8bit",
-        "paged_adamw",
-        "adafactor",
-        "sgd",
-        "lion_8bit",
-        "muon",
-        "adamw_schedule_free",
-    ],
+    "optimizer": list(get_args(Optimizer)),
     "optimizer_impl": ["foreach", "fused", "for_loop"],
     "offload": [(), ("activations",), ("optimizer",), ("parameters",)],
     "quantization": ["none", "nf4", "int8"],

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from virtual_gpu_held import await_values, can_hold, hold, is_plain, values_of
 from virtual_gpu_keys import BELOW, KEYS, has_a_mode, switched
+from virtual_gpu_operators import tensors_in
 
 MOST_BYTES = 1 << 24
 """Of one tensor; what is larger moves nothing."""
@@ -46,7 +47,7 @@ def _kernel(operator, exchange):
     def kernel(keys, *arguments):
         global _reduction
         made = redispatch(keys & below, *arguments)
-        tensors = _all_tensors(arguments)
+        tensors = tensors_in(arguments)
         if tensors and not has_a_mode(keys) and all(_is_exchanged(tensor, most) for tensor in tensors):
             group = dist.ProcessGroup.unbox(arguments[place])
             with torch.no_grad():
@@ -90,16 +91,6 @@ def _is_exchanged(tensor, most_bytes):
     integers = not (tensor.is_floating_point() or tensor.is_complex())
     size = tensor.numel() * tensor.element_size()
     return integers and is_plain(tensor) and (most_bytes is None or size <= most_bytes)
-
-
-def _all_tensors(values):
-    found = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _all_tensors(value)
-    return found
 
 
 def _from_all(group, ours):

@@ -103,12 +103,12 @@ def compare(name, function, sample, inplace):
     try:
         found, said = looked_at(lambda: run(there))
     except Exception as error:
-        return ("raises", str(error).splitlines()[0][:90] if str(error) else repr(error), said_of(error))
+        return (
+            "raises",
+            str(error).splitlines()[0][:90] if str(error) else repr(error),
+            type(error).__name__,
+        )
     return (same(found, expected) or said, said and not same(found, expected), (found, expected))
-
-
-def said_of(error):
-    return type(error).__name__
 
 
 def cases():
