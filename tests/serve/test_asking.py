@@ -153,9 +153,10 @@ def test_who_stops_listening_ends_the_simulation(server: Any) -> None:
 
 
 def test_one_at_a_time_and_who_leaves_the_queue_is_not_waited_for(server: Any) -> None:
-    first = listening_to(server.server_port, SLOW)
-    waiting = [listening_to(server.server_port, SLOW) for _ in range(20)]
     turns = server.pages.simulator._turns
+    first = listening_to(server.server_port, SLOW)
+    within(lambda: len(turns) == 1)  # its answer began before it took its turn
+    waiting = [listening_to(server.server_port, SLOW) for _ in range(20)]
     within(lambda: len(turns) == 21)
     worker = worker_of(server)
     for one in waiting:
