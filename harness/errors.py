@@ -49,7 +49,7 @@ class MissingDependency(InputError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, extra: str | None, needed_for: str) -> None:
-        install = f"pip install 'harness[{extra}]'" if extra else f"pip install {package}"
+        install = f"pip install 'finetune-harness[{extra}]'" if extra else f"pip install {package}"
         super().__init__(f"{needed_for} needs the package {package}, which is not installed. Run: {install}")
 
 

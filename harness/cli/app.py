@@ -26,7 +26,7 @@ def _say_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
-        print(f"harness {version('harness')}")
+        print(f"harness {version('finetune-harness')}")
         raise typer.Exit
 
 

@@ -212,7 +212,7 @@ def test_missing_package_names_the_extra(call, tmp_path, monkeypatch):
     status, _, err = call("run", write_recipe(tmp_path, data="someone/some-dataset"))
     assert status == 2
     assert one_paragraph(err)
-    assert "pip install 'harness[data]'" in err
+    assert "pip install 'finetune-harness[data]'" in err
 
 
 def test_a_broken_installation_names_the_package():

@@ -106,7 +106,7 @@ def test_models_are_all_listed_with_their_sizes(call: Call) -> None:
 def test_version_and_completion(monkeypatch, call: Call) -> None:
     from importlib.metadata import version
 
-    assert call("--version") == (0, f"harness {version('harness')}\n", "")
+    assert call("--version") == (0, f"harness {version('finetune-harness')}\n", "")
     monkeypatch.setenv("_HARNESS_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "harness sim")
     monkeypatch.setenv("COMP_CWORD", "1")

@@ -19,7 +19,7 @@ from tests.support.commands import Call
 from tests.support.places import MODELS, ROOT
 from tests.support.reported import simulated_run, write_hand_made
 
-pytest.importorskip("mcp", reason="`harness mcp` needs the extra harness[mcp]")
+pytest.importorskip("mcp", reason="`harness mcp` needs the extra finetune-harness[mcp]")
 from mcp import Client, StdioServerParameters
 
 SMALL = {"seq_len": 16, "micro_batch_size": 1}

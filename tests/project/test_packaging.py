@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import harness
 from tests.support.places import ROOT
 
 CALIBRATION = "profiles/h200/calibration.json"
@@ -50,7 +52,22 @@ def test_calibrations_are_in_the_wheel_and_profiles_are_not(site: Path) -> None:
 
 
 def test_nothing_else_is_in_the_wheel(site: Path) -> None:
-    assert {path.name.split("-")[0] for path in site.iterdir()} == {"harness"}
+    assert {path.name.split("-")[0] for path in site.iterdir()} == {"harness", "finetune_harness"}
+
+
+def test_the_wheel_says_whose_what_it_carries_is(site: Path) -> None:
+    """Files of others lie beside their licences; what NOTICE speaks of is there."""
+    (information,) = site.glob("*.dist-info")
+    licences = {path.name for path in information.rglob("licenses/**/*") if path.is_file()}
+    assert licences == {"LICENSE", "NOTICE", "chart.LICENSE.md"}
+    notice = (information / "licenses/NOTICE").read_text(encoding="utf-8")
+    sources = json.loads((site / "harness/kernel_time/parameters.json").read_text(encoding="utf-8"))[
+        "sources"
+    ]
+    assert [source for source in sources if source not in notice] == []
+    minified = [path.name for path in (site / "harness/report/assets").glob("*.min.js")]
+    assert [name for name in minified if name not in notice] == []
+    assert (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").count(f"## {harness.__version__}") == 1
 
 
 def test_an_installed_package_finds_its_recipes_and_calibrations(site: Path) -> None:

@@ -376,5 +376,5 @@ def test_an_engine_that_is_not_installed_has_its_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     options = [LOCAL] if name == "submitit" else []
-    with pytest.raises(InputError, match=rf"pip install 'harness\[{name}\]'"):
+    with pytest.raises(InputError, match=rf"pip install 'finetune-harness\[{name}\]'"):
         launcher_named(name, options, tmp_path, "simulated", None, print)

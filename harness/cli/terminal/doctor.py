@@ -50,7 +50,7 @@ def print_findings(console: Console, findings: dict[str, Any]) -> None:
 
 def _how_to_install(package: str) -> str:
     extra = {"flash-attn": "flash-attn", "liger-kernel": "liger", "datasets": "data"}.get(package)
-    return f" (pip install 'harness[{extra}]')" if extra else ""
+    return f" (pip install 'finetune-harness[{extra}]')" if extra else ""
 
 
 def _print_pairs(console: Console, title: str, pairs: list[tuple[str, str]]) -> None:

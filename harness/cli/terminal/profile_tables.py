@@ -150,7 +150,7 @@ def _facts(profile: StepProfile) -> list[str]:
     if step.tokens_per_s is not None:
         mfu = "" if step.mfu is None else f", MFU {step.mfu:.1%}"
         lines.append(f"{step.tokens_per_s:,.0f} tokens/s{mfu}")
-    if time := time_in_words(profile):
+    if time := time_in_words(profile.parts_of_time_s()):
         known = step.tokens_per_s_range()
         sure = "" if known is None else f"; {known[0]:,.0f} to {known[1]:,.0f} tokens/s four times of five"
         lines.append(f"time: {time}{sure}")

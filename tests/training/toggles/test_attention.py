@@ -76,7 +76,7 @@ def test_flash_attention_is_never_fetched(
 
 
 FLASH_HINTS = {
-    "flash_attention_2": r"pip install 'harness\[flash-attn\]'",
+    "flash_attention_2": r"pip install 'finetune-harness\[flash-attn\]'",
     "flash_attention_3": r"flash-attn-3, which is not installed.* Build it from the folder hopper",
 }
 

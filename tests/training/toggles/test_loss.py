@@ -92,7 +92,7 @@ def test_a_model_liger_does_not_know_is_refused(family: str, monkeypatch: pytest
 def test_without_liger_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
-    with pytest.raises(MissingDependency, match="pip install 'harness\\[liger\\]'"):
+    with pytest.raises(MissingDependency, match="pip install 'finetune-harness\\[liger\\]'"):
         build_model(tiny(loss="fused_linear"), CPU)
 
 

@@ -151,7 +151,7 @@ def test_schedule_free_steps_as_its_own_package_does(impl: str) -> None:
 
 def test_without_its_package_schedule_free_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "schedulefree", None)
-    with pytest.raises(MissingDependency, match=r"pip install 'harness\[schedule-free\]'"):
+    with pytest.raises(MissingDependency, match=r"pip install 'finetune-harness\[schedule-free\]'"):
         built(tiny(optimizer="adamw_schedule_free"))
 
 
