@@ -119,7 +119,7 @@ def libraries() -> list[Path]:
 def _parts(installed: Torch) -> dict[str, tuple[str, ...]]:
     major = installed.cuda_major
     return {
-        f"libcudart.so.{major}": ("memory.c", "runtime.c", "streams.c", "clock.c", "crash.c"),
+        f"libcudart.so.{major}": ("memory.c", "processes.c", "runtime.c", "streams.c", "clock.c", "crash.c"),
         f"libcublas.so.{major}": ("cublas.c",),
         f"libcublasLt.so.{major}": ("cublasLt.c",),
         "libcuda.so.1": ("driver.c",),

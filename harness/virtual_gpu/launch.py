@@ -48,6 +48,8 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
     """
     if not 1 <= options.gpus <= MOST_GPUS:
         raise InputError(f"--gpus {options.gpus}: give a number from 1 to {MOST_GPUS}.")
+    if options.world_size is not None and options.world_size < 1:
+        raise InputError(f"--world-size {options.world_size}: there is at least one rank.")
     if options.world_size is not None and not 0 <= options.rank < options.world_size:
         raise InputError(
             f"--rank {options.rank}: with --world-size {options.world_size}, ranks count from 0."
@@ -79,12 +81,13 @@ def surroundings(options: Options, environment: Mapping[str, str]) -> dict[str, 
         "VIRTUAL_GPU_HARNESS": str(PACKAGE.parent),
     }
     made.pop("CUDA_VISIBLE_DEVICES", None)  # of a real machine's devices
+    made.pop("VIRTUAL_GPU_PROCESSES", None)  # of an `emulate` around this one
     if options.out is not None:
         made["VIRTUAL_GPU_OUT"] = made["VIRTUAL_GPU_TIMES"] = str(options.out.resolve())
     if options.world_size is not None:
-        local = options.rank % options.gpus
+        here = min(options.gpus, options.world_size)  # ranks of one machine
         made |= {"VIRTUAL_GPU_ALONE": "1", "WORLD_SIZE": str(options.world_size), "RANK": str(options.rank)}
-        made |= {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(options.gpus)}
+        made |= {"LOCAL_RANK": str(options.rank % here), "LOCAL_WORLD_SIZE": str(here)}
         made |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     return made
 

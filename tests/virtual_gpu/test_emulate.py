@@ -39,8 +39,6 @@ def test_several_devices_and_what_nvml_sees(emulate) -> None:
     code = """
 import pynvml, torch
 held = torch.empty(100 << 20, dtype=torch.uint8, device="cuda:1")
-free = [torch.cuda.mem_get_info(n)[0] for n in range(3)]
-assert free[0] == free[2] > free[1], free
 try:
     torch.empty(1, device="cuda:3")
 except RuntimeError as error:
@@ -49,6 +47,8 @@ pynvml.nvmlInit()
 for n in range(pynvml.nvmlDeviceGetCount()):
     handle = pynvml.nvmlDeviceGetHandleByIndex(n)
     print(n, pynvml.nvmlDeviceGetName(handle), len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)))
+free = [torch.cuda.mem_get_info(n)[0] for n in range(3)]
+assert free[0] == free[2] > free[1], free
 """
     lines = emulate(code=code, options=("--gpus", "3")).stdout.splitlines()
     name = "NVIDIA H100 80GB HBM3"
@@ -353,3 +353,10 @@ def test_nothing_that_pytorch_calls_is_missing() -> None:
     }
     assert len(wanted) > 100
     assert wanted <= ours | others
+
+
+def test_a_machine_has_no_more_ranks_than_there_are() -> None:
+    made = surroundings(Options("h100", gpus=8, world_size=2, rank=1), {})
+    assert (made["LOCAL_WORLD_SIZE"], made["LOCAL_RANK"]) == ("2", "1")
+    made = surroundings(Options("h100", gpus=8, world_size=16, rank=11), {})
+    assert (made["LOCAL_WORLD_SIZE"], made["LOCAL_RANK"]) == ("8", "3")

@@ -93,6 +93,17 @@ def test_integers_between_two(emulate) -> None:
     assert done.stdout.count("all as it must be") == 2
 
 
+def test_collectives_of_two_are_true_or_said_to_be_unknown(emulate) -> None:
+    """gloo, on the CPU, is the oracle. Small tensors are true but for floats that are not sums: 2 of 22."""
+    done = emulate(*TORCHRUN, str(PROGRAMS / "collectives.py"), options=("--gpus", "2"))
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stdout
+    for line in lines:
+        _, true, _, unknown, _ = line.split()
+        assert int(true) >= 20
+        assert int(true) + int(unknown) == 44
+
+
 def test_symmetric_memory_is_refused_in_words(emulate) -> None:
     code = """
 import torch.distributed._symmetric_memory as symmetric

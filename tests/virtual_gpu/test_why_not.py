@@ -70,6 +70,7 @@ def test_every_device_of_the_table_can_be_virtual(name: str) -> None:
         (Options("h100", gpus=0), "--gpus 0"),
         (Options("h100", world_size=4, rank=4), "ranks count from 0"),
         (Options("h100", rank=3), "Give --world-size too"),
+        (Options("h100", world_size=0), "--world-size 0: there is at least one rank"),
         (Options("h1000"), "there is no h1000 in the table"),
     ],
 )

@@ -14,7 +14,6 @@
 
 #define PAGE (2ull << 20)
 #define MAX_RANGES (1 << 16)
-#define MAX_DEVICES 64
 #define FIRST 0x100000000000ull
 #define FROM_MEMORY_TO_VALUES 0x200000000000ull  // both lie where no process has anything
 #define END (FIRST + FROM_MEMORY_TO_VALUES)      // of device memory: the values of the first begin there
@@ -25,7 +24,7 @@ typedef struct {
 } Range;
 static Range ranges[MAX_RANGES];
 static int range_end;
-static uint64_t capacity, total, used[MAX_DEVICES], next_up, next_down = 0x7E0000000000ull, seed;
+static uint64_t total, next_up, next_down = 0x7E0000000000ull, seed;
 static int direction = 1, has_turned;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread cudaError_t last_error;
@@ -48,7 +47,6 @@ static void read_settings(void) {
     direction = 0;
     seed = 2 * strtoull(addresses + 6, NULL, 10) + 1;
   }
-  capacity = virtual_gpu_number("VIRTUAL_GPU_CAPACITY", total);
 }
 static void setup(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -120,15 +118,12 @@ cudaError_t cudaMalloc(void** pointer, size_t size) {
   setup();
   *pointer = NULL;
   if (!size) return cudaSuccess;
-  int slot = virtual_gpu_slot(virtual_gpu_current());
+  if (size > total || !virtual_gpu_take(virtual_gpu_slot(virtual_gpu_current()), pages(size)))
+    return last_error = cudaErrorMemoryAllocation;
   pthread_mutex_lock(&lock);
-  int fits = size <= capacity && used[slot] + pages(size) <= capacity;
-  if (fits) {
-    used[slot] += pages(size);
-    *pointer = (void*)reserve(size, virtual_gpu_current());
-  }
+  *pointer = (void*)reserve(size, virtual_gpu_current());
   pthread_mutex_unlock(&lock);
-  return fits ? cudaSuccess : (last_error = cudaErrorMemoryAllocation);
+  return cudaSuccess;
 }
 cudaError_t cudaFree(void* pointer) {
   CALLED;
@@ -137,7 +132,7 @@ cudaError_t cudaFree(void* pointer) {
   Range* range = range_of((uint64_t)pointer);
   int is_one = range && range->address == (uint64_t)pointer;
   if (is_one) {
-    used[virtual_gpu_slot(range->device)] -= range->size;
+    virtual_gpu_give_back(virtual_gpu_slot(range->device), range->size);
     unreserve(range);
   }
   pthread_mutex_unlock(&lock);
@@ -147,7 +142,7 @@ cudaError_t cudaMallocAsync(void** pointer, size_t size, cudaStream_t stream) { 
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) { return cudaFree(pointer); }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   setup();
-  *free_bytes = capacity - virtual_gpu_used(virtual_gpu_slot(virtual_gpu_current()));
+  *free_bytes = virtual_gpu_left(virtual_gpu_slot(virtual_gpu_current()));
   *total_bytes = total;
   return cudaSuccess;
 }
@@ -160,12 +155,6 @@ cudaError_t cudaPeekAtLastError(void) { return last_error; }
 uint64_t virtual_gpu_total(void) {
   setup();
   return total;
-}
-uint64_t virtual_gpu_used(int slot) {
-  pthread_mutex_lock(&lock);
-  uint64_t bytes = slot >= 0 && slot < MAX_DEVICES ? used[slot] : 0;
-  pthread_mutex_unlock(&lock);
-  return bytes;
 }
 int virtual_gpu_owner(const void* pointer) {
   pthread_mutex_lock(&lock);
@@ -193,19 +182,12 @@ static CUresult address_free(CUdeviceptr pointer, size_t size) {
 }
 static CUresult create(
     CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* properties, unsigned long long f) {
-  setup();
   int slot = virtual_gpu_slot(properties->location.id);
-  pthread_mutex_lock(&lock);
-  int fits = used[slot] + size <= capacity;
-  if (fits) used[slot] += size;
-  pthread_mutex_unlock(&lock);
   *handle = size | (uint64_t)slot << 56;
-  return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+  return virtual_gpu_take(slot, size) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 static CUresult release(CUmemGenericAllocationHandle handle) {
-  pthread_mutex_lock(&lock);
-  used[handle >> 56] -= handle & ((1ull << 56) - 1);
-  pthread_mutex_unlock(&lock);
+  virtual_gpu_give_back(handle >> 56, handle & ((1ull << 56) - 1));
   return CUDA_SUCCESS;
 }
 static CUresult attribute(int* value, CUdevice_attribute which, CUdevice device) {

@@ -34,11 +34,11 @@ static nvmlReturn_t find(long slot, nvmlDevice_t* device) {
   *device = (nvmlDevice_t)(intptr_t)(slot + 1);
   return SUCCESS;
 }
-// The driver's part, and for a process that has used the device its CUDA context.
-static uint64_t context(void) { return virtual_gpu_total() - virtual_gpu_number("VIRTUAL_GPU_CAPACITY", virtual_gpu_total()); }
 static uint64_t in_use(nvmlDevice_t device) {
-  uint64_t used = virtual_gpu_used(slot_of(device));
-  return used ? used + context() : 0;
+  unsigned process;
+  uint64_t bytes, sum = 0;
+  for (int next = 0; virtual_gpu_next_process(&next, slot_of(device), &process, &bytes);) sum += bytes;
+  return sum < virtual_gpu_total() ? sum : virtual_gpu_total();
 }
 
 #define SUCCEEDS(name, arguments, effect) \
@@ -53,7 +53,8 @@ SUCCEEDS(nvmlInitWithFlags, (unsigned flags), )
 SUCCEEDS(nvmlShutdown, (void), )
 SUCCEEDS(nvmlDeviceGetCount, (unsigned* count), *count = virtual_gpu_count_all())
 SUCCEEDS(nvmlDeviceGetCount_v2, (unsigned* count), *count = virtual_gpu_count_all())
-SUCCEEDS(nvmlSystemGetDriverVersion, (char* text, unsigned size), snprintf(text, size, "virtual"))
+// Of the drivers for CUDA 13 (NVIDIA's release notes), as a number that programs can compare.
+SUCCEEDS(nvmlSystemGetDriverVersion, (char* text, unsigned size), snprintf(text, size, "580.0+virtual"))
 SUCCEEDS(nvmlSystemGetNVMLVersion, (char* text, unsigned size), snprintf(text, size, "virtual"))
 SUCCEEDS(nvmlSystemGetCudaDriverVersion, (int* version), *version = virtual_gpu_number("VIRTUAL_GPU_CUDA", 13000))
 SUCCEEDS(nvmlSystemGetCudaDriverVersion_v2, (int* version), *version = virtual_gpu_number("VIRTUAL_GPU_CUDA", 13000))
@@ -99,14 +100,14 @@ static nvmlReturn_t pci(nvmlDevice_t device, nvmlPciInfo_t* info) {
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t* info) { return pci(device, info); }
 nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t* info) { return pci(device, info); }
 
-// Each process knows of itself alone. The first version of the answer has only a process and its bytes.
-static nvmlReturn_t processes(nvmlDevice_t device, unsigned* count, nvmlProcessInfo_t* found, size_t size) {
+// The first version of the answer has only a process and its bytes, in `size` bytes.
+static nvmlReturn_t processes(nvmlDevice_t device, unsigned* count, void* found, size_t size) {
   unsigned room = *count;
-  nvmlProcessInfo_t ours = {getpid(), in_use(device), ~0u, ~0u};
-  *count = ours.usedGpuMemory > 0;
-  if (*count > room) return 7;  // insufficient size: the caller asks again
-  if (*count) memcpy(found, &ours, size);
-  return SUCCESS;
+  nvmlProcessInfo_t its = {0, 0, ~0u, ~0u};
+  *count = 0;
+  for (int next = 0; virtual_gpu_next_process(&next, slot_of(device), &its.pid, &its.usedGpuMemory); ++*count)
+    if (*count < room) memcpy((char*)found + *count * size, &its, size);
+  return *count > room ? 7 : SUCCESS;  // insufficient size: the caller asks again
 }
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned* n, nvmlProcessInfo_t* found) {
   return processes(d, n, found, sizeof *found);
@@ -119,6 +120,17 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t d, unsigned* n, n
 }
 nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned* n, nvmlProcessInfo_t* found) {
   *n = 0;
+  return SUCCESS;
+}
+
+nvmlReturn_t nvmlSystemGetProcessName(unsigned process, char* name, unsigned size) {
+  char path[32];
+  snprintf(path, sizeof path, "/proc/%u/cmdline", process);
+  FILE* file = fopen(path, "r");
+  if (!file) return NOT_FOUND;
+  size_t read = fread(name, 1, size - 1, file);  // its arguments, each with a zero after it
+  name[read] = 0;
+  fclose(file);
   return SUCCESS;
 }
 

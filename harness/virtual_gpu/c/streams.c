@@ -133,7 +133,7 @@ cudaError_t cudaDeviceSynchronize(void) {
   pthread_mutex_lock(&work_lock);
   for (int i = 0; i < num_streams; i++) add(waited_for, comes_after[i]);
   pthread_mutex_unlock(&work_lock);
-  return cudaSuccess;
+  return num_capturing ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   CALLED;

@@ -10,7 +10,13 @@ int virtual_gpu_count(void);          // devices that CUDA_VISIBLE_DEVICES leave
 int virtual_gpu_slot(int device);     // the number that such a device has without CUDA_VISIBLE_DEVICES
 int virtual_gpu_current(void);        // the thread's device
 uint64_t virtual_gpu_total(void);     // bytes that a device says it has
-uint64_t virtual_gpu_used(int slot);  // bytes that this process has taken of a device
+// Bytes of a device (processes.c), which count for all processes of an `emulate`. Who asks what is left, or takes of it,
+// has a context there.
+int virtual_gpu_take(int slot, uint64_t size);  // whether it fits
+void virtual_gpu_give_back(int slot, uint64_t size);
+uint64_t virtual_gpu_left(int slot);
+// One process after the other and the bytes it has there, its context's too: `number` begins at 0. 0: there is no other.
+int virtual_gpu_next_process(int* number, int slot, unsigned* process, uint64_t* bytes);
 uint64_t virtual_gpu_handle(void);    // a number that no other thing has
 int virtual_gpu_owner(const void* pointer);  // the device a pointer lies on, -1 for none
 void virtual_gpu_called(const char* name);   // notes the last call, for a report of a crash

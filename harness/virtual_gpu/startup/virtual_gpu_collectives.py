@@ -1,10 +1,12 @@
-"""Communication whose values are looked at: integers, as token counts and pickled objects are.
+"""Communication whose values are looked at: integers, as token counts and pickled objects are, and floats as
+small as losses and norms.
 
-The virtual NCCL moves nothing. Small tensors of integers are exchanged here, through the store that the
-processes have in common; or, where one rank runs alone, as if every other had what this one has. Floats stay
-what they are.
+The virtual NCCL moves nothing. Such tensors are exchanged here, through the store that the processes have in
+common; or, where one rank runs alone, as if every other had what this one has. What is larger, and what a
+rank does not know itself, nobody knows afterwards.
 """
 
+import math
 import os
 import pickle
 from functools import partial
@@ -12,12 +14,24 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-from virtual_gpu_held import await_values, can_hold, hold, is_plain, values_of
-from virtual_gpu_keys import BELOW, KEYS, has_a_mode, switched
+from virtual_gpu_held import (
+    await_values,
+    can_hold,
+    forget,
+    hold,
+    is_assumed,
+    is_held,
+    is_of_floats,
+    is_plain,
+    values_of,
+)
+from virtual_gpu_keys import BELOW, KEYS, has_a_mode, past, switched
 from virtual_gpu_operators import tensors_in
 
-MOST_BYTES = 1 << 24
-"""Of one tensor; what is larger moves nothing."""
+MOST_BYTES = {True: 1 << 12, False: 1 << 24}
+"""Of one tensor of floats (True) or integers; what is larger moves nothing."""
+PART_BYTES = 4 << 20
+"""Of what is put into the store at once: it refuses more than 8 MiB."""
 ALONE = os.environ.get("VIRTUAL_GPU_ALONE") == "1"
 
 _numbers = {}
@@ -42,16 +56,18 @@ def install():
 def _kernel(operator, exchange):
     place = next(n for n, a in enumerate(operator._schema.arguments) if a.name == "process_group")
     redispatch, below = operator._handle.redispatch_boxed, BELOW[False]
-    most = None if exchange in (_all_to_all, _all_to_all_base) else MOST_BYTES  # their sizes differ by rank
+    most = _most_bytes(exchange)
 
     def kernel(keys, *arguments):
         global _reduction
-        made = redispatch(keys & below, *arguments)
+        made = past(redispatch, keys & below, *arguments)  # which copies what nobody knows to its outputs
         tensors = tensors_in(arguments)
-        if tensors and not has_a_mode(keys) and all(_is_exchanged(tensor, most) for tensor in tensors):
+        if tensors and not has_a_mode(keys):
             group = dist.ProcessGroup.unbox(arguments[place])
-            with torch.no_grad():
-                switched(exchange, False)(group, *arguments)
+            does = exchange if all(_is_exchanged(tensor, most) for tensor in tensors) else _forget_written
+            if does is exchange or not _leaves_as_it_is(exchange, group, arguments):
+                with torch.no_grad():
+                    switched(does, False)(group, *arguments)
         _reduction = dist.ReduceOp.SUM
         return made
 
@@ -88,9 +104,25 @@ def _is_exchanged(tensor, most_bytes):
     """The same on every rank: nothing else may have a say."""
     if ALONE and tensor.is_cpu:
         return True  # gloo's
-    integers = not (tensor.is_floating_point() or tensor.is_complex())
     size = tensor.numel() * tensor.element_size()
-    return integers and is_plain(tensor) and (most_bytes is None or size <= most_bytes)
+    return is_plain(tensor) and size <= most_bytes[is_of_floats(tensor)]
+
+
+def _most_bytes(exchange):
+    if exchange in (_all_to_all, _all_to_all_base):  # sizes differ by rank
+        return {True: 0, False: math.inf}
+    if exchange in (_send, _receive):  # who looks at a message waits for it: no float is worth that
+        return {**MOST_BYTES, True: 0}
+    return MOST_BYTES
+
+
+def _leaves_as_it_is(exchange, group, arguments):
+    """Whether a collective writes nothing on this rank."""
+    if exchange is _broadcast:
+        return arguments[2] == group.rank()
+    if exchange is _reduce:
+        return arguments[3] != group.rank()
+    return exchange is _send
 
 
 def _from_all(group, ours):
@@ -99,18 +131,48 @@ def _from_all(group, ours):
     if ALONE or size == 1:
         return [ours] * size
     number = _numbers[group.group_name] = _numbers.get(group.group_name, 0) + 1
-    store, key = c10d._get_default_store(), f"virtual_gpu/{group.group_name}"
-    store.set(f"{key}/{number}/{rank}", pickle.dumps(ours))
+    key = f"virtual_gpu/{group.group_name}"
+    _put(f"{key}/{number}/{rank}", ours)
     found = []
     for other in range(size):
-        found.append(ours if other == rank else pickle.loads(store.get(f"{key}/{number}/{other}")))  # noqa: S301  # of the same program
+        found.append(ours if other == rank else _taken(f"{key}/{number}/{other}"))
     if number > 1:  # everyone has read it: who is here has been there
-        store.delete_key(f"{key}/{number - 1}/{rank}")
+        _delete(f"{key}/{number - 1}/{rank}")
     return found
 
 
+def _put(key, value):
+    """Into the store, in parts of what it takes at once; the first byte of each says whether another one
+    follows."""
+    data, store = pickle.dumps(value), c10d._get_default_store()
+    starts = range(0, len(data), PART_BYTES)
+    for start in reversed(starts):
+        is_last = start == starts[-1]
+        store.set(f"{key}+{start}", bytes([not is_last]) + data[start : start + PART_BYTES])
+
+
+def _taken(key):
+    store, parts = c10d._get_default_store(), []
+    while not parts or parts[-1][0]:
+        parts.append(store.get(f"{key}+{len(parts) * PART_BYTES}"))
+    return pickle.loads(b"".join(part[1:] for part in parts))  # noqa: S301  # of the same program
+
+
+def _delete(key):
+    store, start = c10d._get_default_store(), 0
+    while store.delete_key(f"{key}+{start}"):
+        start += PART_BYTES
+
+
+def _forget_written(group, written, *_):
+    for tensor in tensors_in((written,)):
+        _write(tensor, None)
+
+
 def _values(tensor):
-    """A copy of its own; numpy pickles no more than the values."""
+    """A copy of its own, as no more than the values is pickled; None for what this rank does not know."""
+    if not (tensor.is_cpu or is_held(tensor) or is_assumed(tensor)):
+        return None
     host = tensor if tensor.is_cpu else values_of(tensor)
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(host)
 
@@ -120,12 +182,18 @@ def _tensors_from_all(group, tensors):
 
 
 def _write(tensor, value):
-    view = tensor if tensor.is_cpu else hold(tensor) if can_hold(tensor) else None
+    view = None
+    if value is not None:
+        view = tensor if tensor.is_cpu else hold(tensor) if can_hold(tensor) else None
     if view is not None:
         view.copy_(value.view(view.shape))
+    elif is_plain(tensor):
+        forget(tensor)
 
 
 def _reduced(values):
+    if any(value is None for value in values):
+        return None
     stacked = torch.stack(values)
     kind = _reduction if isinstance(_reduction, dist.ReduceOp.RedOpType) else _reduction.op
     kinds = dist.ReduceOp
@@ -140,9 +208,14 @@ def _reduced(values):
 
 
 def _all_reduce(group, tensors, *_):
+    _reduce(group, tensors, None, None, group.rank())
+
+
+def _reduce(group, tensors, process_group, reduction, root, *_):
     every = _tensors_from_all(group, tensors)
-    for n, tensor in enumerate(tensors):
-        _write(tensor, _reduced([theirs[n] for theirs in every]))
+    if group.rank() == root:
+        for n, tensor in enumerate(tensors):
+            _write(tensor, _reduced([theirs[n] for theirs in every]))
 
 
 def _broadcast(group, tensors, process_group, root, *_):
@@ -157,7 +230,14 @@ def _all_gather(group, outputs, inputs, *_):
 
 
 def _all_gather_base(group, output, source, *_):
-    _write(output, torch.cat([theirs.flatten() for (theirs,) in _tensors_from_all(group, [source])]))
+    every = [theirs for (theirs,) in _tensors_from_all(group, [source])]
+    unknown = any(theirs is None for theirs in every)
+    _write(output, None if unknown else torch.cat([theirs.flatten() for theirs in every]))
+
+
+def _all_gather_each(group, outputs, sources, *_):
+    for output, source in zip(outputs, sources, strict=True):
+        _all_gather_base(group, output, source)
 
 
 def _gather(group, outputs, inputs, process_group, root, *_):
@@ -180,15 +260,22 @@ def _reduce_scatter(group, outputs, inputs, *_):
 
 
 def _reduce_scatter_base(group, output, source, *_):
-    every = [theirs.chunk(group.size())[group.rank()] for (theirs,) in _tensors_from_all(group, [source])]
-    _write(output, _reduced(every))
+    every = [theirs for (theirs,) in _tensors_from_all(group, [source])]
+    _write(
+        output, _reduced([None if all_ is None else all_.chunk(len(every))[group.rank()] for all_ in every])
+    )
+
+
+def _reduce_scatter_each(group, outputs, sources, *_):
+    for output, source in zip(outputs, sources, strict=True):
+        _reduce_scatter_base(group, output, source)
 
 
 def _all_to_all(group, outputs, inputs, *_):
     for output, theirs in zip(outputs, _tensors_from_all(group, inputs), strict=True):
         part = theirs[group.rank()]
-        if part.numel() == output.numel():  # always, but for one that runs alone
-            _write(output, part)
+        fits = part is not None and part.numel() == output.numel()  # always, but for one that runs alone
+        _write(output, part if fits else None)
 
 
 def _all_to_all_base(group, output, source, process_group, output_sizes, input_sizes, *_):
@@ -205,12 +292,13 @@ def _send(group, tensors, process_group, to, tag, *_):
         return
     key = _letter(group, group.rank(), to, tag)
     for n, tensor in enumerate(tensors):
-        c10d._get_default_store().set(f"{key}/{n}", pickle.dumps(_values(tensor)))
+        _put(f"{key}/{n}", _values(tensor))
 
 
 def _receive(group, tensors, process_group, source, tag, *_):
     """What is received is asked for where it is first looked at: it may be sent later."""
     if ALONE:
+        _forget_written(group, tensors)
         return
     key = _letter(group, source, group.rank(), tag)
     for n, tensor in enumerate(tensors):
@@ -220,10 +308,13 @@ def _receive(group, tensors, process_group, source, tag, *_):
 
 
 def _arrive(view, key):
-    store = c10d._get_default_store()
-    with torch.no_grad():
-        switched(view.copy_, False)(pickle.loads(store.get(key)).view(view.shape))  # noqa: S301
-    store.delete_key(key)
+    """Whether the sender knew what it sent."""
+    value = _taken(key)
+    _delete(key)
+    if value is not None:
+        with torch.no_grad():
+            switched(view.copy_, False)(value.view(view.shape))
+    return value is not None
 
 
 def _letter(group, source, to, tag):
@@ -236,16 +327,20 @@ def _letter(group, source, to, tag):
 _EXCHANGES = {
     "allreduce_": _all_reduce,
     "allreduce_coalesced_": _all_reduce,
-    "reduce_": _all_reduce,
+    "reduce_": _reduce,
     "broadcast_": _broadcast,
     "allgather_": _all_gather,
     "_allgather_base_": _all_gather_base,
+    "allgather_into_tensor_coalesced_": _all_gather_each,
+    "allgather_coalesced_": _forget_written,
     "gather_": _gather,
     "scatter_": _scatter,
     "reduce_scatter_": _reduce_scatter,
     "_reduce_scatter_base_": _reduce_scatter_base,
+    "reduce_scatter_tensor_coalesced_": _reduce_scatter_each,
     "alltoall_": _all_to_all,
     "alltoall_base_": _all_to_all_base,
     "send": _send,
     "recv_": _receive,
+    "recv_any_source_": _forget_written,
 }

@@ -32,6 +32,9 @@ _awaited = {}
 _assumed = {}
 """By the same address, the pointers of integers that are too large to hold and follow from what kernels
 computed, which is taken for zeros."""
+_unknown = {}
+"""By the same address, the pointers of integers and booleans that an operator wrote and nobody knows: a part
+of them that is written later makes nothing known of the rest."""
 _bytes = {True: 0, False: 0}
 _marks = 0
 
@@ -52,17 +55,23 @@ def is_held(tensor):
     # not tensor.untyped_storage(): a storage that Python has seen is referred to once more, and autograd asks
     address = torch._C._storage_address(tensor)
     for arrive in _awaited.pop(address, ()):
-        arrive()
+        if not arrive():
+            forget(tensor)
     found = _held.get(address)
     return found is not None and found[0] == tensor.untyped_storage().data_ptr()
 
 
 def assume(tensor):
     """Its integers are not held, and would follow from zeros."""
+    _note(_assumed, tensor)
+
+
+def _note(notes, tensor):
+    _mark()
     storage = tensor.untyped_storage()
-    if _assumed.pop(storage._cdata, None) is None:
+    if notes.pop(storage._cdata, None) is None:
         storage._weak_ref()  # given back by _sweep
-    _assumed[storage._cdata] = storage.data_ptr()
+    notes[storage._cdata] = storage.data_ptr()
 
 
 def is_assumed(tensor):
@@ -70,13 +79,20 @@ def is_assumed(tensor):
     return found is not None and found == tensor.untyped_storage().data_ptr()
 
 
+def _is_unknown(tensor):
+    found = _unknown.get(torch._C._storage_address(tensor))
+    return found is not None and found == tensor.untyped_storage().data_ptr()
+
+
 def await_values(tensor, arrive):
-    """`arrive` writes the values of a tensor that is held, once they are looked at."""
+    """`arrive` writes the values of a tensor that is held, once they are looked at, and says whether they are
+    known."""
     _awaited.setdefault(torch._C._storage_address(tensor), []).append(arrive)
 
 
 def can_hold(tensor):
-    """Whether values may be written to it: it has memory, is not too large, and there is room."""
+    """Whether values may be written to it: it has memory, is not too large, there is room, and it is not a
+    part of what nobody knows."""
     floats = is_of_floats(tensor)
     most = MOST_BYTES[floats]
     if tensor.numel() * tensor.element_size() > most:
@@ -86,6 +102,8 @@ def can_hold(tensor):
         return False
     if is_held(tensor):
         return True
+    if _unknown and tensor.numel() * tensor.element_size() < size and _is_unknown(tensor):
+        return False
     if _bytes[floats] + size > BUDGET_BYTES[floats]:
         _sweep()
     return _bytes[floats] + size <= BUDGET_BYTES[floats]
@@ -100,7 +118,6 @@ def hold(tensor):
 
     None where there is no room for values: another order of addresses, or no memory.
     """
-    global _marks
     view = _view(tensor)
     if view is None or is_held(tensor):
         return view
@@ -111,14 +128,21 @@ def hold(tensor):
         storage._weak_ref()  # given back by _sweep
     else:
         _bytes[old[2]] -= old[1]
+    if _unknown.pop(storage._cdata, None) is not None:
+        torch.UntypedStorage._free_weak_ref(storage._cdata)
     floats = is_of_floats(tensor)
     _held[storage._cdata] = storage.data_ptr(), size, floats
     _bytes[floats] += size
-    _marks += 1
     ctypes.memset(_C.virtual_gpu_values(storage.data_ptr()), 0, size)
+    _mark()
+    return view
+
+
+def _mark():
+    global _marks
+    _marks += 1
     if _marks % SWEEP_EVERY == 0:
         _sweep()
-    return view
 
 
 def forget(tensor):
@@ -131,6 +155,8 @@ def forget(tensor):
         torch.UntypedStorage._free_weak_ref(address)
     if _assumed.pop(address, None) is not None:
         torch.UntypedStorage._free_weak_ref(address)
+    if not is_of_floats(tensor) and tensor.numel():
+        _note(_unknown, tensor)
 
 
 def values_of(tensor):
@@ -160,9 +186,10 @@ def _sweep():
     """Forget the storages that are gone, and give their pages back unless another storage lies there now."""
     gone = [address for address in _held if torch.UntypedStorage._expired(address)]
     ranges = [_held.pop(address) for address in gone]
-    for address in [address for address in _assumed if torch.UntypedStorage._expired(address)]:
-        del _assumed[address]
-        torch.UntypedStorage._free_weak_ref(address)
+    for notes in (_assumed, _unknown):
+        for address in [address for address in notes if torch.UntypedStorage._expired(address)]:
+            del notes[address]
+            torch.UntypedStorage._free_weak_ref(address)
     for address in gone:
         _awaited.pop(address, None)
         torch.UntypedStorage._free_weak_ref(address)

@@ -20,11 +20,12 @@ def in_force(call):
     def from_within(operator, /, *arguments, **options):
         if not is_excluded(KEY):
             return call(operator, *arguments, **options)
+        other = is_excluded(OTHER_KEY)  # not always where the first is: `past`
         exclude(KEY, False), exclude(OTHER_KEY, False)
         try:
             return call(operator, *arguments, **options)
         finally:
-            exclude(KEY, True), exclude(OTHER_KEY, True)
+            exclude(KEY, True), exclude(OTHER_KEY, other)
 
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
     exclude = torch._C._dispatch_tls_set_dispatch_key_excluded

@@ -43,7 +43,7 @@ NEVER_COMPUTED = ("_fused_dropout", "native_dropout", "rrelu_with_noise", "rrelu
 WRITE_UNSAID = {"cudnn_batch_norm": slice(3, 5), "native_batch_norm": slice(3, 5)}
 """Arguments that are written into though the schema does not say so: running statistics."""
 OF_NO_VALUES = _words("""
-    set_ resize_ resize_as_ record_stream is_pinned _pin_memory
+    set_ resize_as_ record_stream is_pinned _pin_memory
     _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """)
 """They write no values; those of a gradient scaler write none where nothing is infinite, and nothing is."""

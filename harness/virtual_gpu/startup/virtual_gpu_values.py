@@ -117,6 +117,8 @@ def _kernel(base, operator, below):
         return lambda keys, tensor: _read_one(keys, tensor, redispatch(keys & below, tensor))
     if base == "copy_":
         return lambda keys, to, source, *how: _copied(redispatch, keys & below, to, source, *how)
+    if base == "resize_":
+        return lambda keys, tensor, *how, **named: _resized(redispatch, keys & below, tensor, *how, **named)
     what = Operator(operator, base)
     # operators within are followed with the whole, but for those from which its kernel reads
     without = without_any if what.gives_number else call_plainly if base in ALWAYS_IN_FORCE else past
@@ -288,8 +290,8 @@ def _count(operator, redispatch, keys, arguments, options):
         made = without_any(redispatch, keys, *arguments, **options)  # which reads what it is told
     finally:
         answer(None)
-    for result, value in zip(tensors_in((made,)), values, strict=True):
-        if result.shape == value.shape and can_hold(result):
+    for result, value in zip(made if isinstance(made, tuple) else (made,), values, strict=True):
+        if result is not None and result.shape == value.shape and can_hold(result):  # None: not asked for
             _compute(operator.__name__, _write, result, value)
     return made
 
@@ -304,6 +306,19 @@ def _dim_of(base, arguments, options):
     place = 2 if base == "topk" else 1
     dim = arguments[place] if len(arguments) > place else options.get("dim", -1)
     return -1 if dim is None else dim
+
+
+def _resized(redispatch, keys, tensor, *how, **named):
+    """What was there stays, wherever the memory lies then; what is added is nobody's."""
+    kept = None
+    if not has_a_mode(keys) and is_plain(tensor) and tensor.numel() and is_held(tensor):
+        kept = (
+            values_of(tensor).as_strided((tensor.numel(),), (1,)).clone() if tensor.is_contiguous() else None
+        )
+    made = redispatch(keys, tensor, *how, **named)
+    if kept is not None and not is_held(tensor) and can_hold(tensor):
+        _compute("resize_", lambda: hold(tensor).view(-1)[: len(kept)].copy_(kept[: tensor.numel()]))
+    return made
 
 
 def _copied(redispatch, keys, to, source, *how):

@@ -2,8 +2,9 @@
 GPU its results are the CPU's, or nobody knows them and a sentence says so when they are looked at.
 Never another value.
 
-Prints the operators that were wrong, and last how many were compared, and of those how many were said
-to be unknown.
+Prints the operators that were wrong, those that CUDA refuses and the CPU does not, and last how many were
+compared, how many of those were said to be unknown and how many wrong, and how many samples were left out
+because the CPU or CUDA refuses them.
 """
 
 import contextlib
@@ -156,18 +157,16 @@ def foreach(info):
 
 
 def main(names):
-    compared, unknown, wrong = 0, [], {}
+    compared, unknown, wrong, refused, raises = 0, [], {}, 0, {}
     for group, name, form, samples, suffix in cases():
         if group in NOT_COMPARED or (names and group not in names):
             continue
         outcomes = [compare(name, form, sample, bool(suffix)) for sample in samples]
-        outcomes = [
-            each for each in outcomes if (each is not None and each[0] != "raises") or (each and names)
-        ]
-        raised = [each for each in outcomes if each[0] == "raises"]
-        outcomes = [each for each in outcomes if each[0] != "raises"]
-        if raised:
-            print("raises", name, raised[0][1:])
+        refused += outcomes.count(None)  # by the CPU
+        for each in outcomes:
+            if each and each[0] == "raises":
+                raises.setdefault(group, []).append(each[1:])
+        outcomes = [each for each in outcomes if each and each[0] != "raises"]
         if not outcomes:
             continue
         compared += 1
@@ -178,7 +177,9 @@ def main(names):
     for name, what in wrong.items():
         print(name, what[:300])
     print("unknown:", ", ".join(unknown), file=sys.stderr)
-    print(compared, len(unknown), len(wrong))
+    print("raises:", *(f"{name}: {found[0]}" for name, found in raises.items()), sep="\n", file=sys.stderr)
+    print("left out:", ", ".join(sorted(raises)))
+    print(compared, len(unknown), len(wrong), refused, sum(map(len, raises.values())))
 
 
 main(sys.argv[1:])
