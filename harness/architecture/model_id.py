@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from pathlib import Path
 
 from harness.architecture.config_file import MAX_CONFIG_BYTES, read_config
@@ -16,6 +17,8 @@ from harness.recipe import find_model_config, list_models, nearest_model
 
 _ID = re.compile(r"([\w.-]{1,96}/)?[\w.-]{1,96}", re.ASCII)  # the lengths are those of huggingface_hub
 _OFF = {"0", "", "OFF", "NO", "FALSE"}
+HUB_ANSWERS_S = 3.0
+"""Within that the Hub says something, or nobody waits for it: its library tries for half a minute."""
 
 
 def find_config(model: str) -> Path:
@@ -77,12 +80,45 @@ def _may_be_id(model: str) -> bool:
     return not model.startswith((".", "/", "~")) and _ID.fullmatch(model) is not None
 
 
-def _cached(model: str) -> Path | None:
-    """The newest config of that id in the Hugging Face cache."""
+def _in_cache(pattern: str) -> list[Path]:
+    """The configs of such ids in the Hugging Face cache."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    found = hub.glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json")
+    return [*hub.glob(f"models--{pattern}/snapshots/*/config.json")]
+
+
+def _cached(model: str) -> Path | None:
+    """The newest config of that id in the Hugging Face cache."""
+    found = _in_cache(model.replace("/", "--"))
     return max(found, key=lambda path: path.lstat().st_mtime, default=None)
+
+
+def _without_network() -> str:
+    """What can be named instead of an id that nobody can ask for."""
+    names = {path.parents[2].name.removeprefix("models--") for path in _in_cache("*")}
+    cached = sorted(name.replace("--", "/") for name in names)
+    ids = f", an id in the cache ({', '.join(cached[:3])})" if cached else ""
+    return f"Give a name that `harness models` lists{ids}, or the path of a config.json."
+
+
+def _unreached(model: str) -> str:
+    """Why the Hub says nothing within HUB_ANSWERS_S; empty where it answers, whatever that is."""
+    import huggingface_hub
+    from huggingface_hub.utils import get_session
+
+    why = [f"no answer in {HUB_ANSWERS_S:g} s"]
+
+    def ask() -> None:
+        try:
+            get_session().head(huggingface_hub.hf_hub_url(model, "config.json"), timeout=HUB_ANSWERS_S)
+            why[0] = ""
+        except Exception as error:  # every kind of failing network
+            why[0] = f"{type(error).__name__}: {error}"
+
+    asking = threading.Thread(target=ask, daemon=True)  # the look-up of a name has no time limit of its own
+    asking.start()
+    asking.join(HUB_ANSWERS_S)
+    return why[0]
 
 
 def _fetched(model: str) -> Path:
@@ -93,12 +129,18 @@ def _fetched(model: str) -> Path:
         f"in the Hugging Face cache.{hint}"
     )
     if os.environ.get("HF_HUB_OFFLINE", "").upper() not in _OFF:
-        raise InputError(f"{nowhere} HF_HUB_OFFLINE forbids to fetch it. Give the path of a config.json.")
+        raise InputError(f"{nowhere} HF_HUB_OFFLINE forbids to fetch it. {_without_network()}")
     if hint and "/" not in model:  # a misspelt name of ours, and nobody's id
         raise InputError(f"{nowhere} Give the path of a config.json, or an id as owner/name.")
     import huggingface_hub
     from huggingface_hub import errors
 
+    unreached = _unreached(model)
+    if unreached:
+        raise InputError(
+            f"{nowhere} It could not be fetched: the Hub cannot be reached ({unreached}); check the network, "
+            f"or HF_ENDPOINT. {_without_network()}"
+        )
     try:
         there = huggingface_hub.hf_hub_download(model, "config.json", dry_run=True)  # pyright: ignore[reportUnknownMemberType]
         if (there.file_size or 0) > MAX_CONFIG_BYTES:
@@ -113,5 +155,5 @@ def _fetched(model: str) -> Path:
     except errors.RemoteEntryNotFoundError:
         why = "that repository has no config.json (it may hold an adapter, or another format)"
     except Exception as error:  # every kind of failing network, of two libraries
-        why = f"the Hub cannot be reached ({type(error).__name__}); check the network, or HF_ENDPOINT"
+        why = f"the Hub broke off ({type(error).__name__}); check the network, or HF_ENDPOINT"
     raise InputError(f"{nowhere} It could not be fetched: {why}. Or give the path of a config.json.")

@@ -1,6 +1,7 @@
 """Instruments that two answers share while a step runs: storages, labels, recordings, FLOPs."""
 
 from harness.observe.flops import FlopCount, operator_flops
+from harness.observe.frames_of_error import failed_request
 from harness.observe.labels import (
     Owner,
     gradients_seen,

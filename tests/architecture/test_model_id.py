@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -129,13 +130,25 @@ def test_what_cannot_be_fetched_is_one_sentence(asked: list[str], model: str, wo
     assert not any(line.startswith("GET /huge") for line in asked)
 
 
-def test_no_network_is_one_sentence(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between the library's tries, 23 s in all
-    template = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"  # nobody listens there
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    with pytest.raises(InputError, match="cannot be reached"):
-        load_shape("someone/model")
+@pytest.mark.parametrize("listening", [False, True])
+def test_no_network_is_one_sentence(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listening: bool
+) -> None:
+    """Nobody listens, or who listens says nothing: no waiting for the library's five tries."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("the library tries again"))
+    monkeypatch.setattr("harness.architecture.model_id.HUB_ANSWERS_S", 0.2)
+    (cached := tmp_path / "hub/models--here--already/snapshots/1").mkdir(parents=True)
+    (cached / "config.json").write_text("{}")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if listening:
+            silent.listen()
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        with pytest.raises(InputError, match=r"cannot be reached.*an id in the cache .here/already."):
+            load_shape("someone/model")
     assert asked == []
 
 

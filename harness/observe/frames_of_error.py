@@ -1,0 +1,71 @@
+"""What memory ran out for: the line of the model or program that asked, and what there is as large."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.system import PACKAGE
+
+_PLUMBING = re.compile(
+    rf"(?:{re.escape(str(PACKAGE))}|{re.escape(str(Path(torch.__file__).parent))})/"
+    r"|.*/python3\.\d+/(?!(?:site|dist)-packages/)|<"
+)
+"""Files that ask for no tensor of their own: PyTorch's, ours, Python's."""
+_ABOVE_PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/")
+_OTHER_DTYPES = {8: "fp64", 4: "fp32", 2: "16 bit", 1: "8 bit"}
+"""By bytes of a number, where it is not the tensor's own dtype that was asked for."""
+_ROUNDED_TO = 2**21
+"""A large request is as much more than its tensor at most: the allocator asks for whole pages."""
+
+
+def failed_request(error: BaseException, requested_bytes: int | None) -> tuple[str | None, str | None]:
+    """`requested_at` and `requested_is` of an OutOfMemoryReport, from the frames that `error` came through.
+
+    `transformers/loss/loss_utils.py:61 ForCausalLMLoss` is the innermost frame outside PyTorch, and `as large
+    as logits in fp32: 4 × 4,096 × 151,936 × 4 B` a tensor that it, or what it called, has by a name.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    inner = len(frames)
+    while inner and _PLUMBING.match(frames[inner - 1][0].f_code.co_filename):
+        inner -= 1
+    if not inner:
+        return None, None
+    frame, line = frames[inner - 1]
+    file = frame.f_code.co_filename
+    place = _ABOVE_PACKAGE.sub("", file) if _ABOVE_PACKAGE.match(file) else file.rpartition("/")[2]
+    asked = [frame.f_locals, *(called.f_locals for called, _ in frames[inner:])]
+    found = (said for variables in asked for said in _as_large(variables, requested_bytes or 0))
+    return f"{place}:{line} {frame.f_code.co_name}", next(found, None)
+
+
+def _as_large(variables: Mapping[str, Any], requested_bytes: int) -> Iterator[str]:
+    """What of a frame's variables has so many bytes: the output of its Linear, or a tensor, in any dtype."""
+    module, given = variables.get("self"), variables.get("input")
+    if isinstance(module, torch.nn.Linear) and isinstance(given, torch.Tensor):
+        shape = [*given.shape[:-1], module.out_features]
+        if _is(shape, given.element_size(), requested_bytes):
+            spelled = _spelled(shape, given.element_size())
+            yield f"output of a Linear of {module.in_features:,} to {module.out_features:,}: {spelled}"
+    for name, value in variables.items():
+        if isinstance(value, torch.Tensor):
+            own = value.element_size()
+            for width in (own, *(each for each in _OTHER_DTYPES if each != own)):
+                if _is(value.shape, width, requested_bytes):
+                    dtype = str(value.dtype).removeprefix("torch.") if width == own else _OTHER_DTYPES[width]
+                    yield f"as large as {name} in {dtype}: {_spelled(value.shape, width)}"
+
+
+def _is(shape: Any, width: int, requested_bytes: int) -> bool:
+    more_bytes = requested_bytes - prod(shape) * width
+    return 0 <= more_bytes < min(_ROUNDED_TO, requested_bytes / 8)
+
+
+def _spelled(shape: Any, width: int) -> str:
+    return " × ".join(f"{size:,}" for size in shape) + f" × {width} B"
