@@ -64,7 +64,8 @@ def simulated(
 
     profile, memory = simulate(recipe, hardware, settings, rank=rank, after=after, advise=advise)
     if profile.oom is not None and profile.oom.phase in PHASES:
-        profile.oom.requested_is = tensor_in_words(recipe, profile.oom.requested_bytes)
+        named = tensor_in_words(recipe, profile.oom.requested_bytes)
+        profile.oom.requested_is = named or profile.oom.requested_is
     if after is not None and after.evaluation is not None and profile.evaluation is not None:
         _add_other_ways(profile, profile.evaluation, after.evaluation, recipe, hardware, settings, rank)
     return profile, memory

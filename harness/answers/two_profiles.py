@@ -18,19 +18,16 @@ from harness.hardware import Hardware
 from harness.recipe import Recipe, recipe_yaml
 from harness.snapshot import module_of_its_kind, place, read_snapshot, recording_of
 from harness.step_profile import (
-    KERNELS,
     PHASES_BETWEEN_STEPS,
     PhaseStats,
     StepProfile,
     TimeStats,
+    change_of_time_in_words,
     ranks_in_words,
 )
 from harness.units import in_gib, in_ms, ms
 
 MODULES = 8
-SMALL_CHANGE = 0.05
-SMALL_SHARE = 0.005
-"""Of the change of a step's time, and of that time: what a kind of kernels makes less of is not told."""
 MOST_ONLY_ONE = 3
 """Allocations that only one of two simulations makes: so many a phase."""
 OUT_OF_MEMORY = 3
@@ -324,13 +321,8 @@ def _time_lines(time: TimeDifference) -> Iterator[str]:
     if all(low is not None and high is not None for low, high in ranges):
         said = " and ".join(f"{ms(low or 0)} to {ms(high or 0)}" for low, high in ranges)
         yield f"  from and to, four times of five: {said} ms"
-    parts = {
-        KERNELS.get(kernel, kernel): b - a
-        for kernel, (a, b) in time.by_kernel.items()
-        if abs(b - a) >= max(SMALL_CHANGE * abs(time.change), SMALL_SHARE * first)
-    }
-    if parts:
-        yield "  of it " + ", ".join(f"{kernel} {s * 1e3:+,.1f}" for kernel, s in parts.items()) + " ms"
+    if parts := change_of_time_in_words(time.by_kernel):
+        yield f"  of it {parts}"
 
 
 def diff_lines(diff: ProfileDiff, names: tuple[str, str]) -> Iterator[str]:

@@ -57,7 +57,7 @@ class Found:
     def seen(cls, found: ConfirmedFit) -> Found:
         """What `harness fit` found by simulating."""
         sizes = {name: exact.value or 0 for name, exact in found.largest.items()}
-        notes = [*found.notes, f"What grows most: {found.held_back}." if found.held_back else ""]
+        notes = [*found.notes, f"W{found.held_back.in_words[1:]}." if found.held_back else ""]
         for name, exact in found.expandable.items():
             notes.append(f"With PYTORCH_ALLOC_CONF=expandable_segments:True even {name} {exact.value} fits.")
         if found.neutral is not None:

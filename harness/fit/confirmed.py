@@ -27,8 +27,17 @@ from harness.fit.changes import (
     suggestions,
 )
 from harness.fit.exact import ExactFit, fit_exact, fits_beyond
-from harness.fit.held_back import held_back, with_neutral_change
-from harness.fit.search import DEFAULT_MARGIN, MULTIPLES, Fit, FitField, fit, usable_bytes
+from harness.fit.held_back import HeldBack, held_back, with_neutral_change
+from harness.fit.search import (
+    DEFAULT_MARGIN,
+    MULTIPLES,
+    Fit,
+    FitField,
+    fit,
+    largest_within,
+    needs_of,
+    usable_bytes,
+)
 from harness.fit.simulations import Simulations, both_at_once
 from harness.hardware import Hardware
 from harness.recipe import Recipe, on_more_ranks
@@ -61,8 +70,8 @@ class ConfirmedFit:
     num_parameters: int | None = None
     """Of the model, without an adapter; None where its config tells too little."""
     notes: list[str] = field(default_factory=list[str])
-    held_back: str = ""
-    """What the memory is that keeps a larger micro batch from fitting; empty where nobody knows."""
+    held_back: HeldBack | None = None
+    """What the memory is that keeps a larger micro batch from fitting; None where nobody knows."""
     neutral: tuple[str, int] | None = None
     """Overrides that cost nothing, and a larger micro batch that is seen to fit with them."""
 
@@ -140,7 +149,7 @@ class _Confirming:
 
     def sizes(self) -> None:
         """The largest value of both fields, and whether expandable segments would allow a larger one."""
-        self.simulations.profile(self.recipe)  # both searches begin there
+        self._begin()
         axes = both_at_once(
             self.simulations, lambda: self._along("micro_batch_size"), lambda: self._along("seq_len")
         )
@@ -149,6 +158,21 @@ class _Confirming:
             if expandable is not None:
                 self.found.expandable[name] = expandable
         self.simulations.keep()
+
+    def _begin(self) -> None:
+        """Simulate the recipe, where both searches begin, and beside it about the longest sequence that fits
+        by arithmetic: between the two the formula knows where the end is."""
+        simulations, recipe = self.simulations, self.recipe
+        longest = 0
+        if self.found.arithmetic is not None and not simulations.knows(recipe):
+            needs = needs_of(recipe, self.hardware, "seq_len", shape := load_shape(recipe.model))
+            longest = largest_within(self.hardware.memory_bytes, needs, "seq_len", shape)
+            longest -= longest % self._step("seq_len")
+        if longest <= recipe.seq_len:
+            simulations.profile(recipe)
+            return
+        longer = recipe.model_copy(update={"seq_len": longest})
+        both_at_once(simulations, lambda: simulations.profile(recipe), lambda: simulations.leave(longer))
 
     def _along(self, name: FitField) -> tuple[ExactFit, ExactFit | None]:
         """The largest value of a field; and a larger one with expandable segments, where there is one."""
@@ -193,7 +217,7 @@ class _Confirming:
         held = held_back(recipe, self.simulations)
         if held is None:
             return
-        self.found.held_back = held.sentence
+        self.found.held_back = held
         if held.logits:
             other = with_neutral_change(recipe, self.simulations)
             if other is not None and other[1] > (rows or 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from harness.architecture import find_config, read_config
 from harness.errors import InputError
@@ -19,6 +20,17 @@ LETTERS = {
     "vocab_size": "V",
 }
 """Fields of a config, and the letters of the textbooks."""
+MEANINGS = {
+    "H": "numbers of a hidden state",
+    "F": "numbers inside an MLP",
+    "E": "numbers inside an expert",
+    "V": "words in the vocabulary",
+    "Q": "numbers of all heads of queries",
+    "K": "numbers of all heads of keys",
+    "R": "the adapter's rank",
+    "N": "heads of attention",
+}
+"""Of each letter, behind its number."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +93,34 @@ def _points(point: Point) -> list[Point]:
 
 def dimensions(recipe: Recipe) -> dict[str, int]:
     """The model's own, by letter; Q and K are all heads of queries and of keys, R the adapter's rank."""
-    config = read_config(find_config(recipe.model))
-    config = config.get("text_config", config)
+    config = _config_of_text(recipe)
     found = {letter: config[name] for name, letter in LETTERS.items() if isinstance(config.get(name), int)}
-    heads = config.get("num_attention_heads")
-    if "H" in found and isinstance(heads, int):
-        head = config.get("head_dim") or found["H"] // heads
-        found |= {"Q": heads * head, "K": (config.get("num_key_value_heads") or heads) * head}
+    if "n_embd" in config and "F" not in found:  # GPT-2's, where its config says nothing else
+        found["F"] = config.get("n_inner") or 4 * config["n_embd"]
+    number = _heads(config)
+    if "H" in found and number is not None:
+        head = config.get("head_dim") or found["H"] // number
+        found |= {"Q": number * head, "K": (config.get("num_key_value_heads") or number) * head}
     if not recipe.trains_base:
         found["R"] = recipe.lora_rank
     sizes = list(found.values())
     return {name: size for n, (name, size) in enumerate(found.items()) if size not in sizes[:n]}
+
+
+def heads(recipe: Recipe) -> dict[str, int]:
+    """The number of a layer's heads of attention, as N; empty where the config has none."""
+    found = _heads(_config_of_text(recipe))
+    return {} if found is None else {"N": found}
+
+
+def _config_of_text(recipe: Recipe) -> dict[str, Any]:
+    config = read_config(find_config(recipe.model))
+    return config.get("text_config", config)
+
+
+def _heads(config: dict[str, Any]) -> int | None:
+    found = config.get("num_attention_heads", config.get("n_head"))
+    return found if isinstance(found, int) else None
 
 
 SORTS = {"V": "logits", "F": "activations of an MLP", "H": "hidden states"}

@@ -15,11 +15,18 @@ from harness.errors import InputError
 from harness.fit.best import best_offers
 from harness.fit.changes import overrides
 from harness.fit.held_back import NEUTRAL, neutrally_changed
-from harness.fit.offers import GIB, UNSURE, Offer, estimated, simulated, unable
+from harness.fit.offers import GIB, UNSURE, Offer, estimated, simulated, too_small, unable
 from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import Hardware, all_hardware
 from harness.napkin import estimate, required_bytes
 from harness.recipe import Recipe
+from harness.step_profile import time_in_words
+from harness.units import in_ms
+
+AT_FIRST = 2
+"""Kinds of devices that are simulated at once, before it is known for which others that is in vain."""
+WORKSPACES_BYTES = 2**28
+"""More than the libraries' workspaces, which stay on the device too and are not the same on every kind."""
 
 
 def compare_hardware(
@@ -34,30 +41,50 @@ def compare_hardware(
     cannot run the recipe last. With `best` each with the micro batch and toggles with which it is fastest,
     and where they are unknown with the recipe's own.
 
-    One simulation for each compute capability, unless it is kept from an earlier question: devices of one
-    run the same kernels at their own rates. `told` hears of each, and its warnings. What cannot be simulated
-    is answered by arithmetic, and so is all where that is asked for. Raises InputError for what nobody knows.
+    One simulation for each compute capability, unless it is kept from an earlier question or none of its
+    devices has room for what stays: devices of one run the same kernels at their own rates. `told` hears of
+    each, and its warnings. What cannot be simulated is answered by arithmetic, and so is all where that is
+    asked for. Raises InputError for what nobody knows.
     """
     devices = all_hardware(prices)
     able = [device for device in devices if device.supports(recipe.compute_dtype)]
     warned: set[str] = set()
     offers = [unable(device, recipe) for device in devices if device not in able]
-    kinds = _by_kernels(able)
+    kinds = every_kind = _by_kernels(able)
     if not by_arithmetic:
-        all_at_once((Simulations(alike[0], told=told, alike=alike[1:]), recipe) for alike in kinds)
+        all_at_once((_simulations(alike, told), recipe) for alike in kinds[:AT_FIRST])
+        small = {offer.name: offer for offer in _too_small(recipe, kinds, told)}
+        offers += small.values()
+        kinds = [alike for alike in kinds if alike[0].name not in small]
+        all_at_once((_simulations(alike, told), recipe) for alike in kinds[AT_FIRST:])
     for alike in kinds:
         offers += _offers(recipe, alike, told, warned, by_arithmetic)
     if best:
-        found = {offer.name: offer for offer in best_offers(recipe, kinds, told)}
+        found = {offer.name: offer for offer in best_offers(recipe, every_kind, told)}
         offers = [found.get(offer.name, offer) for offer in offers]
     elif not by_arithmetic:
         offers = _with_neutral_change(recipe, offers, kinds, told, warned)
 
-    def order(offer: Offer) -> tuple[bool, float, float]:
-        cost = offer.cost_per_million_tokens
-        return (not offer.fits, float("inf") if cost is None else cost, -(offer.tokens_per_s or 0))
+    def order(offer: Offer) -> tuple[bool, float, bool, float]:
+        cost, runs = offer.cost_per_million_tokens, offer.required_bytes is not None
+        return (not offer.fits, float("inf") if cost is None else cost, not runs, -(offer.tokens_per_s or 0))
 
     return sorted(offers, key=order)
+
+
+def _simulations(alike: list[Hardware], told: Callable[[str], None]) -> Simulations:
+    return Simulations(alike[0], told=told, alike=alike[1:])
+
+
+def _too_small(recipe: Recipe, kinds: list[list[Hardware]], told: Callable[[str], None]) -> Iterator[Offer]:
+    """Of all devices of a kind that nobody has simulated yet, where weights, gradients and optimizer states,
+    which are the same on every kind, do not fit the largest."""
+    with suppress(InputError):
+        kept = _simulations(kinds[0], told).kept_bytes(recipe) if kinds else 0
+        for alike in kinds:
+            largest = max(device.memory_bytes for device in alike)
+            if kept - WORKSPACES_BYTES > largest and not _simulations(alike, told).knows(recipe):
+                yield from (too_small(device, kept) for device in alike)
 
 
 def _with_neutral_change(
@@ -84,7 +111,7 @@ def _with_neutral_change(
         return (offer.required_bytes or 0) - saved * (1 + UNSURE) <= device.memory_bytes
 
     hopeful = [alike for alike in kinds if any(may_fit(device) for device in alike)]
-    all_at_once((Simulations(alike[0], told=told, alike=alike[1:]), other) for alike in hopeful)
+    all_at_once((_simulations(alike, told), other) for alike in hopeful)
     found = [offer for alike in hopeful for offer in _offers(other, alike, told, warned, by_arithmetic=False)]
     spelled = overrides(recipe, NEUTRAL)
     better = {o.name: replace(o, overrides=spelled) for o in found if o.fits and o.name in short}
@@ -92,12 +119,12 @@ def _with_neutral_change(
 
 
 def _by_kernels(devices: list[Hardware]) -> list[list[Hardware]]:
-    """Devices that run the same kernels. What follows from their multiprocessors too is small: what some
-    reductions leave to be summed."""
+    """Devices that run the same kernels, the kind with the largest first. What follows from their
+    multiprocessors too is small: what some reductions leave to be summed."""
     alike: dict[str, list[Hardware]] = {}
     for device in devices:
         alike.setdefault(device.datasheet.compute_capability, []).append(device)
-    return list(alike.values())
+    return sorted(alike.values(), key=lambda kind: -max(device.memory_bytes for device in kind))
 
 
 def _offers(
@@ -111,7 +138,7 @@ def _offers(
     if by_arithmetic:
         with suppress(InputError):
             return [estimated(recipe, device) for device in alike]
-    simulations = Simulations(alike[0], told=told, alike=alike[1:])
+    simulations = _simulations(alike, told)
     try:
         for warning in simulations.timed(recipe).warnings:
             if warning not in warned:
@@ -204,11 +231,20 @@ def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
         cost = f"{cheapest.cost_per_million_tokens:.3f} per million tokens"
         and_how = f", with {cheapest.how}" if cheapest.how else ""
         yield f"  the cheapest of the {len(priced)} with a price: {cheapest.name}, {cost}{and_how}"
+        yield from _time_lines(cheapest)
     else:
         yield "  give prices of several (--price h200=3.5, or --prices FILE) to see which is the cheapest"
     fastest = max(sure, key=lambda o: o.tokens_per_s or 0)
     and_how = f", with {fastest.how}" if fastest.how else ""
     yield f"  the fastest: {fastest.name}, {fastest.tokens_per_s:,.0f} tokens/s{and_how}"
+    yield from _time_lines(fastest)
+
+
+def _time_lines(offer: Offer) -> Iterator[str]:
+    """What the step's time on the device consists of, where it was simulated."""
+    if parts := time_in_words(offer.step_parts_s):
+        text = f"of a step's {in_ms(offer.step_s)}: {parts}"
+        yield from wrap(text, 78, initial_indent="    ", subsequent_indent="      ")
 
 
 def _range(offer: Offer) -> str:

@@ -58,6 +58,7 @@ class ExactFit:
             "next_impossible": self.limit,
             "one_more_bytes": self.one_more_bytes,
             "tokens_per_s": self.profile and self.profile.step.tokens_per_s,
+            "step_parts_s": self.profile and self.profile.parts_of_time_s(),
             "tried": {str(value): fits for value, fits in self.tried.items()},
         }
 

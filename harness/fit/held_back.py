@@ -9,16 +9,18 @@ from pydantic import ValidationError
 
 from harness.errors import InputError
 from harness.fit.changes import changed, overrides
-from harness.fit.derived import dimensions
+from harness.fit.derived import MEANINGS, dimensions, heads
 from harness.fit.exact import fits_at_least
 from harness.fit.simulations import Simulations
-from harness.formula import in_dimensions, point_of, terms_at_peak
+from harness.formula import Size, Sum, in_dimensions, point_of, terms_at_peak
 from harness.recipe import Recipe
-from harness.units import in_gib
+from harness.units import counted, in_gib
 
 GROWING = ("activations", "temporaries", "inputs")
 NEUTRAL = {"loss": "fused_linear"}
 """The same weights, trained to the same values, and no slower: logits are never there as a whole."""
+TELLING = 0.01
+"""Of the peak: where less of it grows, another moment is the peak of a larger batch."""
 WORTH_A_SEARCH = 0.15
 """Of the peak: where the logits hold less, another loss brings little."""
 
@@ -30,6 +32,13 @@ class HeldBack:
     sentence: str
     logits: bool
     """Whether it is as large as tokens times vocabulary."""
+    grows: bool = True
+    """False: nothing that is there at the peak grows with the batch; a larger one has its peak elsewhere."""
+
+    @property
+    def in_words(self) -> str:
+        """The sentence, and what it speaks of."""
+        return f"{'what grows most' if self.grows else 'what fills most of the rest'}: {self.sentence}"
 
 
 def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
@@ -45,13 +54,17 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     owners: dict[str, set[str]] = {}
     letters = dimensions(recipe)
     if len({tokens for _, tokens in piece.points}) == 1:  # of one length: it stands in the coefficients
-        letters = {"S": point.seq_len, **letters}
-    for term in found.terms:
-        if term.category in GROWING:
-            size = in_dimensions(term.size, letters) if piece.explains else in_gib(term.rounded_bytes)
-            sizes[size] += term.rounded_bytes
-            counts[size] += term.count
-            owners.setdefault(size, set()).add(term.category)
+        letters = {"S": point.seq_len, **letters} | heads(recipe)
+    terms = [term for term in found.terms if term.category in GROWING]
+    growing = [term for term in terms if _grows(term.size)]
+    if sum(term.rounded_bytes for term in growing) < TELLING * found.total_bytes:
+        growing = []
+    for term in growing or terms:
+        each_bytes = term.rounded_bytes // term.count
+        size = in_dimensions(term.size, letters) if piece.explains else in_gib(each_bytes)
+        sizes[size] += term.rounded_bytes
+        counts[size] += term.count
+        owners.setdefault(size, set()).add(term.category)
     if not sizes:
         return None
     size, size_bytes = sizes.most_common(1)[0]
@@ -60,12 +73,17 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     count = f"{counts[size]} × " if counts[size] > 1 else ""
     share = size_bytes / found.total_bytes
     used = [name for name in letters if name in size.replace("·", " ").split() and name != "S"]
-    meaning = "".join(f", {name} = {letters[name]:,}" for name in used)
+    meaning = "".join(f", {name} = {letters[name]:,} {MEANINGS[name]}" for name in used)
     sentence = (
         f"{what}: {count}{size} = {in_gib(size_bytes)} of {in_gib(found.total_bytes)}, with B = "
-        f"{point.micro_batch_size:,}, S = {point.seq_len:,}{meaning}"
+        f"{counted(point.micro_batch_size, 'row')}, S = {point.seq_len:,} tokens{meaning}"
     )
-    return HeldBack(sentence, logits and share >= WORTH_A_SEARCH)
+    return HeldBack(sentence, logits and share >= WORTH_A_SEARCH, bool(growing))
+
+
+def _grows(size: Size) -> bool:
+    """Whether it depends on the batch or the sequence, as far as they differed where it was derived."""
+    return not isinstance(size, Sum) or any(factors.batch or factors.sequence for _, factors in size.terms)
 
 
 def with_neutral_change(recipe: Recipe, simulations: Simulations) -> tuple[str, int] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from harness.architecture import load_shape
@@ -39,6 +39,9 @@ class Offer:
     """What costs nothing and makes it fit, or makes it fast: the offer is of the recipe with these."""
     micro_batch_size: int | None = None
     """With which the device is at its best, where that was looked for; None: the recipe's own."""
+    step_s: float | None = None
+    step_parts_s: dict[str, float] = field(default_factory=dict[str, float])
+    """What a step's seconds consist of (StepProfile.parts_of_time_s); empty by arithmetic."""
 
     @property
     def cost_per_million_tokens(self) -> float | None:
@@ -72,6 +75,12 @@ def unable(device: Hardware, recipe: Recipe) -> Offer:
     return Offer(*common, price_per_hour=device.price_per_hour)
 
 
+def too_small(device: Hardware, kept_bytes: int) -> Offer:
+    """Of a device with less memory than what stays from step to step: how much more it needs nobody asked."""
+    offer = _offer(device, kept_bytes, None, None, fits=False)
+    return replace(offer, reason=f"{kept_bytes / GIB:.1f} GiB stay on the device from step to step")
+
+
 def estimated(recipe: Recipe, device: Hardware) -> Offer:
     """By arithmetic. Raises InputError for a model that it does not know."""
     memory = estimate(recipe, device, load_shape(recipe.model))
@@ -89,4 +98,10 @@ def simulated(recipe: Recipe, device: Hardware, simulations: Simulations) -> Off
     needed = profile.memory.process_bytes or 0
     offer = _offer(device, needed, step.tokens_per_s, step.bound, fits)
     tight = fits and is_tight(profile, device.memory_bytes - needed)
-    return replace(offer, tight=tight, tokens_per_s_range=step.tokens_per_s_range())
+    return replace(
+        offer,
+        tight=tight,
+        tokens_per_s_range=step.tokens_per_s_range(),
+        step_s=step.time_s.median,
+        step_parts_s=profile.parts_of_time_s(),
+    )

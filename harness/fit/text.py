@@ -11,8 +11,8 @@ from harness.fit.search import FitField
 from harness.hardware import Hardware
 from harness.napkin import warnings_of
 from harness.recipe import Recipe
-from harness.step_profile import StepStats
-from harness.units import in_gib
+from harness.step_profile import StepProfile, time_in_words
+from harness.units import in_gib, in_ms
 
 if TYPE_CHECKING:
     from harness.fit.exact import ExactFit
@@ -80,7 +80,7 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
         },
         "together": found.together,
         "wider": found.wider,
-        "held_back_by": found.held_back,
+        "held_back_by": found.held_back.sentence if found.held_back else "",
         "neutral_change": found.neutral
         and {"overrides": found.neutral[0], "fits_micro_batch_size": found.neutral[1]},
         "changes": [
@@ -149,13 +149,13 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
             memory = exact.profile.memory
             peak, reserved = in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes)
             yield f"    it allocates {peak} at most and reserves {reserved}"
-            yield from _speed(exact.profile.step)
+            yield from _speed(exact.profile)
         yield from _next_lines(exact, "    ")
         larger = _expandable(field, found)
         if larger is not None:
             yield f"    with PYTORCH_ALLOC_CONF=expandable_segments:True even {larger} fits"
     if found.held_back:
-        line = f"what grows most: {found.held_back}"
+        line = found.held_back.in_words
         yield from wrap(line, 98, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     if found.neutral is not None:
         change, larger = found.neutral
@@ -163,11 +163,14 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
     yield "  seen by simulating the step; `--quick` gives estimates in a moment"
 
 
-def _speed(step: StepStats) -> Iterator[str]:
+def _speed(profile: StepProfile) -> Iterator[str]:
+    step = profile.step
     if step.tokens_per_s is not None:
         known = step.tokens_per_s_range()
         beside = f" ({known[0]:,.0f} to {known[1]:,.0f})" if known else ""
         yield f"    about {step.tokens_per_s:,.0f} tokens/s{beside}"
+        if parts := time_in_words(profile.parts_of_time_s()):
+            yield f"    of a step's {in_ms(step.time_s.median)}: {parts}"
 
 
 def _next_lines(found: ExactFit, indent: str = "  ") -> Iterator[str]:

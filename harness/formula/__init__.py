@@ -1,7 +1,7 @@
 """A step's requests of memory as expressions of its sizes, derived from simulations. It needs no torch."""
 # pyright: reportUnusedImport=false
 
-from harness.formula.expression import Point
+from harness.formula.expression import Point, Sum
 from harness.formula.formula import Formula, Times, outcome_of, point_of, timed_on
 from harness.formula.outcome import Outcome, kept_bytes, least_bytes
 from harness.formula.piece import Piece, Size

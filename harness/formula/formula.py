@@ -25,21 +25,26 @@ class Times(NamedTuple):
     step: StepStats
     communication_s: dict[str, float]
     """By phase; of a step of one process nothing. See PhaseStats."""
+    kernels_s: dict[str, dict[str, float]]
+    """By phase and class of kernel; nothing where it was not kept. See PhaseStats."""
 
     @classmethod
     def of(cls, profile: StepProfile) -> Times:
         """Those of a simulation's profile."""
         waits = {name: stats.communication_s for name, stats in profile.phases.items()}
-        return cls(profile.step, {name: seconds for name, seconds in waits.items() if seconds is not None})
+        kernels = {name: stats.kernels_s for name, stats in profile.phases.items()}
+        known = {name: seconds for name, seconds in waits.items() if seconds is not None}
+        return cls(profile.step, known, kernels)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"step": self.step.model_dump(mode="json"), "communication_s": self.communication_s}
+        return {**self._asdict(), "step": self.step.model_dump(mode="json")}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Times:
         """What `as_json` wrote."""
-        return cls(StepStats.model_validate(document["step"]), document["communication_s"])
+        waits, kernels = document["communication_s"], document.get("kernels_s", {})
+        return cls(StepStats.model_validate(document["step"]), waits, kernels)
 
 
 @dataclass
@@ -180,8 +185,10 @@ class Formula:
             return profile
         for name, (allocated, reserved) in found.phases.items():
             stats = PhaseStats(peak_allocated_bytes=allocated, peak_reserved_bytes=reserved)
-            if times is not None and recipe.distributed:
-                stats.communication_s = times.communication_s.get(name, 0.0)
+            if times is not None:
+                stats.kernels_s = {**times.kernels_s.get(name, {})}
+                if recipe.distributed:
+                    stats.communication_s = times.communication_s.get(name, 0.0)
             profile.phases[name] = stats
         memory = profile.memory
         memory.peak_phase = found.peak_phase

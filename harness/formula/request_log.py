@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator
 from itertools import count
 from typing import Literal, NamedTuple
 
@@ -100,22 +100,26 @@ class RequestLog:
         """Make the recorded step's requests again, at most `times`: allocated and reserved bytes at most, by
         phase.
 
-        It ends when a step leaves the blocks it found; a step that is not `steady` is not repeated. `blocks`
-        are those by key at its end, and `enter` is told each phase. Raises AllocatorOutOfMemory.
+        It ends when a step leaves the blocks that one before it left: those after it go round. A step that is
+        not `steady` is not repeated. `blocks` are those by key at its end, and `enter` is told each phase.
+        Raises AllocatorOutOfMemory.
         """
         peaks: dict[str, tuple[int, int]] = {}
-        left = self.steady() if times else None
-        state = None if left is None else all_blocks(allocator)
+        left = self.steady()
+        if left is None:
+            return peaks
+        seen: set[Hashable] = set()
         nobodys = count(NOBODYS)
-        for _ in range(times if left is not None else 0):
-            blocks |= {old: blocks.pop(new) for old, new in (left or {}).items()}
+        for _ in range(times):
+            state = all_blocks(allocator), tuple(blocks[key].address for key in left.values())
+            if state in seen:
+                break
+            seen.add(state)
+            blocks |= {old: blocks.pop(new) for old, new in left.items()}
             blocks |= {next(nobodys): blocks.pop(key) for key in self.lost}
             for phase, allocated, reserved in self.play(self.recorded, None, allocator, blocks, enter):
                 before = peaks.get(phase, (0, 0))
                 peaks[phase] = max(before[0], allocated), max(before[1], reserved)
-            before, state = state, all_blocks(allocator)
-            if state == before:
-                break
         return peaks
 
     def play(
@@ -170,7 +174,7 @@ class RequestLog:
         return now, peak
 
 
-def all_blocks(allocator: Allocator) -> list[tuple[int, int, bool]]:
+def all_blocks(allocator: Allocator) -> tuple[tuple[int, int, bool], ...]:
     """(address, size, allocated) of every block: equal states do the same with equal requests."""
     found: list[tuple[int, int, bool]] = []
     for segment in allocator.device.segments.values():
@@ -178,4 +182,4 @@ def all_blocks(allocator: Allocator) -> list[tuple[int, int, bool]]:
         while block is not None:
             found.append((block.address, block.size, block.allocated))
             block = block.next
-    return found
+    return tuple(found)

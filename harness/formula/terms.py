@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations_with_replacement
@@ -88,21 +88,31 @@ def _in_blocks(size_bytes: int) -> int:
 
 def in_dimensions(size: Size, names: Mapping[str, int]) -> str:
     """A size with its coefficient as a product of the model's own dimensions and the bytes of an element,
-    where there is such a product of at most two: 8192·B·S is B·S·H × 2 B. What is named first comes first."""
+    where there is such a product of at most two: 8192·B·S is B·S·H × 2 B. What is named first comes first.
+
+    `names` may have S, where the size is one of a fixed length: what grows with the batch has tokens then,
+    one factor of them before two, and three factors with the heads N (scores of attention: B·S·S·N × 4 B)."""
     if not isinstance(size, Sum) or len(size.terms) != 1:
         return str(size)
     ((coefficient, factors),) = size.terms
-    named = _named(coefficient, names)
-    return str(size) if named is None else _spelled(factors, *named)
+    tokens = factors.batch if "S" in names else 0
+
+    def unlikely(found: tuple[list[str], int]) -> tuple[int, bool]:
+        chosen, width = found
+        return abs(chosen.count("S") - tokens), "S" in names and width not in ELEMENT_BYTES[:2]
+
+    best = min(_named(coefficient, names), key=unlikely, default=None)
+    return str(size) if best is None else _spelled(factors, *best)
 
 
-def _named(coefficient: Fraction, names: Mapping[str, int]) -> tuple[list[str], int] | None:
-    for count in (0, 1, 2):
+def _named(coefficient: Fraction, names: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
+    """Every product, the shortest first."""
+    for count in (0, 1, 2, 3):
         for chosen in combinations_with_replacement(names, count):
             for width in ELEMENT_BYTES:
-                if prod(names[name] for name in chosen) * width == coefficient:
-                    return list(chosen), width
-    return None
+                scores = count < 3 or (chosen.count("S") == 2 and "N" in chosen)
+                if scores and prod(names[name] for name in chosen) * width == coefficient:
+                    yield list(chosen), width
 
 
 def _spelled(factors: Factors, names: list[str], width: int) -> str:

@@ -23,7 +23,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from harness.measure.observer import History
-from harness.observe import Owner, PhasePeaks, Recording, StorageTracker, gradients_seen, labelled_tensors
+from harness.observe import (
+    Owner,
+    PhasePeaks,
+    Recording,
+    StorageTracker,
+    failed_request,
+    gradients_seen,
+    labelled_tensors,
+)
 from harness.snapshot import snapshot_of_storages
 from harness.step_profile import (
     PHASES_BETWEEN_STEPS,
@@ -138,9 +146,13 @@ class CpuObserver:
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
         self._ran_out = self._recording.last_event
         tried = re.search(r"tried to allocate (\d+) bytes", str(error))  # c10/core/impl/alloc_cpu.cpp
+        requested_bytes = int(tried[1]) if tried else None
+        asked_at, what = failed_request(error, requested_bytes)
         return OutOfMemoryReport(
             phase=phase,
-            requested_bytes=int(tried[1]) if tried else None,
+            requested_bytes=requested_bytes,
+            requested_is=what,
+            requested_at=asked_at,
             free_bytes=psutil.virtual_memory().available,
         )
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from harness.hardware import TABLE_NAMES, Nvml, find_hardware
 from harness.measure.device_memory import DeviceMemory, SharedMemory
 from harness.measure.observer import History
-from harness.observe import Owner, PhasePeaks, gradients_seen, labelled_tensors, storage_of
+from harness.observe import Owner, PhasePeaks, failed_request, gradients_seen, labelled_tensors, storage_of
 from harness.snapshot import (
     BEFORE_RECORDING,
     AllocationSpan,
@@ -222,9 +222,13 @@ class CudaObserver:
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
         """Without history the request is as rounded as torch's message has it."""
         free_bytes, reserved_unallocated_bytes = self._at_shortage or self._free_bytes()
+        requested_bytes = self._failed_request() or requested_in(str(error))
+        asked_at, what = failed_request(error, requested_bytes)
         return OutOfMemoryReport(
             phase=phase,
-            requested_bytes=self._failed_request() or requested_in(str(error)),
+            requested_bytes=requested_bytes,
+            requested_is=what,
+            requested_at=asked_at,
             free_bytes=free_bytes,
             reserved_unallocated_bytes=reserved_unallocated_bytes,
         )

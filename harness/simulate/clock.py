@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from harness.formula import Times
 from harness.hardware import Hardware
 from harness.kernel_time import KernelKind, range_of, transfer
 from harness.kernels import NOTHING, Cost, KernelClass, Step, operator_cost
@@ -194,6 +195,12 @@ def step_of(recipe: Recipe, clock: SimulatedTime) -> StepStats:
         hfu=utilization(all_flops, seconds, peak),
         bound=clock.bound(),
     )
+
+
+def times_of(recipe: Recipe, clock: SimulatedTime) -> Times:
+    """What a formula keeps of the recorded step's time."""
+    kernels_s = {phase: {**found} for phase, found in clock.kernels_s.items()}
+    return Times(step_of(recipe, clock), {**clock.communication_s}, kernels_s)
 
 
 def is_on_device(out: Any, args: Any) -> bool:

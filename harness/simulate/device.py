@@ -22,7 +22,7 @@ aten = torch.ops.aten
 class SimulatedDevice(StorageTracker):
     """While active, operators on shape-only tensors do to `memory` and `time` what they would do on a GPU.
 
-    With `frames` it keeps stacks, module paths and times, which cost more than the rest.
+    With `recorded` it keeps module paths and times, and with `frames` stacks, which cost more than the rest.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class SimulatedDevice(StorageTracker):
         beside: Sequence[SimulatedTime] = (),
     ) -> None:
         super().__init__(memory)
+        self.recorded = False
         self.clocks = [time, *beside]
         """This device's, and those of others that run the same kernels at their own rates."""
         self.memory, self.rules, self.paths = memory, rules, paths
@@ -45,7 +46,7 @@ class SimulatedDevice(StorageTracker):
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """See StorageTracker.run."""
-        if self.frames:
+        if self.recorded:
             self.memory.module = self.paths.current()
         out, call = self.rules.run(func, args, kwargs)
         if call is VIEW:
@@ -55,7 +56,7 @@ class SimulatedDevice(StorageTracker):
             if is_on_device(out, args):
                 call.script = script_of(func, args, kwargs, out, self.rules.gpu)
                 self._note(operator_name(func), call.script)
-        if self.frames:
+        if self.recorded:
             if call.cost is None:
                 call.cost = [clock.cost(func, args, kwargs, out, call.script) for clock in self.clocks]
             recomputing = self.memory.phase == "backward" and self.paths.in_module
@@ -74,7 +75,7 @@ class SimulatedDevice(StorageTracker):
 
     def _communicate(self, name: str, args: Any, out: Any) -> None:
         if name in KINDS:
-            self.communication.launched(name, args, out, timed=self.frames)
+            self.communication.launched(name, args, out, timed=self.recorded)
         elif name == WAIT:
             self.communication.waited(args[0])
 
@@ -105,9 +106,8 @@ class SimulatedDevice(StorageTracker):
         freed: set[int] = set()
         for step in steps:
             if isinstance(step, Take):
-                keys += self.memory.temporaries(
-                    [step.size_bytes], func._overloadpacket.__name__, self.stack()
-                )
+                frames = self.stack() if self.frames else ()
+                keys += self.memory.temporaries([step.size_bytes], func._overloadpacket.__name__, frames)
             elif isinstance(step, Free):
                 freed.add(step.temporary)
                 self.memory.release([keys[step.temporary]])

@@ -20,10 +20,10 @@ from harness.formula import Times
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.kernel_time import where_from
 from harness.kernels import unasked_tables, unknown_ops
-from harness.observe import PhasePeaks, gradients_seen, labelled_tensors, owned_tensors
+from harness.observe import PhasePeaks, failed_request, gradients_seen, labelled_tensors, owned_tensors
 from harness.recipe import Recipe
 from harness.simulate.checkpoint import simulate_checkpoint
-from harness.simulate.clock import SimulatedTime, step_of
+from harness.simulate.clock import SimulatedTime, step_of, times_of
 from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
 from harness.simulate.cuda.communication import Communication
 from harness.simulate.cuda.libraries import import_bitsandbytes_fast
@@ -88,9 +88,8 @@ def simulate(
     `after`: what to simulate behind the training steps. `beside`: clocks of other devices.
     Running out of memory gives a profile with `oom` filled; `explain_oom` simulates once more then, to keep
     the stack and the module of everything that is live, and `advise` says what to change. Without `repeat`
-    the profile is of the simulated steps alone: those after them are in the memory's log. Raises InputError
-    for a dtype that the device has no units for, and for `compile`, which changes which kernels run: napkin
-    has an answer.
+    the profile is of the simulated steps alone, without stacks: the memory's log has those after them.
+    Raises InputError for a dtype that the device has no units for, and for `compile`: napkin answers.
     """
     hardware.peak_flops(recipe.compute_dtype)
     if not 0 <= rank < recipe.world_size:
@@ -109,7 +108,7 @@ def simulate(
             profile = run.to_the_end()
             if profile.oom is not None and explain_oom:
                 run = SimulatedRun(recipe, hardware, settings, rank, after)
-                run.device.frames = True
+                run.device.recorded = run.device.frames = True
                 profile = run.to_the_end()
     if profile.oom is not None and advise is not None and profile.oom.phase not in PHASES_BETWEEN_STEPS:
         profile.oom.advice = advise(recipe, profile.hardware, profile.oom)
@@ -126,14 +125,12 @@ def simulate_for_devices(
     recipe: Recipe, devices: Sequence[Hardware], settings: Settings
 ) -> tuple[StepProfile, SimulatedMemory, dict[str, Times]]:
     """The step on the first of `devices` with plenty of memory, and by name what it takes on each: for
-    devices that run the same kernels, on which one GPU is enough. Raises InputError as `simulate` does.
-    """
-    first, *others = devices
-    beside: dict[str, SimulatedTime] = {other.name: SimulatedTime(other) for other in others}
-    plenty, clocks = with_memory(first, PLENTY_BYTES), [*beside.values()]
+    devices that run the same kernels, on which one GPU is enough. Raises InputError as `simulate` does."""
+    beside: dict[str, SimulatedTime] = {other.name: SimulatedTime(other) for other in devices[1:]}
+    plenty, clocks = with_memory(devices[0], PLENTY_BYTES), [*beside.values()]
     profile, memory = simulate(recipe, plenty, settings, explain_oom=False, repeat=False, beside=clocks)
-    times = {name: Times(step_of(recipe, clock), {**clock.communication_s}) for name, clock in beside.items()}
-    return profile, memory, {first.name: Times.of(profile), **times}
+    times = {name: times_of(recipe, clock) for name, clock in beside.items()}
+    return profile, memory, {devices[0].name: Times.of(profile), **times}
 
 
 class SimulatedRun:
@@ -220,7 +217,8 @@ class SimulatedRun:
             gc.collect()  # or what earlier steps left in reference cycles dies at some moment of this one
             self._label_what_stays()
             self.memory.restart()
-            self.device.frames = True
+            self.device.recorded = True
+            self.device.frames = self.repeats or self.recipe.distributed  # what FSDP gathers, its stack shows
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -308,14 +306,16 @@ class SimulatedRun:
         not_split_off = self.memory.allocated_bytes - self.at_oom.total_bytes()
         if not_split_off:  # in a repeated step other blocks may serve the same requests
             self.at_oom.other_bytes = (self.at_oom.other_bytes or 0) + not_split_off
-        report = OutOfMemoryReport(
+        asked_at, what = failed_request(error, error.requested_bytes)
+        return OutOfMemoryReport(
             phase=self.memory.phase,
             requested_bytes=error.requested_bytes,
+            requested_is=what,
+            requested_at=asked_at,
             free_bytes=max(0, error.free_bytes),
             reserved_unallocated_bytes=error.reserved_unallocated_bytes,
             top=top_allocations(live, now),
         )
-        return report
 
     def _profile(self, oom: OutOfMemoryReport | None) -> StepProfile:
         hardware = self.hardware.summary(self.recipe.compute_dtype)

@@ -12,6 +12,7 @@ from harness.step_profile.in_words import (
     KERNELS,
     MEMORY_KINDS,
     between_steps_in_words,
+    change_of_time_in_words,
     explain_oom,
     leak_in_words,
     peak_in_words,

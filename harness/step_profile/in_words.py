@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import median
 
 from harness.step_profile.between_steps import PHASES_BETWEEN_STEPS, EvaluationStats, EvaluationWay
@@ -24,10 +24,14 @@ KERNELS = {
     "reduction": "reductions",
     "dequantize": "dequantization",
     "copy": "copies",
+    "idle": "device idle",
 }
-"""Classes of kernels whose word for a reader is another one."""
+"""Classes of kernels, and other parts of a step's time, whose word for a reader is another one."""
 SMALL_SHARE = 0.02
 """Of the device's time: classes with less are told together."""
+SMALL_CHANGE = 0.05
+SMALL_CHANGE_SHARE = 0.005
+"""Of the change, and of the time before it: parts that change by less are not told."""
 MEMORY_KINDS = {
     "cuda_allocator": "the CUDA allocator's counters",
     "simulated_allocator": "a model of the CUDA allocator",
@@ -192,18 +196,31 @@ def peak_in_words(profile: StepProfile) -> str:
     return "; ".join(peaks)
 
 
-def time_in_words(profile: StepProfile) -> str:
-    """What the device's time in a step consists of; empty where nobody knows.
+def time_in_words(parts_s: Mapping[str, float]) -> str:
+    """What a step's time consists of, by `StepProfile.parts_of_time_s`; empty where nobody knows.
 
-    `products 61 %, elementwise 22 %, copies 12 %, attention 4 %, rest 2 %`
+    `products 61 %, elementwise 22 %, copies 12 %, device idle 4 %, rest 2 %`
     """
-    found = profile.kernels_s()
-    whole = sum(found.values())
-    shares = {kernel: seconds / whole for kernel, seconds in found.items()} if whole else {}
+    whole = sum(parts_s.values())
+    shares = {kernel: seconds / whole for kernel, seconds in parts_s.items()} if whole else {}
     told = {KERNELS.get(kernel, kernel): share for kernel, share in shares.items() if share >= SMALL_SHARE}
     if len(told) < len(shares):
         told["rest"] = 1 - sum(told.values())
     return ", ".join(f"{kernel} {share:.0%}" for kernel, share in told.items() if share >= 0.005)
+
+
+def change_of_time_in_words(parts_s: Mapping[str, tuple[float, float]]) -> str:
+    """Of which parts of a step's time a difference is made, the largest first; empty where nobody knows.
+
+    `parts_s`: seconds in one and in the other. `dequantization +8.1, elementwise -3.0 ms`
+    """
+    changes = {part: there - here for part, (here, there) in parts_s.items()}
+    whole = sum(here for here, _ in parts_s.values())
+    least = max(SMALL_CHANGE * abs(sum(changes.values())), SMALL_CHANGE_SHARE * whole)
+    told = [part for part in changes if abs(changes[part]) > least]
+    told.sort(key=lambda part: -abs(changes[part]))
+    said = ", ".join(f"{KERNELS.get(part, part)} {changes[part] * 1e3:+,.1f}" for part in told)
+    return f"{said} ms" if said else ""
 
 
 def explain_oom(profile: StepProfile) -> str:
@@ -213,6 +230,7 @@ def explain_oom(profile: StepProfile) -> str:
     asked = "" if oom.requested_bytes is None else f", asking for {in_gib(oom.requested_bytes)}"
     asked += f" ({oom.requested_is})" if oom.requested_is else ""
     free = "" if oom.free_bytes is None else f" with {in_gib(oom.free_bytes)} free"
+    free += f", at {oom.requested_at}" if oom.requested_at else ""
     alike = Counter(f"{in_gib(tensor.size_bytes)} of {tensor.category}" for tensor in oom.top)
     largest = ", ".join(f"{count} x {one}" if count > 1 else one for one, count in list(alike.items())[:5])
     filled = f" The largest tensors: {largest}." if largest else ""

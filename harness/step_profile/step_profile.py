@@ -105,7 +105,10 @@ class OutOfMemoryReport(Fields):
     phase: str
     requested_bytes: Count | None = None
     requested_is: str | None = None
-    """What was asked for, in words, where its size tells: of this model nothing else has it."""
+    """What was asked for, in words, where its size tells: of this model nothing else has it, or a tensor of
+    the line that asked is as large."""
+    requested_at: str | None = None
+    """`file:line function` that asked, of the model or the program; null: in backward no line of it runs."""
     free_bytes: Count | None = None
     reserved_unallocated_bytes: Count | None = None
     top: list[Allocation] = Field(default_factory=list[Allocation], max_length=1000)
@@ -274,6 +277,17 @@ class StepProfile(Fields):
             for kernel, seconds in self.phases[name].kernels_s.items():
                 found[kernel] = found.get(kernel, 0.0) + seconds
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def parts_of_time_s(self) -> dict[str, float]:
+        """Seconds of a step by class of kernel, in which it only communicates, and in which the device is
+        idle: it waits for the host, or for copies over the link. Empty where nobody knows the kernels. Those
+        that run beside others, on a stream of their own, can make more of them than the step takes."""
+        found = self.kernels_s()
+        if found:
+            steps = [stats for name, stats in self.phases.items() if name in PHASES]
+            found["communication"] = sum(stats.communication_s or 0.0 for stats in steps)
+            found["idle"] = max(0.0, (self.step.time_s.median or 0.0) - sum(found.values()))
+        return {name: seconds for name, seconds in found.items() if seconds}
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the peak, what is in it, and the phases."""

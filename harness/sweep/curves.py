@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from harness.step_profile import StepProfile
+from harness.step_profile import StepProfile, change_of_time_in_words
 from harness.sweep.plan import HARDWARE, Plan, spelled
 from harness.sweep.processes import Row
-from harness.units import in_gib
+from harness.units import in_gib, in_ms
 
 TOKEN_FIELDS = ("micro_batch_size", "seq_len")
 """Fields whose memory is asked to be a constant and so many bytes a token of the micro batch."""
@@ -220,8 +220,19 @@ def _compared(curve: Curve) -> str:
             )
             if a and b
         ]
-        parts.append(f"{curve.field}={spelled(point.value)} gives {' and '.join(gains)}")
+        told = f"{curve.field}={spelled(point.value)} gives {' and '.join(gains)}"
+        parts.append(f"{told}{_of_time(first.profile, point.profile)}")
     return f"Against {curve.field}={spelled(first.value)}: " + "; ".join(parts)
+
+
+def _of_time(first: StepProfile, other: StepProfile) -> str:
+    """Which kinds of kernels the difference of the steps' times is made of, where both are simulated."""
+    here, there = first.parts_of_time_s(), other.parts_of_time_s()
+    if not here or not there:
+        return ""
+    parts = {part: (here.get(part, 0.0), there.get(part, 0.0)) for part in {**here, **there}}
+    told = change_of_time_in_words(parts)
+    return f" (a step of {in_ms(first.step.time_s.median)}: {told})" if told else ""
 
 
 _NOT_OK = {"out_of_memory": "runs out of memory", "refused": "is refused", "failed": "failed"}

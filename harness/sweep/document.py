@@ -48,6 +48,8 @@ class SweptCell(_Fields):
     step_to_s: Quantity | None = None
     """90th percentile."""
     tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    step_parts_s: dict[str, Quantity] = Field(default_factory=dict[str, Quantity], max_length=100)
+    """What the step's seconds consist of, where it was simulated: classes of kernels, communication, idle."""
     mfu: Quantity | None = None
     bound: Literal["compute", "memory", "host"] | None = None
     seconds: Quantity
@@ -214,6 +216,7 @@ def _swept(plan: Plan, row: Row) -> SweptCell:
         cell.capacity_bytes = profile.hardware.memory_bytes
         cell.step_s, cell.tokens_per_s = step.time_s.median, step.tokens_per_s
         cell.step_from_s, cell.step_to_s = step.time_s.p10, step.time_s.p90
+        cell.step_parts_s = profile.parts_of_time_s()
         cell.mfu, cell.bound = step.mfu, step.bound
     return cell
 

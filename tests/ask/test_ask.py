@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 from xml.etree import ElementTree
@@ -197,7 +198,10 @@ def test_every_card_says_what_the_command_says_of_it(call: Call) -> None:
     assert "error" in cards("recipe=nothing")
 
 
-def test_a_formula_at_hand_gives_the_simulated_bytes(call: Call) -> None:
+def test_a_formula_at_hand_gives_the_simulated_bytes(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path))  # other tests simulate this recipe too
     text = "recipe=smoke&seq_len=128&hardware=l4"
     assert formula(text) == {}  # nobody has simulated it yet
     call("fit", "smoke", "seq_len=128", "hardware=l4", "--exact")

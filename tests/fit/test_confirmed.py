@@ -182,8 +182,9 @@ def test_it_says_what_holds_it_back_and_what_is_free_to_change() -> None:
     found = fit_confirmed(recipe, device, PLAIN)
     rows = found.largest["micro_batch_size"].value or 0
     logits = rows * 1024 * 151_936 * 4
-    assert "logits, their copies and gradients: 3 × B·S·V × 4 B" in found.held_back
-    assert f"{3 * logits / 2**30:.2f} GiB" in found.held_back
+    assert found.held_back is not None
+    assert "what grows most: logits, their copies and gradients: 3 × B·S·V × 4 B" in found.held_back.in_words
+    assert f"{3 * logits / 2**30:.2f} GiB" in found.held_back.sentence
     if found.neutral is not None:  # Liger is installed here
         overrides, larger = found.neutral
         assert overrides == "loss=fused_linear"

@@ -32,6 +32,9 @@ def test_every_device_gets_what_a_simulation_on_it_says(tmp_path, monkeypatch):
         assert offer.fits
         assert offer.tokens_per_s == pytest.approx(profile.step.tokens_per_s, rel=1e-9)
         assert offer.required_bytes == pytest.approx(profile.memory.process_bytes, abs=2**21)
+        busy = {kernel: seconds for kernel, seconds in offer.step_parts_s.items() if kernel != "idle"}
+        assert busy == pytest.approx(profile.kernels_s(), rel=0.05)  # reductions: by multiprocessors
+        assert sum(offer.step_parts_s.values()) == pytest.approx(offer.step_s)  # idle: a tiny step's host
     again: list[str] = []
     assert {o.name: o for o in compare_hardware(recipe, {"l4": 0.7}, again.append)} == offers
     assert not any("simulating" in line for line in again)  # what was found is kept
@@ -132,3 +135,24 @@ def test_a_recipe_is_not_changed_for_a_speed_that_nobody_would_see(small, monkey
     assert (offer.overrides, offer.micro_batch_size) == ("gradient_checkpointing=true", 1)
     least = simulate(small, h100)[0].memory.process_bytes
     assert offer.reason == f"needs {(least or 0) / 2**30:.1f} GiB"
+
+
+def test_a_device_smaller_than_what_stays_is_not_simulated(tmp_path, monkeypatch):
+    """Weights and optimizer states are the same whatever runs: two kinds of devices tell of the others."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = {"model_type": "llama", "vocab_size": 100_000_000, "tie_word_embeddings": True, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    recipe = Recipe(model=str(tmp_path / "config.json"), seq_len=8)
+    devices = [find_hardware(name) for name in ("rtx-3060", "l4", "h100", "b200", "a100-80gb", "a10g")]
+    monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: devices)
+    told: list[str] = []
+    offers = {offer.name: offer for offer in compare_hardware(recipe, {}, told.append)}
+    simulated = {line.removeprefix("simulating on ") for line in told}
+    assert {"h100"} <= simulated <= {"b200", "a100-80gb", "h100"}  # some in processes that tell nobody
+    assert [name for name, offer in offers.items() if offer.fits] == ["b200"]
+    assert offers["h100"].reason.startswith("needs ")  # not kept out: its step does not fit
+    weights = 2 * 64 * 100_000_000
+    for name in ("rtx-3060", "l4", "a10g"):  # weights and two moments, and what a layer of 64 numbers adds
+        kept = offers[name].required_bytes or 0
+        assert offers[name].reason == f"{kept / 2**30:.1f} GiB stay on the device from step to step"
+        assert kept == pytest.approx(3 * weights, rel=0.02)

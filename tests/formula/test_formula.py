@@ -205,6 +205,19 @@ def test_a_size_is_spelled_in_the_dimensions_of_the_model() -> None:
     assert spelled(12345, 0, 1) == "12345·S"
 
 
+def test_a_size_of_one_length_has_the_factors_that_tensors_of_a_step_have() -> None:
+    """Those of Llama-3.2-1B at 2,048 tokens, as many as its H: by numbers alone other products would do."""
+    names = {"S": 2048, "H": 2048, "F": 8192, "V": 128256, "N": 32}
+
+    def spelled(coefficient: int, batch: int) -> str:
+        return in_dimensions(Sum(((Fraction(coefficient), Factors(batch)),)), names)
+
+    assert spelled(2048 * 2048 * 2, 1) == "B·S·H × 2 B"
+    assert spelled(2048 * 8192 * 4, 1) == "B·S·F × 4 B"
+    assert spelled(2048 * 2048 * 32 * 4, 1) == "B·S·S·N × 4 B"  # scores of attention, as wide as F·F × 8 B
+    assert spelled(2048 * 8192 * 2, 0) == "H·F × 2 B"  # a weight: no tokens without a batch
+
+
 def test_the_command_says_where_it_holds(tmp_path) -> None:
     recipe = str(tmp_path / "tiny.yaml")
     (tmp_path / "tiny.yaml").write_text(recipe_yaml(RECIPES["lora"]))

@@ -106,7 +106,7 @@ def build(torch: Path, cuda: Path, folder: Path) -> Path:
         return subprocess.run(shlex.split(command), capture_output=True, text=True, check=True).stdout
 
     # What the library wants and the allocator never calls only has to exist.
-    sources = [VIRTUAL / name for name in ("memory.c", "runtime.c", "crash.c")]
+    sources = [VIRTUAL / name for name in ("memory.c", "processes.c", "runtime.c", "crash.c")]
     source = "\n".join(path.read_text() for path in sources)
     wanted = set(re.findall(r" (cuda\w+)", run(f"nm -D --undefined-only {torch}/lib/libc10_cuda.so")))
     abort = 'fputs("the virtual GPU lacks %s\\n", stderr); abort();'
