@@ -53,6 +53,7 @@ class ExactFit:
             "largest": self.value,
             "peak_allocated_bytes": memory and memory.peak_allocated_bytes,
             "peak_reserved_bytes": memory and memory.peak_reserved_bytes,
+            "host_bytes": memory and memory.host_bytes,
             "next": self.next_value,
             "next_out_of_memory_in": oom and oom.phase,
             "next_impossible": self.limit,

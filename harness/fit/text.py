@@ -149,6 +149,9 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
             memory = exact.profile.memory
             peak, reserved = in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes)
             yield f"    it allocates {peak} at most and reserves {reserved}"
+            if memory.host_bytes:
+                kind = "unified" if recipe.pages_optimizer else "host"
+                yield f"    it keeps {in_gib(memory.host_bytes)} more in {kind} memory"
             yield from _speed(exact.profile)
         yield from _next_lines(exact, "    ")
         larger = _expandable(field, found)

@@ -57,6 +57,8 @@ class Formula:
     warnings: list[str] = field(default_factory=list[str])
     times: dict[str, Times] = field(default_factory=dict[str, Times])
     """Of the simulated steps, by device and sizes: of no other."""
+    host_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    """What the simulated steps keep in host memory, of those that offload, by sizes."""
     refused: str = ""
     """Why the engine of the recipe cannot divide its model; empty where it can, or where nobody has asked."""
     outcomes: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -77,6 +79,8 @@ class Formula:
         recipe = Recipe.model_validate(profile.recipe)
         self._add([Piece.of(log, point_of(recipe), labels)])
         self.warnings, self.changed = profile.warnings, True
+        if profile.memory.host_bytes:
+            self.host_bytes[_sizes(recipe)] = profile.memory.host_bytes
         for device, found in times.items():
             self.times[_name(device, recipe)] = found
 
@@ -85,6 +89,7 @@ class Formula:
         self.outcomes |= other.outcomes
         self._add(other.pieces)
         self.times |= other.times
+        self.host_bytes |= other.host_bytes
         self.warnings, self.refused = self.warnings or other.warnings, self.refused or other.refused
         self.changed = True
 
@@ -148,8 +153,8 @@ class Formula:
 
     def profile(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> StepProfile:
         """The profile of `recipe` on `hardware`: as simulated, or expected, but for what is at the peak, and
-        with times only of the sizes that were simulated on this device. Raises ValueError if nothing is known
-        that says what the step asks for."""
+        with times only of the sizes that were simulated on this device, and host memory of those on any.
+        Raises ValueError if nothing is known that says what the step asks for."""
         found = self._outcome(recipe, hardware, settings)
         times = self.times.get(_name(timed_on(hardware), recipe))
         context = hardware.calibration.cuda_context_bytes
@@ -167,6 +172,7 @@ class Formula:
             warnings=self.warnings,
             memory=MemoryStats(
                 kind="simulated_allocator",
+                host_bytes=self.host_bytes.get(_sizes(recipe)),
                 cuda_context_bytes=context,
                 setup_peak_allocated_bytes=found.setup_bytes,
                 first_step_peak_allocated_bytes=found.first_step_bytes,
@@ -214,7 +220,12 @@ class Formula:
         """Plain data."""
         pieces = [piece.as_json() for piece in self.pieces]
         times = {asked: found.as_json() for asked, found in self.times.items()}
-        told = {"warnings": self.warnings, "times": times, "refused": self.refused}
+        told = {
+            "warnings": self.warnings,
+            "times": times,
+            "host_bytes": self.host_bytes,
+            "refused": self.refused,
+        }
         return {"key": self.key, "pieces": pieces, **told, "outcomes": self.outcomes}
 
     @classmethod
@@ -222,7 +233,13 @@ class Formula:
         """What `as_json` wrote. Raises whatever Python raises for anything else."""
         pieces = [Piece.from_json(piece) for piece in document["pieces"]]
         times = {asked: Times.from_json(found) for asked, found in document["times"].items()}
-        told = document["warnings"], times, document["refused"], document["outcomes"]
+        told = (
+            document["warnings"],
+            times,
+            document.get("host_bytes", {}),
+            document["refused"],
+            document["outcomes"],
+        )
         return cls(document["key"], pieces, *told)
 
 
@@ -252,4 +269,8 @@ def outcome_of(log: RequestLog, recipe: Recipe, hardware: Hardware, settings: Se
 
 
 def _name(device: str, recipe: Recipe) -> str:
-    return f"{device} {recipe.micro_batch_size} x {recipe.seq_len}"
+    return f"{device} {_sizes(recipe)}"
+
+
+def _sizes(recipe: Recipe) -> str:
+    return f"{recipe.micro_batch_size} x {recipe.seq_len}"

@@ -99,6 +99,14 @@ def test_json_has_what_was_found_and_tried() -> None:
     assert (nothing["largest"], nothing["peak_allocated_bytes"]) == (None, None)
 
 
+def test_what_is_offloaded_is_said_as_it_is_simulated() -> None:
+    recipe, device = LORA.model_copy(update={"offload": ("activations",)}), with_mib(60)
+    found = fit_exact(recipe, Simulations(device))
+    there = recipe.model_copy(update={"micro_batch_size": found.value})
+    assert found.as_json()["host_bytes"] == simulate(there, device)[0].memory.host_bytes > 0
+    assert found_in(60).as_json()["host_bytes"] is None
+
+
 def test_what_cannot_be_simulated_is_refused() -> None:
     with pytest.raises(InputError, match="compile"):
         fit_exact(tiny(compile=True), Simulations(A100))
