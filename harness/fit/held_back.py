@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 
 from pydantic import ValidationError
 
@@ -12,7 +13,7 @@ from harness.fit.changes import changed, overrides
 from harness.fit.derived import MEANINGS, dimensions, heads
 from harness.fit.exact import fits_at_least
 from harness.fit.simulations import Simulations
-from harness.formula import Size, Sum, in_dimensions, point_of, terms_at_peak
+from harness.formula import Factors, Point, Size, Sum, Term, in_dimensions, point_of, terms_at_peak
 from harness.recipe import Recipe
 from harness.units import counted, in_gib
 
@@ -60,8 +61,9 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     if sum(term.rounded_bytes for term in growing) < TELLING * found.total_bytes:
         growing = []
     for term in growing or terms:
-        each_bytes = term.rounded_bytes // term.count
-        size = in_dimensions(term.size, letters) if piece.explains else in_gib(each_bytes)
+        size = in_dimensions(term.size if piece.explains else _of_rows(term, point), letters)
+        if not piece.explains and "S" not in size:
+            size = in_gib(term.rounded_bytes // term.count)
         sizes[size] += term.rounded_bytes
         counts[size] += term.count
         owners.setdefault(size, set()).add(term.category)
@@ -84,6 +86,12 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
 def _grows(size: Size) -> bool:
     """Whether it depends on the batch or the sequence, as far as they differed where it was derived."""
     return not isinstance(size, Sum) or any(factors.batch or factors.sequence for _, factors in size.terms)
+
+
+def _of_rows(term: Term, point: Point) -> Size:
+    """As it is where it grows with the batch alone: seen at one size, nobody knows what it grows with."""
+    each_bytes = term.size_bytes // term.count
+    return Sum(((Fraction(each_bytes, point.micro_batch_size), Factors(batch=1)),))
 
 
 def with_neutral_change(recipe: Recipe, simulations: Simulations) -> tuple[str, int] | None:

@@ -1,7 +1,7 @@
 """A step's requests of memory as expressions of its sizes, derived from simulations. It needs no torch."""
 # pyright: reportUnusedImport=false
 
-from harness.formula.expression import Point, Sum
+from harness.formula.expression import Factors, Point, Sum
 from harness.formula.formula import Formula, Times, outcome_of, point_of, timed_on
 from harness.formula.outcome import Outcome, kept_bytes, least_bytes
 from harness.formula.piece import Piece, Size
@@ -17,4 +17,4 @@ from harness.formula.scratch import (
     scan_scratch_at_most,
 )
 from harness.formula.store import load, save
-from harness.formula.terms import Terms, in_dimensions, terms_at_peak
+from harness.formula.terms import Term, Terms, in_dimensions, terms_at_peak

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from functools import cache
 
 import pytest
@@ -12,6 +13,7 @@ from harness.allocator.settings import Settings, parse_settings
 from harness.errors import InputError
 from harness.fit.confirmed import ConfirmedFit, fit_confirmed
 from harness.fit.exact import fit_exact
+from harness.fit.held_back import held_back
 from harness.fit.search import MULTIPLES, FitField, fit
 from harness.fit.simulations import Simulations
 from harness.fit.text import fit_document, fit_lines
@@ -173,6 +175,15 @@ def test_a_full_size_recipe_of_which_arithmetic_says_too_much() -> None:
         rows.next_profile.oom.requested_bytes or 0
     )
     assert len(rows.tried) <= 5  # of which the last is by the formula
+
+
+def test_a_step_seen_at_one_size_is_spelled_in_the_dimensions_of_the_model() -> None:
+    recipe, simulations = tiny(micro_batch_size=2, seq_len=96), Simulations(A100)
+    simulations.simulated(recipe)
+    found = held_back(recipe, simulations)
+    assert found is not None
+    assert not found.grows  # as far as anybody knows
+    assert re.search(r"\d+ × B·S·\w × 4 B = .* with B = 2 rows, S = 96 tokens, \w = ", found.sentence)
 
 
 def test_it_says_what_holds_it_back_and_what_is_free_to_change() -> None:
