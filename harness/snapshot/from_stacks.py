@@ -189,13 +189,16 @@ def label_from_phases(
     """Give spans whose phases were read from stacks the categories that those phases mean.
 
     Made in setup and there when the first forward begins: parameters. Made in backward and there when the
-    next optimizer step begins: gradients. Made in an optimizer step and there when it ends: optimizer state.
+    next optimizer step begins: gradients, but for what is there in the backward after it too, where others
+    were dropped: autograd's thread has a workspace of its own. Made in an optimizer step and there when it
+    ends: optimizer state.
     What was there before the recording has only its stack. `ran_out`: entries at which the memory ran out;
     what is live there was in use, however soon the failing program dropped it.
     """
     ends = _ends_of_runs(phases)
     first_forward = phases.index("forward") if "forward" in phases else len(phases)
     next_step, next_backward = (_next(phases, phase) for phase in ("optimizer_step", "backward"))
+    gradients_are_dropped, kept = False, list[AllocationSpan]()
     of_stack = {"setup": "parameters", "optimizer_step": "optimizer_state", "data": "inputs"}
     for span in spans:
         if span.category is not None:
@@ -214,6 +217,9 @@ def label_from_phases(
             span.category = "parameters"
         elif span.birth_phase == "backward" and next_step[span.born] <= death:
             span.category = "gradients"
+            gradients_are_dropped |= death < next_backward[after]
+            if next_backward[after] < death:
+                kept.append(span)
         elif span.birth_phase == "optimizer_step" and ends[span.born] <= death:
             span.category = "optimizer_state"
         elif span.birth_phase == "forward" and next_backward[after] < death:
@@ -224,6 +230,8 @@ def label_from_phases(
             span.category = "activations"
         elif span.birth_phase in (OWN_CODE, CHECKPOINT):
             span.category = "other"
+    for span in kept if gradients_are_dropped else ():  # zero_grad(set_to_none=False) keeps all of them
+        span.category = "other"
 
 
 def _next(phases: Sequence[str | None], wanted: str) -> list[int]:

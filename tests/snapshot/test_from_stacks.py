@@ -188,6 +188,18 @@ def test_what_outlives_its_step_is_no_activation() -> None:
     assert (born[2], born[3]) == ("other", "activations")
 
 
+@pytest.mark.parametrize(("set_to_none", "category"), [(True, "other"), (False, "gradients")])
+def test_a_workspace_of_autograd_s_thread_is_no_gradient(set_to_none: bool, category: str) -> None:
+    """Seen where gradients are dropped before the next backward, and it is not."""
+    kept = [e for e in STEP_OF_A_LOOP if set_to_none or (e["action"], e["addr"]) != ("free_requested", 3584)]
+    first = [*kept[:8], entry("alloc", 9216), *kept[8:]]  # its first product in backward
+    again = [e | {"addr": e["addr"] + 2**20} for e in kept[1:]]
+    recording = recording_of({"segments": [], "device_traces": [first + again]})
+    assert recording.categories is not None
+    born = dict(zip((span.born for span in recording.spans), recording.categories, strict=True))
+    assert (born[7], born[8]) == ("gradients", category)
+
+
 def test_what_an_exception_drops_was_in_use_where_memory_ran_out() -> None:
     """Unwinding frees the activations at once, in no backward: they were activations all the same."""
     oom = {"action": "oom", "device_free": 0, "size": 2**30, "frames": frames(FORWARD)}
