@@ -108,5 +108,6 @@ objects = [None, None]
 dist.all_gather_object(objects, "x" * (3 + 1000 * rank), group=dist.new_group(backend="nccl"))
 if list(map(len, objects)) != [3, 1003]:
     print("wrong: objects of two sizes", objects)
-print(rank, len(true), "true", len(unknown), "unknown", flush=True)
+# in one write: two ranks share the output
+print(f"{rank} {len(true)} true {len(unknown)} unknown\n", end="", flush=True)
 dist.destroy_process_group()

@@ -60,7 +60,8 @@ said = [f"from {rank}"]
 dist.broadcast_object_list(said, src=0)
 print(
     f"rank {rank} of {size}: tokens {tokens.item()}, peak {torch.cuda.max_memory_allocated()}, "
-    f"reserved {torch.cuda.max_memory_reserved()}, {names[-1]}, {said[0]}",
+    f"reserved {torch.cuda.max_memory_reserved()}, {names[-1]}, {said[0]}\n",
+    end="",  # in one write: two ranks share the output
     flush=True,
 )
 dist.destroy_process_group()
