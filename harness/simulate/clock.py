@@ -5,7 +5,7 @@ the link between their memories, one copy at a time in each direction.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
@@ -16,6 +16,13 @@ from harness.kernel_time import KernelKind, range_of, transfer
 from harness.kernels import NOTHING, Cost, KernelClass, Step, operator_cost
 from harness.recipe import Recipe
 from harness.step_profile import StepStats, TimeStats, utilization
+
+Path = tuple[Any, ...]
+"""A field of a clock, and the keys within it."""
+_NUMBERS = (
+    *("flops", "bytes_moved", "recomputed_flops", "communication_s", "kernels_s", "taken_s", "_kinds_s"),
+    *("_waited", "_host_s", "_done_s", "_link_s", "_arrives_s", "_leaves_s"),
+)
 
 
 class SimulatedTime:
@@ -160,6 +167,21 @@ class SimulatedTime:
         if self.stream == 0:
             self._waited["host"] += max(0.0, moment_s - before_s)
 
+    def numbers(self) -> dict[Path, float]:
+        """Moments and counters, each with where it stands."""
+        return dict(_numbers({name: getattr(self, name) for name in _NUMBERS}))
+
+    def advance(self, by: Mapping[Path, float], times: int) -> None:
+        """Go on as if that which added `by` to the `numbers` had come so many times more."""
+        for (name, *keys), added in by.items():
+            if not keys:
+                setattr(self, name, getattr(self, name) + times * added)
+                continue
+            holder = getattr(self, name)
+            for key in keys[:-1]:
+                holder = holder[key]
+            holder[keys[-1]] += times * added
+
     def bound(self) -> Literal["compute", "memory", "host"]:
         """Where most of the step's time went."""
         return max(self._waited, key=lambda cause: self._waited[cause])  # type: ignore[return-value]
@@ -175,6 +197,14 @@ class SimulatedTime:
             low += each_s * (spread.low - 1)
             high += each_s * (spread.high - 1)
         return max(0.0, min(low, seconds)), max(high, seconds)
+
+
+def _numbers(value: Any, path: Path = ()) -> Iterator[tuple[Path, float]]:
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from _numbers(inner, (*path, key))
 
 
 def step_of(recipe: Recipe, clock: SimulatedTime) -> StepStats:

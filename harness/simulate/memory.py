@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.allocator import Allocator, AllocatorOutOfMemory, Block, Settings, snapshot_segments
-from harness.formula import Label, RequestLog
+from harness.formula import DIED, Event, Label, RequestLog
 from harness.observe import Frame, Recording
 from harness.snapshot import (
     BEFORE_RECORDING,
@@ -46,6 +46,8 @@ class SimulatedMemory(Recording):
         """The event of the recorded step after which a step like it ran out of memory."""
         self._last_temporary = 0
         """Keys of temporaries are negative: storages count up from 0."""
+        self._left: Block | None = None
+        """See `ask_again`."""
         self._segments: list[dict[str, Any]] | None = None
         """At the end of the recorded step, once it has been repeated."""
 
@@ -53,7 +55,8 @@ class SimulatedMemory(Recording):
         """A block for `size_bytes`. Raises AllocatorOutOfMemory, and then stays as it is."""
         requested = int(size_bytes)  # the log keeps the rule that a size may come from, and nothing else does
         try:
-            block = self._blocks[key] = self.allocator.malloc(requested, self.stream)
+            block = self._blocks[key] = self._left or self.allocator.malloc(requested, self.stream)
+            self._left = None
         except AllocatorOutOfMemory:
             self.ended = True
             raise
@@ -150,6 +153,16 @@ class SimulatedMemory(Recording):
         """After `repeat`: what comes now belongs to the snapshot too, segments as they are at its end."""
         self._segments = None
         self.allocator.device.emit = self._segment_event
+
+    def ask_again(self, requests: Sequence[Event]) -> None:
+        """Make requests once more that leave one storage: the next one that is made has its block."""
+        blocks: dict[int, Block] = {}
+        for key, size_bytes, stream in requests:
+            if size_bytes == DIED:
+                self.allocator.free(blocks.pop(key))
+            else:
+                blocks[key] = self.allocator.malloc(int(size_bytes), stream)
+        (self._left,) = blocks.values()
 
     def labels(self) -> dict[int, Label]:
         """By key, what each storage of the recorded step is, with what was there before."""

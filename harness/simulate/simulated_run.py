@@ -31,6 +31,7 @@ from harness.simulate.cuda.one_rank import one_rank
 from harness.simulate.cuda.streams import Streams
 from harness.simulate.device import SimulatedDevice
 from harness.simulate.memory import SimulatedMemory
+from harness.simulate.micro_batches import in_short
 from harness.simulate.module_paths import ModulePaths
 from harness.snapshot import BEFORE_RECORDING, breakdown_at, bytes_by_module, find_peak, top_allocations
 from harness.step_profile import (
@@ -179,7 +180,8 @@ class SimulatedRun:
         oom = None
         with cuda_behaviour(self.rules), self._among_ranks(), self.paths.watching(), self.device:
             try:
-                self.training, batches = set_up(self.recipe, META, self)
+                training, batches = set_up(self.recipe, META, self)
+                self.training = in_short(training, self.recipe, self.memory, self.device.clocks)
                 self.paths.name(self.training.model)
                 kinds: list[Kind] = [*["warmup"] * (self.num_steps - 1), "recorded"]  # type: ignore[list-item]
                 for _ in run_steps(self.training, self._measured(batches), META, kinds, self):
@@ -318,12 +320,11 @@ class SimulatedRun:
         )
 
     def _profile(self, oom: OutOfMemoryReport | None) -> StepProfile:
-        hardware = self.hardware.summary(self.recipe.compute_dtype)
         memory, step, top = self.of_the_step or (self._memory(), StepStats(), [])
         return StepProfile(
             source="simulated",
             recipe=self.asked.model_dump(mode="json"),
-            hardware=hardware,
+            hardware=self.hardware.summary(self.recipe.compute_dtype),
             provenance={
                 **provenance(),
                 "calibration": where_from(self.hardware),
@@ -349,8 +350,7 @@ class SimulatedRun:
 
     def _warnings(self) -> list[str]:
         warnings = [] if self.training is None else surprises_of_model(self.asked, self.training.model)
-        unknown = unknown_ops(self.device.operators)
-        if unknown:
+        if unknown := unknown_ops(self.device.operators):
             warnings.append(
                 f"what these operators take inside on CUDA nobody has looked at: {', '.join(unknown)}"
             )

@@ -41,6 +41,9 @@ class Training:
     """Context of the optimizer step: where the memory it makes belongs."""
     summing: Callable[[bool], AbstractContextManager[Any]] = lambda last: nullcontext()
     """Context of a micro batch, told whether it is the last: when gradients are summed over ranks."""
+    repeats: Callable[[int, int], bool] = lambda n, of: False
+    """Whether micro batch `n` of so many, from 1, would only do what the one before it did, as a simulation
+    knows: then only its loss is made. Asked before each."""
     ranks: Ranks = ALONE
     called: nn.Module | None = None
     """What the step calls in the model's place: DDP around it."""
@@ -56,6 +59,10 @@ def train_step(training: Training, batches: Sequence[Batch], num_tokens: Any, ob
     model, optimizer, scaler = training.called or training.model, training.optimizer, training.scaler
     losses = []
     for n, batch in enumerate(batches, 1):
+        if training.repeats(n, len(batches)):
+            with observer.phase("forward"):
+                losses.append(torch.empty_like(losses[-1]))
+            continue
         with training.summing(n == len(batches)):
             with observer.phase("forward"), training.autocast(), training.saved_tensors():
                 loss = model(**batch, num_items_in_batch=num_tokens).loss
