@@ -151,6 +151,28 @@ def test_floats_of_kernels_are_zeros_and_that_is_said_once(emulate) -> None:
     assert done.stderr.count("reads a value that no kernel computed") == 1
 
 
+@pytest.mark.parametrize(
+    ("tokens", "labels", "said"),
+    [
+        ("[[1, 2, 9]]", "[6, -100, 0]", None),
+        ("[[1, 2, 10]]", "[6, -100, 0]", "index_select is given an index of 10, and there are 10, from 0 on"),
+        ("[[1, 2, 9]]", "[7, -100, 0]", "nll_loss_forward is given a label of 7, and there are 7, from 0 on"),
+    ],
+)
+def test_an_index_past_the_end_is_said(emulate, tokens, labels, said) -> None:
+    """More words than the embedding has, a label past the classes: the kernels of PyTorch assert it."""
+    code = f"""
+import torch
+with torch.device("cuda"):
+    embedding, head = torch.nn.Embedding(10, 4), torch.nn.Linear(4, 7)
+    tokens, labels = torch.tensor({tokens}), torch.tensor({labels})
+torch.nn.functional.cross_entropy(head(embedding(tokens)).view(-1, 7), labels).backward()
+"""
+    printed = emulate(code=code).stderr
+    assert ("device-side assert" in printed) == (said is not None)
+    assert (said or "") in printed
+
+
 def test_what_the_cpu_refuses_is_said_once(emulate) -> None:
     code = """
     import torch

@@ -31,6 +31,7 @@ from virtual_gpu_held import (
     is_plain,
     values_of,
 )
+from virtual_gpu_indices import LOOKED_UP, check
 from virtual_gpu_keys import (
     BELOW,
     KEY,
@@ -150,6 +151,8 @@ def _followed(what, on_host, arguments, options, made):
         return made
     reads = what.reads(arguments, options)
     unknown = [tensor for tensor in reads if tensor.numel() and not _is_known(tensor)]
+    if unknown and what.base in LOOKED_UP:
+        _compute(what.base, check, what.base, arguments, _values_if_known)
     if what.gives_number:
         if not any(tensor.is_cuda for tensor in reads):
             return made
@@ -169,6 +172,10 @@ def _followed(what, on_host, arguments, options, made):
 
 def _is_known(tensor):
     return tensor.is_cpu or (is_plain(tensor) and is_held(tensor))
+
+
+def _values_if_known(tensor):
+    return _on_host(tensor) if tensor.numel() and _is_known(tensor) else None
 
 
 def _known(what, on_host, arguments, options, plain, made):
