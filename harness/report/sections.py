@@ -176,14 +176,14 @@ def _timeline_words(run: ReportRun, history: History) -> str:
         f"is event {event:,}{where}. Where events are closer than pixels, each pixel shows its highest: "
         "drag to zoom in, double-click to zoom out."
     )
-    drawn = sum(each.phase == "backward" for each in history.phases)
-    micro_batches = (run.profile and run.profile.recipe or {}).get("gradient_accumulation_steps", 1)
-    if run.profile and run.profile.source == "simulated" and 0 < drawn < micro_batches:
+    profile, drawn = run.profile, sum(each.phase == "backward" for each in history.phases)
+    micro_batches = ((profile and profile.recipe) or {}).get("gradient_accumulation_steps", 1)
+    if profile and profile.source == "simulated" and 0 < drawn < micro_batches:
         words += (
             f" Of the step's {micro_batches:,} micro batches {drawn} are drawn, as long as all of them take: "
             "the others do what the last but one of these does."
         )
-    device = run.profile.hardware if run.profile else None
+    device = profile.hardware if profile else None
     if device is None or device.memory_bytes is None:
         return words
     return (
