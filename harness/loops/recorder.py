@@ -8,6 +8,7 @@ such as a full disk, is said once on stderr and ends the watching, never the pro
 from __future__ import annotations
 
 import math
+import os
 import socket
 import sys
 from collections import deque
@@ -225,7 +226,10 @@ class LoopRecorder:
             profile = self._write(complete=complete, last=True)
         self.over = True
         if profile.oom is not None:
-            complain(f"{explain_oom(profile)} Run folder: {self.folder.path}", 1)
+            # `harness watch` explains it below all that the program prints
+            by_command = "HARNESS_WATCH" in os.environ
+            short = f"out of memory in {profile.oom.phase}, explained at the end."
+            complain(f"{short if by_command else explain_oom(profile)} Run folder: {self.folder.path}", 1)
 
     def give_up(self, error: BaseException) -> None:
         """Watching cannot go on, for a reason of its own; the program can."""

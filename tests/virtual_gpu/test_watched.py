@@ -153,7 +153,9 @@ def test_memory_that_runs_out_in_a_recorded_step_is_explained(name: str, tmp_pat
     ]
     assert "runs_out.py" in oom.top[0].stack[0]
     explained = "out of memory in backward, asking for 7.00 GiB on NVIDIA GeForce RTX 4090"
-    assert done.stderr.split("emulated: one step by phase")[1].count(explained) == 1  # as the last words too
+    assert done.stderr.split("emulated: one step by phase")[1].count(explained) == 1
+    assert done.stderr.count(explained) == 1  # where it happened, it is named in one line
+    assert "out of memory in backward, explained at the end." in done.stderr
     section = section_of(read_run(tmp_path / "run"))
     assert any("the memory runs out in backward" in line for line in section.answer)
 

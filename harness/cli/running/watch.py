@@ -129,7 +129,7 @@ def _show(people: Console, folder: Path, status: int, gpu: str | None) -> bool:
     for path, profile in zip(paths, profiles, strict=True):
         say(people, f"{profile.subject} on {profile.hardware.name}")
         print_profile(people, profile)
-        if profile.oom is not None:  # the process has said it too, above all that the command printed since
+        if profile.oom is not None:
             say(people, explain_oom(profile))
         print_verdict(people, "the program" if profile.ranks is None else "the rank that peaks", profile)
         if status > 128 and not profile.complete:
