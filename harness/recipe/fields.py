@@ -234,6 +234,11 @@ class Fields(BaseModel):
         return self.attention.startswith("flash_attention")
 
     @property
+    def packs_by_lengths(self) -> bool:
+        """Whether a micro batch has the lengths of its documents with it, which no two have alike."""
+        return self.packing and self.flash_package
+
+    @property
     def fused_loss(self) -> bool:
         """Whether Liger computes the loss from the hidden states, chunk by chunk."""
         return self.loss == "fused_linear"

@@ -20,11 +20,8 @@ FEWEST = 3
 def in_short(
     training: Training, recipe: Recipe, memory: SimulatedMemory, clocks: Sequence[SimulatedTime]
 ) -> Training:
-    """`training` for a simulation, which sees of each step's micro batches those that differ, and the last.
-
-    With packing for the flash-attn package no two are alike: their documents have other lengths.
-    """
-    if recipe.packing and recipe.flash_package:
+    """`training` for a simulation, which sees of each step's micro batches those that differ, and the last."""
+    if recipe.packs_by_lengths:
         return training
     return dataclasses.replace(training, repeats=_MicroBatches(memory, clocks).repeats)
 
