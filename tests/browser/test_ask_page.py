@@ -24,7 +24,7 @@ from tests.support.commands import Call
 
 FOUND = json.loads(RESULTS.read_bytes())
 LIBRARIES = ("torch", "transformers", "peft")
-SIMULATED_MS = 60_000
+SIMULATED_MS = 300_000
 GOOD_SHIFT = 0.1
 """Of what is there already, while the page is used: web.dev/articles/cls."""
 WATCH_SHIFTS = """
