@@ -167,7 +167,9 @@ class _Confirming:
         if self.found.arithmetic is not None and not simulations.knows(recipe):
             needs = needs_of(recipe, self.hardware, "seq_len", shape := load_shape(recipe.model))
             longest = largest_within(self.hardware.memory_bytes, needs, "seq_len", shape)
-            longest -= longest % self._step("seq_len")
+            step = self._step("seq_len")
+            # an odd number of steps: what is derived from it holds at every one (Piece.sequence_step)
+            longest = ((longest // step + 1) // 2 * 2 - 1) * step
         if longest <= recipe.seq_len:
             simulations.profile(recipe)
             return
