@@ -15,13 +15,14 @@ from harness.hardware import Hardware
 from harness.kernel_time import KernelKind, range_of, transfer
 from harness.kernels import NOTHING, Cost, KernelClass, Step, operator_cost
 from harness.recipe import Recipe
+from harness.snapshot import module_of_its_kind
 from harness.step_profile import StepStats, TimeStats, utilization
 
 Path = tuple[Any, ...]
 """A field of a clock, and the keys within it."""
 _NUMBERS = (
-    *("flops", "bytes_moved", "recomputed_flops", "communication_s", "kernels_s", "taken_s", "_kinds_s"),
-    *("_waited", "_host_s", "_done_s", "_link_s", "_arrives_s", "_leaves_s"),
+    *("flops", "bytes_moved", "recomputed_flops", "communication_s", "kernels_s", "modules_s", "taken_s"),
+    *("_kinds_s", "_waited", "_host_s", "_done_s", "_link_s", "_arrives_s", "_leaves_s"),
 )
 
 
@@ -53,6 +54,8 @@ class SimulatedTime:
         """By phase: in which the default stream communicated, or waited for a stream that did."""
         self.kernels_s: dict[str, dict[KernelClass, float]] = defaultdict(lambda: defaultdict(float))
         """By phase and class of kernel: how long the device was at work."""
+        self.modules_s: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        """By phase and path of the module: the same."""
         self.taken_s: dict[str, float] = {}
         """By phase of this step, from its beginning to when all is done that was given in it."""
         self._began_s = 0.0
@@ -65,6 +68,7 @@ class SimulatedTime:
         self.recomputed_flops = 0
         self.communication_s.clear()
         self.kernels_s.clear()
+        self.modules_s.clear()
         self.taken_s.clear()
         self._kinds_s.clear()
         self._waited = dict.fromkeys(self._waited, 0.0)
@@ -112,8 +116,9 @@ class SimulatedTime:
             return NOTHING
         return operator_cost(self.hardware, func, args, kwargs, out, script)
 
-    def launch(self, cost: Cost, reads: Iterable[int] = ()) -> None:
-        """One operator that takes `cost` was launched; it reads these storages, once they have arrived."""
+    def launch(self, cost: Cost, reads: Iterable[int] = (), module: str = "") -> None:
+        """One operator of `module` that takes `cost` was launched; it reads these storages, once they have
+        arrived."""
         if cost is NOTHING:
             return
         flops, moved, compute_s, memory_s, before_s, kind, kernel_class = cost
@@ -125,6 +130,7 @@ class SimulatedTime:
             self._waited["memory"] += before_s
             self._waited["compute" if compute_s > memory_s - before_s else "memory"] += busy_s
         self._kinds_s[self.phase][kind] += before_s + busy_s
+        self.modules_s[self.phase][module] += before_s + busy_s
         self.kernels_s[self.phase][kernel_class] += busy_s
         if before_s:
             self.kernels_s[self.phase]["dequantize"] += before_s
@@ -185,6 +191,13 @@ class SimulatedTime:
     def bound(self) -> Literal["compute", "memory", "host"]:
         """Where most of the step's time went."""
         return max(self._waited, key=lambda cause: self._waited[cause])  # type: ignore[return-value]
+
+    def by_module_s(self, phase: str) -> dict[str, float]:
+        """How long the device was at work in a phase so far by module, layers of one kind together."""
+        found: dict[str, float] = defaultdict(float)
+        for module, taken_s in self.modules_s.get(phase, {}).items():
+            found[module_of_its_kind(module)] += taken_s
+        return dict(found)
 
     def range_s(self, phase: str, seconds: float) -> tuple[float, float]:
         """From what to what `seconds` of a phase may be: each kernel at the 10th or the 90th percentile of

@@ -81,8 +81,9 @@ class SimulatedDevice(StorageTracker):
 
     def _clock(self, clock: SimulatedTime, cost: Cost, func: Any, args: Any) -> None:
         """The time of an operator: a kernel's, a copy's between the two memories, or the host's own."""
+        module = self.memory.module or (self.paths.of_last_node if self.memory.phase == "backward" else "")
         if not self.on_host:
-            clock.launch(cost)
+            clock.launch(cost, module=module)
             return
         given = [key for tensor in tensors_in(args) if (key := self.key_of(tensor)) is not None]
         there = [key in self.on_host for key in given]
@@ -92,7 +93,7 @@ class SimulatedDevice(StorageTracker):
         elif there and all(there):
             clock.work_on_host(cost, given)
         else:  # unified memory (paged optimizers) stays on the device while there is room
-            clock.launch(cost, given)
+            clock.launch(cost, given, module)
 
     def gone(self, key: int) -> None:
         """See StorageTracker.gone."""

@@ -24,6 +24,9 @@ class ModulePaths:
         self._names: dict[nn.Module, str] = {}
         self._stack: list[str] = [""]
         self._by_sequence: dict[int, str] = {}
+        self.of_last_node = ""
+        """The path of the module whose autograd node ran last. Autograd adds up the gradients of a tensor
+        that is used more than once between two nodes."""
 
     def name(self, model: nn.Module) -> None:
         """Learn the names of a model's modules."""
@@ -49,15 +52,19 @@ class ModulePaths:
         """The path of the module the running operator belongs to."""
         node = torch._C._current_autograd_node()
         if node is not None and not self.in_module:
-            return self._by_sequence.get(node._sequence_nr(), "")
-        path = self._stack[-1]
+            self.of_last_node = self._by_sequence.get(node._sequence_nr(), "")
+            return self.of_last_node
+        path, made_last = self._stack[-1], _get_sequence_nr() - 1
         if torch.is_grad_enabled():
-            self._by_sequence[_get_sequence_nr() - 1] = path
+            self._by_sequence[made_last] = path
+        else:  # within an autograd function of its own, whose node is made before its forward
+            self._by_sequence.setdefault(made_last, path)
         return path
 
     def forget(self) -> None:
         """Drop the autograd nodes of the step before."""
         self._by_sequence.clear()
+        self.of_last_node = ""
 
     def _enter(self, module: nn.Module, _: Any) -> None:
         self._stack.append(self._names.get(module, self._stack[-1]))

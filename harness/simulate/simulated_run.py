@@ -287,6 +287,7 @@ class SimulatedRun:
             stats.time_s.median = seconds
             stats.time_s.p10, stats.time_s.p90 = self.time.range_s(name, seconds)
             stats.kernels_s = {**self.time.kernels_s.get(name, {})}
+            stats.modules_s = self.time.by_module_s(name)
             stats.flops = self.time.flops.get(name, 0)
             stats.bytes_moved = self.time.bytes_moved.get(name, 0)
             if self.recipe.distributed:

@@ -22,6 +22,7 @@ SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 2**24
 MAX_VALUES = 2**20
 """In a file: most are losses, of a long run."""
+MAX_MODULES = 10_000
 PHASES = ("data", "forward", "backward", "optimizer_step")
 OTHER_PHASES = ("between", *PHASES_BETWEEN_STEPS)  # of loops that are not ours: loops/finder.py
 
@@ -50,6 +51,9 @@ class PhaseStats(Fields):
     kernels_s: dict[str, Quantity] = Field(default_factory=dict[str, Quantity], max_length=100)
     """By class of kernel (product, attention, norm, elementwise...): how long the device was at work on it. A
     simulation tells."""
+    modules_s: dict[str, Quantity] = Field(default_factory=dict[str, Quantity], max_length=MAX_MODULES)
+    """The same by module, layers of one kind together (model.layers.*.mlp). Without a name: of the
+    model itself, or of none."""
 
 
 class StepStats(Fields):
@@ -276,6 +280,16 @@ class StepProfile(Fields):
         for name in (name for name in PHASES if name in self.phases):
             for kernel, seconds in self.phases[name].kernels_s.items():
                 found[kernel] = found.get(kernel, 0.0) + seconds
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def modules_s(self) -> dict[str, float]:
+        """Seconds of a step by module, layers of one kind together, the longest first; what belongs to the
+        model itself or to none stands under its phase, as "(optimizer_step)". Empty where nobody knows."""
+        found: dict[str, float] = {}
+        for name in (name for name in PHASES if name in self.phases):
+            for module, seconds in self.phases[name].modules_s.items():
+                module = module or f"({name})"
+                found[module] = found.get(module, 0.0) + seconds
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def parts_of_time_s(self) -> dict[str, float]:

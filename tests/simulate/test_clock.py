@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.architecture import load_shape
 from harness.hardware.hardware import Calibration, Hardware, find_hardware
 from harness.kernels.operator_bytes import operator_bytes
 from harness.kernels.script import Free, Take
@@ -264,3 +265,18 @@ def test_a_4_bit_product_s_weight_is_dequantized_apart() -> None:
     clock.launch(Cost(1, 1, 1.0, 0.5, 0.25, "product", "product"))
     assert clock.kernels_s["forward"] == {"product": 1.0, "dequantize": 0.25}
     assert clock.now() == pytest.approx(1.25 + clock.hardware.calibration.host_op_s)
+
+
+def test_a_module_s_time_is_that_of_its_kernels() -> None:
+    """The head of the logits is one product in forward, and one for its weight and one for its input in
+    backward: all three of the same three matrices, which this device waits to read and write."""
+    recipe = check_recipe({"model": "tiny-llama-bytes", "precision": "bf16", "seq_len": 64}, "here")
+    phases = simulate(recipe, device())[0].phases
+    for phase in phases.values():
+        assert sum(phase.modules_s.values()) == pytest.approx(sum(phase.kernels_s.values()))
+    shape = load_shape("tiny-llama-bytes")
+    rows, width, words = recipe.micro_batch_size * 64, shape.hidden, shape.vocab
+    product_s = 2 * (rows * width + width * words + rows * words) / BANDWIDTH
+    assert phases["forward"].modules_s["lm_head"] == pytest.approx(product_s)
+    assert phases["backward"].modules_s["lm_head"] == pytest.approx(2 * product_s)
+    assert set(phases["optimizer_step"].modules_s) == {""}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 
 from rich.console import Console
 
 from harness.cli.terminal.terminal import say
 from harness.snapshot import module_of_its_kind
 from harness.step_profile import StepProfile, between_steps_in_words, peak_in_words, verdict
-from harness.units import in_gib
+from harness.units import in_gib, ms
 
 MODULES = 12
 FRAMES = 2
@@ -27,12 +28,24 @@ def print_verdict(console: Console, name: str, profile: StepProfile) -> None:
 
 
 def print_peak(console: Console, profile: StepProfile, *, verbose: bool) -> None:
-    """Bytes by module, layers of one kind together, and the largest allocations, equal ones in a line.
+    """The device's time and bytes by module, layers of one kind together, and the largest allocations, equal
+    ones in a line.
 
     `verbose`: with the innermost frames of each one's stack.
     """
-    for line in (*_modules(profile), *_allocations(profile, verbose=verbose)):
+    for line in (*_time(profile), *_modules(profile), *_allocations(profile, verbose=verbose)):
         say(console, line)
+
+
+def _time(profile: StepProfile) -> Iterator[str]:
+    by_kind = profile.modules_s()
+    if not by_kind:
+        return
+    shown, whole = min(MODULES, len(by_kind)), sum(by_kind.values())
+    yield f"modules by the device's time, {shown} of {len(by_kind)}, layers of one kind (*) together"
+    for module, seconds in islice(by_kind.items(), MODULES):
+        yield f"  {ms(seconds):>10} ms {seconds / whole:>6.1%}  {module}"
+    yield ""
 
 
 def _modules(profile: StepProfile) -> Iterator[str]:
