@@ -32,6 +32,8 @@ TIMELINE = "harness simulate llama-3.2-1b-bf16 hardware=h100 --out step"
 REPORT = "harness report step --png pictures"
 CHARTS = ("timeline", "phases", "roofline", "answers")
 """Of the report, those that the guide shows."""
+MODULES = 8
+"""Of the guide's table of them."""
 INTRODUCTION = """\
 Each section has the command that made its figure and its numbers. `harness sweep` simulates the training step
 on shape-only tensors for an H100: bytes are what PyTorch's allocator would count, times are estimated kernel
@@ -81,7 +83,7 @@ def with_numbers(page: str) -> str:
 
 def _table(found: re.Match[str]) -> str:
     profile = StepProfile.read(DATA / "step.json")
-    rows = {"phases": phase_rows, "memory": memory_rows}[found[2]](profile)
+    rows = {"phases": phase_rows, "memory": memory_rows, "modules": module_rows}[found[2]](profile)
     return found[1] + markdown_table(rows[0], rows[1:], range(1, len(rows[0]))) + found[3]
 
 
@@ -97,6 +99,15 @@ def phase_rows(profile: StepProfile) -> list[tuple[str, ...]]:
         sizes = map(in_gib, (stats.peak_allocated_bytes, stats.allocated_at_end_bytes))
         rows.append((name.replace("_", " "), in_ms(stats.time_s.median), *sizes))
     return rows
+
+
+def module_rows(profile: StepProfile) -> list[tuple[str, ...]]:
+    """The modules that take most of the device's time."""
+    found = profile.modules_s()
+    whole = sum(found.values())
+    largest = [*found.items()][:MODULES]
+    rows = [(f"`{name}`", in_ms(seconds), f"{seconds / whole:.1%}") for name, seconds in largest]
+    return [("module", "time", "share"), *rows]
 
 
 def memory_rows(profile: StepProfile) -> list[tuple[str, ...]]:

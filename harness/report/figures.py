@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from harness.errors import InputError, MissingDependency
-from harness.report.answers import UNEXPLAINED, answers_about
+from harness.report.answers import answers_about
 from harness.report.history import History
 from harness.report.phase_roofline import PhaseRoofline, roofline_of
 from harness.report.run import ReportRun
-from harness.step_profile import PHASES, StepProfile
+from harness.step_profile import KERNELS, PHASES, StepProfile
 from harness.units import in_gib, in_ms
 
 COLOURS = (
@@ -25,6 +25,8 @@ COLOURS = (
 """Okabe and Ito's palette and one more, as in assets/page.js, with a pattern each for who sees no colours."""
 PATTERNS = ("", "//", "xx", "\\\\", "", "..", "--", "++", "oo")
 WIDTH_POINTS = 2000
+SMALL_SHARE = 0.02
+"""Of the device's time: kinds of kernels with less are one part of a bar."""
 
 
 def drawing() -> Any:
@@ -126,7 +128,8 @@ def draw_timeline(axes: Any, name: str, history: History, capacity_bytes: int | 
 
 
 def draw_phases(axes: Any, name: str, profile: StepProfile) -> None:
-    """The median time of each phase, with the 10th and 90th percentile where steps were timed."""
+    """The median time of each phase by kind of kernel, as far as these are known, with its 10th and 90th
+    percentile."""
     timed = [(phase, profile.phases[phase].time_s) for phase in PHASES if phase in profile.phases]
     known = [(phase, time, time.median) for phase, time in timed if time.median is not None]
     medians = np.array([median for _, _, median in known])
@@ -135,9 +138,23 @@ def draw_phases(axes: Any, name: str, profile: StepProfile) -> None:
     )
     errors = np.abs(spread.T - medians) * 1e3
     labels = [f"{phase}\n{in_ms(median)}" for phase, _, median in known]
-    axes.barh(labels, medians * 1e3, xerr=errors if errors.any() else None, color=COLOURS[0], capsize=4)
+    totals = profile.kernels_s()
+    parts = {
+        KERNELS.get(kernel, kernel): [
+            profile.phases[phase].kernels_s.get(kernel, 0.0) for phase, _, _ in known
+        ]
+        for kernel, seconds in totals.items()
+        if seconds > SMALL_SHARE * sum(totals.values())
+    }
+    rest = medians - sum(map(np.array, parts.values()), np.zeros(len(known)))
+    parts["other kernels, and waiting" if parts else ""] = list(rest.clip(0))
+    _stack(axes, labels, {part: np.array(each) * 1e3 for part, each in parts.items()})
+    if errors.any():
+        axes.errorbar(medians * 1e3, labels, xerr=errors, fmt="none", ecolor="black", capsize=4)
     axes.invert_yaxis()
     axes.set(xlabel="ms", xlim=(0, None))
+    if len(parts) > 1:
+        axes.figure.legend(loc="outside lower left", ncols=5, frameon=False)
     axes.set_title(
         f"{_plain(name)}: time of a step by phase, {profile.source} on {_plain(profile.hardware.name)}",
         loc="left",
@@ -149,26 +166,29 @@ def draw_answers(axes: Any, name: str, bars: dict[str, Any], reference: str) -> 
     sources = bars["sources"]
     known = {part: [size or 0 for size in sizes] for part, sizes in bars["parts"].items()}
     unit, scale = _unit(max(sum(sizes[i] for sizes in known.values()) for i in range(len(sources))))
-    left = np.zeros(len(sources))
-    for i, (part, sizes) in enumerate(known.items()):
-        widths = np.array(sizes) / scale
-        start = left if part != UNEXPLAINED else np.where(widths < 0, 0, left)
-        if widths.any():
-            axes.barh(
-                sources,
-                widths,
-                left=start,
-                color=COLOURS[i % len(COLOURS)],
-                hatch=PATTERNS[i % len(PATTERNS)],
-                edgecolor="white",
-                label=part,
-            )
-        left = left + widths
+    _stack(axes, sources, {part: np.array(sizes) / scale for part, sizes in known.items()})
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set(xlabel=f"{unit}; unexplained is {reference} minus the answer")
     axes.set_title(f"{_plain(name)}: memory at the peak", loc="left")
     axes.figure.legend(loc="outside lower left", ncols=4, frameon=False)
+
+
+def _stack(axes: Any, bars: Sequence[str], parts: dict[str, Any]) -> None:
+    """Each bar's parts one behind the other; what is below zero goes to the left from there."""
+    left = np.zeros(len(bars))
+    for i, (part, widths) in enumerate(parts.items()):
+        if widths.any():
+            axes.barh(
+                bars,
+                widths,
+                left=np.where(widths < 0, 0, left),
+                color=COLOURS[i % len(COLOURS)],
+                hatch=PATTERNS[i % len(PATTERNS)],
+                edgecolor="white",
+                label=part or None,
+            )
+        left = left + widths
 
 
 def draw_roofline(axes: Any, name: str, roofline: PhaseRoofline) -> None:
