@@ -16,7 +16,7 @@ from harness.kernel_time import KernelKind, range_of, transfer
 from harness.kernels import NOTHING, Cost, KernelClass, Step, operator_cost
 from harness.recipe import Recipe
 from harness.snapshot import module_of_its_kind
-from harness.step_profile import StepStats, TimeStats, utilization
+from harness.step_profile import PhaseStats, StepStats, TimeStats, utilization
 
 Path = tuple[Any, ...]
 """A field of a clock, and the keys within it."""
@@ -198,6 +198,16 @@ class SimulatedTime:
         for module, taken_s in self.modules_s.get(phase, {}).items():
             found[module_of_its_kind(module)] += taken_s
         return dict(found)
+
+    def tell(self, stats: PhaseStats, phase: str, *, distributed: bool) -> None:
+        """Note what a phase of this step has taken so far."""
+        seconds = self.taken_s[phase]
+        low, high = self.range_s(phase, seconds)
+        stats.time_s = TimeStats(median=seconds, p10=low, p90=high)
+        stats.kernels_s, stats.modules_s = {**self.kernels_s.get(phase, {})}, self.by_module_s(phase)
+        stats.flops, stats.bytes_moved = self.flops.get(phase, 0), self.bytes_moved.get(phase, 0)
+        if distributed:
+            stats.communication_s = self.communication_s.get(phase, 0.0)
 
     def range_s(self, phase: str, seconds: float) -> tuple[float, float]:
         """From what to what `seconds` of a phase may be: each kernel at the 10th or the 90th percentile of

@@ -234,7 +234,7 @@ class SimulatedRun:
         finally:
             for clock in self.device.clocks:
                 clock.end_phase()
-            self._note(name, self.time.taken_s[name])
+            self._note(name)
             self.memory.end_phase()
 
     def _measured(self, batches: Batches) -> Iterator[StepBatches]:
@@ -279,19 +279,12 @@ class SimulatedRun:
     def _label_gradient(self, gradient: Tensor) -> None:
         self.memory.label(self.device.key_of(gradient), "gradients")
 
-    def _note(self, name: str, seconds: float) -> None:
+    def _note(self, name: str) -> None:
         memory = self.memory
         peaks = memory.peak_bytes, memory.allocated_bytes, memory.peak_reserved_bytes
         stats = self.peaks.note(name, self.kinds, *peaks)
         if stats is not None:
-            stats.time_s.median = seconds
-            stats.time_s.p10, stats.time_s.p90 = self.time.range_s(name, seconds)
-            stats.kernels_s = {**self.time.kernels_s.get(name, {})}
-            stats.modules_s = self.time.by_module_s(name)
-            stats.flops = self.time.flops.get(name, 0)
-            stats.bytes_moved = self.time.bytes_moved.get(name, 0)
-            if self.recipe.distributed:
-                stats.communication_s = self.time.communication_s.get(name, 0.0)
+            self.time.tell(stats, name, distributed=self.recipe.distributed)
 
     def _oom(self, error: AllocatorOutOfMemory) -> OutOfMemoryReport:
         """What is live now, and what would help. The traceback still holds the step's tensors."""

@@ -94,7 +94,8 @@ def test_every_figure_stands_under_the_command_that_made_it():
     for page in PAGES:
         # a figure belongs to the last block of commands before it
         text, command = page.read_text(), ""
-        for found in re.finditer(r"^```\w*\n(.*?)^```$|\]\((pictures/[^)]+)\)", text, re.MULTILINE | re.DOTALL):
+        either = r"^```\w*\n(.*?)^```$|\]\((pictures/[^)]+)\)"
+        for found in re.finditer(either, text, re.MULTILINE | re.DOTALL):
             if found[1]:
                 command = found[1]
             else:
