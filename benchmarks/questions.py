@@ -37,6 +37,12 @@ def first_paragraph(printed: str) -> str:
     return printed.partition("\n\n")[0]
 
 
+def but_the_tables(printed: str) -> str:
+    """The verdict, and how fast a step is."""
+    speed = [line for line in printed.splitlines() if "tokens/s" in line]
+    return "\n".join([first_paragraph(printed), *speed[:1]])
+
+
 def between_steps(printed: str) -> str:
     """What a run says of its evaluation and its checkpoint, its last words but for the folder."""
     return "evaluation of" + printed.partition("\nevaluation of")[2].partition("\nrun folder")[0]
@@ -88,7 +94,7 @@ PRICES = " ".join(
     )
 )
 SEVENTY = (
-    "harness simulate llama-3.1-8b-full-bf16 model=llama-3.1-70b seq_len=4096 parallel=fsdp dp_shard=8 "
+    "llama-3.1-8b-full-bf16 model=llama-3.1-70b seq_len=4096 parallel=fsdp dp_shard=8 "
     "gradient_checkpointing=true hardware=h100"
 )
 TOGGLES = (
@@ -105,8 +111,11 @@ QUESTIONS = {
         (f"harness hardware llama-3.1-8b-lora seq_len=8192 --best {PRICES}",), page=TEN
     ),
     "message": Question(("harness snapshot show --message oom.txt",), page=TEN),
-    "seventy": Question((SEVENTY,), first_paragraph, TEN),
-    "seventy-16": Question((SEVENTY.replace("dp_shard=8", "dp_shard=16"),), first_paragraph, TEN),
+    "seventy": Question((f"harness fit {SEVENTY}",), page=TEN),
+    "seventy-offload": Question((f"harness simulate {SEVENTY} cpu_offload=true",), but_the_tables, TEN),
+    "seventy-16": Question(
+        (f"harness simulate {SEVENTY.replace('dp_shard=8', 'dp_shard=16')}",), but_the_tables, TEN
+    ),
     "toggles": Question((TOGGLES,), but_the_folder, TEN),
     "gate": Question(
         (

@@ -60,6 +60,8 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     growing = [term for term in terms if _grows(term.size)]
     if sum(term.rounded_bytes for term in growing) < TELLING * found.total_bytes:
         growing = []
+    if not growing and isinstance(recipe.dp_shard, int) and recipe.dp_shard > 1:
+        letters = _of_a_shard(letters, recipe.dp_shard)
     for term in growing or terms:
         size = in_dimensions(term.size if piece.explains else _of_rows(term, point), letters)
         if not piece.explains and "S" not in size:
@@ -75,17 +77,28 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     count = f"{counts[size]} × " if counts[size] > 1 else ""
     share = size_bytes / found.total_bytes
     used = [name for name in letters if name in size.replace("·", " ").split() and name != "S"]
-    meaning = "".join(f", {name} = {letters[name]:,} {MEANINGS[name]}" for name in used)
-    sentence = (
-        f"{what}: {count}{size} = {in_gib(size_bytes)} of {in_gib(found.total_bytes)}, with B = "
-        f"{counted(point.micro_batch_size, 'row')}, S = {point.seq_len:,} tokens{meaning}"
-    )
+    meant = [f"{name} = {letters[name]:,} {MEANINGS[name[0]]}{_each(name)}" for name in used]
+    if growing or "S" in size or "B" in size:
+        meant[:0] = [f"B = {counted(point.micro_batch_size, 'row')}", f"S = {point.seq_len:,} tokens"]
+    sentence = f"{what}: {count}{size} = {in_gib(size_bytes)} of {in_gib(found.total_bytes)}"
+    if meant:
+        sentence += f", with {', '.join(meant)}"
     return HeldBack(sentence, logits and share >= WORTH_A_SEARCH, bool(growing))
 
 
 def _grows(size: Size) -> bool:
     """Whether it depends on the batch or the sequence, as far as they differed where it was derived."""
     return not isinstance(size, Sum) or any(factors.batch or factors.sequence for _, factors in size.terms)
+
+
+def _of_a_shard(letters: dict[str, int], gpus: int) -> dict[str, int]:
+    """Each GPU has a part of a weight: H/8, and no other dimension, which would be as large by chance."""
+    part = letters["H"] // gpus if letters.get("H", 1) % gpus == 0 else 0
+    return {f"H/{gpus}": part, **{k: v for k, v in letters.items() if v != part}} if part else letters
+
+
+def _each(name: str) -> str:
+    return f", a part on each of {name.partition('/')[2]} GPUs" if "/" in name else ""
 
 
 def _of_rows(term: Term, point: Point) -> Size:

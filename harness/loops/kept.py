@@ -49,9 +49,10 @@ class Kept:
     @property
     def model(self) -> nn.Module:
         """All models; of a loop that calls no module, what its optimizers step."""
-        models = nn.ModuleList(self.models())
-        if any(True for _ in models.parameters()):
-            return models
+        models = [*self.models()]
+        together = models[0] if len(models) == 1 else nn.ModuleList(models)  # one keeps its modules' names
+        if any(True for _ in together.parameters()):
+            return together
         return nn.ParameterList(weight for group in self.param_groups for weight in group["params"])
 
     @property

@@ -74,6 +74,8 @@ class MemoryOfSteps:
         known, (highest, at) = memory.peak_allocated_bytes or 0, self._highest
         memory.peak_allocated_bytes, memory.peak_step = max(known, highest), at - 1
         window = f"{self._window.first}-{self._window.last}"
+        only = self._window.first == self._window.last
+        recorded = f"step {self._window.last}" if only else f"steps {window}"
         if self.looked is None or step <= self._window.last:
             return memory, said
         if highest > known:
@@ -84,7 +86,7 @@ class MemoryOfSteps:
             )
         elif self._looked_at != window:
             said.append(
-                f"step {at} peaked higher than steps {window}: the memory at the peak and snapshot.pickle "
+                f"step {at} peaked higher than {recorded}: the memory at the peak and snapshot.pickle "
                 f"are of step {at}"
             )
         return memory, said

@@ -167,8 +167,9 @@ class CpuObserver:
         """NVML knows GPUs only."""
         return None
 
-    def _label_gradient(self, gradient: Tensor) -> None:
-        self._recording.label(self._tracker.key_of(gradient), "gradients")
+    def _label_gradient(self, weight: Tensor) -> None:
+        assert weight.grad is not None
+        self._recording.label(self._tracker.key_of(weight.grad), "gradients")
 
     def _adopt(self) -> None:
         """Find what unfollowed steps made and kept, and say what everything that stays is."""

@@ -23,7 +23,15 @@ from torch import Tensor
 from harness.hardware import TABLE_NAMES, Nvml, find_hardware
 from harness.measure.device_memory import DeviceMemory, SharedMemory
 from harness.measure.observer import History
-from harness.observe import Owner, PhasePeaks, failed_request, gradients_seen, labelled_tensors, storage_of
+from harness.observe import (
+    Owner,
+    PhasePeaks,
+    failed_request,
+    gradients_seen,
+    labelled_tensors,
+    module_paths,
+    storage_of,
+)
 from harness.snapshot import (
     BEFORE_RECORDING,
     AllocationSpan,
@@ -70,6 +78,8 @@ class CudaObserver:
         self._in_step = False
         self._labels: list[Label] = []
         self._training: Owner | None = None
+        self._paths: dict[int, str] = {}
+        """The module of each weight, by id, as the last backward began."""
         self._at_shortage: tuple[int, int] | None = None
         self._watch_for_shortage()
         self._joins = joins
@@ -129,6 +139,8 @@ class CudaObserver:
             return
         self._memory.reset_peaks()
         torch.cuda.memory._set_memory_metadata(phase_metadata(name, len(self._kinds) - 1))
+        if name == "backward" and self._training is not None:
+            self._paths = module_paths(self._training)
         try:
             with gradients_seen(self._training, name, self._label_gradient):
                 yield
@@ -300,13 +312,17 @@ class CudaObserver:
             )
         return counted.allocated
 
-    def _label_gradient(self, gradient: Tensor) -> None:
-        self._labels.extend(_label("gradients", gradient, time.time_ns() // 1000))
+    def _label_gradient(self, weight: Tensor) -> None:
+        assert weight.grad is not None
+        module = self._paths.get(id(weight))
+        self._labels.extend(_label("gradients", weight.grad, time.time_ns() // 1000, module))
 
     def _what_stays(self) -> list[Label]:
         if self._training is None:
             return []
-        return [label for category, t in labelled_tensors(self._training) for label in _label(category, t)]
+        paths = module_paths(self._training)
+        kept = labelled_tensors(self._training)
+        return [label for category, t in kept for label in _label(category, t, module=paths.get(id(t)))]
 
     def _host_bytes(self) -> int | None:
         """Pinned memory, and what else in host memory belongs to the training: paged or offloaded states.
@@ -355,7 +371,9 @@ def _label_if_it_has_memory(tensor: Tensor) -> list[Label]:
         return []
 
 
-def _label(category: str, tensor: Tensor, time_us: int | None = None) -> list[Label]:
+def _label(
+    category: str, tensor: Tensor, time_us: int | None = None, module: str | None = None
+) -> list[Label]:
     """The label of `tensor`'s memory, if it is on a GPU."""
     storage = storage_of(tensor)
-    return [Label(storage.data_ptr(), category, time_us=time_us)] if storage.device.type == "cuda" else []
+    return [Label(storage.data_ptr(), category, module, time_us)] if storage.device.type == "cuda" else []

@@ -7,6 +7,7 @@ from harness.observe.labels import (
     gradients_seen,
     labelled_tensors,
     model_tensors,
+    module_paths,
     owned_tensors,
     tensors_in,
 )

@@ -51,6 +51,14 @@ def owned_tensors(training: Owner) -> Iterator[tuple[str, Tensor]]:
             yield from ((path, kept) for kept in tensors_in(state.get(tensor)))
 
 
+def module_paths(training: Owner) -> dict[int, str]:
+    """The module's path by the id of each tensor of `owned_tensors`; a shared weight has the first one's."""
+    paths: dict[int, str] = {}
+    for path, tensor in owned_tensors(training):
+        paths.setdefault(id(tensor), path)
+    return paths
+
+
 def model_tensors(model: nn.Module) -> Iterator[Tensor]:
     """Every tensor the model keeps: parameters, buffers, quantization scales and code tables."""
     for module in model.modules():
@@ -72,14 +80,14 @@ def _module_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 @contextmanager
 def gradients_seen(training: Owner | None, phase: str, seen: Callable[[Tensor], None]) -> Iterator[None]:
-    """Inside, in backward, `seen(gradient)` is called whenever a trained weight's gradient is complete.
+    """Inside, in backward, `seen(weight)` is called whenever a trained weight's gradient is complete.
 
     One that is stepped in backward is seen just before: the older hook that does so frees the gradient.
     """
 
     def hook(weight: Tensor) -> None:
         if weight.grad is not None:
-            seen(weight.grad)
+            seen(weight)
 
     def stepping(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:

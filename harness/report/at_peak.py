@@ -10,6 +10,7 @@ from harness.report.history import History
 from harness.report.stacks import ROOT
 from harness.report.table import Cell, Table
 from harness.snapshot import (
+    AS_LARGE,
     BEFORE_RECORDING,
     NO_STACK,
     AllocationSpan,
@@ -140,7 +141,9 @@ def kinds(history: History | None, profile: StepProfile | None) -> list[Kind]:
         node = history.tree.node_of(span.frames)
         key = (
             node,
-            module_of_its_kind(span.module) if span.module and node == ROOT else None,
+            module_of_its_kind(span.module)
+            if span.module and (node == ROOT or span.module.startswith(AS_LARGE))
+            else None,
             groups[id(span)],
             span.birth_phase,
             span.born == BEFORE_RECORDING,

@@ -23,6 +23,7 @@ from harness.snapshot import (
     Recording,
     Segment,
     devices_in,
+    name_by_size,
     recording_of,
     segments_at,
 )
@@ -164,6 +165,7 @@ def history_of(
     trace, segments, spans = recording.trace, recording.segments, recording.spans
     if not segments and not spans:
         return None
+    name_by_size(spans)
     born = np.array([span.born for span in spans], np.int64)
     died = np.array([-1 if span.died is None else span.died for span in spans], np.int64)
     sizes = np.array([span.size_bytes for span in spans], np.int64)

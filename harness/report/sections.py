@@ -15,7 +15,7 @@ from harness.report.profile_tables import profile_tables
 from harness.report.run import ReportRun
 from harness.report.segments import segment_table, segments_with_most_free
 from harness.report.table import Table
-from harness.snapshot import pieces_in_use, stack_line
+from harness.snapshot import pieces_in_use
 from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats, StepProfile, explain_oom
 from harness.units import in_gib, in_ms
 
@@ -90,7 +90,7 @@ def _add_history(section: Section, history: History) -> None:
         section.data["history"] = history_columns(history)
         section.words["timeline"] = _timeline_words(section.run, history)
     if history.oom is not None:
-        section.words["asked_at"] = "\n".join(map(stack_line, history.oom.frames))
+        section.words["asked_at"] = "\n".join(history.tree.stack(history.tree.node_of(history.oom.frames)))
     if section.run.profile is None and history.moment()[1]:
         section.tables["groups"] = groups_table(history)
     section.data["icicles"]["code"] = asdict(by_code(history))

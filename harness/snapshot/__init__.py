@@ -3,12 +3,14 @@
 
 from harness.snapshot.as_json import snapshot_to_json
 from harness.snapshot.attribution import (
+    AS_LARGE,
     breakdown_at,
     breakdowns_at_peaks,
     bytes_by_module,
     categorize,
     find_peak,
     module_of_its_kind,
+    name_by_size,
     top_allocations,
 )
 from harness.snapshot.build import (

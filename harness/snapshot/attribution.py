@@ -11,15 +11,19 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate, pairwise
 
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
-from harness.snapshot.stacks import gathers, stack_line
+from harness.snapshot.stacks import NO_STACK, gathers, place_of, stack_line
 from harness.step_profile import CATEGORIES, Allocation, MemoryBreakdown
 
+AS_LARGE = "(as large as what"
+"""Begins what `name_by_size` says."""
+LEAST_NAMED_BYTES = 2**20
+"""Many tensors share a smaller size by chance."""
 MOST_MODULES = 200
 """Named, and as many kinds of the rest: what is beyond those is one sum."""
 
@@ -79,6 +83,26 @@ def categorize(spans: Sequence[AllocationSpan]) -> list[str]:
         return "temporaries"
 
     return [category(span) for span in spans]
+
+
+def name_by_size(spans: Iterable[AllocationSpan]) -> None:
+    """Give what autograd made in a backward, and no module is known of, a place instead of one: that of the
+    last allocation of as many bytes which the forward before it made.
+
+    Its stack says nothing: it ends at the call of backward, or there is none in a thread of autograd's own.
+    A gradient is as large as its tensor, and autograd goes backward: the last one made is the likeliest.
+    """
+    made: dict[int, str] = {}
+    for span in sorted(spans, key=lambda span: span.born):
+        if span.size_bytes < LEAST_NAMED_BYTES or span.born == BEFORE_RECORDING:
+            continue
+        where = place_of(span.frames)
+        if span.birth_phase == "forward" and where != NO_STACK:
+            made[span.size_bytes] = where
+        elif span.birth_phase == "backward" and not span.module and span.size_bytes in made:
+            by_autograd = where == NO_STACK or "/torch/autograd/" in span.frames[0]["filename"]
+            if by_autograd and span.category in (None, "temporaries"):
+                span.module = f"{AS_LARGE} {made[span.size_bytes]} made)"
 
 
 def breakdown_at(spans: Sequence[AllocationSpan], index: int) -> MemoryBreakdown:

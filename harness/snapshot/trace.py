@@ -88,10 +88,11 @@ def spans_from_trace(
     trace, and give the exact size of those still live. The rest is rounded up to `round_to_bytes`, which
     leaves out what the allocator did not split off: up to 1 MiB of a large block. Storages have 1: they are
     not rounded.
-    The first label of an allocation holds; one whose address is not live at its moment is not on this
-    device and is passed over. `born` and `died` index the trace. `phases`: of every entry, where its own
-    metadata states none that counts (from_stacks.py). A recording may leave actions out (skip_actions): an
-    allocation without a requested free ends with the completed one, or when its address is given again.
+    The first label of an allocation holds, and the first module that one of them names; one whose address
+    is not live at its moment is not on this device and is passed over. `born` and `died` index the trace.
+    `phases`: of every entry, where its own metadata states none that counts (from_stacks.py). A recording may
+    leave actions out (skip_actions): an allocation without a requested free ends with the completed one, or
+    when its address is given again.
     """
     if phases is None:
         phases = [phase_of(stated) for stated in stated_phases(trace)]
@@ -139,8 +140,9 @@ def _apply(labels: Iterable[Label], spans: Iterable[AllocationSpan], times_us: l
     for label in labels:
         moment = len(times_us) if label.time_us is None else bisect_right(times_us, label.time_us)
         for span in at_address.get(label.address, ()):
-            if span.live_at(moment - 1) and span.category is None:
-                span.category, span.module = label.category, label.module
+            if span.live_at(moment - 1):
+                span.category = span.category or label.category
+                span.module = span.module or label.module
 
 
 def allocated_blocks(segments: Iterable[Mapping[str, Any]]) -> Iterable[tuple[int, dict[str, Any]]]:

@@ -212,14 +212,13 @@ def _compared(curve: Curve) -> str:
         if point.profile is None:
             parts.append(f"{curve.field}={spelled(point.value)} {_NOT_OK[point.row.outcome.status]}")
             continue
-        gains = [
-            f"{_times(b / a)} {what}"
-            for what, a, b in (
-                ("memory", first.peak_bytes, point.peak_bytes),
-                ("throughput", first.tokens_per_s, point.tokens_per_s),
-            )
-            if a and b
-        ]
+        gains: list[str] = []
+        if first.peak_bytes and point.peak_bytes:
+            more = point.peak_bytes - first.peak_bytes
+            sign = "+" if more > 0 else ""
+            gains.append(f"{_times(point.peak_bytes / first.peak_bytes)} memory ({sign}{in_gib(more)})")
+        if first.tokens_per_s and point.tokens_per_s:
+            gains.append(f"{_gain(first, point)} throughput")
         told = f"{curve.field}={spelled(point.value)} gives {' and '.join(gains)}"
         parts.append(f"{told}{_of_time(first.profile, point.profile)}")
     return f"Against {curve.field}={spelled(first.value)}: " + "; ".join(parts)

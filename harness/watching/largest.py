@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ class Try(NamedTuple):
     """None where no step began."""
     fits: bool
     folder: Path
+    step_s: float | None = None
+    """Of a step, the median: measured, or on a virtual GPU estimated; None where there were too few."""
 
 
 def parse_values(text: str) -> Values:
@@ -94,7 +97,8 @@ def tried(
     and as `run_watched` does.
     """
     output = folder / OUTPUT
-    status = run_watched(command, steps, folder, gpus, environment=environment, output=output)
+    told = {**environment, **({} if gpus is None else {"VIRTUAL_GPU_TIMES": str(folder.absolute())})}
+    status = run_watched(command, steps, folder, gpus, environment=told, output=output)
     ranks = profiles_of_ranks(folder)
     if ranks:
         put_folder_together(folder, ranks, world_size_of(ranks), None)
@@ -106,7 +110,15 @@ def tried(
     if not ran_out and (status != 0 or profile is None):
         how = f"the command ended with status {status}" if status else "no step of a training was found"
         raise InputError(f"with {value} {how}, and not out of memory. What it printed is in {output}.")
-    return Try(value, profile, not ran_out, folder)
+    return Try(value, profile, not ran_out, folder, _step_s(profile, folder))
+
+
+def _step_s(profile: StepProfile | None, folder: Path) -> float | None:
+    """What was measured, or what each process that trained on a virtual GPU told as it ended: the longest."""
+    if profile is not None and profile.step.time_s.median is not None:
+        return profile.step.time_s.median
+    told = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*-times.json")]
+    return max((each["step_time_s"] for each in told), default=None)
 
 
 def _end_of(path: Path) -> bytes:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import harness
+from harness.units import in_gib
 from tests.support.commands import Call
 from tests.support.places import MODELS, ROOT
 from tests.support.reported import simulated_run, write_hand_made
@@ -194,6 +195,30 @@ def test_the_command_the_api_the_tools_and_the_report_say_the_same(folder: Path,
         assert said["answer"] == harness.report(folder / name)._sections()[0].answer[: len(said["answer"])]
         shown = " ".join(call("snapshot", "show", folder / name)[1].split())
         assert all(sentence in shown for sentence in said["answer"])
+
+
+def test_hardware_formula_report_and_diff_say_what_the_simulation_says(folder: Path, call: Call):
+    mine, words = folder / "mine.yaml", [f"{name}={value}" for name, value in SMALL.items()]
+    recipe = {"recipe": "mine.yaml", "overrides": SMALL, "prices": {"l4": 0.7}}
+    (offers, page), _ = ask([folder], ("hardware", recipe), ("report", {"paths": ["a-run"]}))
+    simulated = harness.simulate(mine, hardware="l4", **SMALL)
+    by_command = json.loads(call("hardware", mine, *words, "--price", "l4=0.7", "--json")[1])
+    assert (offers[2] or {})["offers"] == by_command
+    (l4,) = [offer for offer in by_command if offer["name"] == "l4"]
+    assert l4["required_bytes"] == simulated.memory.process_bytes
+    assert l4["tokens_per_s"] == pytest.approx(simulated.step.tokens_per_s, rel=1e-6)
+    formula = json.loads(call("formula", mine, *words, "hardware=l4", "--json")[1])
+    assert formula["peak_allocated_bytes"] == simulated.memory.peak_allocated_bytes
+
+    (folder / "now.json").write_text(simulated.to_json())
+    told = call("diff", folder / "now.json", folder / "now.json")[1]
+    assert f"peak allocated: {in_gib(simulated.memory.peak_allocated_bytes)}, the same to the byte" in told
+    report = harness.report(folder / "a-run")
+    told = (page[2] or {})["answer"]["a-run"]
+    sentences = report._sections()[0].answer
+    assert 3 <= len(told) == len([one for one in told if one in sentences])  # the server opens no model
+    first_table = (page[2] or {})["tables_in_markdown"].strip().partition("\n\n")[0]
+    assert first_table in call("report", folder / "a-run", "--markdown")[1]
 
 
 HUGE = "x" * 100_000

@@ -12,6 +12,7 @@ from harness.snapshot.attribution import (
     breakdowns_at_peaks,
     categorize,
     find_peak,
+    name_by_size,
     top_allocations,
 )
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
@@ -221,3 +222,27 @@ def test_top_allocations_carry_what_a_person_needs() -> None:
         "runpy.py:88 run",
         "train.py:1 <module>",
     ]
+
+
+def test_what_a_backward_made_without_a_stack_has_the_place_of_what_is_as_large() -> None:
+    """Cross entropy in fp32: the copy of the logits, its log-softmax, and in backward a gradient of each."""
+    MiB = 2**20
+    copy, softmax, layer, engine = (
+        [{"filename": f"/lib/{file}.py", "line": 7, "name": "forward"}]
+        for file in ("model/llama", "loss/entropy", "model/mlp", "torch/autograd/graph")
+    )
+    spans = [
+        AllocationSpan(1, 64 * MiB, 0, birth_phase="forward", frames=copy),
+        AllocationSpan(2, 64 * MiB, 1, birth_phase="forward", frames=softmax),
+        AllocationSpan(3, 8 * MiB, 2, birth_phase="forward", frames=layer),
+        AllocationSpan(4, 64 * MiB, 3, birth_phase="backward"),
+        AllocationSpan(5, 8 * MiB, 4, birth_phase="backward", category="gradients"),
+        AllocationSpan(6, 9 * MiB, 5, birth_phase="backward"),
+        AllocationSpan(7, 64 * MiB, 6, birth_phase="optimizer_step"),
+        AllocationSpan(8, 64 * MiB, 7, birth_phase="backward", module="lm_head"),
+        AllocationSpan(9, 64 * MiB, 8, birth_phase="backward", frames=engine),
+        AllocationSpan(10, 64 * MiB, 9, birth_phase="backward", frames=layer),
+    ]
+    name_by_size(spans)
+    like = "(as large as what loss/entropy.py:7 forward made)"
+    assert {span.address: span.module for span in spans if span.module} == {4: like, 8: "lm_head", 9: like}

@@ -579,7 +579,7 @@ def test_toggles_are_compared_with_the_base():
         outcome.profile.phases["forward"] = PhaseStats(kernels_s=kernels_s)
     rows = [Row(cell, outcome) for cell, outcome in zip(plan.cells, outcomes, strict=True)]
     checkpointing, loss = (answer_of(curve) for curve in curves_of(plan, rows))
-    change = "gradient_checkpointing=true gives 0.25x memory and 0.75x throughput"
+    change = "gradient_checkpointing=true gives 0.25x memory (-6.00 GiB) and 0.75x throughput"
     change += " (a step of 100.0 ms: products +30.0, device idle -10.0 ms)"
     assert checkpointing == f"Against gradient_checkpointing=false: {change}."
     assert loss == "Against loss=standard: loss=fused_linear failed."
@@ -590,7 +590,7 @@ def test_numbers_from_zero_are_compared_and_not_scaled():
     rows = [Row(cell, measured(0, (n + 1) * GIB, 1000 / (n + 1))) for n, cell in enumerate(plan.cells)]
     (curve,) = curves_of(plan, rows)
     assert answer_of(curve) == (
-        "Against lora_dropout=0.0: lora_dropout=0.1 gives 2.00x memory and 0.50x throughput."
+        "Against lora_dropout=0.0: lora_dropout=0.1 gives 2.00x memory (+1.00 GiB) and 0.50x throughput."
     )
 
 

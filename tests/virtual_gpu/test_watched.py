@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from benchmarks.virtual_gpu.watched import CASES, LIBRARIES, PROGRAMS, TORCHRUN, both
 from harness.report.run import read_run
 from harness.report.sections import section_of
+from harness.snapshot import read_snapshot, recording_of
 from harness.step_profile.step_profile import StepProfile
 
 pytestmark = pytest.mark.virtual_gpu
@@ -82,6 +84,11 @@ def test_a_step_that_peaks_higher_than_the_recorded_ones_is_the_peak(tmp_path: P
     said = (tmp_path / "stderr").read_text()
     assert "the program: fits in the 79.11 GiB of NVIDIA H100 80GB HBM3 with 7" in said
     assert "in backward of step 8" in said
+    kept, modules = {"parameters", "optimizer_state"}, {"0", "2"}  # of an nn.Sequential: its two Linears
+    recording = recording_of(read_snapshot(tmp_path / "run" / "snapshot.pickle"))
+    known = zip(recording.categories or (), recording.spans, strict=True)
+    of_modules = {(category, span.module) for category, span in known if category in kept and span.module}
+    assert of_modules == {(category, module) for category in kept for module in modules}
 
 
 def test_memory_that_runs_out_in_the_first_step_is_explained(tmp_path: Path) -> None:
@@ -167,8 +174,9 @@ def test_several_devices_and_the_largest_value_on_each(tmp_path: Path) -> None:
         "weight = torch.nn.Linear(1024, 1024).cuda()\n"
         "optimizer = torch.optim.SGD(weight.parameters())\n"
         "rows = torch.ones(int(os.environ['BS']) * 2**20, 1024, device='cuda')\n"
-        "weight(rows).sum().backward()\n"
-        "optimizer.step()\n"
+        "for _ in range(3):\n"
+        "    weight(rows).sum().backward()\n"
+        "    optimizer.step()\n"
     )
     watch = [sys.executable, "-m", "harness", "watch", "--gpu", "rtx-4090,a100-40gb", "--fit", "BS=1..8"]
     done = subprocess.run(
@@ -184,6 +192,14 @@ def test_several_devices_and_the_largest_value_on_each(tmp_path: Path) -> None:
         (gpu, rows): StepProfile.read(tmp_path / "run" / gpu / f"BS-{rows}" / "profile.json").memory
         for gpu, rows in (("rtx-4090", 2), ("a100-40gb", 4))
     }
+    assert "step, ms" in said
+    took_s = {
+        rows: json.loads(next(path.glob("*-times.json")).read_text())["step_time_s"]
+        for rows in (1, 2)
+        for path in [tmp_path / "run" / "rtx-4090" / f"BS-{rows}"]
+    }
+    assert took_s[2] == pytest.approx(2 * took_s[1], rel=0.1)  # twice the rows, and hardly anything else
+    assert f"GiB {took_s[2] * 1e3:,.1f}" in said or f"GiB {took_s[2] * 1e3:,.0f}" in said
     assert "rtx-4090: the largest BS is 2: fits in the 23.64 GiB" in said
     assert "a100-40gb: the largest BS is 4: fits in the 39.50 GiB" in said
     for (_, rows), memory in peaks.items():

@@ -81,19 +81,18 @@ def _table(name: str, found: Sequence[Try], values: Values | None) -> Table:
 
     table = plain_table()
     table.title = name
-    times = any(one.profile and one.profile.step.time_s.median for one in found)
+    times = any(one.step_s is not None for one in found)
     first = [] if values is None else [values.name]
     headings = [*first, "", "peak", "reserved", "of the device", *(["step, ms"] if times else [])]
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number == len(first) else "right", no_wrap=True)
     for one in found:
         memory = None if one.profile is None else one.profile.memory
-        time_s = None if one.profile is None else one.profile.step.time_s.median
         row = [] if values is None else [str(one.value)]
         row += ["fits" if one.fits else "runs out"]
         sizes = ("peak_allocated_bytes", "peak_reserved_bytes", "process_bytes")
         row += [in_gib(getattr(memory, size, None)) for size in sizes]
-        table.add_row(*row, *([] if not times else ["-" if time_s is None else ms(time_s)]))
+        table.add_row(*row, *([] if not times else ["-" if one.step_s is None else ms(one.step_s)]))
     return table
 
 
@@ -110,7 +109,10 @@ def _sentence(name: str, found: Sequence[Try], values: Values | None, largest: i
     said = "" if best.profile is None else f": {verdict(best.profile)}"
     text = f"{name}: the largest {values.name} is {largest}{said}"
     if largest == values.most:
-        return f"{text}, and no larger one was to be tried"
+        peaks = {one.profile.memory.peak_allocated_bytes if one.profile else None for one in found}
+        if len(peaks) == 1 < len(found):
+            text += f". The peak is the same with every {values.name}: does the command read it?"
+        return f"{text}, and no larger one was to be tried" if len(peaks) > 1 else text
     beyond = next((one for one in found if one.value == best.value + 1), None)
     if beyond is not None and beyond.profile is not None and beyond.profile.oom is not None:
         oom = beyond.profile.oom

@@ -105,13 +105,18 @@ def _print_stack(console: Console, stack: Sequence[str]) -> None:
         say(console, f"      and {len(python) - MOST_FRAMES} more")
 
 
+WIDE = ("allocated in", "largest")
+"""Columns of the allocations that a terminal of 80 has no room for; the report has them."""
+
+
 def _print_table(console: Console, table: Table) -> None:
     say(console, table.name)
+    shown = [n for n, name in enumerate(table.columns) if console.width >= 100 or name not in WIDE]
     _print_rows(
         console,
-        table.columns,
-        [tuple(cell.shown for cell in row) for row in table.rows[:MOST_ROWS]],
-        [table.numeric(i) for i in range(len(table.columns))],
+        [table.columns[n] for n in shown],
+        [tuple(row[n].shown for n in shown) for row in table.rows[:MOST_ROWS]],
+        [table.numeric(n) for n in shown],
     )
     if len(table.rows) > MOST_ROWS:
         say(console, f"  and {len(table.rows) - MOST_ROWS} more rows: harness report shows them")

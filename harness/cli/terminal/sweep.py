@@ -43,6 +43,10 @@ class SweepProgress(Bar):
         return left_in_words(seconds)
 
 
+WIDE = ("peak in", "from", "to")
+"""Columns that a terminal of 80 has no room for; the report and the CSV have them."""
+
+
 def in_a_line(row: Row) -> str:
     """What the cell says, in a few words."""
     profile = row.outcome.profile
@@ -59,7 +63,7 @@ def in_a_line(row: Row) -> str:
 def print_sweep(console: Console, sweep: Sweep) -> None:
     """The table, the reasons under it, and what it says."""
     table = table_of(sweep, with_reasons=False)
-    shown = [n for n, name in enumerate(table.columns) if console.width >= 100 or name != "peak in"]
+    shown = [n for n, name in enumerate(table.columns) if console.width >= 100 or name not in WIDE]
     printed = plain_table(0 if console.width < 90 else 1)
     for n in shown:
         printed.add_column(table.columns[n], justify="right" if n else "left", no_wrap=n > 0)

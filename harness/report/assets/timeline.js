@@ -206,7 +206,7 @@ async function drawTimeline(id, run) {
       const what = history.groups[history.group[view.moment]];
       const operator = operatorOf(stack);
       const module = history.modules[history.module[view.moment]];
-      const by = `${module ? ` of ${module}` : ""}${operator ? ` by the operator ${operator}` : ""}`;
+      const by = `${module ? ` ${module.startsWith("(") ? "" : "of "}${module}` : ""}${operator ? ` by the operator ${operator}` : ""}`;
       const other = history.partner[view.moment];
       const [from, to] = change < 0 ? [other < history.events ? other : -1, view.moment] : [view.moment, other];
       line("p", `It ${verb} ${harness.bytes(Math.abs(change))} of ${what}${change < 0 ? ", allocated" : ""}${by} at`);
