@@ -70,14 +70,32 @@ def programs(found: dict[str, Any]) -> str:
     """A row for each program at full size, and what its authors saw of the same on a GPU."""
     full = _full(found)
     head = "program | model | device | processes: | allocated: | reserved: | processor seconds: | versions"
-    table = _markdown(head, (_program(row) for row in full))
+    table = _markdown(head, (_program(row) for row in full if not row.get("failed")))
+    failed = _failed([row for row in full if row.get("failed")])
     said = "".join(_said(row) for row in full if row["published"])
     torch = ", ".join(sorted({row["versions"]["torch"] for row in full}))
-    return f"{table}\nWith torch {torch}; of several processes, the one that peaks.\n{said}"
+    return f"{table}\nWith torch {torch}; of several processes, the one that peaks.\n{failed}{said}"
+
+
+def _failed(rows: list[dict[str, Any]]) -> str:
+    """What programs lacked that did not come to their end."""
+    if not rows:
+        return ""
+    table = _markdown("program | versions | what was missing", (_lacking(row) for row in rows))
+    return f"\nThese did not come to their end, with the data and packages that were here:\n\n{table}"
+
+
+def _lacking(row: dict[str, Any]) -> list[str]:
+    versions = {name: number for name, number in row["versions"].items() if name != "torch"}
+    return [row["program"], _versions(versions), row["failed"].replace("|", "/")[:200]]
 
 
 def _full(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in found["rows"] if row["size"] == "full"]
+
+
+def _ran(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in _full(found) if not row.get("failed")]
 
 
 def _program(row: dict[str, Any]) -> list[str]:
@@ -190,7 +208,7 @@ STYLE = (
 
 def picture(found: dict[str, Any]) -> str:
     """SVG: bars of each program's peak, allocated over reserved, on a white ground."""
-    rows = _full(found)
+    rows = _ran(found)
     peaks = [
         [max(each[f"peak_{what}_bytes"] for each in row["processes"]) for what in ("reserved", "allocated")]
         for row in rows

@@ -273,6 +273,10 @@ class LoopFinder:
 
     # What is wrapped (loops/wraps.py).
 
+    @property
+    def is_in_forward(self) -> bool:
+        return self._running is not None
+
     @contextmanager
     def backward_runs(self, roots: Any) -> Iterator[None]:
         """Around torch.autograd.backward; of calls within another, nothing is said."""

@@ -2,6 +2,8 @@
 
 - torch.autograd.backward, which Tensor.backward calls too: no hook tells where backward begins without the
   loss at hand, and a module's backward hooks change the graph.
+- torch.autograd.grad, for loops that set gradients by hand: not within a module's call, and not where its
+  result is a part of the loss (create_graph).
 - torch.amp.GradScaler.scale and .step: the loss before it is scaled, and a step that the scaler leaves out.
 - the iterator of torch.utils.data.DataLoader, its __next__: taking a batch.
 - a module that was compiled in place (model.compile()): its hooks would be compiled with it.
@@ -17,7 +19,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from typing import Any, Protocol
 
@@ -29,6 +31,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 class Told(Protocol):
     """Who is told (loops/finder.py)."""
 
+    @property
+    def is_in_forward(self) -> bool: ...
     def backward_runs(self, roots: Any) -> AbstractContextManager[None]: ...
     def scaled(self, scaler: torch.amp.GradScaler, loss: Any) -> None: ...
     def scaler_steps(self, optimizer: Any) -> AbstractContextManager[None]: ...
@@ -48,6 +52,14 @@ class Wraps:
             def wrapped(tensors: Any, *args: Any, **kwargs: Any) -> Any:
                 with told.backward_runs(tensors):
                     return original(tensors, *args, **kwargs)
+
+            return wrapped
+
+        def grad(original: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapped(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+                within = told.is_in_forward or kwargs.get("create_graph")  # a part of the loss
+                with nullcontext() if within else told.backward_runs(outputs):
+                    return original(outputs, *args, **kwargs)
 
             return wrapped
 
@@ -83,6 +95,7 @@ class Wraps:
             return wrapped
 
         self._wrap(torch.autograd, "backward", backward)
+        self._wrap(torch.autograd, "grad", grad)
         self._wrap(torch.amp.GradScaler, "scale", scale)
         self._wrap(torch.amp.GradScaler, "step", scaler_step)
         self._wrap(_BaseDataLoaderIter, "__next__", taking)

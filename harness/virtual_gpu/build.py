@@ -126,8 +126,15 @@ def _parts(installed: Torch) -> dict[str, tuple[str, ...]]:
         f"libcupti.so.{major}": ("cupti.c",),
         "libnccl.so.2": ("nccl.c",),
         "libnvidia-ml.so.1": ("nvml.c",),
+        **{name: (f"{name[3:].partition('.')[0]}.c",) for name in _of_mathematics(installed)},
         CUDNN: ("cudnn.c",),
     }
+
+
+def _of_mathematics(installed: Torch) -> list[str]:
+    """Libraries whose numbers are not CUDA's: libcufft.so.12 belongs to CUDA 13."""
+    names = ("cufft", "cusolver", "cusparse")
+    return [path.name for name in names for path in sorted(installed.wheels.glob(f"*/lib/lib{name}.so.*"))]
 
 
 def _cache() -> Path:

@@ -118,6 +118,28 @@ def test_a_plain_loop(tmp_path: Path) -> None:
     assert {"phase=forward", "phase=evaluation"} <= {event["user_metadata"] for event in events}
 
 
+def test_gradients_that_are_set_by_hand(tmp_path: Path) -> None:
+    """torch.autograd.grad is backward; but what a loss differentiates for itself is of the forward pass."""
+
+    def loop() -> None:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(6):
+            rows = batch().requires_grad_()
+            out = net(rows)
+            (slope,) = torch.autograd.grad(out.sum(), rows, create_graph=True)
+            loss = out.square().mean() + slope.square().mean()
+            gradients = torch.autograd.grad(loss, list(net.parameters()))
+            for weight, gradient in zip(net.parameters(), gradients, strict=True):
+                weight.grad = gradient
+            optimizer.step()
+            optimizer.zero_grad()
+
+    seen = watched(tmp_path, loop)
+    assert seen.finder.seen["backward"] == 6
+    assert {"forward", "backward", "optimizer_step"} <= seen.profile.phases.keys()
+
+
 def test_a_tensor_that_is_pickled_is_not_saved(tmp_path: Path) -> None:
     """Pickle calls torch.save: what is sent to another process goes into no file."""
     net = model()

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.answers import predicted
+from harness.hardware import find_hardware
 from harness.recipe.check import check_recipe
 from harness.recipe.file import list_recipes, load_recipe
 from harness.recipe.recipe import Recipe
@@ -60,6 +62,14 @@ def test_the_picture_is_of_the_committed_profile():
     first = README[: README.index("## Can it be believed?")]
     assert " ".join(COMMAND.split()) in first
     assert "](docs/pictures/cover.png)" in first
+
+
+@pytest.mark.slow
+def test_the_cover_says_what_its_command_says():
+    """The bytes that the README quotes, against the simulation of today."""
+    now = predicted("simulated", load_recipe("llama-3.1-8b-qlora", [])[1], find_hardware("rtx-4090"))
+    folded = {"at_peak_by_module": {}}  # layer by layer in the file
+    assert now.memory.model_copy(update=folded) == StepProfile.read(COVER).memory.model_copy(update=folded)
 
 
 def test_the_committed_profile_is_of_the_recipe_as_it_is():

@@ -13,19 +13,27 @@ from benchmarks.virtual_gpu import checkpoint, programs
 pytestmark = pytest.mark.virtual_gpu
 ALIKE = {name for name in programs.PROGRAMS if name.startswith(("trl sft", "trl dpo")) or name.endswith("3B")}
 """Each as another here or in test_programs.py."""
+LACKING = {
+    "torchtitan, llama3_debugmodel",
+    "LLaMA-Factory, qwen3_lora_sft.yaml",
+    "Axolotl, llama-3/lora-1b.yml",
+}
+"""They do not come to their end with the releases that the others need: the guide has the reasons."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in programs.PROGRAMS if name not in ALIKE])
+@pytest.mark.parametrize("name", [name for name in programs.PROGRAMS if name not in ALIKE | LACKING])
 def test_a_program_as_it_is_shipped(name: str, tmp_path: Path) -> None:
     if reason := programs.missing(name):
         pytest.skip(f"{reason} (the docstring of benchmarks.virtual_gpu.programs says how to get it)")
     row = programs.run(name, "tiny", "h100", tmp_path)
     program = programs.PROGRAMS[name]
-    assert len(row["processes"]) == (1 if program.world_size else program.gpus)
+    assert row["failed"] is None
+    alone = program.world_size is not None or name.endswith("DataParallel")
+    assert len(row["processes"]) == (1 if alone else program.gpus)
     for process in row["processes"]:
         assert 0 < process["peak_allocated_bytes"] <= process["peak_reserved_bytes"]
-    assert (tmp_path / "trained").is_dir() or "llama_fsdp2.py" in row["command"]
+    assert (tmp_path / "trained").is_dir() or "trained" not in row["command"]
 
 
 def test_asking_for_torch_is_not_importing_it(emulate) -> None:

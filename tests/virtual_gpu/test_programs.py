@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.answers import predicted
 from harness.hardware import find_hardware
 from harness.recipe import load_recipe
+from harness.simulate import simulate
 from harness.step_profile import StepProfile
+from harness.training import AfterStep
 
 pytestmark = pytest.mark.virtual_gpu
 
@@ -134,17 +135,31 @@ print(dist.get_rank(), dist.get_world_size(), names, count.item())
 
 @pytest.mark.slow
 def test_one_rank_of_a_recipe_alone(emulate, tmp_path: Path) -> None:
-    """Any rank: it has a run folder to itself, and takes what the simulation says."""
+    """Any rank: it has a run folder to itself, saves its part, and takes what the simulation says."""
     changed = ["parallel=fsdp", "dp_shard=8", "steps=2", "warmup_steps=1", "data=synthetic"]
     emulate(
-        *(sys.executable, "-m", "harness", "run", "smoke", *changed, "--out", "run"),
+        *(
+            sys.executable,
+            "-m",
+            "harness",
+            "run",
+            "smoke",
+            *changed,
+            "--phases",
+            "train,save",
+            "--out",
+            "run",
+        ),
         options=("--gpus", "8", "--world-size", "8", "--rank", "3"),
     )
     profile = StepProfile.read(tmp_path / "run" / "profile.json")
-    simulated = predicted("simulated", load_recipe("smoke", changed)[1], find_hardware("h100"))
+    recipe, hardware = load_recipe("smoke", changed)[1], find_hardware("h100")
+    simulated = simulate(recipe, hardware, after=AfterStep(checkpoint=True))[0]
     assert (profile.source, profile.ranks) == ("emulated", None)
     assert profile.memory.peak_allocated_bytes == simulated.memory.peak_allocated_bytes
     assert profile.memory.peak_reserved_bytes == simulated.memory.peak_reserved_bytes
+    saving, said = (each.phases["saving"].peak_allocated_bytes for each in (profile, simulated))
+    assert saving == said
 
 
 def test_one_rank_of_many_alone(emulate) -> None:
@@ -153,3 +168,14 @@ def test_one_rank_of_many_alone(emulate) -> None:
         options=("--gpus", "8", "--world-size", "512", "--rank", "3"),
     )
     assert f"rank 3 of 512: tokens {512 * 4 * (128 - 40)}, peak" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_stage_of_a_pipeline_alone_takes_what_it_takes_among_the_others(emulate) -> None:
+    command, two = (str(PROGRAMS / "parallel.py"), "pipeline", "shapes"), ("--gpus", "2")
+    together = sorted(re.findall(r"rank \d of 2: .*", emulate(*TORCHRUN, *command, options=two).stdout))
+    for rank in range(2):
+        options = (*two, "--world-size", "2", "--rank", str(rank))
+        assert emulate(sys.executable, *command, options=options).stdout.strip() == together[rank]
+    said = emulate(sys.executable, *command[:2], options=options, status=1).stderr  # without the shapes
+    assert "stage 1 of a pipeline runs alone on this virtual GPU" in said

@@ -59,3 +59,23 @@ cublasStatus_t cublasGemmStridedBatchedEx(
     cublasComputeType_t compute, cublasGemmAlgo_t algorithm) {
   return multiplied(handle, type, m, n, k, batch);
 }
+// Solvers of many small systems, which say on the host whether what they are given can be.
+#define SOLVERS(S, T)                                                                                                  \
+  cublasStatus_t cublas##S##getrsBatched(cublasHandle_t handle, cublasOperation_t ta, int n, int columns,               \
+                                         const T* const a[], int lda, const int* pivots, T* const b[], int ldb,         \
+                                         int* info, int batch) {                                                       \
+    return *info = CUBLAS_STATUS_SUCCESS;                                                                              \
+  }                                                                                                                    \
+  cublasStatus_t cublas##S##geqrfBatched(cublasHandle_t handle, int m, int n, T* const a[], int lda, T* const tau[],    \
+                                         int* info, int batch) {                                                       \
+    return *info = CUBLAS_STATUS_SUCCESS;                                                                              \
+  }                                                                                                                    \
+  cublasStatus_t cublas##S##gelsBatched(cublasHandle_t handle, cublasOperation_t ta, int m, int n, int columns,         \
+                                        T* const a[], int lda, T* const c[], int ldc, int* info, int* of_each,         \
+                                        int batch) {                                                                   \
+    return *info = CUBLAS_STATUS_SUCCESS;                                                                              \
+  }
+SOLVERS(S, float)
+SOLVERS(D, double)
+SOLVERS(C, cuComplex)
+SOLVERS(Z, cuDoubleComplex)

@@ -76,9 +76,7 @@ CUresult cuPointerGetAttribute(void* value, CUpointer_attribute which, CUdevicep
 // Who brings a runtime of their own finds their way into the driver by this function, and there is none. What they say
 // of it would mislead: that the driver is too old (libcudart.so.12 beside PyTorch's 13), or nothing.
 static const char* const without[][2] = {
-    {"libcufft.so", "Fourier transforms (torch.fft, torch.stft)"},
-    {"libcusolver.so", "solvers and decompositions of matrices (torch.linalg)"},
-    {"libcusparse.so", "products of sparse matrices"},
+    {"libcusparseLt.so", "products of matrices with two zeros in four"},
     {"cuda/bindings", "calls of CUDA from Python itself"},
 };
 static void say_who(const void* caller) {

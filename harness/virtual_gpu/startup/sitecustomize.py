@@ -105,6 +105,9 @@ if os.environ.get("VIRTUAL_GPU"):
     if os.environ.get("VIRTUAL_GPU_VALUES") == "1":
         sys.meta_path.insert(0, _After("torch._dynamo.output_graph", "begin_to_compile"))
     sys.meta_path.insert(0, _After("torch.distributed.distributed_c10d", "begin_distributed"))
+    if os.environ.get("VIRTUAL_GPU_ALONE") == "1":
+        sys.meta_path.insert(0, _After("torch.distributed.checkpoint.default_planner", "begin_to_save"))
+        sys.meta_path.insert(0, _After("torch.distributed.pipelining.stage", "begin_a_pipeline"))
     sys.meta_path.insert(0, _After("transformers.modeling_utils", "begin_to_load"))
     sys.meta_path.insert(0, _After("transformers.utils.hub", "begin_to_fetch"))
 _hand_on()

@@ -7,6 +7,7 @@ import copy
 import os
 from importlib import import_module
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed import distributed_c10d as c10d
@@ -24,6 +25,49 @@ def install():
     for function in (all_gather_object, gather_object, broadcast_object_list, scatter_object_list):
         for module in (c10d, dist):
             setattr(module, function.__name__, function)
+
+
+def save_own_part(default_planner):
+    """PyTorch's checkpoints without the others, as with `no_dist`: what this rank has is written, and
+    nobody asks for the rest of the tensors."""
+    wrapper = import_module("torch.distributed.checkpoint.utils")._DistWrapper
+    made = wrapper.__init__
+
+    def without_others(self, group, use_dist, coordinator_rank):
+        made(self, group, False, coordinator_rank)
+
+    wrapper.__init__ = without_others
+    default_planner._validate_global_plan = lambda global_plan, metadata: []
+
+
+def answer_a_stage(module):
+    """What the neighbours of a pipeline's stage would tell it: gradients have the shapes of its outputs, and
+    its inputs those that the program says."""
+    stage = module.PipelineStage
+    if not hasattr(stage, "_recv_meta"):  # of an older PyTorch
+        return
+
+    def told(self, of_stage):
+        if of_stage > self.stage_index:
+            return module._StageBackwardMeta(module._derive_grad_metas(self._stage_meta.outputs))
+        if self._user_meta.inputs is None:
+            raise RuntimeError(
+                f"stage {self.stage_index} of a pipeline runs alone on this virtual GPU, and the shapes of "
+                f"its inputs are what stage {of_stage} would tell it. Give them, of one micro batch: "
+                "PipelineStage(..., input_args=torch.empty(..., device='meta')). Or run a process for each "
+                "stage."
+            )
+        return module._StageForwardMeta(self._user_meta.inputs)
+
+    def vote(self, has_backward=False, received_acc=None, received_result=None):
+        """As all others do, whether shapes need not be told."""
+        if received_result is None:
+            static = not module.InferenceMode.needs_dynamic(self._user_meta, has_backward)
+            received_result = torch.tensor([int(static)], dtype=torch.int32, device=self.device)
+        return received_result
+
+    stage._recv_meta, stage._send_meta = told, lambda self, meta, to_stage: None
+    stage._warmup_forward_vote = stage._warmup_backward_result = vote
 
 
 class _IsFake(type):

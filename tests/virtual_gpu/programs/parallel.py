@@ -1,4 +1,4 @@
-"""A model on several GPUs, a process each: `parallel.py ddp|fsdp1|tensor|pipeline|context`."""
+"""A model on several GPUs, a process each: `parallel.py ddp|fsdp1|tensor|pipeline|context [shapes]`."""
 
 import os
 import sys
@@ -92,7 +92,17 @@ def pipeline():
 
     each = layers // size
     model, device = Model(rank * each, (rank + 1) * each).cuda(), torch.device("cuda", rank)
-    stage = PipelineStage(model, rank, size, device)  # asks its neighbours for the shapes
+    shapes = {}  # it asks its neighbours for them, or they are said, of one micro batch
+    if sys.argv[2:] == ["shapes"]:
+        ids, hidden, logits = (1, 128), (1, 128, width), (1, 128, 512)
+        given = torch.empty(hidden, device="meta", requires_grad=True)
+        first = torch.empty(ids, dtype=torch.int64, device="meta")
+        last = torch.empty(logits, device="meta", requires_grad=True)
+        shapes = {
+            "input_args": given if rank else first,
+            "output_args": given if rank < size - 1 else last,
+        }
+    stage = PipelineStage(model, rank, size, device, **shapes)
     schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=loss_of)
 
     def step(ids: torch.Tensor) -> None:

@@ -1,0 +1,37 @@
+"""Fourier transforms, decompositions and sparse products on the virtual GPU: cuFFT, cuSOLVER and cuSPARSE
+compute nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.virtual_gpu
+
+
+def test_transforms_decompositions_and_sparse_products_run(emulate) -> None:
+    """What follows from the host's data is as PyTorch's CPU has it; what kernels would compute has the CPU's
+    shapes, and gradients."""
+    result, work_space = (
+        1024 * 513 * 8,
+        1024 * 1024 * 8,
+    )  # NVIDIA: a complex number for each element, at the least
+    done = emulate(sys.executable, str(Path(__file__).parent / "programs" / "mathematics.py"))
+    assert int(done.stdout) == result + work_space
+
+
+def test_a_library_that_nobody_replaces_is_named(emulate) -> None:
+    code = """
+import torch
+x = torch.tensor([0, 0, 1, 1]).tile(128, 32).half().cuda()
+for _ in range(2):
+    try:
+        torch.sparse.to_sparse_semi_structured(x)
+    except RuntimeError:
+        print("PyTorch said so")
+"""
+    done = emulate(code=code)
+    assert done.stdout == "PyTorch said so\n" * 2
+    assert done.stderr.count("here: libcusparseLt.so cannot be replaced") == 1
