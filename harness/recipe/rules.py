@@ -6,18 +6,11 @@ rule is reported; every message names both fields and what to change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 from harness.recipe.fields import Fields
-
-
-@dataclass(frozen=True)
-class Rule:
-    fields: tuple[str, str]
-    broken: Callable[[Fields], bool]
-    message: str
+from harness.recipe.rule import Rule
+from harness.recipe.task_rules import TASK_RULES
 
 
 RULES: tuple[Rule, ...] = (
@@ -377,7 +370,7 @@ RULES: tuple[Rule, ...] = (
 
 def first_broken_rule(recipe: Fields) -> str | None:
     """Message of the first rule `recipe` breaks, with the fields and their values; None if it breaks none."""
-    for rule in RULES:
+    for rule in (*RULES, *TASK_RULES):
         if rule.broken(recipe):
             # "set both" on one field (offload with offload) names it once
             names = dict.fromkeys(rule.fields)
