@@ -84,7 +84,7 @@ def import_trl(recipe: Recipe) -> Any:
     try:
         from trl.trainer import utils
     except ModuleNotFoundError as error:
-        if error.name != "trl":
+        if (error.name or "").partition(".")[0] != "trl":
             raise
         raise MissingDependency("trl", "dpo", f"task: {recipe.task}") from None
     return utils
