@@ -51,6 +51,7 @@ OWN = {
         "training/toggles/optimizer.py",
     ),
     "packing": "training/batches.py",
+    **dict.fromkeys(("task", "dpo_reference"), "training/toggles/preference.py"),
     "precision": "training/toggles/precision.py",
     "gradient_checkpointing": "training/toggles/gradient_checkpointing.py",
     "selective_checkpointing": "training/toggles/gradient_checkpointing.py",

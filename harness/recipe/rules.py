@@ -365,12 +365,13 @@ RULES: tuple[Rule, ...] = (
         lambda r: r.tensor_parallel and r.adapter == "ia3",
         "there is no plan that divides ia3's scales; set adapter: lora",
     ),
+    *TASK_RULES,
 )
 
 
 def first_broken_rule(recipe: Fields) -> str | None:
     """Message of the first rule `recipe` breaks, with the fields and their values; None if it breaks none."""
-    for rule in (*RULES, *TASK_RULES):
+    for rule in RULES:
         if rule.broken(recipe):
             # "set both" on one field (offload with offload) names it once
             names = dict.fromkeys(rule.fields)
