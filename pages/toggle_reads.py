@@ -75,6 +75,8 @@ EXCEPTIONS = {
     ("upcast_for_kbit", "training/toggles/attention.py"): "eager's mask has the dtype of the embeddings",
     ("attention", "simulate/cuda/behaviour.py"): "stands in for the package's kernels",
     ("attention", "training/model.py"): "hands the value to transformers, which builds it",
+    ("task", "fit/lengths.py"): "names the value in what it refuses",
+    ("task", "training/after_step.py"): "names the value in what it refuses",
     ("optimizer", "measure/measured_run.py"): "warns that nothing is paged on a CPU",
     ("optimizer_in_backward", "fit/sharding.py"): "refuses what it has no model of",
     ("offload", "fit/changes.py"): "advice: adds a value to those that are there",

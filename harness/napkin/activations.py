@@ -291,7 +291,11 @@ class Activations:
         term = self.dims.term
         if self.recipe.prefers:  # of each token its last state, and log-probability, entropy, mean, rank
             states = term("states of tokens with a label", "B·S·H", self.stream, TRL)
-            return [*self._norm("final norm", []), states, term("numbers for the loss and its log", "B·S", 40, TRL)]
+            return [
+                *self._norm("final norm", []),
+                states,
+                term("numbers for the loss and its log", "B·S", 40, TRL),
+            ]
         terms = self._norm("final norm", [self.built.head])
         if self.recipe.fused_loss:
             return terms

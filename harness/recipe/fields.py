@@ -54,8 +54,8 @@ class Fields(BaseModel):
     """What is learned. sft: to write the data's text. dpo: to prefer the chosen of two answers, as TRL's
     DPOTrainer learns it (the extra `dpo`); a micro batch is pairs then, of two rows each."""
     dpo_reference: Literal["computed", "precomputed"] = "computed"
-    """dpo: where the reference's log-probabilities come from. computed: a forward pass in each step of a frozen
-    copy of the model, or of the model without its adapter. precomputed: with the data."""
+    """dpo: where the reference's log-probabilities come from. computed: a forward pass in each step, of a
+    frozen copy of the model, or of the model without its adapter. precomputed: with the data."""
     dpo_beta: Positive = 0.1
     """dpo: how much a departure from the reference costs."""
 

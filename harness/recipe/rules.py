@@ -12,7 +12,6 @@ from harness.recipe.fields import Fields
 from harness.recipe.rule import Rule
 from harness.recipe.task_rules import TASK_RULES
 
-
 RULES: tuple[Rule, ...] = (
     Rule(
         ("quantization", "adapter"),

@@ -33,9 +33,9 @@ class StepBatches(NamedTuple):
     """What one optimizer step trains on, on the CPU."""
 
     batches: list[Batch]
-    """gradient_accumulation_steps of them. input_ids and labels: int64 (rows, seq_len); of pairs the first half
-    is chosen, the second rejected, and precomputed log-probabilities are fp32 (micro_batch_size,); with packing
-    also what training/document_masks.py returns (two of flash attention's are ints, not tensors)."""
+    """gradient_accumulation_steps of them. input_ids and labels: int64 (rows, seq_len); of pairs the first
+    half is chosen, the second rejected, and precomputed log-probabilities are fp32 (micro_batch_size,); with
+    packing also what training/document_masks.py returns (two of flash attention's are ints, not tensors)."""
     num_tokens: int
     """Predicted tokens of the whole step: labels that are not -100. A model's loss shifts the labels by one
     and never predicts a row's first, which has the label -100 here. So transformers.Trainer (5.17 to 5.23)

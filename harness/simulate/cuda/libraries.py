@@ -57,8 +57,6 @@ def library_replacements(recipe: Recipe, capability: tuple[int, int]) -> Iterato
             path = f"trl.kernels.chunked_logprob.ChunkedLogProbFunction.{name}"
             yield Replacement(path, staticmethod(as_on_cuda(resolve_name(path), capability)), why)
         yield Replacement("trl.trainer.utils._use_triton", lambda device: True, why)
-        why = "takes the tokens with a label, which of synthetic pairs are all but the first"
-        yield Replacement("torch.fx.experimental._config.meta_nonzero_assume_all_nonzero", True, why)
     if recipe.upcast_for_kbit:
         from peft import prepare_model_for_kbit_training as prepare
 

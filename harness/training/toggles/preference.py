@@ -13,7 +13,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from harness.errors import MissingDependency

@@ -1,5 +1,5 @@
-"""TRL's DPOTrainer on pairs without padding: `dpo.py CONFIG full|lora|precomputed [checkpointing]`. Its last line
-has the allocated peak of the last of three steps, in bytes."""
+"""TRL's DPOTrainer on pairs without padding: `dpo.py CONFIG full|lora|precomputed [checkpointing]`. Its last
+line has the allocated peak of the last of three steps, in bytes."""
 
 import sys
 import tempfile
@@ -23,7 +23,7 @@ class Collator:
     def __call__(self, examples):
         rows = 2 * len(examples)
         learned = torch.ones(rows, TOKENS, dtype=torch.int64)
-        batch = {"input_ids": torch.randint(0, 1000, (rows, TOKENS)), "attention_mask": learned.clone()}
+        batch = {"input_ids": torch.randint(0, 200, (rows, TOKENS)), "attention_mask": learned.clone()}
         learned[:, 0] = 0
         batch["completion_mask"] = learned
         if "ref_chosen_logps" in examples[0]:
