@@ -86,7 +86,7 @@ def flash_backward(script: Script, grad_out: Tensor, query: Tensor, key: Tensor,
 
 def _no_log_sumexp(func: Any, args: Any, kwargs: Any) -> Any:
     """torch's shape function makes one that cuDNN leaves out where no gradient needs it."""
-    if args[4]:
+    if args[4] if len(args) > 4 else kwargs["compute_log_sumexp"]:
         return NotImplemented
     out, log_sum_exp, *others = func(*args, **kwargs)
     return out, log_sum_exp.new_empty(0), *others
