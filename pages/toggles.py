@@ -261,6 +261,19 @@ GROUPS: dict[str, list[Toggle]] = {
 """By what they change, in the order of the guide."""
 
 WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
+    "task": BuysAndCosts(
+        buys="dpo: the model learns to prefer the chosen of two answers. The step is TRL's DPOTrainer's, "
+        "with the log-probabilities that TRL computes in tiles, so no logits are held.",
+        costs="A micro batch of so many pairs has twice as many rows, and each is read twice: by the model "
+        "and by its reference. In full fine-tuning the reference is a second copy of the weights; with an "
+        "adapter it is the model with the adapter off. A tile of logits has 32,768 words whatever the "
+        "vocabulary, and the head's gradient is summed in fp32. Pairs are synthetic so far: every token but "
+        "the first is learned from, which is the most that pairs of this length can take.",
+    ),
+    "dpo_reference": BuysAndCosts(
+        buys="precomputed: no copy of the weights, and no pass of the reference in a step.",
+        costs="That pass was made before, over all of the data; its time is not in the step's.",
+    ),
     "selective_checkpointing": BuysAndCosts(
         buys="With gradient_checkpointing: no product and no attention is computed twice. PyTorch's "
         "selective checkpointing keeps what they made and computes the cheap rest again.",

@@ -9,12 +9,14 @@ from harness.formula.request_log import DIED, Event, Label, RequestLog
 from harness.formula.scratch import (
     MAX_VALUES_PER_THREAD,
     at_most,
+    count_scratch,
     embedding_pieces,
     radix_sort_rows_scratch,
     radix_sort_scratch,
     reduction_staging,
     scan_scratch,
     scan_scratch_at_most,
+    select_scratch,
 )
 from harness.formula.store import load, save
 from harness.formula.terms import Term, Terms, in_dimensions, terms_at_peak

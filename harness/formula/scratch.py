@@ -83,6 +83,19 @@ def scan_scratch(count: int, item_bytes: int, tile: int) -> int:
 
 
 @rule
+def select_scratch(count: int, tile: int) -> int:
+    """DeviceSelect: as of a scan of two words an item, without a second part."""
+    return scratch((ceil_div(count, tile) + 32) * 16)
+
+
+@rule
+def count_scratch(count: int, most_blocks: int) -> int:
+    """DeviceReduce::Sum of int: a sum for each of the most blocks that are there at once, or none where one
+    block adds up all (device/dispatch/dispatch_reduce.cuh; tuning_reduce.cuh: 256 threads of 16 items)."""
+    return 1 if count <= 256 * 16 else scratch(most_blocks * 4)
+
+
+@rule
 def embedding_pieces(count: int, weights: int, row_bytes: int) -> int:
     """Rows for the pieces of at most 10 equal indices that the embedding's backward sums one by one: as many
     as there may be distinct indices, and a tenth of all."""

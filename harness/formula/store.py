@@ -19,7 +19,7 @@ from harness.recipe import Recipe
 from harness.system import PACKAGE, PACKAGES, installed_version, recipes_folder, write_whole
 
 SIZES = ("micro_batch_size", "seq_len")
-WITHOUT_INFLUENCE = ("data", "learning_rate", "seed")
+WITHOUT_INFLUENCE = ("data", "dpo_beta", "learning_rate", "seed")
 """Fields that no request depends on."""
 DECIDING = (
     "formula",
@@ -43,11 +43,8 @@ def key_of(recipe: Recipe, hardware: Hardware, rank: int = 0) -> dict[str, Any]:
     Of the hardware: compute capability, multiprocessors and what cuBLAS was seen to keep; not its memory.
     Raises InputError where the model's config cannot be found.
     """
-    fields = recipe.model_dump(mode="json")
-    for name in (*SIZES, *WITHOUT_INFLUENCE):
-        del fields[name]
     return {
-        "recipe": fields,
+        "recipe": _deciding(recipe),
         "config": hashlib.sha256(find_config(recipe.model).read_bytes()).hexdigest(),
         "rank": rank,
         "gpu": [
@@ -59,6 +56,12 @@ def key_of(recipe: Recipe, hardware: Hardware, rank: int = 0) -> dict[str, Any]:
         "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
         "code": _code(),
     }
+
+
+def _deciding(recipe: Recipe) -> dict[str, Any]:
+    """The fields that a request may depend on, without the sizes."""
+    fields = recipe.model_dump(mode="json")
+    return {name: value for name, value in fields.items() if name not in (*SIZES, *WITHOUT_INFLUENCE)}
 
 
 @cache
@@ -92,6 +95,8 @@ def load(recipe: Recipe, hardware: Hardware, rank: int = 0) -> Formula:
     shipped = None if any(key["environment"].values()) else _read(shipped_path(key))
     if shipped is None or not _same_libraries(shipped.key["versions"]):
         return Formula(key)
+    if key["recipe"] != {**_defaults(), **shipped.key["recipe"]}:  # a default is another one since
+        return Formula(key)
     shipped.key = key
     return shipped
 
@@ -106,10 +111,19 @@ def _read(path: Path) -> Formula | None:
 
 def shipped_path(key: dict[str, Any]) -> Path:
     """Where a formula that comes with the recipes lies."""
-    what = {name: key[name] for name in ("recipe", "config", "rank", "gpu")}
+    what = {name: key[name] for name in ("config", "rank", "gpu")}
+    # a field that is new since a file was made leaves its name as it is
+    defaults = _defaults()
+    what["recipe"] = {n: value for n, value in key["recipe"].items() if value != defaults.get(n, ...)}
     model = Path(str(key["recipe"]["model"])).name.removesuffix(".json")
     name = f"{model}.sm_{str(key['gpu'][0]).replace('.', '')}.{_digest(what)[:12]}"
     return recipes_folder() / "formulas" / f"{name}.json.gz"
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """What a key's recipe has where nothing is said."""
+    return {n: v for n, v in _deciding(Recipe(model="any")).items() if n != "model"}
 
 
 def _same_libraries(versions: dict[str, str | None]) -> bool:

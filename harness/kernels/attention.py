@@ -84,7 +84,15 @@ def flash_backward(script: Script, grad_out: Tensor, query: Tensor, key: Tensor,
     script.free(*reversed(grouped), query_grad, sums, *reversed(copies))
 
 
-@kernel("_scaled_dot_product_cudnn_attention")
+def _no_log_sumexp(func: Any, args: Any, kwargs: Any) -> Any:
+    """torch's shape function makes one that cuDNN leaves out where no gradient needs it."""
+    if args[4] if len(args) > 4 else kwargs["compute_log_sumexp"]:
+        return NotImplemented
+    out, log_sum_exp, *others = func(*args, **kwargs)
+    return out, log_sum_exp.new_empty(0), *others
+
+
+@kernel("_scaled_dot_product_cudnn_attention", result=_no_log_sumexp)
 def cudnn_forward(
     script: Script, query: Tensor, key: Tensor, compute_log_sumexp: bool, dropout_p: float, gpu: Gpu
 ) -> None:

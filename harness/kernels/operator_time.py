@@ -93,7 +93,7 @@ def operator_time(
         kernel = class_of(name)
         seconds = memory(hardware, kernel, moved) if moved else 0.0
         return OperatorTime(seconds, "memory", kernel, computes=False)
-    dtype = _dtype(args, hardware)
+    dtype = _dtype(name, args)
     beside = moved - before
     memory_s = memory(hardware, "elementwise", beside)
     kind: Literal["attention", "product"] = "attention" if "attention" in name else "product"
@@ -108,21 +108,23 @@ def operator_time(
     return OperatorTime(seconds, kind, kind, computes)
 
 
-def _dtype(args: Any, hardware: Hardware) -> str:
-    """Of the first tensor; of other dtypes (int8) the table has no rate: that of 16 bit, and fp16 is what
+def _factors(name: str, args: Any) -> list[Tensor]:
+    """The tensors that are given, without what a product is added to: it may be wider."""
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    return tensors[1:] if name in ("aten::addmm", "aten::baddbmm") else tensors
+
+
+def _dtype(name: str, args: Any) -> str:
+    """Of the first factor; of other dtypes (int8) the table has no rate: that of 16 bit, and fp16 is what
     every device has."""
-    tensor = next((a for a in args if isinstance(a, Tensor)), None)
-    name = "fp16" if tensor is None else _NAMES.get(tensor.dtype, "fp16")
-    return name
+    tensor = next(iter(_factors(name, args)), None)
+    return "fp16" if tensor is None else _NAMES.get(tensor.dtype, "fp16")
 
 
 def _product_s(name: str, args: Any, hardware: Hardware, dtype: str, flops: int) -> float:
     """From the factors' shapes; what multiplies in another way, as one product of as many FLOPs."""
-    tensors = [a for a in args if isinstance(a, Tensor)]
     short = name.partition("::")[2]
-    if short in ("addmm", "baddbmm"):
-        tensors = tensors[1:]
-    left = tensors[0]
+    left = _factors(name, args)[0]
     k = left.shape[-1]
     batched = short in ("bmm", "baddbmm")
     batch, m = (left.shape[0], left.shape[1]) if batched else (1, left.numel() // max(1, k))

@@ -193,20 +193,6 @@ def dropout(script: Script) -> None:
     script.output(1, 0)
 
 
-@kernel("index", looks_up=True)
-def index(script: Script, indices: Sequence[Tensor | None]) -> None:
-    """native/TensorAdvancedIndexing.cpp, AdvancedIndex: several indices must have the same strides."""
-    given = [i for i in indices if i is not None]
-    copies: list[int | None] = []
-    if len(given) > 1:
-        shape = torch.broadcast_shapes(*(i.shape for i in given))
-        expanded = [i.expand(shape) for i in given]
-        if len({i.stride() for i in expanded}) > 1:
-            copies = [script.take(size_of(i)) for i in expanded if not i.is_contiguous()]
-    script.output(0)
-    script.free(*copies)
-
-
 @kernel("where")
 def where(script: Script, self: Any, other: Any, outputs: Outputs) -> None:
     """native/TensorCompare.cpp, where_self_out: both sides get the result's dtype first."""

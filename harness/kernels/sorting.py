@@ -9,6 +9,7 @@ and of 8 bytes half as many items as the tables say for 4 (util_arch.cuh, 141-15
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor
 
 from harness.formula import (
     at_most,
+    count_scratch,
     embedding_pieces,
     radix_sort_rows_scratch,
     radix_sort_scratch,
     scan_scratch,
     scan_scratch_at_most,
+    select_scratch,
 )
 from harness.kernels.gpu import Gpu
 from harness.kernels.operators import kernel
@@ -136,6 +139,60 @@ def embedding_backward(
     script.free(origins, sorted_indices, *reversed(copies))
 
 
+def select_tile(gpu: Gpu) -> int:
+    """Positions that one thread block of DeviceSelect::Flagged looks at, as the sizes that it asks for say on
+    the virtual GPU (CUDA 13.0)."""
+    if gpu.capability >= (10, 0):
+        return 7040
+    return {(9, 0): 8448, (8, 0): 4608}.get(gpu.capability, 1280)
+
+
+def positions_of(script: Script, mask: Tensor, gpu: Gpu) -> int | None:
+    """native/cuda/Nonzero.cu: how many there are, and then a column of numbers for each dimension of `mask`.
+    All of it is taken to be true: shapes have no values."""
+    count, blocks = mask.numel(), 5 * gpu.sm_count * (gpu.threads_per_sm // 256)
+    number = script.take(4)
+    script.briefly(count_scratch(count, blocks))
+    positions = script.take(count * mask.dim() * INDEX_BYTES)
+    script.briefly(select_scratch(count, select_tile(gpu)))
+    script.free(number)
+    return positions
+
+
+@kernel("masked_scatter")
+def masked_scatter(script: Script, mask: Tensor) -> None:
+    """native/cuda/IndexKernel.cpp, masked_scatter__cuda: how many of the mask stand before each place."""
+    script.output(0)
+    before = script.take(mask.numel() * INDEX_BYTES)
+    script.briefly(scan_scratch(mask.numel(), INDEX_BYTES, scan_tile(INDEX_BYTES)))
+    script.free(before)
+
+
+@kernel("masked_scatter_backward")
+def masked_scatter_backward(script: Script, mask: Tensor, gpu: Gpu) -> None:
+    """native/TensorAdvancedIndexing.cpp: masked_select, which is an index."""
+    positions = positions_of(script, mask, gpu)
+    script.output(0)
+    script.free(positions)
+
+
+@kernel("index", looks_up=True)
+def index(script: Script, indices: Sequence[Tensor | None], gpu: Gpu) -> None:
+    """native/TensorAdvancedIndexing.cpp, AdvancedIndex: several indices must have the same strides. A mask is
+    the positions where it is true."""
+    given = [i for i in indices if i is not None]
+    copies: list[int | None] = []
+    if len(given) == 1 and given[0].dtype == torch.bool:
+        copies = [positions_of(script, given[0], gpu)]
+    elif len(given) > 1:
+        shape = torch.broadcast_shapes(*(i.shape for i in given))
+        expanded = [i.expand(shape) for i in given]
+        if len({i.stride() for i in expanded}) > 1:
+            copies = [script.take(size_of(i)) for i in expanded if not i.is_contiguous()]
+    script.output(0)
+    script.free(*copies)
+
+
 @kernel("index_put_", scatters=True)
 @kernel("_index_put_impl_ index_put")
 def index_put(
@@ -147,24 +204,30 @@ def index_put(
     gpu: Gpu,
     unsafe: bool = False,
 ) -> None:
-    """To accumulate with one index over rows, the index is sorted with its positions.
+    """To accumulate with one index over rows, or a mask of them, the index is sorted with its positions.
 
     ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel. Unless `unsafe` its bounds are looked at first.
     """
     if outputs[0] is not self:
         script.output(0)
     given = [i for i in indices if i is not None]
-    if not accumulate or len(given) != 1 or given[0].dtype == torch.bool:
+    if not accumulate or len(given) != 1:
         return
     (index,) = given
+    count, masks = index.numel(), index.dtype == torch.bool
+    columns = positions_of(script, index, gpu) if masks else None
     if not unsafe:
         _bounds(script, index, gpu)
-    count = index.numel()
     list_bytes = count * INDEX_BYTES
     wrapped, linear = script.take(list_bytes), script.take(list_bytes)
     script.free(wrapped)
+    for _ in range(index.dim() - 1 if masks else 0):  # the next column, times its stride, is added
+        wrapped, times_stride = script.take(list_bytes), script.take(list_bytes)
+        script.free(wrapped, times_stride)
+    script.free(columns)
     origins, sorted_indices, positions = (script.take(list_bytes) for _ in range(3))
-    script.briefly(radix_sort_rows_scratch(count, self.shape[0], sort_tile(gpu)))
+    rows = prod(self.shape[: index.dim()]) if masks else self.shape[0]
+    script.briefly(radix_sort_rows_scratch(count, rows, sort_tile(gpu)))
     script.free(positions, sorted_indices, origins, linear)
 
 

@@ -20,6 +20,9 @@ LOSS = "transformers/loss/loss_utils.py, ForCausalLMLoss"
 IN_CTX = "MatMul8bitLt, in its ctx, which checkpointing does not reach"
 SELECTIVE = "torch.utils.checkpoint, create_selective_checkpoint_contexts"
 LIGER = "arXiv 2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py"
+TRL = "trl/kernels/chunked_logprob.py"
+TRL_TOKENS, TRL_WORDS = 4096, 32768
+"""Of a tile of logits, whatever the vocabulary (TOKEN_CHUNK_SIZE; trl/trainer/utils.py)."""
 _KEPT_BY_ACTIVATION = {"gelu_new": 4, "gelu_fast": 4, "xielu": 4}
 """Tensors of the MLP's width that a nonlinearity keeps; others keep their input alone, or ReLU its result."""
 _SOFTMAX_AS_GIVEN = ("gpt2", "gpt_oss", "falcon")
@@ -285,7 +288,15 @@ class Activations:
     @cached_property
     def kept_by_loss(self) -> list[Term]:
         """What the last norm, the head and the loss keep."""
-        term, terms = self.dims.term, self._norm("final norm", [self.built.head])
+        term = self.dims.term
+        if self.recipe.prefers:  # of each token its last state, and log-probability, entropy, mean, rank
+            states = term("states of tokens with a label", "B·S·H", self.stream, TRL)
+            return [
+                *self._norm("final norm", []),
+                states,
+                term("numbers for the loss and its log", "B·S", 40, TRL),
+            ]
+        terms = self._norm("final norm", [self.built.head])
         if self.recipe.fused_loss:
             return terms
         if self.recipe.mixed and not self.recipe.fsdp and self.built.loose_dtype == "fp32":
@@ -298,6 +309,8 @@ class Activations:
     @cached_property
     def held_after_forward(self) -> list[Term]:
         """What the loss's local variables hold when forward ends."""
+        if self.recipe.prefers:
+            return [self._tile, self.dims.term("hidden states", "B·S·H", self.stream, TRL)]
         term, widths = self.dims.term, {"logits": self.compute, "logits in fp32": 4}
         logits = [term(name, "B·S·V", width, LOSS) for name, width in widths.items()][self.compute == 4 :]
         held = [term("hidden states", "B·S·H", self.stream, LOSS), *([] if self.compiled else logits)]
@@ -306,9 +319,21 @@ class Activations:
     @cached_property
     def held_in_backward(self) -> list[Term]:
         """Gradients of logits, in the backward of the loss."""
+        if self.recipe.prefers:
+            width = 4 + SIZES[self.built.loose_dtype]
+            states = self.dims.term("gradient of the states, fp32 and cast", "B·S·H", 4 + self.stream, TRL)
+            weight = self.dims.term("gradient of the head, fp32 and cast", "V·H", width, TRL)
+            return [self._tile, states, *([weight] if self.recipe.trains_base else [])]
         times = 1 if self.compiled else 2
         gradients = self.dims.term("gradients of logits", "B·S·V", 4, "log_softmax, nll_loss", times)
         return self._fused if self.recipe.fused_loss else [gradients]
+
+    @property
+    def _tile(self) -> Term:
+        """Of logits, which dpo makes anew for each."""
+        tokens = min(self.dims.of("B·S"), TRL_TOKENS)
+        formula = f"{tokens:,}·{TRL_WORDS:,} × {self.compute} B"
+        return Term("", "one tile of logits", formula, tokens * TRL_WORDS * self.compute, TRL)
 
     @cached_property
     def _fused(self) -> list[Term]:

@@ -29,6 +29,8 @@ def _parameters(sizes: Sizes) -> Iterator[Term]:
         source = "arXiv 2106.09685 (LoRA), 2205.05638 (IA3)" if weights[0].adapter else "the config's sizes"
         source = "arXiv 2305.14314, 2208.07339; bitsandbytes" if weights[0].quantized else source
         yield Term(section, name, f"{layers} layers × [{inner}]", sum(w.total_bytes for w in weights), source)
+    if size := sizes.reference_bytes:
+        yield Term(section, "the frozen reference", "as many as the model", size, "arXiv 2305.18290")
     if size := sizes.built.buffer_bytes:
         yield Term(section, "buffers", f"2·{size // 8} × 4 B", size, "rotary frequencies, arXiv 2104.09864")
 

@@ -49,6 +49,7 @@ class Sizes:
         acts = self.activations
         self.micro_batches = recipe.gradient_accumulation_steps
         self.parameter_bytes = total_bytes([*self.outer, *self.in_blocks]) + built.buffer_bytes
+        self.reference_bytes = self.parameter_bytes if recipe.copies_reference else 0  # as dpo's model was
         self.gradient_bytes = sum(w.count * w.elements * SIZES[w.dtype] for w in self.trained)
         self.bucket_bytes = self.gradient_bytes if recipe.ddp else 0  # gradient_as_bucket_view=False
         held = self.optimizer.state_bytes - self.optimizer.paged_bytes + self.optimizer.copy_bytes
@@ -57,7 +58,7 @@ class Sizes:
         self.head_bytes = built.head.elements * SIZES[built.loose_dtype]
         around = 2 * total_bytes(self.in_blocks) // built.shape.layers + self.head_bytes
         there = built.buffer_bytes if recipe.cpu_offload else around  # a block, the next, and the head
-        self.device_parameters = there if self.away else self.parameter_bytes
+        self.device_parameters = (there if self.away else self.parameter_bytes) + self.reference_bytes
         self.input_bytes = self.activations.input_bytes
         self.kept: list[tuple[int, int, int]] = []
         """Of each kind of block: how many, bytes that one keeps until backward, and computes again."""
@@ -134,7 +135,7 @@ class Memory:
         twice = 0 if not built.shape.tied or recipe.mixed else table  # a tied one's second part
         at_end = table if leaves else made + (units.own_made - units.own_made // recipe.dp_shard)
         ending = max(twice, table * step.share * step.in_backward) + units.own_reduced
-        logits = 0 if recipe.fused_loss else acts.dims.of("B·S·V") * acts.compute
+        logits = 0 if recipe.fused_loss or recipe.prefers else acts.dims.of("B·S·V") * acts.compute
         at, rows = self._moment, list[Moment]()  # bytes: gathered, gradients, activations, temporaries
         for block, (_, kept, again) in zip(built.shape.blocks, sizes.kept, strict=True):
             kind, running = f"block ({block.mixer}, {block.feed})", again or kept * on_host

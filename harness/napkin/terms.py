@@ -25,7 +25,7 @@ class Dims:
     def __init__(self, built: BuiltModel) -> None:
         recipe, shape, tp = built.recipe, built.shape, built.recipe.tp
         self.letters = {
-            "B": (recipe.micro_batch_size, "micro batch"),
+            "B": (recipe.rows, "rows of a micro batch"),
             "S": (recipe.seq_len, "sequence"),
             "H": (shape.hidden, "hidden"),
             "N": (-(-shape.heads // tp), "query heads"),

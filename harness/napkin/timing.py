@@ -71,6 +71,8 @@ class Timing:
         waits = micro * sizes.kept_by_loss * bool(leaves)  # nothing is left to compute meanwhile
         again = self._layers(1, 1, again=True) if self.acts.recomputes else []
         backward = [*again, *self._layers(2 if recipe.trains_base else 1, 2)]
+        backward += self._products(sizes.built.head, 1) if recipe.prefers else []  # its tiles, made anew
+        forward = [*self._layers(1, 1), *(self._layers(1, 1) if recipe.computes_reference else [])]
         added = 3 * sizes.gradient_bytes * (micro - 1)  # to gradients of earlier micro batches
         backward.append(Work(0, 0 if on_host else added, sum(w.count for w in sizes.trained) * (micro - 1)))
         backward += [update] if step.in_backward else []
@@ -82,7 +84,7 @@ class Timing:
         gone = waits + micro * sizes.gradient_bytes * on_host
         return {
             "data": self._phase("data", inputs, sizes.input_bytes),
-            "forward": self._phase("forward", self._layers(1, 1), moved, waits),
+            "forward": self._phase("forward", forward, moved, waits),
             "backward": self._phase("backward", backward, moved, gone, added * on_host, recomputed),
             "optimizer_step": self._phase("optimizer_step", steps, there, 0, stepped),
         }

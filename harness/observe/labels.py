@@ -31,8 +31,9 @@ def labelled_tensors(training: Owner) -> Iterator[tuple[str, Tensor]]:
     Parameters include buffers and the quantization state that bitsandbytes keeps beside a weight.
     The optimizer's own copy of the weights (master weights, offload) is optimizer_state.
     """
-    for tensor in model_tensors(training.model):
-        yield "parameters", tensor
+    reference = getattr(training, "reference", None)
+    for model in [training.model] if reference is None else [training.model, reference]:
+        yield from (("parameters", tensor) for tensor in model_tensors(model))
     own = {id(p) for p in training.model.parameters()}
     for group in training.optimizer.param_groups:
         yield from (("optimizer_state", p) for p in group["params"] if id(p) not in own)

@@ -18,6 +18,7 @@ EFFECTS = {
     "weights": Effect("source", "memory and time do not depend on the values"),
     "trust_remote_code": Effect("source", "decides whose Python runs, not what it computes"),
     "data": Effect("values", "every batch has the recipe's shape, whatever is in it"),
+    "dpo_beta": Effect("values", "a factor in a product that is there anyway"),
     "lora_alpha": Effect("values", "a factor in a product that is there anyway"),
     "use_rslora": Effect("values", "another factor in that product"),
     "learning_rate": Effect("values", "a factor in the update"),

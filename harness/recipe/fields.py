@@ -50,6 +50,15 @@ class Fields(BaseModel):
     packing: bool = False
     """Fill every sequence with whole documents that cannot attend to each other."""
 
+    task: Literal["sft", "dpo"] = "sft"
+    """What is learned. sft: to write the data's text. dpo: to prefer the chosen of two answers, as TRL's
+    DPOTrainer learns it (the extra `dpo`); a micro batch is pairs then, of two rows each."""
+    dpo_reference: Literal["computed", "precomputed"] = "computed"
+    """dpo: where the reference's log-probabilities come from. computed: a forward pass in each step, of a
+    frozen copy of the model, or of the model without its adapter. precomputed: with the data."""
+    dpo_beta: Positive = 0.1
+    """dpo: how much a departure from the reference costs."""
+
     precision: Precision = "bf16"
     """Plain: weights in that dtype. `-mixed`: autocast over fp32 weights (with an adapter: over the
     frozen base as it is). fp16 and fp16-mixed train with GradScaler."""
@@ -134,7 +143,7 @@ class Fields(BaseModel):
     there."""
 
     micro_batch_size: Count = 1
-    """Sequences in one forward and backward."""
+    """Sequences in one forward and backward; with dpo, pairs of them."""
     gradient_accumulation_steps: Count = 1
     """Micro batches in one optimizer step."""
     seq_len: Annotated[int, Field(ge=2, lt=2**31)] = 2048
@@ -279,9 +288,29 @@ class Fields(BaseModel):
         return self.optimizer_on_host or self.cpu_offload
 
     @property
+    def prefers(self) -> bool:
+        """Whether the model learns from pairs of answers."""
+        return self.task == "dpo"
+
+    @property
+    def computes_reference(self) -> bool:
+        """Whether each step asks the reference for its log-probabilities."""
+        return self.prefers and self.dpo_reference == "computed"
+
+    @property
+    def copies_reference(self) -> bool:
+        """Whether the reference is a frozen copy of the model; an adapter's is the model without it."""
+        return self.computes_reference and self.trains_base
+
+    @property
+    def rows(self) -> int:
+        """Sequences in one forward and backward: of a pair, both."""
+        return self.micro_batch_size * (2 if self.prefers else 1)
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens (padding included) one optimizer step consumes on a rank."""
-        return self.micro_batch_size * self.seq_len * self.gradient_accumulation_steps
+        return self.rows * self.seq_len * self.gradient_accumulation_steps
 
     @property
     def ddp(self) -> bool:

@@ -6,19 +6,11 @@ rule is reported; every message names both fields and what to change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 from harness.recipe.fields import Fields
-
-
-@dataclass(frozen=True)
-class Rule:
-    fields: tuple[str, str]
-    broken: Callable[[Fields], bool]
-    message: str
-
+from harness.recipe.rule import Rule
+from harness.recipe.task_rules import TASK_RULES
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -372,6 +364,7 @@ RULES: tuple[Rule, ...] = (
         lambda r: r.tensor_parallel and r.adapter == "ia3",
         "there is no plan that divides ia3's scales; set adapter: lora",
     ),
+    *TASK_RULES,
 )
 
 

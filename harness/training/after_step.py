@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from harness.errors import InputError
 from harness.recipe import Recipe
 from harness.step_profile import EvaluationStats
 from harness.training.evaluation import Evaluation, evaluate
@@ -49,6 +50,11 @@ def evaluate_into(
     host_peak: HostPeak,
 ) -> None:
     """Run the evaluation and fill `stats`: with what it puts on the host also where memory runs out in it."""
+    if recipe.prefers:
+        raise InputError(
+            f"task: {recipe.task}: an evaluation of pairs is not known here; leave eval out, or set "
+            "task: sft."
+        )
     with host_peak as host_bytes:
         try:
             done = evaluate(recipe, training, evaluation, device, observer, empty_cache)

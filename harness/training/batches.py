@@ -21,6 +21,7 @@ from harness.parallel import ALONE, Ranks
 from harness.recipe import Recipe
 from harness.training.document_masks import flash_lengths, separate_densely, separate_for_flash
 from harness.training.toggles.attention import additive_mask_dtype
+from harness.training.toggles.preference import REFERENCE
 
 MOST_MICRO_BATCHES = 10_000
 """Of one step that is walked through on shapes."""
@@ -32,7 +33,8 @@ class StepBatches(NamedTuple):
     """What one optimizer step trains on, on the CPU."""
 
     batches: list[Batch]
-    """gradient_accumulation_steps of them. input_ids and labels: int64 (micro_batch_size, seq_len); with
+    """gradient_accumulation_steps of them. input_ids and labels: int64 (rows, seq_len); of pairs the first
+    half is chosen, the second rejected, and precomputed log-probabilities are fp32 (micro_batch_size,); with
     packing also what training/document_masks.py returns (two of flash attention's are ints, not tensors)."""
     num_tokens: int
     """Predicted tokens of the whole step: labels that are not -100. A model's loss shifts the labels by one
@@ -43,8 +45,11 @@ class StepBatches(NamedTuple):
 class Batches(Iterator[StepBatches]):
     """An endless iterator over steps. Its position is a small dict, to be saved and loaded."""
 
-    def __init__(self, recipe: Recipe, rows: Rows, *, dense_mask: bool, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, recipe: Recipe, rows: Rows, *, vocab_size: int, dense_mask: bool, ranks: Ranks = ALONE
+    ) -> None:
         self.rows = rows
+        self._vocab_size = vocab_size
         self._ranks = ranks
         self._recipe = recipe
         self._dense_mask = dense_mask
@@ -57,12 +62,12 @@ class Batches(Iterator[StepBatches]):
     def skip(self, steps: int) -> None:
         """Go on as if so many steps had been drawn."""
         micro_batches = steps * self._recipe.gradient_accumulation_steps
-        self._rows_drawn += micro_batches * self._recipe.micro_batch_size * self._ranks.data_ranks
+        self._rows_drawn += micro_batches * self._recipe.rows * self._ranks.data_ranks
 
     def _next_rows(self) -> range:
         """The rows of this rank's next micro batch. All ranks' together are those that one process with a
         micro batch as large would take."""
-        size = self._recipe.micro_batch_size
+        size = self._recipe.rows
         first = self._rows_drawn + self._ranks.data_rank * size
         self._rows_drawn += size * self._ranks.data_ranks
         return range(first, first + size)
@@ -73,6 +78,10 @@ class Batches(Iterator[StepBatches]):
             "input_ids": torch.from_numpy(np.stack([row.input_ids for row in rows])),
             "labels": torch.from_numpy(np.stack([row.labels for row in rows])),
         }
+        if self._recipe.prefers:
+            batch["input_ids"][len(rows) // 2 :, 0] = batch["input_ids"][: len(rows) // 2, 0]  # their prompt
+        if self._recipe.prefers and not self._recipe.computes_reference:
+            batch |= _indifferent(self._recipe, self._vocab_size)
         if self._recipe.packing:
             lengths = [row.document_lengths for row in rows]
             if self._dense_mask:
@@ -106,8 +115,10 @@ class BatchShapes(Batches):
     copy of the real one to a GPU would. Raises InputError for more than can be walked through.
     """
 
-    def __init__(self, recipe: Recipe, rows: Rows, *, dense_mask: bool, ranks: Ranks = ALONE) -> None:
-        super().__init__(recipe, rows, dense_mask=dense_mask, ranks=ranks)
+    def __init__(
+        self, recipe: Recipe, rows: Rows, *, vocab_size: int, dense_mask: bool, ranks: Ranks = ALONE
+    ) -> None:
+        super().__init__(recipe, rows, vocab_size=vocab_size, dense_mask=dense_mask, ranks=ranks)
         if recipe.gradient_accumulation_steps > MOST_MICRO_BATCHES:
             raise InputError(
                 f"gradient_accumulation_steps: {recipe.gradient_accumulation_steps}: a step is simulated "
@@ -125,9 +136,11 @@ class BatchShapes(Batches):
         return StepBatches(batches, self._recipe.tokens_per_step)
 
     def _micro_batch(self) -> Batch:
-        size, seq_len = self._recipe.micro_batch_size, self._recipe.seq_len
+        size, seq_len = self._recipe.rows, self._recipe.seq_len
         drawn = self._next_rows()
         batch: Batch = {"input_ids": _shape(size, seq_len), "labels": _shape(size, seq_len)}
+        if self._recipe.prefers and not self._recipe.computes_reference:
+            batch |= _indifferent(self._recipe, self._vocab_size)
         if not self._recipe.packing:
             return batch
         batch["position_ids"] = _shape(size, seq_len)
@@ -135,6 +148,13 @@ class BatchShapes(Batches):
             dtype = additive_mask_dtype(self._recipe) or torch.bool
             return batch | {"attention_mask": _shape(size, 1, seq_len, seq_len, dtype=dtype)}
         return batch | flash_lengths([self.rows.lengths(row) for row in drawn])
+
+
+def _indifferent(recipe: Recipe, vocab_size: int) -> Batch:
+    """What comes with synthetic pairs as their reference's log-probabilities: those of a model that gives
+    every token the same chance."""
+    of_a_row = -(recipe.seq_len - 1) * math.log(vocab_size)
+    return {name: torch.full((recipe.micro_batch_size,), of_a_row) for name in REFERENCE}
 
 
 def _shape(*sizes: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -180,8 +200,9 @@ def build_batches(
     else:
         tokenizer = build_tokenizer(recipe, vocab_size=vocab_size, tokenizer_source=tokenizer_source)
         rows = corpus_rows(recipe, tokenizer, vocab_size, longest)
-    return (BatchShapes if shapes_only else Batches)(recipe, rows, dense_mask=dense_mask, ranks=ranks)
+    kind = BatchShapes if shapes_only else Batches
+    return kind(recipe, rows, vocab_size=vocab_size, dense_mask=dense_mask, ranks=ranks)
 
 
 Batch = dict[str, Any]
-"""Keyword arguments of the model: input_ids and labels of shape (micro_batch_size, seq_len), ..."""
+"""Keyword arguments of the model, but for pairs: input_ids and labels of shape (rows, seq_len), ..."""

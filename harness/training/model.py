@@ -1,7 +1,7 @@
 """From a recipe to the model, optimizer and contexts that a step needs: all toggles, in one fixed order.
 
 Order: config, architecture with weights (quantized layer by layer), k-bit preparation, adapter, gradient
-checkpointing, loss, host memory for parameters, compile, ranks, optimizer, scaler.
+checkpointing, loss, host memory for parameters, compile, the reference of pairs, ranks, optimizer, scaler.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.training.refusals import (
     refuse_what_cannot_run,
     refuse_what_is_no_language_model,
 )
-from harness.training.step import Training
+from harness.training.step import Training, loss_of_model
 from harness.training.toggles.adapter import import_peft, with_adapter
 from harness.training.toggles.compile import compile_model
 from harness.training.toggles.fused_loss import fuse_loss
@@ -36,6 +36,12 @@ from harness.training.toggles.offload_activations import saved_tensors
 from harness.training.toggles.offload_parameters import built_where, parameters_to_host
 from harness.training.toggles.optimizer import build_optimizer
 from harness.training.toggles.precision import as_loaded, autocast, build_scaler, weights_dtype
+from harness.training.toggles.preference import (
+    import_trl,
+    loss_of_pairs,
+    prepare_for_pairs,
+    reference_of,
+)
 from harness.training.toggles.quantization import (
     as_stored_bytes,
     build_random,
@@ -65,11 +71,15 @@ def build_training(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -
     model = build_model(recipe, device, deferred)
     if deferred is not None and not deferred.knows(model):
         deferred, model = None, build_model(recipe, device)
+    reference = reference_of(recipe, model)
+    prepare_for_pairs(recipe, model, reference)
     called = divide(recipe, model, ranks, device, deferred)
     return Training(
         model=model,
         optimizer=build_optimizer(recipe, model),
         scaler=build_scaler(recipe, device),
+        loss=loss_of_pairs(recipe, model, reference) if recipe.prefers else loss_of_model,
+        reference=reference,
         autocast=autocast(recipe, device),
         saved_tensors=saved_tensors(recipe, model, device),
         stepping=on_host if recipe.steps_on_host else nullcontext,
@@ -88,6 +98,7 @@ def import_libraries(recipe: Recipe) -> None:
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     import_peft(recipe)
+    import_trl(recipe)
 
 
 def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None = None) -> Any:

@@ -17,6 +17,11 @@ from harness.parallel import ALONE, Ranks
 from harness.training.batches import Batch
 
 
+def loss_of_model(model: Any, batch: Batch, num_tokens: Any) -> Tensor:
+    """The model's own loss of a micro batch: its part of the mean over the step's `num_tokens`."""
+    return model(**batch, num_items_in_batch=num_tokens).loss
+
+
 class Observer(Protocol):
     """What is told about a run: each phase as it begins and ends."""
 
@@ -33,6 +38,10 @@ class Training:
     """As the recipe built it, under its own names."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None = None
+    loss: Callable[[Any, Batch, Any], Tensor] = loss_of_model
+    """What the task learns by: the loss of a micro batch, from what the step calls as the model."""
+    reference: nn.Module | None = None
+    """A frozen copy of the model, where the task compares with one."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     saved_tensors: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Context of the forward pass that decides where autograd keeps what it saves."""
@@ -65,7 +74,7 @@ def train_step(training: Training, batches: Sequence[Batch], num_tokens: Any, ob
             continue
         with training.summing(n == len(batches)):
             with observer.phase("forward"), training.autocast(), training.saved_tensors():
-                loss = model(**batch, num_items_in_batch=num_tokens).loss
+                loss = training.loss(model, batch, num_tokens)
             with observer.phase("backward"):
                 (loss if scaler is None else scaler.scale(loss)).backward()
         losses.append(loss.detach())

@@ -57,6 +57,16 @@ def test_it_is_found_by_what_it_is_for(file: Path) -> None:
     ]
 
 
+def test_a_file_of_other_defaults_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name says what differs from the defaults of the day on which it was made."""
+    found = document(FILES[0])
+    asked, device = at_its_first_point(found), device_of(found)
+    assert load(asked, device).pieces
+    found["key"]["recipe"]["attention"] = "eager"
+    monkeypatch.setattr("harness.formula.store._read", lambda path: Formula.from_json(found))
+    assert not load(asked, device).pieces
+
+
 @pytest.mark.parametrize(
     "file", HELD_AGAINST_A_SIMULATION, ids=lambda file: file.name.removesuffix(".json.gz")
 )

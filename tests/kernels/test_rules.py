@@ -364,6 +364,7 @@ BY_NAME = {
     "aten::equal",
     "aten::native_layer_norm_backward",
     *(name for name in RULES if name.startswith("bitsandbytes::")),
+    *("aten::masked_scatter", "aten::masked_scatter_backward"),
 }
 
 

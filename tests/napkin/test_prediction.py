@@ -50,6 +50,8 @@ QLORA = {"adapter": "lora", "quantization": "nf4"}
 DDP = {"parallel": "ddp"}
 FSDP = {"parallel": "fsdp", "precision": "bf16-mixed", "reduce_dtype": "fp32", "dp_shard": 2}
 PRICED = {
+    "task": ({}, "dpo"),
+    "dpo_reference": ({"task": "dpo"}, "precomputed"),
     "packing": ({}, True),
     "precision": ({}, "fp32"),
     "master_weights": ({}, True),
@@ -95,6 +97,7 @@ OTHER_VALUES = {
     "weights": "pretrained",
     "trust_remote_code": True,
     "data": "some.jsonl",
+    "dpo_beta": 0.5,
     "lora_alpha": 8,
     "use_rslora": True,
     "learning_rate": 1e-5,

@@ -71,4 +71,12 @@ BROKEN: list[dict[str, Any]] = [
     {"parallel": "tp", "adapter": "lora", "use_dora": True},
     {"parallel": "tp", "adapter": "lora", "peft": {"bias": "all"}},
     {"parallel": "tp", "adapter": "ia3"},
+    {"dpo_reference": "precomputed"},
+    {"task": "dpo", "loss": "fused_linear"},
+    {"task": "dpo", "packing": True},
+    {"task": "dpo", "data": "some.jsonl"},
+    {"task": "dpo", "adapter": "lora", "lora_dropout": 0.1},
+    {"task": "dpo", "compile": True},
+    {"task": "dpo", "parallel": "fsdp"},
+    {"task": "dpo", "offload": ["parameters"]},
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -133,8 +133,21 @@ def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
     """Inside, code that asks about the meta device gets the answers a CUDA device would give."""
     # torch remembers its constructors when it is first asked for them: those that are its own, not ours
     _device_constructors()
-    with cuda_autocast_on_meta(), _fused_on_meta(), all_replaced(_replacements(rules)):
+    with (
+        cuda_autocast_on_meta(),
+        _fused_on_meta(),
+        all_replaced(_replacements(rules)),
+        masks_select_all() if rules.recipe.prefers else nullcontext(),
+    ):
         yield
+
+
+def masks_select_all() -> AbstractContextManager[Any]:
+    """TRL looks at the tokens with a label alone. Shapes have no labels; of synthetic pairs all but the first
+    token of a row have one, which TRL has left out before it asks."""
+    from torch.fx.experimental import _config
+
+    return _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -51,6 +51,12 @@ def library_replacements(recipe: Recipe, capability: tuple[int, int]) -> Iterato
         forward = as_on_cuda(getattr(liger, name), capability)
         why = "makes new memory where a GPU multiplies into memory that it has"
         yield Replacement(f"{liger.__name__}.{name}", forward, why)
+    if recipe.prefers and find_spec("trl") is not None:
+        why = "folds and multiplies tiles by operators of PyTorch where a GPU has kernels"
+        for name in ("forward", "backward"):
+            path = f"trl.kernels.chunked_logprob.ChunkedLogProbFunction.{name}"
+            yield Replacement(path, staticmethod(as_on_cuda(resolve_name(path), capability)), why)
+        yield Replacement("trl.trainer.utils._use_triton", lambda device: True, why)
     if recipe.upcast_for_kbit:
         from peft import prepare_model_for_kbit_training as prepare
 

@@ -1,0 +1,17 @@
+"""What a rule about a pair of recipe fields is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.recipe.fields import Fields
+
+
+@dataclass(frozen=True)
+class Rule:
+    """See rules.py."""
+
+    fields: tuple[str, str]
+    broken: Callable[[Fields], bool]
+    message: str

@@ -1,0 +1,184 @@
+"""task: dpo has the loss and the gradients that TRL's own DPOTrainer computes of the same rows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from harness.errors import MissingDependency
+from harness.training.step import Training
+from harness.training.toggles.preference import loss_of_pairs, prepare_for_pairs
+from tests.support.tiny import built, step, tiny, weights
+
+trl = pytest.importorskip("trl")
+PAIRS: Any = {"task": "dpo"}
+
+
+def _moved(model: Any) -> None:
+    """Away from the reference: everything that is trained."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn_like(weight), alpha=0.02)
+
+
+def _trainer(training: Training, folder: Path, **settings: Any) -> Any:
+    """TRL's trainer of this model, with the same reference."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+
+    words = {word: number for number, word in enumerate(("<pad>", "<eos>", "a", "b", "c"))}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE(vocab=words, merges=[])), pad_token="<pad>", eos_token="<eos>"
+    )
+    arguments = trl.DPOConfig(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        gradient_checkpointing=False,
+        **settings,
+    )
+    rows = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2)
+    return trl.DPOTrainer(
+        training.model,
+        training.reference,
+        args=arguments,
+        train_dataset=rows,
+        processing_class=tokenizer,
+    )
+
+
+def _gradients(model: Any) -> dict[str, Tensor]:
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"adapter": "lora"},
+        {"dpo_beta": 0.5},
+        {"family": "gpt2"},
+        {"attention": "eager", "family": "gemma2"},
+    ],
+    ids=str,
+)
+def test_loss_and_gradients_are_those_of_trl(fields: dict[str, Any], tmp_path: Path) -> None:
+    recipe = tiny(**PAIRS, **fields)
+    training, batches = built(recipe)
+    trainer = _trainer(training, tmp_path, beta=recipe.dpo_beta)  # which keeps the adapter as it is now
+    _moved(training.model)
+    ((batch,), num_tokens) = next(batches)
+    ours = training.loss(training.model, batch, num_tokens)
+    ours.backward()
+    our_gradients = _gradients(training.model)
+
+    completion = (batch["labels"] != -100).long()
+    inputs = {"input_ids": batch["input_ids"], "completion_mask": completion}
+    inputs["attention_mask"] = torch.ones_like(completion)
+    theirs = trainer.compute_loss(training.model, inputs)
+    theirs.backward()
+    their_gradients = _gradients(training.model)
+
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
+    assert ours.item() != pytest.approx(0.6931, abs=1e-4)  # it has departed from the reference
+    assert our_gradients.keys() == their_gradients.keys()
+    for name, gradient in our_gradients.items():
+        torch.testing.assert_close(gradient, their_gradients[name], rtol=1e-4, atol=1e-7)
+
+
+def test_before_the_first_step_the_model_is_its_reference() -> None:
+    """arXiv 2305.18290, equation 7: log sigmoid of 0."""
+    for fields in (
+        {},
+        {"adapter": "lora", "gradient_checkpointing": True},
+        {"gradient_accumulation_steps": 3},
+    ):
+        training, batches = built(tiny(**PAIRS | fields))
+        assert step(training, batches).item() == pytest.approx(0.693147, abs=1e-5)
+
+
+def test_precomputed_is_what_the_reference_would_say() -> None:
+    computed = tiny(**PAIRS)
+    training, batches = built(computed)
+    _moved(training.model)
+    ((batch,), _) = next(batches)
+    expected = training.loss(training.model, batch, None)
+    with torch.no_grad():
+        reference: Any = training.reference
+        told = reference(**batch, use_cache=False, fused_lm_head=True).log_probs.sum(dim=1)
+    given = dict(zip(("chosen", "rejected"), told.chunk(2), strict=True))
+    loss = loss_of_pairs(computed.model_copy(update={"dpo_reference": "precomputed"}), training.model, None)
+    torch.testing.assert_close(loss(training.model, batch | given, None), expected)
+
+
+def test_synthetic_precomputed_values_are_those_of_an_even_chance() -> None:
+    recipe = tiny(**PAIRS, dpo_reference="precomputed")
+    training, batches = built(recipe)
+    assert training.reference is None
+    ((batch,), _) = next(batches)
+    even = torch.log_softmax(torch.zeros(264), dim=0)[0] * (recipe.seq_len - 1)
+    for name in ("chosen", "rejected"):
+        torch.testing.assert_close(batch[name], even.expand(recipe.micro_batch_size))
+
+
+def test_a_pair_is_two_rows_with_one_prompt() -> None:
+    recipe = tiny(**PAIRS, micro_batch_size=3)
+    _, batches = built(recipe)
+    ((batch,), num_tokens) = next(batches)
+    assert batch["input_ids"].shape == (6, recipe.seq_len)
+    assert torch.equal(batch["input_ids"][:3, 0], batch["input_ids"][3:, 0])
+    assert not torch.equal(batch["input_ids"][:3], batch["input_ids"][3:])
+    assert num_tokens == 6 * (recipe.seq_len - 1)
+    assert recipe.tokens_per_step == 6 * recipe.seq_len
+
+
+def test_the_reference_stays_while_the_model_learns() -> None:
+    recipe = tiny(**PAIRS, learning_rate=1e-2)
+    training, batches = built(recipe)
+    assert training.reference is not None
+    before = {name: p.detach().clone() for name, p in training.reference.named_parameters()}
+    start = weights(training)
+    losses = [step(training, batches).item() for _ in range(3)]
+    assert all(torch.equal(p, before[name]) for name, p in training.reference.named_parameters())
+    assert any(not torch.equal(p, start[name]) for name, p in weights(training).items())
+    assert losses[0] != losses[-1]
+
+
+def test_micro_batches_make_the_loss_of_their_mean() -> None:
+    """As for any task: of k micro batches each counts 1/k."""
+    training, batches = built(tiny(task="dpo", gradient_accumulation_steps=3))
+    alone, _ = built(tiny(task="dpo"))
+    for each in (training, alone):
+        _moved(each.model)
+    (micro_batches, _) = next(batches)
+    together = sum(training.loss(training.model, batch, None).item() for batch in micro_batches)
+    apart = [alone.loss(alone.model, batch, None).item() for batch in micro_batches]
+    assert together == pytest.approx(sum(apart) / 3, rel=1e-5)
+    assert len({round(loss, 5) for loss in apart}) == 3
+
+
+def test_dropout_is_off() -> None:
+    training, batches = built(tiny("gpt2", **PAIRS))
+    ((batch,), _) = next(batches)
+    training.model.train()
+    first, second = (training.loss(training.model, batch, None).item() for _ in range(2))
+    assert first == second
+
+
+def test_without_trl_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("trl.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(MissingDependency, match="dpo"):
+        prepare_for_pairs(tiny(**PAIRS), None, None)

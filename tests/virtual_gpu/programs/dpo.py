@@ -1,0 +1,77 @@
+"""TRL's DPOTrainer on pairs without padding: `dpo.py CONFIG full|lora|precomputed [checkpointing]`. Its last
+line has the allocated peak of the last of three steps, in bytes."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from tiny import tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback, logging
+from trl import DPOConfig, DPOTrainer
+
+PAIRS, TOKENS, STEPS = 4, 128, 3
+path, kind, *more = sys.argv[1:]
+logging.set_verbosity_error()
+
+
+class Collator:
+    """Rows of TOKENS tokens, of which the first is the prompt."""
+
+    def __call__(self, examples):
+        rows = 2 * len(examples)
+        learned = torch.ones(rows, TOKENS, dtype=torch.int64)
+        batch = {"input_ids": torch.randint(0, 200, (rows, TOKENS)), "attention_mask": learned.clone()}
+        learned[:, 0] = 0
+        batch["completion_mask"] = learned
+        if "ref_chosen_logps" in examples[0]:
+            for name in ("ref_chosen_logps", "ref_rejected_logps"):
+                batch[name] = torch.tensor([example[name] for example in examples])
+        return batch
+
+
+class Peak(TrainerCallback):
+    """Counts the peak of each step alone."""
+
+    def on_step_begin(self, *_, **__):
+        torch.cuda.reset_peak_memory_stats()
+
+    def on_step_end(self, *_, **__):
+        self.peak = torch.cuda.max_memory_allocated()
+
+
+def model():
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.bfloat16)
+
+
+rows = [{"prompt": "a", "chosen": f"b{n}", "rejected": "c"} for n in range(PAIRS * STEPS)]
+peak = Peak()
+with tempfile.TemporaryDirectory() as folder:
+    trainer = DPOTrainer(
+        model(),
+        model() if kind == "full" else None,
+        args=DPOConfig(
+            output_dir=str(Path(folder) / "out"),
+            max_steps=STEPS,
+            per_device_train_batch_size=PAIRS,
+            bf16=False,
+            gradient_checkpointing=bool(more),
+            optim="adamw_torch",
+            max_grad_norm=1.0,
+            precompute_ref_log_probs=kind == "precomputed",
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            dataloader_pin_memory=False,
+        ),
+        data_collator=Collator(),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if kind == "lora" else None,
+        callbacks=[peak],
+    )
+    trainer.train()
+print(f"done: peak {peak.peak} bytes")
