@@ -2,10 +2,12 @@
 on, speed off.
 
 Every recording can be made anew: benchmarks/virtual_gpu/anew.py. Here are some that are quick, and a sample.
+So can the peaks that hold napkin's ranks (tests/recordings/ranks).
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -15,11 +17,11 @@ from benchmarks.gpu_programme.trace_file import load_trace
 from benchmarks.traces import missing_libraries
 from benchmarks.virtual_gpu import anew
 from benchmarks.virtual_gpu.recordings import RECORDED
-from tests.support.places import ROOT
+from tests.support.places import RECORDINGS, ROOT
 
 pytestmark = pytest.mark.virtual_gpu
 
-RECORDINGS = [
+QUICK = [
     pytest.param("--values", ("gpt2-medium", "8b-2-layers-packing", "8b-2-layers-nf4-lora"), id="values"),
     pytest.param("--no-values", ("gpt2-medium", "8b-2-layers-packing"), id="no values"),
     pytest.param(  # the optimizer computes on the host, on 12 GB of it
@@ -28,7 +30,7 @@ RECORDINGS = [
 ]
 
 
-@pytest.mark.parametrize(("values", "names"), RECORDINGS)
+@pytest.mark.parametrize(("values", "names"), QUICK)
 def test_a_recording_is_made_anew(
     emulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: str, names: tuple[str, ...]
 ) -> None:
@@ -58,3 +60,14 @@ def test_a_hash_chooses_the_sample() -> None:
     assert sorted(anew.sample(len(everything), seed="any")) == everything
     assert anew.sample(5, seed="one") == anew.sample(9, seed="one")[:5]
     assert anew.sample(9, seed="one") != anew.sample(9, seed="other")
+
+
+@pytest.mark.slow
+def test_loops_of_two_ranks_peak_as_recorded(
+    emulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    loops = (sys.executable, "-m", "benchmarks.virtual_gpu.rank_loops", str(tmp_path / "2.json"))
+    emulate(*loops, options=("--world-size", "2", "--rank", "0"))
+    recorded = (RECORDINGS / "ranks" / "2.json").read_text()
+    assert json.loads((tmp_path / "2.json").read_text()) == json.loads(recorded)
