@@ -60,7 +60,7 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     growing = [term for term in terms if _grows(term.size)]
     if sum(term.rounded_bytes for term in growing) < TELLING * found.total_bytes:
         growing = []
-    if not growing and isinstance(recipe.dp_shard, int) and recipe.dp_shard > 1:
+    if not growing and recipe.dp_shard > 1:
         letters = _of_a_shard(letters, recipe.dp_shard)
     for term in growing or terms:
         size = in_dimensions(term.size if piece.explains else _of_rows(term, point), letters)
@@ -78,7 +78,7 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     share = size_bytes / found.total_bytes
     used = [name for name in letters if name in size.replace("·", " ").split() and name != "S"]
     meant = [f"{name} = {letters[name]:,} {MEANINGS[name[0]]}{_each(name)}" for name in used]
-    if growing or "S" in size or "B" in size:
+    if growing or {"B", "S"} & {*size.partition(" ")[0].split("·")}:
         meant[:0] = [f"B = {counted(point.micro_batch_size, 'row')}", f"S = {point.seq_len:,} tokens"]
     sentence = f"{what}: {count}{size} = {in_gib(size_bytes)} of {in_gib(found.total_bytes)}"
     if meant:

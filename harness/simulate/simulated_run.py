@@ -277,8 +277,8 @@ class SimulatedRun:
             self.memory.own(self.device.key_of(tensor), module)
 
     def _label_gradient(self, weight: Tensor) -> None:
-        assert weight.grad is not None
-        self.memory.label(self.device.key_of(weight.grad), "gradients")
+        if weight.grad is not None:
+            self.memory.label(self.device.key_of(weight.grad), "gradients")
 
     def _note(self, name: str) -> None:
         memory = self.memory
@@ -296,8 +296,7 @@ class SimulatedRun:
         else:
             self._label_what_stays()
             for parameter in self.training.model.parameters():
-                if parameter.grad is not None:
-                    self._label_gradient(parameter)
+                self._label_gradient(parameter)
         now = max((span.born for span in live), default=BEFORE_RECORDING)
         self.at_oom = breakdown_at(live, now)
         not_split_off = self.memory.allocated_bytes - self.at_oom.total_bytes()

@@ -186,6 +186,30 @@ def test_a_step_seen_at_one_size_is_spelled_in_the_dimensions_of_the_model() -> 
     assert re.search(r"\d+ × B·S·\w × 4 B = .* with B = 2 rows, S = 96 tokens, \w = ", found.sentence)
 
 
+def test_a_part_of_a_weight_is_spelled_with_the_gpus_that_divide_it(tmp_path):
+    """Each of 4 GPUs has 4,096 × 64 / 4 numbers of each of 72 weights of MLPs when AdamW makes room for them
+    all; a layer's keys have 16 numbers too, which is chance."""
+    sizes = {"hidden_size": 64, "intermediate_size": 4096, "num_hidden_layers": 24, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 1}
+    config = {"model_type": "llama", "vocab_size": 64, **sizes, **heads}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    recipe = Recipe(
+        model=str(tmp_path / "config.json"),
+        parallel="fsdp",
+        dp_shard=4,
+        seq_len=64,
+        gradient_checkpointing=True,
+    )
+    simulations = Simulations(find_hardware("h100"))
+    for tokens in (64, 128):
+        simulations.simulated(recipe.model_copy(update={"seq_len": tokens}))
+    found = held_back(recipe, simulations)
+    assert found is not None
+    of_weights = 72 * 4096 * 16 * 2
+    assert f"72 × H/4·F × 2 B = {of_weights / MiB:.1f} MiB" in found.sentence
+    assert ", with H/4 = 16 numbers of a hidden state, a part on each of 4 GPUs, F = 4,096" in found.sentence
+
+
 def test_it_says_what_holds_it_back_and_what_is_free_to_change() -> None:
     """Logits of a large vocabulary, which Liger's loss never has as a whole."""
     recipe = Recipe(model="qwen2.5-0.5b", adapter="lora", gradient_checkpointing=True, seq_len=1024)

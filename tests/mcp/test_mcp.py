@@ -201,7 +201,8 @@ def test_hardware_formula_report_and_diff_say_what_the_simulation_says(folder: P
     mine, words = folder / "mine.yaml", [f"{name}={value}" for name, value in SMALL.items()]
     recipe = {"recipe": "mine.yaml", "overrides": SMALL, "prices": {"l4": 0.7}}
     (offers, page), _ = ask([folder], ("hardware", recipe), ("report", {"paths": ["a-run"]}))
-    simulated = harness.simulate(mine, hardware="l4", **SMALL)
+    at: dict[str, Any] = {"hardware": "l4", **SMALL}
+    simulated = harness.simulate(mine, **at)
     by_command = json.loads(call("hardware", mine, *words, "--price", "l4=0.7", "--json")[1])
     assert (offers[2] or {})["offers"] == by_command
     (l4,) = [offer for offer in by_command if offer["name"] == "l4"]

@@ -29,8 +29,13 @@ PAGES = sorted(DOCS.glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-BY_MODULE = {"packages": "pages.map", "ask": "pages.ask.guide", "ask-phone": "pages.ask.guide"}
-"""Pictures that a module draws, and no command of harness."""
+BY_MODULE = {
+    "packages": "pages.map",
+    "ask": "pages.ask.guide",
+    "ask-phone": "pages.ask.guide",
+    "cover": "harness simulate llama-3.1-8b-qlora hardware=rtx-4090 --out run",
+}
+"""Pictures that a module draws, and what stands above them: the module, or whose step it is."""
 INDENTED = re.compile(r"^ {4}(harness .*)$", re.MULTILINE)
 
 

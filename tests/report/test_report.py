@@ -415,6 +415,21 @@ def roofline_profile(source: Any, bytes_moved: int | None) -> StepProfile:
     return StepProfile(source=source, recipe={}, hardware=hardware, memory=memory, phases=phases)
 
 
+def test_a_run_of_which_no_phase_was_timed_has_no_chart_of_times(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    """As a program that was watched on a virtual GPU; the chart of peaks stays."""
+    for timed in (True, False):
+        run = read_run(runs["simulated"])
+        assert run.profile is not None
+        for stats in run.profile.phases.values() if not timed else ():
+            stats.time_s.median = None
+        write_report([run], tmp_path / "report.html")
+        page = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert ('id="run0-times"' in page) == timed
+        assert 'id="run0-peaks"' in page
+
+
 def test_a_roofline_by_hand() -> None:
     # 1e12 FLOPs over 1e10 bytes: 100 FLOP/B, where 2e12 B/s allow 2e14 FLOP/s; in 10 ms it is 1e14, half
     found = roofline_of(roofline_profile("simulated", 10**10))

@@ -14,6 +14,7 @@ from harness.report.run import read_run
 from harness.report.sections import section_of
 from harness.snapshot import read_snapshot, recording_of
 from harness.step_profile.step_profile import StepProfile
+from harness.units import ms
 
 pytestmark = pytest.mark.virtual_gpu
 FEW = ("plain loop", "TRL SFTTrainer")
@@ -193,13 +194,9 @@ def test_several_devices_and_the_largest_value_on_each(tmp_path: Path) -> None:
         for gpu, rows in (("rtx-4090", 2), ("a100-40gb", 4))
     }
     assert "step, ms" in said
-    took_s = {
-        rows: json.loads(next(path.glob("*-times.json")).read_text())["step_time_s"]
-        for rows in (1, 2)
-        for path in [tmp_path / "run" / "rtx-4090" / f"BS-{rows}"]
-    }
-    assert took_s[2] == pytest.approx(2 * took_s[1], rel=0.1)  # twice the rows, and hardly anything else
-    assert f"GiB {took_s[2] * 1e3:,.1f}" in said or f"GiB {took_s[2] * 1e3:,.0f}" in said
+    for rows in (1, 2):
+        (told,) = (tmp_path / "run" / "rtx-4090" / f"BS-{rows}").glob("*-times.json")
+        assert f"GiB {ms(json.loads(told.read_text())['step_time_s'])}" in said
     assert "rtx-4090: the largest BS is 2: fits in the 23.64 GiB" in said
     assert "a100-40gb: the largest BS is 4: fits in the 39.50 GiB" in said
     for (_, rows), memory in peaks.items():

@@ -43,8 +43,9 @@ class SweepProgress(Bar):
         return left_in_words(seconds)
 
 
-WIDE = ("peak in", "from", "to")
-"""Columns that a terminal of 80 has no room for; the report and the CSV have them."""
+WIDE = ("peak in", "from", "to", "bound", "ended")
+"""Columns that a terminal of 80 has no room for; the report and the CSV have them, and sentences say what did
+not end well."""
 
 
 def in_a_line(row: Row) -> str:

@@ -9,7 +9,7 @@
     if (run.icicles.code) charts.icicle(at("code"), run.icicles.code);
     if (run.segments) charts.segments(at("segments"), run.segments);
     if (run.phases) {
-      charts.phaseTimes(at("times"), run.phases);
+      if (at("times")) charts.phaseTimes(at("times"), run.phases);
       charts.phasePeaks(at("peaks"), run.phases);
     }
     if (run.answers) charts.answers(at("answers"), run.answers);
