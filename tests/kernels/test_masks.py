@@ -1,5 +1,8 @@
-"""Masks as indices on CUDA. Sizes are those that PyTorch's CUDA host code (2.13, CUDA 13.0) asked its allocator
-for, on virtual GPUs: `m.nonzero()`, `x.masked_scatter_(m, s)` and backward of `x[m]`, of masks that are true."""
+"""Masks as indices on CUDA: sizes that PyTorch's CUDA host code asked its allocator for.
+
+Recorded on virtual GPUs (torch 2.13, CUDA 13.0), of masks that are true: `m.nonzero()`,
+`x.masked_scatter_(m, s)` and backward of `x[m]`.
+"""
 
 from __future__ import annotations
 
