@@ -20,7 +20,7 @@ FEWEST = 3
 def in_short(
     training: Training, recipe: Recipe, memory: SimulatedMemory, clocks: Sequence[SimulatedTime]
 ) -> Training:
-    """`training` for a simulation, which sees of each step's micro batches those that differ, and the last."""
+    """`training` for a simulation, which sees those of a step's micro batches that differ, and the last."""
     if recipe.packs_by_lengths:
         return training
     return dataclasses.replace(training, repeats=_MicroBatches(memory, clocks).repeats)
