@@ -38,6 +38,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "adapter_dtype": {"adapter": "lora", "precision": "bf16"},
     "selective_checkpointing": {"gradient_checkpointing": True},
     "use_rslora": {"adapter": "lora"},
+    "dpo_reference": {"task": "dpo"},
     "use_dora": {"adapter": "lora"},
     "peft": {"peft": {"peft_type": "VERA"}},
     "flash_attention_2": {"precision": "bf16"},

@@ -22,6 +22,7 @@ PACKAGES = (
     "triton",
     "datasets",
     "schedulefree",
+    "trl",
 )
 SETTINGS = (
     "PYTORCH_CUDA_ALLOC_CONF",

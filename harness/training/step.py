@@ -38,10 +38,6 @@ class Training:
     """As the recipe built it, under its own names."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None = None
-    loss: Callable[[Any, Batch, Any], Tensor] = loss_of_model
-    """What the task learns by: the loss of a micro batch, from what the step calls as the model."""
-    reference: nn.Module | None = None
-    """A frozen copy of the model, where the task compares with one."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     saved_tensors: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Context of the forward pass that decides where autograd keeps what it saves."""
@@ -56,6 +52,10 @@ class Training:
     ranks: Ranks = ALONE
     called: nn.Module | None = None
     """What the step calls in the model's place: DDP around it."""
+    loss: Callable[[Any, Batch, Any], Tensor] = loss_of_model
+    """What the task learns by: the loss of a micro batch, from what the step calls as the model."""
+    reference: nn.Module | None = None
+    """A frozen copy of the model, where the task compares with one."""
 
 
 def train_step(training: Training, batches: Sequence[Batch], num_tokens: Any, observer: Observer) -> Tensor:
