@@ -249,8 +249,7 @@ class SimulatedRun:
         self.lost_bytes = sum(lost.values()) // self.num_steps
         others = max(0, self.recipe.measured_steps - self.num_steps)
         self.memory.lose(key for key in lost if key is not None and others)
-        peaks = self.memory.repeat(self.repeats * others)
-        for name, (allocated, reserved) in peaks.items():
+        for name, (allocated, reserved) in self.memory.repeat(self.repeats * others).items():
             stats = self.phases[name]
             stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, allocated)
             stats.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0, reserved)
