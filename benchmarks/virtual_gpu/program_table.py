@@ -318,8 +318,10 @@ PROGRAMS: dict[str, Program] = {
     "trl kto": Program("preferences", _with_length(_trl("kto"))),
     "accelerate launch, ZeRO-2, trl sft": _deepspeed(2),
     "accelerate launch, ZeRO-3, trl sft": _deepspeed(3),
-    "accelerate launch, ZeRO-3, offload, trl sft": _deepspeed(
-        3, "--offload_optimizer_device", "cpu", "--offload_param_device", "cpu"
+    "accelerate launch, ZeRO-3, offload, trl sft": replace(
+        _deepspeed(3, "--offload_optimizer_device", "cpu", "--offload_param_device", "cpu"),
+        full=replace(SIZES["full"], layers=4),  # all of it is in the host's memory
+        model="llama-3.2-1b, 4 layers",
     ),
     "PEFT examples/olora_finetuning": _of_peft("olora_finetuning"),
     "PEFT examples/dora_finetuning": _of_peft("dora_finetuning", "--use_dora"),
@@ -337,7 +339,11 @@ PROGRAMS: dict[str, Program] = {
         _of_pytorch("distributed/tensor_parallelism/fsdp_tp_example.py", launch=TORCHRUN4), gpus=4
     ),
     "Lightning's Trainer": Program(
-        "texts", lambda size: [PYTHON, str(WRITTEN / "lit.py")], ("lightning",), beside=True, model="none"
+        "texts",
+        lambda size: [PYTHON, str(WRITTEN / "lit.py")],
+        ("lightning",),
+        beside=True,
+        model="three layers of 1,024",
     ),
     "diffusers examples/dreambooth, LoRA": Program(
         "texts",

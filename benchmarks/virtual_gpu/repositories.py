@@ -137,10 +137,16 @@ def llama_factory(folder: Path) -> None:
 
 
 def axolotl(folder: Path) -> None:
-    """examples/llama-3/lora-1b.yml with the model and rows that are here, and two steps."""
+    """examples/llama-3/lora-1b.yml with the model and rows that are here, and without flash-attn."""
     path = folder_of("axolotl") / "examples/llama-3/lora-1b.yml"
     made = parse_yaml(path.read_text(), str(path))
-    made |= {"base_model": "model", "output_dir": "trained", "max_steps": 2, "val_set_size": 0.0}
+    made |= {
+        "base_model": "model",
+        "attn_implementation": "sdpa",
+        "output_dir": "trained",
+        "max_steps": 2,
+        "val_set_size": 0.0,
+    }
     made["datasets"] = [{"path": "rows/train.jsonl", "type": "alpaca", "ds_type": "json"}]
     made["special_tokens"] = {"pad_token": "<|finetune_right_pad_id|>"}
     made.pop("num_epochs", None)
