@@ -152,7 +152,7 @@ class SimulatedRun:
         self.rank = rank
         self.num_steps = DDP_STEPS if recipe.ddp else STEPS
         self.steps_beyond = max(0, recipe.warmup_steps + recipe.steps + 1 - self.num_steps)
-        """A measurement's steps beyond those that are simulated here, up to the first that it records."""
+        """A measurement's steps beyond those that are simulated here."""
         self.repeats = True
         context = hardware.calibration.cuda_context_bytes
         self.memory = SimulatedMemory(settings, hardware.memory_bytes - context, hardware.memory_bytes)
@@ -247,9 +247,9 @@ class SimulatedRun:
         """What a measurement's other steps add: its warm-up, timed and recorded ones."""
         lost = {self.device.key_of(tensor): tensor.nbytes for tensor in self.communication.not_waited}
         self.lost_bytes = sum(lost.values()) // self.num_steps
-        others = max(0, self.recipe.measured_steps - self.num_steps)
-        self.memory.lose(key for key in lost if key is not None and others)
-        for name, (allocated, reserved) in self.memory.repeat(self.repeats * others).items():
+        self.memory.lose(key for key in lost if key is not None and self.steps_beyond)
+        peaks = self.memory.repeat(self.repeats * self.steps_beyond)
+        for name, (allocated, reserved) in peaks.items():
             stats = self.phases[name]
             stats.peak_allocated_bytes = max(stats.peak_allocated_bytes or 0, allocated)
             stats.peak_reserved_bytes = max(stats.peak_reserved_bytes or 0, reserved)
