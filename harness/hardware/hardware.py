@@ -21,7 +21,6 @@ from harness.hardware.table import (
     NOT_MODELLED,
     SM_COUNTS,
     Datasheet,
-    threads_per_sm,
 )
 from harness.step_profile import HardwareSummary, StepProfile
 from harness.system import parse_json, profiles_folder, read_whole
@@ -127,12 +126,6 @@ class Hardware:
     def l2_bytes(self) -> int:
         """Second-level cache."""
         return L2_BYTES[self.datasheet.name]
-
-    @property
-    def gpu_threads(self) -> int:
-        """Threads that all multiprocessors together hold at once."""
-        major, minor = self.datasheet.compute_capability.split(".")
-        return self.sm_count * threads_per_sm((int(major), int(minor)))
 
     @property
     def memory_bytes(self) -> int:
