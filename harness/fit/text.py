@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from harness.fit.confirmed import ConfirmedFit, unified_memory_note
@@ -157,7 +158,8 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
         if larger is not None:
             yield f"    with PYTORCH_ALLOC_CONF=expandable_segments:True even {larger} fits"
     if found.held_back:
-        yield f"  {found.held_back.in_words}"
+        line = found.held_back.in_words
+        yield from wrap(line, 98, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     if found.neutral is not None:
         change, larger = found.neutral
         yield f"  with {change}, which costs next to nothing: micro_batch_size {larger} or more, seen to fit"
