@@ -158,8 +158,7 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
         if larger is not None:
             yield f"    with PYTORCH_ALLOC_CONF=expandable_segments:True even {larger} fits"
     if found.held_back:
-        line = found.held_back.in_words
-        yield from wrap(line, 98, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+        yield from _wrapped(found.held_back.in_words, "  ")
     if found.neutral is not None:
         change, larger = found.neutral
         yield f"  with {change}, which costs next to nothing: micro_batch_size {larger} or more, seen to fit"
@@ -173,7 +172,11 @@ def _speed(profile: StepProfile) -> Iterator[str]:
         beside = f" ({known[0]:,.0f} to {known[1]:,.0f})" if known else ""
         yield f"    about {step.tokens_per_s:,.0f} tokens/s{beside}"
         if parts := time_in_words(profile.parts_of_time_s()):
-            yield f"    of a step's {in_ms(step.time_s.median)}: {parts}"
+            yield from _wrapped(f"of a step's {in_ms(step.time_s.median)}: {parts}", "    ")
+
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    return wrap(line, 98, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False)
 
 
 def _next_lines(found: ExactFit, indent: str = "  ") -> Iterator[str]:
