@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from harness.fit.confirmed import ConfirmedFit, unified_memory_note
@@ -158,7 +157,7 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
         if larger is not None:
             yield f"    with PYTORCH_ALLOC_CONF=expandable_segments:True even {larger} fits"
     if found.held_back:
-        yield from _wrapped(found.held_back.in_words, "  ")
+        yield f"  {found.held_back.in_words}"
     if found.neutral is not None:
         change, larger = found.neutral
         yield f"  with {change}, which costs next to nothing: micro_batch_size {larger} or more, seen to fit"
@@ -172,11 +171,7 @@ def _speed(profile: StepProfile) -> Iterator[str]:
         beside = f" ({known[0]:,.0f} to {known[1]:,.0f})" if known else ""
         yield f"    about {step.tokens_per_s:,.0f} tokens/s{beside}"
         if parts := time_in_words(profile.parts_of_time_s()):
-            yield from _wrapped(f"of a step's {in_ms(step.time_s.median)}: {parts}", "    ")
-
-
-def _wrapped(line: str, indent: str) -> list[str]:
-    return wrap(line, 98, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False)
+            yield f"    of a step's {in_ms(step.time_s.median)}: {parts}"
 
 
 def _next_lines(found: ExactFit, indent: str = "  ") -> Iterator[str]:

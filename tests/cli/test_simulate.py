@@ -305,7 +305,8 @@ def test_every_command_that_takes_a_device_takes_its_memory(call: Call) -> None:
         assert call(command, "tiny.yaml", "--memory", "lots")[0] == 2
 
 
-def test_fit_says_what_was_seen_and_what_was_tried(call: Call) -> None:
+def test_fit_says_what_was_seen_and_what_was_tried(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")  # where a program reads, lines stay whole
     status, out, err = call("fit", "tiny.yaml", "seq_len=1024", "--memory", "600MiB")
     assert status == 0
     assert "fits as it is" in out
