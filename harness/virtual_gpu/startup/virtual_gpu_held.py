@@ -179,7 +179,10 @@ def _view(tensor):
         return None
     host = torch._C._construct_storage_from_data_pointer(pointer, torch.device("cpu"), storage.nbytes())
     shape = tensor.size(), tensor.stride()
-    return torch.empty(0, dtype=tensor.dtype).set_(host, tensor.storage_offset(), *shape)
+    values = torch.empty(0, dtype=tensor.dtype).set_(host, tensor.storage_offset(), *shape)
+    if tensor.is_conj():
+        values = values.conj()
+    return torch._neg_view(values) if tensor.is_neg() else values
 
 
 def _sweep():
