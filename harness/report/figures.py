@@ -15,7 +15,7 @@ from harness.report.answers import answers_about
 from harness.report.history import History
 from harness.report.phase_roofline import PhaseRoofline, roofline_of
 from harness.report.run import ReportRun
-from harness.step_profile import KERNELS, PHASES, StepProfile
+from harness.step_profile import KERNELS, PHASES, SMALL_SHARE, StepProfile
 from harness.units import in_gib, in_ms
 
 COLOURS = (
@@ -25,8 +25,6 @@ COLOURS = (
 """Okabe and Ito's palette and one more, as in assets/page.js, with a pattern each for who sees no colours."""
 PATTERNS = ("", "//", "xx", "\\\\", "", "..", "--", "++", "oo")
 WIDTH_POINTS = 2000
-SMALL_SHARE = 0.02
-"""Of the device's time: kinds of kernels with less are one part of a bar."""
 
 
 def drawing() -> Any:
@@ -140,15 +138,15 @@ def draw_phases(axes: Any, name: str, profile: StepProfile) -> None:
     labels = [f"{phase}\n{in_ms(median)}" for phase, _, median in known]
     totals = profile.kernels_s()
     parts = {
-        KERNELS.get(kernel, kernel): [
-            profile.phases[phase].kernels_s.get(kernel, 0.0) for phase, _, _ in known
-        ]
+        KERNELS.get(kernel, kernel): np.array(
+            [profile.phases[phase].kernels_s.get(kernel, 0.0) for phase, _, _ in known]
+        )
         for kernel, seconds in totals.items()
-        if seconds > SMALL_SHARE * sum(totals.values())
+        if seconds >= SMALL_SHARE * sum(totals.values())
     }
-    rest = medians - sum(map(np.array, parts.values()), np.zeros(len(known)))
-    parts["other kernels, and waiting" if parts else ""] = list(rest.clip(0))
-    _stack(axes, labels, {part: np.array(each) * 1e3 for part, each in parts.items()})
+    rest = medians - sum(parts.values(), np.zeros(len(known)))
+    parts["other kernels, and waiting" if parts else ""] = rest.clip(0)
+    _stack(axes, labels, {part: each * 1e3 for part, each in parts.items()})
     if errors.any():
         axes.errorbar(medians * 1e3, labels, xerr=errors, fmt="none", ecolor="black", capsize=4)
     axes.invert_yaxis()

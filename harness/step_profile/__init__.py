@@ -11,6 +11,7 @@ from harness.step_profile.fields import Count, Details, Quantity
 from harness.step_profile.in_words import (
     KERNELS,
     MEMORY_KINDS,
+    SMALL_SHARE,
     between_steps_in_words,
     change_of_time_in_words,
     explain_oom,

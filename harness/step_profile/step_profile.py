@@ -6,6 +6,8 @@ GiB = 2**30 bytes. "allocated", "reserved" and "active" mean what torch.cuda.mem
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from typing import Annotated, Literal
 
@@ -276,21 +278,21 @@ class StepProfile(Fields):
 
     def kernels_s(self) -> dict[str, float]:
         """Seconds of a step by class of kernel, the longest first; empty where nobody knows them."""
-        found: dict[str, float] = {}
-        for name in (name for name in PHASES if name in self.phases):
-            for kernel, seconds in self.phases[name].kernels_s.items():
-                found[kernel] = found.get(kernel, 0.0) + seconds
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        return self._of_the_step(lambda name, stats: stats.kernels_s)
 
     def modules_s(self) -> dict[str, float]:
         """Seconds of a step by module, layers of one kind together, the longest first; what belongs to the
         model itself or to none stands under its phase, as "(optimizer_step)". Empty where nobody knows."""
-        found: dict[str, float] = {}
+        return self._of_the_step(
+            lambda name, stats: {module or f"({name})": taken for module, taken in stats.modules_s.items()}
+        )
+
+    def _of_the_step(self, seconds: Callable[[str, PhaseStats], Mapping[str, float]]) -> dict[str, float]:
+        """The sums of what `seconds` has of each phase, the largest first."""
+        found: Counter[str] = Counter()
         for name in (name for name in PHASES if name in self.phases):
-            for module, seconds in self.phases[name].modules_s.items():
-                module = module or f"({name})"
-                found[module] = found.get(module, 0.0) + seconds
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            found.update(seconds(name, self.phases[name]))
+        return dict(found.most_common())
 
     def parts_of_time_s(self) -> dict[str, float]:
         """Seconds of a step by class of kernel, in which it only communicates, and in which the device is
