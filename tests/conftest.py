@@ -46,6 +46,8 @@ LONG = (
     "tests/trust",  # killing, filling the disk
     "tests/sweep/test_launchers.py",  # clusters
     "tests/watching/test_watch.py",  # programs
+    "tests/watching/test_largest.py::test_a_program",  # programs, again and again
+    "tests/watching/test_largest.py::test_none_fits",
     "tests/training/toggles/test_loss.py",  # Triton's interpreter
     "tests/measure/test_measured_run.py::test_the_command_in_trouble",  # processes
     "tests/benchmarks/test_cards.py::test_a_simulation_of_the_others",  # a simulation of each

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from harness.answers.two_profiles import diff_lines, diff_profiles
 from harness.hardware.hardware import find_hardware
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.step_profile import OutOfMemoryReport, PhaseStats, StepProfile
-from tests.support.commands import Call
+from tests.support.commands import Call, exit_status
 from tests.support.places import LLAMA, ROOT
 from tests.support.tiny import tiny
 
@@ -230,20 +229,17 @@ def test_bad_input(call: Call, arguments: tuple[str, ...], words: str) -> None:
     assert words in err
 
 
-def test_the_workflow_of_the_guide(tmp_path: Path) -> None:
+def test_the_workflow_of_the_guide(tmp_path: Path, monkeypatch) -> None:
     """Its steps, run one after the other as a runner does, with a recipe and a baseline that grew."""
     text = (ROOT / "docs/ci.md").read_text().split("<!-- workflow -->\n```yaml\n")[1].split("```")[0]
     steps = yaml.safe_load(text)["jobs"]["peak"]["steps"]
     commands = [step["run"] for step in steps if step.get("run", "").startswith("harness ")]
     assert len(commands) == 3
     recipe = tmp_path / "my-recipe.yaml"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    monkeypatch.chdir(tmp_path)
 
     def run(command: str) -> int:
-        words = [sys.executable, "-m", *command.split()]
-        return subprocess.run(
-            words, cwd=tmp_path, env=environment, capture_output=True, check=False
-        ).returncode
+        return exit_status(*command.split()[1:])
 
     recipe.write_text(f"# Tiny\nmodel: {LLAMA}\nseq_len: 128\n")
     assert run(commands[0].replace("now", "baseline")) == 0
