@@ -161,20 +161,23 @@ class _Confirming:
 
     def _begin(self) -> None:
         """Simulate the recipe, where both searches begin, and beside it about the longest sequence that fits
-        by arithmetic: between the two the formula knows where the end is."""
+        by arithmetic, or the shortest where the recipe's own does not: between the two the formula knows
+        where the end is."""
         simulations, recipe = self.simulations, self.recipe
-        longest = 0
-        if self.found.arithmetic is not None and not simulations.knows(recipe):
+        if simulations.knows(recipe):
+            return
+        tokens = step = self._step("seq_len")
+        if self.found.arithmetic is not None:
             needs = needs_of(recipe, self.hardware, "seq_len", shape := load_shape(recipe.model))
             longest = largest_within(self.hardware.memory_bytes, needs, "seq_len", shape)
-            step = self._step("seq_len")
-            # an odd number of steps: what is derived from it holds at every one (Piece.sequence_step)
-            longest = ((longest // step + 1) // 2 * 2 - 1) * step
-        if longest <= recipe.seq_len:
+            if longest > recipe.seq_len:
+                # an odd number of steps: what is derived from it holds at every one (Piece.sequence_step)
+                tokens = ((longest // step + 1) // 2 * 2 - 1) * step
+        if tokens == recipe.seq_len:
             simulations.profile(recipe)
             return
-        longer = recipe.model_copy(update={"seq_len": longest})
-        both_at_once(simulations, lambda: simulations.profile(recipe), lambda: simulations.leave(longer))
+        other = recipe.model_copy(update={"seq_len": tokens})
+        both_at_once(simulations, lambda: simulations.profile(recipe), lambda: simulations.leave(other))
 
     def _along(self, name: FitField) -> tuple[ExactFit, ExactFit | None]:
         """The largest value of a field; and a larger one with expandable segments, where there is one."""
@@ -277,6 +280,8 @@ class _Confirming:
 
     def _seen(self, changes: list[Change]) -> list[Change]:
         """The changes, with what a simulation says of the first of each group that fit by arithmetic."""
+        fitting = [[c for c in changes if c.fits and c.same_result is same] for same in (True, False)]
+        self._ahead([changed(self.recipe, c.fields) for group in fitting for c in group[:SEEN_TO_FIT]])
         seen: list[Change] = []
         for change in changes:
             enough = sum(c.seen and c.fits for c in seen if c.same_result == change.same_result)
@@ -285,6 +290,17 @@ class _Confirming:
                 change = dataclasses.replace(change, fits=fits is None, seen=True)
             seen.append(change)
         return seen
+
+    def _ahead(self, recipes: list[Recipe]) -> None:
+        """Simulate what will be asked for, in two processes."""
+        unknown = [recipe for recipe in recipes if not self.simulations.knows(recipe)]
+        if len(unknown) > 1:
+            first, second = unknown[::2], unknown[1::2]
+            both_at_once(self.simulations, lambda: self._leave(first), lambda: self._leave(second))
+
+    def _leave(self, recipes: list[Recipe]) -> None:
+        for recipe in recipes:
+            self.simulations.leave(recipe)
 
     def _together(self, changes: list[Change], limit: int, price: Pricing) -> str:
         """Combinations by arithmetic until one is seen to fit, each leaving room for what the one before
