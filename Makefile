@@ -61,8 +61,8 @@ PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist
 test: $(READY)
 	$(PYTEST) -m "not gpu and not virtual_gpu and not long"
 
-# Killing, filling the disk, hostile files, a browser, ranks and trackers in processes (tests/conftest.py). PART=1/2
-# runs the first half of the files, by turns.
+# Killing, filling the disk, hostile files, a browser, ranks and trackers in processes (tests/conftest.py). PART=1/3
+# runs the first of every three, of `make virtual-gpu` too.
 test-long: $(READY)
 	$(PYTEST) -m "not gpu and not virtual_gpu and long" $(PART:%=--part %)
 
@@ -137,7 +137,7 @@ virtual-gpu: CHOSEN = virtual_gpu and not slow
 virtual-gpu-all: CHOSEN = virtual_gpu
 virtual-gpu-all: $(OTHERS_STAMP)
 virtual-gpu virtual-gpu-all: $(VIRTUAL_STAMP)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PROGRAMS_OF_OTHERS=$(CURDIR)/$(OTHERS) $(VIRTUAL)/bin/python -m pytest -n $(WORKERS) -m '$(CHOSEN)' tests/virtual_gpu
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PROGRAMS_OF_OTHERS=$(CURDIR)/$(OTHERS) $(VIRTUAL)/bin/python -m pytest -n $(WORKERS) -m '$(CHOSEN)' $(PART:%=--part %) tests/virtual_gpu
 
 # Half an hour; what the file has of the same versions is kept.
 causal-models: $(VIRTUAL_STAMP)

@@ -52,7 +52,18 @@ LONG = (
     "tests/measure/test_measured_run.py::test_the_command_in_trouble",  # processes
     "tests/benchmarks/test_cards.py::test_a_simulation_of_the_others",  # a simulation of each
 )
-"""What `make test` leaves to `make test-long`: beginnings of names. Every second one takes half the time."""
+"""What `make test` leaves to `make test-long`: beginnings of names. PART=1/3 takes every third."""
+VIRTUAL_GPU = (
+    "tests/virtual_gpu/test_evaluation.py",
+    "tests/virtual_gpu/test_programs.py",
+    "tests/virtual_gpu/test_watched.py::test_several_devices",
+    "tests/virtual_gpu/test_watched.py::test_categories",
+    "tests/virtual_gpu/test_emulate.py",
+    "tests/virtual_gpu/test_weights.py",
+    "tests/virtual_gpu/test_watched.py::test_a_program_is_told",
+    "tests/virtual_gpu/test_recordings.py",
+)
+"""Of `make virtual-gpu`, those that take the most of its time, which PART divides in the same way."""
 
 
 SLOW = (
@@ -139,8 +150,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--part 1/2` of `make test-long PART=1/2`: of the entries of LONG, every second one, from the first."""
-    parser.addoption("--part", default="1/1", help="of the long tests: 1/2 or 2/2")
+    """`--part 1/3` of `make test-long PART=1/3`: of the entries of LONG, every third one, from the first."""
+    parser.addoption("--part", default="1/1", help="of the long tests: 1/3, 2/3 or 3/3")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -148,11 +159,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     part, parts = map(int, config.option.part.split("/"))
     seen = set()
     for item in items[:]:
-        entry = next((n for n, long in enumerate(LONG) if item.nodeid.startswith(long)), None)
-        if entry is not None:
+        entries = VIRTUAL_GPU if item.get_closest_marker("virtual_gpu") else LONG
+        entry = next((n for n, long in enumerate(entries) if item.nodeid.startswith(long)), None)
+        if entry is not None and entry % parts != part - 1:
+            items.remove(item)
+        if entry is not None and entries is LONG:
             item.add_marker(pytest.mark.long)
-            if entry % parts != part - 1:
-                items.remove(item)
         slow = item.nodeid.startswith(SLOW)
         if item.nodeid.startswith(RECORDED) and (called := getattr(item, "callspec", None)):
             kind = item.nodeid.partition("[")[0], str(getattr(called.params.get("trace"), "parent", ""))

@@ -179,7 +179,7 @@ def test_several_devices_and_the_largest_value_on_each(tmp_path: Path) -> None:
         "    weight(rows).sum().backward()\n"
         "    optimizer.step()\n"
     )
-    watch = [sys.executable, "-m", "harness", "watch", "--gpu", "rtx-4090,a100-40gb", "--fit", "BS=1..8"]
+    watch = [sys.executable, "-m", "harness", "watch", "--gpu", "rtx-4090,a100-40gb", "--fit", "BS=2..5"]
     done = subprocess.run(
         [*watch, "--out", "run", "--", sys.executable, "train.py"],
         cwd=tmp_path,
@@ -194,9 +194,8 @@ def test_several_devices_and_the_largest_value_on_each(tmp_path: Path) -> None:
         for gpu, rows in (("rtx-4090", 2), ("a100-40gb", 4))
     }
     assert "step, ms" in said
-    for rows in (1, 2):
-        (told,) = (tmp_path / "run" / "rtx-4090" / f"BS-{rows}").glob("*-times.json")
-        assert f"GiB {ms(json.loads(told.read_text())['step_time_s'])}" in said
+    (told,) = (tmp_path / "run" / "rtx-4090" / "BS-2").glob("*-times.json")
+    assert f"GiB {ms(json.loads(told.read_text())['step_time_s'])}" in said
     assert "rtx-4090: the largest BS is 2: fits in the 23.64 GiB" in said
     assert "a100-40gb: the largest BS is 4: fits in the 39.50 GiB" in said
     for (_, rows), memory in peaks.items():
