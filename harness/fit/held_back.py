@@ -62,9 +62,11 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
         growing = []
     if not growing and recipe.dp_shard > 1:
         letters = _of_a_shard(letters, recipe.dp_shard)
+    # of one size nobody knows what grows, but the optimizer's tensors are as large as weights
+    known = piece.explains or found.phase == "optimizer_step"
     for term in growing or terms:
-        size = in_dimensions(term.size if piece.explains else _of_rows(term, point), letters)
-        if not piece.explains and "S" not in size:
+        size = in_dimensions(term.size if known else _of_rows(term, point), letters)
+        if not known and "S" not in size:
             size = in_gib(term.rounded_bytes // term.count)
         sizes[size] += term.rounded_bytes
         counts[size] += term.count
