@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from harness.hardware import find_hardware
+from harness.hardware import all_hardware
 from harness.kernel_time.parameters import document
 from harness.report.table import markdown_table
 from pages.parts import ROOT, with_parts, write_or_check
@@ -79,20 +79,43 @@ def parts(found: Mapping[str, Any]) -> dict[str, str]:
         "misses": _misses(found["runs"]),
         "recipes": _recipes(found["recipes"]),
         "devices": _devices(),
+        "copies": _copies(),
         "pairs": _pairs(found["recipes"]),
     }
 
 
 def _devices() -> str:
-    """Cards whose clock is known by their large products, from the parameters that are fitted to them."""
+    """Cards of which large products or copies are known, from the parameters that are fitted to them."""
+    products, copies = document()["devices"], document()["copies"]["devices"]
     rows = []
-    for name, each in document()["devices"].items():
-        if each["count"]:
-            peak = find_hardware(name).peak_flops(each["dtype"])
-            reached = each["flops_per_s"]
-            share = f"{reached / peak:.0%}"
-            rows.append((name, each["dtype"], str(each["count"]), f"{reached / 1e12:,.0f}", share))
-    return markdown_table(("device", "dtype", "reports", "TFLOP/s", "of the datasheet"), rows, range(2, 5))
+    for hardware in all_hardware():
+        product, copied = products.get(hardware.name, {}), copies.get(hardware.name, {})
+        row = [hardware.name, "", "", "", "", "", ""]
+        if product.get("count"):
+            reached, dtype = product["flops_per_s"], product["dtype"]
+            share = f"{reached / hardware.peak_flops(dtype):.0%}"
+            row[1:5] = dtype, str(product["count"]), f"{reached / 1e12:,.0f}", share
+        if copied.get("count"):
+            row[5:] = f"{copied['rate'] * hardware.memory_bandwidth / 1e9:,.0f}", f"{copied['rate']:.0%}"
+        if any(row[1:]):
+            rows.append(row)
+    columns = (
+        "device",
+        "dtype",
+        "reports",
+        "TFLOP/s",
+        "of the datasheet",
+        "copies, GB/s",
+        "of the datasheet",
+    )
+    return markdown_table(columns, rows, range(2, 7))
+
+
+def _copies() -> str:
+    """How fast measured elementwise kernels are beside copies that others measured on such a card."""
+    beside = document()["copies"]["elementwise_over_copy"].items()
+    named = [f"{share:.0%} of it on {name}" for name, share in beside]
+    return f"Where elementwise kernels were measured, too, they reach what a copy does: {', '.join(named)}."
 
 
 def _misses(rows: Sequence[Mapping[str, Any]]) -> str:

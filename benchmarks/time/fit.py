@@ -9,9 +9,9 @@ which the layer norm, the softmax, elementwise kernels and the products in fp32 
 to benchmarks/time/attention.csv. A fifth is kept aside: of products whole shapes, with all their rows; of
 the others sizes. What is written beside the parameters: source, count, and how far off the kept are.
 
-Parts are products, memory, fp32, attention, links and devices (benchmarks/time/fit_devices.py); one that is
-not named in --only stays as it is. Products go on from the parameters that are there, unless --anew. Nothing
-here knows the time of any training step.
+Parts are products, memory, fp32, attention, links, devices and copies (the last two in
+benchmarks/time/fit_devices.py); one that is not named in --only stays as it is. Products go on from the
+parameters that are there, unless --anew. Nothing here knows the time of any training step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.time.fit_devices import fit_devices, reported_spread
+from benchmarks.time.fit_devices import fit_copies, fit_devices, reported_spread
 from benchmarks.time.fit_products import fit_products
 from benchmarks.time.kernel_rows import AT_THE_LIMIT, KINDS, MACHINES, KernelRow, aside, device_of, read_rows
 from benchmarks.time.residuals import residuals
@@ -37,7 +37,7 @@ from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import FILE
 from harness.system.files import write_whole
 
-PARTS = ("products", "memory", "fp32", "attention", "links", "devices")
+PARTS = ("products", "memory", "fp32", "attention", "links", "devices", "copies")
 ATTENTION = Path(__file__).with_name("attention.csv")
 MANY_BYTES = 1e6
 SUSTAINED_CLOCK = {
@@ -56,6 +56,8 @@ NEUSIGHT_DEVICES = {
     "Tesla T4": ("7.5", 320e9, 4 * 2**20),
 }
 """Compute capability, bytes/s and L2 of the devices that are taken from there (NVIDIA's datasheets)."""
+MEASURED_KERNELS = ("l4", "t4", "v100-32gb")
+"""Of them, those that only NeuSight measured, by their names here."""
 NEUSIGHT_FP32 = {
     "NVIDIA A100 80GB PCIe": ("8.0", 19.5e12),
     "NVIDIA H100 80GB HBM3": ("9.0", 67e12),
@@ -358,6 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "attention": fit_attention,
         "links": lambda: fit_links(read_rows(given.network)),
         "devices": fit_devices,
+        "copies": lambda: fit_copies(document["memory"], MEASURED_KERNELS),
     }
     for part in given.only:
         if part == "fp32" and given.neusight is None:

@@ -1,10 +1,14 @@
-"""What large products reach on a device of which nobody has measured more than that.
+"""What large products and large copies reach on a device of which nobody has measured more than that.
 
 Every row of benchmarks/time/large_products.csv is one person's card: the most FLOP/s of products of square
 matrices of SIZES, the mean of 30 in a row each. Boost clocks and power limits are in it: a GeForce card
 clocks higher than its datasheet's boost, a T4 or an L4 of 70 W much lower. What is fitted is one factor a
 device: on the peak with which an estimate begins, so that the estimate of the same products has the middle
 of the reports.
+
+benchmarks/time/large_copies.csv has what PyTorch's `copy_` of half a GB reaches within a device's memory,
+counted as read and written. Of cards whose elementwise kernels were measured, too, it says how far the two
+lie apart.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import csv
 import statistics
 from collections import defaultdict
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,8 @@ from harness.kernel_time.parameters import is_half_rate, products_of
 from harness.kernel_time.products import product_s
 
 REPORTS = Path(__file__).with_name("large_products.csv")
+COPIES = Path(__file__).with_name("large_copies.csv")
+COPIED_BY = "github.com/chsasank/device-benchmarks, README.md at 7ccc883"
 SOURCE = "github.com/zzc0721/torch-performance-test-data, database.md at 9d82827"
 SIZES = (1024, 2048, 4096, 8192, 10240)
 
@@ -80,3 +87,30 @@ def fit_devices() -> dict[str, Any]:
             rate = statistics.median(found[name]["rate"] for name in alike)
             found[hardware.name] = {"rate": round(rate, 4), "count": 0, "source": f"as {', '.join(alike)}"}
     return found
+
+
+def fit_copies(memory: Mapping[str, Any], measured: Collection[str]) -> dict[str, Any]:
+    """By device: `rate`, the share of the datasheet's bandwidth that a copy reaches, and `count` reports. Of
+    those `measured`, whose elementwise kernels gave the rates of `memory`, how fast these are beside it is
+    kept under "elementwise_over_copy", and nothing is taken from it. A GeForce card without a report has the
+    middle of its architecture's others and a count of 0: their memory is of a kind.
+    """
+    found: dict[str, Any] = {}
+    beside: dict[str, float] = {}
+    with COPIES.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            hardware = find_hardware(row["device"])
+            rate = float(row["gb_per_s"]) * 1e9 / hardware.memory_bandwidth
+            if hardware.name in measured:
+                fitted = memory[hardware.datasheet.compute_capability]["elementwise"]["fitted"]
+                beside[hardware.name] = round(fitted["rate"] / rate, 4)
+            else:
+                found[hardware.name] = {"rate": round(rate, 4), "count": 1, "source": COPIED_BY}
+    reported = {name: find_hardware(name).datasheet.compute_capability for name in found}
+    for hardware in all_hardware():
+        alike = [name for name, of in reported.items() if of == hardware.datasheet.compute_capability]
+        alike = [name for name in alike if name.startswith("rtx-")]
+        if alike and is_half_rate(hardware) and hardware.name not in found:
+            rate = statistics.median(found[name]["rate"] for name in alike)
+            found[hardware.name] = {"rate": round(rate, 4), "count": 0, "source": f"as {', '.join(alike)}"}
+    return {"devices": found, "elementwise_over_copy": beside}

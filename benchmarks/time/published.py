@@ -15,7 +15,6 @@ import json
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +95,6 @@ def _estimated(fields: dict[str, Any] | str, base: Mapping[str, Any], gpu: str) 
         return {"left_out": fields}
     recipe = check_recipe({**base, **fields}, "published")
     hardware = with_memory(find_hardware(gpu), PLENTY_BYTES)
-    if gpu in GPUS.values():  # in PCIe slots, and no bridge between them
-        sheet = hardware.datasheet
-        hardware = replace(hardware, datasheet=sheet._replace(gpu_link=sheet.host_link))
     try:
         profile = (
             predict(recipe, hardware) if recipe.compile else simulate(recipe, hardware, explain_oom=False)[0]

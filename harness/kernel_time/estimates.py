@@ -31,6 +31,7 @@ from harness.kernel_time.parameters import (
     fitted_attention,
     fitted_memory,
     fp32_rate,
+    memory_of,
     power_slowdown,
     products_of,
     spread,
@@ -114,7 +115,7 @@ def memory(hardware: Hardware, kind: str, bytes_moved: float, launches: int = 1)
     calibration = hardware.calibration
     if calibration.memory_fraction is not None:
         return bytes_moved / _flat_bandwidth(hardware)
-    fitted = fitted_memory(hardware.datasheet.compute_capability, kind)
+    fitted = memory_of(hardware, kind)
     seconds = memory_s(
         SCALARS, hardware.memory_bandwidth, float(hardware.l2_bytes), fitted, bytes_moved, launches
     )
@@ -157,7 +158,8 @@ def collective(
 
 MEASURED_BETWEEN, BRIDGE = "nvswitch_8.0", "bridge_8.0"
 NO_PEERS = ("rtx-30", "rtx-40", "rtx-50")
-"""Cards whose driver lets none read another's memory over PCIe."""
+"""Cards whose driver lets none read another's memory over PCIe. A bridge for two of them, where there is one,
+is sold apart, and none is assumed."""
 
 
 def _crosses(groups: Mapping[str, Any], kind: str) -> bool:
@@ -240,8 +242,8 @@ def _links(hardware: Hardware, ranks: int) -> tuple[str, str, float]:
         newer = float(hardware.datasheet.compute_capability) >= 9
         name, measured = ("nvswitch_9.0", 450e9) if newer else ("nvswitch_8.0", 300e9)
         return name, str(ranks), link / measured
-    if link > host and ranks == 2:
-        return BRIDGE, "2", link / 300e9
     if hardware.name.startswith(NO_PEERS):  # GeForce: through the host's memory
         return "pcie", "2", 1.0
+    if link > host and ranks == 2:
+        return BRIDGE, "2", link / 300e9
     return BRIDGE, "4", host / PCIE_MEASURED

@@ -148,6 +148,26 @@ def fitted_memory(capability: str, kind: str) -> Mapping[str, float]:
     return {**plain, "rate": plain["rate"] * slower, "l2_rate": plain["l2_rate"] * slower}
 
 
+@lru_cache(maxsize=1024)
+def _on_device(name: str, capability: str, kind: str) -> Mapping[str, float]:
+    fitted = fitted_memory(capability, kind)
+    copies = document()["copies"]["devices"].get(SAME_CHIP.get(name, name))
+    if copies is None:
+        return fitted
+    scale = copies["rate"] / fitted_memory(capability, "elementwise")["rate"]
+    return {
+        **fitted,
+        "rate": fitted["rate"] * scale,
+        "l2_rate": max(fitted["l2_rate"], fitted["rate"] * scale),
+    }
+
+
+def memory_of(hardware: Hardware, kind: str) -> Mapping[str, float]:
+    """Of kernels of a kind that wait for memory, on this device: as fast beside those of its architecture as
+    PyTorch's copies on it, where these are all that was measured."""
+    return _on_device(hardware.name, hardware.datasheet.compute_capability, kind)
+
+
 @lru_cache(maxsize=256)
 def fitted_attention(capability: str, kernel: str, direction: str) -> Mapping[str, Mapping[str, float]]:
     """By head size. A kernel or a direction that nobody measured on an architecture has the rates of one that
@@ -208,7 +228,11 @@ def _reported(hardware: Hardware) -> str:
     """Whose large products this device's clock comes from; "" of one that nobody reported."""
     found = _large_products(hardware.name)
     number = found.get("count", 0)
-    return f"{number} report{'s' * (number != 1)} of its large products ({found['source']})" if number else ""
+    if not number:
+        return ""
+    clocked = f"{number} report{'s' * (number != 1)} of its large products ({found['source']})"
+    copies = document()["copies"]["devices"].get(hardware.name, {})
+    return f"{clocked} and one of its copies ({copies['source']})" if copies.get("count") else clocked
 
 
 def where_from(hardware: Hardware) -> str:
