@@ -11,7 +11,7 @@ from harness.hardware import Hardware
 from harness.napkin import estimate, warnings_of
 from harness.recipe import Recipe
 from harness.step_profile import NCCL_COMMUNICATOR
-from harness.units import GIB
+from harness.units import GIB, in_gib
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ class Divisions:
         for row in self._divided:
             if row.where:
                 yield f"  {row.strategy} peaks {'in' if row.source == 'simulated' else 'at'}: {row.where}"
+            if row.host_bytes:
+                yield f"  {row.strategy} keeps {in_gib(int(row.host_bytes))} a GPU in host memory"
             if row.buffers:
                 yield f"  {row.strategy} holds DeepSpeed's {row.buffers}"
         if note := bucket_note(self.rows):

@@ -25,6 +25,7 @@ from harness.loops.recorder import LoopRecorder
 from harness.run_folder.run_folder import RunFolder
 from harness.snapshot.safe_read import read_snapshot
 from harness.step_profile.step_profile import StepProfile
+from harness.units import in_gib
 
 WIDTH, ROWS = 32, 8
 
@@ -431,7 +432,12 @@ def test_memory_that_runs_out_in_a_recorded_step(tmp_path: Path, capsys: pytest.
     assert profile.oom is not None
     assert (profile.oom.phase, profile.oom.requested_bytes) == ("forward", 4 * 2**60)
     assert {allocation.category for allocation in profile.oom.top} >= {"parameters", "inputs"}
-    assert "out of memory in forward" in capsys.readouterr().err
+    held = sum(one.size_bytes for one in profile.oom.top if one.category in ("inputs", "activations"))
+    assert (profile.oom.batch_rows, profile.oom.batch_bytes) == (ROWS, held)
+    said = capsys.readouterr().err
+    assert "out of memory in forward" in said
+    each = in_gib(held // ROWS)
+    assert f"of the batch's {ROWS} rows held {in_gib(held)} by then, {each} a row." in said
 
 
 def test_models_that_are_gone_at_the_end_are_named(tmp_path: Path) -> None:
