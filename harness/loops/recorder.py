@@ -43,7 +43,7 @@ from harness.step_profile import (
 )
 from harness.system import complain, held_back, provenance
 from harness.training import Kind
-from harness.virtual_gpu import emulated_device
+from harness.virtual_gpu import emulated_device, where_times_are_from
 
 MOST_TIMES = 1000
 """Timed steps whose times are kept for the profile: the last ones. All are in the log."""
@@ -344,6 +344,7 @@ class LoopRecorder:
             "python_command": sys.orig_argv[:1],
             "recorded_steps": f"{self.window.first}-{self.window.last}",
             **self._note_classes(),
+            **({"times": times} if (times := where_times_are_from()) else {}),
             **_place(),
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from harness.loops.finder import LoopFinder
 from harness.loops.memory_of_steps import Window
 from harness.loops.process import until_the_end
 from harness.loops.recorder import LoopRecorder
+from harness.report.at_peak import by_code
+from harness.report.history import history_of
 from harness.run_folder.run_folder import RunFolder
 from harness.snapshot.safe_read import read_snapshot
 from harness.step_profile.step_profile import StepProfile
@@ -81,6 +84,8 @@ def test_a_plain_loop(tmp_path: Path) -> None:
     data = DataLoader(TensorDataset(torch.randn(8 * ROWS, WIDTH), torch.randint(0, 4, (8 * ROWS,))), ROWS)
     criterion = nn.CrossEntropyLoss()
 
+    began_us = time.time() * 1e6
+
     def loop() -> None:
         for n, (x, y) in enumerate(data, 1):
             loss = criterion(net(x), y)
@@ -116,6 +121,12 @@ def test_a_plain_loop(tmp_path: Path) -> None:
     assert at_peak.total_bytes() == profile.memory.peak_allocated_bytes
     assert (at_peak.inputs_bytes or 0) >= 4 * ROWS * WIDTH
     events = read_snapshot(tmp_path / "run" / "snapshot.pickle")["device_traces"][0]
+    times_us = [event["time_us"] for event in events]
+    assert began_us <= times_us[0] < times_us[-1] <= time.time() * 1e6
+    assert times_us == sorted(times_us)
+    code = by_code(history_of(read_snapshot(tmp_path / "run" / "snapshot.pickle"), at_peak))
+    held = dict(zip(code.labels, code.bytes, strict=True))
+    assert held["parameters, there before the recording"] == weights
     assert {"phase=forward", "phase=evaluation"} <= {event["user_metadata"] for event in events}
 
 
