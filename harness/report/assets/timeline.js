@@ -241,7 +241,8 @@ async function drawTimeline(id, run) {
     for (const one of largest) {
       const stack = histories.stackOf(history, one.stack);
       const first = stack.find((frame) => frame.includes(".py:") && !frame.startsWith("torch/")) ?? stack[0] ?? (one.from < 0 ? "there before the recording" : "made by autograd or a library, outside Python");
-      const where = one.module && stack.length ? `${one.module}, ${first}` : one.module || first;
+      const module = one.module && (/^[\d.]+$/.test(one.module) ? `module ${one.module}` : one.module);
+      const where = module && stack.length ? `${module}, ${first}` : module || first;
       const [details, summary, body, life] = ["details", "summary", "div", "p"].map((tag) => document.createElement(tag));
       summary.textContent = `${harness.bytes(one.size)} of ${history.groups[one.group]}, ${where}`;
       life.textContent = `${lifetime(one.from, one.to)}.`;
