@@ -13,11 +13,11 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.allocator import parse_settings
-from harness.cli.estimates.formula import lines
 from harness.fit import derive
 from harness.formula import Piece, Point, outcome_of
 from harness.hardware import PLENTY_BYTES, find_hardware, with_memory
@@ -59,7 +59,7 @@ def held(name: str, sizes: int) -> dict[str, Any]:
             worst[kind] = max(worst[kind], size_bytes)
     return {
         "recipe": name,
-        "text": list(lines(name, found)),
+        "text": str(replace(found, name=name)).split("\n"),
         "sizes_compared": len(points),
         "largest_difference_bytes": worst,
         "simulation_over_formula_time": round(took["simulation"] / took["formula"], 1),

@@ -117,6 +117,10 @@ QUESTIONS = {
         (f"harness simulate {SEVENTY.replace('dp_shard=8', 'dp_shard=16')}",), but_the_tables, TEN
     ),
     "toggles": Question((TOGGLES,), but_the_folder, TEN),
+    "dpo": Question(("harness fit llama-3.1-8b-lora task=dpo hardware=h100",), page=TEN),
+    "dpo-full": Question(
+        ("harness fit llama-3.1-8b-full-bf16 task=dpo gradient_checkpointing=true hardware=h100",), page=TEN
+    ),
     "gate": Question(
         (
             "harness simulate tinyllama-lora --out before",

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
         FitAnswer,
         Report,
         fit,
+        formula,
         load_profile,
         load_recipe,
         load_snapshot,
         napkin,
         report,
         run,
+        shard,
         simulate,
     )
     from harness.errors import HarnessError, InputError, MissingDependency
@@ -50,18 +52,21 @@ __all__ = [
     "StepProfile",
     "__version__",
     "fit",
+    "formula",
     "load_profile",
     "load_recipe",
     "load_snapshot",
     "napkin",
     "report",
     "run",
+    "shard",
     "simulate",
     "watch",
 ]
 
 _OFFERED = {
-    "api": "FitAnswer Report fit load_profile load_recipe load_snapshot napkin report run simulate",
+    "api": "FitAnswer Report fit formula load_profile load_recipe load_snapshot napkin report run shard"
+    " simulate",
     "errors": "HarnessError InputError MissingDependency",
     "loops": "HarnessCallback HarnessLightningCallback watch",
     "recipe": "Recipe",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from harness.answers.two_profiles import ProfileDiff
 from harness.errors import InputError
@@ -38,6 +39,12 @@ def allowed(text: str) -> Allowed:
         raise InputError(
             f"--fail-above {text}: give a percentage as in 5%, a size as in 512MiB, or 0 for no byte more."
         ) from None
+
+
+def diff_document(diff: ProfileDiff, names: tuple[str, str], limit: Allowed | None) -> dict[str, Any]:
+    """What `harness diff --json` prints, as plain data: with a limit also which peaks are beyond it."""
+    gate = {} if limit is None else {"fail_above": limit.text, "beyond": list(beyond(diff, limit))}
+    return {"first": names[0], "second": names[1], **diff.as_json(), **gate}
 
 
 def beyond(diff: ProfileDiff, limit: Allowed) -> Iterator[str]:

@@ -1,20 +1,28 @@
-"""`harness.fit`: what fits a device."""
+"""`harness.fit`, `harness.formula` and `harness.shard`: what fits a device, or several, and why."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 from harness.allocator import allocator_settings
 from harness.api.arguments import AnyRecipe, DeviceName, asked_hardware, asked_recipe
 from harness.api.checked import checked
+from harness.fit import (
+    ConfirmedFit,
+    DerivedFormula,
+    Divisions,
+    derive,
+    divisions,
+    fit_confirmed,
+    fit_document,
+    fit_lines,
+)
+from harness.fit import fit as by_arithmetic
 from harness.hardware import DEFAULT_HARDWARE, Hardware
 from harness.recipe import Recipe
 from harness.system import notebook_html, quiet_libraries
-
-if TYPE_CHECKING:
-    from harness.fit import ConfirmedFit
 
 MARGIN = 0.05
 """As `harness fit --margin`."""
@@ -54,13 +62,9 @@ class FitAnswer:
 
     def as_json(self) -> dict[str, Any]:
         """What `harness fit --json` prints, as plain data."""
-        from harness.fit import fit_document
-
         return fit_document(self.name, self.where, self.recipe, self.found)
 
     def __str__(self) -> str:
-        from harness.fit import fit_lines
-
         return "\n".join(fit_lines(self.name, self.where, self.recipe, self.hardware, self.found))
 
     def _repr_html_(self) -> str:
@@ -100,13 +104,47 @@ def fit(
     device = asked_hardware(hardware, memory)
     where = device.datasheet.title if memory is None else str(memory)
     if quick:
-        from harness.fit import ConfirmedFit
-        from harness.fit import fit as by_arithmetic
-
         found = ConfirmedFit.by_arithmetic(by_arithmetic(asked, device, margin=margin))
     else:
-        from harness.fit import fit_confirmed
-
         quiet_libraries()
         found = fit_confirmed(asked, device, allocator_settings(os.environ), margin=margin)
     return FitAnswer(name, where, asked, device, found)
+
+
+@checked
+def formula(
+    recipe: AnyRecipe,
+    *,
+    hardware: DeviceName = DEFAULT_HARDWARE,
+    memory: str | int | None = None,
+    **overrides: Any,
+) -> DerivedFormula:
+    """The peak as a sum of terms in batch and sequence, each with its size and module: from simulated steps.
+
+    `recipe`, `hardware`, `memory` and `overrides` as in harness.napkin. The answer says for which batches and
+    sequences it is exact. Raises InputError for wrong arguments, and a recipe that cannot be simulated.
+    """
+    name, asked = asked_recipe(recipe, overrides)
+    quiet_libraries()
+    return replace(derive(asked, asked_hardware(hardware, memory)), name=name)
+
+
+@checked
+def shard(
+    recipe: AnyRecipe,
+    *,
+    gpus: int = 8,
+    group: int = 8,
+    hardware: DeviceName = DEFAULT_HARDWARE,
+    memory: str | int | None = None,
+    **overrides: Any,
+) -> Divisions:
+    """Memory and communication of each of `gpus` GPUs under DDP, FSDP2, ZeRO and every other way to divide.
+
+    `recipe`, `hardware`, `memory` and `overrides` as in harness.napkin. `group`: how many GPUs have fast
+    links to each other, for hybrid sharding. Raises InputError for wrong arguments, and a recipe that
+    offloads.
+    """
+    name, asked = asked_recipe(recipe, overrides)
+    quiet_libraries()
+    return divisions(name, asked, asked_hardware(hardware, memory), gpus, group)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.architecture import find_config, read_config
@@ -11,6 +12,7 @@ from harness.fit.simulations import Simulations
 from harness.formula import Piece, Point, Size, Terms, in_dimensions, point_of, terms_at_peak
 from harness.hardware import Hardware
 from harness.recipe import Recipe
+from harness.units import in_gib
 
 LETTERS = {
     "hidden_size": "H",
@@ -31,6 +33,8 @@ MEANINGS = {
     "N": "heads of attention",
 }
 """Of each letter, behind its number."""
+SHOWN = 24
+"""Terms that are printed one by one; the rest are one line."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class DerivedFormula:
     dimensions: dict[str, int]
     exact: bool
     """Whether it was found from fewer sizes than it explains."""
+    name: str = "recipe"
+    """What is printed before it."""
 
     @property
     def range(self) -> str:
@@ -60,6 +66,50 @@ class DerivedFormula:
     def spelled(self, size: Size) -> str:
         """A size in the dimensions of the model."""
         return in_dimensions(size, self.dimensions)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `harness formula --json` prints, as plain data."""
+        terms = [
+            {**asdict(term), "size": str(term.size), "size_in_dimensions": self.spelled(term.size)}
+            for term in self.terms.terms
+        ]
+        return {
+            "micro_batch_size": self.point.micro_batch_size,
+            "seq_len": self.point.seq_len,
+            "simulated_at": [list(point) for point in self.piece.points],
+            "exact": self.exact,
+            "range": self.range,
+            "peak_phase": self.terms.phase,
+            "peak_allocated_bytes": self.terms.total_bytes,
+            "dimensions": self.dimensions,
+            "terms": terms,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        rows, tokens = self.point
+        yield f"{self.name}: what is allocated at the peak, in {self.terms.phase}"
+        yield f"  B = micro_batch_size, here {rows:,}; S = seq_len, here {tokens:,}; " + ", ".join(
+            f"{letter} = {size:,}" for letter, size in self.dimensions.items()
+        )
+        yield ""
+        for term in self.terms.terms[:SHOWN]:
+            size = f"{in_gib(term.rounded_bytes):>10}"
+            times = f"{term.count:>5,} × " if term.count > 1 else " " * 8
+            yield f"  {size} {times}{self.spelled(term.size):<24} {term.category}"
+            module = term.module.removeprefix("base_model.model.")
+            yield f"  {'':>10} {'':>8}{' '.join(part for part in (module, term.operator) if part)}"
+        rest = self.terms.terms[SHOWN:]
+        if rest:
+            size, largest = (
+                in_gib(n) for n in (sum(term.rounded_bytes for term in rest), rest[0].rounded_bytes)
+            )
+            yield f"  {size:>10} {'':>8}{len(rest)} more terms, the largest {largest}"
+        yield f"  {in_gib(self.terms.total_bytes):>10} {'':>8}together, in blocks of 512 bytes"
+        yield ""
+        yield f"  {self.range}"
 
 
 def derive(recipe: Recipe, hardware: Hardware) -> DerivedFormula:

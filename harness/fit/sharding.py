@@ -78,6 +78,8 @@ class Sharded:
     """What the step waits for: the part that computing does not hide. Of a simulation also the waits for
     collectives that begin late; it can be more than `link_s`, which knows no latency."""
     overlap: str
+    host_bytes: float = 0.0
+    """What a rank keeps in host memory where the recipe offloads (`cpu_offload`)."""
     bucket_bytes: float = 0.0
     """DDP's second copy of the gradients, in `peak_bytes`."""
     num_buckets: int = 0
@@ -190,6 +192,7 @@ def _simulated(
         yield replace(
             row,
             peak_bytes=profile.memory.peak_allocated_bytes or 0,
+            host_bytes=profile.memory.host_bytes or 0,
             exposed_s=sum(phase.communication_s or 0.0 for phase in profile.phases.values()),
             where=(profile.memory.peak_phase or "").replace("_", " "),
             source="simulated",
@@ -215,12 +218,17 @@ def _by_napkin(alone: Memory, strategy: str, recipe: Recipe) -> Sharded:
     phases = Timing(sizes).phases.values()
     return Sharded(
         strategy,
-        States(sizes.parameter_bytes, sizes.gradient_bytes, sizes.device_state),
+        States(
+            sizes.device_parameters if sizes.away else sizes.parameter_bytes,
+            0 if sizes.away else sizes.gradient_bytes,
+            sizes.device_state,
+        ),
         rank.peak.total_bytes,
         sum(sent for _, sent in sent_bytes(sizes.built, sizes.units, sizes.bucket_bytes).values()),
         sum(phase.sent_s for phase in phases),
         sum(phase.exposed_s for phase in phases),
         OVERLAP[strategy],
+        sum(sizes.host_parts.values()),
         sizes.bucket_bytes,
         sizes.bucket_bytes // BUCKET_BYTES + recipe.ddp,
         rank.peak.where,

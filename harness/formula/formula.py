@@ -151,6 +151,13 @@ class Formula:
             self.outcomes[asked] = {"point": point, "bytes": least_bytes(log)}
         return self.outcomes[asked]["bytes"]
 
+    def _host_bytes(self, recipe: Recipe) -> int | None:
+        """Weights and states are as large at all sizes."""
+        known = self.host_bytes.get(_sizes(recipe))
+        if known is None and not recipe.activations_on_host:
+            known = next(iter(self.host_bytes.values()), None)
+        return known
+
     def profile(self, recipe: Recipe, hardware: Hardware, settings: Settings) -> StepProfile:
         """The profile of `recipe` on `hardware`: as simulated, or expected, but for what is at the peak, and
         with times only of the sizes that were simulated on this device, and host memory of those on any.
@@ -172,7 +179,7 @@ class Formula:
             warnings=self.warnings,
             memory=MemoryStats(
                 kind="simulated_allocator",
-                host_bytes=self.host_bytes.get(_sizes(recipe)),
+                host_bytes=self._host_bytes(recipe),
                 cuda_context_bytes=context,
                 setup_peak_allocated_bytes=found.setup_bytes,
                 first_step_peak_allocated_bytes=found.first_step_bytes,

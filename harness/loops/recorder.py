@@ -43,7 +43,7 @@ from harness.step_profile import (
 )
 from harness.system import complain, held_back, provenance
 from harness.training import Kind
-from harness.virtual_gpu import emulated_device
+from harness.virtual_gpu import emulated_device, where_times_are_from
 
 MOST_TIMES = 1000
 """Timed steps whose times are kept for the profile: the last ones. All are in the log."""
@@ -72,6 +72,8 @@ class LoopRecorder:
         self._open: AbstractContextManager[None] | None = None
         self._losses = Losses()
         self._tokens = 0
+        self._rows: int | None = None
+        """Of the batch that a model was last called with."""
         self._waiting: deque[tuple[int, Kind, int | None, dict[str, float], Any]] = deque()
         self._times_s: deque[dict[str, float]] = deque(maxlen=MOST_TIMES)
         self._tokens_of_steps: deque[int | None] = deque(maxlen=MOST_TIMES)
@@ -159,6 +161,7 @@ class LoopRecorder:
             for tensor in tensors_in(*values):
                 if not tensor.requires_grad:
                     self._observer.label("inputs", tensor)
+        self._rows = next((len(tensor) for tensor in tensors_in(*values) if tensor.dim() > 1), None)
         if self.phase != "forward":
             return
         of_ids = (torch.int64, torch.int32)
@@ -187,7 +190,9 @@ class LoopRecorder:
             with held_back():
                 self._oom = self._observer.shortage(self.phase, error)
                 self._leave()
-                self._oom.top = self._memory.look_back(f"{self.steps}", ran_out=True).filled
+                found = self._memory.look_back(f"{self.steps}", ran_out=True)
+                self._oom.top, self._oom.batch_rows = found.filled, self._rows
+                self._oom.batch_bytes = (found.held.inputs_bytes or 0) + (found.held.activations_bytes or 0)
         else:
             self._warnings.append(
                 f"the program ended in step {self.steps}, in its phase {self.phase}: {type(error).__name__}"
@@ -339,6 +344,7 @@ class LoopRecorder:
             "python_command": sys.orig_argv[:1],
             "recorded_steps": f"{self.window.first}-{self.window.last}",
             **self._note_classes(),
+            **({"times": times} if (times := where_times_are_from()) else {}),
             **_place(),
         }
 

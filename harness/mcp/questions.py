@@ -58,8 +58,10 @@ class Questions:
 
     def tools(self) -> list[Callable[..., Any]]:
         """Each answers with plain data; its name, its arguments and its docstring are what a program sees."""
-        about_recipes = map(self.of_the_api, (api.napkin, api.simulate, api.fit))
-        return [self.recipes, self.files, *about_recipes, self.hardware, self.report, self.snapshot]
+        questions = (api.napkin, api.simulate, api.fit, api.formula, api.shard)
+        about_recipes = map(self.of_the_api, questions)
+        of_files = (self.report, self.snapshot, self.diff)
+        return [self.recipes, self.files, *about_recipes, self.hardware, *of_files]
 
     def recipes(self) -> dict[str, Any]:
         """List the fine-tuning recipes that can be asked about by name, each with a sentence."""
@@ -79,7 +81,7 @@ class Questions:
             kinds[kind].append(str(path.parent if kind == "runs" else path))
         return {**kinds, "more_than_listed": listed > MOST_FILES}
 
-    def of_the_api(self, question: Callable[..., StepProfile | api.FitAnswer]) -> Callable[..., Any]:
+    def of_the_api(self, question: Callable[..., Any]) -> Callable[..., Any]:
         """A question of harness.api as a tool: its own arguments, except a folder to write.
 
         Its description is the beginning of the docstring there: what the question is, and its arguments.
@@ -185,6 +187,25 @@ class Questions:
             ]
         return answer
 
+    def diff(
+        self,
+        first: Annotated[str, Field(description="A profile or a run folder.")],
+        second: Annotated[str, Field(description="Another one, of any recipe, libraries or device.")],
+        fail_above: Annotated[
+            str | None,
+            Field(description="By how much a peak may grow: '5%', '512MiB' or '0'. `beyond` names what did."),
+        ] = None,
+    ) -> dict[str, Any]:
+        """Where the bytes and the time of two profiles differ: by phase, category and module, and in which
+        fields of the recipe and versions of libraries."""
+        from harness.answers import allowed, diff_document, diff_lines, diff_profiles
+        from harness.run_folder import read_profile
+
+        limit = None if fail_above is None else allowed(fail_above)
+        found = diff_profiles(*(read_profile(self.folders.inside(path)) for path in (first, second)))
+        names = first, second
+        return {"answer": "\n".join(diff_lines(found, names)), **diff_document(found, names, limit)}
+
     def _small_enough(self, text: str) -> Path:
         """What of the folders is read for a report. Raises InputError."""
         path = self.folders.inside(text)
@@ -248,9 +269,9 @@ def _kind(path: Path) -> str | None:
     return "recipes" if path.suffix in (".yaml", ".yml") and path.name != "recipe.yaml" else None
 
 
-def _answer(name: str, found: StepProfile | api.FitAnswer) -> dict[str, Any]:
-    """What is said of an answer, and the answer."""
-    if isinstance(found, api.FitAnswer):
+def _answer(name: str, found: Any) -> dict[str, Any]:
+    """What is said of an answer, and the answer: a profile, or what prints itself and has a document."""
+    if not isinstance(found, StepProfile):
         found = replace(found, name=name)
         return {"answer": str(found), **found.as_json()}
     found.provenance["recipe_name"] = name

@@ -19,11 +19,13 @@ from harness.system import recipes_folder
 INSTRUCTIONS = (
     "How much GPU memory and time a fine-tuning recipe takes, and where each byte goes. Ask `napkin` for an "
     "estimate in milliseconds, `simulate` for memory to the byte, `fit` for what fits a GPU, `hardware` for "
-    "which GPU, and `report` and `snapshot` about runs that are in this server's folders. GiB is 2**30 bytes."
+    "which GPU, `shard` for several, `formula` for the terms of a peak, and `report`, `snapshot` and `diff` "
+    "about runs that are in this server's folders. GiB is 2**30 bytes."
 )
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 LEAVES_NOTHING = {
     "GIT_OPTIONAL_LOCKS": "0",  # in a checkout, a profile asks git for the commit: the index stays as it is
+    "HARNESS_CACHE": os.devnull,  # no folder, so that no formula is kept
     "TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir(),  # a folder that is there: torch makes its own otherwise
 }
 _REFUSED = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")

@@ -50,7 +50,7 @@ class CpuObserver:
         self._follow_first_step = follow_first_step
         self.times_s: list[dict[str, float]] = []
         self._kinds: list[Kind] = []
-        self._recording = Recording()
+        self._recording = Recording(clocked=True)
         self._tracker = _RealTensors(self._recording, frames=True)
         self._training: Owner | None = None
         self._peaks = PhasePeaks()
@@ -137,11 +137,17 @@ class CpuObserver:
         return self._recording.host_peak()
 
     def history(self) -> History:
-        """Addresses in the snapshot are made up, times are event indices."""
+        """Addresses in the snapshot are made up."""
         if "recorded" not in self._kinds:  # a run that ended early
             self._adopt()
         spans = list(self._recording.spans)
-        return History(spans, snapshot_of_storages(spans), self._ends, self._recorded, self._ran_out)
+        return History(
+            spans,
+            snapshot_of_storages(spans, self._recording.times_us),
+            self._ends,
+            self._recorded,
+            self._ran_out,
+        )
 
     def shortage(self, phase: str, error: BaseException) -> OutOfMemoryReport:
         self._ran_out = self._recording.last_event

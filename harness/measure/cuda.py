@@ -23,6 +23,7 @@ from torch import Tensor
 from harness.hardware import TABLE_NAMES, Nvml, find_hardware
 from harness.measure.device_memory import DeviceMemory, SharedMemory
 from harness.measure.observer import History
+from harness.measure.virtual_time import VirtualTime
 from harness.observe import (
     Owner,
     PhasePeaks,
@@ -84,6 +85,7 @@ class CudaObserver:
         self._watch_for_shortage()
         self._joins = joins
         self._memory = SharedMemory(self._index) if joins else DeviceMemory(self._index)
+        self._virtual_time = VirtualTime(self._index)
         self._peaks = PhasePeaks(all_steps=joins)
         self._highest = (0, "")
         """Allocated bytes of the training steps, and the phase that reached it."""
@@ -139,6 +141,7 @@ class CudaObserver:
             return
         self._memory.reset_peaks()
         torch.cuda.memory._set_memory_metadata(phase_metadata(name, len(self._kinds) - 1))
+        self._virtual_time.mark()
         if name == "backward" and self._training is not None:
             self._paths = module_paths(self._training)
         try:
@@ -146,6 +149,7 @@ class CudaObserver:
                 yield
         finally:
             torch.cuda.memory._set_memory_metadata("")
+            self._virtual_time.mark()
             self._note_peak(name)
 
     def end_step(self, running: int = 0) -> None:
@@ -227,6 +231,8 @@ class CudaObserver:
         if self._joins:
             _label_workspaces(spans, step_ends(trace)[: -1 if self._in_step else None])
         label_snapshot(snapshot, spans, self._index)
+        self._virtual_time.mark()
+        self._virtual_time.put_into(trace)
         ran_out = (n for n in reversed(range(len(trace))) if trace[n]["action"] == "oom")
         ends = step_ends(trace) if self._recorded else []
         return History(spans, snapshot, ends, [*self._recorded], next(ran_out, None), self._highest_recorded)
@@ -291,6 +297,7 @@ class CudaObserver:
     def _record_history(self, on: bool) -> None:
         if not self._with_history:
             return
+        self._virtual_time.mark()
         self._memory.record(on)
 
     def _note_peak(self, name: str) -> None:

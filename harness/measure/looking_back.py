@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from harness.measure.observer import DeviceObserver, History
 from harness.snapshot import breakdown_at, breakdowns_at_peaks, find_peak, top_allocations
-from harness.step_profile import MOST_STEPS, PHASES_BETWEEN_STEPS, Allocation, MemoryStats, StepPeak
+from harness.step_profile import (
+    MOST_STEPS,
+    PHASES_BETWEEN_STEPS,
+    Allocation,
+    MemoryBreakdown,
+    MemoryStats,
+    StepPeak,
+)
 
 
 @dataclass
@@ -18,6 +25,8 @@ class LookBack:
     """The largest allocations at the peak."""
     filled: list[Allocation]
     """The largest allocations when memory ran out, if it did."""
+    held: MemoryBreakdown
+    """By category, then."""
     history: History
 
 
@@ -37,7 +46,9 @@ def look_back(observer: DeviceObserver, *, ran_out: bool) -> LookBack:
         memory.peak_allocated_bytes = phases[memory.peak_phase].peak_allocated_bytes
     spans = history.spans
     if not spans or not (phases or ran_out):
-        return LookBack(memory, [], [], history)  # ended before a step was recorded: its peak is not known
+        return LookBack(
+            memory, [], [], MemoryBreakdown(), history
+        )  # ended before a step was recorded: its peak is not known
     peak = find_peak(spans, leave_out=PHASES_BETWEEN_STEPS)
     memory.at_peak = breakdown_at(spans, peak.index)
     if memory.peak_allocated_bytes is None:
@@ -52,4 +63,5 @@ def look_back(observer: DeviceObserver, *, ran_out: bool) -> LookBack:
     ]
     at_shortage = peak.index if history.ran_out is None else history.ran_out
     filled = top_allocations(spans, at_shortage) if ran_out else []
-    return LookBack(memory, top_allocations(spans, peak.index), filled, history)
+    held = breakdown_at(spans, at_shortage) if ran_out else MemoryBreakdown()
+    return LookBack(memory, top_allocations(spans, peak.index), filled, held, history)

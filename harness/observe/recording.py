@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,7 +16,8 @@ class Recording:
     what was made inside `on_host()`, counted apart.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, clocked: bool = False) -> None:
+        self.clocked = clocked
         self.phase = "setup"
         self.module: str | None = None
         """Path of the module that runs, where somebody tells (the simulation does)."""
@@ -24,6 +26,8 @@ class Recording:
         self.host_bytes = 0
         self.host_peak_bytes = 0
         self.spans: list[AllocationSpan] = []
+        self.times_us: list[int] = []
+        """Of the clock at each event, where `clocked`."""
         self._live: dict[int, AllocationSpan] = {}
         self._last_event = BEFORE_RECORDING
         self._shown: dict[int, tuple[tuple[TrackedFrame, ...], Sequence[dict[str, str | int]]]] = {}
@@ -40,7 +44,7 @@ class Recording:
         address, size_bytes = self.placed(key, size_bytes)
         self.allocated_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
-        self._last_event += 1
+        self._count_event()
         span = AllocationSpan(
             address,
             size_bytes,
@@ -48,10 +52,15 @@ class Recording:
             birth_phase=self.phase,
             module=self.module,
             operator=op,
-            frames=self._frames(frames),
+            frames=() if op == "adopted" else self._frames(frames),  # nobody knows who made it
         )
         self._live[key] = span
         self.spans.append(span)
+
+    def _count_event(self) -> None:
+        self._last_event += 1
+        if self.clocked:
+            self.times_us.append(time.time_ns() // 1000)
 
     def _frames(self, stack: tuple[TrackedFrame, ...]) -> Sequence[dict[str, str | int]]:
         known = self._shown.get(id(stack))
@@ -67,7 +76,7 @@ class Recording:
         span = self._live.pop(key)
         self.allocated_bytes -= span.size_bytes
         self.removed(key)
-        self._last_event += 1
+        self._count_event()
         span.died, span.death_phase = self._last_event, self.phase
 
     def placed(self, key: int, size_bytes: int) -> tuple[int, int]:
@@ -92,6 +101,7 @@ class Recording:
     def restart(self) -> None:
         """Forget what has died; what is live was there before the recording."""
         self._last_event = BEFORE_RECORDING
+        self.times_us.clear()
         self.spans = list(self._live.values())
         for span in self.spans:
             span.born = BEFORE_RECORDING

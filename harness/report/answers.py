@@ -21,7 +21,7 @@ class Answers:
     reference: str
     table: Table
     bars: dict[str, Any]
-    """For the scripts: sources, and by part (a category, or what is unexplained) the bytes of each."""
+    """For the scripts: sources as rows, and their bytes by part (a category, or what is unexplained)."""
 
 
 def answers_about(run: ReportRun) -> Answers | str | None:
@@ -65,4 +65,4 @@ def _bars(comparison: Comparison, profiles: list[StepProfile]) -> dict[str, Any]
     parts[UNEXPLAINED] = [
         comparison.peak().unexplained(source) if source in comparison.predictions else 0 for source in sources
     ]
-    return {"sources": sources, "reference": comparison.reference, "parts": parts}
+    return {"rows": sources, "reference": comparison.reference, "parts": parts}

@@ -18,6 +18,7 @@ from harness.snapshot import (
     own_place,
     place,
     readable,
+    without_stack,
 )
 from harness.step_profile import StepProfile
 
@@ -91,18 +92,19 @@ def by_module(at_peak_by_module: Mapping[str, int]) -> Icicle:
 def by_code(history: History) -> Icicle:
     """The bytes live at the moment by the code that allocated them, callers outside, Python frames only.
 
-    What has no stack (parameters, mostly) is there by its group and the kind of its module.
+    What has no stack (parameters, mostly) is there by its group, why, and the kind of its module.
     """
     event, peak_bytes = history.moment()
     tree = history.tree
     totals = [0] * len(tree.parents)
     for span in history.live_at(event):
         totals[tree.node_of(span.frames)] += span.size_bytes
-    without_stack: dict[str, dict[str, int]] = {}
+    unknown: dict[str, dict[str, int]] = {}
     groups: dict[int, int] = dict(zip(map(id, history.spans), history.group_of_span.tolist(), strict=True))
     for span in history.live_at(event):
         if tree.node_of(span.frames) == ROOT:
-            of_group = without_stack.setdefault(history.groups[groups[id(span)]], {})
+            category = history.groups[groups[id(span)]]
+            of_group = unknown.setdefault(f"{category}, {without_stack(span, category)}", {})
             name = module_of_its_kind(span.module or "")
             of_group[name] = of_group.get(name, 0) + span.size_bytes
     children: list[list[int]] = [[] for _ in tree.parents]
@@ -111,8 +113,8 @@ def by_code(history: History) -> Icicle:
         children[tree.parents[node]].append(node)
     icicle = Icicle()
     waiting = [(ROOT, icicle.add("peak" if history.when == "at the peak" else "all", -1, peak_bytes))]
-    for group, sizes in sorted(without_stack.items(), key=lambda item: -sum(item[1].values())):
-        box = icicle.add(f"{group} {NO_STACK}", 0, sum(sizes.values()))
+    for group, sizes in sorted(unknown.items(), key=lambda item: -sum(item[1].values())):
+        box = icicle.add(group, 0, sum(sizes.values()))
         for name, size in sorted(sizes.items(), key=lambda item: -item[1]):
             if name and size >= SMALLEST_SHARE * peak_bytes:
                 icicle.add(name, box, size)
@@ -157,13 +159,18 @@ def kinds(history: History | None, profile: StepProfile | None) -> list[Kind]:
             largest_bytes=max(span.size_bytes for span in spans),
             group=history.groups[group],
             phase=phase,
-            place=(where := place(spans[0].frames)),
+            place=(where := _place(spans[0], history.groups[int(group)])),
             called_from=own if (own := own_place(spans[0].frames)) != where else None,
             module=module,
             stack=history.tree.stack(node),
         )
         for (node, module, group, phase, _), spans in ordered
     ]
+
+
+def _place(span: AllocationSpan, group: str) -> str:
+    found = place(span.frames)
+    return f"({without_stack(span, group)})" if found == NO_STACK else found
 
 
 def kinds_table(found: Sequence[Kind], when: str = "at the peak") -> Table:

@@ -161,7 +161,7 @@ def draw_phases(axes: Any, name: str, profile: StepProfile) -> None:
 
 def draw_answers(axes: Any, name: str, bars: dict[str, Any], reference: str) -> None:
     """The bytes at the peak by category in each answer, and what is unexplained."""
-    sources = bars["sources"]
+    sources = bars["rows"]
     known = {part: [size or 0 for size in sizes] for part, sizes in bars["parts"].items()}
     unit, scale = _unit(max(sum(sizes[i] for sizes in known.values()) for i in range(len(sources))))
     _stack(axes, sources, {part: np.array(sizes) / scale for part, sizes in known.items()})

@@ -82,9 +82,10 @@ def _history(path: Path, profile: StepProfile | None, device: int | None) -> His
 
     history = history_of(read_snapshot(path), profile.memory.at_peak if profile else None, device)
     if history is not None and profile is not None and profile.source != "measured":
-        # the recording's times are of the machine that computed nothing
-        known = {name: stats.time_s.median for name, stats in profile.phases.items()}
-        history.time_us, history.time_is_estimated = estimated_times_us(history, known), True
+        history.time_is_estimated = True
+        if not profile.provenance.get("times"):  # its times are of the machine that computed nothing
+            known = {name: stats.time_s.median for name, stats in profile.phases.items()}
+            history.time_us = estimated_times_us(history, known)
     return history
 
 

@@ -12,7 +12,7 @@ from harness.report.sections import section_of
 from harness.system import write_whole
 from harness.units import in_gib
 
-SCRIPTS = ("columns.js", "timeline.js", "charts.js", "overlay.js", "report.js")
+SCRIPTS = ("columns.js", "timeline.js", "charts.js", "stacked.js", "overlay.js", "report.js")
 
 
 def report_html(runs: Sequence[ReportRun], home: str | None = None) -> str:

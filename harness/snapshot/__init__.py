@@ -30,7 +30,7 @@ from harness.snapshot.recording import Recording, recording_of
 from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.segments import Piece, Segment, free_stretches, pieces_in_use, segments_at
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan, Frame
-from harness.snapshot.stacks import NO_STACK, own_place, place, readable, stack_line
+from harness.snapshot.stacks import NO_STACK, own_place, place, readable, stack_line, without_stack
 from harness.snapshot.trace import (
     Label,
     busiest_device,

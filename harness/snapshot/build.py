@@ -76,11 +76,11 @@ def build_snapshot(events: Iterable[TraceEvent], segments: Iterable[Mapping[str,
     }
 
 
-def snapshot_of_storages(spans: Sequence[AllocationSpan]) -> dict[str, Any]:
+def snapshot_of_storages(spans: Sequence[AllocationSpan], times_us: Sequence[int] = ()) -> dict[str, Any]:
     """A snapshot of memory that has no allocator behind it (live CPU tensors): allocated = reserved.
 
     Every storage is a segment of its own, at an address used once; empty storages are left out.
-    Times are event indices.
+    `times_us` are those of the events; without them the times are the events' indices.
     """
     events: list[tuple[int, TraceEvent]] = []
     segments: list[dict[str, Any]] = []
@@ -88,7 +88,7 @@ def snapshot_of_storages(spans: Sequence[AllocationSpan]) -> dict[str, Any]:
     for span, category in zip(spans, categorize(spans), strict=True):
         if span.size_bytes == 0:
             continue
-        events.extend(_storage_events(span, address, category))
+        events.extend(_storage_events(span, address, category, times_us))
         if span.died is None:
             segments.append(_full_segment(address, span.size_bytes, _list(span.frames), category))
         address += span.size_bytes
@@ -145,7 +145,9 @@ class _PlainPickler(pickle.Pickler):
         raise TypeError(f"a snapshot holds plain data only, found {type(obj).__qualname__}: {obj!r:.80}")
 
 
-def _storage_events(span: AllocationSpan, address: int, category: str) -> Iterator[tuple[int, TraceEvent]]:
+def _storage_events(
+    span: AllocationSpan, address: int, category: str, times_us: Sequence[int]
+) -> Iterator[tuple[int, TraceEvent]]:
     ends: tuple[tuple[int | None, str | None, tuple[Action, ...]], ...] = (
         (span.born, span.birth_phase, ("segment_alloc", "alloc")),
         (span.died, span.death_phase, ("free_requested", "free_completed", "segment_free")),
@@ -154,10 +156,13 @@ def _storage_events(span: AllocationSpan, address: int, category: str) -> Iterat
         if index is None or index == BEFORE_RECORDING:
             continue
         metadata = phase_metadata(phase) if phase else ""
+        time_us = times_us[index] if times_us else index
         for action in actions:
             yield (
                 index,
-                TraceEvent(action, address, span.size_bytes, metadata, span.frames, category, time_us=index),
+                TraceEvent(
+                    action, address, span.size_bytes, metadata, span.frames, category, time_us=time_us
+                ),
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from harness.snapshot.spans import Frame
+from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan, Frame
 
 # Profiles are shared: what stays of a path is the part that means the same on another machine.
 _INSTALL_FOLDER = re.compile(r"^.*/(?:(?:site-packages|dist-packages|python3\.\d+)/|(?=harness/))")
@@ -43,6 +43,16 @@ def gathers(frames: Sequence[Frame]) -> bool:
 
 NO_STACK = "(no Python stack)"
 """CUDA's backward runs in autograd's own thread, which has none."""
+
+
+def without_stack(span: AllocationSpan, category: str) -> str:
+    """What to say of an allocation whose stack nobody has."""
+    if span.born == BEFORE_RECORDING:
+        words = "there before the recording"
+        return f"a library's workspace, say, {words}" if category == "other" else words
+    if span.birth_phase == "backward":
+        return "made by autograd in backward"
+    return "made by a library, outside Python"
 
 
 def place_of(frames: Sequence[Frame]) -> str:

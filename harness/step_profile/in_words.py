@@ -184,6 +184,11 @@ def peak_in_words(profile: StepProfile) -> str:
         peaks.append(f"{in_gib(memory.peak_reserved_bytes)} reserved by the allocator")
     if memory.process_bytes is not None:
         peaks.append(f"{in_gib(memory.process_bytes)} with the CUDA context")
+    if memory.host_bytes:
+        recipe = profile.recipe or {}
+        kind = "unified" if str(recipe.get("optimizer")).startswith("paged") else "host"
+        each = " by each rank" if recipe.get("parallel", "none") != "none" else ""
+        peaks.append(f"{in_gib(memory.host_bytes)} kept in {kind} memory{each}")
     if profile.command is not None:  # a program, which does more than train
         apart = {name: profile.phases[name] for name in PHASES_BETWEEN_STEPS if name in profile.phases}
         others = {name: stats.peak_allocated_bytes for name, stats in apart.items()}
@@ -234,6 +239,9 @@ def explain_oom(profile: StepProfile) -> str:
     alike = Counter(f"{in_gib(tensor.size_bytes)} of {tensor.category}" for tensor in oom.top)
     largest = ", ".join(f"{count} x {one}" if count > 1 else one for one, count in list(alike.items())[:5])
     filled = f" The largest tensors: {largest}." if largest else ""
+    if oom.batch_bytes and (rows := oom.batch_rows or 0) > 1:
+        held, each = in_gib(oom.batch_bytes), in_gib(oom.batch_bytes // rows)
+        filled += f" Inputs and activations of the batch's {rows:,} rows held {held} by then, {each} a row."
     advice = "".join(f"\n  {line}" for line in oom.advice)
     what_to_do = f" What would help, by arithmetic, the cheapest first:{advice}" if advice else ""
     return f"out of memory in {oom.phase}{asked} on {profile.hardware.name}{free}.{filled}{what_to_do}"

@@ -117,6 +117,10 @@ class OutOfMemoryReport(Fields):
     """`file:line function` that asked, of the model or the program; null: in backward no line of it runs."""
     free_bytes: Count | None = None
     reserved_unallocated_bytes: Count | None = None
+    batch_rows: Count | None = None
+    """Of a watched program: the rows that its model was last called with."""
+    batch_bytes: Count | None = None
+    """What was held of them then: inputs and activations."""
     top: list[Allocation] = Field(default_factory=list[Allocation], max_length=1000)
     advice: list[str] = Field(default_factory=list[str], max_length=1000)
 

@@ -6,9 +6,11 @@ from collections import Counter
 from typing import Any
 
 from harness.report import Cell, Table, render_page
+from harness.step_profile import CATEGORIES
 from harness.sweep.document import Sweep, SweptCell, SweptCurve
 from harness.sweep.plan import spelled
 from harness.sweep.table import ENDED, table_of
+from harness.units import in_gib
 
 
 def sweep_html(sweep: Sweep, home: str | None = None) -> str:
@@ -28,8 +30,8 @@ def sweep_html(sweep: Sweep, home: str | None = None) -> str:
         "sweep.html",
         title=f"{sweep.name}: {', '.join(fields)}",
         home=home,
-        data={"figures": figures, "plane": (plane := _plane(sweep))},
-        scripts=("plane.js", "sweep.js"),
+        data={"figures": figures, "plane": (plane := _plane(sweep)), "categories": _categories(sweep)},
+        scripts=("plane.js", "stacked.js", "sweep.js"),
         plane=plane,
         sweep=sweep,
         tiles=_tiles(sweep),
@@ -66,6 +68,22 @@ def _plane(sweep: Sweep) -> dict[str, Any]:
         words += " The line joins those than which none is faster with as little memory."
     capacities = sorted({cell.capacity_bytes for cell in sweep.cells if cell.capacity_bytes})
     return {"cells": cells, "out": out, "capacities": capacities, "words": words, "best": best}
+
+
+def _categories(sweep: Sweep) -> dict[str, Any]:
+    """Every cell's peak by category, and at the end of its bar the whole, or what became of it."""
+    held = [cell.at_peak if cell.status == "ok" else None for cell in sweep.cells]
+    return {
+        "rows": [cell.label for cell in sweep.cells],
+        "parts": {
+            name.replace("_", " "): [at_peak and getattr(at_peak, f"{name}_bytes") for at_peak in held]
+            for name in CATEGORIES
+        },
+        "written": [
+            in_gib(cell.peak_allocated_bytes) if cell.status == "ok" else ENDED[cell.status]
+            for cell in sweep.cells
+        ],
+    }
 
 
 def _what_changes(sweep: Sweep, cell: SweptCell) -> str:

@@ -12,5 +12,11 @@ Imports no torch, and nothing of the other answers.
 # pyright: reportUnusedImport=false
 
 from harness.virtual_gpu.build import libraries, why_not
-from harness.virtual_gpu.device import emulated_device, has_clock, runs_alone, where_times_are_from
+from harness.virtual_gpu.device import (
+    device_done_us,
+    emulated_device,
+    has_clock,
+    runs_alone,
+    where_times_are_from,
+)
 from harness.virtual_gpu.launch import Options, emulate, outside, surroundings

@@ -31,6 +31,13 @@ def has_clock() -> bool:
     return function is not None and bool(function())
 
 
+def device_done_us(index: int) -> int:
+    """When the virtual device has done all that it was given, by its clock. Asked only where `has_clock`."""
+    done = ctypes.CDLL(None).virtual_gpu_device_done
+    done.restype = ctypes.c_int64
+    return done(index) // 1000
+
+
 def where_times_are_from() -> str | None:
     """In words, for a profile of this process; None where there is no clock."""
     name = emulated_device()

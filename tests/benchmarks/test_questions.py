@@ -21,6 +21,8 @@ SLOW = (
     "seventy",
     "seventy-16",
     "toggles",
+    "dpo",
+    "dpo-full",
 )
 OF_TWO_ENVIRONMENTS = "versions"
 

@@ -17,6 +17,7 @@ from harness.sweep.document import Sweep, sweep_of
 from harness.sweep.page import sweep_html
 from harness.sweep.plan import plan_sweep
 from harness.sweep.processes import run_cells
+from harness.sweep.table import ENDED
 from harness.units import in_gib
 
 READY = "html[data-ready]"
@@ -102,6 +103,25 @@ def test_the_first_picture_is_every_cell_by_memory_and_speed(folder: Path, opene
     out = [cell.label for cell in sweep.cells if cell.status == "out_of_memory"]
     assert out
     assert all(label in page.inner_text("#plane-text") for label in out)
+
+
+def test_beside_it_every_cell_is_stacked_by_category(folder: Path, opened: Any):
+    page = opened(folder / "swept.html")
+    page.wait_for_selector("#categories canvas")
+    chart = "Chart.getChart(document.querySelector('#categories canvas'))"
+    cells = Sweep.read(folder / "swept" / "sweep.json").cells
+    assert page.evaluate(f"{chart}.data.labels") == [cell.label for cell in cells]
+    drawn = page.evaluate(f"{chart}.data.datasets.map((set) => [set.label, set.data, set.written])")
+    ran = [cell.at_peak if cell.status == "ok" else None for cell in cells]
+    for name, sizes, _ in drawn:
+        held = [getattr(one, f"{name.replace(' ', '_')}_bytes") or 0 if one else 0 for one in ran]
+        assert [size * 2**30 for size in sizes] == pytest.approx(held)
+    assert {"parameters", "activations"} <= {name for name, _, _ in drawn}
+    said = [
+        in_gib(cell.peak_allocated_bytes) if cell.status == "ok" else ENDED[cell.status] for cell in cells
+    ]
+    assert drawn[-1][2] == said
+    assert {"out of memory", "refused"} < set(said)
 
 
 def test_the_table_sorts_and_hostile_text_stays_text(folder: Path, opened: Any):

@@ -21,6 +21,8 @@ from harness.fit.sharding import (
     model_states,
     strategies,
 )
+from harness.fit.side_by_side import divisions
+from harness.fit.simulations import Simulations
 from harness.hardware.hardware import find_hardware
 from harness.hardware.table import Cited
 from harness.napkin.memory import Memory
@@ -316,3 +318,23 @@ def test_what_cannot_be_simulated_is_arithmetic_and_says_so():
         assert row.source == "napkin"
         assert row.not_simulated.startswith("a rank of a run cannot simulate another")
         assert replace(row, not_simulated="") == by_arithmetic[strategy]
+
+
+def test_what_leaves_the_gpu_is_told_on_the_host():
+    """107,840 weights of 2 bytes and two moments of AdamW, half of them on each of two GPUs."""
+    recipe = tiny(precision="bf16", parallel="fsdp", dp_shard=2, cpu_offload=True)
+    found = divisions("tiny", recipe, H100, 2)
+    (fsdp,) = [row for row in found.rows if isinstance(row, Sharded) and row.strategy == "FSDP2"]
+    assert fsdp.states.gradients == fsdp.states.optimizer == 0
+    assert fsdp.states.parameters < 107_840 * 2 / 2 / 10  # buffers, which FSDP2 leaves there
+    assert fsdp.host_bytes >= 107_840 * (2 + 2 * 2) / 2
+    said = f"{in_gib(int(fsdp.host_bytes))} a GPU in host memory"
+    assert f"FSDP2 keeps {said}" in str(found)
+    assert "DDP keeps" not in str(found)
+    # a formula knows it at sizes that nobody simulated
+    simulations = Simulations(H100)
+    for seq_len in (64, 128, 256):
+        simulations.simulated(recipe.model_copy(update={"seq_len": seq_len}))
+    longer = simulations.expected(recipe.model_copy(update={"seq_len": 192}))
+    assert longer is not None
+    assert longer.memory.host_bytes == fsdp.host_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,9 +23,12 @@ from harness.loops.finder import LoopFinder
 from harness.loops.memory_of_steps import Window
 from harness.loops.process import until_the_end
 from harness.loops.recorder import LoopRecorder
+from harness.report.at_peak import by_code
+from harness.report.history import history_of
 from harness.run_folder.run_folder import RunFolder
 from harness.snapshot.safe_read import read_snapshot
 from harness.step_profile.step_profile import StepProfile
+from harness.units import in_gib
 
 WIDTH, ROWS = 32, 8
 
@@ -80,6 +84,8 @@ def test_a_plain_loop(tmp_path: Path) -> None:
     data = DataLoader(TensorDataset(torch.randn(8 * ROWS, WIDTH), torch.randint(0, 4, (8 * ROWS,))), ROWS)
     criterion = nn.CrossEntropyLoss()
 
+    began_us = time.time() * 1e6
+
     def loop() -> None:
         for n, (x, y) in enumerate(data, 1):
             loss = criterion(net(x), y)
@@ -115,6 +121,12 @@ def test_a_plain_loop(tmp_path: Path) -> None:
     assert at_peak.total_bytes() == profile.memory.peak_allocated_bytes
     assert (at_peak.inputs_bytes or 0) >= 4 * ROWS * WIDTH
     events = read_snapshot(tmp_path / "run" / "snapshot.pickle")["device_traces"][0]
+    times_us = [event["time_us"] for event in events]
+    assert began_us <= times_us[0] < times_us[-1] <= time.time() * 1e6
+    assert times_us == sorted(times_us)
+    code = by_code(history_of(read_snapshot(tmp_path / "run" / "snapshot.pickle"), at_peak))
+    held = dict(zip(code.labels, code.bytes, strict=True))
+    assert held["parameters, there before the recording"] == weights
     assert {"phase=forward", "phase=evaluation"} <= {event["user_metadata"] for event in events}
 
 
@@ -431,7 +443,12 @@ def test_memory_that_runs_out_in_a_recorded_step(tmp_path: Path, capsys: pytest.
     assert profile.oom is not None
     assert (profile.oom.phase, profile.oom.requested_bytes) == ("forward", 4 * 2**60)
     assert {allocation.category for allocation in profile.oom.top} >= {"parameters", "inputs"}
-    assert "out of memory in forward" in capsys.readouterr().err
+    held = sum(one.size_bytes for one in profile.oom.top if one.category in ("inputs", "activations"))
+    assert (profile.oom.batch_rows, profile.oom.batch_bytes) == (ROWS, held)
+    said = capsys.readouterr().err
+    assert "out of memory in forward" in said
+    each = in_gib(held // ROWS)
+    assert f"of the batch's {ROWS} rows held {in_gib(held)} by then, {each} a row." in said
 
 
 def test_models_that_are_gone_at_the_end_are_named(tmp_path: Path) -> None:

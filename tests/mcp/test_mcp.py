@@ -124,7 +124,8 @@ def test_every_tool_answers_as_the_command_does(folder: Path):
         ("napkin", {"recipe": "smoke"}),
     )
     assert [tool.name for tool in tools] == [
-        *("recipes", "files", "napkin", "simulate", "fit", "hardware", "report", "snapshot")
+        *("recipes", "files", "napkin", "simulate", "fit", "formula", "shard"),
+        *("hardware", "report", "snapshot", "diff"),
     ]
     assert all(tool.annotations.read_only_hint for tool in tools)
     assert all(len(tool.description) > 40 for tool in tools)
@@ -222,6 +223,38 @@ def test_hardware_formula_report_and_diff_say_what_the_simulation_says(folder: P
     assert first_table in call("report", folder / "a-run", "--markdown")[1]
 
 
+def test_formula_shard_and_diff_answer_as_the_commands_do(folder: Path, call: Call):
+    """And keep nothing, though formulas are kept where a command asks for them."""
+    mine, words = folder / "mine.yaml", [f"{name}={value}" for name, value in SMALL.items()]
+    recipe = {"recipe": "mine.yaml", "overrides": SMALL, "hardware": "l4"}
+    larger = harness.simulate(mine, hardware="l4", seq_len=512, micro_batch_size=1)
+    (folder / "larger.json").write_text(larger.to_json())
+    cache = folder.parent / "cache"
+    cache.mkdir()
+    two = {"first": "a-run", "second": "larger.json"}
+    answers, _ = ask(
+        [folder],
+        ("formula", recipe),
+        ("shard", {**recipe, "gpus": 2}),
+        ("diff", {**two, "fail_above": "5%"}),
+        XDG_CACHE_HOME=str(cache),
+    )
+    assert [text for is_error, text, _ in answers if is_error] == []
+    assert list(cache.iterdir()) == []
+    formula, shard, diff = ({**(content or {})} for _, _, content in answers)
+    place = (mine, *words, "hardware=l4")
+    paths = (str(folder / "a-run"), str(folder / "larger.json"))
+    assert formula.pop("answer") == call("formula", *place)[1].rstrip()
+    assert formula == json.loads(call("formula", *place, "--json")[1])
+    assert shard["strategies"] == json.loads(call("shard", *place, "--gpus", "2", "--json")[1])
+    assert "FSDP2" in shard["answer"]
+    status, by_command, _ = call("diff", *paths, "--fail-above", "5%", "--json")
+    assert status == 5
+    expected = json.loads(by_command)
+    assert {name: diff[name] for name in expected} == {**expected, **two}
+    assert diff["beyond"]
+
+
 HUGE = "x" * 100_000
 REFUSED = [
     # a path that is not in the folders, however it is written
@@ -281,6 +314,12 @@ REFUSED = [
     ("napkin", {"recipe": "smoke", "memory": "much"}, "write a size such as 16GiB"),
     ("simulate", {"recipe": "smoke", "overrides": {"compile": True}}, "compile: true cannot be simulated"),
     ("hardware", {"recipe": "smoke", "prices": {"l4": -1}}, "give a positive number per hour"),
+    ("formula", {"recipe": "smoke", "overrides": {"compile": True}}, "compile: true cannot be simulated"),
+    ("shard", {"recipe": "smoke", "gpus": 0}, "it must be at least 1"),
+    ("shard", {"recipe": "smoke", "gpus": 12}, "hybrid sharding needs whole groups of 8"),
+    ("diff", {"first": "a-run", "second": "/etc/passwd"}, "is not in the folders"),
+    ("diff", {"first": "a-run", "second": "mine.yaml"}, "mine.yaml"),
+    ("diff", {"first": "a-run", "second": "a-run", "fail_above": "much"}, "give a percentage as in 5%"),
     ("napkin", {"recipe": "broken.yaml"}, "broken.yaml"),
     ("report", {"paths": ["broken"]}, "is not JSON"),
     ("snapshot", {"path": "broken/snapshot.pickle"}, "broken/snapshot.pickle"),

@@ -344,7 +344,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
         "base.html",
         title="",
         data={},
-        scripts=("columns.js", "timeline.js", "charts.js", "overlay.js", "report.js"),
+        scripts=("columns.js", "timeline.js", "charts.js", "stacked.js", "overlay.js", "report.js"),
     )
     assert [attributes for attributes, _ in page.scripts] == [
         attributes for attributes, _ in Page(clean).scripts

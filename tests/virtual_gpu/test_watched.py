@@ -85,6 +85,11 @@ def test_a_step_that_peaks_higher_than_the_recorded_ones_is_the_peak(tmp_path: P
     said = (tmp_path / "stderr").read_text()
     assert "the program: fits in the 79.11 GiB of NVIDIA H100 80GB HBM3 with 7" in said
     assert "in backward of step 8" in said
+    history = read_run(tmp_path / "run").history
+    assert history is not None
+    assert history.time_is_estimated
+    assert history.time_us is not None
+    assert history.time_us[0] == 0 < history.time_us[-1]
     kept, modules = {"parameters", "optimizer_state"}, {"0", "2"}  # of an nn.Sequential: its two Linears
     recording = recording_of(read_snapshot(tmp_path / "run" / "snapshot.pickle"))
     known = zip(recording.categories or (), recording.spans, strict=True)

@@ -58,7 +58,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Where the bytes of two profiles differ, or of one recipe under two versions of the libraries."""
-    from harness.answers import allowed, asked_by_one, beyond, diff_lines, diff_profiles
+    from harness.answers import allowed, asked_by_one, beyond, diff_document, diff_lines, diff_profiles
     from harness.cli.exit_status import GREW
     from harness.system import complain
 
@@ -78,8 +78,7 @@ def diff(
         found.divergences = asked_by_one(*snapshots)
     grown = [] if limit is None else list(beyond(found, limit))
     if as_json:
-        gate = {} if limit is None else {"fail_above": limit.text, "beyond": grown}
-        print(json.dumps({"first": names[0], "second": names[1], **found.as_json(), **gate}, indent=1))
+        print(json.dumps(diff_document(found, names, limit), indent=1))
     else:
         tell("\n".join(diff_lines(found, names)))
     if limit is not None and grown:

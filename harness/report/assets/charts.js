@@ -137,33 +137,6 @@ const charts = (() => {
     }));
   }
 
-  function answers(element, found) {
-    const parts = Object.entries(found.parts).filter(([, sizes]) => sizes.some((size) => size));
-    const most = Math.max(1, ...found.sources.map((_, i) => parts.reduce((sum, [, sizes]) => sum + Math.max(0, sizes[i] ?? 0), 0)));
-    const unit = harness.axisUnit(most);
-    const names = Object.keys(found.parts);
-    harness.draw(element, () => ({
-      type: "bar",
-      data: {
-        labels: found.sources,
-        datasets: parts.map(([name, sizes]) => {
-          const index = name === "unexplained" ? 8 : names.indexOf(name);
-          const [colour, pattern] = [harness.colours[index], name === "unexplained" ? "x" : harness.patterns[index]];
-          return {
-            label: name, data: sizes.map((size) => (size ?? 0) / unit.size),
-            told: sizes.map((size, i) => `${found.sources[i]}: ${name} ${harness.bytes(size)}`),
-            backgroundColor: harness.fill(colour, pattern), swatch: { colour, pattern },
-            borderColor: harness.colour("--text"), borderWidth: name === "unexplained" ? 1 : 0,
-          };
-        }),
-      },
-      options: {
-        indexAxis: "y", interaction: { mode: "nearest", intersect: true },
-        scales: { x: harness.axis(unit.name, { stacked: true }), y: harness.axis("", { stacked: true, grid: { display: false } }) },
-      },
-    }));
-  }
-
   // Ticks at 1, 2 and 5 of each power of ten, each as what it stands for.
   const decades = (title, extra) => harness.axis(title, {
     type: "logarithmic", ...extra,
@@ -199,5 +172,5 @@ const charts = (() => {
     }));
   }
 
-  return { icicle, segments, phaseTimes, phasePeaks, answers, roofline };
+  return { icicle, segments, phaseTimes, phasePeaks, roofline };
 })();

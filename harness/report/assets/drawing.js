@@ -4,6 +4,7 @@
 (() => {
   const root = document.documentElement;
   const paperWidth = 700; // pixels between the margins of a sheet
+  const paperHeight = 380; // of a tall chart: below a few lines, on the first sheet
   const every = [];
   Chart.defaults.animation = false;
   Chart.defaults.maintainAspectRatio = false;
@@ -252,6 +253,7 @@
       const made = make(hidden);
       for (const dataset of made.data.datasets) dataset.hidden = hidden.has(dataset.label);
       state.marks = made.marks ?? {};
+      state.after = made.after;
       if (chart) {
         chart.data = made.data;
         chart.options = options(made.options);
@@ -273,15 +275,22 @@
       if (seen.some((one) => one.isIntersecting)) first();
     }, { rootMargin: "600px" });
     watcher.observe(element);
+    const ownHeight = element.style.height;
     every.push({
       again,
       // paper shows what was never near the window, too, and is as narrow as it is
       print() {
         first();
         const beside = element.parentElement.clientWidth - element.clientWidth;
-        chart.resize(Math.min(paperWidth - (beside < paperWidth / 2 ? beside : 0), element.clientWidth), element.clientHeight);
+        const height = element.classList.contains("tall") ? paperHeight : element.clientHeight;
+        element.style.height = `${height}px`;
+        chart.resize(Math.min(paperWidth - (beside < paperWidth / 2 ? beside : 0), element.clientWidth), height);
+        state.after?.(chart);
       },
-      printed: () => chart.resize(),
+      printed() {
+        element.style.height = ownHeight;
+        chart.resize();
+      },
     });
     return again;
   }

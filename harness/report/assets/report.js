@@ -12,7 +12,7 @@
       if (at("times")) charts.phaseTimes(at("times"), run.phases);
       charts.phasePeaks(at("peaks"), run.phases);
     }
-    if (run.answers) charts.answers(at("answers"), run.answers);
+    if (run.answers) drawStacked(at("answers"), run.answers);
     if (run.roofline) charts.roofline(at("roofline"), run.roofline);
     return run.history ? drawTimeline(id, run) : null;
   });

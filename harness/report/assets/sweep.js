@@ -104,6 +104,11 @@
 
   const plane = document.getElementById("plane");
   if (plane) drawPlane(plane, harness.data.plane);
+  const categories = document.getElementById("categories");
+  if (categories) {
+    categories.style.height = `${6 + 1.7 * harness.data.categories.rows.length}rem`;
+    drawStacked(categories, harness.data.categories);
+  }
   harness.data.figures.forEach((figure, i) => {
     memory(document.getElementById(`figure${i}-memory`), figure);
     speed(document.getElementById(`figure${i}-speed`), figure);

@@ -15,7 +15,7 @@ async function drawTimeline(id, run) {
   element.parentElement.classList.add("with-column");
   let [drawn, drawnAt] = [[], null];
   const timeTitle = history.time_is_estimated
-    ? "ms, estimated: each phase as long as its estimate, its events evenly in it"
+    ? "ms, estimated: each phase as long as its estimate"
     : "ms since the first event";
   const shown = history.groups.map((_, group) => group).filter((group) =>
     history.baseline[group] > 0 || history.group.includes(group));
@@ -240,8 +240,9 @@ async function drawTimeline(id, run) {
     made.append(heading);
     for (const one of largest) {
       const stack = histories.stackOf(history, one.stack);
-      const first = stack.find((frame) => frame.includes(".py:") && !frame.startsWith("torch/")) ?? stack[0] ?? "no stack";
-      const where = one.module && stack.length ? `${one.module}, ${first}` : one.module || first;
+      const first = stack.find((frame) => frame.includes(".py:") && !frame.startsWith("torch/")) ?? stack[0] ?? (one.from < 0 ? "there before the recording" : "made by autograd or a library, outside Python");
+      const module = one.module && (/^[\d.]+$/.test(one.module) ? `module ${one.module}` : one.module);
+      const where = module && stack.length ? `${module}, ${first}` : module || first;
       const [details, summary, body, life] = ["details", "summary", "div", "p"].map((tag) => document.createElement(tag));
       summary.textContent = `${harness.bytes(one.size)} of ${history.groups[one.group]}, ${where}`;
       life.textContent = `${lifetime(one.from, one.to)}.`;

@@ -1,0 +1,101 @@
+"""The ways to divide a recipe among GPUs, side by side: as a table and as plain data. No torch of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from harness.fit.sharding import GPUS_PER_NODE, Refused, Sharded, bucket_note, strategies
+from harness.hardware import Hardware
+from harness.napkin import estimate, warnings_of
+from harness.recipe import Recipe
+from harness.step_profile import NCCL_COMMUNICATOR
+from harness.units import GIB, in_gib
+
+
+@dataclass(frozen=True)
+class Divisions:
+    """What each GPU holds and sends in a step, by strategy. `print` shows what `harness shard` prints."""
+
+    name: str
+    gpus: int
+    hardware: Hardware
+    rows: list[Sharded | Refused]
+    warnings: list[str]
+    """About the recipe."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {
+            "strategies": [asdict(row) for row in self._divided],
+            "refused": {row.strategy: row.reason for row in self.rows if isinstance(row, Refused)},
+            "warnings": self.warnings,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join((*self._table(), *self._notes()))
+
+    @property
+    def _divided(self) -> list[Sharded]:
+        return [row for row in self.rows if isinstance(row, Sharded)]
+
+    def _table(self) -> Iterator[str]:
+        yield f"{self.name} on {self.gpus} × {self.hardware.datasheet.title}: per GPU, one optimizer step\n"
+        columns = f"{'params':>7} {'grads':>7} {'optim.':>7} {'peak GiB':>8} {'sent GiB':>8} {'link ms':>8}"
+        yield f"  {'strategy':<16} {columns} {'shows ms':>8}"
+        for row in self.rows:
+            if isinstance(row, Refused):
+                yield f"  {row.strategy:<16} not with this recipe"
+                continue
+            states = (row.states.parameters, row.states.gradients, row.states.optimizer)
+            yield (
+                f"  {row.strategy:<16} "
+                + " ".join(f"{size / GIB:7.3f}" for size in states)
+                + f" {row.peak_bytes / GIB:8.2f} {row.sent_bytes / GIB:8.3f} {row.link_s * 1e3:8.1f} "
+                f"{row.exposed_s * 1e3:8.1f}"
+            )
+
+    def _notes(self) -> Iterator[str]:
+        """What the numbers rest on, and what is not in them."""
+        overlaps: dict[str, list[str]] = {}
+        for row in self._divided:
+            overlaps.setdefault(row.overlap, []).append(row.strategy)
+        yield "\nshows ms: what of the link's time the step waits for"
+        for overlap, names in overlaps.items():
+            yield f"  {', '.join(names)}: {overlap}"
+        simulated = [row.strategy for row in self._divided if row.source == "simulated"]
+        if simulated:
+            names = ", ".join(simulated)
+            yield f"simulated, peak GiB and shows ms of rank 0: {names}; all else is arithmetic"
+        yield "peak GiB, as PyTorch's allocator counts it:"
+        for row in self._divided:
+            if row.where:
+                yield f"  {row.strategy} peaks {'in' if row.source == 'simulated' else 'at'}: {row.where}"
+            if row.host_bytes:
+                yield f"  {row.strategy} keeps {in_gib(int(row.host_bytes))} a GPU in host memory"
+            if row.buffers:
+                yield f"  {row.strategy} holds DeepSpeed's {row.buffers}"
+        if note := bucket_note(self.rows):
+            yield f"  {note}"
+        for row in self.rows:
+            if isinstance(row, Refused):
+                yield f"  {row.strategy}: {row.reason}"
+            elif row.not_simulated:
+                yield f"  {row.strategy} is by arithmetic, since it cannot be simulated: {row.not_simulated}"
+        if self.gpus > 1:
+            low, high = (size / GIB for size in NCCL_COMMUNICATOR)
+            yield f"Beside it NCCL takes {low:.1f} to {high:.1f} GiB for each communicator, which no row has."
+
+
+def divisions(
+    name: str,
+    recipe: Recipe,
+    hardware: Hardware,
+    gpus: int,
+    group: int = GPUS_PER_NODE,
+    told: Callable[[str], None] = lambda line: None,
+) -> Divisions:
+    """Every strategy on `gpus` GPUs, as `strategies` finds them. Raises InputError."""
+    rows = strategies(estimate(recipe, hardware), gpus, group, told)
+    return Divisions(name, gpus, hardware, rows, warnings_of(recipe))
