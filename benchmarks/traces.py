@@ -42,8 +42,8 @@ from harness.system.streams import quiet_libraries
 from harness.system.versions import installed_version
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "tests" / "recordings"
-THREE_STEPS = {"warmup_steps": 1, "steps": 1}
-"""What gpu_traces.record runs: a step to warm up, and two more."""
+THREE_STEPS = {"warmup_steps": 1, "steps": 0}
+"""What gpu_traces.record runs: a step to warm up, and two that are recorded."""
 
 
 @dataclass(frozen=True)

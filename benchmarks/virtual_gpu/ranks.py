@@ -35,8 +35,6 @@ from harness.system import quiet_libraries, write_whole
 
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 RANKS, GPU = 8, "h200"
-STEPS = 3
-"""That a cell's trace has (benchmarks/gpu_programme/traces.py)."""
 SIZES: dict[str, Any] = {"model": "llama-3.2-1b", "micro_batch_size": 2, "seq_len": 512, "precision": "bf16"}
 LAYERS = 3
 LORA: dict[str, Any] = {"adapter": "lora", "learning_rate": 2e-4, "adapter_dtype": "base"}
@@ -128,7 +126,6 @@ def with_napkin(found: dict[str, Any]) -> dict[str, Any]:
         spec = cells()[found["cell"]]
         with tempfile.TemporaryDirectory() as folder:
             recipe = with_layers(spec.recipe(), spec.layers, Path(folder))
-            recipe = recipe.model_copy(update={"warmup_steps": 0, "steps": STEPS - 1})  # before the last
             found["allocated"]["napkin"] = predict(recipe, find_hardware(GPU)).memory.peak_allocated_bytes
     return found
 

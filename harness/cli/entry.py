@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import NoReturn
-
-from harness.system import end_process, signals_answered
 
 
 def script() -> NoReturn:
     """main() in a process that is over after it: what `harness` and `python -m harness` run."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's would say which import a Ctrl-C was in
+    from harness.system import end_process, signals_answered
+
     with signals_answered():
         from harness.cli.app import main
 

@@ -271,7 +271,7 @@ def outcome_of(log: RequestLog, recipe: Recipe, hardware: Hardware, settings: Se
     """What `log` comes to on `hardware`, with as many steps as a measurement of `recipe` has."""
     context = hardware.calibration.cuda_context_bytes
     steps = sum(mark.what == "step" for mark in log.marks)
-    repeats = max(0, recipe.warmup_steps + recipe.steps + 1 - steps)
+    repeats = max(0, recipe.measured_steps - steps)
     return outcome(log, settings, hardware.memory_bytes - context, hardware.memory_bytes, repeats)
 
 

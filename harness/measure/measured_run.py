@@ -58,9 +58,6 @@ from harness.training import (
 )
 from harness.virtual_gpu import emulated_device, has_clock, where_times_are_from
 
-RECORDED_STEPS = 2
-"""Steps run under memory history, after the timed ones. The second begins where a step leaves the memory."""
-
 
 def measure(
     recipe: Recipe,
@@ -120,7 +117,7 @@ def measure(
 
 def total_steps(recipe: Recipe) -> int:
     """The steps of a whole run: warmup, timed, recorded."""
-    return len(step_kinds(recipe, RECORDED_STEPS))
+    return len(step_kinds(recipe))
 
 
 class MeasuredRun:
@@ -139,7 +136,7 @@ class MeasuredRun:
     ) -> None:
         self.recipe, self.device, self.folder, self.progress = recipe, device, folder, progress
         self.resumed, self.warnings = resumed, warnings
-        self.total = step_kinds(recipe, RECORDED_STEPS)
+        self.total = step_kinds(recipe)
         self.first = 0 if resumed is None else resumed.state.steps_done
         self.losses: list[float | None] = [] if resumed is None else list(resumed.state.losses)
         self.last_checkpoint = None if resumed is None else resumed.path

@@ -30,6 +30,8 @@ Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+RECORDED_STEPS = 2
+"""Of a measurement, after the timed ones, with their memory: the second begins where a step leaves it."""
 BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw", "lion_8bit")
 
 
@@ -241,6 +243,11 @@ class Fields(BaseModel):
     def flash_package(self) -> bool:
         """Whether a flash-attn package computes attention, whatever torch would choose."""
         return self.attention.startswith("flash_attention")
+
+    @property
+    def measured_steps(self) -> int:
+        """All steps of a measurement."""
+        return self.warmup_steps + self.steps + RECORDED_STEPS
 
     @property
     def packs_by_lengths(self) -> bool:

@@ -151,7 +151,7 @@ class SimulatedRun:
         self.asked, self.hardware = recipe, hardware
         self.rank = rank
         self.num_steps = DDP_STEPS if recipe.ddp else STEPS
-        self.steps_beyond = max(0, recipe.warmup_steps + recipe.steps + 1 - self.num_steps)
+        self.steps_beyond = max(0, recipe.measured_steps - self.num_steps)
         """A measurement's steps beyond those that are simulated here."""
         self.repeats = True
         context = hardware.calibration.cuda_context_bytes
@@ -238,7 +238,7 @@ class SimulatedRun:
             self.memory.end_phase()
 
     def _measured(self, batches: Batches) -> Iterator[StepBatches]:
-        """The batches of a measurement's first step and of its recorded one, which follows the timed ones."""
+        """The batches of a measurement's first step and of its last, whose memory is looked at."""
         yield from islice(batches, self.num_steps - 1)
         batches.skip(self.steps_beyond)
         yield from batches

@@ -97,6 +97,8 @@ _STARTS = ("<module>", "_bootstrap")
 """Where Python's own threads begin. What begins elsewhere was called by autograd's engine, in its thread."""
 LONGEST_NAME = 300
 """Characters of a file's or a function's name that are looked at."""
+WORKSPACES = (8_519_680, 33_554_432)
+"""Bytes that PyTorch keeps for cuBLAS in each thread that multiplies: the second on Hopper and Blackwell."""
 _UP_TO_PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
 
 
@@ -191,7 +193,7 @@ def label_from_phases(
     Made in setup and there when the first forward begins: parameters. Made in backward and there when the
     next optimizer step begins: gradients, but for what is there in the backward after it too, where others
     were dropped: autograd's thread has a workspace of its own. Made in an optimizer step and there when it
-    ends: optimizer state.
+    ends: optimizer state. The first step's workspaces are told by their size, too.
     What was there before the recording has only its stack. `ran_out`: entries at which the memory ran out;
     what is live there was in use, however soon the failing program dropped it.
     """
@@ -232,6 +234,24 @@ def label_from_phases(
             span.category = "other"
     for span in kept if gradients_are_dropped else ():  # zero_grad(set_to_none=False) keeps all of them
         span.category = "other"
+    for span in _workspaces([span for span in spans if span.born != BEFORE_RECORDING], phases):
+        span.category = "other"
+
+
+def _workspaces(spans: Sequence[AllocationSpan], phases: Sequence[str | None]) -> Iterable[AllocationSpan]:
+    """What the first step leaves and the size of a workspace tells: a recording may hold no second one.
+
+    In backward only if more gradients have that size than parameters. A recording that shows no parameter
+    being made began after the workspaces were.
+    """
+    parameters = [span.size_bytes for span in spans if span.category == "parameters"]
+    first_step = phases.index("optimizer_step") if parameters and "optimizer_step" in phases else 0
+    stay = [span for span in spans if span.born < first_step and (span.died or len(phases)) > first_step]
+    for size in WORKSPACES:
+        forward = [span for span in stay if (span.size_bytes, span.birth_phase) == (size, "forward")]
+        gradients = [span for span in stay if (span.size_bytes, span.category) == (size, "gradients")]
+        yield from forward[:1]
+        yield from gradients[: len(gradients) > parameters.count(size)]
 
 
 def _next(phases: Sequence[str | None], wanted: str) -> list[int]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.parallel import Ranks, ranks_of
-from harness.recipe import Recipe
+from harness.recipe import RECORDED_STEPS, Recipe
 from harness.training.batches import Batch, Batches, build_batches
 from harness.training.failures import told_of_model
 from harness.training.model import build_training
@@ -74,9 +74,14 @@ def run_steps(
         yield Step(index, kind, loss, num_tokens)
 
 
-def step_kinds(recipe: Recipe, recorded_steps: int) -> list[Kind]:
+def step_kinds(recipe: Recipe) -> list[Kind]:
     """The kinds of a run's steps in order: warmup, timed, recorded."""
-    return [*["warmup"] * recipe.warmup_steps, *["timed"] * recipe.steps, *["recorded"] * recorded_steps]  # type: ignore[list-item]
+    kinds: list[tuple[Kind, int]] = [
+        ("warmup", recipe.warmup_steps),
+        ("timed", recipe.steps),
+        ("recorded", RECORDED_STEPS),
+    ]
+    return [kind for kind, steps in kinds for _ in range(steps)]
 
 
 def remaining_kinds(kinds: Sequence[Kind], first: int, warmup_steps: int) -> list[Kind]:

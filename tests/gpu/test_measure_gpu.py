@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch.cuda import _memory_viz
 
-from harness.measure.measured_run import RECORDED_STEPS, measure
+from harness.measure.measured_run import measure
 from harness.measure.observer import Unobserved
+from harness.recipe.fields import RECORDED_STEPS
 from harness.recipe.recipe import Recipe
 from harness.run_folder.run_folder import RunFolder
 from harness.snapshot.safe_read import read_snapshot

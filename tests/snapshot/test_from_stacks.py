@@ -200,6 +200,33 @@ def test_a_workspace_of_autograd_s_thread_is_no_gradient(set_to_none: bool, cate
     assert (born[7], born[8]) == ("gradients", category)
 
 
+@pytest.mark.parametrize("size", [2 * 4096 * 1024 + 8 * 16 * 1024, 8 * 4096 * 1024])  # CublasHandlePool.cpp
+def test_the_workspaces_of_one_step_are_told_by_their_size(size: int) -> None:
+    """Nothing else sets them apart: a gradient stays as long, and there is no second step."""
+    one_step = [
+        *(entry("alloc", 2**30 * i, MOVE, size) for i in (1, 2)),  # two parameters
+        entry("alloc", 2**30 * 3, FORWARD, size),  # a workspace
+        entry("alloc", 2**30 * 4, FORWARD, size),  # an activation
+        entry("alloc", 2**30 * 5, BACKWARD),
+        *(entry("alloc", 2**30 * i, (), size) for i in (6, 7, 8)),  # a workspace, two gradients
+        entry("free_requested", 2**30 * 4),
+        entry("alloc", 2**30 * 9, STEP),
+    ]
+    recording = recording_of({"segments": [], "device_traces": [one_step]})
+    assert recording.categories is not None
+    assert [*recording.categories[2:4], *recording.categories[5:8]] == [
+        "other",
+        "activations",
+        "other",
+        "gradients",
+        "gradients",
+    ]
+    began_later = recording_of({"segments": [], "device_traces": [one_step[2:]]})
+    assert began_later.categories is not None
+    assert began_later.categories[0] == "activations"
+    assert began_later.categories[3:6] == ["gradients"] * 3
+
+
 def test_what_an_exception_drops_was_in_use_where_memory_ran_out() -> None:
     """Unwinding frees the activations at once, in no backward: they were activations all the same."""
     oom = {"action": "oom", "device_free": 0, "size": 2**30, "frames": frames(FORWARD)}

@@ -1,5 +1,5 @@
 """What loading a checkpoint takes on a virtual GPU, alone and on two, is what the simulation
-says; and so is what is reserved from then on.
+says; and so is what is allocated and reserved from then on, in as many steps.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ DIVIDED: dict[str, dict[str, Any]] = {
     "fsdp": {"parallel": "fsdp", "dp_shard": 2},
     "fsdp qlora": {"parallel": "fsdp", "dp_shard": 2, "quantization": "nf4", "double_quant": True} | LORA,
     "tp": {"parallel": "tp", "tp": 2},
+    "tp that loses sums": {"parallel": "tp", "tp": 2, "gradient_checkpointing": True} | LORA,
 }
 ROUNDED_BYTES = 4 * 512
 """The simulation makes rotary frequencies on the GPU, where transformers brings them from the host."""

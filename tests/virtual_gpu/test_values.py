@@ -204,16 +204,24 @@ def test_nobody_knows_what_an_operator_wrote_that_is_not_computed(emulate, opera
     "change",
     ["u[0] = 5", "u[:2].zero_()", "u[:2].copy_(u.new_ones(2))", "torch.add(u.new_ones(2), 1, out=u[:2])"],
 )
-def test_a_part_that_is_known_makes_nothing_known_of_the_rest(emulate, change: str) -> None:
-    """Of integers that nobody knows; what is written over as a whole is known again."""
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        "torch.ones((1 << 23) + 1, dtype=torch.long).cuda()[:4].clone()",  # of what is too large to keep
+        "torch.ones(4, 2, device='cuda') @ torch.ones(2, device='cuda')",
+    ],
+    ids=["integers", "floats"],
+)
+def test_a_part_that_is_known_makes_nothing_known_of_the_rest(emulate, change: str, unknown: str) -> None:
+    """What is written over as a whole is known again."""
     code = f"""
     import torch
-    u = torch.ones((1 << 23) + 1, dtype=torch.long).cuda()[:4].clone()  # of what is too large to keep
+    u = {unknown}
     {change}
-    print(u[3].item())
+    print(int(u[3].item()))
     u.copy_(torch.arange(4))
     u[3] += 1
-    print(u.tolist())
+    print(u.int().tolist())
     """
     done = emulate(code=textwrap.dedent(code))
     assert done.stdout == "0\n[0, 1, 2, 4]\n"

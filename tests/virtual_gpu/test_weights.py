@@ -91,3 +91,17 @@ def test_what_cannot_be_zeros_fails_as_it_would(emulate, tmp_path: Path) -> None
     unknown = emulate(sys.executable, "train.py", "someone/nothing", status=1)
     assert "OSError" in unknown.stderr
     assert "someone/nothing is not here. `harness checkpoint CONFIG --out DIR` makes a" in unknown.stderr
+
+
+def test_a_transformers_without_what_is_replaced(emulate, tmp_path: Path) -> None:
+    """4.37 has neither function (transformers/utils/hub.py, modeling_utils.py): importing it must not fail."""
+    for name in ("__init__", "modeling_utils", "utils/__init__", "utils/hub"):
+        file = tmp_path / f"transformers/{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    (tmp_path / "train.py").write_text(
+        "import torch, transformers.modeling_utils, transformers.utils.hub\n"
+        "print(transformers.__file__, torch.ones(128, device='cuda').device)"
+    )
+    done = emulate(sys.executable, "train.py")
+    assert done.stdout.splitlines()[-1] == f"{tmp_path}/transformers/__init__.py cuda:0"

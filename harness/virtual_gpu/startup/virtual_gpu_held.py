@@ -92,7 +92,7 @@ def await_values(tensor, arrive):
 
 def can_hold(tensor):
     """Whether values may be written to it: it has memory, is not too large, there is room, and it is not a
-    part of what nobody knows."""
+    part of what nobody knows. Of floats that are not held any part is: kernels write most of them, unseen."""
     floats = is_of_floats(tensor)
     most = MOST_BYTES[floats]
     if tensor.numel() * tensor.element_size() > most:
@@ -102,7 +102,7 @@ def can_hold(tensor):
         return False
     if is_held(tensor):
         return True
-    if _unknown and tensor.numel() * tensor.element_size() < size and _is_unknown(tensor):
+    if tensor.numel() * tensor.element_size() < size and (floats or _is_unknown(tensor)):
         return False
     if _bytes[floats] + size > BUDGET_BYTES[floats]:
         _sweep()

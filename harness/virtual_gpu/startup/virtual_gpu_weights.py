@@ -3,7 +3,7 @@
 A folder, or an id of the Hub in the cache, that has a config and no weights: transformers gets a file of
 zeros of the names, shapes and dtype that the config says (harness/zeros). Nothing is downloaded for it. An id
 that is not here at all and cannot be fetched has the config of recipes/models, and a tokenizer of bytes. Each
-is said once.
+is said once. With a transformers that lacks the functions replaced here, as 4.37 does, none of this is done.
 """
 
 import os
@@ -15,7 +15,9 @@ _said = set()
 
 
 def begin_to_load(modeling_utils):
-    original = modeling_utils._get_resolved_checkpoint_files
+    original = getattr(modeling_utils, "_get_resolved_checkpoint_files", None)
+    if original is None:
+        return
 
     def resolved(pretrained_model_name_or_path, *args, **kwargs):
         if pretrained_model_name_or_path is None or kwargs.get("gguf_file"):
@@ -34,7 +36,9 @@ def begin_to_load(modeling_utils):
 
 
 def begin_to_fetch(hub):
-    original = hub.cached_files
+    original = getattr(hub, "cached_files", None)
+    if original is None:
+        return
 
     def cached_files(path_or_repo_id, filenames, *args, **kwargs):
         failed = None
