@@ -181,5 +181,6 @@ class Timing:
                 flops += flops // 4 if passes == 2 and acts.kernel == "fused" else 0
                 scores = 0 if acts.kernel == "fused" else d("B·N·S·S") * 4 * PASSES
                 works.append(Work(flops, scores, 1, "attention", self.recipe.compute_dtype).times(times))
-        loss = Work(0, d("B·S·V") * 4 * PASSES, OPERATORS_OF_LOSS).times(self.micro)
+        made = d("B·S") * sizes.built.head.outputs
+        loss = Work(0, made * 4 * PASSES, OPERATORS_OF_LOSS).times(self.micro)
         return works if again else [*works, *self._products(sizes.built.head, factor), loss]

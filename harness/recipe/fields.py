@@ -50,9 +50,13 @@ class Fields(BaseModel):
     packing: bool = False
     """Fill every sequence with whole documents that cannot attend to each other."""
 
-    task: Literal["sft", "dpo"] = "sft"
+    task: Literal["sft", "dpo", "reward", "classification"] = "sft"
     """What is learned. sft: to write the data's text. dpo: to prefer the chosen of two answers, as TRL's
-    DPOTrainer learns it (the extra `dpo`); a micro batch is pairs then, of two rows each."""
+    DPOTrainer learns it (the extra `dpo`); a micro batch is pairs then, of two rows each. reward: to score
+    the chosen of two higher, as TRL's RewardTrainer. classification: which class a text is of. The last two
+    have a head of scores in the place of the vocabulary's."""
+    num_labels: Annotated[int, Field(ge=2, lt=2**31)] = 2
+    """classification: how many classes there are."""
     dpo_reference: Literal["computed", "precomputed"] = "computed"
     """dpo: where the reference's log-probabilities come from. computed: a forward pass in each step, of a
     frozen copy of the model, or of the model without its adapter. precomputed: with the data."""
@@ -143,7 +147,7 @@ class Fields(BaseModel):
     there."""
 
     micro_batch_size: Count = 1
-    """Sequences in one forward and backward; with dpo, pairs of them."""
+    """Sequences in one forward and backward; with dpo and reward, pairs of them."""
     gradient_accumulation_steps: Count = 1
     """Micro batches in one optimizer step."""
     seq_len: Annotated[int, Field(ge=2, lt=2**31)] = 2048
@@ -289,8 +293,23 @@ class Fields(BaseModel):
 
     @property
     def prefers(self) -> bool:
-        """Whether the model learns from pairs of answers."""
+        """Whether the model learns which answer is likelier than its reference says."""
         return self.task == "dpo"
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a micro batch is pairs of answers."""
+        return self.task in ("dpo", "reward")
+
+    @property
+    def scores(self) -> int:
+        """Outputs of a head that scores rows, in the place of the vocabulary's; 0 without one."""
+        return {"classification": self.num_labels, "reward": 1}.get(self.task, 0)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model learns to write the data's text."""
+        return self.task == "sft"
 
     @property
     def computes_reference(self) -> bool:
@@ -305,7 +324,7 @@ class Fields(BaseModel):
     @property
     def rows(self) -> int:
         """Sequences in one forward and backward: of a pair, both."""
-        return self.micro_batch_size * (2 if self.prefers else 1)
+        return self.micro_batch_size * (2 if self.pairs else 1)
 
     @property
     def tokens_per_step(self) -> int:

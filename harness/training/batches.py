@@ -34,12 +34,14 @@ class StepBatches(NamedTuple):
 
     batches: list[Batch]
     """gradient_accumulation_steps of them. input_ids and labels: int64 (rows, seq_len); of pairs the first
-    half is chosen, the second rejected, and precomputed log-probabilities are fp32 (micro_batch_size,); with
-    packing also what training/document_masks.py returns (two of flash attention's are ints, not tensors)."""
+    half is chosen, the second rejected, and precomputed log-probabilities are fp32 (micro_batch_size,); a
+    classification's labels are int64 (rows,), and pairs that are scored have none; with packing also what
+    training/document_masks.py returns (two of flash attention's are ints, not tensors)."""
     num_tokens: int
-    """Predicted tokens of the whole step: labels that are not -100. A model's loss shifts the labels by one
-    and never predicts a row's first, which has the label -100 here. So transformers.Trainer (5.17 to 5.23)
-    counts the same, by `labels[..., 1:]` for a loss it knows to shift and by `labels` for any other."""
+    """Predicted tokens of the whole step: labels that are not -100; where rows are scored, all tokens. A
+    model's loss shifts the labels by one and never predicts a row's first, which has the label -100 here. So
+    transformers.Trainer (5.17 to 5.23) counts the same, by `labels[..., 1:]` for a loss it knows to shift and
+    by `labels` for any other."""
 
 
 class Batches(Iterator[StepBatches]):
@@ -57,6 +59,8 @@ class Batches(Iterator[StepBatches]):
 
     def __next__(self) -> StepBatches:
         batches = [self._micro_batch() for _ in range(self._recipe.gradient_accumulation_steps)]
+        if self._recipe.scores:  # a row is learned as a whole
+            return StepBatches(batches, self._recipe.tokens_per_step)
         return StepBatches(batches, sum(int((b["labels"] != NOT_PREDICTED).sum()) for b in batches))
 
     def skip(self, steps: int) -> None:
@@ -76,9 +80,12 @@ class Batches(Iterator[StepBatches]):
         rows = [self.rows.draw(row) for row in self._next_rows()]
         batch: Batch = {
             "input_ids": torch.from_numpy(np.stack([row.input_ids for row in rows])),
-            "labels": torch.from_numpy(np.stack([row.labels for row in rows])),
         }
-        if self._recipe.prefers:
+        if not self._recipe.scores:
+            batch["labels"] = torch.from_numpy(np.stack([row.labels for row in rows]))
+        elif not self._recipe.pairs:
+            batch["labels"] = batch["input_ids"][:, -1] % self._recipe.scores  # which can be learned
+        if self._recipe.pairs:
             batch["input_ids"][len(rows) // 2 :, 0] = batch["input_ids"][: len(rows) // 2, 0]  # their prompt
         if self._recipe.prefers and not self._recipe.computes_reference:
             batch |= _indifferent(self._recipe, self._vocab_size)
@@ -138,7 +145,9 @@ class BatchShapes(Batches):
     def _micro_batch(self) -> Batch:
         size, seq_len = self._recipe.rows, self._recipe.seq_len
         drawn = self._next_rows()
-        batch: Batch = {"input_ids": _shape(size, seq_len), "labels": _shape(size, seq_len)}
+        batch: Batch = {"input_ids": _shape(size, seq_len)}
+        if not (self._recipe.scores and self._recipe.pairs):
+            batch["labels"] = _shape(size) if self._recipe.scores else _shape(size, seq_len)
         if self._recipe.prefers and not self._recipe.computes_reference:
             batch |= _indifferent(self._recipe, self._vocab_size)
         if not self._recipe.packing:

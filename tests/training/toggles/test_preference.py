@@ -29,15 +29,20 @@ def _moved(model: Any) -> None:
                 weight.add_(torch.randn_like(weight), alpha=0.02)
 
 
-def _trainer(training: Training, folder: Path, **settings: Any) -> Any:
-    """TRL's trainer of this model, with the same reference."""
-    from datasets import Dataset
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One that a trainer of TRL asks for; no test here reads a text."""
     from tokenizers import Tokenizer, models
 
     words = {word: number for number, word in enumerate(("<pad>", "<eos>", "a", "b", "c"))}
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.BPE(vocab=words, merges=[])), pad_token="<pad>", eos_token="<eos>"
     )
+
+
+def _trainer(training: Training, folder: Path, **settings: Any) -> Any:
+    """TRL's trainer of this model, with the same reference."""
+    from datasets import Dataset
+
     arguments = trl.DPOConfig(
         output_dir=str(folder),
         use_cpu=True,
@@ -52,11 +57,12 @@ def _trainer(training: Training, folder: Path, **settings: Any) -> Any:
         training.reference,
         args=arguments,
         train_dataset=rows,
-        processing_class=tokenizer,
+        processing_class=tokenizer(),
     )
 
 
-def _gradients(model: Any) -> dict[str, Tensor]:
+def gradients_of(model: Any) -> dict[str, Tensor]:
+    """By name; the model has none then."""
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return found
@@ -81,14 +87,14 @@ def test_loss_and_gradients_are_those_of_trl(fields: dict[str, Any], tmp_path: P
     ((batch,), num_tokens) = next(batches)
     ours = training.loss(training.model, batch, num_tokens)
     ours.backward()
-    our_gradients = _gradients(training.model)
+    our_gradients = gradients_of(training.model)
 
     completion = (batch["labels"] != -100).long()
     inputs = {"input_ids": batch["input_ids"], "completion_mask": completion}
     inputs["attention_mask"] = torch.ones_like(completion)
     theirs = trainer.compute_loss(training.model, inputs)
     theirs.backward()
-    their_gradients = _gradients(training.model)
+    their_gradients = gradients_of(training.model)
 
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
     assert ours.item() != pytest.approx(0.6931, abs=1e-4)  # it has departed from the reference
