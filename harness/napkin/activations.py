@@ -65,6 +65,7 @@ class Activations:
         self.read = self.compute if recipe.mixed else self.made  # what attention reads
         masks = recipe.seq_len if recipe.packing and not recipe.flash_package else 0
         given = 1 + (not recipe.scores) + recipe.packing  # ids, labels, positions
+        given *= 1 + recipe.unpaired
         self.input_bytes = recipe.tokens_per_step * (8 * given + masks)
         window = self.shape.sliding_window
         self.block_input = self.dims.term("block input", "B·S·H", self.stream, "arXiv 1604.06174")
@@ -344,7 +345,7 @@ class Activations:
 
     @property
     def _tile(self) -> Term:
-        """Of logits, which dpo makes anew for each."""
+        """Of logits, which dpo and kto make anew for each."""
         tokens = min(self.dims.of("B·S"), TRL_TOKENS)
         formula = f"{tokens:,}·{TRL_WORDS:,} × {self.compute} B"
         return Term("", "one tile of logits", formula, tokens * TRL_WORDS * self.compute, TRL)

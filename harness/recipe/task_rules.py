@@ -8,7 +8,7 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(
         ("dpo_reference", "task"),
         lambda r: r.dpo_reference != "computed" and not r.prefers,
-        "only dpo has a reference; set task: dpo, or dpo_reference: computed",
+        "only dpo and kto have a reference; set task: dpo, or dpo_reference: computed",
     ),
     Rule(
         ("num_labels", "task"),
@@ -18,8 +18,8 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(
         ("task", "loss"),
         lambda r: not r.writes and r.fused_loss,
-        "no logits of all tokens are there to save: dpo computes its own in chunks, by TRL's kernels, and a "
-        "head of scores has none; set loss: standard",
+        "no logits of all tokens are there to save: dpo and kto compute them in chunks, by TRL's kernels, "
+        "and a head of scores has none; set loss: standard",
     ),
     Rule(
         ("task", "packing"),

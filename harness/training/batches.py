@@ -21,7 +21,7 @@ from harness.parallel import ALONE, Ranks
 from harness.recipe import Recipe
 from harness.training.document_masks import flash_lengths, separate_densely, separate_for_flash
 from harness.training.toggles.attention import additive_mask_dtype
-from harness.training.toggles.preference import REFERENCE
+from harness.training.toggles.preference import MISMATCHED, REFERENCE
 
 MOST_MICRO_BATCHES = 10_000
 """Of one step that is walked through on shapes."""
@@ -89,6 +89,8 @@ class Batches(Iterator[StepBatches]):
             batch["input_ids"][len(rows) // 2 :, 0] = batch["input_ids"][: len(rows) // 2, 0]  # their prompt
         if self._recipe.prefers and not self._recipe.computes_reference:
             batch |= _indifferent(self._recipe, self._vocab_size)
+        if self._recipe.unpaired:
+            batch |= _mismatched(batch)
         if self._recipe.packing:
             lengths = [row.document_lengths for row in rows]
             if self._dense_mask:
@@ -150,6 +152,8 @@ class BatchShapes(Batches):
             batch["labels"] = _shape(size) if self._recipe.scores else _shape(size, seq_len)
         if self._recipe.prefers and not self._recipe.computes_reference:
             batch |= _indifferent(self._recipe, self._vocab_size)
+        if self._recipe.unpaired:
+            batch |= {MISMATCHED + name: batch[name] for name in ("input_ids", "labels")}
         if not self._recipe.packing:
             return batch
         batch["position_ids"] = _shape(size, seq_len)
@@ -164,6 +168,13 @@ def _indifferent(recipe: Recipe, vocab_size: int) -> Batch:
     every token the same chance."""
     of_a_row = -(recipe.seq_len - 1) * math.log(vocab_size)
     return {name: torch.full((recipe.micro_batch_size,), of_a_row) for name in REFERENCE}
+
+
+def _mismatched(batch: Batch) -> Batch:
+    """Each prompt, a row's first token, with the answer of the row before."""
+    mismatched = {name: batch[name].roll(1, dims=0) for name in ("input_ids", "labels")}
+    mismatched["input_ids"][:, 0] = batch["input_ids"][:, 0]
+    return {MISMATCHED + name: tensor for name, tensor in mismatched.items()}
 
 
 def _shape(*sizes: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:

@@ -24,7 +24,15 @@ SAMPLE = (
 """Mixtures, recurrent layers, attention that is its own, weights kept in fp32; each of two ways in turn."""
 OF_LLAMA = (
     *("dora", "dora nf4", "lora+", "vera", "dpo", "dpo lora", "dpo precomputed"),
-    *("reward", "reward mixed", "classification lora", "classification nf4"),
+    *(
+        "kto",
+        "kto lora",
+        "kto precomputed",
+        "reward",
+        "reward mixed",
+        "classification lora",
+        "classification nf4",
+    ),
 )
 OTHERS = (*(("llama", method) for method in OF_LLAMA), ("mixtral", "experts"))
 BAR = 0.95

@@ -34,6 +34,14 @@ def test_dpo_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
     assert theirs - _simulated(task="dpo", **KINDS[kind]) == 2 * PAIRS * TOKENS * 8 + 3 * 512
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_kto_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
+    """But for the same of answers and of mismatched ones, and which of them are good."""
+    theirs = _peak_of(emulate, "dpo.py", f"{kind} kto")
+    assert theirs - _simulated(task="kto", **KINDS[kind]) == 2 * PAIRS * TOKENS * 8 + 4 * 512
+
+
 @pytest.mark.parametrize(
     ("kind", "fields"), [("", {}), pytest.param("lora checkpointing", LORA, marks=pytest.mark.slow)]
 )
