@@ -52,6 +52,7 @@ OWN = {
     ),
     "packing": "training/batches.py",
     **dict.fromkeys(("task", "dpo_reference"), "training/toggles/preference.py"),
+    "num_labels": "training/toggles/scores.py",
     "precision": "training/toggles/precision.py",
     "gradient_checkpointing": "training/toggles/gradient_checkpointing.py",
     "selective_checkpointing": "training/toggles/gradient_checkpointing.py",

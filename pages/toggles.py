@@ -263,12 +263,23 @@ GROUPS: dict[str, list[Toggle]] = {
 WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
     "task": BuysAndCosts(
         buys="dpo: the model learns to prefer the chosen of two answers. The step is TRL's DPOTrainer's, "
-        "with the log-probabilities that TRL computes in tiles, so no logits are held.",
+        "or for kto KTOTrainer's, with the log-probabilities that TRL computes in tiles, so no logits are "
+        "held.",
         costs="A micro batch of so many pairs has twice as many rows, and each is read twice: by the model "
         "and by its reference. In full fine-tuning the reference is a second copy of the weights; with an "
         "adapter it is the model with the adapter off. A tile of logits has 32,768 words whatever the "
         "vocabulary, and the head's gradient is summed in fp32. Pairs are synthetic so far: every token but "
-        "the first is learned from, which is the most that pairs of this length can take.",
+        "the first is learned from, which is the most that pairs of this length can take. kto reads good and "
+        "bad answers, one a row, and each prompt with another's answer as well: two forward passes without "
+        "gradients beside the two of dpo. reward and "
+        "classification have a head of scores, one or `num_labels`, where the vocabulary's was: no logits, "
+        "no weight for them, and of a row the last token alone has a loss. Their peaks are those of TRL's "
+        "RewardTrainer and transformers' Trainer but for what a test names "
+        "(`tests/virtual_gpu/test_tasks.py`). With an adapter peft trains the head too.",
+    ),
+    "num_labels": BuysAndCosts(
+        buys="With `task: classification`, how many classes a text can be of.",
+        costs="A number for each class and each token, of which the last token's are read.",
     ),
     "dpo_reference": BuysAndCosts(
         buys="precomputed: no copy of the weights, and no pass of the reference in a step.",

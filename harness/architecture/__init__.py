@@ -6,6 +6,7 @@ from harness.architecture.config_file import MAX_CONFIG_BYTES, check_counts, rea
 from harness.architecture.layers import (
     EXPERTS_ONCE_LINEAR,
     Matrix,
+    head_of,
     matrices_of,
     num_parameters,
     outer_parts,

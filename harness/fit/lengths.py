@@ -97,9 +97,9 @@ def fit_lengths(
     """
     import numpy as np
 
-    if recipe.prefers:
+    if not recipe.writes:
         raise InputError(
-            f"task: {recipe.task}: rows of two answers are not read from data yet; leave --data out."
+            f"task: {recipe.task}: pairs and labels are not read from data yet; leave --data out."
         )
     if len(lengths) < recipe.micro_batch_size:
         raise InputError(

@@ -69,6 +69,13 @@ def extreme(script: Script, self: Tensor, outputs: Outputs, gpu: Gpu, dim: Any =
     script.free(copy)
 
 
+@kernel("argmax")
+def place_of_largest(script: Script, self: Tensor, gpu: Gpu, dim: int | None = None) -> None:
+    """cuda/ReduceArgMaxKernel.cu: a value and its place, as int64, are staged."""
+    script.output(0)
+    reduce(script, self, () if dim is None else (dim,), torch.int64, Kernel(16), gpu)
+
+
 @kernel("logsumexp")
 def logsumexp(script: Script, self: Tensor, dim: Sequence[int], outputs: Outputs, gpu: Gpu) -> None:
     """native/ReduceOps.cpp, logsumexp_out_impl: the largest of each row, infinite ones set to 0; then the sum

@@ -204,30 +204,31 @@ def index_put(
     gpu: Gpu,
     unsafe: bool = False,
 ) -> None:
-    """To accumulate with one index over rows, or a mask of them, the index is sorted with its positions.
+    """To accumulate with an index for each of the first dimensions, or a mask of them, the places are sorted
+    with their positions.
 
-    ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel. Unless `unsafe` its bounds are looked at first.
+    ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel. Unless `unsafe` bounds are looked at first.
     """
     if outputs[0] is not self:
         script.output(0)
     given = [i for i in indices if i is not None]
-    if not accumulate or len(given) != 1:
+    if not accumulate or len({i.shape for i in given}) != 1 or len(given) != len(indices):
         return
-    (index,) = given
+    index = given[0]
     count, masks = index.numel(), index.dtype == torch.bool
     columns = positions_of(script, index, gpu) if masks else None
-    if not unsafe:
-        _bounds(script, index, gpu)
+    indexed = index.dim() if masks else len(given)
+    for each in () if unsafe else given:
+        _bounds(script, each, gpu)
     list_bytes = count * INDEX_BYTES
     wrapped, linear = script.take(list_bytes), script.take(list_bytes)
     script.free(wrapped)
-    for _ in range(index.dim() - 1 if masks else 0):  # the next column, times its stride, is added
+    for _ in range(indexed - 1):  # the next column, times its stride, is added
         wrapped, times_stride = script.take(list_bytes), script.take(list_bytes)
         script.free(wrapped, times_stride)
     script.free(columns)
     origins, sorted_indices, positions = (script.take(list_bytes) for _ in range(3))
-    rows = prod(self.shape[: index.dim()]) if masks else self.shape[0]
-    script.briefly(radix_sort_rows_scratch(count, rows, sort_tile(gpu)))
+    script.briefly(radix_sort_rows_scratch(count, prod(self.shape[:indexed]), sort_tile(gpu)))
     script.free(positions, sorted_indices, origins, linear)
 
 

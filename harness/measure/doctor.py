@@ -39,6 +39,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "selective_checkpointing": {"gradient_checkpointing": True},
     "use_rslora": {"adapter": "lora"},
     "dpo_reference": {"task": "dpo"},
+    "num_labels": {"task": "classification"},
     "use_dora": {"adapter": "lora"},
     "peft": {"peft": {"peft_type": "VERA"}},
     "flash_attention_2": {"precision": "bf16"},

@@ -20,6 +20,7 @@ LOSS = "transformers/loss/loss_utils.py, ForCausalLMLoss"
 IN_CTX = "MatMul8bitLt, in its ctx, which checkpointing does not reach"
 SELECTIVE = "torch.utils.checkpoint, create_selective_checkpoint_contexts"
 LIGER = "arXiv 2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py"
+SCORES = "transformers/modeling_layers.py, GenericForSequenceClassification"
 TRL = "trl/kernels/chunked_logprob.py"
 TRL_TOKENS, TRL_WORDS = 4096, 32768
 """Of a tile of logits, whatever the vocabulary (TOKEN_CHUNK_SIZE; trl/trainer/utils.py)."""
@@ -63,9 +64,9 @@ class Activations:
         """Of what a linear layer makes; a quantized one returns the dtype that it was given."""
         self.read = self.compute if recipe.mixed else self.made  # what attention reads
         masks = recipe.seq_len if recipe.packing and not recipe.flash_package else 0
-        self.input_bytes = recipe.tokens_per_step * (
-            8 * (2 + recipe.packing) + masks
-        )  # ids, labels, positions
+        given = 1 + (not recipe.scores) + recipe.packing  # ids, labels, positions
+        given *= 1 + recipe.unpaired
+        self.input_bytes = recipe.tokens_per_step * (8 * given + masks)
         window = self.shape.sliding_window
         self.block_input = self.dims.term("block input", "B·S·H", self.stream, "arXiv 1604.06174")
         self.short = window is not None and window < recipe.seq_len
@@ -297,6 +298,9 @@ class Activations:
                 term("numbers for the loss and its log", "B·S", 40, TRL),
             ]
         terms = self._norm("final norm", [self.built.head])
+        if self.recipe.scores:  # a row's last token alone has a loss
+            read = term("final norm: output", "B·S·H", self.stream, "the gradient of the head of scores")
+            return terms if self.recipe.trains_base else [*terms, read]
         if self.recipe.fused_loss:
             return terms
         if self.recipe.mixed and not self.recipe.fsdp and self.built.loose_dtype == "fp32":
@@ -311,6 +315,8 @@ class Activations:
         """What the loss's local variables hold when forward ends."""
         if self.recipe.prefers:
             return [self._tile, self.dims.term("hidden states", "B·S·H", self.stream, TRL)]
+        if self.recipe.scores:
+            return [self.dims.term("hidden states", "B·S·H", self.stream, SCORES), self._scores]
         term, widths = self.dims.term, {"logits": self.compute, "logits in fp32": 4}
         logits = [term(name, "B·S·V", width, LOSS) for name, width in widths.items()][self.compute == 4 :]
         held = [term("hidden states", "B·S·H", self.stream, LOSS), *([] if self.compiled else logits)]
@@ -324,13 +330,22 @@ class Activations:
             states = self.dims.term("gradient of the states, fp32 and cast", "B·S·H", 4 + self.stream, TRL)
             weight = self.dims.term("gradient of the head, fp32 and cast", "V·H", width, TRL)
             return [self._tile, states, *([weight] if self.recipe.trains_base else [])]
+        if self.recipe.scores:
+            return [self._scores]
         times = 1 if self.compiled else 2
         gradients = self.dims.term("gradients of logits", "B·S·V", 4, "log_softmax, nll_loss", times)
         return self._fused if self.recipe.fused_loss else [gradients]
 
     @property
+    def _scores(self) -> Term:
+        """Of every token, or their gradient, though the last one's alone are read."""
+        number = self.recipe.scores
+        size = self.dims.of("B·S") * number * self.compute
+        return Term("", "scores of all tokens", f"B·S·{number:,} × {self.compute} B", size, SCORES)
+
+    @property
     def _tile(self) -> Term:
-        """Of logits, which dpo makes anew for each."""
+        """Of logits, which dpo and kto make anew for each."""
         tokens = min(self.dims.of("B·S"), TRL_TOKENS)
         formula = f"{tokens:,}·{TRL_WORDS:,} × {self.compute} B"
         return Term("", "one tile of logits", formula, tokens * TRL_WORDS * self.compute, TRL)

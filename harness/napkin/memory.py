@@ -132,10 +132,12 @@ class Memory:
         stepped = largest * (1 + step.share) if leaves else 0  # of one weight at a time
         at_last, at_first = stays + stepped, max(made - max(0, outer - stays), stepped)  # of the blocks
         table = built.shape.vocab * built.shape.hidden * width * trains  # of the embeddings, at the end
-        twice = 0 if not built.shape.tied or recipe.mixed else table  # a tied one's second part
+        tied = built.shape.tied and not recipe.scores
+        twice = 0 if not tied or recipe.mixed else table  # a tied one's second part
         at_end = table if leaves else made + (units.own_made - units.own_made // recipe.dp_shard)
         ending = max(twice, table * step.share * step.in_backward) + units.own_reduced
-        logits = 0 if recipe.fused_loss or recipe.prefers else acts.dims.of("B·S·V") * acts.compute
+        whole_logits = recipe.writes and not recipe.fused_loss
+        logits = acts.dims.of("B·S·V") * acts.compute * whole_logits
         at, rows = self._moment, list[Moment]()  # bytes: gathered, gradients, activations, temporaries
         for block, (_, kept, again) in zip(built.shape.blocks, sizes.kept, strict=True):
             kind, running = f"block ({block.mixer}, {block.feed})", again or kept * on_host

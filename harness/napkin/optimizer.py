@@ -22,7 +22,7 @@ STATES = {
 PASSES = {"adamw": 18, "muon": 18, "adafactor": 18, "adamw_schedule_free": 24, "sgd": 3}
 LAUNCHES = {"adamw": 8, "muon": 8, "adafactor": 12, "adamw_schedule_free": 9}
 """Over a tensor of what is not fused, without weight decay, and operators; of muon, of what is AdamW's."""
-OUTER = ("embed_tokens", "lm_head", "position_embeddings")
+OUTER = ("embed_tokens", "lm_head", "score", "position_embeddings")
 MUON_PASSES, MUON_ITERATIONS = 14, 5
 """Over a matrix, line by line, and of Newton and Schulz, in bf16 whatever the weights are in
 (torch/optim/_muon.py)."""

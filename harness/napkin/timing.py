@@ -72,7 +72,8 @@ class Timing:
         again = self._layers(1, 1, again=True) if self.acts.recomputes else []
         backward = [*again, *self._layers(2 if recipe.trains_base else 1, 2)]
         backward += self._products(sizes.built.head, 1) if recipe.prefers else []  # its tiles, made anew
-        forward = [*self._layers(1, 1), *(self._layers(1, 1) if recipe.computes_reference else [])]
+        passes = (1 + recipe.computes_reference) * (1 + recipe.unpaired)
+        forward = self._layers(1, 1) * passes
         added = 3 * sizes.gradient_bytes * (micro - 1)  # to gradients of earlier micro batches
         backward.append(Work(0, 0 if on_host else added, sum(w.count for w in sizes.trained) * (micro - 1)))
         backward += [update] if step.in_backward else []
@@ -181,5 +182,6 @@ class Timing:
                 flops += flops // 4 if passes == 2 and acts.kernel == "fused" else 0
                 scores = 0 if acts.kernel == "fused" else d("B·N·S·S") * 4 * PASSES
                 works.append(Work(flops, scores, 1, "attention", self.recipe.compute_dtype).times(times))
-        loss = Work(0, d("B·S·V") * 4 * PASSES, OPERATORS_OF_LOSS).times(self.micro)
+        made = d("B·S") * sizes.built.head.outputs
+        loss = Work(0, made * 4 * PASSES, OPERATORS_OF_LOSS).times(self.micro)
         return works if again else [*works, *self._products(sizes.built.head, factor), loss]

@@ -13,6 +13,7 @@ from harness.architecture import (
     EXPERTS_ONCE_LINEAR,
     Matrix,
     ModelShape,
+    head_of,
     matrices_of,
     outer_parts,
     parts_of,
@@ -79,10 +80,13 @@ class BuiltModel:
         """In which weights are made: a plain precision's; under autocast fp32, but a frozen base's own."""
         self.loose_dtype = "fp32" if recipe.upcast_for_kbit else self.made_dtype  # of what is not quantized
         self.matrices = [(block, matrix) for block in shape.blocks for matrix in matrices_of(shape, block)]
-        self.head = Matrix("lm_head", shape.hidden, shape.vocab, "out")
+        self.head = head_of(shape, recipe.scores)
         self.adapted = frozenset[str]() if base else self._adapted()
-        self.outer = [*map(self._weight, outer_parts(shape)), *self._adapters(self.head, 1)]
+        outside = outer_parts(shape, recipe.scores)
+        self.outer = [*map(self._weight, outside), *self._adapters(self.head, 1)]
         """Embeddings, positions, last norm, and a head of its own."""
+        if recipe.scores and not base:  # peft trains a copy
+            self.outer.append(self._weight(self.head, adapter=self.loose_dtype))
         self.in_blocks: list[Weight] = []
         """Of the blocks; `count` is the number of blocks that have one."""
         for block in shape.blocks:

@@ -52,14 +52,19 @@ class Fields(BaseModel):
     packing: bool = False
     """Fill every sequence with whole documents that cannot attend to each other."""
 
-    task: Literal["sft", "dpo"] = "sft"
+    task: Literal["sft", "dpo", "kto", "reward", "classification"] = "sft"
     """What is learned. sft: to write the data's text. dpo: to prefer the chosen of two answers, as TRL's
-    DPOTrainer learns it (the extra `dpo`); a micro batch is pairs then, of two rows each."""
+    DPOTrainer learns it (the extra `dpo`); a micro batch is pairs then, of two rows each. kto: good answers
+    from bad ones, as TRL's KTOTrainer (the same extra). reward: to score the chosen of two higher, as TRL's
+    RewardTrainer. classification: which class a text is of. The last two have a head of scores in the place
+    of the vocabulary's."""
+    num_labels: Annotated[int, Field(ge=2, lt=2**31)] = 2
+    """classification: how many classes there are."""
     dpo_reference: Literal["computed", "precomputed"] = "computed"
-    """dpo: where the reference's log-probabilities come from. computed: a forward pass in each step, of a
-    frozen copy of the model, or of the model without its adapter. precomputed: with the data."""
+    """dpo, kto: where the reference's log-probabilities come from. computed: forward passes in each step, of
+    a frozen copy of the model, or of the model without its adapter. precomputed: with the data."""
     dpo_beta: Positive = 0.1
-    """dpo: how much a departure from the reference costs."""
+    """dpo, kto: how much a departure from the reference costs."""
 
     precision: Precision = "bf16"
     """Plain: weights in that dtype. `-mixed`: autocast over fp32 weights (with an adapter: over the
@@ -145,7 +150,7 @@ class Fields(BaseModel):
     there."""
 
     micro_batch_size: Count = 1
-    """Sequences in one forward and backward; with dpo, pairs of them."""
+    """Sequences in one forward and backward; with dpo and reward, pairs of them."""
     gradient_accumulation_steps: Count = 1
     """Micro batches in one optimizer step."""
     seq_len: Annotated[int, Field(ge=2, lt=2**31)] = 2048
@@ -296,8 +301,28 @@ class Fields(BaseModel):
 
     @property
     def prefers(self) -> bool:
-        """Whether the model learns from pairs of answers."""
-        return self.task == "dpo"
+        """Whether the model learns which answers are likelier than its reference says."""
+        return self.task in ("dpo", "kto")
+
+    @property
+    def unpaired(self) -> bool:
+        """Whether good and bad answers are not of the same prompts; all are read with others' prompts too."""
+        return self.task == "kto"
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a micro batch is pairs of answers."""
+        return self.task in ("dpo", "reward")
+
+    @property
+    def scores(self) -> int:
+        """Outputs of a head that scores rows, in the place of the vocabulary's; 0 without one."""
+        return {"classification": self.num_labels, "reward": 1}.get(self.task, 0)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model learns to write the data's text."""
+        return self.task == "sft"
 
     @property
     def computes_reference(self) -> bool:
@@ -312,7 +337,7 @@ class Fields(BaseModel):
     @property
     def rows(self) -> int:
         """Sequences in one forward and backward: of a pair, both."""
-        return self.micro_batch_size * (2 if self.prefers else 1)
+        return self.micro_batch_size * (2 if self.pairs else 1)
 
     @property
     def tokens_per_step(self) -> int:

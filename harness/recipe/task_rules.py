@@ -8,29 +8,34 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(
         ("dpo_reference", "task"),
         lambda r: r.dpo_reference != "computed" and not r.prefers,
-        "only dpo has a reference; set task: dpo, or dpo_reference: computed",
+        "only dpo and kto have a reference; set task: dpo, or dpo_reference: computed",
+    ),
+    Rule(
+        ("num_labels", "task"),
+        lambda r: r.num_labels != 2 and r.task != "classification",
+        "only a classification has classes; set task: classification, or num_labels: 2",
     ),
     Rule(
         ("task", "loss"),
-        lambda r: r.prefers and r.fused_loss,
-        "TRL computes dpo's log-probabilities in chunks by kernels of its own and holds no logits; "
-        "set loss: standard",
+        lambda r: not r.writes and r.fused_loss,
+        "no logits of all tokens are there to save: dpo and kto compute them in chunks, by TRL's kernels, "
+        "and a head of scores has none; set loss: standard",
     ),
     Rule(
         ("task", "packing"),
-        lambda r: r.prefers and r.packing,
-        "an answer is a row of its own; set packing: false, or task: sft",
+        lambda r: not r.writes and r.packing,
+        "an answer, or a text with a label, is a row of its own; set packing: false, or task: sft",
     ),
     Rule(
         ("task", "data"),
-        lambda r: r.prefers and r.data != "synthetic",
-        "no file of pairs is read yet; set data: synthetic",
+        lambda r: not r.writes and r.data != "synthetic",
+        "no file of pairs or of labels is read yet; set data: synthetic",
     ),
     Rule(
         ("task", "lora_dropout"),
-        lambda r: r.prefers and r.lora_dropout > 0,
-        "TRL turns dropout off, for the model and its reference must differ by their weights alone; "
-        "set lora_dropout: 0",
+        lambda r: r.pairs and r.lora_dropout > 0,
+        "TRL turns dropout off, for two answers must differ by their tokens alone, and a model and its "
+        "reference by their weights; set lora_dropout: 0",
     ),
     Rule(
         ("task", "compile"),
@@ -40,8 +45,8 @@ TASK_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("task", "parallel"),
-        lambda r: r.prefers and (r.fsdp or r.tensor_parallel),
-        "no reference is divided among ranks here; set parallel: ddp, or task: sft",
+        lambda r: not r.writes and (r.fsdp or r.tensor_parallel),
+        "no reference and no head of scores is divided among ranks here; set parallel: ddp, or task: sft",
     ),
     Rule(
         ("task", "offload"),

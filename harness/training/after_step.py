@@ -50,9 +50,9 @@ def evaluate_into(
     host_peak: HostPeak,
 ) -> None:
     """Run the evaluation and fill `stats`: with what it puts on the host also where memory runs out in it."""
-    if recipe.prefers:
+    if not recipe.writes:
         raise InputError(
-            f"task: {recipe.task}: an evaluation of pairs is not known here; leave eval out, or set "
+            f"task: {recipe.task}: only an evaluation of texts is known here; leave eval out, or set "
             "task: sft."
         )
     with host_peak as host_bytes:

@@ -21,7 +21,7 @@ from harness.parallel import ALONE, Ranks
 from harness.recipe import Recipe
 from harness.training.document_masks import flash_lengths, separate_densely, separate_for_flash
 from harness.training.toggles.attention import additive_mask_dtype
-from harness.training.toggles.preference import REFERENCE
+from harness.training.toggles.preference import MISMATCHED, REFERENCE
 
 MOST_MICRO_BATCHES = 10_000
 """Of one step that is walked through on shapes."""
@@ -34,12 +34,14 @@ class StepBatches(NamedTuple):
 
     batches: list[Batch]
     """gradient_accumulation_steps of them. input_ids and labels: int64 (rows, seq_len); of pairs the first
-    half is chosen, the second rejected, and precomputed log-probabilities are fp32 (micro_batch_size,); with
-    packing also what training/document_masks.py returns (two of flash attention's are ints, not tensors)."""
+    half is chosen, the second rejected, and precomputed log-probabilities are fp32 (micro_batch_size,); a
+    classification's labels are int64 (rows,), and pairs that are scored have none; with packing also what
+    training/document_masks.py returns (two of flash attention's are ints, not tensors)."""
     num_tokens: int
-    """Predicted tokens of the whole step: labels that are not -100. A model's loss shifts the labels by one
-    and never predicts a row's first, which has the label -100 here. So transformers.Trainer (5.17 to 5.23)
-    counts the same, by `labels[..., 1:]` for a loss it knows to shift and by `labels` for any other."""
+    """Predicted tokens of the whole step: labels that are not -100; where rows are scored, all tokens. A
+    model's loss shifts the labels by one and never predicts a row's first, which has the label -100 here. So
+    transformers.Trainer (5.17 to 5.23) counts the same, by `labels[..., 1:]` for a loss it knows to shift and
+    by `labels` for any other."""
 
 
 class Batches(Iterator[StepBatches]):
@@ -57,6 +59,8 @@ class Batches(Iterator[StepBatches]):
 
     def __next__(self) -> StepBatches:
         batches = [self._micro_batch() for _ in range(self._recipe.gradient_accumulation_steps)]
+        if self._recipe.scores:  # a row is learned as a whole
+            return StepBatches(batches, self._recipe.tokens_per_step)
         return StepBatches(batches, sum(int((b["labels"] != NOT_PREDICTED).sum()) for b in batches))
 
     def skip(self, steps: int) -> None:
@@ -76,12 +80,17 @@ class Batches(Iterator[StepBatches]):
         rows = [self.rows.draw(row) for row in self._next_rows()]
         batch: Batch = {
             "input_ids": torch.from_numpy(np.stack([row.input_ids for row in rows])),
-            "labels": torch.from_numpy(np.stack([row.labels for row in rows])),
         }
-        if self._recipe.prefers:
+        if not self._recipe.scores:
+            batch["labels"] = torch.from_numpy(np.stack([row.labels for row in rows]))
+        elif not self._recipe.pairs:
+            batch["labels"] = batch["input_ids"][:, -1] % self._recipe.scores  # which can be learned
+        if self._recipe.pairs:
             batch["input_ids"][len(rows) // 2 :, 0] = batch["input_ids"][: len(rows) // 2, 0]  # their prompt
         if self._recipe.prefers and not self._recipe.computes_reference:
             batch |= _indifferent(self._recipe, self._vocab_size)
+        if self._recipe.unpaired:
+            batch |= _mismatched(batch)
         if self._recipe.packing:
             lengths = [row.document_lengths for row in rows]
             if self._dense_mask:
@@ -138,9 +147,13 @@ class BatchShapes(Batches):
     def _micro_batch(self) -> Batch:
         size, seq_len = self._recipe.rows, self._recipe.seq_len
         drawn = self._next_rows()
-        batch: Batch = {"input_ids": _shape(size, seq_len), "labels": _shape(size, seq_len)}
+        batch: Batch = {"input_ids": _shape(size, seq_len)}
+        if not (self._recipe.scores and self._recipe.pairs):
+            batch["labels"] = _shape(size) if self._recipe.scores else _shape(size, seq_len)
         if self._recipe.prefers and not self._recipe.computes_reference:
             batch |= _indifferent(self._recipe, self._vocab_size)
+        if self._recipe.unpaired:
+            batch |= {MISMATCHED + name: batch[name] for name in ("input_ids", "labels")}
         if not self._recipe.packing:
             return batch
         batch["position_ids"] = _shape(size, seq_len)
@@ -155,6 +168,13 @@ def _indifferent(recipe: Recipe, vocab_size: int) -> Batch:
     every token the same chance."""
     of_a_row = -(recipe.seq_len - 1) * math.log(vocab_size)
     return {name: torch.full((recipe.micro_batch_size,), of_a_row) for name in REFERENCE}
+
+
+def _mismatched(batch: Batch) -> Batch:
+    """Each prompt, a row's first token, with the answer of the row before."""
+    mismatched = {name: batch[name].roll(1, dims=0) for name in ("input_ids", "labels")}
+    mismatched["input_ids"][:, 0] = batch["input_ids"][:, 0]
+    return {MISMATCHED + name: tensor for name, tensor in mismatched.items()}
 
 
 def _shape(*sizes: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:

@@ -19,7 +19,7 @@ from harness.errors import InputError, is_out_of_memory
 from harness.parallel import ALONE, Deferred, Ranks, divide, loaded_by_one_thread, summed_at_the_end
 from harness.recipe import Recipe, find_model_config
 from harness.training.learned_positions import refuse_longer_sequences
-from harness.training.model_config import first_line, load_config
+from harness.training.model_config import auto_model, first_line, load_config, model_class
 from harness.training.refusals import (
     refuse_empty_weights,
     refuse_missing_weights,
@@ -51,6 +51,7 @@ from harness.training.toggles.quantization import (
     quantized_experts,
     quantized_on_loading,
 )
+from harness.training.toggles.scores import loss_of_scores, prepare_for_scores, without_scores
 
 DAMAGED = (SafetensorError, UnpicklingError, EOFError)
 """What safetensors and torch raise for a file of weights that cannot be read."""
@@ -78,7 +79,7 @@ def build_training(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -
         model=model,
         optimizer=build_optimizer(recipe, model),
         scaler=build_scaler(recipe, device),
-        loss=loss_of_pairs(recipe, model, reference) if recipe.prefers else loss_of_model,
+        loss=_loss(recipe, model, reference),
         reference=reference,
         autocast=autocast(recipe, device),
         saved_tensors=saved_tensors(recipe, model, device),
@@ -90,13 +91,15 @@ def build_training(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -
     )
 
 
+def _loss(recipe: Recipe, model: Any, reference: Any) -> Callable[[Any, Any, Any], Any]:
+    if recipe.scores:
+        return loss_of_scores(recipe)
+    return loss_of_pairs(recipe, model, reference) if recipe.prefers else loss_of_model
+
+
 def import_libraries(recipe: Recipe) -> None:
     """Import now what building the model of `recipe` imports. Raises nothing that building would not."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    config = load_config(recipe)
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class(recipe, load_config(recipe))
     import_peft(recipe)
     import_trl(recipe)
 
@@ -118,6 +121,7 @@ def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None 
             deferred.left_out |= any(quantized_experts(recipe, module) for module in model.modules())
         refuse_empty_weights(recipe, model)
         model.config.use_cache = False
+        prepare_for_scores(recipe, model)
         prepare_for_kbit(recipe, model)
         model = with_adapter(recipe, model)
     refuse_longer_sequences(model, recipe.model, recipe.seq_len)
@@ -141,12 +145,10 @@ def _from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later: b
             f"weights: pretrained: {recipe.model} is a config without weights. "
             "Give model a checkpoint folder or a Hugging Face id, or set weights: random."
         )
-    from transformers import AutoModelForCausalLM
-
     how = {**_how(recipe, config), **quantized_on_loading(recipe), "device_map": {"": device}}
     with loaded_by_one_thread() if later else nullcontext():
-        model, loaded = AutoModelForCausalLM.from_pretrained(recipe.model, output_loading_info=True, **how)
-    refuse_missing_weights(recipe, loaded["missing_keys"])
+        model, loaded = auto_model(recipe).from_pretrained(recipe.model, output_loading_info=True, **how)
+    refuse_missing_weights(recipe, without_scores(recipe, loaded["missing_keys"]))
     if not later:
         for module in model.modules():  # transformers has loaded a mixture's experts in 16 bit
             quantize_experts(recipe, module)
@@ -172,10 +174,8 @@ def _as_from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later
 
 
 def _random(recipe: Recipe, config: Any, device: torch.device, later: bool) -> Any:
-    from transformers import AutoModelForCausalLM
-
     def build() -> Any:
-        return as_loaded(AutoModelForCausalLM.from_config(config, **_how(recipe, config)))
+        return as_loaded(auto_model(recipe).from_config(config, **_how(recipe, config)))
 
     return build_random(recipe, build, device, later=later)
 

@@ -17,7 +17,8 @@ from harness.system import warn_of_trusted_code
 def load_config(recipe: Recipe) -> Any:
     """The transformers config of `recipe.model`: a name in recipes/models, a path, or a Hugging Face id.
 
-    Raises InputError naming the model if it is unknown, malformed or not a causal language model.
+    Raises InputError naming the model if it is unknown, malformed, not a causal language model, or has no
+    head for the task.
     """
     from transformers import AutoConfig
     from transformers.activations import ACT2FN
@@ -54,6 +55,13 @@ def load_config(recipe: Recipe) -> Any:
         raise InputError(f"model: {recipe.model}: transformers has no hidden_act {activation!r:.60}.{hint}")
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not recipe.trust_remote_code:
         raise InputError(f"model: {recipe.model}: {config.model_type} is not a causal language model.")
+    if recipe.scores:
+        config.num_labels = recipe.scores
+        if type(config) not in models_of(recipe):
+            raise InputError(
+                f"model: {recipe.model}: transformers has no {config.model_type} with a head of scores, "
+                "which task: reward and classification train; choose another model, like llama."
+            )
     positions = getattr(config, "n_positions", None)  # learned, not computed: GPT-2 has no more
     if positions is not None and recipe.seq_len > positions:
         raise InputError(
@@ -62,20 +70,34 @@ def load_config(recipe: Recipe) -> Any:
     return config
 
 
-def model_class(config: Any) -> Any:
-    """transformers' class for `config` as a causal language model; None for a checkpoint's own code."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+def auto_model(recipe: Recipe) -> Any:
+    """transformers' class that makes a model of any type for the task."""
+    import transformers
 
-    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING  # which has a `get` that raises
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)] if known else None
+    head = "SequenceClassification" if recipe.scores else "CausalLM"
+    return getattr(transformers, f"AutoModelFor{head}")
+
+
+def models_of(recipe: Recipe) -> Any:
+    """transformers' mapping from the class of a config to that of its model for the task."""
+    from transformers.models.auto import modeling_auto
+
+    return getattr(
+        modeling_auto, f"MODEL_FOR_{'SEQUENCE_CLASSIFICATION' if recipe.scores else 'CAUSAL_LM'}_MAPPING"
+    )
+
+
+def model_class(recipe: Recipe, config: Any) -> Any:
+    """transformers' class for `config` and the task; None for a checkpoint's own code."""
+    models = models_of(recipe)
+    known = type(config) in models  # which has a `get` that raises
+    return models[type(config)] if known else None
 
 
 def shapes_of(recipe: Recipe, config: Any) -> Any:
     """The model of `config` without memory, seen by nobody who counts bytes."""
-    from transformers import AutoModelForCausalLM
-
     with _disable_current_modes(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
+        model = auto_model(recipe).from_config(
             config, attn_implementation="eager", trust_remote_code=recipe.trust_remote_code
         )
         return model.to("meta")  # torch.FloatTensor(...) is on the CPU in any context

@@ -67,8 +67,8 @@ def refuse_what_is_no_language_model(recipe: Recipe, config: Any) -> None:
     By what the model itself is: an encoder's class asks for is_decoder before it masks what comes after; and
     a loss that does not shift the labels compares each output with the token that was just read.
     """
-    made_by = model_class(config)
-    if made_by is None:
+    made_by = model_class(recipe, config)
+    if made_by is None or recipe.scores:  # a text is read whole before it is scored
         return
     if getattr(config, "is_decoder", None) is False and _asks_for_decoder(made_by):
         raise InputError(

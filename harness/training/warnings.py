@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import nn
 
 from harness.recipe import Recipe, surprises_of_quantization
+from harness.training.toggles.scores import head_of
 
 
 def surprises_of_model(recipe: Recipe, model: nn.Module) -> list[str]:
@@ -67,7 +68,7 @@ def _elements_of_experts(model: nn.Module) -> int:
 def _left_in_16_bit(model: nn.Module) -> dict[str, int]:
     """Bytes, by last name, of the frozen matrices that are not quantized; embeddings and head left out."""
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    head = model.get_output_embeddings()  # type: ignore[operator]
+    head = head_of(model)
     apart = {id(p) for table in [*tables, *([head] if head is not None else [])] for p in table.parameters()}
     quantized = [module for module in model.modules() if _quantized(module)]
     apart |= {id(p) for module in quantized for p in module.parameters(recurse=False)}

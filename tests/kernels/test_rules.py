@@ -106,6 +106,13 @@ REDUCTIONS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: meta(64, 1000, dtype=BF16).logsumexp(1),
         "+128 +128 +64 -2 -1 +128000 =0 -3 -0",
     ),
+    # recorded on a virtual GPU
+    "argmax of long rows": (
+        lambda: meta(64, 131_072, dtype=torch.int32).argmax(-1),
+        "=0 +9216 +256 -1 -0",
+    ),
+    "argmax of one row": (lambda: meta(1, 1 << 21, dtype=torch.int32).argmax(-1), "=0 +4096 +4 -1 -0"),
+    "argmax": (lambda: meta(8, 2048, dtype=torch.int32).argmax(-1), "=0"),
     "norms": (lambda: torch._foreach_norm([meta(2 * 65536 + 1), meta(10)]), "+24 =0 =1 -0"),
     # native/transformers/attention.cpp: 192 scores == -inf, 24 rows of them, a zero
     "safe softmax": (lambda: aten._safe_softmax(meta(2, 3, 4, 8), -1), "=0 +192 +24 +4 -2 -1 -0"),
@@ -184,6 +191,13 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "index_put_, accumulating, unchecked": (
         lambda: aten._index_put_impl_(meta(50, 8), [meta(100, dtype=LONG)], meta(100, 8), True, True),
         "+800 +800 -0 +800 +800 +800 +1 -5 -4 -3 -2 -1",
+    ),
+    # recorded on a virtual GPU
+    "index_put_, accumulating by two indices": (
+        lambda: aten._index_put_impl_(
+            meta(5000, 16, 3), [meta(5000, dtype=LONG)] * 2, meta(5000, 3), True, True
+        ),
+        "+40000 +40000 -0 +40000 +40000 -2 -3 +40000 +40000 +40000 +89087 -7 -6 -5 -4 -1",
     ),
     # cuda/Embedding.cu: up to 3072 indices without sorting
     "embedding backward": (

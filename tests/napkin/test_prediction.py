@@ -52,6 +52,7 @@ FSDP = {"parallel": "fsdp", "precision": "bf16-mixed", "reduce_dtype": "fp32", "
 PRICED = {
     "task": ({}, "dpo"),
     "dpo_reference": ({"task": "dpo"}, "precomputed"),
+    "num_labels": ({"task": "classification"}, 1000),
     "packing": ({}, True),
     "precision": ({}, "fp32"),
     "master_weights": ({}, True),

@@ -36,7 +36,6 @@ HOUSE = ("harness", "pages", "benchmarks", "tests")
 
 HOMES = {
     "transformers": {
-        "training/model.py",
         "training/model_config.py",
         "data/tokenizer.py",
         "training/refusals.py",

@@ -22,7 +22,18 @@ SAMPLE = (
     *("inkling_text", "llama4_text", "mamba2", "nemotron_h", "phimoe", "qwen3_next"),
 )
 """Mixtures, recurrent layers, attention that is its own, weights kept in fp32; each of two ways in turn."""
-OF_LLAMA = ("dora", "dora nf4", "lora+", "vera", "dpo", "dpo lora", "dpo precomputed")
+OF_LLAMA = (
+    *("dora", "dora nf4", "lora+", "vera", "dpo", "dpo lora", "dpo precomputed"),
+    *(
+        "kto",
+        "kto lora",
+        "kto precomputed",
+        "reward",
+        "reward mixed",
+        "classification lora",
+        "classification nf4",
+    ),
+)
 OTHERS = (*(("llama", method) for method in OF_LLAMA), ("mixtral", "experts"))
 BAR = 0.95
 

@@ -15,12 +15,13 @@ from tests.support.places import MODELS
 from tests.virtual_gpu.conftest import Emulate
 
 pytestmark = pytest.mark.virtual_gpu
-PROGRAM = Path(__file__).parent / "programs" / "dpo.py"
+PROGRAMS = Path(__file__).parent / "programs"
 MODEL = str(MODELS / "llama.json")
 PAIRS, TOKENS = 4, 128
+LORA: dict[str, Any] = {"adapter": "lora", "gradient_checkpointing": True}
 KINDS: dict[str, dict[str, Any]] = {
     "full": {},
-    "lora checkpointing": {"adapter": "lora", "gradient_checkpointing": True},
+    "lora checkpointing": LORA,
     "precomputed": {"dpo_reference": "precomputed"},
 }
 
@@ -29,17 +30,45 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_dpo_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
     """But for what Trainer keeps besides: a mask of the padding and one of the answers in the place of
     labels, and three numbers: the losses together, the last loss, and the last norm of the gradients."""
-    printed = emulate(sys.executable, str(PROGRAM), MODEL, *kind.split()).stdout
-    theirs = int(printed.rpartition("done: peak ")[2].split()[0])
-    recipe = Recipe(
-        model=MODEL,
-        task="dpo",
-        micro_batch_size=PAIRS,
-        seq_len=TOKENS,
-        max_grad_norm=1.0,
-        **KINDS[kind],
-    )
-    profile, _ = simulate(recipe, find_hardware("h100"))
-    ours = profile.memory.peak_allocated_bytes
-    assert ours is not None
-    assert theirs - ours == 2 * PAIRS * TOKENS * 8 + 3 * 512
+    theirs = _peak_of(emulate, "dpo.py", kind)
+    assert theirs - _simulated(task="dpo", **KINDS[kind]) == 2 * PAIRS * TOKENS * 8 + 3 * 512
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_kto_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
+    """But for the same of answers and of mismatched ones, and which of them are good."""
+    theirs = _peak_of(emulate, "dpo.py", f"{kind} kto")
+    assert theirs - _simulated(task="kto", **KINDS[kind]) == 2 * PAIRS * TOKENS * 8 + 4 * 512
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"), [("", {}), pytest.param("lora checkpointing", LORA, marks=pytest.mark.slow)]
+)
+def test_reward_takes_what_trl_takes(emulate: Emulate, kind: str, fields: dict[str, Any]) -> None:
+    """But for a mask of the padding, and Trainer's three numbers."""
+    theirs = _peak_of(emulate, "scores.py", f"reward {kind}")
+    assert theirs - _simulated(task="reward", **fields) == 2 * PAIRS * TOKENS * 8 + 3 * 512
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "fields"), [("", {}), ("lora checkpointing", LORA)])
+def test_classification_takes_what_transformers_takes(
+    emulate: Emulate, kind: str, fields: dict[str, Any]
+) -> None:
+    """But for a mask of the padding, Trainer's three numbers, and how many labels there are."""
+    theirs = _peak_of(emulate, "scores.py", f"classification {kind}")
+    ours = _simulated(task="classification", num_labels=5, **fields)
+    assert theirs - ours == PAIRS * TOKENS * 8 + 4 * 512
+
+
+def _peak_of(emulate: Emulate, program: str, kind: str) -> int:
+    printed = emulate(sys.executable, str(PROGRAMS / program), MODEL, *kind.split()).stdout
+    return int(printed.rpartition("done: peak ")[2].split()[0])
+
+
+def _simulated(**fields: Any) -> int:
+    sizes: dict[str, Any] = {"micro_batch_size": PAIRS, "seq_len": TOKENS, "max_grad_norm": 1.0}
+    profile, _ = simulate(Recipe(model=MODEL, **sizes, **fields), find_hardware("h100"))
+    assert profile.memory.peak_allocated_bytes is not None
+    return profile.memory.peak_allocated_bytes

@@ -202,6 +202,7 @@ def cuda_autocast_on_meta() -> Iterator[None]:
             Replacement("torch.is_autocast_enabled", is_autocast_enabled, why),
             Replacement("torch.get_autocast_dtype", get_autocast_dtype, why),
             Replacement("torch.amp.is_autocast_available", is_autocast_available, why),
+            Replacement("torch.clear_autocast_cache", state.cache.clear, why),
             Replacement(generic, lambda: _ShapeAutocast(state, state.dtype, False), "leaves autocast on"),
         ]
     ):

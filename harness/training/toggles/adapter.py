@@ -63,7 +63,7 @@ def _config(recipe: Recipe, peft: Any) -> Any:
         "use_rslora": recipe.use_rslora,
         "use_dora": recipe.use_dora,
     }
-    given: dict[str, Any] = {"task_type": "CAUSAL_LM"}
+    given: dict[str, Any] = {"task_type": "SEQ_CLS" if recipe.scores else "CAUSAL_LM"}
     if recipe.adapter == "lora":
         kind, given = peft.LoraConfig, {**given, "target_modules": targets, **of_lora}
     elif recipe.adapter == "ia3":

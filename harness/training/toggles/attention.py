@@ -21,7 +21,7 @@ def attention_kernel(model: Any) -> str:
 
 def attention_problems(recipe: Recipe, config: Any, device: torch.device) -> Iterator[Problem]:
     """What the model's class says that it cannot do, and a CPU."""
-    made_by = model_class(config)
+    made_by = model_class(recipe, config)
     if recipe.attention == "sdpa" and getattr(config, "attn_logit_softcapping", None) is not None:
         # transformers before 5.23 runs it all the same, and leaves the capping out
         yield Problem(

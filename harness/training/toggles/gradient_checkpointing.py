@@ -41,7 +41,7 @@ def _costly() -> Iterator[Any]:
 
 
 def checkpointing_problems(recipe: Recipe, config: Any) -> Iterator[Problem]:
-    made_by = model_class(config)
+    made_by = model_class(recipe, config)
     if recipe.gradient_checkpointing and made_by is not None and not made_by.supports_gradient_checkpointing:
         yield Problem(
             f"gradient_checkpointing: transformers has none for {config.model_type}",

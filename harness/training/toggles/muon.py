@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.training.toggles.optimizer_state import Build, OfOthers, restore_state
+from harness.training.toggles.scores import head_of
 
 
 def muon_and_adamw(model: nn.Module, learning_rate: float, weight_decay: float, adamw: Build) -> Together:
@@ -18,7 +19,8 @@ def muon_and_adamw(model: nn.Module, learning_rate: float, weight_decay: float, 
     """
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     outer = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    head = getattr(model, "get_output_embeddings", lambda: None)()
+    head = head_of(model)
+    head = getattr(head, "modules_to_save", head)  # peft's copy of a head, which is trained as a whole
     outer |= (
         {id(weight) for weight in head.parameters()} if head is not None and not _adapted(head) else set()
     )

@@ -1,8 +1,9 @@
-"""The toggle `task: dpo`: the loss of a micro batch of pairs, by the log-probabilities that TRL computes.
+"""The toggles `task: dpo` and `task: kto`: the loss of a micro batch of pairs, or of good and bad answers, by
+the log-probabilities that TRL computes.
 
-Written as TRL's DPOTrainer writes it (trl/trainer/dpo_trainer.py, _compute_loss, loss_type sigmoid): TRL's
-head never holds the logits (trl/kernels/chunked_logprob.py), and what it notes for a log it keeps until the
-loss is there.
+Written as TRL's trainers write it (trl/trainer/dpo_trainer.py and kto_trainer.py, _compute_loss, loss_type
+sigmoid and kto): TRL's head never holds the logits (trl/kernels/chunked_logprob.py), and what it notes for a
+log it keeps until the loss is there.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from harness.errors import MissingDependency
 from harness.recipe import Recipe
 
 LOGGED = ("log_probs", "entropy", "mean_logits", "is_top1")
-"""What DPOTrainer has computed of each token, for its log."""
+"""What DPOTrainer has computed of each token, for its log; KTOTrainer all but the last."""
 REFERENCE = ("chosen", "rejected")
+"""Of a batch, the reference's log-probabilities; with kto of the answers, and of the mismatched ones."""
+MISMATCHED = "mismatched_"
+"""What precedes a name of the batch where the answers are those of other prompts: how far the model has gone
+from its reference is estimated by them (arXiv 2402.01306, section 4.1)."""
 
 
 def reference_of(recipe: Recipe, model: Any) -> Any:
@@ -39,7 +44,8 @@ def prepare_for_pairs(recipe: Recipe, model: Any, reference: Any) -> None:
     trl = import_trl(recipe)
     trl.disable_dropout_in_model(model)
     trl.add_fused_lm_head(
-        model.get_base_model() if hasattr(model, "get_base_model") else model, outputs=LOGGED
+        model.get_base_model() if hasattr(model, "get_base_model") else model,
+        outputs=LOGGED[:3] if recipe.unpaired else LOGGED,
     )
     if reference is not None:
         trl.disable_dropout_in_model(reference)
@@ -50,31 +56,49 @@ def loss_of_pairs(recipe: Recipe, model: Any, reference: Any) -> Callable[[Any, 
     """A loss for Training.loss: of what the step calls in the place of `model`."""
 
     def loss(called: Any, batch: dict[str, Any], num_tokens: Any) -> Tensor:
-        """The part of the mean over the step's pairs that is this micro batch's, the first half of whose rows
-        is chosen and the second rejected."""
-        del num_tokens  # each pair counts as much as any other
-        given = {name: batch[name] for name in ("input_ids", "labels")}
-        told = called(**given, use_cache=False, fused_lm_head=True)
-        chosen, rejected = _by_row(told, given["labels"])
-        if recipe.computes_reference:
-            off = nullcontext() if reference is not None else model.disable_adapter()
-            with torch.no_grad(), off:
-                asked = (reference if reference is not None else model)(
-                    **given, use_cache=False, fused_lm_head=True
-                )
-            references = _by_row(asked, given["labels"])
+        """The part of the mean over the step's pairs, or rows, that is this micro batch's, the first half of
+        whose rows is chosen and the second rejected."""
+        del num_tokens  # each pair, or row, counts as much as any other
+        with torch.no_grad():
+            mismatched = _by_row(_told(called, batch, MISMATCHED), batch) if recipe.unpaired else None
+        # accelerate enters autocast anew for every pass, and what is computed again makes its casts itself
+        torch.clear_autocast_cache()
+        told = _told(called, batch)
+        answers = _by_row(told, batch)
+        asked = None
+        if not recipe.computes_reference:
+            references = [batch[name] for name in REFERENCE]
         else:
-            references = tuple(batch[name] for name in REFERENCE)
-        ahead = (chosen - references[0]) - (rejected - references[1])
-        per_pair = -functional.logsigmoid(recipe.dpo_beta * ahead)
-        return per_pair.mean() / recipe.gradient_accumulation_steps
+            off = nullcontext() if reference is not None else model.disable_adapter()
+            asks = reference if reference is not None else model
+            with torch.no_grad(), off:
+                others = _by_row(_told(asks, batch, MISMATCHED), batch) if recipe.unpaired else None
+                asked = _told(asks, batch)
+            theirs = _by_row(asked, batch)
+            references = [*theirs.chunk(2)] if others is None else [theirs, others]
+        if mismatched is None:
+            chosen, rejected = answers.chunk(2)
+            ahead = (chosen - references[0]) - (rejected - references[1])
+            each = -functional.logsigmoid(recipe.dpo_beta * ahead)
+        else:
+            departed = (mismatched - references[1]).mean().clamp(min=0)
+            ahead, half = answers - references[0], -(-len(answers) // 2)
+            good = 1 - functional.sigmoid(recipe.dpo_beta * (ahead[:half] - departed))
+            bad = 1 - functional.sigmoid(recipe.dpo_beta * (departed - ahead[half:]))
+            each = torch.cat((good, bad))
+        return each.mean() / recipe.gradient_accumulation_steps
 
     return loss
 
 
-def _by_row(told: Any, labels: Tensor) -> tuple[Tensor, ...]:
-    """Log-probabilities of the answers, chosen and rejected. peft's prompts stand before the row's tokens."""
-    return told.log_probs[:, -(labels.shape[1] - 1) :].sum(dim=1).chunk(2, dim=0)
+def _told(called: Any, batch: dict[str, Any], prefix: str = "") -> Any:
+    given = {name: batch[prefix + name] for name in ("input_ids", "labels")}
+    return called(**given, use_cache=False, fused_lm_head=True)
+
+
+def _by_row(told: Any, batch: dict[str, Any]) -> Tensor:
+    """Log-probabilities of the answers. peft's prompts stand before the row's tokens."""
+    return told.log_probs[:, -(batch["labels"].shape[1] - 1) :].sum(dim=1)
 
 
 def import_trl(recipe: Recipe) -> Any:

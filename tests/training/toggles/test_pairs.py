@@ -36,7 +36,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
         *((), ("activations",), ("optimizer",), ("parameters",)),
         *(("activations", "optimizer"), ("activations", "parameters"), ("optimizer", "parameters")),
     ),
-    "task": ("sft", "dpo"),
+    "task": ("sft", "dpo", "kto", "reward", "classification"),
     "packing": SWITCH,
     "gradient_accumulation_steps": (1, 2),
     "max_grad_norm": (None, 1.0),
@@ -54,6 +54,7 @@ ELSEWHERE = {
     *("checkpoint_every", "on_nan"),  # between the steps: test_checkpoint_resume, test_nan
     *("use_rslora", "use_dora", "lora_plus_ratio", "peft"),  # test_adapter
     *("dpo_reference", "dpo_beta"),  # test_preference
+    "num_labels",  # test_scores
     *OF_RANKS,  # tests/parallel
 }
 TARGETS = {"lora": ["q_proj", "k_proj", "v_proj", "o_proj"], "ia3": ["k_proj", "v_proj"]}
@@ -109,5 +110,6 @@ def test_every_pair_trains() -> None:
         changed = {name: value for name, value in recipe if value != Recipe.model_fields[name].default}
         losses = train(recipe, 2).losses
         assert all(map(math.isfinite, losses)), changed
-        unlearned = math.log(2 if recipe.task == "dpo" else 264)  # of two answers, of as many words
-        assert losses[0] == pytest.approx(unlearned, abs=0.25), changed
+        unlearned = math.log(264 if recipe.writes else 2)  # of as many words, of two answers or classes
+        unlearned = 0.5 if recipe.unpaired else unlearned  # 1 - sigmoid(0)
+        assert losses[0] == pytest.approx(unlearned, abs=0.75 if recipe.scores else 0.25), changed

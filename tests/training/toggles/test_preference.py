@@ -1,4 +1,4 @@
-"""task: dpo has the loss and the gradients that TRL's own DPOTrainer computes of the same rows."""
+"""task: dpo and task: kto have the loss and the gradients that TRL's own trainers compute of such rows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from harness.errors import MissingDependency
+from harness.recipe import Recipe
 from harness.training.step import Training
 from harness.training.toggles.preference import loss_of_pairs, prepare_for_pairs
 from tests.support.tiny import built, step, tiny, weights
 
 trl = pytest.importorskip("trl")
 PAIRS: Any = {"task": "dpo"}
+ANSWERS: Any = {"task": "kto", "micro_batch_size": 5}
 
 
 def _moved(model: Any) -> None:
@@ -29,34 +31,44 @@ def _moved(model: Any) -> None:
                 weight.add_(torch.randn_like(weight), alpha=0.02)
 
 
-def _trainer(training: Training, folder: Path, **settings: Any) -> Any:
-    """TRL's trainer of this model, with the same reference."""
-    from datasets import Dataset
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One that a trainer of TRL asks for; no test here reads a text."""
     from tokenizers import Tokenizer, models
 
     words = {word: number for number, word in enumerate(("<pad>", "<eos>", "a", "b", "c"))}
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.BPE(vocab=words, merges=[])), pad_token="<pad>", eos_token="<eos>"
     )
-    arguments = trl.DPOConfig(
+
+
+def _trainer(recipe: Recipe, training: Training, folder: Path) -> Any:
+    """TRL's trainer of this model, with the same reference."""
+    from datasets import Dataset
+
+    config, trainer = (
+        (trl.KTOConfig, trl.KTOTrainer) if recipe.task == "kto" else (trl.DPOConfig, trl.DPOTrainer)
+    )
+    arguments = config(
         output_dir=str(folder),
         use_cpu=True,
         bf16=False,
         report_to=[],
         gradient_checkpointing=False,
-        **settings,
+        beta=recipe.dpo_beta,
     )
-    rows = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2)
-    return trl.DPOTrainer(
+    answers = {"completion": "b", "label": True} if recipe.task == "kto" else {"chosen": "b", "rejected": "c"}
+    rows = Dataset.from_list([{"prompt": "a", **answers}] * 8)
+    return trainer(
         training.model,
         training.reference,
         args=arguments,
         train_dataset=rows,
-        processing_class=tokenizer,
+        processing_class=tokenizer(),
     )
 
 
-def _gradients(model: Any) -> dict[str, Tensor]:
+def gradients_of(model: Any) -> dict[str, Tensor]:
+    """By name; the model has none then."""
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return found
@@ -70,31 +82,65 @@ def _gradients(model: Any) -> dict[str, Tensor]:
         {"dpo_beta": 0.5},
         {"family": "gpt2"},
         {"attention": "eager", "family": "gemma2"},
+        ANSWERS,
+        ANSWERS | {"adapter": "lora", "dpo_beta": 0.5},
     ],
     ids=str,
 )
 def test_loss_and_gradients_are_those_of_trl(fields: dict[str, Any], tmp_path: Path) -> None:
-    recipe = tiny(**PAIRS, **fields)
+    recipe = tiny(**PAIRS | fields)
     training, batches = built(recipe)
-    trainer = _trainer(training, tmp_path, beta=recipe.dpo_beta)  # which keeps the adapter as it is now
+    trainer = _trainer(recipe, training, tmp_path)  # which keeps the adapter as it is now
     _moved(training.model)
     ((batch,), num_tokens) = next(batches)
     ours = training.loss(training.model, batch, num_tokens)
     ours.backward()
-    our_gradients = _gradients(training.model)
+    our_gradients = gradients_of(training.model)
 
     completion = (batch["labels"] != -100).long()
     inputs = {"input_ids": batch["input_ids"], "completion_mask": completion}
     inputs["attention_mask"] = torch.ones_like(completion)
+    if recipe.task == "kto":
+        inputs |= {f"KL_{name}": tensor for name, tensor in inputs.items()}
+        inputs["KL_input_ids"] = batch["mismatched_input_ids"]
+        inputs["label"] = torch.tensor([True, True, True, False, False])
     theirs = trainer.compute_loss(training.model, inputs)
     theirs.backward()
-    their_gradients = _gradients(training.model)
+    their_gradients = gradients_of(training.model)
 
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
-    assert ours.item() != pytest.approx(0.6931, abs=1e-4)  # it has departed from the reference
+    for unlearned in (0.6931, 0.5):  # it has departed from the reference
+        assert ours.item() != pytest.approx(unlearned, abs=1e-4)
     assert our_gradients.keys() == their_gradients.keys()
     for name, gradient in our_gradients.items():
         torch.testing.assert_close(gradient, their_gradients[name], rtol=1e-4, atol=1e-7)
+
+
+def test_how_far_the_model_has_departed_counts() -> None:
+    """arXiv 2402.01306, equation 7, by hand: the answers of other prompts are likelier by 2 on average."""
+    recipe = tiny(**ANSWERS, dpo_reference="precomputed", dpo_beta=0.25)
+    training, batches = built(recipe)
+    ((batch,), _) = next(batches)
+
+    def told(prefix: str) -> Tensor:
+        given = {name: batch[prefix + name] for name in ("input_ids", "labels")}
+        model: Any = training.model
+        return model(**given, use_cache=False, fused_lm_head=True).log_probs.sum(dim=1).detach()
+
+    ahead = torch.tensor([1.0, -1.0, 2.0, 0.5, -3.0])
+    batch |= {"chosen": told("") - ahead, "rejected": told("mismatched_") - torch.tensor([1.0, 3, 2, 0, 4])}
+    expected = [1 - torch.sigmoid(0.25 * (a - 2)) for a in ahead[:3]]
+    expected += [1 - torch.sigmoid(0.25 * (2 - a)) for a in ahead[3:]]
+    torch.testing.assert_close(training.loss(training.model, batch, None), torch.stack(expected).mean())
+
+
+def test_mismatched_answers_are_those_of_the_row_before() -> None:
+    ((batch,), num_tokens) = next(built(tiny(**ANSWERS))[1])
+    ids, mismatched = batch["input_ids"], batch["mismatched_input_ids"]
+    assert torch.equal(mismatched[:, 0], ids[:, 0])
+    assert torch.equal(mismatched[1:, 1:], ids[:-1, 1:])
+    assert torch.equal(mismatched[0, 1:], ids[-1, 1:])
+    assert num_tokens == 5 * 15
 
 
 def test_before_the_first_step_the_model_is_its_reference() -> None:

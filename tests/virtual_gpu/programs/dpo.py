@@ -1,5 +1,6 @@
-"""TRL's DPOTrainer on pairs without padding: `dpo.py CONFIG full|lora|precomputed [checkpointing]`. Its last
-line has the allocated peak of the last of three steps, in bytes."""
+"""TRL's DPOTrainer on pairs without padding, or KTOTrainer on as many answers: `dpo.py CONFIG
+full|lora|precomputed [checkpointing] [kto]`. Its last line has the allocated peak of the last of three steps,
+in bytes."""
 
 import sys
 import tempfile
@@ -10,10 +11,11 @@ from datasets import Dataset
 from peft import LoraConfig
 from tiny import tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback, logging
-from trl import DPOConfig, DPOTrainer
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
 PAIRS, TOKENS, STEPS = 4, 128, 3
 path, kind, *more = sys.argv[1:]
+kto = "kto" in more
 logging.set_verbosity_error()
 
 
@@ -21,13 +23,16 @@ class Collator:
     """Rows of TOKENS tokens, of which the first is the prompt."""
 
     def __call__(self, examples):
-        rows = 2 * len(examples)
+        rows = len(examples) * (1 if kto else 2)
         learned = torch.ones(rows, TOKENS, dtype=torch.int64)
         batch = {"input_ids": torch.randint(0, 200, (rows, TOKENS)), "attention_mask": learned.clone()}
         learned[:, 0] = 0
         batch["completion_mask"] = learned
-        if "ref_chosen_logps" in examples[0]:
-            for name in ("ref_chosen_logps", "ref_rejected_logps"):
+        if kto:
+            batch |= {f"KL_{name}": tensor.clone() for name, tensor in batch.items()}
+            batch["label"] = torch.arange(rows) < rows // 2
+        for name in ("ref_chosen_logps", "ref_rejected_logps", "ref_logps", "ref_KL_logps"):
+            if name in examples[0]:
                 batch[name] = torch.tensor([example[name] for example in examples])
         return batch
 
@@ -48,17 +53,19 @@ def model():
 
 
 rows = [{"prompt": "a", "chosen": f"b{n}", "rejected": "c"} for n in range(PAIRS * STEPS)]
+if kto:
+    rows = [{"prompt": "a", "completion": row["chosen"], "label": n % 2 == 0} for n, row in enumerate(rows)]
 peak = Peak()
 with tempfile.TemporaryDirectory() as folder:
-    trainer = DPOTrainer(
+    trainer = (KTOTrainer if kto else DPOTrainer)(
         model(),
         model() if kind == "full" else None,
-        args=DPOConfig(
+        args=(KTOConfig if kto else DPOConfig)(
             output_dir=str(Path(folder) / "out"),
             max_steps=STEPS,
             per_device_train_batch_size=PAIRS,
             bf16=False,
-            gradient_checkpointing=bool(more),
+            gradient_checkpointing="checkpointing" in more,
             optim="adamw_torch",
             max_grad_norm=1.0,
             precompute_ref_log_probs=kind == "precomputed",

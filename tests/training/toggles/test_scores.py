@@ -1,0 +1,160 @@
+"""task: reward and task: classification have the loss and the gradients of TRL's RewardTrainer and of
+transformers' Trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+
+from harness.errors import InputError
+from harness.training.model import build_model
+from harness.training.model_config import load_config
+from tests.support.places import MODELS
+from tests.support.tiny import CPU, built, step, tiny, train, weights
+from tests.training.toggles.test_preference import gradients_of, tokenizer
+
+REWARD: Any = {"task": "reward"}
+CLASSES: Any = {"task": "classification", "num_labels": 5}
+MODEL = str(MODELS / "llama.json")
+
+
+def _theirs(task: str, model: Any, folder: Path) -> Any:
+    """The library's own trainer of this model."""
+    settings: Any = {"output_dir": str(folder), "use_cpu": True, "bf16": False, "report_to": []}
+    if task == "classification":
+        return Trainer(model, TrainingArguments(**settings))
+    trl = pytest.importorskip("trl")
+    from datasets import Dataset
+
+    arguments = trl.RewardConfig(**settings, gradient_checkpointing=False)
+    rows = Dataset.from_list([{"chosen": "ab", "rejected": "ac"}] * 2)
+    return trl.RewardTrainer(model, args=arguments, train_dataset=rows, processing_class=tokenizer())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"family": "llama"}, {"family": "gpt2"}, {"family": "gemma2", "attention": "eager"}),
+        *({"family": "mixtral"}, {"adapter": "lora"}, {"adapter": "ia3"}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("task", [REWARD, CLASSES], ids=["reward", "classification"])
+def test_loss_and_gradients_are_those_of_the_library(
+    task: dict[str, Any], fields: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = tiny(**task, **fields)
+    training, batches = built(recipe)
+    theirs = _theirs(recipe.task, training.model, tmp_path)
+    ((batch,), num_tokens) = next(batches)
+    training.model.eval()  # RewardTrainer has no dropout; here a classification has none either
+    ours = training.loss(training.model, batch, num_tokens)
+    ours.backward()
+    our_gradients = gradients_of(training.model)
+    given: dict[str, Tensor] = {"attention_mask": torch.ones_like(batch["input_ids"])} | batch
+    expected = theirs.compute_loss(training.model, given)
+    expected.backward()
+    their_gradients = gradients_of(training.model)
+
+    assert ours.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert any("score" in name for name in our_gradients)
+    assert our_gradients.keys() == their_gradients.keys()
+    for name, gradient in our_gradients.items():
+        torch.testing.assert_close(gradient, their_gradients[name], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("fields", [REWARD, CLASSES], ids=str)
+def test_micro_batches_make_the_loss_of_their_mean(fields: dict[str, Any]) -> None:
+    training, batches = built(tiny(**fields, gradient_accumulation_steps=3))
+    alone, _ = built(tiny(**fields))
+    (micro_batches, _) = next(batches)
+    together = sum(training.loss(training.model, batch, None).item() for batch in micro_batches)
+    apart = [alone.loss(alone.model, batch, None).item() for batch in micro_batches]
+    assert together == pytest.approx(sum(apart) / 3, rel=1e-5)
+    assert len({round(loss, 5) for loss in apart}) == 3
+
+
+def test_batches_have_what_the_task_reads() -> None:
+    recipe = tiny(**CLASSES, micro_batch_size=3)
+    ((batch,), num_tokens) = next(built(recipe)[1])
+    assert batch["input_ids"].shape == (3, recipe.seq_len)
+    assert batch["labels"].shape == (3,)
+    assert set(batch["labels"].tolist()) <= set(range(5))
+    assert num_tokens == 3 * recipe.seq_len
+    recipe = tiny(**REWARD, micro_batch_size=3)
+    ((batch,), num_tokens) = next(built(recipe)[1])
+    assert batch.keys() == {"input_ids"}
+    assert batch["input_ids"].shape == (6, recipe.seq_len)
+    assert torch.equal(batch["input_ids"][:3, 0], batch["input_ids"][3:, 0])
+    assert num_tokens == recipe.tokens_per_step == 6 * recipe.seq_len
+
+
+def test_the_classes_of_synthetic_rows_can_be_learned() -> None:
+    losses = train(tiny(**CLASSES, learning_rate=3e-3, micro_batch_size=16), 60).losses
+    assert losses[0] > 1.2
+    assert sum(losses[-5:]) / 5 < 0.7 * losses[0]
+
+
+def test_there_is_no_head_of_words_and_no_logits_of_them() -> None:
+    model = build_model(tiny(**CLASSES), CPU)
+    assert not hasattr(model, "lm_head")
+    assert model.score.weight.shape == (5, 64)
+    assert build_model(tiny(**REWARD), CPU).score.weight.shape == (1, 64)
+
+
+def test_an_adapter_trains_a_copy_of_the_head() -> None:
+    recipe = tiny(**REWARD, adapter="lora", learning_rate=1e-2)
+    training, batches = built(recipe)
+    before = weights(training)
+    step(training, batches)
+    changed = {name for name, weight in weights(training).items() if not torch.equal(weight, before[name])}
+    heads = {name for name in before if "score" in name}
+    assert {name.rpartition("score.")[2] for name in heads & changed} == {"modules_to_save.default.weight"}
+    assert all("lora_" in name for name in changed - heads)
+    assert changed - heads
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_the_head_is_not_muon_s(adapter: Any) -> None:
+    optimizer: Any = built(tiny(**CLASSES, adapter=adapter, optimizer="muon"))[0].optimizer
+    by_muon = [w for each in optimizer._each if isinstance(each, torch.optim.Muon) for w in _weights(each)]
+    assert by_muon
+    assert all(weight.shape != (5, 64) for weight in by_muon)
+    assert any(weight.shape == (5, 64) for weight in _weights(optimizer))
+
+
+def _weights(optimizer: Any) -> list[Tensor]:
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+def test_dropout_is_off_where_rows_are_compared(tmp_path: Path) -> None:
+    config = json.loads((MODELS / "gpt2.json").read_text())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1)))
+
+    def kept(task: Any) -> set[float]:
+        model = build_model(tiny(model=str(path), task=task), CPU)
+        return {module.p for module in model.modules() if isinstance(module, nn.Dropout)}
+
+    assert kept("reward") == {0.0}
+    assert kept("classification") == {0.1}
+
+
+def test_a_language_model_s_checkpoint_gets_a_new_head(tmp_path: Path) -> None:
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(MODEL))
+    theirs.save_pretrained(tmp_path)
+    model = build_model(tiny(**CLASSES, model=str(tmp_path), weights="pretrained"), CPU)
+    assert torch.equal(model.model.embed_tokens.weight, theirs.model.embed_tokens.weight)
+    assert model.score.weight.abs().sum() > 0
+
+
+def test_a_model_without_such_a_head_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "cohere", "hidden_size": 64}')
+    with pytest.raises(InputError, match="transformers has no cohere with a head of scores"):
+        load_config(tiny(**REWARD, model=str(tmp_path / "config.json")))
