@@ -179,6 +179,8 @@ def peak_in_words(profile: StepProfile) -> str:
     memory = profile.memory
     step = "" if memory.peak_step is None else f"step {memory.peak_step + 1}"
     where = " of ".join(filter(None, (memory.peak_phase, step)))
+    if memory.peak_phase == "between" and step:
+        where = f"what follows {step}"
     peaks = [f"{in_gib(memory.peak_allocated_bytes)} allocated{f', in {where}' if where else ''}"]
     if memory.peak_reserved_bytes is not None:
         peaks.append(f"{in_gib(memory.peak_reserved_bytes)} reserved by the allocator")
