@@ -134,13 +134,12 @@ class Questions:
                     for one in all_hardware()
                 ]
             }
-        from harness.api.arguments import asked_recipe
         from harness.fit import compare_hardware
 
         given = read_prices(None, [f"{name}={price}" for name, price in (prices or {}).items()])
         name, asked = self._asked(recipe, overrides)
         quiet_libraries()
-        offers = compare_hardware(asked_recipe(asked, {})[1], given, best=best)
+        offers = compare_hardware(api.load_recipe(asked), given, best=best)
         return {"recipe": name, "offers": [offer.document() for offer in offers]}
 
     def report(
