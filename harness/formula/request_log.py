@@ -164,7 +164,7 @@ class RequestLog:
                 free(block)
                 continue
             try:
-                block = blocks[key] = malloc(size_bytes, stream)
+                block = blocks[key] = malloc(int(size_bytes), stream)  # without its rule
             except AllocatorOutOfMemory:
                 self.refused = self.events.index((key, size_bytes, stream), start, end)
                 raise

@@ -139,7 +139,7 @@ class Questions:
         given = read_prices(None, [f"{name}={price}" for name, price in (prices or {}).items()])
         name, asked = self._asked(recipe, overrides)
         quiet_libraries()
-        offers = compare_hardware(asked, given, best=best)
+        offers = compare_hardware(api.load_recipe(asked), given, best=best)
         return {"recipe": name, "offers": [offer.document() for offer in offers]}
 
     def report(

@@ -195,4 +195,4 @@ def _timeline(
 
 def module_of_its_kind(module: str) -> str:
     """A module's path with the number of its layer left open: layers of one kind are alike."""
-    return re.sub(r"\.\d+\b", ".*", module)
+    return re.sub(r"(^|\.)\d+\b", r"\1*", module)

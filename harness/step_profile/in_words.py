@@ -179,14 +179,17 @@ def peak_in_words(profile: StepProfile) -> str:
     memory = profile.memory
     step = "" if memory.peak_step is None else f"step {memory.peak_step + 1}"
     where = " of ".join(filter(None, (memory.peak_phase, step)))
+    if memory.peak_phase == "between" and step:
+        where = f"what follows {step}"
     peaks = [f"{in_gib(memory.peak_allocated_bytes)} allocated{f', in {where}' if where else ''}"]
     if memory.peak_reserved_bytes is not None:
         peaks.append(f"{in_gib(memory.peak_reserved_bytes)} reserved by the allocator")
     if memory.process_bytes is not None:
         peaks.append(f"{in_gib(memory.process_bytes)} with the CUDA context")
-    if memory.host_bytes:
-        recipe = profile.recipe or {}
-        kind = "unified" if str(recipe.get("optimizer")).startswith("paged") else "host"
+    recipe = profile.recipe or {}
+    paged = str(recipe.get("optimizer")).startswith("paged")
+    if memory.host_bytes and (paged or recipe.get("offload") or recipe.get("cpu_offload")):
+        kind = "unified" if paged else "host"
         each = " by each rank" if recipe.get("parallel", "none") != "none" else ""
         peaks.append(f"{in_gib(memory.host_bytes)} kept in {kind} memory{each}")
     if profile.command is not None:  # a program, which does more than train

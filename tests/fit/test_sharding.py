@@ -32,6 +32,7 @@ from harness.recipe.check import check_recipe
 from harness.recipe.file import load_recipe
 from harness.recipe.recipe import Recipe
 from harness.simulate.simulated_run import simulate
+from harness.step_profile.in_words import peak_in_words
 from harness.units import in_gib
 from tests.support.tiny import tiny
 
@@ -338,3 +339,5 @@ def test_what_leaves_the_gpu_is_told_on_the_host():
     longer = simulations.expected(recipe.model_copy(update={"seq_len": 192}))
     assert longer is not None
     assert longer.memory.host_bytes == fsdp.host_bytes
+    told = f"{in_gib(int(fsdp.host_bytes))} kept in host memory by each rank"
+    assert told in peak_in_words(simulate(recipe, H100)[0])

@@ -101,6 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "trusts.yaml").write_text("model: llama.json\ntrust_remote_code: true\n")
     (here / "of-the-hub.yaml").write_text("model: meta-llama/Llama-3.1-8B\n")
     (here / "broken.yaml").write_text("model: [\n")
+    (here / "nothing.jsonl").write_text('{"text": ""}\n')
     (here / "broken").mkdir()
     (here / "broken/profile.json").write_text("{")
     (here / "broken/snapshot.pickle").write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR.")
@@ -313,6 +314,7 @@ REFUSED = [
     ("napkin", {"recipe": "smoke", "hardware": "h1000"}, "there is no h1000 in the table"),
     ("napkin", {"recipe": "smoke", "memory": "much"}, "write a size such as 16GiB"),
     ("simulate", {"recipe": "smoke", "overrides": {"compile": True}}, "compile: true cannot be simulated"),
+    ("hardware", {"recipe": "smoke", "overrides": {"data": "nothing.jsonl"}}, "leaves nothing to predict"),
     ("hardware", {"recipe": "smoke", "prices": {"l4": -1}}, "give a positive number per hour"),
     ("formula", {"recipe": "smoke", "overrides": {"compile": True}}, "compile: true cannot be simulated"),
     ("shard", {"recipe": "smoke", "gpus": 0}, "it must be at least 1"),

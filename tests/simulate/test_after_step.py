@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from harness.allocator.settings import parse_settings
 from harness.answers.one_answer import simulated as with_other_ways
 from harness.hardware.hardware import find_hardware, with_memory
+from harness.recipe.file import load_recipe
 from harness.report.run import read_run
 from harness.report.sections import section_of
 from harness.run_folder.run_folder import RunFolder
@@ -186,6 +187,15 @@ def test_what_is_on_the_host_is_not_copied_there() -> None:
     assert found is not None
     assert found.weights_bytes
     assert found.host_bytes == 0
+
+
+def test_the_snapshot_of_a_repeated_step_is_plain_numbers(tmp_path: Path) -> None:
+    """Its blocks are those that the logged requests made, some of whose sizes know the rule of a kernel."""
+    recipe = load_recipe("smoke")[1]
+    _, memory = simulate(recipe, H100, after=AfterStep(Evaluation(batches=1)))
+    RunFolder(tmp_path / "run", "smoke", recipe).write_snapshot(memory.snapshot())
+    blocks = [block for each in memory.snapshot()["segments"] for block in each["blocks"]]
+    assert {type(block["requested_size"]) for block in blocks} == {int}
 
 
 def test_the_report_shows_it(tmp_path: Path) -> None:

@@ -127,12 +127,6 @@
         ctx.globalAlpha = band.strong ? 0.55 : 0.2;
         ctx.fillStyle = harness.colour("--line");
         ctx.fillRect(left, area.top, right - left, area.height);
-        ctx.globalAlpha = 1;
-        ctx.fillStyle = harness.colour("--muted");
-        ctx.font = `12px ${Chart.defaults.font.family}`;
-        ctx.textAlign = "center";
-        ctx.textBaseline = "bottom";
-        if (ctx.measureText(band.text).width + 6 < right - left) ctx.fillText(band.text, (left + right) / 2, area.top - 3);
       }
       ctx.restore();
     },
@@ -157,6 +151,12 @@
         write(ctx, area, written, { text: line.text, x: left, y: top, places: line.places ?? ["top left", "bottom left"], colour: line.colour, ground: true, gap: 3 });
       }
       ctx.setLineDash([]);
+      for (const { from, to, text } of state.marks.bands ?? []) {
+        const [left, right] = [from, to].map((at) => Math.min(area.right, Math.max(area.left, x.getPixelForValue(at))));
+        ctx.font = `12px ${Chart.defaults.font.family}`;
+        if (ctx.measureText(text).width + 6 > right - left) continue;
+        write(ctx, area, written, { text, x: (left + right) / 2, y: area.top, places: ["top"], colour: "--muted", gap: 3, sparing: true });
+      }
       if (state.marks.strip) drawStrip(ctx, area, y, state.marks.strip);
       const named = (n) => chart.data.datasets[n].written && chart.isDatasetVisible(n);
       chart.data.datasets.forEach((dataset, n) => {
