@@ -187,7 +187,6 @@ def _litgpt(size: Size) -> list[str]:
 LORA = ("--use_peft", "--lora_target_modules", "all-linear", "--learning_rate", "1e-4")
 _EIGHT_B = replace(SIZES["full"], model="llama-3.1-8b", batch=1)
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
-TORCHRUN4 = (*TORCHRUN[:-1], "4")
 TITAN = ("--module", "llama3", "--config", "llama3_debugmodel", "--training.steps", "2")
 UNSLOTH = """
 from unsloth import FastLanguageModel
@@ -223,40 +222,31 @@ def _nano_gpt(*words: str) -> Program:
     return Program("texts", command, ("numpy",), makes=made, checkout="nanoGPT", model=model)
 
 
-def _of_pytorch(path: str, *words: str, launch: tuple[str, ...] = ()) -> Program:
-    given = repositories.script(PYTHON, "examples", path, *words)
-    return Program(
-        "texts",
-        lambda size: [PYTHON, *launch, *given(size)[1:]],
-        ("torchvision",),
-        beside=True,
-        checkout="examples",
-        model="its own",
-    )
+def _of(
+    checkout: str, path: str, *words: str, libraries: tuple[str, ...] = ("torchvision",), **more: Any
+) -> Program:
+    """A file of a checkout with these words."""
+    given = {"beside": True, **more}
+    command = repositories.script(PYTHON, checkout, path, *words)
+    return Program("texts", command, libraries, checkout=checkout, **given)
 
 
-def _imagenet() -> Program:
-    words = ("-a", "resnet50", "rows", "-b", "32", "--epochs", "1", "-j", "0")
-    made = _of_pytorch("imagenet/main.py", *words)
-    return replace(made, makes=repositories.images, model="resnet50")
+def _launched(program: Program, gpus: int) -> Program:
+    """By torchrun, with a process a GPU."""
+    launch = ("-m", "torch.distributed.run", "--nproc-per-node", str(gpus))
+    return replace(program, command=lambda size: [PYTHON, *launch, *program.command(size)[1:]], gpus=gpus)
 
 
-def _dreambooth(size: Size) -> list[str]:
-    words = (
-        *(
-            "--pretrained_model_name_or_path",
-            "model",
-            "--instance_data_dir",
-            "rows",
-            "--output_dir",
-            "trained",
-        ),
-        *("--instance_prompt", "a photo of sks dog", "--resolution", "512", "--train_batch_size", "1"),
-        *("--gradient_accumulation_steps", "1", "--max_train_steps", "2", "--mixed_precision", "bf16"),
-    )
-    return repositories.script(PYTHON, "diffusers", "examples/dreambooth/train_dreambooth_lora.py", *words)(
-        size
-    )
+IMAGENET = _of(
+    *("examples", "imagenet/main.py", "-a", "resnet50", "rows", "-b", "32", "--epochs", "1", "-j", "0"),
+    makes=repositories.images,
+    model="resnet50",
+)
+DREAMBOOTH = (
+    *("--pretrained_model_name_or_path", "model", "--instance_data_dir", "rows", "--output_dir", "trained"),
+    *("--instance_prompt", "a photo of sks dog", "--resolution", "512", "--train_batch_size", "1"),
+    *("--gradient_accumulation_steps", "1", "--max_train_steps", "2", "--mixed_precision", "bf16"),
+)
 
 
 PROGRAMS: dict[str, Program] = {
@@ -327,16 +317,36 @@ PROGRAMS: dict[str, Program] = {
     "PEFT examples/dora_finetuning": _of_peft("dora_finetuning", "--use_dora"),
     "nanoGPT train.py": _nano_gpt("--compile=False"),
     "nanoGPT train.py, compiled": _nano_gpt("--compile=True"),
-    "PyTorch examples/imagenet, resnet50": _imagenet(),
-    "PyTorch examples/imagenet, resnet50, DataParallel": replace(_imagenet(), gpus=2),
-    "PyTorch examples/dcgan": _of_pytorch(
-        "dcgan/main.py", "--dataset", "fake", "--accel", "--dry-run", "--workers", "0"
+    "PyTorch examples/imagenet, resnet50": IMAGENET,
+    "PyTorch examples/imagenet, resnet50, DataParallel": replace(IMAGENET, gpus=2),
+    "PyTorch examples/dcgan": _of(
+        *("examples", "dcgan/main.py", "--dataset", "fake", "--accel", "--dry-run", "--workers", "0"),
+        model="its own",
     ),
-    "PyTorch examples/distributed/FSDP2": replace(
-        _of_pytorch("distributed/FSDP2/example.py", launch=TORCHRUN), gpus=2
+    "PyTorch examples/distributed/FSDP2": _launched(
+        _of("examples", "distributed/FSDP2/example.py", model="its own"), 2
     ),
-    "PyTorch examples/distributed/tensor_parallelism": replace(
-        _of_pytorch("distributed/tensor_parallelism/fsdp_tp_example.py", launch=TORCHRUN4), gpus=4
+    "PyTorch examples/distributed/tensor_parallelism": _launched(
+        _of("examples", "distributed/tensor_parallelism/fsdp_tp_example.py", model="its own"), 4
+    ),
+    "torchvision references/classification, resnet50": _of(
+        *("vision", "references/classification/train.py", "--data-path", "rows"),
+        *("--model", "resnet50", "--epochs", "1", "-b", "32", "-j", "0"),
+        makes=repositories.images,
+        model="resnet50",
+    ),
+    "sentence-transformers training_stsbenchmark": _of(
+        *("sentence-transformers", "examples/sentence_transformer/training/sts/training_stsbenchmark.py"),
+        libraries=("sentence_transformers", "transformers"),
+        makes=repositories.sentences,
+        model="distilbert-base",
+    ),
+    "accelerate examples/by_feature/gradient_accumulation": _of(
+        *("accelerate", "examples/by_feature/gradient_accumulation_for_autoregressive_models.py"),
+        *("--mixed_precision", "bf16", "--gradient_accumulation_steps", "2", "--per_device_batch_size", "8"),
+        libraries=("accelerate", "transformers"),
+        beside=False,
+        makes=repositories.wikitext,
     ),
     "Lightning's Trainer": Program(
         "texts",
@@ -345,13 +355,10 @@ PROGRAMS: dict[str, Program] = {
         beside=True,
         model="three layers of 1,024",
     ),
-    "diffusers examples/dreambooth, LoRA": Program(
-        "texts",
-        _dreambooth,
-        ("diffusers", "transformers", "peft", "accelerate"),
-        beside=True,
+    "diffusers examples/dreambooth, LoRA": _of(
+        *("diffusers", "examples/dreambooth/train_dreambooth_lora.py", *DREAMBOOTH),
+        libraries=("diffusers", "transformers", "peft", "accelerate"),
         makes=repositories.pictures,
-        checkout="diffusers",
         model="Stable Diffusion of few channels",
     ),
     "LLaMA-Factory, qwen3_lora_sft.yaml": Program(

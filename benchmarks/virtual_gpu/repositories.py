@@ -1,7 +1,8 @@
 """Programs of others that come in repositories, and what they read besides a checkpoint and rows of text.
 
 REPOSITORIES_OF_OTHERS is a folder of checkouts, each under the name of its repository: nanoGPT, peft,
-axolotl, diffusers, LLaMA-Factory, examples (PyTorch's). What a program imports is in PROGRAMS_OF_OTHERS.
+axolotl, diffusers, LLaMA-Factory, examples (PyTorch's), vision, sentence-transformers, accelerate. What a
+program imports is in PROGRAMS_OF_OTHERS.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.virtual_gpu.checkpoint import rows, tokenizer
 from harness.system import parse_yaml
 
 Command = Callable[..., list[str]]
@@ -60,17 +62,43 @@ def tokens(folder: Path) -> None:
 
 
 def images(folder: Path) -> None:
-    """Of two classes, as torchvision's ImageFolder reads them."""
+    """Of eight classes, as torchvision's ImageFolder reads them."""
     import numpy
     from PIL import Image
 
     random = numpy.random.default_rng(0)
     for split in ("train", "val"):
-        for kind in ("one", "other"):
-            (folder / split / kind).mkdir(parents=True, exist_ok=True)
-            for number in range(32):
-                pixels = random.integers(0, 256, (256, 256, 3), dtype=numpy.uint8)
-                Image.fromarray(pixels).save(folder / split / kind / f"{number}.jpg")
+        for number in range(64):
+            path = folder / split / f"kind{number % 8}" / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = random.integers(0, 256, (256, 256, 3), dtype=numpy.uint8)
+            Image.fromarray(pixels).save(path)
+
+
+def sentences(folder: Path) -> None:
+    """The benchmark's pairs with scores, and distilbert-base, at the places that the program names."""
+    from transformers import DistilBertConfig
+
+    place = folder.parent / "sentence-transformers" / "stsb"
+    place.mkdir(parents=True)
+    row = {"sentence1": "A plane is taking off.", "sentence2": "An air plane is taking off.", "score": 1.0}
+    for split in ("train", "validation", "test"):
+        (place / f"{split}.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row | {'score': 0.5})}\n" * 32)
+    model = folder.parent / "distilbert" / "distilbert-base-uncased"
+    DistilBertConfig(architectures=["DistilBertForMaskedLM"]).save_pretrained(model)
+    tokenizer({}, model)
+
+
+def wikitext(folder: Path) -> None:
+    """500 rows of text, and `model`, at the places that the program names."""
+    place = folder.parent / "Salesforce" / "wikitext"
+    rows("texts", place, count=500)
+    files = [{"split": "train", "path": "train.jsonl"}, {"split": "validation", "path": "test.jsonl"}]
+    said = {"configs": [{"config_name": "wikitext-2-v1", "data_files": files}]}
+    (place / "README.md").write_text(f"---\n{json.dumps(said)}\n---\n")
+    model = folder.parent / "HuggingFaceTB" / "SmolLM-360M"
+    model.parent.mkdir()
+    model.symlink_to(folder.parent / "model")
 
 
 def pictures(folder: Path) -> None:

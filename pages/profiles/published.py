@@ -64,8 +64,10 @@ FSDP1 itself on a virtual GPU, with {day} and peft of that day, and torch {torch
 `python -m benchmarks.published.fsdp1`. FSDP1 shares memory between streams, so what is reserved depends on
 how far the host is ahead of the device: *at once* is with a device that is fast without an end, *late* with
 one as slow as can be ([`--late`](../../docs/virtual-gpu.md)). Rows marked * filled the card: PyTorch gave
-cached memory back and asked again, and the peak is what the card has. Median error of the {count} rows, in
-what is reserved: FSDP2 simulated {simulated:.1%}, FSDP1 at once {at_once:.1%}, late {late:.1%}. {told}"""
+cached memory back and asked again, and the peak is what the card has. One row of the source is not here:
+Llama-2-7B/QLoRA FSDP1 + CPU offload/b12/s2048 ran out of memory on the virtual card. Median error of the
+{count} rows, in what is reserved: FSDP2 simulated {simulated:.1%}, FSDP1 at once {at_once:.1%}, late
+{late:.1%}. {told}"""
 TOLD = "Of {id} the source tells what is allocated, too: {told:.2f} GiB; FSDP1 here: {allocated:.2f} GiB."
 
 
