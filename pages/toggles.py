@@ -277,6 +277,14 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
         "RewardTrainer and transformers' Trainer but for what a test names "
         "(`tests/virtual_gpu/test_tasks.py`). With an adapter peft trains the head too.",
     ),
+    "kernels": BuysAndCosts(
+        buys="liger: RMSNorm keeps its input in its own dtype and no copy in fp32, the MLP keeps gate and up "
+        "and computes their product's part again, rotations are written in place. Fewer kernels read and "
+        "write less.",
+        costs="Triton and an NVIDIA GPU; a family that Liger has. Its loss is a toggle of its own, "
+        "`loss: fused_linear`. Of its kernels' time an estimate knows the bytes of their tensors alone: each "
+        "is read or written once. LayerNorm stays PyTorch's, and nothing is divided among ranks.",
+    ),
     "num_labels": BuysAndCosts(
         buys="With `task: classification`, how many classes a text can be of.",
         costs="A number for each class and each token, of which the last token's are read.",

@@ -114,6 +114,8 @@ declare("histc", nothing="a histogram of fewer than 100 bins")
 # cuda/TensorTopK.cu, should_use_multiblock: from 20,000 elements a row on. cuda/TensorTopK.cpp sorts up
 # to 4096 in place. A router has a row of experts.
 declare("topk", nothing="the largest of a short row")
+# simulate/cuda/libraries.py: a kernel that Python launches
+declare("harness::triton_kernel", nothing="Python makes what it writes into")
 declare("_unsafe_view", nothing="no kernel", launches=False)
 declare(
     "set_ profiler::_record_function_enter_new profiler::_record_function_exit",

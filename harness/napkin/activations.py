@@ -21,6 +21,7 @@ IN_CTX = "MatMul8bitLt, in its ctx, which checkpointing does not reach"
 SELECTIVE = "torch.utils.checkpoint, create_selective_checkpoint_contexts"
 LIGER = "arXiv 2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py"
 SCORES = "transformers/modeling_layers.py, GenericForSequenceClassification"
+LIGER_KERNELS = "liger_kernel/ops/rms_norm.py"
 TRL = "trl/kernels/chunked_logprob.py"
 TRL_TOKENS, TRL_WORDS = 4096, 32768
 """Of a tile of logits, whatever the vocabulary (TOKEN_CHUNK_SIZE; trl/trainer/utils.py)."""
@@ -56,6 +57,7 @@ class Activations:
         self.built, self.recipe, self.shape, self.hardware = built, built.recipe, built.shape, hardware
         self.dims, recipe = Dims(built), built.recipe
         self.recomputes, self.compiled = recipe.gradient_checkpointing, recipe.compile
+        self.by_liger = recipe.by_liger
         self.asked, self.keeps_products = recipe.attention, recipe.selective_checkpointing
         self.compute = SIZES[recipe.compute_dtype]  # bytes of an element that a matrix product reads
         self.stream = self.compute if recipe.fsdp and recipe.mixed else SIZES[built.loose_dtype]
@@ -143,7 +145,9 @@ class Activations:
         term = self.dims.term
         if self.compiled:  # one kernel, computed again from its input
             return [term(f"{name}: input", dims, self.stream, "the norm")]
-        if self.shape.layer_norm:
+        if self.by_liger and not self.shape.layer_norm:
+            terms = [term(f"{name}: input", dims, self.stream, LIGER_KERNELS)]
+        elif self.shape.layer_norm:
             width = 4 if self.recipe.mixed else self.stream
             terms = [term(f"{name}: input", dims, width, "LayerNorm, which keeps its input")]
         else:
@@ -243,6 +247,7 @@ class Activations:
             return [term("up", dims, self.made, shape.activation, many), *read]
         terms = [term("gate and up", dims, self.made, "activation, product", 1 + many)]
         bent = [term("activation", dims, self.made, "its product with up")]
+        bent = [] if self.by_liger else bent
         return terms if self.compiled else terms + bent + self._read("gated", down, self.made, dims)
 
     def _experts(self, stacked: Sequence[Matrix]) -> list[Term]:

@@ -110,6 +110,8 @@ class Fields(BaseModel):
     """On CUDA, sdpa means the kernel torch would choose for these shapes."""
     loss: Literal["standard", "fused_linear"] = "standard"
     """fused_linear: Liger's fused linear cross-entropy, which never holds all the logits."""
+    kernels: Literal["standard", "liger"] = "standard"
+    """liger: norms, rotations and the MLP's activation by Liger's Triton kernels; its loss is `loss`'s."""
 
     optimizer: Optimizer = "adamw"
     """The 8-bit and paged ones, and lion_8bit, are bitsandbytes'; the others are torch's. muon: Muon on
@@ -263,6 +265,11 @@ class Fields(BaseModel):
     def fused_loss(self) -> bool:
         """Whether Liger computes the loss from the hidden states, chunk by chunk."""
         return self.loss == "fused_linear"
+
+    @property
+    def by_liger(self) -> bool:
+        """Whether norms, rotations and activations are Liger's kernels."""
+        return self.kernels == "liger"
 
     @property
     def by_bitsandbytes(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from harness.recipe.fields import Fields
+from harness.recipe.liger_rules import LIGER_RULES
 from harness.recipe.rule import Rule
 from harness.recipe.task_rules import TASK_RULES
 
@@ -257,17 +258,7 @@ RULES: tuple[Rule, ...] = (
         "GradScaler unscales on the GPU, and cpu_offload keeps the gradients on the host; "
         "set precision: bf16, or cpu_offload: false",
     ),
-    Rule(
-        ("wrap", "loss"),
-        lambda r: r.wrap != "block" and r.fused_loss,
-        "Liger takes the head's weight without calling the head, whose own unit is not gathered then; "
-        "set wrap: block, or loss: standard",
-    ),
-    Rule(
-        ("parallel", "loss"),
-        lambda r: r.tensor_parallel and r.fused_loss,
-        "Liger's kernel knows no divided head; set loss: standard",
-    ),
+    *LIGER_RULES,
     Rule(
         ("use_dora", "adapter"),
         lambda r: r.use_dora and r.adapter != "lora",

@@ -70,6 +70,7 @@ PRICED = {
     "selective_checkpointing": ({"gradient_checkpointing": True}, True),
     "attention": ({}, "eager"),
     "loss": ({}, "fused_linear"),
+    "kernels": ({}, "liger"),
     "optimizer": ({}, "adamw_8bit"),
     "optimizer_impl": ({}, "fused"),
     "optimizer_in_backward": ({}, True),

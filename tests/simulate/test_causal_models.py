@@ -25,6 +25,8 @@ SAMPLE = (
 OF_LLAMA = (
     *("dora", "dora nf4", "lora+", "vera", "dpo", "dpo lora", "dpo precomputed"),
     *(
+        "liger",
+        "liger lora",
         "kto",
         "kto lora",
         "kto precomputed",

@@ -53,6 +53,8 @@ BROKEN: list[dict[str, Any]] = [
     {"parallel": "fsdp", "cpu_offload": True, "precision": "fp16"},
     {"parallel": "fsdp", "wrap": "accelerate", "loss": "fused_linear"},
     {"parallel": "tp", "loss": "fused_linear"},
+    {"kernels": "liger", "compile": True},
+    {"kernels": "liger", "parallel": "tp"},
     {"use_dora": True},
     {"use_rslora": True},
     {"lora_plus_ratio": 16.0},

@@ -176,6 +176,7 @@ def cuda_autocast_on_meta() -> Iterator[None]:
     state = _State()
     real_autocast, real_enabled = torch.autocast, torch.is_autocast_enabled
     real_dtype, real_available = torch.get_autocast_dtype, torch.amp.is_autocast_available
+    real_clear = torch.clear_autocast_cache
 
     def autocast(device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> Any:
         if device_type == "meta":
@@ -191,6 +192,10 @@ def cuda_autocast_on_meta() -> Iterator[None]:
     def is_autocast_available(device_type: str) -> bool:
         return device_type == "meta" or real_available(device_type)
 
+    def clear_autocast_cache() -> None:
+        real_clear()
+        state.cache.clear()
+
     why = "does not know autocast for shape-only tensors"
     # transformers turns autocast off where positions are multiplied, on every device but meta
     # (utils/generic.py, maybe_autocast): there it returns nullcontext(), so that has to do it.
@@ -202,7 +207,7 @@ def cuda_autocast_on_meta() -> Iterator[None]:
             Replacement("torch.is_autocast_enabled", is_autocast_enabled, why),
             Replacement("torch.get_autocast_dtype", get_autocast_dtype, why),
             Replacement("torch.amp.is_autocast_available", is_autocast_available, why),
-            Replacement("torch.clear_autocast_cache", state.cache.clear, why),
+            Replacement("torch.clear_autocast_cache", clear_autocast_cache, why),
             Replacement(generic, lambda: _ShapeAutocast(state, state.dtype, False), "leaves autocast on"),
         ]
     ):

@@ -195,7 +195,7 @@ def _replacements(rules: CudaRules) -> Iterator[Replacement]:
     if rules.recipe.flash_package:
         rules.attention_kernels.add(rules.recipe.attention)
         yield from flash_replacements(int(rules.recipe.attention[-1]))
-    yield from library_replacements(rules.recipe, rules.gpu.capability)
+    yield from library_replacements(rules.recipe, rules.gpu)
     if find_spec("bitsandbytes") is not None:
         yield Replacement("bitsandbytes.functional.name2qmap", {}, "makes code tables once a process")
 

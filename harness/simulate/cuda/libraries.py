@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from copy import deepcopy
 from importlib.util import find_spec
 from pkgutil import resolve_name
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from harness.kernels import Gpu
 from harness.recipe import Recipe
 from harness.simulate.cuda.device_is_cuda import as_on_cuda
 from harness.system import Replacement, replaced
@@ -32,8 +35,14 @@ def import_bitsandbytes_fast() -> None:
             import bitsandbytes  # noqa: F401
 
 
-def library_replacements(recipe: Recipe, capability: tuple[int, int]) -> Iterator[Replacement]:
-    """What the libraries of `recipe` do otherwise without a GPU of `capability`."""
+_OPERATORS = torch.library.Library("harness", "DEF")
+_OPERATORS.define("triton_kernel(Tensor[] touched) -> ()")
+_OPERATORS.impl("triton_kernel", lambda touched: None, "CompositeExplicitAutograd")
+
+
+def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
+    """What the libraries of `recipe` do otherwise without `gpu`."""
+    capability = gpu.capability
     experts = sys.modules.get("transformers.integrations.moe")
     # older ones loop in sight, over counts that shapes do not have
     if experts is not None and hasattr(experts, "_grouped_mm_fallback_bwd"):
@@ -42,8 +51,17 @@ def library_replacements(recipe: Recipe, capability: tuple[int, int]) -> Iterato
         yield Replacement(name, asked, "loops over experts where a GPU is too old")
     if find_spec("triton") is not None:
         why = "runs kernels (Liger's), which write into tensors that Python made"
-        yield Replacement("triton.runtime.jit.JITFunction.run", _nothing, why)
-        yield Replacement("triton.runtime.interpreter.InterpretedFunction.run", _nothing, why)
+        run = _timed if recipe.by_liger else _nothing
+        yield Replacement("triton.runtime.jit.JITFunction.run", run, why)
+        yield Replacement("triton.runtime.interpreter.InterpretedFunction.run", run, why)
+    if recipe.by_liger and find_spec("liger_kernel") is not None:
+        why = "has a row of a weight's gradient for each multiprocessor"
+        properties = SimpleNamespace(multi_processor_count=gpu.sm_count)
+        yield Replacement("torch.cuda.get_device_properties", lambda *_: properties, why)
+        place = "liger_kernel.ops.rms_norm"
+        backward = as_on_cuda(resolve_name(f"{place}.rms_norm_backward"), capability)
+        yield Replacement(f"{place}.device_context", lambda device: nullcontext(), why)
+        yield Replacement(f"{place}.rms_norm_backward", backward, why)
     if recipe.fused_loss and find_spec("liger_kernel") is not None:
         from liger_kernel.ops import fused_linear_cross_entropy as liger
 
@@ -70,6 +88,13 @@ def library_replacements(recipe: Recipe, capability: tuple[int, int]) -> Iterato
         yield Replacement("bitsandbytes.functional.get_paged", _paged, why)
         yield Replacement("bitsandbytes.functional.fill", _nothing, why)
         yield Replacement("bitsandbytes.functional.prefetch_tensor", _nothing, why)
+
+
+def _timed(kernel: Any, *args: Any, **kwargs: Any) -> None:
+    """A kernel is seen as an operator that touches each of its tensors once: what it writes where it read
+    counts once, too."""
+    touched = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    torch.ops.harness.triton_kernel(touched)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import os
+import sys
 from collections.abc import Iterator
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -12,33 +16,59 @@ from harness.errors import MissingDependency
 from harness.recipe import Recipe
 from harness.training.toggles import Problem
 
+ROTATES = "apply_rotary_pos_emb"
+"""The function of a family's code that Liger replaces for all of its models; here, for one."""
+
 
 def fuse_loss(recipe: Recipe, model: Any) -> None:
-    """Replace the model's forward by Liger's, which computes the loss from the hidden states in chunks."""
-    if not recipe.fused_loss:
+    """Replace the model's forward by Liger's, which computes the loss from the hidden states in chunks; and
+    with `kernels: liger` its norms, activations and rotations."""
+    if not (recipe.fused_loss or recipe.by_liger):
         return
     try:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
     except ImportError:
-        raise MissingDependency("liger-kernel", "liger", "loss: fused_linear") from None
+        raise MissingDependency("liger-kernel", "liger", _line(recipe)) from None
+    # which kernels of other makers it did not find: a handler that keeps the record keeps that call's tensors
+    logging.getLogger("liger_kernel").setLevel(logging.ERROR)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    only_the_loss = {
-        "rope": False,
-        "rms_norm": False,
-        "cross_entropy": False,
-        "fused_linear_cross_entropy": True,
-    }
     gate = "geglu" if base.config.model_type.startswith("gemma") else "swiglu"
-    _apply_liger_kernel_to_instance(base, **only_the_loss, **{gate: False})
+    wanted = dict.fromkeys(("rope", "rms_norm", gate), recipe.by_liger)
+    code = sys.modules[type(base).__module__]
+    before = dict(vars(code))
+    _apply_liger_kernel_to_instance(
+        base, cross_entropy=False, fused_linear_cross_entropy=recipe.fused_loss, **wanted
+    )
+    changed = {name: value for name, value in vars(code).items() if before.get(name) is not value}
+    vars(code).update({name: before[name] for name in changed})  # other models' code stays as it was
+    for module in base.modules() if ROTATES in changed else ():
+        forward = inspect.unwrap(type(module).forward)
+        if ROTATES in forward.__code__.co_names and forward.__globals__ is vars(code):
+            own = {**forward.__globals__, ROTATES: changed[ROTATES]}
+            module.forward = MethodType(_with_globals(forward, own), module)
+
+
+def _with_globals(function: Any, names: dict[str, Any]) -> Any:
+    """A copy of `function` that finds these global names."""
+    made = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def _line(recipe: Recipe) -> str:
+    return "loss: fused_linear" if recipe.fused_loss else "kernels: liger"
 
 
 def fused_loss_problems(recipe: Recipe, config: Any, device: torch.device) -> Iterator[Problem]:
-    if not recipe.fused_loss:
-        return
-    if not _liger_has(config.model_type):
-        yield Problem(f"loss: fused_linear: Liger has no {config.model_type} model", "loss: standard")
-    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        yield Problem("loss: fused_linear runs Liger's Triton kernels, which need a GPU", "loss: standard")
+    lines = {"loss: fused_linear": "loss: standard"} if recipe.fused_loss else {}
+    lines |= {"kernels: liger": "kernels: standard"} if recipe.by_liger else {}
+    for line, instead in lines.items():
+        if not _liger_has(config.model_type):
+            yield Problem(f"{line}: Liger has no {config.model_type} model", instead)
+        if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            yield Problem(f"{line} runs Liger's Triton kernels, which need a GPU", instead)
 
 
 def _liger_has(model_type: str) -> bool:

@@ -138,6 +138,15 @@ def two_regions(device: str) -> None:
             model(x)
 
 
+def cleared(device: str) -> None:
+    """What was kept can be let go within a region."""
+    model, x = layers(device), torch.ones(2, 4, device=device)
+    with torch.autocast(device, dtype=BF16):
+        for _ in range(2):
+            model(x)
+            torch.clear_autocast_cache()
+
+
 def frozen(device: str) -> None:
     """Only what is trained is kept: a frozen weight is cast each time."""
     model, x = layers(device).requires_grad_(False), torch.ones(2, 4, device=device)
@@ -172,7 +181,7 @@ def checkpointed(device: str) -> None:
     out.sum().backward()
 
 
-@pytest.mark.parametrize("step", [twice, two_regions, frozen, nested, trained, checkpointed])
+@pytest.mark.parametrize("step", [twice, two_regions, cleared, frozen, nested, trained, checkpointed])
 def test_as_many_casts_as_on_real_tensors(step: Callable[[str], None]) -> None:
     expected = casts_of("cpu", step)
     assert expected > 0

@@ -14,6 +14,7 @@ from transformers.integrations import moe
 
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
+from harness.kernels import Gpu
 from harness.simulate.cuda.behaviour import CudaRules, cuda_behaviour
 from harness.simulate.cuda.device_is_cuda import as_on_cuda
 from harness.simulate.cuda.libraries import library_replacements
@@ -176,8 +177,9 @@ def test_autocast_casts_nothing_for_a_product_into_given_memory() -> None:
 
 def test_the_names_of_what_is_replaced_exist() -> None:
     pytest.importorskip("liger_kernel")
-    recipe = tiny(loss="fused_linear", optimizer="paged_adamw")
-    targets = [each.target for each in library_replacements(recipe, (9, 0))]
+    recipe = tiny(loss="fused_linear", kernels="liger", optimizer="paged_adamw")
+    gpu = Gpu((9, 0), 132, TorchRelease(2, 13))
+    targets = [each.target for each in library_replacements(recipe, gpu)]
     assert len(targets) > 5
     with all_replaced(Replacement(target, None, "for a test") for target in targets):
         assert resolve_name(targets[-1]) is None

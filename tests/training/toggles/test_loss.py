@@ -34,6 +34,10 @@ SETTINGS: list[tuple[dict[str, Any], float, float]] = [
         4e-3,
     ),  # fp16 has 11 bits, and GradScaler's 65,536 is undone
     ({"seq_len": 8, "precision": "bf16"}, 1e-4, 0.03),  # 8 bits
+    ({"seq_len": 8, "kernels": "liger"}, 1e-6, 1e-5),
+    ({"seq_len": 8, "kernels": "liger", "adapter": "lora", "gradient_checkpointing": True}, 1e-6, 1e-5),
+    ({"seq_len": 8, "kernels": "liger", "family": "gemma2", "attention": "eager"}, 1e-6, 1e-5),
+    ({"seq_len": 8, "kernels": "liger", "loss": "fused_linear"}, 1e-6, 1e-5),
     ({"seq_len": 128, "micro_batch_size": 4}, 1e-6, 1e-5),
 ]
 
@@ -59,7 +63,7 @@ def interpreted() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("index", range(len(SETTINGS)), ids=[str(fields) for fields, _, _ in SETTINGS])
-def test_fused_linear_is_the_standard_loss(index: int, interpreted: list[dict[str, Any]]) -> None:
+def test_liger_computes_what_the_standard_does(index: int, interpreted: list[dict[str, Any]]) -> None:
     _, loss_tolerance, gradient_tolerance = SETTINGS[index]
     result = interpreted[index]
     standard, fused = result["losses"]
@@ -78,6 +82,8 @@ def test_fused_linear_on_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(InputError, match=r"loss: fused_linear .* need a GPU; set loss: standard"):
         build_model(tiny(loss="fused_linear"), CPU)
+    with pytest.raises(InputError, match=r"kernels: liger .* need a GPU; set kernels: standard"):
+        build_model(tiny(kernels="liger"), CPU)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "pythia"])
@@ -87,6 +93,8 @@ def test_a_model_liger_does_not_know_is_refused(family: str, monkeypatch: pytest
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(InputError, match=r"loss: fused_linear: Liger has no .* model; set loss: standard"):
         build_model(tiny(family, loss="fused_linear"), CPU)
+    with pytest.raises(InputError, match=r"kernels: liger: Liger has no .* model; set kernels: standard"):
+        build_model(tiny(family, kernels="liger"), CPU)
 
 
 def test_without_liger_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
