@@ -61,8 +61,8 @@ PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist
 test: $(READY)
 	$(PYTEST) -m "not gpu and not virtual_gpu and not long"
 
-# Killing, filling the disk, hostile files, a browser, ranks and trackers in processes (tests/conftest.py). PART=1/3
-# runs the first of every three, of `make virtual-gpu` too.
+# Killing, filling the disk, hostile files, a browser, ranks and trackers in processes (tests/conftest.py). PART=1/4
+# runs the first of every four, of `make virtual-gpu` too.
 test-long: $(READY)
 	$(PYTEST) -m "not gpu and not virtual_gpu and long" $(PART:%=--part %)
 

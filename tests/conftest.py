@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,9 @@ LONG = (
     "tests/measure/test_measured_run.py::test_the_command_in_trouble",  # processes
     "tests/benchmarks/test_cards.py::test_a_simulation_of_the_others",  # a simulation of each
 )
-"""What `make test` leaves to `make test-long`: beginnings of names. PART=1/3 takes every third."""
+"""What `make test` leaves to `make test-long`: beginnings of names. PART=1/4 takes every fourth."""
+QUESTIONS = "tests/benchmarks/test_questions.py"
+"""Of them, a file that takes as long as several others: PART takes every fourth of its tests."""
 VIRTUAL_GPU = (
     "tests/virtual_gpu/test_evaluation.py",
     "tests/virtual_gpu/test_programs.py",
@@ -150,17 +153,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--part 1/3` of `make test-long PART=1/3`: of the entries of LONG, every third one, from the first."""
-    parser.addoption("--part", default="1/1", help="of the long tests: 1/3, 2/3 or 3/3")
+    """`--part 1/4` of `make test-long PART=1/4`: of the entries of LONG, every fourth one, from the first."""
+    parser.addoption("--part", default="1/1", help="of the long tests: 1/4 to 4/4")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is slow and what is long; leave out what is long and of another part."""
     part, parts = map(int, config.option.part.split("/"))
-    seen = set()
+    seen, questions = set(), count()
     for item in items[:]:
         entries = VIRTUAL_GPU if item.get_closest_marker("virtual_gpu") else LONG
         entry = next((n for n, long in enumerate(entries) if item.nodeid.startswith(long)), None)
+        if item.nodeid.startswith(QUESTIONS):
+            entry = next(questions)
         if entry is not None and entry % parts != part - 1:
             items.remove(item)
         if entry is not None and entries is LONG:
