@@ -78,15 +78,21 @@ def fit_devices() -> dict[str, Any]:
             "flops_per_s": middle,
             "source": SOURCE,
         }
-    halved = [hardware for hardware in all_hardware() if is_half_rate(hardware)]
-    reported = [hardware for hardware in halved if hardware.name in found]
-    for hardware in halved:
-        capability = hardware.datasheet.compute_capability
-        alike = [other.name for other in reported if other.datasheet.compute_capability == capability]
-        if alike and hardware.name not in found and hardware.name.startswith("rtx-"):
+    return found | _as_others(found)
+
+
+def _as_others(found: Mapping[str, Any]) -> dict[str, Any]:
+    """GeForce cards that are not `found`, each with the middle of its architecture's others."""
+    geforce = [card for card in all_hardware() if is_half_rate(card) and card.name.startswith("rtx-")]
+    guessed: dict[str, Any] = {}
+    for card in geforce:
+        capability = card.datasheet.compute_capability
+        of_its_kind = [other.name for other in geforce if other.datasheet.compute_capability == capability]
+        alike = [name for name in of_its_kind if name in found]
+        if alike and card.name not in found:
             rate = statistics.median(found[name]["rate"] for name in alike)
-            found[hardware.name] = {"rate": round(rate, 4), "count": 0, "source": f"as {', '.join(alike)}"}
-    return found
+            guessed[card.name] = {"rate": round(rate, 4), "count": 0, "source": f"as {', '.join(alike)}"}
+    return guessed
 
 
 def fit_copies(memory: Mapping[str, Any], measured: Collection[str]) -> dict[str, Any]:
@@ -106,11 +112,4 @@ def fit_copies(memory: Mapping[str, Any], measured: Collection[str]) -> dict[str
                 beside[hardware.name] = round(fitted["rate"] / rate, 4)
             else:
                 found[hardware.name] = {"rate": round(rate, 4), "count": 1, "source": COPIED_BY}
-    reported = {name: find_hardware(name).datasheet.compute_capability for name in found}
-    for hardware in all_hardware():
-        alike = [name for name, of in reported.items() if of == hardware.datasheet.compute_capability]
-        alike = [name for name in alike if name.startswith("rtx-")]
-        if alike and is_half_rate(hardware) and hardware.name not in found:
-            rate = statistics.median(found[name]["rate"] for name in alike)
-            found[hardware.name] = {"rate": round(rate, 4), "count": 0, "source": f"as {', '.join(alike)}"}
-    return {"devices": found, "elementwise_over_copy": beside}
+    return {"devices": found | _as_others(found), "elementwise_over_copy": beside}

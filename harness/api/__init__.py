@@ -1,6 +1,6 @@
 """The questions of the command line, asked in Python: what `import harness` offers.
 
-Each function imports what it needs when it is called. Imports no torch.
+Importing it imports no torch; a function that needs it does when it is called.
 """
 # pyright: reportUnusedImport=false
 

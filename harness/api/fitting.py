@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from harness.allocator import allocator_settings
@@ -126,7 +126,7 @@ def formula(
     """
     name, asked = asked_recipe(recipe, overrides)
     quiet_libraries()
-    return replace(derive(asked, asked_hardware(hardware, memory)), name=name)
+    return derive(asked, asked_hardware(hardware, memory), name)
 
 
 @checked

@@ -293,14 +293,10 @@ class _Confirming:
 
     def _ahead(self, recipes: list[Recipe]) -> None:
         """Simulate what will be asked for, in two processes."""
+        leave = self.simulations.leave
         unknown = [recipe for recipe in recipes if not self.simulations.knows(recipe)]
         if len(unknown) > 1:
-            first, second = unknown[::2], unknown[1::2]
-            both_at_once(self.simulations, lambda: self._leave(first), lambda: self._leave(second))
-
-    def _leave(self, recipes: list[Recipe]) -> None:
-        for recipe in recipes:
-            self.simulations.leave(recipe)
+            both_at_once(self.simulations, lambda: leave(*unknown[::2]), lambda: leave(*unknown[1::2]))
 
     def _together(self, changes: list[Change], limit: int, price: Pricing) -> str:
         """Combinations by arithmetic until one is seen to fit, each leaving room for what the one before

@@ -112,7 +112,7 @@ class DerivedFormula:
         yield f"  {self.range}"
 
 
-def derive(recipe: Recipe, hardware: Hardware) -> DerivedFormula:
+def derive(recipe: Recipe, hardware: Hardware, name: str = "recipe") -> DerivedFormula:
     """The formula at the recipe's sizes, exact between them and larger ones if the step is the same there.
     Raises InputError for a recipe that cannot be simulated."""
     simulations, point = Simulations(hardware), point_of(recipe)
@@ -129,7 +129,7 @@ def derive(recipe: Recipe, hardware: Hardware) -> DerivedFormula:
     simulations.keep()
     piece = formula.knowing(point)
     assert piece is not None
-    return DerivedFormula(point, piece, terms_at_peak(piece, point), dimensions(recipe), piece.sure)
+    return DerivedFormula(point, piece, terms_at_peak(piece, point), dimensions(recipe), piece.sure, name)
 
 
 def _points(point: Point) -> list[Point]:

@@ -79,10 +79,11 @@ class Simulations:
         timed = self.knows(recipe) and formula.has_times(recipe, self.devices)
         return timed or bool(formula.refused)
 
-    def leave(self, recipe: Recipe) -> None:
-        """Simulate for another process, which finds it in the cache, or finds out why it cannot be."""
-        with suppress(InputError):
-            self.timed(recipe)
+    def leave(self, *recipes: Recipe) -> None:
+        """Simulate for another process, which finds each in the cache, or finds out why it cannot be."""
+        for recipe in recipes:
+            with suppress(InputError):
+                self.timed(recipe)
 
     def on(self, device: Hardware, recipe: Recipe) -> StepProfile:
         """Of one of the devices, with its own memory."""

@@ -77,6 +77,11 @@ def _large_products(name: str) -> Mapping[str, Any]:
     return document()["devices"].get(SAME_CHIP.get(name, name), {})
 
 
+def _large_copies(name: str) -> Mapping[str, Any]:
+    """The same by copies within its memory."""
+    return document()["copies"]["devices"].get(SAME_CHIP.get(name, name), {})
+
+
 HALF_RATE = 3.0
 """16-bit FLOP/s over those of fp32: GeForce cards add up in fp32 at half of the rate of the professional ones
 with the same chip, which is 2 times that of fp32 and not 4."""
@@ -151,15 +156,11 @@ def fitted_memory(capability: str, kind: str) -> Mapping[str, float]:
 @lru_cache(maxsize=1024)
 def _on_device(name: str, capability: str, kind: str) -> Mapping[str, float]:
     fitted = fitted_memory(capability, kind)
-    copies = document()["copies"]["devices"].get(SAME_CHIP.get(name, name))
-    if copies is None:
+    copies = _large_copies(name)
+    if not copies:
         return fitted
-    scale = copies["rate"] / fitted_memory(capability, "elementwise")["rate"]
-    return {
-        **fitted,
-        "rate": fitted["rate"] * scale,
-        "l2_rate": max(fitted["l2_rate"], fitted["rate"] * scale),
-    }
+    rate = fitted["rate"] * copies["rate"] / fitted_memory(capability, "elementwise")["rate"]
+    return {**fitted, "rate": rate, "l2_rate": max(fitted["l2_rate"], rate)}
 
 
 def memory_of(hardware: Hardware, kind: str) -> Mapping[str, float]:
@@ -231,7 +232,7 @@ def _reported(hardware: Hardware) -> str:
     if not number:
         return ""
     clocked = f"{number} report{'s' * (number != 1)} of its large products ({found['source']})"
-    copies = document()["copies"]["devices"].get(hardware.name, {})
+    copies = _large_copies(hardware.name)
     return f"{clocked} and one of its copies ({copies['source']})" if copies.get("count") else clocked
 
 

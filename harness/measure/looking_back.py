@@ -45,10 +45,8 @@ def look_back(observer: DeviceObserver, *, ran_out: bool) -> LookBack:
         memory.peak_phase = max(phases, key=lambda name: phases[name].peak_allocated_bytes or 0)
         memory.peak_allocated_bytes = phases[memory.peak_phase].peak_allocated_bytes
     spans = history.spans
-    if not spans or not (phases or ran_out):
-        return LookBack(
-            memory, [], [], MemoryBreakdown(), history
-        )  # ended before a step was recorded: its peak is not known
+    if not spans or not (phases or ran_out):  # ended before a step was recorded: its peak is not known
+        return LookBack(memory, [], [], MemoryBreakdown(), history)
     peak = find_peak(spans, leave_out=PHASES_BETWEEN_STEPS)
     memory.at_peak = breakdown_at(spans, peak.index)
     if memory.peak_allocated_bytes is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName, asked_for
 from harness.cli.terminal.lines import tell
@@ -30,7 +29,7 @@ def formula(
     name, loaded, device = asked_for(recipe, overrides, memory)
     with stdout_kept_for_json(as_json):
         quiet_libraries()
-        found = replace(derive(loaded, device), name=name)
+        found = derive(loaded, device, name)
     if as_json:
         print(json.dumps(found.as_json(), indent=1))
     else:
