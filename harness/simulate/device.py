@@ -12,6 +12,7 @@ from harness.observe import StorageTracker
 from harness.simulate.clock import Cost, SimulatedTime, is_on_device
 from harness.simulate.cuda.behaviour import CudaRules
 from harness.simulate.cuda.communication import KINDS, WAIT, Communication
+from harness.simulate.cuda.divided_lists import on_local_parts
 from harness.simulate.cuda.shape_cache import VIEW, tensors_in
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.module_paths import ModulePaths
@@ -43,6 +44,14 @@ class SimulatedDevice(StorageTracker):
         """Names of those that ran on the device and are no views."""
         self.communication = communication
         self._workspaces: set[tuple[str, bool]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See StorageTracker: an operator on lists of divided weights is one on the parts of this rank."""
+        found = on_local_parts(func, args, kwargs or {}) if types else None
+        if found is None:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        local_args, local_kwargs, as_divided = found
+        return as_divided(super().__torch_dispatch__(func, (), local_args, local_kwargs))
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """See StorageTracker.run."""

@@ -19,6 +19,8 @@ from harness.errors import InputError
 from harness.hardware.hardware import find_hardware, with_memory
 from harness.hardware.links import NETWORK, collective_s
 from harness.recipe import Recipe
+from harness.simulate import device
+from harness.simulate.cuda.divided_lists import on_local_parts
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.simulated_run import simulate, simulate_for_devices
 from harness.snapshot.attribution import breakdown_at
@@ -300,3 +302,37 @@ def test_strided_parts_are_looked_for_where_there_are_some(
     (tmp_path / "model.json").write_text(json.dumps(config))  # no other test's: PyTorch keeps what it found
     simulated(model=str(tmp_path / "model.json"), **ENGINES[engine])
     assert bool(looked) == strided
+
+
+STEPPED: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "clipped": {"max_grad_norm": 1.0},
+    "foreach sgd": {"optimizer": "sgd"},
+    "lora": {"adapter": "lora"},
+    "uneven": {"dp_shard": 7},
+    "hybrid": {"dp_replicate": 2},
+    "with tp": {"parallel": "fsdp+tp", "tp": 2},
+}
+
+
+@pytest.mark.parametrize("fields", STEPPED.values(), ids=STEPPED)
+def test_lists_of_divided_weights_take_what_dtensor_plans_for_them(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's own planning is the oracle: every request of the step, and the time, is the same."""
+    asked = {"parallel": "fsdp", "dp_shard": 2, **fields}
+    taken: list[bool] = []
+
+    def seen(*call: Any) -> Any:
+        found = on_local_parts(*call)
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(device, "on_local_parts", seen)
+    ours, memory = simulated(**asked)
+    assert any(taken)
+    monkeypatch.setattr(device, "on_local_parts", lambda *call: None)
+    planned, other = simulated(**asked)
+    assert memory.log.events == other.log.events
+    assert ours.memory == planned.memory
+    assert ours.phases == planned.phases
