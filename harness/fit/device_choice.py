@@ -15,7 +15,16 @@ from harness.errors import InputError
 from harness.fit.best import best_offers
 from harness.fit.changes import overrides
 from harness.fit.held_back import NEUTRAL, neutrally_changed
-from harness.fit.offers import GIB, UNSURE, Offer, estimated, simulated, too_small, unable
+from harness.fit.offers import (
+    GIB,
+    UNSURE,
+    Offer,
+    estimated,
+    needs_as_another,
+    simulated,
+    too_small,
+    unable,
+)
 from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import Hardware, all_hardware
 from harness.napkin import estimate, required_bytes
@@ -25,6 +34,9 @@ from harness.units import in_ms
 
 AT_FIRST = 2
 """Kinds of devices that are simulated at once, before it is known for which others that is in vain."""
+KINDS_APART = 0.1
+"""A kind needs at most this much less than another: of this project's recipes 3 %, of a step of 0.6 GiB 7 %
+(cuBLAS's workspace). One without flash attention needs up to half as much again."""
 WORKSPACES_BYTES = 2**28
 """More than the libraries' workspaces, which stay on the device too and are not the same on every kind."""
 
@@ -41,21 +53,23 @@ def compare_hardware(
     cannot run the recipe last. With `best` each with the micro batch and toggles with which it is fastest,
     and where they are unknown with the recipe's own.
 
-    One simulation for each compute capability, unless it is kept from an earlier question or none of its
-    devices has room for what stays: devices of one run the same kernels at their own rates. `told` hears of
-    each, and its warnings. What cannot be simulated is answered by arithmetic, and so is all where that is
-    asked for. Raises InputError for what nobody knows.
+    One simulation for each compute capability, unless it is kept from an earlier question or all of its
+    devices are far too small by what another needs: devices of one run the same kernels at their own rates.
+    `told` hears of each, and its warnings. What cannot be simulated is answered by arithmetic, and so is all
+    where that is asked for. Raises InputError for what nobody knows.
     """
     devices = all_hardware(prices)
     able = [device for device in devices if device.supports(recipe.compute_dtype)]
     warned: set[str] = set()
     offers = [unable(device, recipe) for device in devices if device not in able]
-    kinds = every_kind = _by_kernels(able)
+    kinds = changeable = every_kind = _by_kernels(able)
     if not by_arithmetic:
         all_at_once((_simulations(alike, told), recipe) for alike in kinds[:AT_FIRST])
-        small = {offer.name: offer for offer in _too_small(recipe, kinds, told)}
-        offers += small.values()
+        small = {offer.name: offer for offer in _without_what_stays(recipe, kinds, told)}
+        kinds = changeable = [alike for alike in kinds if alike[0].name not in small]
+        small |= {offer.name: offer for offer in _far_too_small(recipe, kinds, told)}
         kinds = [alike for alike in kinds if alike[0].name not in small]
+        offers += small.values()
         all_at_once((_simulations(alike, told), recipe) for alike in kinds[AT_FIRST:])
     for alike in kinds:
         offers += _offers(recipe, alike, told, warned, by_arithmetic)
@@ -63,7 +77,7 @@ def compare_hardware(
         found = {offer.name: offer for offer in best_offers(recipe, every_kind, told)}
         offers = [found.get(offer.name, offer) for offer in offers]
     elif not by_arithmetic:
-        offers = _with_neutral_change(recipe, offers, kinds, told, warned)
+        offers = _with_neutral_change(recipe, offers, changeable, told, warned)
 
     def order(offer: Offer) -> tuple[bool, float, bool, float]:
         cost, runs = offer.cost_per_million_tokens, offer.required_bytes is not None
@@ -76,15 +90,32 @@ def _simulations(alike: list[Hardware], told: Callable[[str], None]) -> Simulati
     return Simulations(alike[0], told=told, alike=alike[1:])
 
 
-def _too_small(recipe: Recipe, kinds: list[list[Hardware]], told: Callable[[str], None]) -> Iterator[Offer]:
+def _without_what_stays(
+    recipe: Recipe, kinds: list[list[Hardware]], told: Callable[[str], None]
+) -> Iterator[Offer]:
     """Of all devices of a kind that nobody has simulated yet, where weights, gradients and optimizer states,
     which are the same on every kind, do not fit the largest."""
     with suppress(InputError):
         kept = _simulations(kinds[0], told).kept_bytes(recipe) if kinds else 0
         for alike in kinds:
-            largest = max(device.memory_bytes for device in alike)
-            if kept - WORKSPACES_BYTES > largest and not _simulations(alike, told).knows(recipe):
+            if kept - WORKSPACES_BYTES > _largest(alike) and not _simulations(alike, told).knows(recipe):
                 yield from (too_small(device, kept) for device in alike)
+
+
+def _far_too_small(
+    recipe: Recipe, kinds: list[list[Hardware]], told: Callable[[str], None]
+) -> Iterator[Offer]:
+    """The same where the largest is far too small for what the step needs on another kind."""
+    known = [alike for alike in kinds if _simulations(alike, told).knows(recipe)]
+    profiles = [_simulations(alike, told).with_plenty(recipe) for alike in known]
+    needed = min((profile.memory.process_bytes or 0 for profile in profiles), default=0)
+    for alike in kinds:
+        if alike not in known and needed * (1 - KINDS_APART) > _largest(alike):
+            yield from (needs_as_another(device, needed) for device in alike)
+
+
+def _largest(alike: list[Hardware]) -> int:
+    return max(device.memory_bytes for device in alike)
 
 
 def _with_neutral_change(
@@ -124,7 +155,7 @@ def _by_kernels(devices: list[Hardware]) -> list[list[Hardware]]:
     alike: dict[str, list[Hardware]] = {}
     for device in devices:
         alike.setdefault(device.datasheet.compute_capability, []).append(device)
-    return sorted(alike.values(), key=lambda kind: -max(device.memory_bytes for device in kind))
+    return sorted(alike.values(), key=lambda kind: -_largest(kind))
 
 
 def _offers(

@@ -81,6 +81,13 @@ def too_small(device: Hardware, kept_bytes: int) -> Offer:
     return replace(offer, reason=f"{kept_bytes / GIB:.1f} GiB stay on the device from step to step")
 
 
+def needs_as_another(device: Hardware, needed: int) -> Offer:
+    """Of a device far too small for what the step was seen to need on one that runs other kernels."""
+    return replace(
+        _offer(device, needed, None, None, fits=False), reason=f"needs about {needed / GIB:.1f} GiB"
+    )
+
+
 def estimated(recipe: Recipe, device: Hardware) -> Offer:
     """By arithmetic. Raises InputError for a model that it does not know."""
     memory = estimate(recipe, device, load_shape(recipe.model))

@@ -85,7 +85,7 @@ class StorageTracker(TorchDispatchMode):
         for tensor_type in types:
             if tensor_type is not Tensor and _is_wrapper(tensor_type):
                 self._unpacked = func
-                return NotImplemented  # it unpacks itself; its inner operators come back here
+                return self.unwrapped(func, args, kwargs or {})
         # with a mode or without, autograd does to a wrapper nothing in place
         of_wrapper, self._unpacked = self._unpacked, None
         if func in _IN_PLACE and func is not of_wrapper and _in_engine(sys._getframe(1)):
@@ -95,6 +95,11 @@ class StorageTracker(TorchDispatchMode):
         out = self.run(func, args, kwargs or {})
         self._see(out, func)
         return out
+
+    def unwrapped(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Execute an operator on wrappers (DTensor): they unpack themselves, and their inner operators come
+        back here."""
+        return NotImplemented
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Execute one operator. A simulation overrides this with CUDA's behaviour."""

@@ -45,13 +45,15 @@ class SimulatedDevice(StorageTracker):
         self.communication = communication
         self._workspaces: set[tuple[str, bool]] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See StorageTracker: an operator on lists of divided weights is one on the parts of this rank."""
-        found = on_local_parts(func, args, kwargs or {}) if types else None
+    def unwrapped(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """See StorageTracker.unwrapped. Lists of divided weights are lists of this rank's parts."""
+        found = on_local_parts(func, args, kwargs)
         if found is None:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return NotImplemented
         local_args, local_kwargs, as_divided = found
-        return as_divided(super().__torch_dispatch__(func, (), local_args, local_kwargs))
+        out = self.run(func, local_args, local_kwargs)
+        self._see(out, func)
+        return as_divided(out)
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """See StorageTracker.run."""

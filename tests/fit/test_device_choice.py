@@ -156,3 +156,27 @@ def test_a_device_smaller_than_what_stays_is_not_simulated(tmp_path, monkeypatch
         kept = offers[name].required_bytes or 0
         assert offers[name].reason == f"{kept / 2**30:.1f} GiB stay on the device from step to step"
         assert kept == pytest.approx(3 * weights, rel=0.02)
+
+
+def test_a_device_far_too_small_for_what_another_kind_needs_is_not_simulated(tmp_path, monkeypatch):
+    """But with a change that costs nothing it is, where that may bring it in."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 32000, **sizes}))
+    recipe = Recipe(model=str(tmp_path / "config.json"), seq_len=4096)
+    l4 = find_hardware("l4")
+    changed = recipe.model_copy(update={"loss": "fused_linear"})
+    with_it, without = (simulate(asked, l4)[0].memory.process_bytes or 0 for asked in (changed, recipe))
+    assert with_it < without / 2
+    small = [
+        with_memory(l4, with_it + (without - with_it) // 4),
+        with_memory(find_hardware("a10g"), with_it * 7 // 10),
+    ]
+    devices = [find_hardware("b200"), find_hardware("h100"), *small]
+    monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: devices)
+    told: list[str] = []
+    offers = {offer.name: offer for offer in compare_hardware(recipe, {}, told.append)}
+    assert (offers["l4"].fits, offers["l4"].overrides) == (True, "loss=fused_linear")
+    assert offers["l4"].required_bytes == with_it
+    needed = min(offers[name].required_bytes or 0 for name in ("b200", "h100"))
+    assert offers["a10g"].reason == f"needs about {needed / 2**30:.1f} GiB"
+    assert not any(line.endswith("a10g") for line in told)

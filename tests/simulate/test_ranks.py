@@ -19,7 +19,7 @@ from harness.errors import InputError
 from harness.hardware.hardware import find_hardware, with_memory
 from harness.hardware.links import NETWORK, collective_s
 from harness.recipe import Recipe
-from harness.simulate import device
+from harness.simulate import device as simulated_device
 from harness.simulate.cuda.divided_lists import on_local_parts
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.simulated_run import simulate, simulate_for_devices
@@ -328,10 +328,10 @@ def test_lists_of_divided_weights_take_what_dtensor_plans_for_them(
         taken.append(found is not None)
         return found
 
-    monkeypatch.setattr(device, "on_local_parts", seen)
+    monkeypatch.setattr(simulated_device, "on_local_parts", seen)
     ours, memory = simulated(**asked)
     assert any(taken)
-    monkeypatch.setattr(device, "on_local_parts", lambda *call: None)
+    monkeypatch.setattr(simulated_device, "on_local_parts", lambda *call: None)
     planned, other = simulated(**asked)
     assert memory.log.events == other.log.events
     assert ours.memory == planned.memory

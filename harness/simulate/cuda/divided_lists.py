@@ -1,9 +1,9 @@
-"""Operators on lists of divided weights (DTensor), on the parts that this rank has, without DTensor's planning.
+"""Operators on lists of divided weights (DTensor), on the parts that this rank has: DTensor plans nothing.
 
-An optimizer steps all weights by a few operators on lists (torch._foreach_add_ and its like). Of each, DTensor
-plans one weight after the other and goes through the whole list for every one (single_dim_strategy.py in
-torch/distributed/tensor/_ops), which took three fifths of a simulation of 2,352 weights. Where the weights of
-an entry are divided alike, there is nothing to plan: each rank computes what it has.
+An optimizer steps all weights by a few operators on lists (torch._foreach_add_ and its like). Of each,
+DTensor plans one weight after the other and goes through the whole list every time: half of the simulation of
+an FSDP2 rank of a 30B model with LoRA. Where the weights of an entry are divided alike there is nothing to
+plan, for each rank computes what it has.
 """
 
 from __future__ import annotations
