@@ -44,6 +44,16 @@ TORCHTUNE: dict[str, Any] = {
     "optimizer_impl": "fused",
 }
 """torchtune's recipes for Llama 3.2 3B, of which each row of its table adds one more."""
+TORCHTUNE_LORA: dict[str, Any] = {
+    "compile": True,
+    "adapter": "lora",
+    "adapter_dtype": "base",
+    "lora_rank": 64,
+    "lora_alpha": 128,
+    "lora_targets": ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "gradient_checkpointing": True,
+}
+"""Its recipes/configs/llama3_2/3B_lora_single_device.yaml, in bf16 whole."""
 TORCHTUNE_ROWS: dict[str, dict[str, Any] | str] = {
     "baseline (not packed)": "rows of alpaca that are not packed: of unknown lengths, most of them short",
     "+packed dataset": {},
@@ -58,14 +68,8 @@ TORCHTUNE_ROWS: dict[str, dict[str, Any] | str] = {
     },
     "+activation offloading": "activations leave on a stream of their own; napkin and the simulation wait",
     "+8-bit AdamW": "8-bit AdamW with offloading, in backward: as above",
-    "LoRA": {"compile": True, "adapter": "lora", "gradient_checkpointing": True},
-    "QLoRA": {
-        "compile": True,
-        "adapter": "lora",
-        "quantization": "nf4",
-        "double_quant": True,
-        "gradient_checkpointing": True,
-    },
+    "LoRA": TORCHTUNE_LORA,
+    "QLoRA": {**TORCHTUNE_LORA, "quantization": "nf4", "double_quant": True},
 }
 
 

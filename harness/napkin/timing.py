@@ -17,10 +17,14 @@ from harness.kernel_time import time_of
 from harness.napkin.memory import Sizes
 from harness.napkin.ranks import ring, sent_bytes
 from harness.napkin.terms import sum_of
+from harness.napkin.weights import SIZES
 from harness.step_profile import utilization
 
 PASSES, OPERATORS, OPERATORS_OF_LORA, OPERATORS_OF_LOSS = 3, 40, 8, 12
 """Over memory, for each byte kept; launched in forward by a block beside products, an adapter, the loss."""
+COMPILED_PASSES = 2, 4
+"""Over what a compiled block keeps, in forward and in backward: as Inductor counts for the kernels that it
+makes (profiles/cpu/compiled_bytes.json)."""
 
 
 @dataclass(frozen=True)
@@ -161,27 +165,41 @@ class Timing:
         works = [Work(2 * rows * n // matrix.stacked, moved, 1, "matmul", dtype, before)]
         if matrix.name in built.adapted and built.lora:
             flops = 2 * rows * built.rank * (matrix.inputs + matrix.outputs) // tp
-            cast = 4 * rows * (matrix.inputs + 3 * matrix.outputs)  # its input in fp32, products and sum
+            wide = width if self.recipe.mixed else SIZES[built.adapter_dtype(matrix)]
+            cast = wide * rows * (matrix.inputs + 3 * matrix.outputs)  # its input, products and sum
             works.append(Work(flops, cast, OPERATORS_OF_LORA, "matmul", dtype))
         return [work.times(times * self.micro) for work in works]
 
+    def _is_last(self, matrix: Matrix) -> bool:
+        """Whether nothing behind it keeps its result, so that what is computed again ends before it
+        (torch.utils.checkpoint stops early)."""
+        shape, built = self.sizes.built.shape, self.sizes.built
+        followed = shape.norms > 2 or shape.residual_dropout or matrix.name in built.adapted
+        return matrix.role == "down" and not followed
+
     def _layers(self, factor: int, passes: int, *, again: bool = False) -> list[Work]:
         """`factor` products with each matrix, `passes` over all else, and the head with the loss; `again`:
-        what checkpointing computes again, which is not the head."""
+        what checkpointing computes again, which is neither the head nor a block's last product."""
         keeps_products = again and self.acts.keeps_products
         sizes, acts, d, works = self.sizes, self.acts, self.acts.dims.of, list[Work]()
         for block in sizes.built.shape.blocks:
             count = block.count
             for matrix in matrices_of(sizes.built.shape, block):
+                if again and self._is_last(matrix):
+                    continue
                 if not keeps_products or sizes.built.storage(matrix):
                     works += self._products(matrix, count * factor)
             times = count * self.micro * passes
-            works.append(Work(0, sum_of(acts.kept_by(block)) * PASSES, OPERATORS).times(times))
+            over = COMPILED_PASSES[passes - 1] // passes if acts.compiled else PASSES
+            works.append(Work(0, sum_of(acts.kept_by(block)) * over, OPERATORS).times(times))
             if block.attends and not keeps_products:
                 flops = 2 * d("B·N·S·S") * (d("D") + d("U"))  # a fused backward makes the scores once more
                 flops += flops // 4 if passes == 2 and acts.kernel == "fused" else 0
                 scores = 0 if acts.kernel == "fused" else d("B·N·S·S") * 4 * PASSES
                 works.append(Work(flops, scores, 1, "attention", self.recipe.compute_dtype).times(times))
         made = d("B·S") * sizes.built.head.outputs
-        loss = Work(0, made * 4 * PASSES, OPERATORS_OF_LOSS).times(self.micro)
+        a_logit = (
+            2 * acts.compute if acts.compiled else 4 * PASSES
+        )  # in one kernel: read, and read or written
+        loss = Work(0, made * a_logit, OPERATORS_OF_LOSS).times(self.micro)
         return works if again else [*works, *self._products(sizes.built.head, factor), loss]
