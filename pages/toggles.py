@@ -189,9 +189,14 @@ GROUPS: dict[str, list[Toggle]] = {
         Toggle(
             "loss",
             SMALL,
-            "standard,fused_linear",
-            "The logits, a number for each token and word of the vocabulary, are never held all at once.",
-            "Liger's kernels (the extra `liger`); the loss is computed in pieces.",
+            "standard,fused_linear,linear_cross_entropy,fused_lm_head",
+            "The logits, a number for each token and word of the vocabulary, are never held all at once. "
+            "`fused_lm_head` is the head that TRL's SFTTrainer trains with, whether asked to or "
+            "not.",
+            "fused_linear: Liger's kernels (the extra `liger`). linear_cross_entropy: PyTorch 2.13, for "
+            "models whose loss is that of their head's output and nothing more; it is rounded to the dtype "
+            "of the weights. "
+            "fused_lm_head: TRL (the extra `dpo`); the logits are computed once more in backward.",
             "micro_batch_size=4",
         ),
     ],

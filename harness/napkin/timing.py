@@ -71,7 +71,7 @@ class Timing:
         waits = micro * sizes.kept_by_loss * bool(leaves)  # nothing is left to compute meanwhile
         again = self._layers(1, 1, again=True) if self.acts.recomputes else []
         backward = [*again, *self._layers(2 if recipe.trains_base else 1, 2)]
-        backward += self._products(sizes.built.head, 1) if recipe.prefers else []  # its tiles, made anew
+        backward += self._products(sizes.built.head, 1) if recipe.by_trl else []  # its tiles, made anew
         passes = (1 + recipe.computes_reference) * (1 + recipe.unpaired)
         forward = self._layers(1, 1) * passes
         added = 3 * sizes.gradient_bytes * (micro - 1)  # to gradients of earlier micro batches

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field
+
+from harness.recipe.values import Values
 
 Precision = Literal["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"]
 Quantization = Literal["none", "nf4", "fp4", "int8"]
@@ -35,10 +37,8 @@ RECORDED_STEPS = 2
 BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw", "lion_8bit")
 
 
-class Fields(BaseModel):
+class Fields(Values):
     """Every field alone: types, ranges, defaults. Whether they work together is Recipe's to say."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     model: Annotated[str, Field(min_length=1)]
     """Name in recipes/models, path to a config.json or a checkpoint folder, or a Hugging Face id."""
@@ -95,7 +95,7 @@ class Fields(BaseModel):
     """Train the length of each row of the adapted weights as well, and LoRA turns the rows."""
     lora_plus_ratio: Positive | None = None
     """LoRA+: the learning rate of B over that of A, which is `learning_rate`; null: both learn alike."""
-    peft: dict[str, Any] = {}
+    peft: dict[str, Any] = {}  # noqa: RUF012  (pydantic copies it)
     """More fields of peft's own config for the adapter, as `{init_lora_weights: gaussian}`; with adapter:
     peft also its `peft_type`, as `{peft_type: VERA, r: 256}`."""
     adapter_dtype: Literal["fp32", "base"] = "fp32"
@@ -108,8 +108,9 @@ class Fields(BaseModel):
     selective checkpointing, and compute only the cheap rest again."""
     attention: Attention = "sdpa"
     """On CUDA, sdpa means the kernel torch would choose for these shapes."""
-    loss: Literal["standard", "fused_linear"] = "standard"
-    """fused_linear: Liger's fused linear cross-entropy, which never holds all the logits."""
+    loss: Literal["standard", "fused_linear", "linear_cross_entropy", "fused_lm_head"] = "standard"
+    """The others never hold all the logits. fused_linear: Liger's fused linear cross-entropy.
+    linear_cross_entropy: PyTorch's own. fused_lm_head: TRL's head, which its SFTTrainer trains with."""
     kernels: Literal["standard", "liger"] = "standard"
     """liger: norms, rotations and the MLP's activation by Liger's Triton kernels; its loss is `loss`'s."""
 
@@ -175,42 +176,6 @@ class Fields(BaseModel):
     on_nan: Literal["stop", "continue"] = "stop"
     """When a step's loss is nan or infinite: stop the run, or go on and record it."""
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_bool_for_a_number(cls, value: Any, info: Any) -> Any:
-        # pydantic's lax mode would read `steps: true` as 1 and `gradient_checkpointing: 1` as true.
-        assert info.field_name is not None
-        wants_bool = cls.model_fields[info.field_name].annotation is bool
-        if isinstance(value, bool) and not wants_bool:
-            raise ValueError("true and false belong to switches")
-        if wants_bool and not isinstance(value, bool):
-            raise ValueError("a switch knows only true and false")
-        return value
-
-    @field_validator("model", "data")
-    @classmethod
-    def _no_url(cls, value: str) -> str:
-        # Recipes are written into every result, and URLs hold passwords.
-        if "://" in value:
-            raise ValueError("nothing is read from a URL; download it and give the path")
-        return value
-
-    @field_validator("offload", "lora_targets", mode="before")
-    @classmethod
-    def _list_from_one(cls, value: Any, info: Any) -> Any:
-        if info.field_name == "offload" and (value is None or value == "none"):
-            return ()
-        if isinstance(value, str) and value != "all-linear":  # q_proj,v_proj is handy on the command line
-            return tuple(name.strip() for name in value.split(","))
-        return value
-
-    @field_validator("offload", "lora_targets")
-    @classmethod
-    def _no_repeats(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
-        if not isinstance(value, str) and len(set(value)) != len(value):
-            raise ValueError("the same name is listed twice")
-        return value
-
     @property
     def compute_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
         """The dtype matrix products run in."""
@@ -265,6 +230,21 @@ class Fields(BaseModel):
     def fused_loss(self) -> bool:
         """Whether Liger computes the loss from the hidden states, chunk by chunk."""
         return self.loss == "fused_linear"
+
+    @property
+    def chunked_loss(self) -> bool:
+        """Whether PyTorch computes the loss from the hidden states, chunk by chunk."""
+        return self.loss == "linear_cross_entropy"
+
+    @property
+    def by_trl(self) -> bool:
+        """Whether TRL's head computes log-probabilities of labels, tile by tile."""
+        return self.prefers or self.loss == "fused_lm_head"
+
+    @property
+    def whole_logits(self) -> bool:
+        """Whether the logits of all tokens are there at once."""
+        return self.writes and self.loss == "standard"
 
     @property
     def by_liger(self) -> bool:

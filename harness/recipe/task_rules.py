@@ -17,7 +17,7 @@ TASK_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("task", "loss"),
-        lambda r: not r.writes and r.fused_loss,
+        lambda r: not r.writes and r.loss != "standard",
         "no logits of all tokens are there to save: dpo and kto compute them in chunks, by TRL's kernels, "
         "and a head of scores has none; set loss: standard",
     ),

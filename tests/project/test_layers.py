@@ -41,6 +41,7 @@ HOMES = {
         "training/refusals.py",
         "training/toggles/attention.py",  # whether flash attention is installed
         "training/toggles/quantization.py",  # replaces layers as transformers' own loader does
+        "training/toggles/chunked_loss.py",  # what a model returns that has a loss and no logits
         "loops/trainer_callback.py",  # a TrainerCallback
         "zeros/weights.py",  # the names and shapes of a model's weights
         "virtual_gpu/startup/virtual_gpu_weights.py",  # whose loader is given zeros

@@ -27,6 +27,10 @@ OF_LLAMA = (
     *(
         "liger",
         "liger lora",
+        "linear_cross_entropy",
+        "linear_cross_entropy lora",
+        "fused_lm_head",
+        "fused_lm_head lora",
         "kto",
         "kto lora",
         "kto precomputed",

@@ -42,6 +42,13 @@ def test_kto_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
     assert theirs - _simulated(task="kto", **KINDS[kind]) == 2 * PAIRS * TOKENS * 8 + 4 * 512
 
 
+@pytest.mark.parametrize("kind", ["full", pytest.param("lora checkpointing", marks=pytest.mark.slow)])
+def test_fused_lm_head_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
+    """But for a mask of the padding, Trainer's three numbers, and how many tokens have a label."""
+    theirs = _peak_of(emulate, "dpo.py", f"{kind} sft")
+    assert theirs - _simulated(loss="fused_lm_head", **KINDS[kind]) == PAIRS * TOKENS * 8 + 4 * 512
+
+
 @pytest.mark.parametrize(
     ("kind", "fields"), [("", {}), pytest.param("lora checkpointing", LORA, marks=pytest.mark.slow)]
 )

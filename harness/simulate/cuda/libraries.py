@@ -69,12 +69,18 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
         forward = as_on_cuda(getattr(liger, name), capability)
         why = "makes new memory where a GPU multiplies into memory that it has"
         yield Replacement(f"{liger.__name__}.{name}", forward, why)
-    if recipe.prefers and find_spec("trl") is not None:
+    if recipe.by_trl and find_spec("trl") is not None:
         why = "folds and multiplies tiles by operators of PyTorch where a GPU has kernels"
         for name in ("forward", "backward"):
             path = f"trl.kernels.chunked_logprob.ChunkedLogProbFunction.{name}"
             yield Replacement(path, staticmethod(as_on_cuda(resolve_name(path), capability)), why)
         yield Replacement("trl.trainer.utils._use_triton", lambda device: True, why)
+    if recipe.chunked_loss:
+        why = "is one operator, whose shapes show nothing of its chunks"
+        yield Replacement(f"{CHUNKED}._linear_cross_entropy_batch_chunked", _chunked_loss(capability), why)
+        options = "torch.nn.LinearCrossEntropyOptions._resolve_auto_acc_dtype"
+        wide = staticmethod(lambda dtype, device: torch.float32 if dtype in (torch.bfloat16,) else None)
+        yield Replacement(options, wide, "asks whether the GPU adds bf16 up in fp32")
     if recipe.upcast_for_kbit:
         from peft import prepare_model_for_kbit_training as prepare
 
@@ -88,6 +94,27 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
         yield Replacement("bitsandbytes.functional.get_paged", _paged, why)
         yield Replacement("bitsandbytes.functional.fill", _nothing, why)
         yield Replacement("bitsandbytes.functional.prefetch_tensor", _nothing, why)
+
+
+CHUNKED = "torch.nn.modules.linear_cross_entropy"
+
+
+def _chunked_loss(capability: tuple[int, int]) -> Callable[..., Any]:
+    """PyTorch's operator as a function whose chunks are seen, and that is differentiated by the operator's
+    own rule."""
+    library = resolve_name(CHUNKED)
+    chunks = as_on_cuda(library._linear_cross_entropy_batch_chunked_accumulator, capability)
+
+    class Chunked(torch.autograd.Function):
+        setup_context = staticmethod(library._linear_cross_entropy_batch_chunked_setup_context)
+        backward = staticmethod(library._linear_cross_entropy_batch_chunked_backward)
+
+        @staticmethod
+        def forward(*given: Any) -> Any:
+            *inputs, _, for_states, for_weight, for_bias = given
+            return chunks(*inputs, for_states, for_weight, for_bias)
+
+    return Chunked.apply
 
 
 def _timed(kernel: Any, *args: Any, **kwargs: Any) -> None:

@@ -22,6 +22,8 @@ from harness.recipe import Recipe
 
 LOGGED = ("log_probs", "entropy", "mean_logits", "is_top1")
 """What DPOTrainer has computed of each token, for its log; KTOTrainer all but the last."""
+SFT_LOGGED = ("log_probs", "entropy", "is_top1")
+"""And SFTTrainer."""
 REFERENCE = ("chosen", "rejected")
 """Of a batch, the reference's log-probabilities; with kto of the answers, and of the mismatched ones."""
 MISMATCHED = "mismatched_"
@@ -37,16 +39,17 @@ def reference_of(recipe: Recipe, model: Any) -> Any:
     return reference.eval()
 
 
-def prepare_for_pairs(recipe: Recipe, model: Any, reference: Any) -> None:
-    """Give both TRL's head, and take dropout from them: they are to differ by their weights alone."""
-    if not recipe.prefers:
+def give_trl_s_head(recipe: Recipe, model: Any, reference: Any) -> None:
+    """Give both TRL's head; and where they are compared take dropout from them, for they are to differ by
+    their weights alone."""
+    if not recipe.by_trl:
         return
     trl = import_trl(recipe)
-    trl.disable_dropout_in_model(model)
-    trl.add_fused_lm_head(
-        model.get_base_model() if hasattr(model, "get_base_model") else model,
-        outputs=LOGGED[:3] if recipe.unpaired else LOGGED,
-    )
+    logged = SFT_LOGGED if recipe.writes else LOGGED[:3] if recipe.unpaired else LOGGED
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    trl.add_fused_lm_head(base, outputs=logged)
+    if recipe.prefers:
+        trl.disable_dropout_in_model(model)
     if reference is not None:
         trl.disable_dropout_in_model(reference)
         trl.add_fused_lm_head(reference)
@@ -103,12 +106,13 @@ def _by_row(told: Any, batch: dict[str, Any]) -> Tensor:
 
 def import_trl(recipe: Recipe) -> Any:
     """What of TRL computes log-probabilities, if `recipe` needs it."""
-    if not recipe.prefers:
+    if not recipe.by_trl:
         return None
     try:
         from trl.trainer import utils
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "trl":
             raise
-        raise MissingDependency("trl", "dpo", f"task: {recipe.task}") from None
+        line = "loss: fused_lm_head" if recipe.writes else f"task: {recipe.task}"
+        raise MissingDependency("trl", "dpo", line) from None
     return utils

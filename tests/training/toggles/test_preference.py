@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from harness.errors import MissingDependency
 from harness.recipe import Recipe
 from harness.training.step import Training
-from harness.training.toggles.preference import loss_of_pairs, prepare_for_pairs
+from harness.training.toggles.preference import give_trl_s_head, loss_of_pairs
 from tests.support.tiny import built, step, tiny, weights
 
 trl = pytest.importorskip("trl")
@@ -227,4 +227,4 @@ def test_without_trl_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(MissingDependency, match="dpo"):
-        prepare_for_pairs(tiny(**PAIRS), None, None)
+        give_trl_s_head(tiny(**PAIRS), None, None)
