@@ -49,6 +49,13 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     },
     "schedule free": {"optimizer": "adamw_schedule_free"},
     "schedule free for_loop": {"optimizer": "adamw_schedule_free", "optimizer_impl": "for_loop"},
+    "apollo": {"optimizer": "apollo_adamw", "optimizer_rank": 32},
+    "apollo in backward": {
+        "optimizer": "apollo_adamw",
+        "optimizer_rank": 32,
+        "optimizer_in_backward": True,
+    },
+    "galore": {"optimizer": "galore_adamw", "optimizer_rank": 32},
     "muon lora": {"adapter": "lora", "optimizer": "muon"},
     "dpo": {"task": "dpo"},
     "dpo precomputed": {"task": "dpo", "dpo_reference": "precomputed"},

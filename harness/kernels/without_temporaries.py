@@ -98,7 +98,10 @@ declare("normal_ uniform_ zero_", nothing=FILLED, unread=0, result=_initialized)
 # side is not contiguous. What is offloaded here is neither. PadNd.cpp fills and copies into a slice;
 # cuda/Shape.cu (cat, and stack through it) has its inputs' addresses in the kernel's arguments.
 COPIES = "copies straight from the input into the output"
-declare("_to_copy cat clone constant_pad_nd repeat select_backward slice_backward stack", nothing=COPIES)
+declare(
+    "_to_copy cat clone constant_pad_nd diag_embed repeat select_backward slice_backward stack",
+    nothing=COPIES,
+)
 declare("copy_", nothing=COPIES, unread=0, result=_back_to_host)
 # The value goes to pinned host memory (cuda/CUDAScalar.cu).
 declare("_local_scalar_dense", nothing="reads a value back", result=_read_back)

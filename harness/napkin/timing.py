@@ -78,7 +78,7 @@ class Timing:
         backward.append(Work(0, 0 if on_host else added, sum(w.count for w in sizes.trained) * (micro - 1)))
         backward += [update] if step.in_backward else []
         there = 0 if sizes.away or not recipe.steps_on_host else 2 * sizes.gradient_bytes  # and weights back
-        products = [Work(*each, "matmul", "bf16") for each in step.products]
+        products = [Work(*each, "matmul", step.products_in) for each in step.products]
         steps = [] if recipe.steps_on_host or step.in_backward else [update, *products]
         stepped = update.bytes_moved if recipe.steps_on_host else 0
         inputs, recomputed = [Work(0, sizes.input_bytes, 2 * micro)], sum(work.flops for work in again)

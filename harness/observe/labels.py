@@ -108,7 +108,7 @@ def gradients_seen(training: Owner | None, phase: str, seen: Callable[[Tensor], 
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Tensors in nested dicts and lists, and in the attributes of a bitsandbytes QuantState."""
+    """Tensors in nested dicts and lists, and in the attributes of objects that libraries keep."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -119,3 +119,5 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
     elif type(value).__name__ == "QuantState":
         yield from tensors_in([value.absmax, value.code, value.offset, value.state2])
+    elif type(value).__name__ in ("GaLoreProjector", "GradientProjector"):  # of GaLore and APOLLO
+        yield from tensors_in(value.ortho_matrix)

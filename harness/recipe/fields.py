@@ -22,6 +22,8 @@ Optimizer = Literal[
     "lion_8bit",
     "muon",
     "adamw_schedule_free",
+    "galore_adamw",
+    "apollo_adamw",
 ]
 Offload = Literal["activations", "optimizer", "parameters"]
 Parallel = Literal["none", "ddp", "fsdp", "tp", "fsdp+tp"]
@@ -117,7 +119,10 @@ class Fields(Values):
     optimizer: Optimizer = "adamw"
     """The 8-bit and paged ones, and lion_8bit, are bitsandbytes'; the others are torch's. muon: Muon on
     matrices within the model; embeddings, head, vectors and stacked experts are AdamW's.
-    adamw_schedule_free: the package schedulefree's."""
+    adamw_schedule_free: the package schedulefree's. galore_adamw, apollo_adamw: galore-torch's and
+    apollo-torch's, on linear layers."""
+    optimizer_rank: Count = 128
+    """galore_adamw, apollo_adamw: dimensions that a linear layer's gradient is projected to."""
     optimizer_impl: Literal["foreach", "fused", "for_loop"] = "foreach"
     """How torch's own optimizers run; bitsandbytes always goes tensor by tensor."""
     optimizer_in_backward: bool = False
@@ -260,6 +265,11 @@ class Fields(Values):
     def by_muon(self) -> bool:
         """Whether Muon steps the hidden matrices, and AdamW the rest."""
         return self.optimizer == "muon"
+
+    @property
+    def low_rank_optimizer(self) -> bool:
+        """Whether moments are kept of projected gradients."""
+        return self.optimizer in ("galore_adamw", "apollo_adamw")
 
     @property
     def pages_optimizer(self) -> bool:

@@ -60,6 +60,8 @@ HOMES = {
     },
     "liger_kernel": {"training/toggles/fused_loss.py", "simulate/cuda/libraries.py"},
     "schedulefree": {"training/toggles/optimizer.py"},
+    "galore_torch": {"training/toggles/low_rank_optimizer.py"},
+    "apollo_torch": {"training/toggles/low_rank_optimizer.py"},
     "datasets": {"data/documents.py"},  # data sets of the Hub
     "accelerate": {"track/trackers.py"},  # besides, transformers needs it to load quantized checkpoints
     "mcp": {"mcp/server.py"},

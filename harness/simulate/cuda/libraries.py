@@ -89,6 +89,9 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
     if recipe.four_bit and find_spec("bitsandbytes") is not None:
         why = "copies into a tensor on the CPU, which takes no shapes (peft copies a layer for DoRA)"
         yield Replacement("bitsandbytes.nn.Params4bit.__deepcopy__", _copied, why)
+    if recipe.low_rank_optimizer and find_spec("apollo_torch") is not None:
+        why = "asks a device without generators for one"
+        yield Replacement("apollo_torch.random_projector.stable_randn", _drawn, why)
     if recipe.by_bitsandbytes and find_spec("bitsandbytes") is not None:
         why = "asks CUDA for managed memory"
         yield Replacement("bitsandbytes.functional.get_paged", _paged, why)
@@ -115,6 +118,10 @@ def _chunked_loss(capability: tuple[int, int]) -> Callable[..., Any]:
             return chunks(*inputs, for_states, for_weight, for_bias)
 
     return Chunked.apply
+
+
+def _drawn(shape: Any, seed: int, device: Any = None, dtype: Any = torch.float32) -> Tensor:
+    return torch.randn(shape, device=device, dtype=dtype)
 
 
 def _timed(kernel: Any, *args: Any, **kwargs: Any) -> None:

@@ -10,10 +10,11 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from harness.recipe.fields import Adapter, Optimizer, Precision, Quantization
+from harness.recipe.fields import Adapter, Precision, Quantization
 from harness.recipe.mesh import OF_RANKS
 from harness.recipe.recipe import Recipe
 from tests.support.tiny import tiny, train
+from tests.training.toggles.test_optimizer import OPTIMIZERS
 
 SWITCH = (False, True)
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -29,7 +30,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "gradient_checkpointing": SWITCH,
     "selective_checkpointing": SWITCH,
     "attention": ("eager", "sdpa"),
-    "optimizer": get_args(Optimizer),
+    "optimizer": tuple(OPTIMIZERS),
     "optimizer_impl": ("foreach", "fused", "for_loop"),
     "optimizer_in_backward": SWITCH,
     "offload": (
@@ -55,6 +56,7 @@ ELSEWHERE = {
     *("use_rslora", "use_dora", "lora_plus_ratio", "peft"),  # test_adapter
     *("dpo_reference", "dpo_beta"),  # test_preference
     "num_labels",  # test_scores
+    "optimizer_rank",  # test_optimizer
     *OF_RANKS,  # tests/parallel
 }
 TARGETS = {"lora": ["q_proj", "k_proj", "v_proj", "o_proj"], "ia3": ["k_proj", "v_proj"]}
