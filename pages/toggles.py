@@ -208,9 +208,16 @@ GROUPS: dict[str, list[Toggle]] = {
             "Less state a parameter: two moments in the weights' dtype for AdamW, two bytes for 8-bit AdamW, "
             "one for 8-bit Lion, nearly none for Adafactor and SGD. Paged state can move to the host. `muon` "
             "keeps one moment of each matrix within the model and AdamW's two of the rest; "
-            "`adamw_schedule_free` keeps two and needs no schedule.",
+            "`adamw_schedule_free` keeps two and needs no schedule. `galore_adamw` and `apollo_adamw` keep "
+            "two of a linear layer's gradient in `optimizer_rank` dimensions. `adamw_torch_8bit` and "
+            "`adamw_torch_4bit` are torchao's.",
             "Another optimizer is another training. Paged state moves over the host link when memory is "
-            "short; it does not show in torch's counters.",
+            "short; it does not show in torch's counters. torchao's step makes 8 bytes an element of the "
+            "largest weight for a moment, and in 4 bit 24, which may be more than its state saves; the first "
+            "step of the first run tunes its kernels beside a buffer of the GPU's L2 cache, which stays "
+            "reserved and is not simulated. GaLore decomposes every gradient in its first step and each "
+            "200th; what cuSOLVER takes for that nobody says. In fp32 GaLore keeps all of a decomposition, "
+            "not `optimizer_rank` of it.",
         ),
         Toggle(
             "optimizer_impl",
@@ -293,6 +300,10 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
     "num_labels": BuysAndCosts(
         buys="With `task: classification`, how many classes a text can be of.",
         costs="A number for each class and each token, of which the last token's are read.",
+    ),
+    "optimizer_rank": BuysAndCosts(
+        buys="With `optimizer: galore_adamw` or `apollo_adamw`: fewer dimensions, less state.",
+        costs="A gradient is known less well.",
     ),
     "dpo_reference": BuysAndCosts(
         buys="precomputed: no copy of the weights, and no pass of the reference in a step.",

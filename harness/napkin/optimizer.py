@@ -1,7 +1,7 @@
 """What an optimizer keeps, what its step holds for a moment, and what it moves. No torch.
 
-torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py; schedulefree/adamw_schedulefree.py;
-galore_torch/adamw.py (arXiv 2403.03507), apollo_torch/apollo.py (arXiv 2412.05270);
+torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py; schedulefree/adamw_schedulefree.py; torchao/optim
+(0.18), whose step is compiled; galore_torch/adamw.py (arXiv 2403.03507), apollo_torch/apollo.py (arXiv 2412.05270);
 bitsandbytes/optim/optimizer.py (0.50): 8-bit state from 4,096 elements (arXiv 2110.02861), paged state from
 100,000 (arXiv 2305.14314, section 3).
 """
@@ -29,6 +29,8 @@ the last two, of what is not projected."""
 PROJECTED = {"galore_adamw": (6, 4, 2), "apollo_adamw": (11, 12, 1)}
 """Of a matrix that is projected: passes over it, operators beside those of AdamW, products with the rank."""
 OUTER = ("embed_tokens", "lm_head", "score", "position_embeddings")
+LOW_BIT = {"adamw_torch_8bit": (256, 8, 8), "adamw_torch_4bit": (128, 4, 24)}
+"""Of torchao: elements of a block, bits of one, and bytes an element that its step makes for a moment."""
 MUON_PASSES, MUON_ITERATIONS = 14, 5
 """Over a matrix, line by line, and of Newton and Schulz, in bf16 whatever the weights are in
 (torch/optim/_muon.py)."""
@@ -84,10 +86,22 @@ class OptimizerMemory:
         self.step_bytes = self.share * (max(sizes, default=0) if one_by_one else together)
         self.step_bytes = max(self.step_bytes, *map(self._muon_bytes, self.hidden), 0)
         """The most that a step holds beside weights, gradients and state; foreach, of all tensors at once."""
+        if recipe.by_torchao:
+            made = LOW_BIT[self.name][2]
+            self.step_bytes = made * max((w.elements for w in trained if self._in_blocks(w)), default=0)
+
+    def _in_blocks(self, weight: Weight) -> bool:
+        """Whether torchao keeps the moments of `weight` in few bits."""
+        return weight.elements >= 4096 and weight.elements % LOW_BIT[self.name][0] == 0
 
     def state_of(self, weight: Weight) -> int:
         """State of one tensor, paged or not. torch's moments have the dtype of what is stepped."""
         n, width, moments = weight.elements, self.width[weight.dtype], STATES.get(self.name, 0)
+        if self.recipe.by_torchao:  # with a scale for each block, and a table of values for each moment
+            block, bits, _ = LOW_BIT[self.name]
+            return 2 * (
+                n * bits // 8 + 4 * n // block + 4 * 2**bits if self._in_blocks(weight) else n * width
+            )
         if weight in self.hidden:
             return n * width
         if weight in self.projected:  # two moments of the long side, and what projects the short one
@@ -141,6 +155,8 @@ class OptimizerMemory:
         for weight in self.trained:
             n, width = weight.elements * weight.count, self.width[weight.dtype]
             one_kernel = 3 * n * width + 2 * weight.count * self.state_of(weight)
+            if self.recipe.by_torchao and self._in_blocks(weight):
+                one_kernel += 2 * n * LOW_BIT[self.name][2]
             if weight in self.hidden:
                 moved += MUON_PASSES * n * width
             elif weight in self.projected:
@@ -159,5 +175,5 @@ class OptimizerMemory:
         count = sum(w.count for w in self.trained if w not in self.hidden) * each
         count += sum(w.count for w in self.projected) * PROJECTED.get(self.name, (0, 0, 0))[1]
         one_by_one = self.implementation == "for_loop" or self.name in ("adamw_8bit", "lion_8bit")
-        one_by_one |= self.recipe.low_rank_optimizer
+        one_by_one |= self.recipe.low_rank_optimizer or self.recipe.by_torchao
         return muon + (count if one_by_one else -(-count // 32))

@@ -109,7 +109,9 @@ def gradients_seen(training: Owner | None, phase: str, seen: Callable[[Tensor], 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Tensors in nested dicts and lists, and in the attributes of objects that libraries keep."""
-    if isinstance(value, Tensor):
+    if type(value).__name__ in ("OptimState8bit", "OptimState4bit"):  # torchao's, which are tensors too
+        yield from (value.codes, value.scale, value.qmap)
+    elif isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
         for item in value.values():

@@ -24,6 +24,8 @@ Optimizer = Literal[
     "adamw_schedule_free",
     "galore_adamw",
     "apollo_adamw",
+    "adamw_torch_8bit",
+    "adamw_torch_4bit",
 ]
 Offload = Literal["activations", "optimizer", "parameters"]
 Parallel = Literal["none", "ddp", "fsdp", "tp", "fsdp+tp"]
@@ -120,7 +122,7 @@ class Fields(Values):
     """The 8-bit and paged ones, and lion_8bit, are bitsandbytes'; the others are torch's. muon: Muon on
     matrices within the model; embeddings, head, vectors and stacked experts are AdamW's.
     adamw_schedule_free: the package schedulefree's. galore_adamw, apollo_adamw: galore-torch's and
-    apollo-torch's, on linear layers."""
+    apollo-torch's, on linear layers. adamw_torch_8bit, adamw_torch_4bit: torchao's."""
     optimizer_rank: Count = 128
     """galore_adamw, apollo_adamw: dimensions that a linear layer's gradient is projected to."""
     optimizer_impl: Literal["foreach", "fused", "for_loop"] = "foreach"
@@ -270,6 +272,11 @@ class Fields(Values):
     def low_rank_optimizer(self) -> bool:
         """Whether moments are kept of projected gradients."""
         return self.optimizer in ("galore_adamw", "apollo_adamw")
+
+    @property
+    def by_torchao(self) -> bool:
+        """Whether the optimizer is torchao's, which compiles its step."""
+        return self.optimizer.startswith("adamw_torch_")
 
     @property
     def pages_optimizer(self) -> bool:

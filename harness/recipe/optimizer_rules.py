@@ -17,7 +17,7 @@ OPTIMIZER_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("checkpoint_every", "optimizer"),
-        lambda r: r.checkpoint_every > 0 and r.low_rank_optimizer,
+        lambda r: r.checkpoint_every > 0 and (r.low_rank_optimizer or r.by_torchao),
         "its state has objects of the package, which no checkpoint is read back with; set "
         "checkpoint_every: 0, or optimizer: adamw",
     ),

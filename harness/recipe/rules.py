@@ -78,7 +78,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("optimizer_impl", "optimizer"),
-        lambda r: r.optimizer_impl != "foreach" and (r.by_bitsandbytes or r.low_rank_optimizer),
+        lambda r: (
+            r.optimizer_impl != "foreach" and (r.by_bitsandbytes or r.low_rank_optimizer or r.by_torchao)
+        ),
         "its package has one implementation; leave optimizer_impl: foreach, or set optimizer: adamw",
     ),
     Rule(
@@ -120,8 +122,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("offload", "optimizer"),
-        lambda r: r.optimizer_on_host and r.by_bitsandbytes,
-        "bitsandbytes' optimizers step on the GPU; set optimizer: adamw "
+        lambda r: r.optimizer_on_host and (r.by_bitsandbytes or r.by_torchao),
+        "its package steps on the GPU; set optimizer: adamw "
         "(without offload, paged_adamw_8bit pages its own state to the host)",
     ),
     Rule(
@@ -318,8 +320,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("parallel", "optimizer"),
-        lambda r: r.optimizer == "adamw_schedule_free" and (r.fsdp or r.tensor_parallel),
-        "schedulefree's step over divided weights was not tried here; set optimizer: adamw, or parallel: ddp",
+        lambda r: (r.optimizer == "adamw_schedule_free" or r.by_torchao) and (r.fsdp or r.tensor_parallel),
+        "its step over divided weights was not tried here; set optimizer: adamw, or parallel: ddp",
     ),
     Rule(
         ("parallel", "optimizer"),

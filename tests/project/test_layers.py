@@ -67,7 +67,7 @@ HOMES = {
     "mcp": {"mcp/server.py"},
     "ray": {"sweep/launchers/ray_tasks.py"},
     "submitit": {"sweep/launchers/submitit_jobs.py"},
-    "torchao": set(),
+    "torchao": {"training/toggles/optimizer.py"},
 }
 """The only files that import a package, always where it is used: without it, all else works."""
 

@@ -92,6 +92,8 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
     if recipe.low_rank_optimizer and find_spec("apollo_torch") is not None:
         why = "asks a device without generators for one"
         yield Replacement("apollo_torch.random_projector.stable_randn", _drawn, why)
+    if recipe.by_torchao and find_spec("torchao") is not None:
+        yield Replacement("torch.compile", _compiled_step, "compiles torchao's step, kernels and all")
     if recipe.by_bitsandbytes and find_spec("bitsandbytes") is not None:
         why = "asks CUDA for managed memory"
         yield Replacement("bitsandbytes.functional.get_paged", _paged, why)
@@ -122,6 +124,36 @@ def _chunked_loss(capability: tuple[int, int]) -> Callable[..., Any]:
 
 def _drawn(shape: Any, seed: int, device: Any = None, dtype: Any = torch.float32) -> Tensor:
     return torch.randn(shape, device=device, dtype=dtype)
+
+
+def _compiled_step(function: Any = None, **_: Any) -> Any:
+    """What the compiler makes of torchao's step for one weight (torchao/optim/adam.py, single_param_adam), as
+    the allocator of PyTorch's CUDA build sees it on a virtual GPU: new scales, both moments in fp32, and of 4
+    bit their codes as 64-bit integers before they are packed."""
+
+    def step(weight: Tensor, grad: Tensor, count: Tensor, *moments: Any, **_: Any) -> None:
+        kept = [getattr(moment, "codes", moment) for moment in moments[:2]]
+        made = list[Tensor]()
+        if any(one is not codes for one, codes in zip(moments, kept, strict=False)):
+            made = _temporaries(weight, *moments[:2])
+        torch.ops.harness.triton_kernel([weight, weight, grad, *kept, *kept, *made, *made])
+        while made:
+            del made[0]
+
+    return step
+
+
+def _temporaries(weight: Tensor, *moments: Any) -> list[Tensor]:
+    """In the order in which they are freed. Where the blocks of 8 bit are rows, one kernel makes all."""
+    packs = moments[0].codes.numel() < weight.numel()
+    if not packs and (weight.dim() == 1 or weight.shape[-1] == moments[0].block_size):
+        return []
+    scales = [torch.empty_like(moment.scale) for moment in moments]
+    wide = [torch.empty_like(weight, dtype=torch.float32) for _ in moments]
+    if not packs:
+        return [*wide, *scales]
+    indices = [torch.empty_like(weight, dtype=torch.int64) for _ in moments]
+    return [each for of_one in zip(wide, indices, scales, strict=True) for each in of_one]
 
 
 def _timed(kernel: Any, *args: Any, **kwargs: Any) -> None:

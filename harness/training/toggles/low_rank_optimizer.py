@@ -1,5 +1,5 @@
-"""The toggles `optimizer: galore_adamw` and `apollo_adamw`: AdamW whose moments of a linear layer are those of
-its gradient brought to `optimizer_rank` dimensions, by the packages galore-torch and apollo-torch.
+"""The toggles `optimizer: galore_adamw` and `apollo_adamw`: AdamW whose moments of a linear layer are those
+of its gradient brought to `optimizer_rank` dimensions, by the packages galore-torch and apollo-torch.
 
 Settings are those that transformers' Trainer gives them (transformers/trainer_optimizer.py).
 """
@@ -28,8 +28,8 @@ def low_rank(recipe: Recipe, model: nn.Module, rates: dict[str, Any]) -> Build:
     }
     if not linear:
         raise InputError(
-            f"optimizer: {recipe.optimizer}: no layer of {recipe.model} is a torch.nn.Linear, whose gradients "
-            "it projects. Set optimizer: adamw."
+            f"optimizer: {recipe.optimizer}: no layer of {recipe.model} is a torch.nn.Linear, of whose "
+            "gradients it would keep moments. Set optimizer: adamw."
         )
 
     def build(weights: Sequence[Any]) -> torch.optim.Optimizer:

@@ -69,6 +69,13 @@ def _constructor(recipe: Recipe, model: nn.Module) -> Build:
             "lion_8bit": bnb.optim.Lion8bit,
         }
         return lambda params: classes[recipe.optimizer](params, **rates)
+    if recipe.by_torchao:
+        try:
+            from torchao.optim import AdamW4bit, AdamW8bit
+        except ImportError:
+            raise MissingDependency("torchao", "torchao", f"optimizer: {recipe.optimizer}") from None
+        low_bit = AdamW8bit if recipe.optimizer == "adamw_torch_8bit" else AdamW4bit
+        return lambda params: low_bit(params, **rates)
     if recipe.low_rank_optimizer:
         return low_rank(recipe, model, rates)
     foreach = recipe.optimizer_impl == "foreach"

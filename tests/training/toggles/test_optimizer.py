@@ -28,10 +28,13 @@ PARAMETERS, TENSORS = (
     21,
 )  # of tests/models/llama.json: counted by hand in training/toggles/test_precision.py
 LOW_RANK = {"galore_adamw": "galore_torch", "apollo_adamw": "apollo_torch"}
+TORCHAO = ("adamw_torch_8bit", "adamw_torch_4bit")
 OPTIMIZERS = [
-    name for name in get_args(Optimizer) if name not in LOW_RANK or find_spec(LOW_RANK[name]) is not None
+    name
+    for name in get_args(Optimizer)
+    if name not in TORCHAO and (name not in LOW_RANK or find_spec(LOW_RANK[name]) is not None)
 ]
-"""Those whose packages are here."""
+"""Those whose packages are here; without torchao's, which compile for seconds."""
 ADAMW_8BIT = ("adamw_8bit", "paged_adamw_8bit")
 
 
@@ -189,6 +192,42 @@ def test_projected_moments_step_as_transformers_trainer_has_them(
     after = weights(training)
     for name, weight in twins.items():
         torch.testing.assert_close(after[name], weight.detach(), rtol=1e-6, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("optimizer", TORCHAO)
+def test_torchao_steps_as_torchao_does(optimizer: str, precision: str) -> None:
+    """And its state is as many bits an element, with an fp32 scale for each block, from 4,096 elements on."""
+    torchao = pytest.importorskip("torchao.optim")
+    bits, block = (8, 256) if optimizer == "adamw_torch_8bit" else (4, 128)
+    training = built(tiny(optimizer=optimizer, precision=precision, learning_rate=0.01, weight_decay=0.5))[0]
+    twins = {name: weight.detach().clone() for name, weight in training.model.named_parameters()}
+    theirs = getattr(torchao, f"AdamW{bits}bit")(twins.values(), lr=0.01, weight_decay=0.5)
+    with torch.compiler.set_stance("force_eager"):  # it compiles its step for seconds
+        for _ in range(2):
+            for name, weight in training.model.named_parameters():
+                weight.grad = torch.randn_like(weight)
+                twins[name].grad = weight.grad.clone()
+            training.optimizer.step()
+            theirs.step()
+    assert same_bits(weights(training), twins)
+    quantized = 0
+    for weight, state in zip(training.model.parameters(), state_of(training), strict=True):
+        if hasattr(state["exp_avg"], "codes"):
+            assert weight.numel() >= 4096
+            assert state["exp_avg"].codes.numel() * 8 == weight.numel() * bits
+            assert state["exp_avg"].scale.numel() * block == weight.numel()
+            quantized += 1
+        else:
+            assert weight.numel() < 4096 or weight.numel() % block
+    assert quantized
+
+
+def test_without_torchao_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'finetune-harness\[torchao\]'"):
+        built(tiny(optimizer="adamw_torch_8bit"))
 
 
 def test_a_model_without_linear_layers_has_nothing_to_project() -> None:
