@@ -24,6 +24,7 @@ CHUNKED = "torch/nn/modules/linear_cross_entropy.py"
 SCORES = "transformers/modeling_layers.py, GenericForSequenceClassification"
 LIGER_KERNELS = "liger_kernel/ops/rms_norm.py"
 TRL = "trl/kernels/chunked_logprob.py"
+ODDS = "trl/experimental/orpo/orpo_trainer.py, concatenated_forward"
 TRL_TOKENS, TRL_WORDS = 4096, 32768
 """Of a tile of logits, whatever the vocabulary (TOKEN_CHUNK_SIZE; trl/trainer/utils.py)."""
 _KEPT_BY_ACTIVATION = {"gelu_new": 4, "gelu_fast": 4, "xielu": 4}
@@ -304,6 +305,9 @@ class Activations:
                 term("numbers for the loss and its log", "B·S", 40, TRL),
             ]
         terms = self._norm("final norm", [self.built.head])
+        if self.recipe.by_odds:
+            logits = term("logits", "B·S·V", self.compute, ODDS)
+            return [*terms, logits, self._half("log-probabilities of the chosen")]
         if self.recipe.scores:  # a row's last token alone has a loss
             read = term("final norm: output", "B·S·H", self.stream, "the gradient of the head of scores")
             return terms if self.recipe.trains_base else [*terms, read]
@@ -323,6 +327,9 @@ class Activations:
             return [self._tile, self.dims.term("hidden states", "B·S·H", self.stream, TRL)]
         if self.recipe.scores:
             return [self.dims.term("hidden states", "B·S·H", self.stream, SCORES), self._scores]
+        if self.recipe.by_odds:
+            states = self.dims.term("hidden states", "B·S·H", self.stream, ODDS)
+            return [states, self._half("logits of the chosen")]
         term, widths = self.dims.term, {"logits": self.compute, "logits in fp32": 4}
         logits = [term(name, "B·S·V", width, LOSS) for name, width in widths.items()][self.compute == 4 :]
         held = [term("hidden states", "B·S·H", self.stream, LOSS), *([] if self.compiled else logits)]
@@ -338,9 +345,16 @@ class Activations:
             return [self._tile, states, *([weight] if self.recipe.trains_base else [])]
         if self.recipe.scores:
             return [self._scores]
+        if self.recipe.by_odds:
+            return [self.dims.term("gradient of logits", "B·S·V", self.compute, ODDS)]
         times = 1 if self.compiled else 2
         gradients = self.dims.term("gradients of logits", "B·S·V", 4, "log_softmax, nll_loss", times)
         return self._fused if self.in_chunks else [gradients]
+
+    def _half(self, name: str) -> Term:
+        """Numbers for the chosen rows alone."""
+        size = self.dims.of("B·S·V") * self.compute // 2
+        return Term("", name, f"B·S·V × {self.compute} B / 2", size, ODDS)
 
     @property
     def _scores(self) -> Term:

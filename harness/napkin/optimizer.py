@@ -1,7 +1,8 @@
 """What an optimizer keeps, what its step holds for a moment, and what it moves. No torch.
 
-torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py; schedulefree/adamw_schedulefree.py; torchao/optim
-(0.18), whose step is compiled; galore_torch/adamw.py (arXiv 2403.03507), apollo_torch/apollo.py (arXiv 2412.05270);
+torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py; schedulefree/adamw_schedulefree.py;
+torchao/optim (0.18), whose step is compiled; galore_torch/adamw.py (arXiv 2403.03507),
+apollo_torch/apollo.py (arXiv 2412.05270);
 bitsandbytes/optim/optimizer.py (0.50): 8-bit state from 4,096 elements (arXiv 2110.02861), paged state from
 100,000 (arXiv 2305.14314, section 3).
 """

@@ -6,35 +6,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from harness.recipe.values import Values
-
-Precision = Literal["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"]
-Quantization = Literal["none", "nf4", "fp4", "int8"]
-Adapter = Literal["none", "lora", "ia3", "peft"]
-Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"]
-Optimizer = Literal[
-    "adamw",
-    "adamw_8bit",
-    "paged_adamw_8bit",
-    "paged_adamw",
-    "adafactor",
-    "sgd",
-    "lion_8bit",
-    "muon",
-    "adamw_schedule_free",
-    "galore_adamw",
-    "apollo_adamw",
-    "adamw_torch_8bit",
-    "adamw_torch_4bit",
-]
-Offload = Literal["activations", "optimizer", "parameters"]
-Parallel = Literal["none", "ddp", "fsdp", "tp", "fsdp+tp"]
-Wrap = Literal["block", "accelerate", "transformers"]
-
-Count = Annotated[int, Field(gt=0, lt=2**31)]
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
+from harness.recipe.values import (
+    Adapter,
+    Attention,
+    Count,
+    Fraction,
+    Offload,
+    Optimizer,
+    Parallel,
+    Positive,
+    Precision,
+    Quantization,
+    Values,
+    Wrap,
+)
 
 RECORDED_STEPS = 2
 """Of a measurement, after the timed ones, with their memory: the second begins where a step leaves it."""
@@ -56,19 +41,21 @@ class Fields(Values):
     packing: bool = False
     """Fill every sequence with whole documents that cannot attend to each other."""
 
-    task: Literal["sft", "dpo", "kto", "reward", "classification"] = "sft"
+    task: Literal["sft", "dpo", "kto", "orpo", "grpo", "reward", "classification"] = "sft"
     """What is learned. sft: to write the data's text. dpo: to prefer the chosen of two answers, as TRL's
-    DPOTrainer learns it (the extra `dpo`); a micro batch is pairs then, of two rows each. kto: good answers
-    from bad ones, as TRL's KTOTrainer (the same extra). reward: to score the chosen of two higher, as TRL's
-    RewardTrainer. classification: which class a text is of. The last two have a head of scores in the place
-    of the vocabulary's."""
+    DPOTrainer learns it (the extra `dpo`, as for the next three); a micro batch is pairs then, of two rows
+    each. kto: good answers from bad ones, as TRL's KTOTrainer. orpo: to write the chosen of two answers and
+    prefer it by its odds, as TRL's experimental ORPOTrainer. grpo: by rewards of the model's own answers, as
+    TRL's GRPOTrainer learns once they are there, without a reference. reward: to score the chosen of two
+    higher, as TRL's RewardTrainer. classification: which class a text is of. The last two have a head of
+    scores in the place of the vocabulary's."""
     num_labels: Annotated[int, Field(ge=2, lt=2**31)] = 2
     """classification: how many classes there are."""
     dpo_reference: Literal["computed", "precomputed"] = "computed"
     """dpo, kto: where the reference's log-probabilities come from. computed: forward passes in each step, of
     a frozen copy of the model, or of the model without its adapter. precomputed: with the data."""
     dpo_beta: Positive = 0.1
-    """dpo, kto: how much a departure from the reference costs."""
+    """dpo, kto: how much a departure from the reference costs. orpo: how much the odds count."""
 
     precision: Precision = "bf16"
     """Plain: weights in that dtype. `-mixed`: autocast over fp32 weights (with an adapter: over the
@@ -246,7 +233,12 @@ class Fields(Values):
     @property
     def by_trl(self) -> bool:
         """Whether TRL's head computes log-probabilities of labels, tile by tile."""
-        return self.prefers or self.loss == "fused_lm_head"
+        return self.prefers or self.rewarded or self.loss == "fused_lm_head"
+
+    @property
+    def rewarded(self) -> bool:
+        """Whether each row has an advantage over others of its prompt."""
+        return self.task == "grpo"
 
     @property
     def whole_logits(self) -> bool:
@@ -316,7 +308,12 @@ class Fields(Values):
     @property
     def pairs(self) -> bool:
         """Whether a micro batch is pairs of answers."""
-        return self.task in ("dpo", "reward")
+        return self.task in ("dpo", "orpo", "reward")
+
+    @property
+    def by_odds(self) -> bool:
+        """Whether the chosen of two answers is learned, and by its odds preferred."""
+        return self.task == "orpo"
 
     @property
     def scores(self) -> int:

@@ -1,10 +1,37 @@
-"""What every field of a recipe is checked for, whatever its type."""
+"""Types of a recipe's fields, and what every field is checked for, whatever its type."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Precision = Literal["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"]
+Quantization = Literal["none", "nf4", "fp4", "int8"]
+Adapter = Literal["none", "lora", "ia3", "peft"]
+Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"]
+Optimizer = Literal[
+    "adamw",
+    "adamw_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw",
+    "adafactor",
+    "sgd",
+    "lion_8bit",
+    "muon",
+    "adamw_schedule_free",
+    "galore_adamw",
+    "apollo_adamw",
+    "adamw_torch_8bit",
+    "adamw_torch_4bit",
+]
+Offload = Literal["activations", "optimizer", "parameters"]
+Parallel = Literal["none", "ddp", "fsdp", "tp", "fsdp+tp"]
+Wrap = Literal["block", "accelerate", "transformers"]
+
+Count = Annotated[int, Field(gt=0, lt=2**31)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Values(BaseModel):

@@ -40,7 +40,9 @@ from harness.training.toggles.precision import as_loaded, autocast, build_scaler
 from harness.training.toggles.preference import (
     give_trl_s_head,
     import_trl,
+    loss_of_odds,
     loss_of_pairs,
+    loss_of_rewards,
     reference_of,
 )
 from harness.training.toggles.quantization import (
@@ -97,6 +99,10 @@ def _loss(recipe: Recipe, model: Any, reference: Any) -> Callable[[Any, Any, Any
         return loss_of_scores(recipe)
     if recipe.prefers:
         return loss_of_pairs(recipe, model, reference)
+    if recipe.by_odds:
+        return loss_of_odds(recipe)
+    if recipe.rewarded:
+        return loss_of_rewards
     return loss_by_trl if recipe.by_trl else loss_of_model
 
 

@@ -51,7 +51,7 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
         yield Replacement(name, asked, "loops over experts where a GPU is too old")
     if find_spec("triton") is not None:
         why = "runs kernels (Liger's), which write into tensors that Python made"
-        run = _timed if recipe.by_liger else _nothing
+        run = _timed if recipe.by_liger or recipe.by_odds else _nothing
         yield Replacement("triton.runtime.jit.JITFunction.run", run, why)
         yield Replacement("triton.runtime.interpreter.InterpretedFunction.run", run, why)
     if recipe.by_liger and find_spec("liger_kernel") is not None:
@@ -75,6 +75,10 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
             path = f"trl.kernels.chunked_logprob.ChunkedLogProbFunction.{name}"
             yield Replacement(path, staticmethod(as_on_cuda(resolve_name(path), capability)), why)
         yield Replacement("trl.trainer.utils._use_triton", lambda device: True, why)
+    if recipe.by_odds and find_spec("trl") is not None:
+        asked = as_on_cuda(resolve_name("trl.trainer.utils._supports_trl_loss_kernel"), capability)
+        why = "takes a row at a time where a GPU has a kernel"
+        yield Replacement("trl.trainer.utils._supports_trl_loss_kernel", asked, why)
     if recipe.chunked_loss:
         why = "is one operator, whose shapes show nothing of its chunks"
         yield Replacement(f"{CHUNKED}._linear_cross_entropy_batch_chunked", _chunked_loss(capability), why)
