@@ -116,5 +116,6 @@ def test_every_pair_trains() -> None:
         assert all(map(math.isfinite, losses)), changed
         unlearned = math.log(264 if recipe.writes else 2)  # of as many words, of two answers or classes
         unlearned = 0.5 if recipe.unpaired else unlearned  # 1 - sigmoid(0)
+        unlearned = math.log(264) + recipe.dpo_beta * math.log(2) if recipe.by_odds else unlearned
         unlearned = 0.0 if recipe.rewarded else unlearned  # as much gained as lost
         assert losses[0] == pytest.approx(unlearned, abs=0.75 if recipe.scores else 0.25), changed
