@@ -21,10 +21,12 @@ STATES = {
 """Moments the size of the weight; Adafactor and SGD have none. Of muon: those of AdamW, beside it."""
 
 
-PASSES = {"adamw": 18, "muon": 18, "adafactor": 18, "adamw_schedule_free": 24, "sgd": 3}
-PASSES |= dict.fromkeys(("galore_adamw", "apollo_adamw"), 20)
-LAUNCHES = {"adamw": 8, "muon": 8, "adafactor": 12, "adamw_schedule_free": 9}
-LAUNCHES |= dict.fromkeys(("galore_adamw", "apollo_adamw"), 9)
+LOW_RANK = ("galore_adamw", "apollo_adamw")
+PASSES = {
+    **{"adamw": 18, "muon": 18, "adafactor": 18, "adamw_schedule_free": 24, "sgd": 3},
+    **dict.fromkeys(LOW_RANK, 20),
+}
+LAUNCHES = {"adamw": 8, "muon": 8, "adafactor": 12, "adamw_schedule_free": 9, **dict.fromkeys(LOW_RANK, 9)}
 """Over a tensor of what is not fused, without weight decay, and operators; of muon, of what is AdamW's; of
 the last two, of what is not projected."""
 PROJECTED = {"galore_adamw": (6, 4, 2), "apollo_adamw": (11, 12, 1)}

@@ -4,6 +4,8 @@ of its gradient brought to `optimizer_rank` dimensions, by the packages galore-t
 Settings are those that transformers' Trainer gives them (transformers/trainer_optimizer.py).
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence

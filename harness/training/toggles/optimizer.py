@@ -71,7 +71,7 @@ def _constructor(recipe: Recipe, model: nn.Module) -> Build:
         return lambda params: classes[recipe.optimizer](params, **rates)
     if recipe.by_torchao:
         try:
-            from torchao.optim import AdamW4bit, AdamW8bit
+            from torchao.optim import AdamW4bit, AdamW8bit  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise MissingDependency("torchao", "torchao", f"optimizer: {recipe.optimizer}") from None
         low_bit = AdamW8bit if recipe.optimizer == "adamw_torch_8bit" else AdamW4bit
