@@ -174,7 +174,7 @@ endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call make_environment,.venv)
-	$(PY) -m pip install -c constraints.txt -e '.[dev,docs,liger,loops,mcp,schedule-free,submitit,trackers]'
+	$(PY) -m pip install -c constraints.txt -e '.[dev,apollo,docs,galore,liger,loops,mcp,schedule-free,submitit,trackers]'
 	@touch $@
 
 $(OTHERS_STAMP): $(VIRTUAL_STAMP) $(OTHERS_LIST)
@@ -186,12 +186,12 @@ $(OTHERS_STAMP): $(VIRTUAL_STAMP) $(OTHERS_LIST)
 $(VIRTUAL_STAMP): pyproject.toml constraints.txt
 	$(call make_environment,$(VIRTUAL))
 	$(VIRTUAL)/bin/python -m pip install -c constraints.txt "$$(sed -n 's/^torch==/torch===/p' constraints.txt)"
-	$(VIRTUAL)/bin/python -m pip install -c constraints.txt -e '.[dev,liger,data,schedule-free,virtual-gpu]'
+	$(VIRTUAL)/bin/python -m pip install -c constraints.txt -e '.[dev,apollo,data,galore,liger,schedule-free,virtual-gpu]'
 	@touch $@
 
 # Of a name in both lists, the first list's release holds.
 .venv-%/.installed: tests/window/%.txt pyproject.toml constraints.txt
 	$(call make_environment,.venv-$*)
 	awk -F== '!seen[$$1]++' tests/window/$*.txt constraints.txt > .venv-$*/constraints.txt
-	.venv-$*/bin/python -m pip install -c .venv-$*/constraints.txt -e '.[dev,docs,liger,loops,mcp,schedule-free,submitit,trackers]'
+	.venv-$*/bin/python -m pip install -c .venv-$*/constraints.txt -e '.[dev,apollo,docs,galore,liger,loops,mcp,schedule-free,submitit,trackers]'
 	@touch $@

@@ -50,6 +50,7 @@ OWN = {
         ("optimizer", "optimizer_impl", "lora_plus_ratio", "optimizer_in_backward", "master_weights"),
         "training/toggles/optimizer.py",
     ),
+    "optimizer_rank": "training/toggles/low_rank_optimizer.py",
     "packing": "training/batches.py",
     **dict.fromkeys(("task", "dpo_reference"), "training/toggles/preference.py"),
     "num_labels": "training/toggles/scores.py",
@@ -57,7 +58,7 @@ OWN = {
     "gradient_checkpointing": "training/toggles/gradient_checkpointing.py",
     "selective_checkpointing": "training/toggles/gradient_checkpointing.py",
     "attention": "training/toggles/attention.py",
-    **dict.fromkeys(("loss", "kernels"), "training/toggles/fused_loss.py"),
+    **dict.fromkeys(("loss", "kernels"), "training/toggles/fused_loss.py"),  # and chunked_loss.py
     "offload": "training/toggles/offload_parameters.py",  # and offload_activations.py, stepped_copy.py
     "compile": "training/toggles/compile.py",
     "max_grad_norm": "training/model.py",
@@ -78,6 +79,7 @@ EXCEPTIONS = {
     ("attention", "training/model.py"): "hands the value to transformers, which builds it",
     ("task", "fit/lengths.py"): "names the value in what it refuses",
     ("task", "training/after_step.py"): "names the value in what it refuses",
+    ("optimizer", "training/toggles/low_rank_optimizer.py"): "builds those that project gradients",
     ("optimizer", "measure/measured_run.py"): "warns that nothing is paged on a CPU",
     ("optimizer_in_backward", "fit/sharding.py"): "refuses what it has no model of",
     ("offload", "fit/changes.py"): "advice: adds a value to those that are there",

@@ -189,9 +189,14 @@ GROUPS: dict[str, list[Toggle]] = {
         Toggle(
             "loss",
             SMALL,
-            "standard,fused_linear",
-            "The logits, a number for each token and word of the vocabulary, are never held all at once.",
-            "Liger's kernels (the extra `liger`); the loss is computed in pieces.",
+            "standard,fused_linear,linear_cross_entropy,fused_lm_head",
+            "The logits, a number for each token and word of the vocabulary, are never held all at once. "
+            "`fused_lm_head` is the head that TRL's SFTTrainer trains with, whether asked to or "
+            "not.",
+            "fused_linear: Liger's kernels (the extra `liger`). linear_cross_entropy: PyTorch 2.13, for "
+            "models whose loss is that of their head's output and nothing more; it is rounded to the dtype "
+            "of the weights. "
+            "fused_lm_head: TRL (the extra `dpo`); the logits are computed once more in backward.",
             "micro_batch_size=4",
         ),
     ],
@@ -203,9 +208,16 @@ GROUPS: dict[str, list[Toggle]] = {
             "Less state a parameter: two moments in the weights' dtype for AdamW, two bytes for 8-bit AdamW, "
             "one for 8-bit Lion, nearly none for Adafactor and SGD. Paged state can move to the host. `muon` "
             "keeps one moment of each matrix within the model and AdamW's two of the rest; "
-            "`adamw_schedule_free` keeps two and needs no schedule.",
+            "`adamw_schedule_free` keeps two and needs no schedule. `galore_adamw` and `apollo_adamw` keep "
+            "two of a linear layer's gradient in `optimizer_rank` dimensions. `adamw_torch_8bit` and "
+            "`adamw_torch_4bit` are torchao's.",
             "Another optimizer is another training. Paged state moves over the host link when memory is "
-            "short; it does not show in torch's counters.",
+            "short; it does not show in torch's counters. torchao's step makes 8 bytes an element of the "
+            "largest weight for a moment, and in 4 bit 24, which may be more than its state saves; the first "
+            "step of the first run tunes its kernels beside a buffer of the GPU's L2 cache, which stays "
+            "reserved and is not simulated. GaLore decomposes every gradient in its first step and each "
+            "200th; what cuSOLVER takes for that nobody says. In fp32 GaLore keeps all of a decomposition, "
+            "not `optimizer_rank` of it.",
         ),
         Toggle(
             "optimizer_impl",
@@ -271,7 +283,10 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
         "vocabulary, and the head's gradient is summed in fp32. Pairs are synthetic so far: every token but "
         "the first is learned from, which is the most that pairs of this length can take. kto reads good and "
         "bad answers, one a row, and each prompt with another's answer as well: two forward passes without "
-        "gradients beside the two of dpo. reward and "
+        "gradients beside the two of dpo. orpo has no reference, and reads a pair once, with the logits of "
+        "all its tokens and of the chosen a copy. grpo is one forward and one backward over answers that are "
+        "there, with TRL's defaults: no reference, and the probabilities they were drawn by are the model's "
+        "own; generating them is not in the step. reward and "
         "classification have a head of scores, one or `num_labels`, where the vocabulary's was: no logits, "
         "no weight for them, and of a row the last token alone has a loss. Their peaks are those of TRL's "
         "RewardTrainer and transformers' Trainer but for what a test names "
@@ -288,6 +303,10 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
     "num_labels": BuysAndCosts(
         buys="With `task: classification`, how many classes a text can be of.",
         costs="A number for each class and each token, of which the last token's are read.",
+    ),
+    "optimizer_rank": BuysAndCosts(
+        buys="With `optimizer: galore_adamw` or `apollo_adamw`: fewer dimensions, less state.",
+        costs="A gradient is known less well.",
     ),
     "dpo_reference": BuysAndCosts(
         buys="precomputed: no copy of the weights, and no pass of the reference in a step.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.causal_models.steps import emulate
@@ -19,7 +20,10 @@ def main() -> int:
     context = Context("cuda", False, Path())
     import_libraries(context)
     rows = json.load(sys.stdin)
-    pieces = [Piece(row.pop("name"), emulate, row, limit_s=LIMIT_S) for row in rows]
+    begun = (
+        find_spec("torchao") is not None
+    )  # which transformers imports, and which begins CUDA: no fork then
+    pieces = [Piece(row.pop("name"), emulate, row, limit_s=LIMIT_S, new_interpreter=begun) for row in rows]
     for result in run_pieces(pieces, context, "fork", until_s=time.monotonic() + LIMIT_S * len(pieces)):
         print(json.dumps(result), flush=True)
     return 0

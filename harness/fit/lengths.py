@@ -99,7 +99,7 @@ def fit_lengths(
 
     if not recipe.writes:
         raise InputError(
-            f"task: {recipe.task}: pairs and labels are not read from data yet; leave --data out."
+            f"task: {recipe.task}: pairs, labels and rewards are not read from data yet; leave --data out."
         )
     if len(lengths) < recipe.micro_batch_size:
         raise InputError(

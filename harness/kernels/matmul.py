@@ -69,9 +69,16 @@ def _given_out(func: Any, args: Any, kwargs: Any) -> Any:
     return kwargs["out"] if func._schema.overload_name == "dtype_out" else NotImplemented
 
 
-@kernel("addmm", result=_given_out)
+@kernel("addmm addmm_", result=_given_out)
 def addmm(script: Script, self: Tensor, mat1: Tensor, mat2: Tensor, beta: float, gpu: Gpu) -> None:
     _matrix_product(script, mat1, mat2, gpu, lt=calls_cublaslt(self, mat1.shape, mat2.shape, gpu, beta=beta))
+
+
+@kernel("dot")
+def dot(script: Script, gpu: Gpu) -> None:
+    """ATen/native/cuda/Blas.cpp, dot_cuda."""
+    script.output(0)
+    call_cublas(script, gpu)
 
 
 def _matrix_product(script: Script, first: Tensor, second: Tensor, gpu: Gpu, *, lt: bool = False) -> None:

@@ -111,7 +111,7 @@ def operator_time(
 def _factors(name: str, args: Any) -> list[Tensor]:
     """The tensors that are given, without what a product is added to: it may be wider."""
     tensors = [a for a in args if isinstance(a, Tensor)]
-    return tensors[1:] if name.partition("::")[2] in ("addmm", "baddbmm") else tensors
+    return tensors[1:] if name.partition("::")[2] in ("addmm", "addmm_", "baddbmm") else tensors
 
 
 def _dtype(name: str, args: Any) -> str:

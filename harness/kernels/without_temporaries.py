@@ -60,9 +60,9 @@ ELEMENTWISE = "elementwise: one kernel, which converts dtypes itself"
 declare(
     """
     __or__ abs add add_ addcdiv_ bitwise_and bitwise_not bitwise_or bitwise_xor clamp clamp_ cos div div_
-    elu eq erf erfinv exp expm1 flip floor floor_divide ge gelu gelu_backward gt hardtanh le lerp lerp_ log
-    log1p log_sigmoid_backward logical_and logical_and_ lt masked_fill masked_fill_ maximum minimum mul mul_
-    native_dropout_backward ne neg polar pow_ reciprocal relu roll rsqrt rsqrt_ rsub sigmoid
+    elu eq erf erfinv exp exp_ expm1 flip floor floor_divide ge gelu gelu_backward gt hardtanh le lerp lerp_
+    log log_ log1p log_sigmoid_backward logical_and logical_and_ lt masked_fill masked_fill_ maximum minimum
+    mul mul_ native_dropout_backward ne neg neg_ polar pow_ reciprocal relu roll rsqrt rsqrt_ rsub sigmoid
     sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt sqrt_ sub sub_ tanh
     tanh_backward threshold_backward
     """,
@@ -98,7 +98,10 @@ declare("normal_ uniform_ zero_", nothing=FILLED, unread=0, result=_initialized)
 # side is not contiguous. What is offloaded here is neither. PadNd.cpp fills and copies into a slice;
 # cuda/Shape.cu (cat, and stack through it) has its inputs' addresses in the kernel's arguments.
 COPIES = "copies straight from the input into the output"
-declare("_to_copy cat clone constant_pad_nd repeat select_backward slice_backward stack", nothing=COPIES)
+declare(
+    "_to_copy cat clone constant_pad_nd diag_embed repeat select_backward slice_backward stack",
+    nothing=COPIES,
+)
 declare("copy_", nothing=COPIES, unread=0, result=_back_to_host)
 # The value goes to pinned host memory (cuda/CUDAScalar.cu).
 declare("_local_scalar_dense", nothing="reads a value back", result=_read_back)
@@ -106,9 +109,10 @@ declare("_local_scalar_dense", nothing="reads a value back", result=_read_back)
 # cuda/ScatterGatherKernel.cu, cuda/TriangularOps.cu.
 CONTIGUOUS = "one kernel over contiguous tensors"
 declare("scatter tril tril_ triu", nothing=CONTIGUOUS)
-declare("embedding gather nll_loss_forward", nothing=CONTIGUOUS, looks_up=True)
+declare("embedding gather index_select nll_loss_forward", nothing=CONTIGUOUS, looks_up=True)
 declare("nll_loss_backward", nothing=CONTIGUOUS, unread=1)
-declare("scatter_ scatter_add_", nothing=CONTIGUOUS, scatters=True)
+# cuda/Indexing.cu, index_add_cuda_impl: by atomic additions, unless deterministic ones are asked for.
+declare("index_add_ scatter_ scatter_add_", nothing=CONTIGUOUS, scatters=True)
 # cuda/SummaryOps.cu: fewer than 100 bins are counted in shared memory. A router has a bin an expert.
 declare("histc", nothing="a histogram of fewer than 100 bins")
 # cuda/TensorTopK.cu, should_use_multiblock: from 20,000 elements a row on. cuda/TensorTopK.cpp sorts up
@@ -131,5 +135,4 @@ declare(
 # Of these only the bytes they move are known: what they take inside nobody has looked at.
 declare("lift_fresh", launches=False)
 declare("bernoulli_ _foreach_zero_ rand_like", unread=0)
-declare("index_select", looks_up=True)
-declare("index_add_ index_copy_", scatters=True)
+declare("index_copy_", scatters=True)

@@ -20,9 +20,11 @@ LOSS = "transformers/loss/loss_utils.py, ForCausalLMLoss"
 IN_CTX = "MatMul8bitLt, in its ctx, which checkpointing does not reach"
 SELECTIVE = "torch.utils.checkpoint, create_selective_checkpoint_contexts"
 LIGER = "arXiv 2410.10989; liger_kernel/ops/fused_linear_cross_entropy.py"
+CHUNKED = "torch/nn/modules/linear_cross_entropy.py"
 SCORES = "transformers/modeling_layers.py, GenericForSequenceClassification"
 LIGER_KERNELS = "liger_kernel/ops/rms_norm.py"
 TRL = "trl/kernels/chunked_logprob.py"
+ODDS = "trl/experimental/orpo/orpo_trainer.py, concatenated_forward"
 TRL_TOKENS, TRL_WORDS = 4096, 32768
 """Of a tile of logits, whatever the vocabulary (TOKEN_CHUNK_SIZE; trl/trainer/utils.py)."""
 _KEPT_BY_ACTIVATION = {"gelu_new": 4, "gelu_fast": 4, "xielu": 4}
@@ -57,7 +59,7 @@ class Activations:
         self.built, self.recipe, self.shape, self.hardware = built, built.recipe, built.shape, hardware
         self.dims, recipe = Dims(built), built.recipe
         self.recomputes, self.compiled = recipe.gradient_checkpointing, recipe.compile
-        self.by_liger = recipe.by_liger
+        self.by_liger, self.in_chunks = recipe.by_liger, recipe.fused_loss or recipe.chunked_loss
         self.asked, self.keeps_products = recipe.attention, recipe.selective_checkpointing
         self.compute = SIZES[recipe.compute_dtype]  # bytes of an element that a matrix product reads
         self.stream = self.compute if recipe.fsdp and recipe.mixed else SIZES[built.loose_dtype]
@@ -295,7 +297,7 @@ class Activations:
     def kept_by_loss(self) -> list[Term]:
         """What the last norm, the head and the loss keep."""
         term = self.dims.term
-        if self.recipe.prefers:  # of each token its last state, and log-probability, entropy, mean, rank
+        if self.recipe.by_trl:  # of each token its last state, and log-probability, entropy, mean, rank
             states = term("states of tokens with a label", "B·S·H", self.stream, TRL)
             return [
                 *self._norm("final norm", []),
@@ -303,10 +305,13 @@ class Activations:
                 term("numbers for the loss and its log", "B·S", 40, TRL),
             ]
         terms = self._norm("final norm", [self.built.head])
+        if self.recipe.by_odds:
+            logits = term("logits", "B·S·V", self.compute, ODDS)
+            return [*terms, logits, self._half("log-probabilities of the chosen")]
         if self.recipe.scores:  # a row's last token alone has a loss
             read = term("final norm: output", "B·S·H", self.stream, "the gradient of the head of scores")
             return terms if self.recipe.trains_base else [*terms, read]
-        if self.recipe.fused_loss:
+        if self.in_chunks:
             return terms
         if self.recipe.mixed and not self.recipe.fsdp and self.built.loose_dtype == "fp32":
             terms.append(term("the head in 16 bit", "V·H", self.compute, "its product, under autocast"))
@@ -318,28 +323,38 @@ class Activations:
     @cached_property
     def held_after_forward(self) -> list[Term]:
         """What the loss's local variables hold when forward ends."""
-        if self.recipe.prefers:
+        if self.recipe.by_trl:
             return [self._tile, self.dims.term("hidden states", "B·S·H", self.stream, TRL)]
         if self.recipe.scores:
             return [self.dims.term("hidden states", "B·S·H", self.stream, SCORES), self._scores]
+        if self.recipe.by_odds:
+            states = self.dims.term("hidden states", "B·S·H", self.stream, ODDS)
+            return [states, self._half("logits of the chosen")]
         term, widths = self.dims.term, {"logits": self.compute, "logits in fp32": 4}
         logits = [term(name, "B·S·V", width, LOSS) for name, width in widths.items()][self.compute == 4 :]
         held = [term("hidden states", "B·S·H", self.stream, LOSS), *([] if self.compiled else logits)]
-        return self._fused if self.recipe.fused_loss else held
+        return self._fused if self.in_chunks else held
 
     @cached_property
     def held_in_backward(self) -> list[Term]:
         """Gradients of logits, in the backward of the loss."""
-        if self.recipe.prefers:
+        if self.recipe.by_trl:
             width = 4 + SIZES[self.built.loose_dtype]
             states = self.dims.term("gradient of the states, fp32 and cast", "B·S·H", 4 + self.stream, TRL)
             weight = self.dims.term("gradient of the head, fp32 and cast", "V·H", width, TRL)
             return [self._tile, states, *([weight] if self.recipe.trains_base else [])]
         if self.recipe.scores:
             return [self._scores]
+        if self.recipe.by_odds:
+            return [self.dims.term("gradient of logits", "B·S·V", self.compute, ODDS)]
         times = 1 if self.compiled else 2
         gradients = self.dims.term("gradients of logits", "B·S·V", 4, "log_softmax, nll_loss", times)
-        return self._fused if self.recipe.fused_loss else [gradients]
+        return self._fused if self.in_chunks else [gradients]
+
+    def _half(self, name: str) -> Term:
+        """Numbers for the chosen rows alone."""
+        size = self.dims.of("B·S·V") * self.compute // 2
+        return Term("", name, f"B·S·V × {self.compute} B / 2", size, ODDS)
 
     @property
     def _scores(self) -> Term:
@@ -357,12 +372,17 @@ class Activations:
 
     @cached_property
     def _fused(self) -> list[Term]:
-        """Liger's loss makes the logits of a chunk of tokens at a time, and both gradients in forward."""
+        """Liger's and PyTorch's make the logits of a chunk of tokens at a time, and both gradients in
+        forward. PyTorch's chunk is half as long, and in 16 bit there is an fp32 one beside it."""
         tokens, vocab, hidden = self.dims.of("B·S"), self.shape.vocab, self.shape.hidden
-        chunk = min(tokens, 1 << (-(-tokens // -(-vocab // hidden)) - 1).bit_length())
+        chunk = 1 << (-(-tokens // -(-vocab // hidden)) - 1).bit_length()
+        wide, source = self.compute, LIGER
+        if self.recipe.chunked_loss:
+            chunk, wide, source = max(1, chunk // 2), 4 + self.compute * (self.compute == 2), CHUNKED
+        chunk = min(tokens, chunk)
         width = SIZES[self.built.loose_dtype] + self.compute * self.recipe.mixed
-        weight = Term("", "gradient of the head", f"V·H × {width} B", vocab * hidden * width, LIGER)
-        size, formula = chunk * vocab * self.compute, f"{chunk:,}·{vocab:,} × {self.compute} B"
-        logits = Term("", "one chunk of logits", formula, size, LIGER)
-        states = self.dims.term("gradient of the hidden states", "B·S·H", self.stream, LIGER)
+        weight = Term("", "gradient of the head", f"V·H × {width} B", vocab * hidden * width, source)
+        size, formula = chunk * vocab * wide, f"{chunk:,}·{vocab:,} × {wide} B"
+        logits = Term("", "one chunk of logits", formula, size, source)
+        states = self.dims.term("gradient of the hidden states", "B·S·H", self.stream, source)
         return [states, logits, *([weight] if self.recipe.trains_base else [])]

@@ -136,8 +136,7 @@ class Memory:
         twice = 0 if not tied or recipe.mixed else table  # a tied one's second part
         at_end = table if leaves else made + (units.own_made - units.own_made // recipe.dp_shard)
         ending = max(twice, table * step.share * step.in_backward) + units.own_reduced
-        whole_logits = recipe.writes and not recipe.fused_loss
-        logits = acts.dims.of("B·S·V") * acts.compute * whole_logits
+        logits = acts.dims.of("B·S·V") * acts.compute * recipe.whole_logits
         at, rows = self._moment, list[Moment]()  # bytes: gathered, gradients, activations, temporaries
         for block, (_, kept, again) in zip(built.shape.blocks, sizes.kept, strict=True):
             kind, running = f"block ({block.mixer}, {block.feed})", again or kept * on_host

@@ -1,6 +1,8 @@
 """What an optimizer keeps, what its step holds for a moment, and what it moves. No torch.
 
 torch/optim/adam.py, sgd.py, _adafactor.py, _muon.py; schedulefree/adamw_schedulefree.py;
+torchao/optim (0.18), whose step is compiled; galore_torch/adamw.py (arXiv 2403.03507),
+apollo_torch/apollo.py (arXiv 2412.05270);
 bitsandbytes/optim/optimizer.py (0.50): 8-bit state from 4,096 elements (arXiv 2110.02861), paged state from
 100,000 (arXiv 2305.14314, section 3).
 """
@@ -14,15 +16,24 @@ from harness.recipe import Recipe
 
 STATES = {
     **{"adamw": 2, "adamw_8bit": 2, "paged_adamw_8bit": 2, "paged_adamw": 2, "lion_8bit": 1},
-    **{"muon": 2, "adamw_schedule_free": 2},
+    **{"muon": 2, "adamw_schedule_free": 2, "galore_adamw": 2, "apollo_adamw": 2},
 }
 """Moments the size of the weight; Adafactor and SGD have none. Of muon: those of AdamW, beside it."""
 
 
-PASSES = {"adamw": 18, "muon": 18, "adafactor": 18, "adamw_schedule_free": 24, "sgd": 3}
-LAUNCHES = {"adamw": 8, "muon": 8, "adafactor": 12, "adamw_schedule_free": 9}
-"""Over a tensor of what is not fused, without weight decay, and operators; of muon, of what is AdamW's."""
+LOW_RANK = ("galore_adamw", "apollo_adamw")
+PASSES = {
+    **{"adamw": 18, "muon": 18, "adafactor": 18, "adamw_schedule_free": 24, "sgd": 3},
+    **dict.fromkeys(LOW_RANK, 20),
+}
+LAUNCHES = {"adamw": 8, "muon": 8, "adafactor": 12, "adamw_schedule_free": 9, **dict.fromkeys(LOW_RANK, 9)}
+"""Over a tensor of what is not fused, without weight decay, and operators; of muon, of what is AdamW's; of
+the last two, of what is not projected."""
+PROJECTED = {"galore_adamw": (6, 4, 2), "apollo_adamw": (11, 12, 1)}
+"""Of a matrix that is projected: passes over it, operators beside those of AdamW, products with the rank."""
 OUTER = ("embed_tokens", "lm_head", "score", "position_embeddings")
+LOW_BIT = {"adamw_torch_8bit": (256, 8, 8), "adamw_torch_4bit": (128, 4, 24)}
+"""Of torchao: elements of a block, bits of one, and bytes an element that its step makes for a moment."""
 MUON_PASSES, MUON_ITERATIONS = 14, 5
 """Over a matrix, line by line, and of Newton and Schulz, in bf16 whatever the weights are in
 (torch/optim/_muon.py)."""
@@ -46,6 +57,12 @@ class OptimizerMemory:
             w for w in trained if recipe.by_muon and w.matrix and w.stacked == 1 and w.name not in OUTER
         ]
         """What Muon steps; the others are AdamW's."""
+        self.projected = [
+            w
+            for w in trained
+            if recipe.low_rank_optimizer and w.matrix and w.stacked == 1 and w.name not in OUTER
+        ]
+        """Whose gradients are brought to `optimizer_rank` dimensions."""
         self.state_bytes = sum(w.count * self.state_of(w) for w in trained)
         large = [w.elements * w.count for w in trained if w.elements >= 100_000 and recipe.pages_optimizer]
         self.paged_bytes = sum(large) * STATES.get(self.name, 0) * (1 if self.name.endswith("8bit") else 4)
@@ -59,8 +76,11 @@ class OptimizerMemory:
         sizes = [w.elements * self.width[w.dtype] for w in rest for _ in range(w.count)]
         adam, also = self.name in ("adamw", "muon"), ("adafactor", "adamw_schedule_free")
         decays, passing = self.name == "sgd" and recipe.weight_decay > 0, adam or self.name in also
-        one_by_one = self.implementation == "for_loop"
-        self.share = (1 + (one_by_one and adam)) * ((decays or passing) and self.implementation != "fused")
+        passing, low_rank = passing or recipe.low_rank_optimizer, recipe.low_rank_optimizer
+        one_by_one = self.implementation == "for_loop" or low_rank
+        self.share = (1 + (one_by_one and (adam or low_rank))) * (
+            (decays or passing) and self.implementation != "fused"
+        )
         """Bytes that stepping a byte needs for a moment: of AdamW, the root of the second moment."""
         together = sum(sizes)
         if recipe.lora_plus_ratio is not None:  # two groups, one after the other
@@ -69,12 +89,33 @@ class OptimizerMemory:
         self.step_bytes = self.share * (max(sizes, default=0) if one_by_one else together)
         self.step_bytes = max(self.step_bytes, *map(self._muon_bytes, self.hidden), 0)
         """The most that a step holds beside weights, gradients and state; foreach, of all tensors at once."""
+        if recipe.by_torchao:
+            made = LOW_BIT[self.name][2]
+            self.step_bytes = made * max((w.elements for w in trained if self._in_blocks(w)), default=0)
+
+    def _in_blocks(self, weight: Weight) -> bool:
+        """Whether torchao keeps the moments of `weight` in few bits."""
+        return weight.elements >= 4096 and weight.elements % LOW_BIT[self.name][0] == 0
 
     def state_of(self, weight: Weight) -> int:
         """State of one tensor, paged or not. torch's moments have the dtype of what is stepped."""
         n, width, moments = weight.elements, self.width[weight.dtype], STATES.get(self.name, 0)
+        if self.recipe.by_torchao:  # with a scale for each block, and a table of values for each moment
+            block, bits, _ = LOW_BIT[self.name]
+            return 2 * (
+                n * bits // 8 + 4 * n // block + 4 * 2**bits if self._in_blocks(weight) else n * width
+            )
         if weight in self.hidden:
             return n * width
+        if weight in self.projected:  # two moments of the long side, and what projects the short one
+            long, short = max(weight.rows, weight.columns), min(weight.rows, weight.columns)
+            rank = self.recipe.optimizer_rank
+            if self.name == "apollo_adamw":
+                return (2 * long + short) * rank * width
+            rank = min(
+                rank, short
+            )  # in fp32 its singular vectors are a part of all that there are, and keep them
+            return (2 * long * rank + short * (short if width == 4 else rank)) * width
         if self.name == "adafactor":  # arXiv 1804.04235: a factor a row and a column
             return width * (weight.rows + weight.stacked * weight.columns if weight.matrix else n)
         if self.name.endswith("8bit") and n >= 4096:
@@ -88,14 +129,25 @@ class OptimizerMemory:
 
     @property
     def products(self) -> list[tuple[int, int, int]]:
-        """(FLOPs, bytes moved, launches) of Muon's products, in bf16: X·Xᵀ, its square, and that times X."""
+        """(FLOPs, bytes moved, launches) of Muon's products, in bf16: X·Xᵀ, its square, and that times X; or
+        of those with what projects a gradient, in its dtype."""
         found: list[tuple[int, int, int]] = []
+        for weight in self.projected:
+            times, rank = weight.count * PROJECTED[self.name][2], self.recipe.optimizer_rank
+            read = weight.elements + rank * (weight.rows + weight.columns)
+            flops, moved = 2 * rank * weight.elements, read * self.width[weight.dtype]
+            found.append((times * flops, times * moved, times))
         for weight in self.hidden:
             n, short = weight.elements, min(weight.rows, weight.columns)
             flops, moved = 4 * short * n + 2 * short**3, 2 * (4 * n + 6 * short**2)
             times = MUON_ITERATIONS * weight.count
             found.append((times * flops, times * moved, times * 3))
         return found
+
+    @property
+    def products_in(self) -> str:
+        """The dtype of these products."""
+        return "bf16" if self.hidden or 2 in self.width.values() else "fp32"
 
     @property
     def moved_bytes(self) -> int:
@@ -106,8 +158,12 @@ class OptimizerMemory:
         for weight in self.trained:
             n, width = weight.elements * weight.count, self.width[weight.dtype]
             one_kernel = 3 * n * width + 2 * weight.count * self.state_of(weight)
+            if self.recipe.by_torchao and self._in_blocks(weight):
+                one_kernel += 2 * n * LOW_BIT[self.name][2]
             if weight in self.hidden:
                 moved += MUON_PASSES * n * width
+            elif weight in self.projected:
+                moved += PROJECTED[self.name][0] * n * width
             else:
                 moved += passes * n * width if passes and self.implementation != "fused" else one_kernel
             moved += n * width * (3 * (recipe.max_grad_norm is not None) + 2 * recipe.scaled)
@@ -120,5 +176,7 @@ class OptimizerMemory:
         each = LAUNCHES.get(self.name, 1) if self.implementation != "fused" else 1
         muon = 9 * sum(w.count for w in self.hidden)
         count = sum(w.count for w in self.trained if w not in self.hidden) * each
+        count += sum(w.count for w in self.projected) * PROJECTED.get(self.name, (0, 0, 0))[1]
         one_by_one = self.implementation == "for_loop" or self.name in ("adamw_8bit", "lion_8bit")
+        one_by_one |= self.recipe.low_rank_optimizer or self.recipe.by_torchao
         return muon + (count if one_by_one else -(-count // 32))

@@ -75,14 +75,14 @@ class Timing:
         waits = micro * sizes.kept_by_loss * bool(leaves)  # nothing is left to compute meanwhile
         again = self._layers(1, 1, again=True) if self.acts.recomputes else []
         backward = [*again, *self._layers(2 if recipe.trains_base else 1, 2)]
-        backward += self._products(sizes.built.head, 1) if recipe.prefers else []  # its tiles, made anew
+        backward += self._products(sizes.built.head, 1) if recipe.by_trl else []  # its tiles, made anew
         passes = (1 + recipe.computes_reference) * (1 + recipe.unpaired)
         forward = self._layers(1, 1) * passes
         added = 3 * sizes.gradient_bytes * (micro - 1)  # to gradients of earlier micro batches
         backward.append(Work(0, 0 if on_host else added, sum(w.count for w in sizes.trained) * (micro - 1)))
         backward += [update] if step.in_backward else []
         there = 0 if sizes.away or not recipe.steps_on_host else 2 * sizes.gradient_bytes  # and weights back
-        products = [Work(*each, "matmul", "bf16") for each in step.products]
+        products = [Work(*each, "matmul", step.products_in) for each in step.products]
         steps = [] if recipe.steps_on_host or step.in_backward else [update, *products]
         stepped = update.bytes_moved if recipe.steps_on_host else 0
         inputs, recomputed = [Work(0, sizes.input_bytes, 2 * micro)], sum(work.flops for work in again)

@@ -114,7 +114,7 @@ _FUSED = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "
 FORMULAS: dict[str, Formula] = {
     "aten::mm": _product(aten.mm, 2),
     "aten::bmm": _product(aten.bmm, 2),
-    "aten::addmm": _product(aten.addmm, 3),
+    **dict.fromkeys(("aten::addmm", "aten::addmm_"), _product(aten.addmm, 3)),
     "aten::baddbmm": _product(aten.baddbmm, 3),
     "aten::_grouped_mm": _grouped_mm,
     **{f"aten::_scaled_dot_product_{name}": _attention for name in _FUSED},

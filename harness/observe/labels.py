@@ -108,8 +108,10 @@ def gradients_seen(training: Owner | None, phase: str, seen: Callable[[Tensor], 
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Tensors in nested dicts and lists, and in the attributes of a bitsandbytes QuantState."""
-    if isinstance(value, Tensor):
+    """Tensors in nested dicts and lists, and in the attributes of objects that libraries keep."""
+    if type(value).__name__ in ("OptimState8bit", "OptimState4bit"):  # torchao's, which are tensors too
+        yield from (value.codes, value.scale, value.qmap)
+    elif isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
@@ -119,3 +121,5 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
     elif type(value).__name__ == "QuantState":
         yield from tensors_in([value.absmax, value.code, value.offset, value.state2])
+    elif type(value).__name__ in ("GaLoreProjector", "GradientProjector"):  # of GaLore and APOLLO
+        yield from tensors_in(value.ortho_matrix)

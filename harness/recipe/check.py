@@ -24,9 +24,8 @@ NOT_HERE: dict[str, dict[str, str]] = {
         **dict.fromkeys(("gptq", "awq", "hqq", "aqlm", "eetq", "gguf"), "another library's format"),
         **dict.fromkeys(("int4", "4bit", "8bit", "bnb_4bit"), "no name of a format"),
     },
-    "optimizer": dict.fromkeys(
-        ("galore", "lomo", "adalomo", "sophia", "adam", "lion", "apollo"), "another optimizer"
-    )
+    "optimizer": dict.fromkeys(("lomo", "adalomo", "sophia", "adam", "lion"), "another optimizer")
+    | {name: f"AdamW of projected gradients: write optimizer: {name}_adamw" for name in ("galore", "apollo")}
     | {"schedule_free": "AdamW without a schedule: write optimizer: adamw_schedule_free"},
     "adapter": {
         name: f"a method of peft: write adapter: peft with peft: {{peft_type: {name.upper()}}}"

@@ -4,41 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field
 
-Precision = Literal["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"]
-Quantization = Literal["none", "nf4", "fp4", "int8"]
-Adapter = Literal["none", "lora", "ia3", "peft"]
-Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"]
-Optimizer = Literal[
-    "adamw",
-    "adamw_8bit",
-    "paged_adamw_8bit",
-    "paged_adamw",
-    "adafactor",
-    "sgd",
-    "lion_8bit",
-    "muon",
-    "adamw_schedule_free",
-]
-Offload = Literal["activations", "optimizer", "parameters"]
-Parallel = Literal["none", "ddp", "fsdp", "tp", "fsdp+tp"]
-Wrap = Literal["block", "accelerate", "transformers"]
-
-Count = Annotated[int, Field(gt=0, lt=2**31)]
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
+from harness.recipe.values import (
+    Adapter,
+    Attention,
+    Count,
+    Fraction,
+    Offload,
+    Optimizer,
+    Parallel,
+    Positive,
+    Precision,
+    Quantization,
+    Values,
+    Wrap,
+)
 
 RECORDED_STEPS = 2
 """Of a measurement, after the timed ones, with their memory: the second begins where a step leaves it."""
 BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw", "lion_8bit")
 
 
-class Fields(BaseModel):
+class Fields(Values):
     """Every field alone: types, ranges, defaults. Whether they work together is Recipe's to say."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     model: Annotated[str, Field(min_length=1)]
     """Name in recipes/models, path to a config.json or a checkpoint folder, or a Hugging Face id."""
@@ -52,19 +41,21 @@ class Fields(BaseModel):
     packing: bool = False
     """Fill every sequence with whole documents that cannot attend to each other."""
 
-    task: Literal["sft", "dpo", "kto", "reward", "classification"] = "sft"
+    task: Literal["sft", "dpo", "kto", "orpo", "grpo", "reward", "classification"] = "sft"
     """What is learned. sft: to write the data's text. dpo: to prefer the chosen of two answers, as TRL's
-    DPOTrainer learns it (the extra `dpo`); a micro batch is pairs then, of two rows each. kto: good answers
-    from bad ones, as TRL's KTOTrainer (the same extra). reward: to score the chosen of two higher, as TRL's
-    RewardTrainer. classification: which class a text is of. The last two have a head of scores in the place
-    of the vocabulary's."""
+    DPOTrainer learns it (the extra `dpo`, as for the next three); a micro batch is pairs then, of two rows
+    each. kto: good answers from bad ones, as TRL's KTOTrainer. orpo: to write the chosen of two answers and
+    prefer it by its odds, as TRL's experimental ORPOTrainer. grpo: by rewards of the model's own answers, as
+    TRL's GRPOTrainer learns once they are there, without a reference. reward: to score the chosen of two
+    higher, as TRL's RewardTrainer. classification: which class a text is of. The last two have a head of
+    scores in the place of the vocabulary's."""
     num_labels: Annotated[int, Field(ge=2, lt=2**31)] = 2
     """classification: how many classes there are."""
     dpo_reference: Literal["computed", "precomputed"] = "computed"
     """dpo, kto: where the reference's log-probabilities come from. computed: forward passes in each step, of
     a frozen copy of the model, or of the model without its adapter. precomputed: with the data."""
     dpo_beta: Positive = 0.1
-    """dpo, kto: how much a departure from the reference costs."""
+    """dpo, kto: how much a departure from the reference costs. orpo: how much the odds count."""
 
     precision: Precision = "bf16"
     """Plain: weights in that dtype. `-mixed`: autocast over fp32 weights (with an adapter: over the
@@ -95,7 +86,7 @@ class Fields(BaseModel):
     """Train the length of each row of the adapted weights as well, and LoRA turns the rows."""
     lora_plus_ratio: Positive | None = None
     """LoRA+: the learning rate of B over that of A, which is `learning_rate`; null: both learn alike."""
-    peft: dict[str, Any] = {}
+    peft: dict[str, Any] = {}  # noqa: RUF012  (pydantic copies it)
     """More fields of peft's own config for the adapter, as `{init_lora_weights: gaussian}`; with adapter:
     peft also its `peft_type`, as `{peft_type: VERA, r: 256}`."""
     adapter_dtype: Literal["fp32", "base"] = "fp32"
@@ -108,15 +99,19 @@ class Fields(BaseModel):
     selective checkpointing, and compute only the cheap rest again."""
     attention: Attention = "sdpa"
     """On CUDA, sdpa means the kernel torch would choose for these shapes."""
-    loss: Literal["standard", "fused_linear"] = "standard"
-    """fused_linear: Liger's fused linear cross-entropy, which never holds all the logits."""
+    loss: Literal["standard", "fused_linear", "linear_cross_entropy", "fused_lm_head"] = "standard"
+    """The others never hold all the logits. fused_linear: Liger's fused linear cross-entropy.
+    linear_cross_entropy: PyTorch's own. fused_lm_head: TRL's head, which its SFTTrainer trains with."""
     kernels: Literal["standard", "liger"] = "standard"
     """liger: norms, rotations and the MLP's activation by Liger's Triton kernels; its loss is `loss`'s."""
 
     optimizer: Optimizer = "adamw"
     """The 8-bit and paged ones, and lion_8bit, are bitsandbytes'; the others are torch's. muon: Muon on
     matrices within the model; embeddings, head, vectors and stacked experts are AdamW's.
-    adamw_schedule_free: the package schedulefree's."""
+    adamw_schedule_free: the package schedulefree's. galore_adamw, apollo_adamw: galore-torch's and
+    apollo-torch's, on linear layers. adamw_torch_8bit, adamw_torch_4bit: torchao's."""
+    optimizer_rank: Count = 128
+    """galore_adamw, apollo_adamw: dimensions that a linear layer's gradient is projected to."""
     optimizer_impl: Literal["foreach", "fused", "for_loop"] = "foreach"
     """How torch's own optimizers run; bitsandbytes always goes tensor by tensor."""
     optimizer_in_backward: bool = False
@@ -175,42 +170,6 @@ class Fields(BaseModel):
     on_nan: Literal["stop", "continue"] = "stop"
     """When a step's loss is nan or infinite: stop the run, or go on and record it."""
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_bool_for_a_number(cls, value: Any, info: Any) -> Any:
-        # pydantic's lax mode would read `steps: true` as 1 and `gradient_checkpointing: 1` as true.
-        assert info.field_name is not None
-        wants_bool = cls.model_fields[info.field_name].annotation is bool
-        if isinstance(value, bool) and not wants_bool:
-            raise ValueError("true and false belong to switches")
-        if wants_bool and not isinstance(value, bool):
-            raise ValueError("a switch knows only true and false")
-        return value
-
-    @field_validator("model", "data")
-    @classmethod
-    def _no_url(cls, value: str) -> str:
-        # Recipes are written into every result, and URLs hold passwords.
-        if "://" in value:
-            raise ValueError("nothing is read from a URL; download it and give the path")
-        return value
-
-    @field_validator("offload", "lora_targets", mode="before")
-    @classmethod
-    def _list_from_one(cls, value: Any, info: Any) -> Any:
-        if info.field_name == "offload" and (value is None or value == "none"):
-            return ()
-        if isinstance(value, str) and value != "all-linear":  # q_proj,v_proj is handy on the command line
-            return tuple(name.strip() for name in value.split(","))
-        return value
-
-    @field_validator("offload", "lora_targets")
-    @classmethod
-    def _no_repeats(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
-        if not isinstance(value, str) and len(set(value)) != len(value):
-            raise ValueError("the same name is listed twice")
-        return value
-
     @property
     def compute_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
         """The dtype matrix products run in."""
@@ -267,6 +226,26 @@ class Fields(BaseModel):
         return self.loss == "fused_linear"
 
     @property
+    def chunked_loss(self) -> bool:
+        """Whether PyTorch computes the loss from the hidden states, chunk by chunk."""
+        return self.loss == "linear_cross_entropy"
+
+    @property
+    def by_trl(self) -> bool:
+        """Whether TRL's head computes log-probabilities of labels, tile by tile."""
+        return self.prefers or self.rewarded or self.loss == "fused_lm_head"
+
+    @property
+    def rewarded(self) -> bool:
+        """Whether each row has an advantage over others of its prompt."""
+        return self.task == "grpo"
+
+    @property
+    def whole_logits(self) -> bool:
+        """Whether the logits of all tokens are there at once."""
+        return self.writes and self.loss == "standard"
+
+    @property
     def by_liger(self) -> bool:
         """Whether norms, rotations and activations are Liger's kernels."""
         return self.kernels == "liger"
@@ -280,6 +259,16 @@ class Fields(BaseModel):
     def by_muon(self) -> bool:
         """Whether Muon steps the hidden matrices, and AdamW the rest."""
         return self.optimizer == "muon"
+
+    @property
+    def low_rank_optimizer(self) -> bool:
+        """Whether moments are kept of projected gradients."""
+        return self.optimizer in ("galore_adamw", "apollo_adamw")
+
+    @property
+    def by_torchao(self) -> bool:
+        """Whether the optimizer is torchao's, which compiles its step."""
+        return self.optimizer.startswith("adamw_torch_")
 
     @property
     def pages_optimizer(self) -> bool:
@@ -319,7 +308,12 @@ class Fields(BaseModel):
     @property
     def pairs(self) -> bool:
         """Whether a micro batch is pairs of answers."""
-        return self.task in ("dpo", "reward")
+        return self.task in ("dpo", "orpo", "reward")
+
+    @property
+    def by_odds(self) -> bool:
+        """Whether the chosen of two answers is learned, and by its odds preferred."""
+        return self.task == "orpo"
 
     @property
     def scores(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from harness.recipe.fields import Fields
 from harness.recipe.liger_rules import LIGER_RULES
+from harness.recipe.optimizer_rules import OPTIMIZER_RULES
 from harness.recipe.rule import Rule
 from harness.recipe.task_rules import TASK_RULES
 
@@ -77,8 +78,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("optimizer_impl", "optimizer"),
-        lambda r: r.optimizer_impl != "foreach" and r.by_bitsandbytes,
-        "bitsandbytes has one implementation; leave optimizer_impl: foreach, or set optimizer: adamw",
+        lambda r: (
+            r.optimizer_impl != "foreach" and (r.by_bitsandbytes or r.low_rank_optimizer or r.by_torchao)
+        ),
+        "its package has one implementation; leave optimizer_impl: foreach, or set optimizer: adamw",
     ),
     Rule(
         ("optimizer_impl", "optimizer"),
@@ -119,8 +122,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("offload", "optimizer"),
-        lambda r: r.optimizer_on_host and r.by_bitsandbytes,
-        "bitsandbytes' optimizers step on the GPU; set optimizer: adamw "
+        lambda r: r.optimizer_on_host and (r.by_bitsandbytes or r.by_torchao),
+        "its package steps on the GPU; set optimizer: adamw "
         "(without offload, paged_adamw_8bit pages its own state to the host)",
     ),
     Rule(
@@ -306,24 +309,24 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("optimizer", "master_weights"),
-        lambda r: r.by_muon and r.master_weights,
-        "copies are stepped, of which nobody knows which are hidden matrices; set "
+        lambda r: (r.by_muon or r.low_rank_optimizer) and r.master_weights,
+        "copies are stepped, of which nobody knows which are matrices within the model; set "
         "master_weights: false, or optimizer: adamw",
     ),
     Rule(
         ("optimizer", "offload"),
-        lambda r: r.by_muon and r.optimizer_on_host,
-        "Muon's many products would take hours on the host; set offload: [], or optimizer: adamw",
+        lambda r: (r.by_muon or r.low_rank_optimizer) and r.optimizer_on_host,
+        "its products would take hours on the host; set offload: [], or optimizer: adamw",
     ),
     Rule(
         ("parallel", "optimizer"),
-        lambda r: r.optimizer == "adamw_schedule_free" and (r.fsdp or r.tensor_parallel),
-        "schedulefree's step over divided weights was not tried here; set optimizer: adamw, or parallel: ddp",
+        lambda r: (r.optimizer == "adamw_schedule_free" or r.by_torchao) and (r.fsdp or r.tensor_parallel),
+        "its step over divided weights was not tried here; set optimizer: adamw, or parallel: ddp",
     ),
     Rule(
         ("parallel", "optimizer"),
-        lambda r: r.by_muon and (r.fsdp or r.tensor_parallel),
-        "torch's Muon needs whole matrices, and ranks hold parts; set optimizer: adamw, or parallel: ddp",
+        lambda r: (r.by_muon or r.low_rank_optimizer) and (r.fsdp or r.tensor_parallel),
+        "it needs whole matrices, and ranks hold parts; set optimizer: adamw, or parallel: ddp",
     ),
     Rule(
         ("peft", "adapter"),
@@ -355,6 +358,7 @@ RULES: tuple[Rule, ...] = (
         lambda r: r.tensor_parallel and r.adapter == "ia3",
         "there is no plan that divides ia3's scales; set adapter: lora",
     ),
+    *OPTIMIZER_RULES,
     *TASK_RULES,
 )
 

@@ -17,8 +17,9 @@ TASK_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("task", "loss"),
-        lambda r: not r.writes and r.fused_loss,
-        "no logits of all tokens are there to save: dpo and kto compute them in chunks, by TRL's kernels, "
+        lambda r: not r.writes and r.loss != "standard",
+        "no logits of all tokens are there to save: dpo, kto and grpo compute them in chunks, by TRL's "
+        "kernels, "
         "and a head of scores has none; set loss: standard",
     ),
     Rule(
@@ -29,7 +30,7 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(
         ("task", "data"),
         lambda r: not r.writes and r.data != "synthetic",
-        "no file of pairs or of labels is read yet; set data: synthetic",
+        "no file of pairs, of labels or of rewards is read yet; set data: synthetic",
     ),
     Rule(
         ("task", "lora_dropout"),
@@ -39,8 +40,8 @@ TASK_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("task", "compile"),
-        lambda r: r.prefers and r.compile,
-        "the model is called with and without gradients, and the compiled step of that is not built here; "
+        lambda r: (r.by_trl or r.by_odds) and r.compile,
+        "TRL computes log-probabilities beside the model, and the compiled step of that is not built here; "
         "set compile: false",
     ),
     Rule(
@@ -50,7 +51,7 @@ TASK_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("task", "offload"),
-        lambda r: r.prefers and r.parameters_on_host,
+        lambda r: r.by_trl and r.parameters_on_host,
         "the head's weight is taken without calling the head, which would not be on the GPU then; "
         "set offload: [optimizer]",
     ),

@@ -22,6 +22,9 @@ PACKAGES = (
     "triton",
     "datasets",
     "schedulefree",
+    "galore-torch",
+    "apollo-torch",
+    "torchao",
     "trl",
 )
 SETTINGS = (

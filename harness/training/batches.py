@@ -35,8 +35,9 @@ class StepBatches(NamedTuple):
     batches: list[Batch]
     """gradient_accumulation_steps of them. input_ids and labels: int64 (rows, seq_len); of pairs the first
     half is chosen, the second rejected, and precomputed log-probabilities are fp32 (micro_batch_size,); a
-    classification's labels are int64 (rows,), and pairs that are scored have none; with packing also what
-    training/document_masks.py returns (two of flash attention's are ints, not tensors)."""
+    classification's labels are int64 (rows,), grpo's advantages fp32 (rows,), and pairs that are scored have
+    no labels; with packing also what training/document_masks.py returns (two of flash attention's are ints,
+    not tensors)."""
     num_tokens: int
     """Predicted tokens of the whole step: labels that are not -100; where rows are scored, all tokens. A
     model's loss shifts the labels by one and never predicts a row's first, which has the label -100 here. So
@@ -91,6 +92,8 @@ class Batches(Iterator[StepBatches]):
             batch |= _indifferent(self._recipe, self._vocab_size)
         if self._recipe.unpaired:
             batch |= _mismatched(batch)
+        if self._recipe.rewarded:
+            batch["advantages"] = torch.tensor([1.0 if row % 2 else -1.0 for row in range(len(rows))])
         if self._recipe.packing:
             lengths = [row.document_lengths for row in rows]
             if self._dense_mask:
@@ -154,6 +157,8 @@ class BatchShapes(Batches):
             batch |= _indifferent(self._recipe, self._vocab_size)
         if self._recipe.unpaired:
             batch |= {MISMATCHED + name: batch[name] for name in ("input_ids", "labels")}
+        if self._recipe.rewarded:
+            batch["advantages"] = _shape(size, dtype=torch.float32)
         if not self._recipe.packing:
             return batch
         batch["position_ids"] = _shape(size, seq_len)

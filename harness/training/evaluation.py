@@ -146,10 +146,16 @@ def _predicted(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Trainer.prediction_step: loss, and if they are kept, logits and labels of a batch."""
     num_tokens = (batch["labels"][..., 1:] != NOT_PREDICTED).sum()
-    without_logits = {"skip_logits": True} if recipe.fused_loss and not evaluation.keep_logits else {}
+    without_logits: dict[str, bool] = {"fused_lm_head": True} if recipe.by_trl else {}
+    if (recipe.fused_loss or recipe.chunked_loss) and not evaluation.keep_logits:
+        without_logits["skip_logits"] = True
     with training.autocast():
         outputs = training.model(**batch, **without_logits, num_items_in_batch=num_tokens)
-    loss, logits = outputs.loss, outputs.logits
+        loss = outputs.loss
+        if recipe.by_trl and evaluation.keep_logits:  # SFTTrainer asks for them by another pass
+            inputs = {name: value for name, value in batch.items() if name != "labels"}
+            outputs = training.model(**inputs)
+    logits = getattr(outputs, "logits", None)
     if recipe.mixed and logits is not None:
         logits = logits.float()  # accelerate: what a model under autocast returns is fp32 for its user
     loss = loss.detach().mean()

@@ -28,6 +28,7 @@ from harness.training.refusals import (
 )
 from harness.training.step import Training, loss_of_model
 from harness.training.toggles.adapter import import_peft, with_adapter
+from harness.training.toggles.chunked_loss import chunk_loss, loss_by_trl
 from harness.training.toggles.compile import compile_model
 from harness.training.toggles.fused_loss import fuse_loss
 from harness.training.toggles.gradient_checkpointing import checkpoint_blocks
@@ -37,9 +38,11 @@ from harness.training.toggles.offload_parameters import built_where, parameters_
 from harness.training.toggles.optimizer import build_optimizer
 from harness.training.toggles.precision import as_loaded, autocast, build_scaler, weights_dtype
 from harness.training.toggles.preference import (
+    give_trl_s_head,
     import_trl,
+    loss_of_odds,
     loss_of_pairs,
-    prepare_for_pairs,
+    loss_of_rewards,
     reference_of,
 )
 from harness.training.toggles.quantization import (
@@ -73,7 +76,7 @@ def build_training(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -
     if deferred is not None and not deferred.knows(model):
         deferred, model = None, build_model(recipe, device)
     reference = reference_of(recipe, model)
-    prepare_for_pairs(recipe, model, reference)
+    give_trl_s_head(recipe, model, reference)
     called = divide(recipe, model, ranks, device, deferred)
     return Training(
         model=model,
@@ -94,7 +97,13 @@ def build_training(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -
 def _loss(recipe: Recipe, model: Any, reference: Any) -> Callable[[Any, Any, Any], Any]:
     if recipe.scores:
         return loss_of_scores(recipe)
-    return loss_of_pairs(recipe, model, reference) if recipe.prefers else loss_of_model
+    if recipe.prefers:
+        return loss_of_pairs(recipe, model, reference)
+    if recipe.by_odds:
+        return loss_of_odds(recipe)
+    if recipe.rewarded:
+        return loss_of_rewards
+    return loss_by_trl if recipe.by_trl else loss_of_model
 
 
 def import_libraries(recipe: Recipe) -> None:
@@ -127,6 +136,7 @@ def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None 
     refuse_longer_sequences(model, recipe.model, recipe.seq_len)
     checkpoint_blocks(recipe, model)
     fuse_loss(recipe, model)
+    chunk_loss(recipe, model)
     parameters_to_host(recipe, model, device)
     model.train()
     compile_model(recipe, model)

@@ -16,6 +16,7 @@ from harness.recipe import Recipe
 from harness.training.model_config import model_class, shapes_of
 from harness.training.toggles.adapter import dropout_problems, missing_targets
 from harness.training.toggles.attention import attention_problems, require_flash_package
+from harness.training.toggles.chunked_loss import chunked_loss_problems
 from harness.training.toggles.fused_loss import fused_loss_problems
 from harness.training.toggles.gradient_checkpointing import checkpointing_problems
 
@@ -28,6 +29,7 @@ def refuse_what_cannot_run(recipe: Recipe, config: Any, device: torch.device) ->
         *attention_problems(recipe, config, device),
         *checkpointing_problems(recipe, config),
         *fused_loss_problems(recipe, config, device),
+        *chunked_loss_problems(recipe, config, model_class(recipe, config)),
     ]
     if problems:
         problems += [*missing_targets(recipe, config), *dropout_problems(recipe, config)]

@@ -186,6 +186,14 @@ def test_a_step_seen_at_one_size_is_spelled_in_the_dimensions_of_the_model() -> 
     assert re.search(r"\d+ × B·S·\w × 4 B = .* with B = 2 rows, S = 96 tokens, \w = ", found.sentence)
 
 
+def test_pairs_are_called_so() -> None:
+    recipe, simulations = tiny(task="reward", micro_batch_size=2, seq_len=96), Simulations(A100)
+    simulations.simulated(recipe)
+    found = held_back(recipe, simulations)
+    assert found is not None
+    assert " B = 2 pairs, " in found.sentence
+
+
 def test_a_part_of_a_weight_is_spelled_with_the_gpus_that_divide_it(tmp_path):
     """Each of 4 GPUs has 4,096 × 64 / 4 numbers of each of 72 weights of MLPs when AdamW makes room for them
     all; a layer's keys have 16 numbers too, which is chance."""

@@ -209,6 +209,8 @@ OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
     "product of a transposed matrix": (lambda: meta(8, 4).t() @ meta(8, 4), "=0 cublas"),
     "product of every second column": (lambda: meta(4, 16)[:, ::2] @ meta(8, 4), "=0 +128 cublas -0"),
     "product and bias": (lambda: torch.addmm(meta(4), meta(4, 8), meta(8, 4)), "=0 cublas"),
+    "product added in place": (lambda: meta(4, 4).addmm_(meta(4, 8), meta(8, 4)), "=0 cublas"),
+    "product of two rows": (lambda: meta(4).dot(meta(4)), "=0 cublas"),
     "batch of products": (lambda: torch.bmm(meta(2, 4, 8), meta(2, 8, 4)), "=0 cublas"),
     "batch of products and bias": (lambda: torch.baddbmm(meta(4), meta(2, 4, 8), meta(2, 8, 4)), "=0 cublas"),
     # cuda/GroupMM.cu: 60 bytes a group, and 512 a multiprocessor

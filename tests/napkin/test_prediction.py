@@ -72,6 +72,7 @@ PRICED = {
     "loss": ({}, "fused_linear"),
     "kernels": ({}, "liger"),
     "optimizer": ({}, "adamw_8bit"),
+    "optimizer_rank": ({"optimizer": "apollo_adamw"}, 64),
     "optimizer_impl": ({}, "fused"),
     "optimizer_in_backward": ({}, True),
     "offload": ({}, ("activations",)),

@@ -41,6 +41,7 @@ HOMES = {
         "training/refusals.py",
         "training/toggles/attention.py",  # whether flash attention is installed
         "training/toggles/quantization.py",  # replaces layers as transformers' own loader does
+        "training/toggles/chunked_loss.py",  # what a model returns that has a loss and no logits
         "loops/trainer_callback.py",  # a TrainerCallback
         "zeros/weights.py",  # the names and shapes of a model's weights
         "virtual_gpu/startup/virtual_gpu_weights.py",  # whose loader is given zeros
@@ -59,12 +60,14 @@ HOMES = {
     },
     "liger_kernel": {"training/toggles/fused_loss.py", "simulate/cuda/libraries.py"},
     "schedulefree": {"training/toggles/optimizer.py"},
+    "galore_torch": {"training/toggles/low_rank_optimizer.py"},
+    "apollo_torch": {"training/toggles/low_rank_optimizer.py"},
     "datasets": {"data/documents.py"},  # data sets of the Hub
     "accelerate": {"track/trackers.py"},  # besides, transformers needs it to load quantized checkpoints
     "mcp": {"mcp/server.py"},
     "ray": {"sweep/launchers/ray_tasks.py"},
     "submitit": {"sweep/launchers/submitit_jobs.py"},
-    "torchao": set(),
+    "torchao": {"training/toggles/optimizer.py"},
 }
 """The only files that import a package, always where it is used: without it, all else works."""
 

@@ -42,6 +42,30 @@ def test_kto_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
     assert theirs - _simulated(task="kto", **KINDS[kind]) == 2 * PAIRS * TOKENS * 8 + 4 * 512
 
 
+@pytest.mark.parametrize("kind", ["full", pytest.param("lora checkpointing", marks=pytest.mark.slow)])
+def test_orpo_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
+    """But for a mask of the padding, Trainer's three numbers, and where embeddings are trained the ids of
+    both answers, which TRL puts together and the embedding's backward keeps."""
+    theirs = _peak_of(emulate, "answers.py", f"orpo {kind}")
+    together = 2 * PAIRS * TOKENS * 8 if kind == "full" else 0
+    ours = _simulated(task="orpo", **KINDS[kind])
+    assert theirs - ours == 2 * PAIRS * TOKENS * 8 + 3 * 512 + together
+
+
+@pytest.mark.parametrize("kind", ["full", pytest.param("lora checkpointing", marks=pytest.mark.slow)])
+def test_grpo_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
+    """But for a few tensors of a number a token: its batch has other ones, a mask in the place of labels."""
+    theirs = _peak_of(emulate, "answers.py", f"grpo {kind}")
+    assert abs(theirs - _simulated(task="grpo", **KINDS[kind])) < 2 * PAIRS * TOKENS * 8
+
+
+@pytest.mark.parametrize("kind", ["full", pytest.param("lora checkpointing", marks=pytest.mark.slow)])
+def test_fused_lm_head_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
+    """But for a mask of the padding, Trainer's three numbers, and how many tokens have a label."""
+    theirs = _peak_of(emulate, "dpo.py", f"{kind} sft")
+    assert theirs - _simulated(loss="fused_lm_head", **KINDS[kind]) == PAIRS * TOKENS * 8 + 4 * 512
+
+
 @pytest.mark.parametrize(
     ("kind", "fields"), [("", {}), pytest.param("lora checkpointing", LORA, marks=pytest.mark.slow)]
 )

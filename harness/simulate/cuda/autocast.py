@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from harness.system import Replacement, TorchRelease, all_replaced
@@ -111,6 +112,8 @@ class _Casts(TorchFunctionMode):
         # autocast has kernels for no overload that writes into a given tensor or names the result's dtype
         if self._state.enabled and kwargs.keys().isdisjoint(("out", "out_dtype")):
             name = getattr(func, "__name__", "")
+            if func is functional.cross_entropy and _floats(args) and args[0].dtype != torch.float32:
+                func = _cross_entropy
             args, kwargs = self._cast(ALIASES.get(name, name), args, kwargs)
         held = list(args)
         del args
@@ -160,6 +163,14 @@ class _Casts(TorchFunctionMode):
         if known is None:
             known = self._state.cache[id(value)] = (value, value.to(dtype))
         return known[1]
+
+
+def _cross_entropy(input: Tensor, target: Tensor, *_: Any, **settings: Any) -> Tensor:
+    """ATen/native/LossNLL.cpp, cross_entropy_loss: its log_softmax names a dtype, that of the input, and its
+    nll_loss is one of FP32. Nothing here smooths labels."""
+    settings.pop("label_smoothing", None)
+    log_probs = functional.log_softmax(input, 1, dtype=input.dtype)
+    return functional.nll_loss(log_probs.float(), target, **settings)
 
 
 def _eligible(tensor: Tensor) -> bool:

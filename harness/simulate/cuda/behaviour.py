@@ -137,7 +137,7 @@ def cuda_behaviour(rules: CudaRules) -> Iterator[None]:
         cuda_autocast_on_meta(),
         _fused_on_meta(),
         all_replaced(_replacements(rules)),
-        masks_select_all() if rules.recipe.prefers else nullcontext(),
+        masks_select_all() if rules.recipe.by_trl else nullcontext(),
     ):
         yield
 

@@ -51,7 +51,7 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
         yield Replacement(name, asked, "loops over experts where a GPU is too old")
     if find_spec("triton") is not None:
         why = "runs kernels (Liger's), which write into tensors that Python made"
-        run = _timed if recipe.by_liger else _nothing
+        run = _timed if recipe.by_liger or recipe.by_odds else _nothing
         yield Replacement("triton.runtime.jit.JITFunction.run", run, why)
         yield Replacement("triton.runtime.interpreter.InterpretedFunction.run", run, why)
     if recipe.by_liger and find_spec("liger_kernel") is not None:
@@ -69,12 +69,22 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
         forward = as_on_cuda(getattr(liger, name), capability)
         why = "makes new memory where a GPU multiplies into memory that it has"
         yield Replacement(f"{liger.__name__}.{name}", forward, why)
-    if recipe.prefers and find_spec("trl") is not None:
+    if recipe.by_trl and find_spec("trl") is not None:
         why = "folds and multiplies tiles by operators of PyTorch where a GPU has kernels"
         for name in ("forward", "backward"):
             path = f"trl.kernels.chunked_logprob.ChunkedLogProbFunction.{name}"
             yield Replacement(path, staticmethod(as_on_cuda(resolve_name(path), capability)), why)
         yield Replacement("trl.trainer.utils._use_triton", lambda device: True, why)
+    if recipe.by_odds and find_spec("trl") is not None:
+        asked = as_on_cuda(resolve_name("trl.trainer.utils._supports_trl_loss_kernel"), capability)
+        why = "takes a row at a time where a GPU has a kernel"
+        yield Replacement("trl.trainer.utils._supports_trl_loss_kernel", asked, why)
+    if recipe.chunked_loss:
+        why = "is one operator, whose shapes show nothing of its chunks"
+        yield Replacement(f"{CHUNKED}._linear_cross_entropy_batch_chunked", _chunked_loss(capability), why)
+        options = "torch.nn.LinearCrossEntropyOptions._resolve_auto_acc_dtype"
+        wide = staticmethod(lambda dtype, device: torch.float32 if dtype in (torch.bfloat16,) else None)
+        yield Replacement(options, wide, "asks whether the GPU adds bf16 up in fp32")
     if recipe.upcast_for_kbit:
         from peft import prepare_model_for_kbit_training as prepare
 
@@ -83,11 +93,71 @@ def library_replacements(recipe: Recipe, gpu: Gpu) -> Iterator[Replacement]:
     if recipe.four_bit and find_spec("bitsandbytes") is not None:
         why = "copies into a tensor on the CPU, which takes no shapes (peft copies a layer for DoRA)"
         yield Replacement("bitsandbytes.nn.Params4bit.__deepcopy__", _copied, why)
+    if recipe.low_rank_optimizer and find_spec("apollo_torch") is not None:
+        why = "asks a device without generators for one"
+        yield Replacement("apollo_torch.random_projector.stable_randn", _drawn, why)
+    if recipe.by_torchao and find_spec("torchao") is not None:
+        yield Replacement("torch.compile", _compiled_step, "compiles torchao's step, kernels and all")
     if recipe.by_bitsandbytes and find_spec("bitsandbytes") is not None:
         why = "asks CUDA for managed memory"
         yield Replacement("bitsandbytes.functional.get_paged", _paged, why)
         yield Replacement("bitsandbytes.functional.fill", _nothing, why)
         yield Replacement("bitsandbytes.functional.prefetch_tensor", _nothing, why)
+
+
+CHUNKED = "torch.nn.modules.linear_cross_entropy"
+
+
+def _chunked_loss(capability: tuple[int, int]) -> Callable[..., Any]:
+    """PyTorch's operator as a function whose chunks are seen, and that is differentiated by the operator's
+    own rule."""
+    library = resolve_name(CHUNKED)
+    chunks = as_on_cuda(library._linear_cross_entropy_batch_chunked_accumulator, capability)
+
+    class Chunked(torch.autograd.Function):
+        setup_context = staticmethod(library._linear_cross_entropy_batch_chunked_setup_context)
+        backward = staticmethod(library._linear_cross_entropy_batch_chunked_backward)
+
+        @staticmethod
+        def forward(*given: Any) -> Any:
+            *inputs, _, for_states, for_weight, for_bias = given
+            return chunks(*inputs, for_states, for_weight, for_bias)
+
+    return Chunked.apply
+
+
+def _drawn(shape: Any, seed: int, device: Any = None, dtype: Any = torch.float32) -> Tensor:
+    return torch.randn(shape, device=device, dtype=dtype)
+
+
+def _compiled_step(function: Any = None, **_: Any) -> Any:
+    """What the compiler makes of torchao's step for one weight (torchao/optim/adam.py, single_param_adam), as
+    the allocator of PyTorch's CUDA build sees it on a virtual GPU: new scales, both moments in fp32, and of 4
+    bit their codes as 64-bit integers before they are packed."""
+
+    def step(weight: Tensor, grad: Tensor, count: Tensor, *moments: Any, **_: Any) -> None:
+        kept = [getattr(moment, "codes", moment) for moment in moments[:2]]
+        made = list[Tensor]()
+        if any(one is not codes for one, codes in zip(moments, kept, strict=False)):
+            made = _temporaries(weight, *moments[:2])
+        torch.ops.harness.triton_kernel([weight, weight, grad, *kept, *kept, *made, *made])
+        while made:
+            del made[0]
+
+    return step
+
+
+def _temporaries(weight: Tensor, *moments: Any) -> list[Tensor]:
+    """In the order in which they are freed. Where the blocks of 8 bit are rows, one kernel makes all."""
+    packs = moments[0].codes.numel() < weight.numel()
+    if not packs and (weight.dim() == 1 or weight.shape[-1] == moments[0].block_size):
+        return []
+    scales = [torch.empty_like(moment.scale) for moment in moments]
+    wide = [torch.empty_like(weight, dtype=torch.float32) for _ in moments]
+    if not packs:
+        return [*wide, *scales]
+    indices = [torch.empty_like(weight, dtype=torch.int64) for _ in moments]
+    return [each for of_one in zip(wide, indices, scales, strict=True) for each in of_one]
 
 
 def _timed(kernel: Any, *args: Any, **kwargs: Any) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from harness.errors import InputError, MissingDependency
 from harness.recipe import Recipe
+from harness.training.toggles.low_rank_optimizer import low_rank
 from harness.training.toggles.muon import muon_and_adamw
 from harness.training.toggles.optimizer_in_backward import OptimizerInBackward
 from harness.training.toggles.optimizer_state import Build
@@ -28,7 +29,7 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
         raise InputError(
             "nothing to train: no weight requires a gradient. Set adapter: lora or adapter: none."
         )
-    build = _constructor(recipe)
+    build = _constructor(recipe, model)
     if recipe.by_muon:
         return muon_and_adamw(model, recipe.learning_rate, recipe.weight_decay, build)
     if recipe.optimizer_in_backward:
@@ -49,8 +50,8 @@ def _lora_plus(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": slow}, {"params": fast, "lr": recipe.learning_rate * recipe.lora_plus_ratio}]
 
 
-def _constructor(recipe: Recipe) -> Build:
-    """A function from parameters to the recipe's torch or bitsandbytes optimizer; of muon, to AdamW.
+def _constructor(recipe: Recipe, model: nn.Module) -> Build:
+    """A function from parameters of `model` to the recipe's optimizer; of muon, to AdamW.
 
     sgd has no momentum and so no state. bitsandbytes quantizes the state of tensors with at least
     4096 elements, embeddings included (Trainer keeps 32-bit state for those).
@@ -68,6 +69,15 @@ def _constructor(recipe: Recipe) -> Build:
             "lion_8bit": bnb.optim.Lion8bit,
         }
         return lambda params: classes[recipe.optimizer](params, **rates)
+    if recipe.by_torchao:
+        try:
+            from torchao.optim import AdamW4bit, AdamW8bit  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise MissingDependency("torchao", "torchao", f"optimizer: {recipe.optimizer}") from None
+        low_bit = AdamW8bit if recipe.optimizer == "adamw_torch_8bit" else AdamW4bit
+        return lambda params: low_bit(params, **rates)
+    if recipe.low_rank_optimizer:
+        return low_rank(recipe, model, rates)
     foreach = recipe.optimizer_impl == "foreach"
     if recipe.optimizer == "adafactor":
         return lambda params: torch.optim.Adafactor(params, foreach=foreach, **rates)

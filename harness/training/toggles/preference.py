@@ -1,13 +1,15 @@
-"""The toggles `task: dpo` and `task: kto`: the loss of a micro batch of pairs, or of good and bad answers, by
-the log-probabilities that TRL computes.
+"""The toggles `task: dpo`, `kto`, `orpo` and `grpo`: the loss of a micro batch of pairs, of good and bad
+answers, or of answers with rewards, by the log-probabilities that TRL computes.
 
-Written as TRL's trainers write it (trl/trainer/dpo_trainer.py and kto_trainer.py, _compute_loss, loss_type
-sigmoid and kto): TRL's head never holds the logits (trl/kernels/chunked_logprob.py), and what it notes for a
-log it keeps until the loss is there.
+Written as TRL's trainers write it (trl/trainer/dpo_trainer.py, kto_trainer.py and grpo_trainer.py,
+_compute_loss, loss_type sigmoid, kto and dapo, their defaults): TRL's head never holds the logits
+(trl/kernels/chunked_logprob.py), and what it notes for a log it keeps until the loss is there. orpo's trainer
+has no such head.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
@@ -22,6 +24,10 @@ from harness.recipe import Recipe
 
 LOGGED = ("log_probs", "entropy", "mean_logits", "is_top1")
 """What DPOTrainer has computed of each token, for its log; KTOTrainer all but the last."""
+SFT_LOGGED = ("log_probs", "entropy", "is_top1")
+"""And SFTTrainer; GRPOTrainer all but the last."""
+CLIPPED = 0.2
+"""How far from 1 the ratio of a token's probabilities to those it was drawn by may be (epsilon)."""
 REFERENCE = ("chosen", "rejected")
 """Of a batch, the reference's log-probabilities; with kto of the answers, and of the mismatched ones."""
 MISMATCHED = "mismatched_"
@@ -37,16 +43,20 @@ def reference_of(recipe: Recipe, model: Any) -> Any:
     return reference.eval()
 
 
-def prepare_for_pairs(recipe: Recipe, model: Any, reference: Any) -> None:
-    """Give both TRL's head, and take dropout from them: they are to differ by their weights alone."""
-    if not recipe.prefers:
-        return
+def give_trl_s_head(recipe: Recipe, model: Any, reference: Any) -> None:
+    """Give both TRL's head; and where they are compared take dropout from them, for they are to differ by
+    their weights alone."""
     trl = import_trl(recipe)
-    trl.disable_dropout_in_model(model)
-    trl.add_fused_lm_head(
-        model.get_base_model() if hasattr(model, "get_base_model") else model,
-        outputs=LOGGED[:3] if recipe.unpaired else LOGGED,
-    )
+    if recipe.by_odds:
+        trl.disable_dropout_in_model(model)
+    if not recipe.by_trl:
+        return
+    logged = SFT_LOGGED if recipe.writes else LOGGED[:3] if recipe.unpaired else LOGGED
+    logged = SFT_LOGGED[:2] if recipe.rewarded else logged
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    trl.add_fused_lm_head(base, outputs=logged)
+    if recipe.prefers:
+        trl.disable_dropout_in_model(model)
     if reference is not None:
         trl.disable_dropout_in_model(reference)
         trl.add_fused_lm_head(reference)
@@ -91,6 +101,50 @@ def loss_of_pairs(recipe: Recipe, model: Any, reference: Any) -> Callable[[Any, 
     return loss
 
 
+def loss_of_odds(recipe: Recipe) -> Callable[[Any, Any, Any], Tensor]:
+    """A loss for Training.loss (trl/experimental/orpo/orpo_trainer.py, concatenated_forward and
+    odds_ratio_loss; arXiv 2403.07691): the logits of all rows are there, and of the chosen a copy."""
+    trl = import_trl(recipe)
+
+    def loss(called: Any, batch: dict[str, Any], num_tokens: Any) -> Tensor:
+        """The part of the mean over the step's pairs that is this micro batch's. Of the chosen, the prompt is
+        learned too."""
+        del num_tokens
+        ids, half = batch["input_ids"], len(batch["input_ids"]) // 2
+        logits = called(input_ids=ids, use_cache=False).logits
+        written = logits[:half, :-1].contiguous()
+        nll = functional.cross_entropy(written.view(-1, written.shape[-1]), ids[:half, 1:].reshape(-1))
+        labels = batch["labels"][:, 1:]
+        learned = labels != -100
+        each = trl.selective_log_softmax(logits[:, :-1], torch.where(learned, labels, 0))
+        mean = ((each * learned).sum(-1) / learned.sum(-1)).float()
+        chosen, rejected = mean.chunk(2)
+        ahead = (chosen - rejected) - (_log_of_rest(chosen) - _log_of_rest(rejected))
+        whole = nll - (recipe.dpo_beta * functional.logsigmoid(ahead)).mean()
+        return whole / recipe.gradient_accumulation_steps
+
+    return loss
+
+
+def _log_of_rest(log_prob: Tensor) -> Tensor:
+    """log(1 - p), without cancellation on either side of a half."""
+    small = torch.log1p(-torch.exp(log_prob))
+    return torch.where(log_prob < -math.log(2), small, torch.log(-torch.expm1(log_prob)))
+
+
+def loss_of_rewards(called: Any, batch: dict[str, Any], num_tokens: Any) -> Tensor:
+    """A loss for Training.loss: this micro batch's part of the mean over the step's tokens. The answers are
+    the model's own as it is now, so the probabilities they were drawn by are these."""
+    told = _told(called, batch)
+    log_probs = told.log_probs[:, -(batch["labels"].shape[1] - 1) :]
+    ratio = torch.exp(log_probs - log_probs.detach())
+    clipped = torch.clamp(ratio, 1 - CLIPPED, 1 + CLIPPED)
+    advantages = batch["advantages"].unsqueeze(1)
+    each = -torch.min(ratio * advantages, clipped * advantages)
+    learned = (batch["labels"][:, 1:] != -100).to(each.dtype)
+    return (each * learned).sum() / torch.as_tensor(num_tokens).clamp(min=1)
+
+
 def _told(called: Any, batch: dict[str, Any], prefix: str = "") -> Any:
     given = {name: batch[prefix + name] for name in ("input_ids", "labels")}
     return called(**given, use_cache=False, fused_lm_head=True)
@@ -103,12 +157,13 @@ def _by_row(told: Any, batch: dict[str, Any]) -> Tensor:
 
 def import_trl(recipe: Recipe) -> Any:
     """What of TRL computes log-probabilities, if `recipe` needs it."""
-    if not recipe.prefers:
+    if not (recipe.by_trl or recipe.by_odds):
         return None
     try:
         from trl.trainer import utils
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "trl":
             raise
-        raise MissingDependency("trl", "dpo", f"task: {recipe.task}") from None
+        line = "loss: fused_lm_head" if recipe.writes else f"task: {recipe.task}"
+        raise MissingDependency("trl", "dpo", line) from None
     return utils

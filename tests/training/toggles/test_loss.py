@@ -1,4 +1,4 @@
-"""loss: fused_linear is the standard loss without all the logits, and refused where it cannot run."""
+"""The losses without all the logits are the standard one, and refused where they cannot run."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+import torch
 from packaging.version import Version
+from torch import Tensor
 
 from harness.errors import InputError, MissingDependency
 from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.simulate.simulated_run import simulate
 from harness.training.model import build_model
+from harness.training.step import Training
 from tests.support.napkin_oracle import keeps_workspaces, recipe_for
 from tests.support.places import ROOT
-from tests.support.tiny import CPU, tiny
+from tests.support.tiny import CPU, ByteObserver, built, step, tiny, train
+from tests.training.toggles.test_preference import tokenizer
 
 # (fields, how far the losses and how far the gradients may be apart, relative)
 SETTINGS: list[tuple[dict[str, Any], float, float]] = [
@@ -113,6 +118,100 @@ def test_a_simulation_is_the_same_where_triton_interprets() -> None:
         for extra in ({"TRITON_INTERPRET": "0"}, {"TRITON_INTERPRET": "1"})
     ]
     assert profiles[0]["memory"] == profiles[1]["memory"]
+
+
+def loss_and_gradients(training: Training, batches: Iterator[Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    ((batch,), num_tokens) = next(batches)
+    loss = training.loss(training.model, batch, num_tokens)
+    loss.backward()
+    named = training.model.named_parameters()
+    return loss.detach(), {name: weight.grad for name, weight in named if weight.grad is not None}
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"adapter": "lora"}, {"family": "mixtral"}, {"family": "gpt2"}], ids=str
+)
+@pytest.mark.parametrize("loss", ["linear_cross_entropy", "fused_lm_head"])
+def test_a_loss_in_chunks_is_the_model_s_own(loss: str, fields: dict[str, Any]) -> None:
+    require(loss)
+    theirs, expected = loss_and_gradients(*built(tiny(**fields)))
+    ours, found = loss_and_gradients(*built(tiny(loss=loss, **fields)))
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+    assert found.keys() == expected.keys() != set()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
+
+
+def require(loss: str) -> None:
+    if loss == "fused_lm_head":
+        pytest.importorskip("trl")
+    elif not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        pytest.skip("this PyTorch has no linear_cross_entropy")
+
+
+@pytest.mark.parametrize("loss", ["linear_cross_entropy", "fused_lm_head"])
+def test_micro_batches_share_the_tokens_of_the_step(loss: str) -> None:
+    require(loss)
+    whole = train(tiny(loss=loss, micro_batch_size=4), 2)
+    parts = train(tiny(loss=loss, micro_batch_size=1, gradient_accumulation_steps=4), 2)
+    assert parts.losses == pytest.approx(whole.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"adapter": "lora"}, {"family": "gemma2", "attention": "eager"}], ids=str
+)
+def test_fused_lm_head_is_sfttrainer_s(fields: dict[str, Any], tmp_path: Path) -> None:
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    training, batches = built(tiny(loss="fused_lm_head", **fields))
+    ours, gradients = loss_and_gradients(training, batches)
+    ((batch,), num_tokens) = next(built(tiny(**fields))[1])
+    other = built(tiny(**fields))[0].model
+    arguments = trl.SFTConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[])
+    trainer = trl.SFTTrainer(
+        other,
+        args=arguments,
+        train_dataset=datasets.Dataset.from_list([{"text": "a"}] * 8),
+        processing_class=tokenizer(),
+    )
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    loss = trainer.compute_loss(other, batch, num_items_in_batch=torch.tensor(num_tokens))
+    loss.backward()
+    assert torch.equal(ours, loss.detach())
+    for name, weight in other.named_parameters():
+        assert (weight.grad is None) == (name not in gradients)
+        if weight.grad is not None:
+            torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-6, atol=1e-9, msg=name)
+
+
+def test_linear_cross_entropy_never_holds_all_the_logits() -> None:
+    """Of 512 rows of 264 fp32 logits there are those of a chunk: a quarter of the rows, and half of that."""
+    require("linear_cross_entropy")
+    peaks: dict[str, int] = {}
+    for loss in ("standard", "linear_cross_entropy"):
+        observer = ByteObserver()
+        recipe = tiny(loss=loss, seq_len=128, micro_batch_size=4)
+        training, batches = built(recipe, observer)
+        step(training, batches, observer)
+        peaks[loss] = observer.peak_bytes["forward"]
+    assert peaks["standard"] - peaks["linear_cross_entropy"] > 512 * 264 * 4
+
+
+def test_what_linear_cross_entropy_cannot_be_is_refused() -> None:
+    require("linear_cross_entropy")
+    with pytest.raises(InputError, match=r"the loss of gemma2 is more than .*; set loss: standard"):
+        build_model(tiny("gemma2", attention="eager", loss="linear_cross_entropy"), CPU)
+
+
+def test_without_what_has_them_they_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.nn, "LinearCrossEntropyOptions", raising=False)
+    with pytest.raises(InputError, match=r"PyTorch \S+ does not have it; set loss: standard"):
+        build_model(tiny(loss="linear_cross_entropy"), CPU)
+    monkeypatch.setitem(sys.modules, "trl.trainer", None)
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(
+        MissingDependency, match=r"loss: fused_lm_head .*pip install 'finetune-harness\[dpo\]'"
+    ):
+        built(tiny(loss="fused_lm_head"))
 
 
 @keeps_workspaces

@@ -7,14 +7,17 @@ import math
 import sys
 import weakref
 from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Trainer, TrainingArguments
 
-from harness.errors import MissingDependency
+from harness.errors import InputError, MissingDependency
 from harness.recipe.fields import Optimizer
 from harness.recipe.recipe import Recipe
 from harness.training.step import Training, train_step
@@ -24,7 +27,14 @@ PARAMETERS, TENSORS = (
     107_840,
     21,
 )  # of tests/models/llama.json: counted by hand in training/toggles/test_precision.py
-OPTIMIZERS = get_args(Optimizer)
+LOW_RANK = {"galore_adamw": "galore_torch", "apollo_adamw": "apollo_torch"}
+TORCHAO = ("adamw_torch_8bit", "adamw_torch_4bit")
+OPTIMIZERS = [
+    name
+    for name in get_args(Optimizer)
+    if name not in TORCHAO and (name not in LOW_RANK or find_spec(LOW_RANK[name]) is not None)
+]
+"""Those whose packages are here; without torchao's, which compile for seconds."""
 ADAMW_8BIT = ("adamw_8bit", "paged_adamw_8bit")
 
 
@@ -50,6 +60,8 @@ def state_of(training: Training) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("fields", [{}, {"precision": "bf16"}, {"adapter": "lora", "lora_alpha": 256.0}])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_learns_a_batch(optimizer: str, fields: dict[str, Any]) -> None:
+    if optimizer in LOW_RANK and "adapter" in fields:
+        pytest.skip("an adapter is of low rank already")
     # sgd: at ten times this rate the loss leaps, and where to depends on the processor's rounding
     rate = {"sgd": 2e-2, "lion_8bit": 1e-3, "adafactor": 3e-2}.get(optimizer, 3e-3)
     training, batches = built(tiny(optimizer=optimizer, learning_rate=rate, **fields))
@@ -147,6 +159,90 @@ def test_schedule_free_steps_as_its_own_package_does(impl: str) -> None:
     for name, weight in twins.items():
         torch.testing.assert_close(after[name], weight, rtol=1e-6, atol=1e-7)
     assert {key for state in state_of(training) for key in state} == {"z", "exp_avg_sq"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"family": "mixtral"}, {"precision": "bf16"}], ids=str)
+@pytest.mark.parametrize("optimizer", LOW_RANK)
+def test_projected_moments_step_as_transformers_trainer_has_them(
+    optimizer: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """Two steps of the optimizer that Trainer makes of the same name for the linear layers of the blocks."""
+    pytest.importorskip(LOW_RANK[optimizer])
+    recipe = tiny(optimizer=optimizer, optimizer_rank=8, learning_rate=0.01, weight_decay=0.5, **fields)
+    training, other = built(recipe)[0], built(tiny(**fields))[0].model
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        optim=optimizer,
+        optim_target_modules=["layers"],
+        optim_args="rank=8",
+        learning_rate=0.01,
+        use_cpu=True,
+        report_to=[],
+    )
+    theirs = Trainer(other, arguments).create_optimizer()
+    for group in theirs.param_groups:
+        group["weight_decay"] = 0.5
+    twins = dict(other.named_parameters())
+    for _ in range(2):
+        for name, weight in training.model.named_parameters():
+            weight.grad = torch.randn_like(weight)
+            twins[name].grad = weight.grad.clone()
+        training.optimizer.step()
+        theirs.step()
+    after = weights(training)
+    for name, weight in twins.items():
+        torch.testing.assert_close(after[name], weight.detach(), rtol=1e-6, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("optimizer", TORCHAO)
+def test_torchao_steps_as_torchao_does(optimizer: str, precision: str) -> None:
+    """And its state is as many bits an element, with an fp32 scale for each block, from 4,096 elements on."""
+    torchao = pytest.importorskip("torchao.optim")
+    bits, block = (8, 256) if optimizer == "adamw_torch_8bit" else (4, 128)
+    training = built(tiny(optimizer=optimizer, precision=precision, learning_rate=0.01, weight_decay=0.5))[0]
+    twins = {name: weight.detach().clone() for name, weight in training.model.named_parameters()}
+    theirs = getattr(torchao, f"AdamW{bits}bit")(twins.values(), lr=0.01, weight_decay=0.5)
+    with torch.compiler.set_stance("force_eager"):  # it compiles its step for seconds
+        for _ in range(2):
+            for name, weight in training.model.named_parameters():
+                weight.grad = torch.randn_like(weight)
+                twins[name].grad = weight.grad.clone()
+            training.optimizer.step()
+            theirs.step()
+    assert same_bits(weights(training), twins)
+    quantized = 0
+    for weight, state in zip(training.model.parameters(), state_of(training), strict=True):
+        if hasattr(state["exp_avg"], "codes"):
+            assert weight.numel() >= 4096
+            assert state["exp_avg"].codes.numel() * 8 == weight.numel() * bits
+            assert state["exp_avg"].scale.numel() * block == weight.numel()
+            quantized += 1
+        else:
+            assert weight.numel() < 4096 or weight.numel() % block
+    assert quantized
+
+
+def test_without_torchao_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'finetune-harness\[torchao\]'"):
+        built(tiny(optimizer="adamw_torch_8bit"))
+
+
+def test_a_model_without_linear_layers_has_nothing_to_project() -> None:
+    pytest.importorskip("apollo_torch")
+    with pytest.raises(InputError, match=r"no layer .* is a torch.nn.Linear.*Set optimizer: adamw"):
+        built(tiny("gpt2", optimizer="apollo_adamw"))
+
+
+@pytest.mark.parametrize("optimizer", LOW_RANK)
+def test_without_its_package_a_projecting_optimizer_names_the_extra(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, LOW_RANK[optimizer], None)
+    with pytest.raises(MissingDependency, match=rf"finetune-harness\[{optimizer.partition('_')[0]}\]"):
+        built(tiny(optimizer=optimizer))
 
 
 def test_without_its_package_schedule_free_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from harness.errors import MissingDependency
 from harness.recipe import Recipe
-from harness.training.step import Training
-from harness.training.toggles.preference import loss_of_pairs, prepare_for_pairs
-from tests.support.tiny import built, step, tiny, weights
+from harness.training.step import Training, train_step
+from harness.training.toggles.preference import give_trl_s_head, loss_of_pairs
+from tests.support.tiny import NullObserver, built, step, tiny, weights
 
 trl = pytest.importorskip("trl")
 PAIRS: Any = {"task": "dpo"}
@@ -227,4 +227,93 @@ def test_without_trl_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(MissingDependency, match="dpo"):
-        prepare_for_pairs(tiny(**PAIRS), None, None)
+        give_trl_s_head(tiny(**PAIRS), None, None)
+
+
+@pytest.mark.parametrize("fields", [{}, {"adapter": "lora"}, {"family": "gpt2"}], ids=str)
+def test_grpo_s_loss_and_gradients_are_those_of_trl(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Of answers that are there, by GRPOTrainer as it is configured by default."""
+    from datasets import Dataset
+
+    training, batches = built(tiny(task="grpo", micro_batch_size=4, **fields))
+    arguments = trl.GRPOConfig(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], num_generations=4, beta=0.0
+    )
+    arguments.per_device_train_batch_size, arguments.steps_per_generation = 4, 1
+    trainer = trl.GRPOTrainer(
+        training.model,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=arguments,
+        train_dataset=Dataset.from_list([{"prompt": "a"}] * 8),
+        processing_class=tokenizer(),
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    _moved(training.model)
+    ((batch,), num_tokens) = next(batches)
+    ours = training.loss(training.model, batch, num_tokens)
+    ours.backward()
+    our_gradients = gradients_of(training.model)
+    ids = batch["input_ids"]
+    inputs = {"prompt_ids": ids[:, :1], "completion_ids": ids[:, 1:], "advantages": batch["advantages"]}
+    inputs |= {"prompt_mask": torch.ones_like(ids[:, :1]), "completion_mask": torch.ones_like(ids[:, 1:])}
+    inputs["num_items_in_batch"] = torch.tensor(num_tokens)
+    theirs = trainer.compute_loss(training.model, inputs)
+    theirs.backward()
+    torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
+    their_gradients = gradients_of(training.model)
+    assert our_gradients.keys() == their_gradients.keys() != set()
+    for name, gradient in their_gradients.items():
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("fields", [{}, {"adapter": "lora"}, {"family": "gpt2", "dpo_beta": 0.5}], ids=str)
+def test_orpo_s_loss_and_gradients_are_those_of_trl(fields: dict[str, Any], tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    orpo = pytest.importorskip("trl.experimental.orpo")
+    recipe = tiny(task="orpo", **fields)
+    training, batches = built(recipe)
+    arguments = orpo.ORPOConfig(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], beta=recipe.dpo_beta, max_length=16
+    )
+    trainer = orpo.ORPOTrainer(
+        training.model,
+        args=arguments,
+        train_dataset=Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 8),
+        processing_class=tokenizer(),
+    )
+    _moved(training.model)
+    ((batch,), num_tokens) = next(batches)
+    ours = training.loss(training.model, batch, num_tokens)
+    ours.backward()
+    our_gradients = gradients_of(training.model)
+    inputs: dict[str, Tensor] = {}
+    for side, rows in {"chosen": slice(2), "rejected": slice(2, 4)}.items():
+        inputs[f"{side}_input_ids"] = batch["input_ids"][rows]
+        inputs[f"{side}_attention_mask"] = torch.ones_like(batch["input_ids"][rows])
+        inputs[f"{side}_labels"] = batch["labels"][rows]
+    theirs, _ = trainer.get_batch_loss_metrics(training.model, inputs)
+    theirs.backward()
+    torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
+    their_gradients = gradients_of(training.model)
+    assert our_gradients.keys() == their_gradients.keys() != set()
+    for name, gradient in their_gradients.items():
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_grpo_raises_what_was_rewarded() -> None:
+    """Rows with an advantage of 1 become likelier, and those of -1 less likely."""
+    recipe = tiny(task="grpo", micro_batch_size=4, learning_rate=1e-2)
+    training, batches = built(recipe)
+    micro_batches, num_tokens = next(batches)
+    batch = micro_batches[0]
+
+    def likely() -> Tensor:
+        with torch.no_grad():
+            told = training.model(input_ids=batch["input_ids"], labels=batch["labels"], fused_lm_head=True)
+        return told.log_probs.sum(dim=1)
+
+    before = likely()
+    for _ in range(5):
+        train_step(training, micro_batches, num_tokens, NullObserver())
+    assert torch.equal((likely() - before).sign(), batch["advantages"])

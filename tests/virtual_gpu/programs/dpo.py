@@ -1,6 +1,6 @@
-"""TRL's DPOTrainer on pairs without padding, or KTOTrainer on as many answers: `dpo.py CONFIG
-full|lora|precomputed [checkpointing] [kto]`. Its last line has the allocated peak of the last of three steps,
-in bytes."""
+"""TRL's DPOTrainer on pairs without padding, or KTOTrainer or SFTTrainer on as many rows: `dpo.py CONFIG
+full|lora|precomputed [checkpointing] [kto|sft]`. Its last line has the allocated peak of the last of three
+steps, in bytes."""
 
 import sys
 import tempfile
@@ -11,11 +11,11 @@ from datasets import Dataset
 from peft import LoraConfig
 from tiny import tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback, logging
-from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, SFTConfig, SFTTrainer
 
 PAIRS, TOKENS, STEPS = 4, 128, 3
 path, kind, *more = sys.argv[1:]
-kto = "kto" in more
+kto, sft = "kto" in more, "sft" in more
 logging.set_verbosity_error()
 
 
@@ -23,10 +23,12 @@ class Collator:
     """Rows of TOKENS tokens, of which the first is the prompt."""
 
     def __call__(self, examples):
-        rows = len(examples) * (1 if kto else 2)
+        rows = len(examples) * (1 if kto or sft else 2)
         learned = torch.ones(rows, TOKENS, dtype=torch.int64)
         batch = {"input_ids": torch.randint(0, 200, (rows, TOKENS)), "attention_mask": learned.clone()}
         learned[:, 0] = 0
+        if sft:
+            return batch | {"labels": batch["input_ids"].where(learned == 1, -100)}
         batch["completion_mask"] = learned
         if kto:
             batch |= {f"KL_{name}": tensor.clone() for name, tensor in batch.items()}
@@ -55,12 +57,18 @@ def model():
 rows = [{"prompt": "a", "chosen": f"b{n}", "rejected": "c"} for n in range(PAIRS * STEPS)]
 if kto:
     rows = [{"prompt": "a", "completion": row["chosen"], "label": n % 2 == 0} for n, row in enumerate(rows)]
+if sft:
+    rows = [{"text": "a"}] * len(rows)
+Config, Trainer = (
+    (KTOConfig, KTOTrainer) if kto else (SFTConfig, SFTTrainer) if sft else (DPOConfig, DPOTrainer)
+)
+preference = {} if sft else {"precompute_ref_log_probs": kind == "precomputed"}
 peak = Peak()
 with tempfile.TemporaryDirectory() as folder:
-    trainer = (KTOTrainer if kto else DPOTrainer)(
+    trainer = Trainer(
         model(),
-        model() if kind == "full" else None,
-        args=(KTOConfig if kto else DPOConfig)(
+        *([] if sft else [model() if kind == "full" else None]),
+        args=Config(
             output_dir=str(Path(folder) / "out"),
             max_steps=STEPS,
             per_device_train_batch_size=PAIRS,
@@ -68,7 +76,7 @@ with tempfile.TemporaryDirectory() as folder:
             gradient_checkpointing="checkpointing" in more,
             optim="adamw_torch",
             max_grad_norm=1.0,
-            precompute_ref_log_probs=kind == "precomputed",
+            **preference,
             report_to=[],
             save_strategy="no",
             logging_strategy="no",

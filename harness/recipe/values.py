@@ -1,0 +1,76 @@
+"""Types of a recipe's fields, and what every field is checked for, whatever its type."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Precision = Literal["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"]
+Quantization = Literal["none", "nf4", "fp4", "int8"]
+Adapter = Literal["none", "lora", "ia3", "peft"]
+Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"]
+Optimizer = Literal[
+    "adamw",
+    "adamw_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw",
+    "adafactor",
+    "sgd",
+    "lion_8bit",
+    "muon",
+    "adamw_schedule_free",
+    "galore_adamw",
+    "apollo_adamw",
+    "adamw_torch_8bit",
+    "adamw_torch_4bit",
+]
+Offload = Literal["activations", "optimizer", "parameters"]
+Parallel = Literal["none", "ddp", "fsdp", "tp", "fsdp+tp"]
+Wrap = Literal["block", "accelerate", "transformers"]
+
+Count = Annotated[int, Field(gt=0, lt=2**31)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Values(BaseModel):
+    """Values as files and command lines give them; their fields are Fields'."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, value: Any, info: Any) -> Any:
+        # pydantic's lax mode would read `steps: true` as 1 and `gradient_checkpointing: 1` as true.
+        assert info.field_name is not None
+        wants_bool = cls.model_fields[info.field_name].annotation is bool
+        if isinstance(value, bool) and not wants_bool:
+            raise ValueError("true and false belong to switches")
+        if wants_bool and not isinstance(value, bool):
+            raise ValueError("a switch knows only true and false")
+        return value
+
+    @field_validator("model", "data", check_fields=False)
+    @classmethod
+    def _no_url(cls, value: str) -> str:
+        # Recipes are written into every result, and URLs hold passwords.
+        if "://" in value:
+            raise ValueError("nothing is read from a URL; download it and give the path")
+        return value
+
+    @field_validator("offload", "lora_targets", mode="before", check_fields=False)
+    @classmethod
+    def _list_from_one(cls, value: Any, info: Any) -> Any:
+        if info.field_name == "offload" and (value is None or value == "none"):
+            return ()
+        if isinstance(value, str) and value != "all-linear":  # q_proj,v_proj is handy on the command line
+            return tuple(name.strip() for name in value.split(","))
+        return value
+
+    @field_validator("offload", "lora_targets", check_fields=False)
+    @classmethod
+    def _no_repeats(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        if not isinstance(value, str) and len(set(value)) != len(value):
+            raise ValueError("the same name is listed twice")
+        return value
