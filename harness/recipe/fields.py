@@ -6,29 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-Precision = Literal["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed"]
-Quantization = Literal["none", "nf4", "fp4", "int8"]
-Adapter = Literal["none", "lora", "ia3", "peft"]
-Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"]
-Optimizer = Literal[
-    "adamw",
-    "adamw_8bit",
-    "paged_adamw_8bit",
-    "paged_adamw",
-    "adafactor",
-    "sgd",
-    "lion_8bit",
-    "muon",
-    "adamw_schedule_free",
-]
-Offload = Literal["activations", "optimizer", "parameters"]
-Parallel = Literal["none", "ddp", "fsdp", "tp", "fsdp+tp"]
-Wrap = Literal["block", "accelerate", "transformers"]
-
-Count = Annotated[int, Field(gt=0, lt=2**31)]
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
+from harness.recipe.types import (
+    Adapter,
+    Attention,
+    Count,
+    Fraction,
+    Offload,
+    Optimizer,
+    Parallel,
+    Positive,
+    Precision,
+    Quantization,
+    Wrap,
+)
 
 RECORDED_STEPS = 2
 """Of a measurement, after the timed ones, with their memory: the second begins where a step leaves it."""
@@ -65,6 +55,14 @@ class Fields(BaseModel):
     a frozen copy of the model, or of the model without its adapter. precomputed: with the data."""
     dpo_beta: Positive = 0.1
     """dpo, kto: how much a departure from the reference costs."""
+
+    images: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Of a model that sees: images in each row, whose tokens are among its seq_len."""
+    image_size: Annotated[tuple[Count, ...], Field(max_length=2)] = ()
+    """Height and width in pixels of an image, or one number for both, within the limits that the model's
+    processor keeps to. [] is for models that resize every image to one size."""
+    train_vision: bool = False
+    """Train the image tower and its projector too, or adapt them; false: both are frozen as they are."""
 
     precision: Precision = "bf16"
     """Plain: weights in that dtype. `-mixed`: autocast over fp32 weights (with an adapter: over the
@@ -195,11 +193,13 @@ class Fields(BaseModel):
             raise ValueError("nothing is read from a URL; download it and give the path")
         return value
 
-    @field_validator("offload", "lora_targets", mode="before")
+    @field_validator("offload", "lora_targets", "image_size", mode="before")
     @classmethod
     def _list_from_one(cls, value: Any, info: Any) -> Any:
         if info.field_name == "offload" and (value is None or value == "none"):
             return ()
+        if isinstance(value, int):  # image_size=1024
+            return (value,)
         if isinstance(value, str) and value != "all-linear":  # q_proj,v_proj is handy on the command line
             return tuple(name.strip() for name in value.split(","))
         return value

@@ -12,6 +12,7 @@ from harness.recipe.fields import Fields
 from harness.recipe.liger_rules import LIGER_RULES
 from harness.recipe.rule import Rule
 from harness.recipe.task_rules import TASK_RULES
+from harness.recipe.vision_rules import VISION_RULES
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -356,6 +357,7 @@ RULES: tuple[Rule, ...] = (
         "there is no plan that divides ia3's scales; set adapter: lora",
     ),
     *TASK_RULES,
+    *VISION_RULES,
 )
 
 
