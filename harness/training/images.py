@@ -1,6 +1,6 @@
 """What a model's processor makes of images: how many tokens of a row, and which inputs beside them.
 
-The processors' own classes are not asked: they need packages and files of their own for what is a few lines of
+The processors' own classes are not asked: they need packages and files of their own for a few lines of
 arithmetic. Which of three ways a family's takes is told here, and tests compare with the processors.
 """
 
@@ -109,7 +109,7 @@ def images_of(recipe: Recipe, config: Any) -> Images | None:
             "alone. Set images: 0, or choose a model that sees, like qwen2.5-vl-7b."
         )
     family, vision = config.model_type, config.vision_config
-    token = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
+    token = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
     if family not in (*BY_GRID, *BY_SIZE, *WHOLE) or token is None:
         raise InputError(
             f"images: {recipe.images}: how the processor of {family} cuts an image into tokens is not known "
@@ -136,9 +136,9 @@ def images_of(recipe: Recipe, config: Any) -> Images | None:
     taken = recipe.images * (tokens + 1)
     if taken >= recipe.seq_len:
         raise InputError(
-            f"images: {recipe.images} with seq_len: {recipe.seq_len}: an image of {recipe.model} is {tokens:,} "
-            f"tokens and has a word before it, which leaves nothing to learn. Set seq_len to more than {taken:,}, "
-            "or make images fewer or smaller."
+            f"images: {recipe.images} with seq_len: {recipe.seq_len}: {recipe.model} makes an image "
+            f"{tokens:,} tokens with a word before them, which leaves nothing to learn. Set seq_len to more "
+            f"than {taken:,}, or make images fewer or smaller."
         )
     asks = inspect.signature(model_class(recipe, config).forward).parameters
     kinds = next((name for name in ("mm_token_type_ids", "token_type_ids") if name in asks), None)

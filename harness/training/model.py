@@ -121,7 +121,7 @@ def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None 
         if deferred is not None:
             deferred.left_out |= any(quantized_experts(recipe, module) for module in model.modules())
         refuse_empty_weights(recipe, model)
-        model.config.use_cache = False
+        model.config.use_cache = model.config.get_text_config().use_cache = False
         prepare_for_scores(recipe, model)
         prepare_for_kbit(recipe, model)
         freeze_vision(recipe, model)

@@ -72,7 +72,7 @@ def load_config(recipe: Recipe) -> Any:
 
 
 def sees(recipe: Recipe, config: Any) -> bool:
-    """Whether the model is one of images and text. A type that is a causal language model as well is one where
+    """Whether the model is one of images and text. A type that is a causal language model too is one where
     the recipe has images."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,

@@ -54,7 +54,8 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
 
 
 def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
-    """peft's config for the adapter, which checks `recipe.peft`; `left_out`: paths of layers. Raises InputError for what it refuses."""
+    """peft's config for the adapter, which checks `recipe.peft`; `left_out`: paths of layers that get none.
+    Raises InputError for what it refuses."""
     targets = recipe.lora_targets if isinstance(recipe.lora_targets, str) else list(recipe.lora_targets)
     more = dict(recipe.peft)
     of_lora = {
