@@ -56,6 +56,10 @@ class Images:
     kinds: str | None
     """The name of an input that is 1 where a token stands for an image, and else 0."""
 
+    @property
+    def _free(self) -> int:
+        return next(word for word in range(len(self.reserved) + 1) if word not in self.reserved)
+
     def places(self, rows: int, seq_len: int) -> torch.Tensor:
         """Which tokens are those of images: bool (rows, seq_len). A word stands before each image."""
         found = torch.zeros(rows, seq_len, dtype=torch.bool)
@@ -78,15 +82,15 @@ class Images:
         shapes."""
         places = self.places(rows, seq_len)
         pixels = torch.zeros(()).expand(rows * self.count * self.pixels[0], *self.pixels[1:])
-        return {"input_ids": places * self.token, "pixel_values": pixels, **self.beside(places)}
+        ids = torch.where(places, self.token, self._free)
+        return {"input_ids": ids, "pixel_values": pixels, **self.beside(places)}
 
     def into(self, batch: dict[str, Any], numbers: range, seed: int) -> dict[str, Any]:
         """`batch`, whose rows have these numbers, with images of random pixels."""
         ids, labels = batch["input_ids"], batch["labels"]
-        free = next(word for word in range(len(self.reserved) + 1) if word not in self.reserved)
         for word in self.reserved:
             for tensor in (ids, labels):
-                tensor[tensor == word] = free
+                tensor[tensor == word] = self._free
         places = self.places(*ids.shape)
         ids[places], labels[places] = self.token, NOT_PREDICTED
         drawn = [np.random.default_rng((seed, number, 1)) for number in numbers]

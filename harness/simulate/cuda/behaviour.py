@@ -32,7 +32,7 @@ from harness.recipe import Recipe
 from harness.simulate.cuda.attention_call import attention_on_meta
 from harness.simulate.cuda.autocast import cuda_autocast_on_meta
 from harness.simulate.cuda.flash_attn_package import flash_replacements
-from harness.simulate.cuda.known_values import remember, with_values
+from harness.simulate.cuda.known_values import remember, with_numbers, with_values
 from harness.simulate.cuda.libraries import library_replacements
 from harness.simulate.cuda.shape_cache import Call, ShapeCache
 from harness.system import Replacement, all_replaced
@@ -218,7 +218,10 @@ def seen_tensor(data: Any, **options: Any) -> Tensor:
     if not made.is_meta:
         return made
     seen = torch.empty_like(made).requires_grad_(made.requires_grad)
-    return seen if made.dtype.is_floating_point else remember(seen, _tensor(data, dtype=made.dtype))
+    host = with_numbers(data)
+    return (
+        seen if host is None or made.is_floating_point() else remember(seen, _tensor(host, dtype=made.dtype))
+    )
 
 
 def _set_item_from_host(tensor: Tensor, index: Any, value: Any) -> None:

@@ -56,6 +56,15 @@ def remember(tensor: Tensor, values: Tensor) -> Tensor:
     return tensor
 
 
+def with_numbers(data: Any) -> Any:
+    """`data`, of which torch.tensor makes a tensor, with numbers for the tensors in it; None where they have
+    none that is known."""
+    leaves = [leaf for leaf in tree_leaves(data) if isinstance(leaf, Tensor)]
+    if any(_values(leaf) is None for leaf in leaves):
+        return None
+    return tree_map(lambda leaf: _values(leaf).tolist() if isinstance(leaf, Tensor) else leaf, data)
+
+
 def _values(tensor: Tensor) -> Tensor | None:
     return getattr(tensor, "known_values", None) if tensor.is_meta else tensor
 
