@@ -55,6 +55,7 @@ ELSEWHERE = {
     *("use_rslora", "use_dora", "lora_plus_ratio", "peft"),  # test_adapter
     *("dpo_reference", "dpo_beta"),  # test_preference
     "num_labels",  # test_scores
+    *("images", "image_size", "train_vision"),  # test_vision
     *OF_RANKS,  # tests/parallel
 }
 TARGETS = {"lora": ["q_proj", "k_proj", "v_proj", "o_proj"], "ia3": ["k_proj", "v_proj"]}
