@@ -37,8 +37,8 @@ def with_small_tower(config: dict[str, Any]) -> dict[str, Any]:
         return config
     tower = {**config["vision_config"], **TOWERS.get(kind, {})}
     rotation = {"mrope_section": [8, 12, 12], "rope_type": "default", "rope_theta": 1e6}
-    if kind.startswith("glm4v"):
+    if kind == "glm4v_moe":
         rotation |= {"mrope_section": [4, 6, 6], "partial_rotary_factor": 0.5}
-    if kind in ("qwen2_vl", "qwen2_5_vl", "glm4v", "glm4v_moe"):  # parts of half of what is rotated
+    if kind in ("qwen2_vl", "qwen2_5_vl", "glm4v_moe"):  # parts of half of what is rotated
         config = {**config, "text_config": {**config["text_config"], "rope_parameters": rotation}}
     return {**config, **AROUND.get(kind, {}), "vision_config": tower}
