@@ -178,8 +178,8 @@ class BuiltModel:
                 left[".".join(parameter.rsplit(".", 2)[-2:])] += weight.total_bytes
         names = sorted({m.name.rpartition(".")[2] for _, m in experts})
         elements, every = sum(n * m.elements for n, m in experts), [*self.outer, *self.in_blocks]
-        unseen = "of what sees napkin counts the weights and the pixels, not what computing with them takes"
-        return [unseen] * (self.recipe.images > 0) + surprises_of_quantization(
+        unseen = "of an image tower napkin counts the weights, and not what computing with them takes"
+        return [unseen] * (self.shape.tower > 0) + surprises_of_quantization(
             self.recipe, names, elements, left, total_bytes(every)
         )
 
