@@ -308,8 +308,8 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
         buys="The image tower and the projector behind it are trained too; with an adapter, their linear "
         "layers are adapted like the decoder's.",
         costs="Gradients and optimizer state of their weights, and what backward needs of every patch. A "
-        "frozen tower keeps nothing of that, but for one case: with an adapter and gradient_checkpointing, peft "
-        "and transformers mark the embeddings of every part as to be differentiated, the patches of "
+        "frozen tower keeps nothing of that, but for one case: with an adapter and gradient_checkpointing, "
+        "peft and transformers mark the embeddings of every part as to be differentiated, the patches of "
         "SigLIP and Pixtral among them, and backward passes through those towers although nothing in them "
         "is trained.",
     ),

@@ -81,7 +81,14 @@ def sees(recipe: Recipe, config: Any) -> bool:
 
     if config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or config.is_encoder_decoder:
         return False
-    return recipe.images > 0 or config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return bool(recipe.images) or config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def has_tower(model: Any) -> bool:
+    """Whether `model` is of a class of images and text, be it one for text alone too."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    return type(model).__name__ in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
 
 
 def _head(recipe: Recipe, config: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from harness.recipe import Recipe
+from harness.training.model_config import has_tower
 
 
 def freeze_vision(recipe: Recipe, model: Any) -> None:
@@ -30,9 +31,7 @@ def not_adapted(recipe: Recipe, model: Any) -> list[str]:
 
 def vision_parts(model: Any) -> Iterator[tuple[str, nn.Module]]:
     """What of a model that sees is neither its decoder nor its head, with the paths; of another, nothing."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-
-    if type(model).__name__ not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values():
+    if not has_tower(model):
         return
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     around = {id(part) for part in model.modules() if any(each is decoder for each in part.modules())}
