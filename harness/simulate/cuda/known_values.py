@@ -34,7 +34,8 @@ def with_values(func: Any, args: Any, kwargs: dict[str, Any], run: Run) -> tuple
     packet = func._overloadpacket
     if known and given and _leaves_the_device(func, args, kwargs, given):
         return _computed(func, args, kwargs), Call()
-    if packet in COUNTED and (values := _counted(func, args, kwargs, known)) is not None:
+    there = any(tensor.is_meta for tensor in given)
+    if packet in COUNTED and there and (values := _counted(func, args, kwargs, known)) is not None:
         made = tree_map(lambda each: each.new_empty(each.shape, device="meta"), values)
         return _remembered(made, values if known else None), Call()
     out, call = run(func, *_with_places(packet, args), kwargs)
