@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.architecture.family import family_defaults
+from harness.system import is_object
 
 
 def tower_elements(config: Mapping[str, Any], hidden: int) -> int:
@@ -16,7 +17,7 @@ def tower_elements(config: Mapping[str, Any], hidden: int) -> int:
     2.1.1); the others have LayerNorm and a learned position for each patch of the size they were made for.
     """
     vision = config.get("vision_config")
-    if not isinstance(vision, dict):
+    if not is_object(vision):
         return 0
     given = {**family_defaults(str(vision.get("model_type"))), **vision}
     width, depth, inner = (

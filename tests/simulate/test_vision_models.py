@@ -1,4 +1,4 @@
-"""A sample of benchmarks.causal_models --vision: peaks that PyTorch's allocator counted on the virtual GPU."""
+"""A sample of benchmarks.causal_models --vision: the peaks PyTorch counted on the virtual GPU."""
 
 from __future__ import annotations
 

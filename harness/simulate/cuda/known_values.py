@@ -38,7 +38,7 @@ def with_values(func: Any, args: Any, kwargs: dict[str, Any], run: Run) -> tuple
     if packet in COUNTED and there and (values := _counted(func, args, kwargs, known)) is not None:
         made = tree_map(lambda each: each.new_empty(each.shape, device="meta"), values)
         return _remembered(made, values if known else None), Call()
-    out, call = run(func, *_with_places(packet, args), kwargs)
+    out, call = run(func, _with_places(packet, args), kwargs)
     made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
     if not any(tensor.is_meta for tensor in made) or all(tensor.dtype.is_floating_point for tensor in made):
         return out, call
@@ -46,7 +46,8 @@ def with_values(func: Any, args: Any, kwargs: dict[str, Any], run: Run) -> tuple
     if known and small and packet not in (aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided):
         return _remembered(out, _computed(func, args, kwargs)), call
     for tensor in made:  # written in place, with what nobody knows
-        tensor.__dict__.pop("known_values", None)
+        if hasattr(tensor, "known_values"):
+            del tensor.known_values  # type: ignore[attr-defined]
     return out, call
 
 
@@ -63,7 +64,12 @@ def with_numbers(data: Any) -> Any:
     leaves = [leaf for leaf in tree_leaves(data) if isinstance(leaf, Tensor)]
     if any(_values(leaf) is None for leaf in leaves):
         return None
-    return tree_map(lambda leaf: _values(leaf).tolist() if isinstance(leaf, Tensor) else leaf, data)
+
+    def number(leaf: Any) -> Any:
+        values = _values(leaf) if isinstance(leaf, Tensor) else None
+        return leaf if values is None else values.tolist()
+
+    return tree_map(number, data)
 
 
 def _values(tensor: Tensor) -> Tensor | None:
@@ -111,7 +117,7 @@ def _counted(func: Any, args: Any, kwargs: dict[str, Any], known: bool) -> Any:
 def _with_places(packet: Any, args: Any) -> tuple[Any, ...]:
     """The arguments of an operator that indexes, with places instead of a mask."""
     if packet not in INDEXED or not any(_is_known_mask(each) for each in args[1]):
-        return (args,)
+        return args
     places: list[Any] = []
     for each in args[1]:
         if _is_known_mask(each):
@@ -119,7 +125,7 @@ def _with_places(packet: Any, args: Any) -> tuple[Any, ...]:
             places += [remember(index.to("meta"), index) for index in found]
         else:
             places.append(each)
-    return ((args[0], places, *args[2:]),)
+    return args[0], places, *args[2:]
 
 
 def _is_known_mask(index: Any) -> bool:
