@@ -106,7 +106,10 @@ def auto_model(recipe: Recipe, config: Any) -> Any:
 
 def models_of(recipe: Recipe, config: Any) -> Any:
     """transformers' mapping from the class of a config to that of its model for the task."""
-    return auto_model(recipe, config)._model_mapping
+    from transformers.models.auto import modeling_auto
+
+    name = {"SequenceClassification": "SEQUENCE_CLASSIFICATION", "ImageTextToText": "IMAGE_TEXT_TO_TEXT"}
+    return getattr(modeling_auto, f"MODEL_FOR_{name.get(_head(recipe, config), 'CAUSAL_LM')}_MAPPING")
 
 
 def model_class(recipe: Recipe, config: Any) -> Any:
