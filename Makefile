@@ -143,6 +143,7 @@ virtual-gpu virtual-gpu-all: $(VIRTUAL_STAMP)
 causal-models: $(VIRTUAL_STAMP)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VIRTUAL)/bin/python -m benchmarks.causal_models --out profiles/cpu/causal_models.json
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VIRTUAL)/bin/python -m benchmarks.causal_models --methods --out profiles/cpu/methods.json
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VIRTUAL)/bin/python -m benchmarks.causal_models --vision --out profiles/cpu/vision_models.json
 	$(PY) -m pages.causal_models
 
 # Both are run, whatever fails in the first.

@@ -2,6 +2,7 @@
 
     python -m benchmarks.causal_models --out profiles/cpu/causal_models.json
     python -m benchmarks.causal_models --methods --out profiles/cpu/methods.json
+    python -m benchmarks.causal_models --vision --out profiles/cpu/vision_models.json
 
 python -m pages.causal_models            write them
 python -m pages.causal_models --check    fail if they are not so
@@ -16,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.causal_models.steps import MORE_METHODS
+from benchmarks.causal_models.vision import VISION_METHODS
 from harness.recipe import shown
 from harness.report.table import markdown_table
 from harness.units import in_gib
@@ -90,6 +92,23 @@ def _methods(found: dict[str, Any]) -> str:
     return markdown_table(head, lines, ()) + "\n"
 
 
+def _vision(found: dict[str, Any]) -> str:
+    """A line for each type, with what the simulation said of each way to train it."""
+    rows = {(row["type"], row["method"]): row for row in found["rows"]}
+    lines = [
+        (f"`{kind}`", *(_told(rows[kind, method]) for method in VISION_METHODS))
+        for kind in dict.fromkeys(row["type"] for row in found["rows"])
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    return f"{markdown_table(('type', *VISION_METHODS), lines, ())}\nWith {versions}; on {found['gpu']}.\n"
+
+
+def _told(row: Row) -> str:
+    if not trains(row):
+        return _reason(row).replace("|", "\\|")
+    return "the same" if same(row) else _why(row).replace("|", "\\|")
+
+
 def _table(head: tuple[str, ...], rows: Iterable[tuple[Row, str]]) -> str:
     """A line for each reason of each type."""
     methods: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -124,7 +143,8 @@ def main() -> None:
     """See the module's docstring."""
     found = parts(json.loads((RESULTS / "causal_models.json").read_bytes()))
     methods = {"methods": _methods(json.loads((RESULTS / "methods.json").read_bytes()))}
-    text = with_parts(PAGE, found | methods)
+    vision = {"vision": _vision(json.loads((RESULTS / "vision_models.json").read_bytes()))}
+    text = with_parts(PAGE, found | methods | vision)
     write_or_check({PAGE: text}, "pages.causal_models", check="--check" in sys.argv[1:])
 
 

@@ -308,6 +308,30 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
         buys="With `optimizer: galore_adamw` or `apollo_adamw`: fewer dimensions, less state.",
         costs="A gradient is known less well.",
     ),
+    "images": BuysAndCosts(
+        buys="A model that sees (`harness simulate qwen2.5-vl-7b-lora`) reads so many images in each row. It "
+        "is built by AutoModelForImageTextToText, and the pixels come with each batch, in fp32. Their "
+        "tokens are among the row's `seq_len`, as many as the model's own processor makes of them, and "
+        "have no label. [Which models](causal-models.md#models-that-see) can be asked about is a table.",
+        costs="The tokens, like any others, and what the tower computes. With `images: 0` the model learns "
+        "from text, with the tower in memory. Images have random pixels so far, and all are of one size.",
+    ),
+    "image_size": BuysAndCosts(
+        buys="The size decides how many tokens an image is: one for each 28 x 28 pixels with Qwen2.5-VL, for "
+        "each 32 x 32 with Qwen3-VL. It is a size within the limits of the processor, `min_pixels` and "
+        "`max_pixels`.",
+        costs="Tokens grow with the area, and the work of a tower's full attention with its square. Gemma 3 "
+        "and LLaVA resize every image to one size, whatever this says.",
+    ),
+    "train_vision": BuysAndCosts(
+        buys="The image tower and the projector behind it are trained too; with an adapter, their linear "
+        "layers are adapted like the decoder's.",
+        costs="Gradients and optimizer state of their weights, and what backward needs of every patch. A "
+        "frozen tower keeps nothing of that, but for one case: with an adapter and gradient_checkpointing, "
+        "peft and transformers mark the embeddings of every part as to be differentiated, the patches of "
+        "SigLIP and Pixtral among them, and backward passes through those towers although nothing in them "
+        "is trained.",
+    ),
     "dpo_reference": BuysAndCosts(
         buys="precomputed: no copy of the weights, and no pass of the reference in a step.",
         costs="That pass was made before, over all of the data; its time is not in the step's.",

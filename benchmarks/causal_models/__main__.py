@@ -2,6 +2,7 @@
 
     python -m benchmarks.causal_models [TYPE ...] [--method full] [--out FILE] [--keep DIR]
     python -m benchmarks.causal_models --methods [--out FILE]       other ways to train, one type each
+    python -m benchmarks.causal_models --vision [--out FILE]        models that see
 
 A row for each type of transformers' own mapping, and for each way to train it: whether it builds, whether a
 step runs on the CPU, the peak simulated and emulated on the virtual GPU (which takes PyTorch's CUDA build),
@@ -23,8 +24,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.causal_models.steps import METHODS, MORE_METHODS, simulate_beside, train_on_cpu
+from benchmarks.causal_models.steps import (
+    ALL_METHODS,
+    METHODS,
+    MORE_METHODS,
+    simulate_beside,
+    train_on_cpu,
+)
 from benchmarks.causal_models.tiny import LORA_TARGETS, small_config
+from benchmarks.causal_models.vision import VISION_METHODS, with_small_tower
 from benchmarks.gpu_programme.tasks import (
     Context,
     Piece,
@@ -36,7 +44,6 @@ from benchmarks.gpu_programme.tasks import (
 from harness.system import write_whole
 
 GPU = "h100"
-ALL_METHODS = METHODS | MORE_METHODS
 LIMIT_S = 300.0
 LIBRARIES = ("torch", "transformers", "peft")
 BATCH = 24
@@ -56,13 +63,20 @@ def all_types() -> list[str]:
     return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
+def models_that_see() -> list[str]:
+    """The types whose processors are known to harness."""
+    from harness.training.images import BY_GRID, BY_SIZE, WHOLE
+
+    return sorted((*BY_GRID, *BY_SIZE, *WHOLE))
+
+
 def config_file(kind: str, folder: Path) -> Path | str:
     """The small config of a type, written to a file; or the sentence of transformers that there is none."""
     from transformers import CONFIG_MAPPING
 
     path = folder / f"{kind}.json"
     try:
-        path.write_text(json.dumps(small_config(CONFIG_MAPPING[kind]())))
+        path.write_text(json.dumps(with_small_tower(small_config(CONFIG_MAPPING[kind]()))))
     except Exception as error:  # of a hundred classes' own checks
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return path
@@ -132,6 +146,7 @@ def main() -> int:
     parser.add_argument("type", nargs="*")
     parser.add_argument("--method", action="append", choices=ALL_METHODS)
     parser.add_argument("--methods", action="store_true")
+    parser.add_argument("--vision", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--keep", type=Path, help="a folder for configs and traces")
     parser.add_argument("--python", default=sys.executable, help="the interpreter with PyTorch's CUDA build")
@@ -147,6 +162,9 @@ def main() -> int:
     wanted = [(kind, method) for kind in options.type or all_types() for method in options.method or METHODS]
     if options.methods:
         wanted = [("mixtral" if method == "experts" else "llama", method) for method in MORE_METHODS]
+    if options.vision:
+        methods = options.method or VISION_METHODS
+        wanted = [(kind, method) for kind in options.type or models_that_see() for method in methods]
     left = [each for each in wanted if options.type or each not in rows]
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch)

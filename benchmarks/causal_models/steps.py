@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.causal_models.tiny import LORA_TARGETS
+from benchmarks.causal_models.vision import VISION_METHODS
 from benchmarks.gpu_programme.recipes import Spec
 from benchmarks.gpu_programme.tasks import Context, Result
 from benchmarks.gpu_programme.trace_file import load_trace
@@ -115,12 +116,13 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "rank pattern": {"adapter": "lora", "peft": {"rank_pattern": {"q_proj": 64}}},
 }
 """Other methods, each of which one type shows: a mixture for experts, llama for the others."""
+ALL_METHODS = METHODS | MORE_METHODS | VISION_METHODS
 UNKNOWN = "what these operators take inside on CUDA nobody has looked at: "
 
 
 def recipe_of(config: Path, method: str) -> Recipe:
     """The recipe of one row, which leaves the attention to the model."""
-    fields = {"model": str(config), **SIZES, **(METHODS | MORE_METHODS)[method]}
+    fields = {"model": str(config), **SIZES, **ALL_METHODS[method]}
     targets = LORA_TARGETS.get(config.stem)
     if targets and "adapter" in fields:
         fields["lora_targets"] = targets

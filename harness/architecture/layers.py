@@ -35,6 +35,8 @@ EXPERTS_ONCE_LINEAR = (
 )
 """Families whose experts were linear layers before transformers 5, and to peft's all-linear still are
 (peft/utils/transformers_weight_conversion.py, 0.21)."""
+TOWER = "image tower"
+"""The name of all weights that see, together."""
 _STATES = {"delta": "linear_attn", "state space": "mamba", "conv": "conv", "recurrent": "temporal_block"}
 
 
@@ -176,6 +178,7 @@ def outer_parts(shape: ModelShape, scores: int = 0) -> list[Matrix]:
     parts = [Matrix("embed_tokens", shape.hidden, shape.vocab, "in")]
     parts += [] if shape.tied and not scores else [head_of(shape, scores)]
     parts += [Matrix("position_embeddings", shape.hidden, shape.positions, "in")] if shape.positions else []
+    parts += [Matrix(TOWER, 1, shape.tower, "vector")] if shape.tower else []
     return [*parts, Matrix("norm", 1, shape.hidden * (1 + shape.layer_norm), "vector")]
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from harness.architecture.config_file import LARGEST_COUNT, MOST_LAYERS, read_config
 from harness.architecture.family import family_defaults
 from harness.architecture.model_id import find_config
+from harness.architecture.tower import tower_elements
 from harness.errors import InputError
 from harness.system import is_object
 
@@ -159,6 +160,8 @@ class ModelShape:
     """Queries bring a gate for attention's output."""
     chunk: int = 0
     """Tokens that a state-space layer works on at a time."""
+    tower: int = 0
+    """Weights that see: an image tower's and its projector's."""
 
     @property
     def state_width(self) -> int:
@@ -183,14 +186,15 @@ def load_shape(model: str) -> ModelShape:
 
 def read_shape(config: Mapping[str, Any], origin: str = "config") -> ModelShape:
     """The shape a config describes. Raises InputError naming `origin`, the field and its value."""
-    inner = config.get("text_config")  # of a model that also sees or hears: its decoder
+    whole, inner = config, config.get("text_config")  # of a model that also sees or hears: its decoder
     if is_object(inner):
         config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **inner}
     family = config.get("model_type")
     if not isinstance(family, str):
         said = "it must name the model's family, for example llama."
         raise InputError(f"model: {origin}: model_type is {family!r:.60}; {said}")
-    return _shape(family, _Reader(family, config, origin))
+    shape = _shape(family, _Reader(family, config, origin))
+    return replace(shape, tower=tower_elements(whole, shape.hidden))
 
 
 class _Reader:

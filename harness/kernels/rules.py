@@ -45,7 +45,14 @@ def norm(script: Script, self: Tensor, dim: Sequence[int] | None, outputs: Outpu
     reduce(script, self, dim or (), dtype, Kernel(max(4, dtype.itemsize)), gpu)
 
 
-@kernel("all any")
+@kernel("prod")
+def product(script: Script, self: Tensor, outputs: Outputs, gpu: Gpu, dim: int | None = None) -> None:
+    """cuda/ReduceSumProdKernel.cu."""
+    script.output(0)
+    reduce(script, self, () if dim is None else (dim,), outputs[0].dtype, Kernel(8), gpu)
+
+
+@kernel("all any _is_all_true")
 def all_any(script: Script, self: Tensor, gpu: Gpu, dim: int | Sequence[int] | None = None) -> None:
     """cuda/ReduceLogicKernel.cu."""
     script.output(0)

@@ -149,31 +149,53 @@ def select_tile(gpu: Gpu) -> int:
 
 def positions_of(script: Script, mask: Tensor, gpu: Gpu) -> int | None:
     """native/cuda/Nonzero.cu: how many there are, and then a column of numbers for each dimension of `mask`.
-    All of it is taken to be true: shapes have no values."""
+    All of it is taken to be true where its values are not known (simulate/cuda/known_values.py)."""
     count, blocks = mask.numel(), 5 * gpu.sm_count * (gpu.threads_per_sm // 256)
+    values: Tensor | None = getattr(mask, "known_values", None)
+    true = count if values is None else int(values.sum())
+    copy = None if mask.is_contiguous() else script.take(size_of(mask))
     number = script.take(4)
     script.briefly(count_scratch(count, blocks))
-    positions = script.take(count * mask.dim() * INDEX_BYTES)
+    positions = script.take(true * mask.dim() * INDEX_BYTES)
     script.briefly(select_scratch(count, select_tile(gpu)))
-    script.free(number)
+    script.free(number, copy)
     return positions
 
 
 @kernel("masked_scatter")
-def masked_scatter(script: Script, mask: Tensor) -> None:
-    """native/cuda/IndexKernel.cpp, masked_scatter__cuda: how many of the mask stand before each place."""
+def masked_scatter(script: Script, self: Tensor, mask: Tensor) -> None:
+    """native/cuda/IndexKernel.cpp, masked_scatter__cuda: how many of the mask, which is as large as what it
+    masks, stand before each place."""
     script.output(0)
-    before = script.take(mask.numel() * INDEX_BYTES)
-    script.briefly(scan_scratch(mask.numel(), INDEX_BYTES, scan_tile(INDEX_BYTES)))
-    script.free(before)
+    before = script.take(self.numel() * INDEX_BYTES)
+    whole = mask.expand(self.shape)
+    copy = None if whole.is_contiguous() else script.take(size_of(whole))
+    script.briefly(scan_scratch(self.numel(), INDEX_BYTES, scan_tile(INDEX_BYTES)))
+    script.free(copy, before)
 
 
 @kernel("masked_scatter_backward")
-def masked_scatter_backward(script: Script, mask: Tensor, gpu: Gpu) -> None:
+def masked_scatter_backward(script: Script, grad_output: Tensor, mask: Tensor, gpu: Gpu) -> None:
     """native/TensorAdvancedIndexing.cpp: masked_select, which is an index."""
+    values = getattr(mask, "known_values", None)
+    mask = mask.expand(grad_output.shape)
+    if values is not None:
+        mask.known_values = values.expand(grad_output.shape)  # type: ignore[attr-defined]
     positions = positions_of(script, mask, gpu)
     script.output(0)
     script.free(positions)
+
+
+@kernel("repeat_interleave")
+def repeat_interleave(script: Script, repeats: Tensor) -> None:
+    """native/Repeat.h, repeat_interleave_common: where each begins, and whether none is negative."""
+    count = repeats.numel()
+    begins = script.take(count * INDEX_BYTES)
+    script.briefly(scan_scratch(count, INDEX_BYTES, scan_tile(INDEX_BYTES)))
+    positive, all_positive = script.take(count), script.take(1)
+    script.free(all_positive, positive)
+    script.output(0)
+    script.free(begins)
 
 
 @kernel("index", looks_up=True)

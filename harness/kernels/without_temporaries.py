@@ -62,7 +62,8 @@ declare(
     __or__ abs add add_ addcdiv_ bitwise_and bitwise_not bitwise_or bitwise_xor clamp clamp_ cos div div_
     elu eq erf erfinv exp exp_ expm1 flip floor floor_divide ge gelu gelu_backward gt hardtanh le lerp lerp_
     log log_ log1p log_sigmoid_backward logical_and logical_and_ lt masked_fill masked_fill_ maximum minimum
-    mul mul_ native_dropout_backward ne neg neg_ polar pow_ reciprocal relu roll rsqrt rsqrt_ rsub sigmoid
+    mul mul_ native_dropout_backward ne neg neg_ polar pow_ reciprocal relu remainder roll rsqrt rsqrt_ rsub
+    sigmoid
     sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt sqrt_ sub sub_ tanh
     tanh_backward threshold_backward
     """,
@@ -106,9 +107,9 @@ declare("copy_", nothing=COPIES, unread=0, result=_back_to_host)
 # The value goes to pinned host memory (cuda/CUDAScalar.cu).
 declare("_local_scalar_dense", nothing="reads a value back", result=_read_back)
 # cuda/Indexing.cu, index_select: of contiguous indices. cuda/NLLLoss.cu: of contiguous log-probabilities.
-# cuda/ScatterGatherKernel.cu, cuda/TriangularOps.cu.
+# cuda/ScatterGatherKernel.cu, cuda/TriangularOps.cu, cuda/AveragePool2d.cu.
 CONTIGUOUS = "one kernel over contiguous tensors"
-declare("scatter tril tril_ triu", nothing=CONTIGUOUS)
+declare("scatter tril tril_ triu avg_pool2d avg_pool2d_backward", nothing=CONTIGUOUS)
 declare("embedding gather index_select nll_loss_forward", nothing=CONTIGUOUS, looks_up=True)
 declare("nll_loss_backward", nothing=CONTIGUOUS, unread=1)
 # cuda/Indexing.cu, index_add_cuda_impl: by atomic additions, unless deterministic ones are asked for.

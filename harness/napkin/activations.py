@@ -71,6 +71,9 @@ class Activations:
         given = 1 + (not recipe.scores) + recipe.packing  # ids, labels, positions
         given *= 1 + recipe.unpaired
         self.input_bytes = recipe.tokens_per_step * (8 * given + masks)
+        sides = recipe.image_size or (0,)
+        pixels = recipe.rows * recipe.gradient_accumulation_steps * recipe.images * sides[0] * sides[-1]
+        self.input_bytes += pixels * 3 * 4  # colours in fp32
         window = self.shape.sliding_window
         self.block_input = self.dims.term("block input", "B·S·H", self.stream, "arXiv 1604.06174")
         self.short = window is not None and window < recipe.seq_len

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from harness.architecture import (
     EXPERTS_ONCE_LINEAR,
+    TOWER,
     Matrix,
     ModelShape,
     head_of,
@@ -69,6 +70,11 @@ class BuiltModel:
             raise InputError(
                 f"peft: {shown(recipe.peft)}: napkin prices LoRA, DoRA and IA3 as a recipe's own fields have "
                 "them, and not what peft's other fields change. Ask `harness simulate`."
+            )
+        if recipe.train_vision:
+            raise InputError(
+                "train_vision: true: napkin counts an image tower's weights, and not what it keeps for "
+                "backward. Ask `harness simulate`."
             )
         self.recipe, self.shape, base = recipe, shape, recipe.trains_base
         self.whole = shape  # as harness/fit calls it
@@ -140,7 +146,8 @@ class BuiltModel:
             rows, shown = -(-rows // ranks), f"{rows:,}" if vector else shown
             formula = f"{shown} × {SIZES[kept]} B" + f" / {ranks}" * (ranks > 1)
             size = rows * matrix.inputs * SIZES[kept]
-        trained = not storage and (bool(adapter) or recipe.trains_base)
+        frozen = matrix.name == TOWER and not recipe.train_vision
+        trained = not storage and not frozen and (bool(adapter) or recipe.trains_base)
         kind = (trained, count, formula, not vector, matrix.stacked, bool(adapter))
         return Weight(matrix.name, rows, matrix.inputs, storage or kept, size, *kind)
 
@@ -171,7 +178,10 @@ class BuiltModel:
                 left[".".join(parameter.rsplit(".", 2)[-2:])] += weight.total_bytes
         names = sorted({m.name.rpartition(".")[2] for _, m in experts})
         elements, every = sum(n * m.elements for n, m in experts), [*self.outer, *self.in_blocks]
-        return surprises_of_quantization(self.recipe, names, elements, left, total_bytes(every))
+        unseen = "of an image tower napkin counts the weights, and not what computing with them takes"
+        return [unseen] * (self.shape.tower > 0) + surprises_of_quantization(
+            self.recipe, names, elements, left, total_bytes(every)
+        )
 
 
 def total_bytes(weights: Iterable[Weight]) -> int:

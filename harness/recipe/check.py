@@ -135,7 +135,8 @@ def _in_words(schema: Mapping[str, Any]) -> str:
             return "true or false"
         case "array":
             items = schema["items"]
-            return f"a list of {'names' if 'enum' not in items else 'any of ' + ', '.join(items['enum'])}"
+            names = "numbers" if items["type"] == "integer" else "names"
+            return f"a list of {names if 'enum' not in items else 'any of ' + ', '.join(items['enum'])}"
         case "integer" | "number" as kind:
             bounds = [
                 f"{words} {schema[key]:,}"

@@ -57,6 +57,14 @@ class Fields(Values):
     dpo_beta: Positive = 0.1
     """dpo, kto: how much a departure from the reference costs. orpo: how much the odds count."""
 
+    images: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Of a model that sees: images in each row, whose tokens are among its seq_len."""
+    image_size: Annotated[tuple[Count, ...], Field(max_length=2)] = ()
+    """Height and width in pixels of an image, or one number for both, within the limits that the model's
+    processor keeps to. [] is for models that resize every image to one size."""
+    train_vision: bool = False
+    """Train the image tower and its projector too, or adapt them; false: both are frozen as they are."""
+
     precision: Precision = "bf16"
     """Plain: weights in that dtype. `-mixed`: autocast over fp32 weights (with an adapter: over the
     frozen base as it is). fp16 and fp16-mixed train with GradScaler."""

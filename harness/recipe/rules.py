@@ -13,6 +13,7 @@ from harness.recipe.liger_rules import LIGER_RULES
 from harness.recipe.optimizer_rules import OPTIMIZER_RULES
 from harness.recipe.rule import Rule
 from harness.recipe.task_rules import TASK_RULES
+from harness.recipe.vision_rules import VISION_RULES
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -360,6 +361,7 @@ RULES: tuple[Rule, ...] = (
     ),
     *OPTIMIZER_RULES,
     *TASK_RULES,
+    *VISION_RULES,
 )
 
 

@@ -59,11 +59,13 @@ class Values(BaseModel):
             raise ValueError("nothing is read from a URL; download it and give the path")
         return value
 
-    @field_validator("offload", "lora_targets", mode="before", check_fields=False)
+    @field_validator("offload", "lora_targets", "image_size", mode="before", check_fields=False)
     @classmethod
     def _list_from_one(cls, value: Any, info: Any) -> Any:
         if info.field_name == "offload" and (value is None or value == "none"):
             return ()
+        if isinstance(value, int):  # image_size=1024
+            return (value,)
         if isinstance(value, str) and value != "all-linear":  # q_proj,v_proj is handy on the command line
             return tuple(name.strip() for name in value.split(","))
         return value

@@ -20,6 +20,7 @@ from harness.errors import InputError
 from harness.parallel import ALONE, Ranks
 from harness.recipe import Recipe
 from harness.training.document_masks import flash_lengths, separate_densely, separate_for_flash
+from harness.training.images import Images
 from harness.training.toggles.attention import additive_mask_dtype
 from harness.training.toggles.preference import MISMATCHED, REFERENCE
 
@@ -49,8 +50,16 @@ class Batches(Iterator[StepBatches]):
     """An endless iterator over steps. Its position is a small dict, to be saved and loaded."""
 
     def __init__(
-        self, recipe: Recipe, rows: Rows, *, vocab_size: int, dense_mask: bool, ranks: Ranks = ALONE
+        self,
+        recipe: Recipe,
+        rows: Rows,
+        *,
+        vocab_size: int,
+        dense_mask: bool,
+        ranks: Ranks = ALONE,
+        images: Images | None = None,
     ) -> None:
+        self._images = images
         self.rows = rows
         self._vocab_size = vocab_size
         self._ranks = ranks
@@ -78,7 +87,8 @@ class Batches(Iterator[StepBatches]):
         return range(first, first + size)
 
     def _micro_batch(self) -> Batch:
-        rows = [self.rows.draw(row) for row in self._next_rows()]
+        drawn = self._next_rows()
+        rows = [self.rows.draw(row) for row in drawn]
         batch: Batch = {
             "input_ids": torch.from_numpy(np.stack([row.input_ids for row in rows])),
         }
@@ -100,7 +110,7 @@ class Batches(Iterator[StepBatches]):
                 batch |= separate_densely(lengths, additive_mask_dtype(self._recipe))
             else:
                 batch |= separate_for_flash(lengths)
-        return batch
+        return batch if self._images is None else self._images.into(batch, drawn, self._recipe.seed)
 
     def state(self) -> dict[str, int | None]:
         """The position in the data, JSON-able: after `load_state` of it, the same steps follow."""
@@ -127,10 +137,9 @@ class BatchShapes(Batches):
     copy of the real one to a GPU would. Raises InputError for more than can be walked through.
     """
 
-    def __init__(
-        self, recipe: Recipe, rows: Rows, *, vocab_size: int, dense_mask: bool, ranks: Ranks = ALONE
-    ) -> None:
-        super().__init__(recipe, rows, vocab_size=vocab_size, dense_mask=dense_mask, ranks=ranks)
+    def __init__(self, recipe: Recipe, rows: Rows, **how: Any) -> None:
+        super().__init__(recipe, rows, **how)
+        dense_mask = self._dense_mask
         if recipe.gradient_accumulation_steps > MOST_MICRO_BATCHES:
             raise InputError(
                 f"gradient_accumulation_steps: {recipe.gradient_accumulation_steps}: a step is simulated "
@@ -159,6 +168,8 @@ class BatchShapes(Batches):
             batch |= {MISMATCHED + name: batch[name] for name in ("input_ids", "labels")}
         if self._recipe.rewarded:
             batch["advantages"] = _shape(size, dtype=torch.float32)
+        if self._images is not None:
+            batch |= self._images.shapes(size, seq_len)
         if not self._recipe.packing:
             return batch
         batch["position_ids"] = _shape(size, seq_len)
@@ -200,6 +211,7 @@ def build_batches(
     sliding_window: int | None = None,
     shapes_only: bool = False,
     ranks: Ranks = ALONE,
+    images: Images | None = None,
 ) -> Batches:
     """The batches of `recipe` for a model of `vocab_size` tokens: those of one of `ranks`, whose rows follow
     one another in the order of the data.
@@ -209,6 +221,7 @@ def build_batches(
       attention's lengths.
     - `sliding_window`: the model's attention window in tokens, if it has one. transformers does not narrow
       a ready-made mask to it, so with packing and dense_mask no document is longer than the window.
+    - `images`: those of a row, for a model that sees.
     - `shapes_only`: the batches are for a step on shape-only tensors (see BatchShapes).
 
     Without packing, a .txt file is one stream of tokens cut into rows (the remainder is left out), and any
@@ -226,7 +239,7 @@ def build_batches(
         tokenizer = build_tokenizer(recipe, vocab_size=vocab_size, tokenizer_source=tokenizer_source)
         rows = corpus_rows(recipe, tokenizer, vocab_size, longest)
     kind = BatchShapes if shapes_only else Batches
-    return kind(recipe, rows, vocab_size=vocab_size, dense_mask=dense_mask, ranks=ranks)
+    return kind(recipe, rows, vocab_size=vocab_size, dense_mask=dense_mask, ranks=ranks, images=images)
 
 
 Batch = dict[str, Any]

@@ -14,6 +14,7 @@ from harness.parallel import Ranks, ranks_of
 from harness.recipe import RECORDED_STEPS, Recipe
 from harness.training.batches import Batch, Batches, build_batches
 from harness.training.failures import told_of_model
+from harness.training.images import images_of
 from harness.training.model import build_training
 from harness.training.step import Training, train_step
 
@@ -116,4 +117,5 @@ def batches_of(recipe: Recipe, config: Any, ranks: Ranks, *, shapes_only: bool) 
         sliding_window=getattr(text, "sliding_window", None),
         shapes_only=shapes_only,
         ranks=ranks,
+        images=images_of(recipe, config),
     )

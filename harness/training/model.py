@@ -55,6 +55,7 @@ from harness.training.toggles.quantization import (
     quantized_on_loading,
 )
 from harness.training.toggles.scores import loss_of_scores, prepare_for_scores, without_scores
+from harness.training.toggles.vision import freeze_vision
 
 DAMAGED = (SafetensorError, UnpicklingError, EOFError)
 """What safetensors and torch raise for a file of weights that cannot be read."""
@@ -129,9 +130,10 @@ def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None 
         if deferred is not None:
             deferred.left_out |= any(quantized_experts(recipe, module) for module in model.modules())
         refuse_empty_weights(recipe, model)
-        model.config.use_cache = False
+        model.config.use_cache = model.config.get_text_config().use_cache = False
         prepare_for_scores(recipe, model)
         prepare_for_kbit(recipe, model)
+        freeze_vision(recipe, model)
         model = with_adapter(recipe, model)
     refuse_longer_sequences(model, recipe.model, recipe.seq_len)
     checkpoint_blocks(recipe, model)
@@ -157,7 +159,9 @@ def _from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later: b
         )
     how = {**_how(recipe, config), **quantized_on_loading(recipe), "device_map": {"": device}}
     with loaded_by_one_thread() if later else nullcontext():
-        model, loaded = auto_model(recipe).from_pretrained(recipe.model, output_loading_info=True, **how)
+        model, loaded = auto_model(recipe, config).from_pretrained(
+            recipe.model, output_loading_info=True, **how
+        )
     refuse_missing_weights(recipe, without_scores(recipe, loaded["missing_keys"]))
     if not later:
         for module in model.modules():  # transformers has loaded a mixture's experts in 16 bit
@@ -185,7 +189,7 @@ def _as_from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later
 
 def _random(recipe: Recipe, config: Any, device: torch.device, later: bool) -> Any:
     def build() -> Any:
-        return as_loaded(auto_model(recipe).from_config(config, **_how(recipe, config)))
+        return as_loaded(auto_model(recipe, config).from_config(config, **_how(recipe, config)))
 
     return build_random(recipe, build, device, later=later)
 

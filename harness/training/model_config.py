@@ -53,11 +53,12 @@ def load_config(recipe: Recipe) -> Any:
     if isinstance(activation, str) and activation not in ACT2FN:
         hint = nearest(activation, list(ACT2FN)) or f" It knows {', '.join(ACT2FN)}."
         raise InputError(f"model: {recipe.model}: transformers has no hidden_act {activation!r:.60}.{hint}")
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not recipe.trust_remote_code:
+    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or sees(recipe, config)
+    if not known and not recipe.trust_remote_code:
         raise InputError(f"model: {recipe.model}: {config.model_type} is not a causal language model.")
     if recipe.scores:
         config.num_labels = recipe.scores
-        if type(config) not in models_of(recipe):
+        if type(config) not in models_of(recipe, config):
             raise InputError(
                 f"model: {recipe.model}: transformers has no {config.model_type} with a head of scores, "
                 "which task: reward and classification train; choose another model, like llama."
@@ -70,26 +71,50 @@ def load_config(recipe: Recipe) -> Any:
     return config
 
 
-def auto_model(recipe: Recipe) -> Any:
+def sees(recipe: Recipe, config: Any) -> bool:
+    """Whether the model is one of images and text. A type that is a causal language model too is one where
+    the recipe has images."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    if config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or config.is_encoder_decoder:
+        return False
+    return bool(recipe.images) or config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def has_tower(model: Any) -> bool:
+    """Whether `model` is of a class of images and text, be it one for text alone too."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    return type(model).__name__ in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
+
+
+def _head(recipe: Recipe, config: Any) -> str:
+    if recipe.scores:
+        return "SequenceClassification"
+    return "ImageTextToText" if sees(recipe, config) else "CausalLM"
+
+
+def auto_model(recipe: Recipe, config: Any) -> Any:
     """transformers' class that makes a model of any type for the task."""
     import transformers
 
-    head = "SequenceClassification" if recipe.scores else "CausalLM"
-    return getattr(transformers, f"AutoModelFor{head}")
+    return getattr(transformers, f"AutoModelFor{_head(recipe, config)}")
 
 
-def models_of(recipe: Recipe) -> Any:
+def models_of(recipe: Recipe, config: Any) -> Any:
     """transformers' mapping from the class of a config to that of its model for the task."""
     from transformers.models.auto import modeling_auto
 
-    return getattr(
-        modeling_auto, f"MODEL_FOR_{'SEQUENCE_CLASSIFICATION' if recipe.scores else 'CAUSAL_LM'}_MAPPING"
-    )
+    name = {"SequenceClassification": "SEQUENCE_CLASSIFICATION", "ImageTextToText": "IMAGE_TEXT_TO_TEXT"}
+    return getattr(modeling_auto, f"MODEL_FOR_{name.get(_head(recipe, config), 'CAUSAL_LM')}_MAPPING")
 
 
 def model_class(recipe: Recipe, config: Any) -> Any:
     """transformers' class for `config` and the task; None for a checkpoint's own code."""
-    models = models_of(recipe)
+    models = models_of(recipe, config)
     known = type(config) in models  # which has a `get` that raises
     return models[type(config)] if known else None
 
@@ -97,7 +122,7 @@ def model_class(recipe: Recipe, config: Any) -> Any:
 def shapes_of(recipe: Recipe, config: Any) -> Any:
     """The model of `config` without memory, seen by nobody who counts bytes."""
     with _disable_current_modes(), torch.device("meta"):
-        model = auto_model(recipe).from_config(
+        model = auto_model(recipe, config).from_config(
             config, attn_implementation="eager", trust_remote_code=recipe.trust_remote_code
         )
         return model.to("meta")  # torch.FloatTensor(...) is on the CPU in any context

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from harness.architecture import load_shape, num_parameters
 from harness.recipe.file import find_model_config, list_models
@@ -55,6 +55,8 @@ PUBLISHED = {
     "qwen2.5-32b": (32_763_876_352, KERAS + "qwen2.5_instruct_32b_en"),
     "qwen2.5-3b": (3_085_938_688, KERAS + "qwen2.5_3b_en"),
     "qwen2.5-72b": (72_706_203_648, KERAS + "qwen2.5_instruct_72b_en"),
+    "gemma-3-4b-vision": (4_300_079_472, HUB + "google/gemma-3-4b-it"),
+    "qwen2.5-vl-7b": (8_292_166_656, HUB + "Qwen/Qwen2.5-VL-7B-Instruct"),
     "qwen3-0.6b": (596_049_920, KERAS + "qwen3_0.6b_en"),
     "qwen3-1.7b": (1_720_574_976, KERAS + "qwen3_1.7b_en"),
     "qwen3-14b": (14_768_307_200, KERAS + "qwen3_14b_en"),
@@ -71,7 +73,7 @@ PUBLISHED = {
 
 def test_there_are_exactly_the_published_models() -> None:
     assert list_models() == sorted(PUBLISHED)
-    assert len(PUBLISHED) == 40
+    assert len(PUBLISHED) == 42
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -80,7 +82,8 @@ def test_parameter_count_is_the_published_one(name: str) -> None:
     assert path is not None
     config = AutoConfig.from_pretrained(path)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+        model = kind.from_config(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name][0]
 
 

@@ -19,7 +19,7 @@ def test_every_device_gets_what_a_simulation_on_it_says(tmp_path, monkeypatch):
     recipe = Recipe(model=str(tmp_path / "config.json"), seq_len=256)
     names = ("t4", "l4", "l40s", "rtx-4090", "h100", "h200")
     devices = [find_hardware(name, {"l4": 0.7}) for name in names]
-    devices.append(with_memory(find_hardware("a100-40gb"), 530 * 2**20))
+    devices.append(with_memory(find_hardware("a100-40gb"), 520 * 2**20))
     monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: devices)
     told: list[str] = []
     offers = {offer.name: offer for offer in compare_hardware(recipe, {"l4": 0.7}, told.append)}

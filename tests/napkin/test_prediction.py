@@ -53,6 +53,8 @@ PRICED = {
     "task": ({}, "dpo"),
     "dpo_reference": ({"task": "dpo"}, "precomputed"),
     "num_labels": ({"task": "classification"}, 1000),
+    "images": ({"images": 1, "image_size": (224,)}, 2),
+    "image_size": ({"images": 1, "image_size": (224,)}, (224, 448)),
     "packing": ({}, True),
     "precision": ({}, "fp32"),
     "master_weights": ({}, True),
@@ -93,6 +95,7 @@ PRICED = {
     "cpu_offload": (FSDP, True),
 }
 ELSEWHERE = {
+    "train_vision": "refused: test_vision_is_frozen_or_refused",
     "model": "its shape is given apart: test_monotone",
     "peft": "only what changes no bytes has a price: test_what_peft_may_be_told",
 }
@@ -110,6 +113,18 @@ OTHER_VALUES = {
     "checkpoint_every": 5,
     "on_nan": "continue",
 }
+
+
+def test_vision_is_frozen_or_refused() -> None:
+    """A tower's weights are there and not stepped; what backward keeps of one is not counted."""
+    seeing = replace(SMALL, tower=10**8)
+    with_tower, without = (predict(small(), H100, shape).memory.at_peak for shape in (seeing, SMALL))
+    assert with_tower is not None
+    assert without is not None
+    assert (with_tower.parameters_bytes or 0) - (without.parameters_bytes or 0) == 2 * 10**8
+    assert with_tower.optimizer_state_bytes == without.optimizer_state_bytes
+    with pytest.raises(InputError, match="Ask `harness simulate`"):
+        predict(small(images=1, train_vision=True), H100, seeing)
 
 
 def test_what_peft_may_be_told() -> None:

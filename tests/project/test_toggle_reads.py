@@ -64,7 +64,7 @@ def test_few_files_read_a_toggle(toggle: str):
 
 def test_every_toggle_is_built_somewhere():
     assert OWN.keys() == {*TOGGLES}
-    assert len(TOGGLES) == 33
+    assert len(TOGGLES) == 36
 
 
 @pytest.mark.parametrize("file", [file for file in files() if not file.startswith(("recipe/", "napkin/"))])

@@ -32,7 +32,7 @@ from harness.system import locations
 from harness.system.locations import recipes_folder
 from harness.system.strict_yaml import MAX_FILE_BYTES, parse_yaml
 
-NUM_RECIPES = 26
+NUM_RECIPES = 28
 
 FIELD_NAMES = st.sampled_from(list(Recipe.model_fields))
 YAML_TOKENS = st.lists(

@@ -90,4 +90,12 @@ BROKEN: list[dict[str, Any]] = [
     {"task": "dpo", "compile": True},
     {"task": "dpo", "parallel": "fsdp"},
     {"task": "dpo", "offload": ["parameters"]},
+    {"image_size": [224, 224]},
+    {"train_vision": True},
+    {"images": 1, "data": "some.jsonl"},
+    {"images": 1, "packing": True},
+    {"images": 1, "task": "dpo"},
+    {"images": 1, "parallel": "ddp"},
+    {"images": 1, "offload": ["activations"]},
+    {"images": 1, "compile": True},
 ]

@@ -32,6 +32,7 @@ from harness.recipe import Recipe
 from harness.simulate.cuda.attention_call import attention_on_meta
 from harness.simulate.cuda.autocast import cuda_autocast_on_meta
 from harness.simulate.cuda.flash_attn_package import flash_replacements
+from harness.simulate.cuda.known_values import remember, with_numbers, with_values
 from harness.simulate.cuda.libraries import library_replacements
 from harness.simulate.cuda.shape_cache import Call, ShapeCache
 from harness.system import Replacement, all_replaced
@@ -56,6 +57,11 @@ class CudaRules:
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Call]:
         """One operator on shape-only tensors, and what is the same each time it is called on such shapes."""
+        if self.recipe.images:
+            return with_values(func, args, kwargs, self._run)
+        return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Call]:
         try:
             result = self._results[id(func)]
         except KeyError:
@@ -209,7 +215,13 @@ def seen_tensor(data: Any, **options: Any) -> Tensor:
     dispatch mode sees what takes a block of memory on CUDA (a masked-out score, in transformers before 5.23).
     """
     made = _tensor(data, **options)
-    return torch.empty_like(made).requires_grad_(made.requires_grad) if made.is_meta else made
+    if not made.is_meta:
+        return made
+    seen = torch.empty_like(made).requires_grad_(made.requires_grad)
+    host = with_numbers(data)
+    return (
+        seen if host is None or made.is_floating_point() else remember(seen, _tensor(host, dtype=made.dtype))
+    )
 
 
 def _set_item_from_host(tensor: Tensor, index: Any, value: Any) -> None:

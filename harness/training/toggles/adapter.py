@@ -13,6 +13,7 @@ from harness.errors import InputError, MissingDependency, is_out_of_memory, near
 from harness.recipe import Recipe, shown
 from harness.training.model_config import first_line, shapes_of
 from harness.training.toggles import Problem
+from harness.training.toggles.vision import not_adapted
 
 REFUSED = (ValueError,)
 UNCHECKED = (*REFUSED, AssertionError, AttributeError, LookupError, RuntimeError, TypeError)
@@ -29,7 +30,7 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
         return model
     model.requires_grad_(False)
     peft = import_peft(recipe)
-    config = _config(recipe, peft)
+    config = _config(recipe, peft, not_adapted(recipe, model))
     raised = UNCHECKED if recipe.peft else REFUSED
     try:
         with warnings.catch_warnings():
@@ -52,8 +53,9 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
     return adapted
 
 
-def _config(recipe: Recipe, peft: Any) -> Any:
-    """peft's config for the adapter, which checks `recipe.peft`. Raises InputError for what it refuses."""
+def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
+    """peft's config for the adapter, which checks `recipe.peft`; `left_out`: paths of layers that get none.
+    Raises InputError for what it refuses."""
     targets = recipe.lora_targets if isinstance(recipe.lora_targets, str) else list(recipe.lora_targets)
     more = dict(recipe.peft)
     of_lora = {
@@ -80,6 +82,8 @@ def _config(recipe: Recipe, peft: Any) -> Any:
         kind = kinds[name]
         if "target_modules" in {field.name for field in fields(kind)} and "target_modules" not in more:
             given["target_modules"] = targets
+    if left_out and "exclude_modules" in {field.name for field in fields(kind)} - more.keys():
+        given["exclude_modules"] = left_out
     for name in more:
         if name in given:
             own = {"r": "lora_rank", "target_modules": "lora_targets"}.get(name, name)

@@ -57,6 +57,7 @@ ELSEWHERE = {
     *("dpo_reference", "dpo_beta"),  # test_preference
     "num_labels",  # test_scores
     "optimizer_rank",  # test_optimizer
+    *("images", "image_size", "train_vision"),  # test_vision
     *OF_RANKS,  # tests/parallel
 }
 TARGETS = {"lora": ["q_proj", "k_proj", "v_proj", "o_proj"], "ia3": ["k_proj", "v_proj"]}

@@ -1,0 +1,142 @@
+"""The integers of a batch with images: what a GPU would read back of them decides about shapes.
+
+A model that sees asks how many patches an image has, and which tokens are those of images. Shape-only tensors
+of integers and of bools have their values beside them here, computed on the CPU by the same operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from harness.simulate.cuda.shape_cache import Call
+
+aten = torch.ops.aten
+MOST_BYTES = 2**24
+"""Of one tensor's values. A mask of all tokens by all tokens can have more, and nobody reads it back."""
+COUNTED = (
+    *(aten.nonzero, aten.repeat_interleave, aten.masked_select, aten.unique_consecutive),
+    *(aten._unique2, aten.unique_dim, aten.bincount),
+)
+"""Operators whose outputs are as large as the values say."""
+INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
+Run = Callable[[Any, Any, Any], tuple[Any, Call]]
+
+
+def with_values(func: Any, args: Any, kwargs: dict[str, Any], run: Run) -> tuple[Any, Call]:
+    """`run` the operator, and compute the values of what it gives where those of its arguments are known."""
+    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    known = all(_values(tensor) is not None for tensor in given)
+    packet = func._overloadpacket
+    if known and given and _leaves_the_device(func, args, kwargs, given):
+        return _computed(func, args, kwargs), Call()
+    there = any(tensor.is_meta for tensor in given)
+    if packet in COUNTED and there and (values := _counted(func, args, kwargs, known)) is not None:
+        made = tree_map(lambda each: each.new_empty(each.shape, device="meta"), values)
+        return _remembered(made, values if known else None), Call()
+    out, call = run(func, _with_places(packet, args), kwargs)
+    made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+    if not any(tensor.is_meta for tensor in made) or all(tensor.dtype.is_floating_point for tensor in made):
+        return out, call
+    small = all(tensor.numel() * tensor.itemsize <= MOST_BYTES or _is_view(func) for tensor in made)
+    if known and small and packet not in (aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided):
+        return _remembered(out, _computed(func, args, kwargs)), call
+    for tensor in made:  # written in place, with what nobody knows
+        if hasattr(tensor, "known_values"):
+            del tensor.known_values  # type: ignore[attr-defined]
+    return out, call
+
+
+def remember(tensor: Tensor, values: Tensor) -> Tensor:
+    """`tensor`, which has these values if it is of integers or bools on the simulated device."""
+    if tensor.is_meta and not (values.dtype.is_floating_point or values.dtype.is_complex):
+        tensor.known_values = values  # type: ignore[attr-defined]
+    return tensor
+
+
+def with_numbers(data: Any) -> Any:
+    """`data`, of which torch.tensor makes a tensor, with numbers for the tensors in it; None where they have
+    none that is known."""
+    leaves = [leaf for leaf in tree_leaves(data) if isinstance(leaf, Tensor)]
+    if any(_values(leaf) is None for leaf in leaves):
+        return None
+
+    def number(leaf: Any) -> Any:
+        values = _values(leaf) if isinstance(leaf, Tensor) else None
+        return leaf if values is None else values.tolist()
+
+    return tree_map(number, data)
+
+
+def _values(tensor: Tensor) -> Tensor | None:
+    return getattr(tensor, "known_values", None) if tensor.is_meta else tensor
+
+
+def _remembered(out: Any, values: Any) -> Any:
+    if values is not None:
+        for tensor, each in zip(tree_leaves(out), tree_leaves(values), strict=True):
+            if isinstance(tensor, Tensor):
+                remember(tensor, each)
+    return out
+
+
+def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """What the operator gives on the CPU."""
+
+    def on_cpu(leaf: Any) -> Any:
+        if isinstance(leaf, torch.device):
+            return torch.device("cpu") if leaf.type == "meta" else leaf
+        return _values(leaf) if isinstance(leaf, Tensor) else leaf
+
+    return func(*tree_map(on_cpu, args), **tree_map(on_cpu, kwargs))
+
+
+def _leaves_the_device(func: Any, args: Any, kwargs: dict[str, Any], given: list[Tensor]) -> bool:
+    """Whether the host reads what the device has."""
+    if not any(tensor.is_meta for tensor in given):
+        return False
+    if func is aten._to_copy.default:
+        device = kwargs.get("device")
+        return device is not None and torch.device(device).type == "cpu"
+    return func is aten._local_scalar_dense.default or (func is aten.copy_.default and args[0].is_cpu)
+
+
+def _counted(func: Any, args: Any, kwargs: dict[str, Any], known: bool) -> Any:
+    """The outputs with real sizes; their values too, if those of all arguments are known."""
+    if known:
+        return _computed(func, args, kwargs)
+    if func._overloadpacket is aten.masked_select and (mask := _values(args[1])) is not None:
+        return args[0].new_empty(int(mask.expand(args[0].shape).sum()), device="meta")
+    return None
+
+
+def _with_places(packet: Any, args: Any) -> tuple[Any, ...]:
+    """The arguments of an operator that indexes, with places instead of a mask."""
+    if packet not in INDEXED or not any(_is_known_mask(each) for each in args[1]):
+        return args
+    places: list[Any] = []
+    for each in args[1]:
+        if _is_known_mask(each):
+            found = each.known_values.nonzero(as_tuple=True)
+            places += [remember(index.to("meta"), index) for index in found]
+        else:
+            places.append(each)
+    return args[0], places, *args[2:]
+
+
+def _is_known_mask(index: Any) -> bool:
+    return (
+        isinstance(index, Tensor)
+        and index.is_meta
+        and index.dtype == torch.bool
+        and _values(index) is not None
+    )
+
+
+def _is_view(func: Any) -> bool:
+    returned = func._schema.returns
+    return bool(returned) and returned[0].alias_info is not None and not returned[0].alias_info.is_write
