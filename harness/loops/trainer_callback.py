@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.loops.finder import LoopFinder
-from harness.loops.of_script import recorder_of_script
-from harness.loops.process import until_the_end, watched_already
+from harness.loops.process import recorder_of_script, until_the_end, watched_already
 
 
 @functools.cache

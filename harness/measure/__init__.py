@@ -1,9 +1,7 @@
 """Answer three: the training step on a device; what this machine can do; and what measures any loop."""
 
-from harness.measure.cpu_speed import matmul_flops_per_s
-from harness.measure.devices import chosen_device, num_gpus
+from harness.measure.devices import chosen_device, joining_observer, matmul_flops_per_s, num_gpus
 from harness.measure.doctor import examine
-from harness.measure.joining import joining_observer
 from harness.measure.leak import find_kept
 from harness.measure.looking_back import LookBack, look_back
 from harness.measure.measured_run import measure, total_steps

@@ -30,7 +30,7 @@ from transformers import (
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
 from harness.data.documents import LONGEST_LINE_BYTES
-from harness.data.packing import pack
+from harness.data.rows import pack
 from harness.errors import InputError, MissingDependency
 from harness.recipe.recipe import Recipe
 from harness.training.batches import Batches, build_batches

@@ -11,7 +11,6 @@ from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.errors import InputError
-from harness.fit.deepspeed import zero_buffers
 from harness.fit.sharding import (
     GPUS_PER_NODE,
     Refused,
@@ -20,6 +19,7 @@ from harness.fit.sharding import (
     bucket_note,
     model_states,
     strategies,
+    zero_buffers,
 )
 from harness.fit.side_by_side import divisions
 from harness.fit.simulations import Simulations

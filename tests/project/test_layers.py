@@ -69,11 +69,10 @@ HOMES = {
 """The only files that import a package, always where it is used: without it, all else works."""
 
 USES_CUDA = {
-    "measure/devices.py",  # which device there is
+    "measure/devices.py",  # which device there is, and which a loop that is not ours uses
     "measure/measured_run.py",  # its cache, which an evaluation empties
     "measure/cuda.py",  # events, the driver's numbers, out of memory
     "measure/device_memory.py",  # allocator statistics, snapshots
-    "measure/joining.py",  # which device a loop that is not ours uses
     "measure/doctor.py",  # what this machine can do, by trying it
     "virtual_gpu/startup/virtual_gpu_out.py",  # the allocator's statistics of somebody's program
     "virtual_gpu/startup/virtual_gpu_times.py",  # which device its steps ran on

@@ -22,7 +22,7 @@ from harness.report.columns import history_columns
 from harness.report.figures import highest
 from harness.report.groups import BEFORE
 from harness.report.history import History, estimated_times_us, history_of
-from harness.report.segments import segment_table
+from harness.report.sections import segment_table
 from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.segments import pieces_in_use, segments_at
 from harness.step_profile.memory import CATEGORIES, MemoryBreakdown

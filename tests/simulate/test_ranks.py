@@ -17,7 +17,7 @@ from torch.distributed.tensor import _sharding_prop as propagation
 from harness.allocator import parse_settings
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware, with_memory
-from harness.hardware.links import NETWORK, collective_s
+from harness.hardware.roofline import NETWORK, collective_s
 from harness.recipe import Recipe
 from harness.simulate.memory import SimulatedMemory
 from harness.simulate.simulated_run import simulate, simulate_for_devices

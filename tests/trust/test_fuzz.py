@@ -29,8 +29,8 @@ from harness.recipe.check import check_recipe
 from harness.recipe.file import load_recipe, recipe_yaml
 from harness.recipe.recipe import Recipe
 from harness.report import read_run, report_tables, to_csv, to_markdown
+from harness.report.page import report_html
 from harness.report.sections import section_of
-from harness.report.write import report_html
 from harness.snapshot.as_json import snapshot_to_json
 from harness.snapshot.attribution import breakdown_at, find_peak, top_allocations
 from harness.snapshot.held import diff_held, held_at
