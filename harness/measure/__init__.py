@@ -1,4 +1,5 @@
 """Answer three: the training step on a device; what this machine can do; and what measures any loop."""
+# pyright: reportUnusedImport=false
 
 from harness.measure.devices import chosen_device, joining_observer, matmul_flops_per_s, num_gpus
 from harness.measure.doctor import examine
@@ -7,22 +8,3 @@ from harness.measure.looking_back import LookBack, look_back
 from harness.measure.measured_run import measure, total_steps
 from harness.measure.observer import DeviceObserver, Progress
 from harness.measure.step_times import log_line, peak_rss_bytes, phase_stats, step_stats
-
-__all__ = [
-    "DeviceObserver",
-    "LookBack",
-    "Progress",
-    "chosen_device",
-    "examine",
-    "find_kept",
-    "joining_observer",
-    "log_line",
-    "look_back",
-    "matmul_flops_per_s",
-    "measure",
-    "num_gpus",
-    "peak_rss_bytes",
-    "phase_stats",
-    "step_stats",
-    "total_steps",
-]

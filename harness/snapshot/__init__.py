@@ -23,7 +23,7 @@ from harness.snapshot.build import (
 )
 from harness.snapshot.held import Change, HeldDiff, diff_held, held_at
 from harness.snapshot.leaks import FEWEST_ENDS, Growth, Leaks, find_leaks
-from harness.snapshot.message import OutOfMemoryMessage, message_in_words, read_message, requested_in
+from harness.snapshot.message import message_in_words, read_message, requested_in
 from harness.snapshot.out_of_memory import OutOfMemory, oom_in_words, remedy
 from harness.snapshot.recording import Recording, devices_in, recording_of
 from harness.snapshot.safe_read import read_snapshot

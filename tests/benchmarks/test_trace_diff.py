@@ -13,10 +13,8 @@ from benchmarks.trace_diff.traces import Group, diff_traces
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.simulate.simulated_run import simulate
-from harness.snapshot.build import write_snapshot
-from harness.snapshot.safe_read import read_snapshot
+from harness.snapshot import busiest_device, read_snapshot, write_snapshot
 from harness.snapshot.stacks import NO_STACK, place_of
-from harness.snapshot.trace import busiest_device
 from tests.support.tiny import tiny
 
 Trace = list[dict[str, Any]]

@@ -11,15 +11,11 @@ import pytest
 
 from harness.allocator.settings import Settings, parse_settings
 from harness.errors import InputError
-from harness.fit.confirmed import ConfirmedFit, fit_confirmed
-from harness.fit.exact import fit_exact
+from harness.fit import ConfirmedFit, Simulations, fit_confirmed, fit_document, fit_exact, fit_lines
 from harness.fit.held_back import held_back
 from harness.fit.search import MULTIPLES, FitField, fit
-from harness.fit.simulations import Simulations
-from harness.fit.text import fit_document, fit_lines
 from harness.hardware.hardware import Hardware, find_hardware, with_memory
-from harness.recipe.check import check_recipe
-from harness.recipe.recipe import Recipe
+from harness.recipe import Recipe, check_recipe
 from harness.simulate.simulated_run import simulate
 from harness.system.strict_yaml import parse_yaml
 from tests.support.tiny import MODELS, tiny

@@ -12,11 +12,8 @@ from typer.testing import CliRunner
 
 from harness.allocator import parse_settings
 from harness.cli.app import app
+from harness.formula import Formula, in_dimensions, load, point_of, radix_sort_scratch, save, terms_at_peak
 from harness.formula.expression import Factors, Point, Rule, Sum, explain
-from harness.formula.formula import Formula, point_of
-from harness.formula.scratch import radix_sort_scratch
-from harness.formula.store import load, save
-from harness.formula.terms import in_dimensions, terms_at_peak
 from harness.hardware import PLENTY_BYTES, find_hardware, with_memory
 from harness.recipe import Recipe, recipe_yaml
 from harness.simulate import simulate

@@ -13,8 +13,7 @@ from torch.cuda import _memory_viz
 
 from harness.measure.measured_run import measure
 from harness.measure.observer import Unobserved
-from harness.recipe.fields import RECORDED_STEPS
-from harness.recipe.recipe import Recipe
+from harness.recipe import RECORDED_STEPS, Recipe
 from harness.run_folder.run_folder import RunFolder
 from harness.snapshot.safe_read import read_snapshot
 from harness.step_profile.step_profile import StepProfile

@@ -41,11 +41,11 @@ HOMES = {
         "training/refusals.py",
         "training/toggles/attention.py",  # whether flash attention is installed
         "training/toggles/quantization.py",  # replaces layers as transformers' own loader does
-        "loops/trainer_callback.py",  # a TrainerCallback
+        "loops/callbacks.py",  # a TrainerCallback
         "zeros/weights.py",  # the names and shapes of a model's weights
         "virtual_gpu/startup/virtual_gpu_weights.py",  # whose loader is given zeros
     },
-    "lightning": {"loops/lightning_callback.py"},
+    "lightning": {"loops/callbacks.py"},
     "peft": {
         "training/toggles/adapter.py",
         "training/toggles/quantization.py",

@@ -19,9 +19,7 @@ from harness.measure.cpu import CpuObserver
 from harness.measure.measured_run import measure
 from harness.measure.observer import Unobserved
 from harness.recipe.file import load_recipe
-from harness.run_folder import collected
-from harness.run_folder.collected import profiles_of_ranks, read_profile
-from harness.run_folder.run_folder import RunFolder
+from harness.run_folder import RunFolder, collected, profiles_of_ranks, read_profile
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.step_profile import StepProfile
 from harness.training.loop import set_up

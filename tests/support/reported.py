@@ -11,8 +11,7 @@ from harness.hardware.hardware import find_hardware
 from harness.measure.measured_run import measure
 from harness.run_folder.run_folder import RunFolder
 from harness.simulate.simulated_run import simulate
-from harness.snapshot.build import TraceEvent, build_snapshot, write_snapshot
-from harness.snapshot.trace import phase_metadata
+from harness.snapshot import TraceEvent, build_snapshot, phase_metadata, write_snapshot
 from tests.support.tiny import tiny
 
 MIB = 2**20

@@ -19,26 +19,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.allocator.settings import parse_settings
-from harness.answers.comparison import compare
-from harness.answers.two_profiles import asked_by_one
+from harness.answers import asked_by_one, compare
 from harness.cli import app as cli
 from harness.data.documents import read_examples
 from harness.hardware.hardware import find_hardware, read_prices
 from harness.napkin.prediction import predict
-from harness.recipe.check import check_recipe
-from harness.recipe.file import load_recipe, recipe_yaml
-from harness.recipe.recipe import Recipe
-from harness.report import read_run, report_tables, to_csv, to_markdown
-from harness.report.page import report_html
-from harness.report.sections import section_of
-from harness.snapshot.as_json import snapshot_to_json
-from harness.snapshot.attribution import breakdown_at, find_peak, top_allocations
-from harness.snapshot.held import diff_held, held_at
-from harness.snapshot.leaks import find_leaks
-from harness.snapshot.out_of_memory import remedy
-from harness.snapshot.recording import recording_of
-from harness.snapshot.safe_read import read_snapshot
-from harness.snapshot.trace import busiest_device, spans_from_trace
+from harness.recipe import Recipe, check_recipe, load_recipe, recipe_yaml
+from harness.report import read_run, report_html, report_tables, section_of, to_csv, to_markdown
+from harness.snapshot import (
+    breakdown_at,
+    busiest_device,
+    diff_held,
+    find_leaks,
+    find_peak,
+    held_at,
+    read_snapshot,
+    recording_of,
+    remedy,
+    snapshot_to_json,
+    spans_from_trace,
+    top_allocations,
+)
 from harness.step_profile.step_profile import StepProfile
 from harness.system.strict_yaml import to_yaml
 from harness.training.batches import build_batches

@@ -27,11 +27,7 @@ from harness.run_folder.checkpoint_files import MANIFEST, checkpoints
 from harness.run_folder.run_folder import RunFolder
 from harness.serve.server import Handler, Pages
 from harness.step_profile.step_profile import StepProfile
-from harness.sweep.document import Sweep, sweep_of
-from harness.sweep.page import sweep_html
-from harness.sweep.plan import Plan, plan_sweep
-from harness.sweep.processes import run_cells
-from harness.sweep.table import as_csv, as_markdown
+from harness.sweep import Plan, Sweep, as_csv, as_markdown, plan_sweep, run_cells, sweep_html, sweep_of
 from harness.system import versions
 from tests.support.attempts import Count, attempt, fuzzed, written
 from tests.support.fuzzed import PICKLES, as_json, changed, junk, profile_document, spliced, texts
