@@ -27,7 +27,7 @@ from harness.snapshot.message import message_in_words, read_message, requested_i
 from harness.snapshot.out_of_memory import OutOfMemory, oom_in_words, remedy
 from harness.snapshot.recording import Recording, devices_in, recording_of
 from harness.snapshot.safe_read import read_snapshot
-from harness.snapshot.segments import Piece, Segment, free_stretches, pieces_in_use, segments_at
+from harness.snapshot.segments import Piece, Segment, free_stretches, pieces_in_use, segments_at, without
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan, Frame
 from harness.snapshot.stacks import NO_STACK, own_place, place, readable, stack_line, without_stack
 from harness.snapshot.trace import (
