@@ -6,5 +6,5 @@ from harness.measure.doctor import examine
 from harness.measure.leak import find_kept
 from harness.measure.looking_back import LookBack, look_back
 from harness.measure.measured_run import measure, total_steps
-from harness.measure.observer import DeviceObserver, Progress
+from harness.measure.observer import DeviceObserver, Progress, Silent
 from harness.measure.step_times import log_line, peak_rss_bytes, phase_stats, step_stats

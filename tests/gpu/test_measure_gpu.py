@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.cuda import _memory_viz
 
-from harness.measure.measured_run import measure
+from harness.measure import Silent, measure
 from harness.measure.observer import Unobserved
 from harness.recipe import RECORDED_STEPS, Recipe
 from harness.run_folder.run_folder import RunFolder
@@ -41,11 +41,6 @@ RECIPES = {
 def clean() -> None:
     gc.collect()
     torch.cuda.empty_cache()
-
-
-class Silent:
-    def step(self, *_: Any) -> None:
-        pass
 
 
 def measured(recipe: Recipe, folder: Path, *, snapshot: bool = True) -> StepProfile:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.measure import measure
+from harness.measure import Silent, measure
 from harness.measure import measured_run as measuring
 from harness.measure.leak import find_leak
 from harness.run_folder.run_folder import RunFolder
@@ -19,11 +19,6 @@ from tests.support.tiny import CPU, tiny
 MIB = 2**20
 KEPT: list[Any] = []
 """What a program forgets to let go."""
-
-
-class Silent:
-    def step(self, index, total, kind, loss, tokens_per_s, peak_bytes) -> None:
-        pass
 
 
 def ran(folder, **fields: Any) -> StepProfile:
