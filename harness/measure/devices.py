@@ -44,7 +44,7 @@ def joining_observer(weights: Iterable[Tensor], *, with_history: bool = True) ->
     others = {kind for kind, _ in kinds} - {"cuda", "cpu", "meta"}
     if others and not gpus:
         raise InputError(f"the model is on {', '.join(sorted(others))}: only cuda and cpu are watched.")
-    if gpus or _uses_a_gpu():
+    if gpus or (torch.cuda.is_initialized() and torch.cuda.memory_allocated()):
         from harness.measure.cuda import CudaObserver
 
         index = gpus[0] if gpus else torch.cuda.current_device()
@@ -52,10 +52,6 @@ def joining_observer(weights: Iterable[Tensor], *, with_history: bool = True) ->
     from harness.measure.cpu import CpuObserver
 
     return CpuObserver(follow_first_step=False)
-
-
-def _uses_a_gpu() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.memory_allocated() > 0
 
 
 def num_gpus() -> int:

@@ -131,9 +131,7 @@ def _markup() -> Any:
 @cache
 def _asset(name: str) -> str:
     text = ASSETS.joinpath(name).read_text(encoding="utf-8")
-    return _as_parsed(text.partition("\n//# sourceMappingURL=")[0])  # a map would come from the network
-
-
-def _as_parsed(script: str) -> str:
-    # The hash is of what the browser's parser makes of it.
-    return script.replace("\r\n", "\n").replace("\r", "\n")
+    text = text.partition("\n//# sourceMappingURL=")[0]  # a map would come from the network
+    return text.replace("\r\n", "\n").replace(
+        "\r", "\n"
+    )  # the hash is of what the browser's parser makes of it

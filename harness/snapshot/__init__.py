@@ -32,7 +32,6 @@ from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan, Frame
 from harness.snapshot.stacks import NO_STACK, own_place, place, readable, stack_line, without_stack
 from harness.snapshot.trace import (
     Label,
-    busiest_device,
     phase_metadata,
     phase_of,
     spans_from_trace,

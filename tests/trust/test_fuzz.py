@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pickle
-import sys
+from contextlib import chdir
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.allocator.settings import parse_settings
 from harness.answers import asked_by_one, compare
-from harness.cli import app as cli
 from harness.data.documents import read_examples
 from harness.hardware.hardware import find_hardware, read_prices
 from harness.napkin.prediction import predict
@@ -28,7 +25,6 @@ from harness.recipe import Recipe, check_recipe, load_recipe, recipe_yaml
 from harness.report import read_run, report_html, report_tables, section_of, to_csv, to_markdown
 from harness.snapshot import (
     breakdown_at,
-    busiest_device,
     diff_held,
     find_leaks,
     find_peak,
@@ -44,6 +40,7 @@ from harness.step_profile.step_profile import StepProfile
 from harness.system.strict_yaml import to_yaml
 from harness.training.batches import build_batches
 from tests.support.attempts import Count, attempt, fuzzed, written
+from tests.support.commands import exit_status
 from tests.support.fuzzed import (
     MODELS,
     PICKLES,
@@ -70,13 +67,12 @@ def recipe_texts() -> list[bytes]:
 def read_whole(snapshot: dict[str, Any]) -> None:
     """All that the project does with a snapshot."""
     snapshot_to_json(snapshot)
-    device = busiest_device(snapshot)
-    trace = snapshot["device_traces"][device]
+    recording = recording_of(snapshot)
+    trace = recording.trace
     spans = spans_from_trace(trace, segments=snapshot["segments"])
     breakdown_at(spans, find_peak(spans).index)
     top_allocations(spans, len(trace) // 2)
     asked_by_one(snapshot, snapshot)
-    recording = recording_of(snapshot)
     held = held_at(recording, recording.moment)
     diff_held(held, held_at(recording, recording.peak)).as_json()
     find_leaks(recording, snapshot.get("external_annotations")).as_json()
@@ -312,16 +308,9 @@ def test_command_lines(arguments: list[str], folder: Path, count: Count, capsys:
     written(folder, "snapshot.pickle", PICKLES[4])
     written(folder, "profile.json", as_json(profile_document()))
     count.inputs += 1
-    before, sys.argv = sys.argv, ["harness", *arguments]
-    current = Path.cwd()
-    os.chdir(folder)
-    try:
-        with watched(folder), pytest.raises(SystemExit) as ended:
-            cli.main()
-    finally:
-        sys.argv = before
-        os.chdir(current)
+    with chdir(folder), watched(folder):
+        status = exit_status(*arguments)
     out, err = capsys.readouterr()
-    assert ended.value.code in (0, 2, 3), arguments
-    count.refused += ended.value.code != 0
+    assert status in (0, 2, 3), arguments
+    count.refused += status != 0
     assert "Traceback" not in out + err
