@@ -35,7 +35,7 @@ from harness.hardware.hardware import Hardware, find_hardware
 from harness.hardware.table import TABLE_NAMES
 from harness.recipe import load_recipe, recipe_yaml
 from harness.simulate.simulated_run import simulate
-from harness.snapshot import busiest_device, read_snapshot, write_snapshot
+from harness.snapshot import read_snapshot, recording_of, write_snapshot
 from harness.step_profile.step_profile import StepProfile
 from harness.system.files import write_whole
 from harness.system.streams import quiet_libraries
@@ -202,8 +202,7 @@ def _of_recipe(recipe: str, snapshot: Path, changes: Sequence[str]) -> TraceDiff
     hardware, overrides = split_hardware(changes)
     recorded = read_snapshot(snapshot)
     _, memory = simulate(load_recipe(recipe, overrides)[1], hardware)
-    trace = recorded["device_traces"][busiest_device(recorded)]
-    return diff_traces(trace, memory.snapshot()["device_traces"][0])
+    return diff_traces(recording_of(recorded).trace, memory.snapshot()["device_traces"][0])
 
 
 def _report(trace: Trace) -> bool:

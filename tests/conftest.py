@@ -90,7 +90,6 @@ SLOW = (
     "tests/fit/test_advice.py",
     "tests/fit/test_card_count.py",
     "tests/fit/test_confirmed.py",  # simulations, many a test
-    "tests/fit/test_exact.py",
     "tests/fit/test_lengths.py",
     "tests/fit/test_search.py",
     "tests/gpu",

@@ -39,12 +39,12 @@ def measured(context: Context, spec: Spec, history: bool) -> Result:
     import torch
 
     from benchmarks.predict import as_document
-    from harness.measure.measured_run import measure
+    from harness.measure import Silent, measure
 
     recipe = spec.recipe(tiny=context.tiny)
     with tempfile.TemporaryDirectory() as folder:
         run = _WithoutSnapshot(Path(folder) / "run", spec.name, recipe)
-        profile = measure(recipe, run, _Silent(), torch.device(context.device), snapshot=history)
+        profile = measure(recipe, run, Silent(), torch.device(context.device), snapshot=history)
     return {"status": "ok" if profile.oom is None else "oom", "profile": as_document(profile)}
 
 
@@ -52,11 +52,4 @@ class _WithoutSnapshot(RunFolder):
     """The history is recorded for what is live at the peak. Its pickle would be thrown away."""
 
     def write_snapshot(self, snapshot: dict[str, Any]) -> None:
-        pass
-
-
-class _Silent:
-    """See device_observer.Progress. The programme itself says what is done."""
-
-    def step(self, *_: Any, **__: Any) -> None:
         pass

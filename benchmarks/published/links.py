@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.hardware.hardware import find_hardware
-from harness.hardware.links import NETWORK, Collective, collective_s, sent_share
+from harness.hardware.roofline import NETWORK, Collective, collective_s, sent_share
 from harness.system.files import write_whole
 
 RESULTS = Path(__file__).parents[2] / "profiles" / "published" / "links.json"

@@ -31,7 +31,7 @@ from benchmarks.time.fit_devices import fit_copies, fit_devices, reported_spread
 from benchmarks.time.fit_products import fit_products
 from benchmarks.time.kernel_rows import AT_THE_LIMIT, KINDS, MACHINES, KernelRow, aside, device_of, read_rows
 from benchmarks.time.residuals import residuals
-from harness.kernel_time.collectives import wire_s, wire_share
+from harness.kernel_time.estimates import wire_s, wire_share
 from harness.kernel_time.memory_kernels import memory_s
 from harness.kernel_time.numbers import SCALARS
 from harness.kernel_time.parameters import FILE

@@ -11,7 +11,7 @@ from harness.answers.comparison import (
     unexplained_lines,
 )
 from harness.answers.forecast import Forecast, forecast_on_cpu
-from harness.answers.gate import Allowed, allowed, beyond, diff_document
+from harness.answers.gate import allowed, beyond, diff_document
 from harness.answers.gathering import Case, complete, gather
 from harness.answers.one_answer import emulated, measured, predicted, simulated
 from harness.answers.phases import after_training

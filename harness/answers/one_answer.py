@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from harness.allocator import Settings, allocator_settings
 from harness.errors import InputError
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from harness.training import AfterStep, Evaluation
 
 Prediction = Literal["napkin", "simulated"]
-
-
-class Silent:
-    """A measurement's Progress (measure/observer.py) that shows nothing."""
-
-    def step(self, *_: Any, **__: Any) -> None:
-        """See measure/observer.py."""
 
 
 def predicted(
@@ -129,7 +122,7 @@ def measured(
     Raises InputError for a device that is not there, and where the host's memory cannot hold the recipe.
     """
     from harness.fit import advise, check_host_memory
-    from harness.measure import chosen_device, measure
+    from harness.measure import Silent, chosen_device, measure
 
     where = chosen_device(device)
     unchecked = check_host_memory(recipe, where.type)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import signature
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeGuard, TypeVar
 
-from pydantic import SkipValidation
+from pydantic import ConfigDict, SkipValidation, ValidationError, validate_call
 
 from harness.answers import after_training
 from harness.architecture import with_attention
@@ -17,6 +19,34 @@ from harness.recipe import Recipe, changed_recipe, load_recipe
 
 if TYPE_CHECKING:
     from harness.training import AfterStep
+
+_Arguments = ParamSpec("_Arguments")
+_Answer = TypeVar("_Answer")
+
+
+def checked(question: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
+    """`question`, which raises InputError for an argument of another type. Nothing is converted."""
+    validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True, strict=True))(question)
+
+    @wraps(question)
+    def asked(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Answer:
+        try:
+            return validated(*arguments, **options)
+        except ValidationError as error:
+            if error.title != question.__name__:
+                raise
+            wrong = error.errors(include_url=False)[0]
+            name, where = question.__name__, wrong["loc"][0]
+            if isinstance(where, int):  # not by name
+                where = [*signature(question).parameters][min(where, len(signature(question).parameters) - 1)]
+            given = "" if wrong["type"] == "missing_argument" else f"={wrong['input']!r:.80}"
+            message = f"{wrong['msg'][0].lower()}{wrong['msg'][1:]}"
+            raise InputError(
+                f"harness.{name}: {where}{given}: {message}. help(harness.{name}) says what it takes."
+            ) from None
+
+    return asked
+
 
 AnyRecipe = Annotated[Recipe | str | os.PathLike[str], SkipValidation]
 """A recipe, its name in recipes/, or the path of its YAML file. `asked_recipe` looks at it."""

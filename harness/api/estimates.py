@@ -9,8 +9,7 @@ from typing import Any
 
 from harness.allocator import allocator_settings
 from harness.answers import predicted, simulated
-from harness.api.arguments import AnyRecipe, DeviceName, asked_after, asked_hardware, asked_recipe
-from harness.api.checked import checked
+from harness.api.arguments import AnyRecipe, DeviceName, asked_after, asked_hardware, asked_recipe, checked
 from harness.hardware import DEFAULT_HARDWARE
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile

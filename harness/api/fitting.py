@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.allocator import allocator_settings
-from harness.api.arguments import AnyRecipe, DeviceName, asked_hardware, asked_recipe
-from harness.api.checked import checked
+from harness.api.arguments import AnyRecipe, DeviceName, asked_hardware, asked_recipe, checked
 from harness.fit import (
     ConfirmedFit,
     DerivedFormula,

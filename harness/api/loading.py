@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from harness.api.arguments import AnyRecipe, asked_recipe
-from harness.api.checked import checked
+from harness.api.arguments import AnyRecipe, asked_recipe, checked
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.answers import measured
-from harness.api.arguments import AnyRecipe, asked_after, asked_recipe
-from harness.api.checked import checked
+from harness.api.arguments import AnyRecipe, asked_after, asked_recipe, checked
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile
 from harness.system import quiet_libraries

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.api.checked import checked
+from harness.api.arguments import checked
 from harness.errors import InputError
 from harness.step_profile import StepProfile
 from harness.system import notebook_html, write_whole

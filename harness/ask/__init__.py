@@ -4,7 +4,7 @@ The arithmetic answer comes in milliseconds, in a browser too; what a simulation
 """
 # pyright: reportUnusedImport=false
 
-from harness.ask.answer import Found, answer_of, by_arithmetic, by_formula, without_limit
-from harness.ask.documents import Document, answered_as_json, arithmetic, cards, formula
+from harness.ask.answer import Found, answer_of, by_formula, without_limit
+from harness.ask.documents import Document, answered_as_json, arithmetic, cards
 from harness.ask.form import describe_form
 from harness.ask.question import Question, read_question

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, cast
 
-from harness.ask.after import After
-from harness.ask.question import ASKED
+from harness.ask.question import ASKED, After
 from harness.hardware import DEFAULT_HARDWARE, all_hardware
 from harness.recipe import (
     ImpossiblePair,

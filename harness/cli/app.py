@@ -10,10 +10,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from harness.cli.estimates import calibrate, fit, formula, hardware, napkin, recipes, shard, simulate
+from harness.cli.estimates import calibrate, fit, hardware, recipes, simulate, terms
 from harness.cli.exit_status import INTERRUPTED
-from harness.cli.running import checkpoint, doctor, emulate, run, sweep, validate, watch
-from harness.cli.showing import diff, mcp, report, serve, snapshot
+from harness.cli.running import doctor, emulate, run, sweep, validate, watch
+from harness.cli.showing import diff, report, servers, snapshot
 from harness.errors import HarnessError, MissingDependency
 from harness.system import complain, interrupted_status, interruptible, signals_answered
 
@@ -54,23 +54,23 @@ app.command(epilog=run.EXAMPLES)(run.run)
 app.command()(recipes.models)
 app.command()(recipes.schema)
 app.command(epilog=emulate.EXAMPLES, context_settings={"ignore_unknown_options": True})(emulate.emulate)
-app.command(epilog=checkpoint.EXAMPLES)(checkpoint.checkpoint)
+app.command(epilog=emulate.CHECKPOINT_EXAMPLES)(emulate.checkpoint)
 app.command()(doctor.doctor)
-app.command(epilog=napkin.EXAMPLES)(napkin.napkin)
-app.command(epilog=formula.EXAMPLES)(formula.formula)
+app.command(epilog=terms.NAPKIN_EXAMPLES)(terms.napkin)
+app.command(epilog=terms.FORMULA_EXAMPLES)(terms.formula)
 app.command(epilog=fit.EXAMPLES)(fit.fit)
 app.command(epilog=hardware.EXAMPLES)(hardware.hardware)
 app.command(epilog=calibrate.EXAMPLES)(calibrate.calibrate)
-app.command(epilog=shard.EXAMPLES)(shard.shard)
+app.command(epilog=terms.SHARD_EXAMPLES)(terms.shard)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=simulate.EXAMPLES)(simulate.simulate)
 app.command(epilog=validate.EXAMPLES)(validate.validate)
 app.command(epilog=diff.EXAMPLES)(diff.diff)
 app.add_typer(snapshot.app, name="snapshot")
 app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
-app.command()(serve.serve)
+app.command()(servers.serve)
 app.command(epilog=watch.EXAMPLES, context_settings={"ignore_unknown_options": True})(watch.watch)
-app.command(epilog=mcp.EXAMPLES)(mcp.mcp)
+app.command(epilog=servers.MCP_EXAMPLES)(servers.mcp)
 
 
 def main() -> NoReturn:

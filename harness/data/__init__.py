@@ -3,6 +3,5 @@
 
 from harness.data.check import check_data
 from harness.data.lengths import example_lengths
-from harness.data.packing import pack
-from harness.data.rows import NOT_PREDICTED, DataSummary, Rows, corpus_rows, synthetic_rows
+from harness.data.rows import NOT_PREDICTED, DataSummary, Rows, corpus_rows, pack, synthetic_rows
 from harness.data.tokenizer import build_tokenizer

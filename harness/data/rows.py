@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,10 +13,41 @@ from numpy.typing import NDArray
 from harness.data.chat import Chat
 from harness.data.documents import empty, read_examples
 from harness.data.examples import Example
-from harness.data.packing import pack
 from harness.data.tokenizer import Tokenizer, Tokens
 from harness.errors import InputError
 from harness.recipe import Recipe
+
+
+def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
+    """Rows of document indices: every document in exactly one row, no row over `seq_len` tokens.
+
+    Best-fit decreasing: longest first, each into the fullest row that still has room for it. Raises
+    ValueError for a document longer than a row.
+    """
+    rows: list[list[int]] = []
+    rows_with_room: dict[int, list[int]] = {}  # free tokens -> rows
+    rooms: list[int] = []  # the keys of rows_with_room, sorted
+    for document in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        length = lengths[document]
+        if length > seq_len:
+            raise ValueError(f"document {document} has {length} tokens, a row {seq_len}")
+        place = bisect_left(rooms, length)
+        if place == len(rooms):
+            rows.append([])
+            row, room = len(rows) - 1, seq_len
+        else:
+            room = rooms[place]
+            row = rows_with_room[room].pop()
+            if not rows_with_room[room]:
+                del rows_with_room[room], rooms[place]
+        rows[row].append(document)
+        left = room - length
+        if left not in rows_with_room:
+            rows_with_room[left] = []
+            insort(rooms, left)
+        rows_with_room[left].append(row)
+    return rows
+
 
 NOT_PREDICTED = -100
 """The label torch's cross-entropy ignores by default."""

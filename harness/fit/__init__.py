@@ -11,7 +11,6 @@ from harness.fit.exact import fit_exact
 from harness.fit.host_memory import check_host_memory
 from harness.fit.lengths import fit_lengths, lengths_document, lengths_lines
 from harness.fit.search import fit
-from harness.fit.sharding import strategies
 from harness.fit.side_by_side import Divisions, divisions
 from harness.fit.simulations import Simulations
 from harness.fit.text import exact_lines, fit_document, fit_lines

@@ -230,7 +230,8 @@ def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: Lengt
     yield "  rows   fits up to  longer rows  runs out in an epoch  half of them by  padding"
     for batch in found.micro_batches:
         by = "-" if batch.half_of_epochs_by is None else f"batch {batch.half_of_epochs_by:,}"
-        chance = "no" if not batch.longer_rows else _share(batch.chance_in_an_epoch)
+        chance = "certain" if batch.chance_in_an_epoch == 1 else f"{batch.chance_in_an_epoch:.2%}"
+        chance = chance if batch.longer_rows else "no"
         yield (
             f"  {batch.rows:>4} {batch.fits_up_to:>12,} {batch.longer_rows:>12,} {chance:>21} {by:>16} "
             f"{batch.padding_share:>8.1%}"
@@ -254,7 +255,3 @@ def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: Lengt
     )
     for note in found.notes:
         yield f"Note: {note}"
-
-
-def _share(chance: float) -> str:
-    return "certain" if chance == 1 else f"{chance:.2%}"

@@ -34,7 +34,7 @@ class Offer:
     tokens_per_s_range: tuple[float, float] | None = None
     """Between these, four times of five, as far as such kernels were ever measured; None by arithmetic."""
     tight: bool = False
-    """It fits with so little to spare that what nobody counts decides (step_profile/not_counted.py)."""
+    """It fits with so little to spare that what nobody counts decides (step_profile/in_words.py)."""
     overrides: str = ""
     """What costs nothing and makes it fit, or makes it fast: the offer is of the recipe with these."""
     micro_batch_size: int | None = None

@@ -6,21 +6,60 @@ cannot be simulated they are napkin's. ZeRO-1, 2 and 3 are DeepSpeed's: its pape
 (Rajbhandari et al., arXiv 1910.02054) and, beside them, the buffers that its configuration documents. Model
 parallelism is the blocks divided, one GPU after the other. The states that a GPU holds and what it sends are
 the textbook's for every strategy: what is sent is counted with ring collectives.
+
+The sizes of DeepSpeed's buffers are in elements of the gradients' or weights' dtype (DeepSpeed@1b88ac3,
+runtime/zero/config.py: the defaults and what each limits). stage_1_and_2.py makes a bucket before each
+backward, and a second one with overlap_comm, which is off by default below stage 3; stage3.py keeps one from
+the start, and releases gathered parameters when more than stage3_max_live_parameters are live.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from harness.errors import CannotDivide, InputError
-from harness.fit.deepspeed import zero_buffers
 from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import Hardware
-from harness.napkin import Memory, Moment, Timing, estimate, ring, sent_bytes
+from harness.napkin import Memory, Moment, Sizes, Timing, estimate, ring, sent_bytes
 from harness.recipe import Recipe, check_recipe
 from harness.units import in_gib
+
+REDUCE_BUCKET_SIZE = 500_000_000
+MAX_LIVE_PARAMETERS = 1_000_000_000
+PREFETCH_BUCKET_SIZE = 50_000_000
+
+
+class Buffer(NamedTuple):
+    """Bytes that DeepSpeed holds, and how they come about."""
+
+    name: str
+    formula: str
+    size_bytes: int
+
+
+def zero_buffers(sizes: Sizes, strategy: str) -> list[Buffer]:
+    """The buffers of a ZeRO stage at its defaults, alive at the same time in backward; none for others."""
+    if strategy not in ("ZeRO-1", "ZeRO-2", "ZeRO-3"):
+        return []
+    trained = sum(w.elements * w.count for w in sizes.trained)
+    of_gradient = sizes.gradient_bytes // trained if trained else 0
+    bucket = Buffer(
+        "reduce_bucket_size",
+        f"{REDUCE_BUCKET_SIZE:,} × {of_gradient} B",
+        REDUCE_BUCKET_SIZE * of_gradient,
+    )
+    if strategy != "ZeRO-3":
+        return [bucket]
+    weights = [*sizes.outer, *sizes.in_blocks]
+    elements = sum(w.elements * w.count for w in weights)
+    of_weight = sum(w.total_bytes for w in weights) / elements
+    live = min(elements, MAX_LIVE_PARAMETERS + PREFETCH_BUCKET_SIZE)
+    limit = f"stage3_max_live_parameters + prefetch = {MAX_LIVE_PARAMETERS + PREFETCH_BUCKET_SIZE:,}"
+    at_most = f"min({elements:,}, {limit}) × {of_weight:.3g} B"
+    return [bucket, Buffer("live parameters", at_most, int(live * of_weight))]
+
 
 STRATEGIES = (
     "model parallel",

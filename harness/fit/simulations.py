@@ -159,7 +159,8 @@ class Simulations:
             raise CannotDivide(formula.refused)
         from harness.simulate import simulate_for_devices
 
-        self.told(f"simulating {_among(recipe)}on {self.hardware.name}")
+        which = f"rank 0 of {recipe.world_size} " if recipe.world_size > 1 else ""
+        self.told(f"simulating {which}on {self.hardware.name}")
         try:
             profile, memory, times = simulate_for_devices(recipe, self.devices, self.settings)
         except CannotDivide as error:
@@ -232,8 +233,3 @@ def _may_fork() -> bool:
 def _leave(share: list[tuple[Simulations, Recipe]]) -> None:
     for simulations, recipe in share:
         simulations.leave(recipe)
-
-
-def _among(recipe: Recipe) -> str:
-    """Which of several ranks, before the device."""
-    return f"rank 0 of {recipe.world_size} " if recipe.world_size > 1 else ""

@@ -14,14 +14,18 @@ from harness.hardware.hardware import (
     table_device,
     with_memory,
 )
-from harness.hardware.links import GPUS_PER_NODE, NETWORK, Collective, collective_s, sent_share
 from harness.hardware.nvml import Nvml, device_names
 from harness.hardware.roofline import (
+    GPUS_PER_NODE,
+    NETWORK,
     Bound,
+    Collective,
     Time,
     Work,
     arithmetic_intensity,
+    collective_s,
     machine_balance,
+    sent_share,
     transfer_s,
 )
 from harness.hardware.table import TABLE_NAMES, threads_per_sm

@@ -11,7 +11,6 @@ with the shapes that it sees, and adds up seconds by `range_of` their kind.
 from harness.kernel_time.estimates import (
     KernelKind,
     attention,
-    bound_s,
     collective,
     memory,
     product,
@@ -19,6 +18,6 @@ from harness.kernel_time.estimates import (
     transfer,
 )
 from harness.kernel_time.fused_attention import attention_flops
-from harness.kernel_time.parameters import Spread, is_measured, where_from
-from harness.kernel_time.trace import Adjusted, Seen, Trace, adjust, read_trace
+from harness.kernel_time.parameters import where_from
+from harness.kernel_time.trace import adjust, read_trace
 from harness.kernel_time.works import time_of

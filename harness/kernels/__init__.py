@@ -21,10 +21,9 @@ from harness.kernels.attention_choice import (
     chosen_backend,
 )
 from harness.kernels.cost import NOTHING, Cost, operator_cost
-from harness.kernels.described import Described, Estimate
-from harness.kernels.gpu import NATIVE_JIT_DISABLED, Gpu, capability_of
-from harness.kernels.operator_bytes import tensor_bytes
-from harness.kernels.operator_time import KernelClass, class_of
+from harness.kernels.described import Described
+from harness.kernels.gpu import Gpu
+from harness.kernels.operator_time import KernelClass
 from harness.kernels.operators import operator_name, operator_of, script_of, unknown_ops
 from harness.kernels.quantized import unasked_tables
 from harness.kernels.script import Free, Keep, Output, Step, Take, Unknown

@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 
 from harness.errors import InputError
 from harness.loops.finder import NO_DATA_PARALLEL, LoopFinder
-from harness.loops.of_script import recorder_of_script
-from harness.loops.process import watched_already
+from harness.loops.process import recorder_of_script, watched_already
 from harness.step_profile import OTHER_PHASES, PHASES
 from harness.system import complain
 

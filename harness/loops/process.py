@@ -9,13 +9,37 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.errors import HarnessError
+from harness.errors import HarnessError, InputError
 from harness.loops.finder import LOOKED_FOR, LoopFinder
 from harness.loops.memory_of_steps import Window
-from harness.loops.place import own_folder
-from harness.loops.recorder import LoopRecorder
-from harness.run_folder import FILES, RunFolder
+from harness.loops.recorder import LoopRecorder, own_folder
+from harness.run_folder import FILES, RunFolder, new_path, without_secrets
 from harness.system import complain
+
+
+def recorder_of_script(steps: tuple[int, int], out: str | Path | None) -> LoopRecorder:
+    """Records `steps` (first and last, counted from 1) into `out`, or profiles/runs/<script>-<time>.
+
+    Raises InputError for impossible steps, and for a folder that is taken or cannot be written.
+    """
+    # whoever calls gives anything
+    several: object = list(steps) if isinstance(steps, tuple | list) else steps
+    if not (
+        isinstance(several, list)
+        and len(several) == 2
+        and all(type(step) is int for step in several)
+        and 1 <= several[0] <= several[1]
+    ):
+        raise InputError(
+            f"steps={steps!r:.80}: give the first and the last step to record, counted from 1, e.g. (3, 5)."
+        )
+    if not isinstance(out, str | os.PathLike | None):
+        raise InputError(f"out={out!r:.80}: give the path of a folder, or leave it out.")
+    first, last = steps
+    command = without_secrets([sys.argv[0] or "python", *sys.argv[1:]])
+    path = own_folder(Path(out) if out is not None else new_path(Path(command[0]).stem or "python"))
+    return LoopRecorder(RunFolder(path, "watch", command), command, Window(first, last))
+
 
 _active: list[LoopFinder] = []
 """The one that watches this process, if there is one."""

@@ -14,6 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from harness.errors import HarnessError, is_out_of_memory
 from harness.loops.kept import Kept, tensors_in
 from harness.loops.losses import Losses
 from harness.loops.memory_of_steps import MemoryOfSteps, Window
-from harness.loops.place import rank_and_world_size
 from harness.measure import (
     DeviceObserver,
     joining_observer,
@@ -33,7 +33,7 @@ from harness.measure import (
     step_stats,
 )
 from harness.observe import labelled_tensors
-from harness.run_folder import RunFolder
+from harness.run_folder import RunFolder, folder_of_rank
 from harness.step_profile import (
     NotFiniteReport,
     OutOfMemoryReport,
@@ -54,6 +54,22 @@ RUNNING = 2
 FIRST_STEPS = 2
 """The first makes the gradients, and after it there are the optimizer's states."""
 NO_PART_OF_A_STEP = ("evaluation", "saving")
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Which of several ranks this process is, by torch.distributed or torchrun's variables; (0, 1) for a
+    process of its own."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(world)) if rank.isdecimal() and world.isdecimal() else (0, 1)
+
+
+def own_folder(run: Path) -> Path:
+    """`run`; of one rank of several its folder in it."""
+    rank, world_size = rank_and_world_size()
+    return folder_of_rank(run, rank) if world_size > 1 else run
 
 
 class LoopRecorder:

@@ -1,30 +1,10 @@
 """Answer three: the training step on a device; what this machine can do; and what measures any loop."""
+# pyright: reportUnusedImport=false
 
-from harness.measure.cpu_speed import matmul_flops_per_s
-from harness.measure.devices import chosen_device, num_gpus
+from harness.measure.devices import chosen_device, joining_observer, matmul_flops_per_s, num_gpus
 from harness.measure.doctor import examine
-from harness.measure.joining import joining_observer
 from harness.measure.leak import find_kept
 from harness.measure.looking_back import LookBack, look_back
 from harness.measure.measured_run import measure, total_steps
-from harness.measure.observer import DeviceObserver, Progress
+from harness.measure.observer import DeviceObserver, Progress, Silent
 from harness.measure.step_times import log_line, peak_rss_bytes, phase_stats, step_stats
-
-__all__ = [
-    "DeviceObserver",
-    "LookBack",
-    "Progress",
-    "chosen_device",
-    "examine",
-    "find_kept",
-    "joining_observer",
-    "log_line",
-    "look_back",
-    "matmul_flops_per_s",
-    "measure",
-    "num_gpus",
-    "peak_rss_bytes",
-    "phase_stats",
-    "step_stats",
-    "total_steps",
-]

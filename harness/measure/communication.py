@@ -15,6 +15,8 @@ from typing import Any, Self
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from harness.snapshot import without
+
 PHASE = "harness phase: "
 Interval = tuple[float, float]
 """Begin and end."""
@@ -61,38 +63,8 @@ def waiting(events: Iterable[tuple[str, Interval]]) -> dict[str, float]:
             operators.append(interval)
         elif name == "_c10d_functional::wait_tensor":  # within the operator that needs the result
             waits.append(interval)
-    idle = _without(in_flight, _without(operators, waits))
+    idle = without(in_flight, without(operators, waits))
     return {
-        name: sum(end - begin for begin, end in idle) - sum(end - begin for begin, end in _without(idle, own))
+        name: sum(end - begin for begin, end in idle) - sum(end - begin for begin, end in without(idle, own))
         for name, own in phases.items()
     }
-
-
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time in intervals apart from each other, in order."""
-    found: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
-
-
-def _without(intervals: Iterable[Interval], taken: Iterable[Interval]) -> list[Interval]:
-    """The time in `intervals` that is not in `taken`."""
-    left: list[Interval] = []
-    away = _union(taken)
-    first = 0
-    for begin, end in _union(intervals):
-        while first < len(away) and away[first][1] <= begin:
-            first += 1
-        for gone, back in away[first:]:
-            if gone >= end:
-                break
-            if gone > begin:
-                left.append((begin, gone))
-            begin = max(begin, back)
-        if begin < end:
-            left.append((begin, end))
-    return left

@@ -7,7 +7,6 @@ code, so steps that it follows run eager.
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import time
@@ -32,6 +31,7 @@ from harness.observe import (
     gradients_seen,
     labelled_tensors,
 )
+from harness.parallel import loaded_by_one_thread
 from harness.snapshot import snapshot_of_storages
 from harness.step_profile import (
     PHASES_BETWEEN_STEPS,
@@ -97,7 +97,7 @@ class CpuObserver:
         try:
             gradients = gradients_seen(self._training, name, self._label_gradient)
             with (
-                _loading_in_this_thread(),
+                loaded_by_one_thread(),
                 torch.compiler.set_stance("force_eager"),
                 self._tracker,
                 gradients,
@@ -221,23 +221,6 @@ class _RealTensors(StorageTracker):
     def follows(self, storage: torch.UntypedStorage) -> bool:
         """Shape-only tensors, which libraries make while they build a model, take no memory."""
         return storage.device.type != "meta"
-
-
-@contextmanager
-def _loading_in_this_thread() -> Iterator[None]:
-    """transformers reads a checkpoint in threads of its own, where no tracker of this one sees a tensor.
-
-    The switch is transformers' (core_model_loading.py). It changes the order of loading, not what is kept.
-    """
-    before = os.environ.get("HF_DEACTIVATE_ASYNC_LOAD")
-    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HF_DEACTIVATE_ASYNC_LOAD"]
-        else:
-            os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = before
 
 
 def _cpu_name() -> str:

@@ -1,11 +1,57 @@
-"""Which device of this machine a recipe is measured on, and who watches it there."""
+"""Which device of this machine a recipe is measured on, and who watches it there; how fast a CPU is."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
+
 import torch
+from torch import Tensor
 
 from harness.errors import InputError
 from harness.measure.observer import DeviceObserver
+from harness.training import DTYPES
+
+SIDE = 512
+"""Rows and columns of what is multiplied: large enough for all cores, done in milliseconds on most."""
+ENOUGH_S = 0.2
+
+
+def matmul_flops_per_s(dtype: str) -> float:
+    """FLOP/s of square matrix products in `dtype` (fp32, bf16, fp16) here, tried for a fifth of a second.
+
+    The best of them: what else runs on the machine makes one slower and none faster.
+    """
+    kind = DTYPES[dtype]
+    square = torch.ones(SIDE, SIDE, dtype=kind)
+    torch.mm(square, square)  # the first one chooses and compiles its kernel
+    best_s, spent_s = float("inf"), 0.0
+    while spent_s < ENOUGH_S:
+        began = time.perf_counter()
+        torch.mm(square, square)
+        took_s = time.perf_counter() - began
+        best_s, spent_s = min(best_s, took_s), spent_s + took_s
+    return 2 * SIDE**3 / best_s
+
+
+def joining_observer(weights: Iterable[Tensor], *, with_history: bool = True) -> DeviceObserver:
+    """Of the device that `weights` are on; of the GPU where offloaded weights are used on one.
+
+    Raises InputError for a device that is neither a GPU of NVIDIA's nor the CPU.
+    """
+    kinds = {(weight.device.type, weight.device.index) for weight in weights}
+    gpus = sorted(index for kind, index in kinds if kind == "cuda" and index is not None)
+    others = {kind for kind, _ in kinds} - {"cuda", "cpu", "meta"}
+    if others and not gpus:
+        raise InputError(f"the model is on {', '.join(sorted(others))}: only cuda and cpu are watched.")
+    if gpus or (torch.cuda.is_initialized() and torch.cuda.memory_allocated()):
+        from harness.measure.cuda import CudaObserver
+
+        index = gpus[0] if gpus else torch.cuda.current_device()
+        return CudaObserver(torch.device("cuda", index), with_history=with_history, joins=True)
+    from harness.measure.cpu import CpuObserver
+
+    return CpuObserver(follow_first_step=False)
 
 
 def num_gpus() -> int:

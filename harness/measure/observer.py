@@ -32,6 +32,13 @@ class Progress(Protocol):
     ) -> None: ...
 
 
+class Silent:
+    """A Progress that shows nothing."""
+
+    def step(self, *_: Any, **__: Any) -> None:
+        """See Progress."""
+
+
 class History(NamedTuple):
     """Every allocation that was recorded."""
 

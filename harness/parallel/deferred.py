@@ -247,7 +247,10 @@ def _callers() -> list[Any]:
 
 @contextmanager
 def loaded_by_one_thread() -> Iterator[None]:
-    """Within, transformers loads a checkpoint by the thread that asks: no other's operators are recorded."""
+    """Within, transformers loads a checkpoint by the thread that asks, whose operators are followed.
+
+    The switch is transformers' (core_model_loading.py). It changes the order of loading, not what is kept.
+    """
     before = os.environ.get("HF_DEACTIVATE_ASYNC_LOAD")
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     try:

@@ -66,7 +66,7 @@ def divided_layers(recipe: Recipe, model: Any, mesh: DeviceMesh, make: Make) -> 
         style = plan.get(re.sub(r"\b\d+\b", "*", name))
         if style is not None:
             new = _styles(name, module, style)
-        elif _has_weights(module) and found.isdisjoint(_with_ancestors(name)):
+        elif any(True for _ in module.parameters(recurse=False)) and found.isdisjoint(_with_ancestors(name)):
             new = {name: Whole()}
         else:
             continue
@@ -144,7 +144,3 @@ def _style(style: str) -> ParallelStyle:
     return (
         ColwiseParallel(output_layouts=Replicate()) if style == "colwise_gather_output" else ColwiseParallel()
     )
-
-
-def _has_weights(module: nn.Module) -> bool:
-    return next(module.parameters(recurse=False), None) is not None

@@ -7,7 +7,7 @@ Imports no torch.
 
 from harness.report.differences import report_tables
 from harness.report.figures import COLOURS, PATTERNS, drawing, write_figures
-from harness.report.page import render_page
+from harness.report.page import render_page, report_html, write_report
 from harness.report.run import ReportRun, read_run
 from harness.report.sections import Section, section_of
 from harness.report.table import (
@@ -19,4 +19,3 @@ from harness.report.table import (
     to_csv,
     to_markdown,
 )
-from harness.report.write import report_html, write_report

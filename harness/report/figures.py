@@ -73,7 +73,8 @@ def _charts(run: ReportRun) -> dict[str, Callable[[Any], None]]:
     charts: dict[str, Callable[[Any], None]] = {}
     profile, history = run.profile, run.history
     if history is not None and history.events:
-        charts["timeline"] = lambda axes: draw_timeline(axes, run.title, history, _capacity(profile))
+        capacity = profile.hardware.memory_bytes if profile else None
+        charts["timeline"] = lambda axes: draw_timeline(axes, run.title, history, capacity)
     if profile is None:
         return charts
     if any(stats.time_s.median is not None for stats in profile.phases.values()):
@@ -218,10 +219,6 @@ def highest(values: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
         return np.arange(len(values))
     edges = np.arange(count + 1) * len(values) // count
     return np.array([start + values[start:end].argmax() for start, end in pairwise(edges.tolist())])
-
-
-def _capacity(profile: StepProfile | None) -> int | None:
-    return profile.hardware.memory_bytes if profile else None
 
 
 def _unit(size_bytes: float) -> tuple[str, int]:

@@ -13,9 +13,40 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from harness.errors import MissingDependency
+from harness.report.differences import difference_tables
+from harness.report.run import ReportRun
+from harness.report.sections import section_of
+from harness.system import write_whole
+from harness.units import in_gib
+
+SCRIPTS = ("columns.js", "timeline.js", "charts.js", "stacked.js", "overlay.js", "report.js")
+
+
+def report_html(runs: Sequence[ReportRun], home: str | None = None) -> str:
+    """The page: what differs (with several runs), then a section a run. `home`: where it was opened from."""
+    sections = [section_of(run) for run in runs]
+    names = [section.name for section in sections]
+    title = runs[0].title if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}"
+    return render_page(
+        "report.html",
+        title=title,
+        home=home,
+        data={"runs": [section.data for section in sections]},
+        scripts=SCRIPTS,
+        sections=sections,
+        in_gib=in_gib,
+        differences=difference_tables(runs),
+    )
+
+
+def write_report(runs: Sequence[ReportRun], out: Path) -> None:
+    """Write the page of `runs` to `out`, whole or not at all. Raises InputError and MissingDependency."""
+    write_whole(out, report_html(runs))
+
 
 ASSETS = files("harness.report").joinpath("assets")
 CHART_JS = "chart.umd.min.js"
@@ -100,9 +131,7 @@ def _markup() -> Any:
 @cache
 def _asset(name: str) -> str:
     text = ASSETS.joinpath(name).read_text(encoding="utf-8")
-    return _as_parsed(text.partition("\n//# sourceMappingURL=")[0])  # a map would come from the network
-
-
-def _as_parsed(script: str) -> str:
-    # The hash is of what the browser's parser makes of it.
-    return script.replace("\r\n", "\n").replace("\r", "\n")
+    text = text.partition("\n//# sourceMappingURL=")[0]  # a map would come from the network
+    return text.replace("\r\n", "\n").replace(
+        "\r", "\n"
+    )  # the hash is of what the browser's parser makes of it

@@ -101,7 +101,8 @@ def roofline_of(profile: StepProfile, answers: Sequence[StepProfile] = ()) -> Ph
     device = profile.hardware
     if not device.peak_flops or not device.memory_bandwidth:
         return f"Roofline: there is no datasheet of {device.name}."
-    moved = next((p for p in (profile, *_by_trust(answers)) if _moves(p)), None)
+    trusted = (profile, *sorted(answers, key=lambda answer: answer.source != "simulated"))
+    moved = next((p for p in trusted if any(stats.bytes_moved for stats in p.phases.values())), None)
     if moved is None:
         return (
             "Roofline: nobody says how many bytes the phases move. A simulated answer beside this one would."
@@ -126,11 +127,3 @@ def roofline_of(profile: StepProfile, answers: Sequence[StepProfile] = ()) -> Ph
         f"compute dtype, {device.memory_bandwidth / 1e9:,.4g} GB/s (GB = 1e9)."
     )
     return PhaseRoofline(device.name, device.peak_flops, device.memory_bandwidth, tuple(points), note)
-
-
-def _moves(profile: StepProfile) -> bool:
-    return any(stats.bytes_moved for stats in profile.phases.values())
-
-
-def _by_trust(answers: Sequence[StepProfile]) -> list[StepProfile]:
-    return sorted(answers, key=lambda profile: profile.source != "simulated")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,11 +15,58 @@ from harness.report.history import History
 from harness.report.phase_roofline import roofline_of
 from harness.report.profile_tables import profile_tables
 from harness.report.run import ReportRun
-from harness.report.segments import segment_table, segments_with_most_free
-from harness.report.table import Table
-from harness.snapshot import pieces_in_use
+from harness.report.table import Cell, Table
+from harness.snapshot import Piece, Segment, free_stretches, pieces_in_use
 from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats, StepProfile, explain_oom
 from harness.units import in_gib, in_ms
+
+MOST_SEGMENTS = 16
+"""Drawn: those with the most free memory in them."""
+MOST_PIECES = 400
+"""Stretches drawn of one segment."""
+
+
+def segments_with_most_free(used: Sequence[tuple[Segment, list[Piece]]]) -> list[dict[str, Any]]:
+    """What is drawn: the segments with free memory, those that look alike counted together, the most first.
+
+    `used` is what `pieces_in_use` gives; sizes and places are bytes, `free` is that of one of `count`.
+    """
+    alike: Counter[tuple[str, int, tuple[Piece, ...]]] = Counter(
+        (segment.kind, segment.size_bytes, tuple(pieces)) for segment, pieces in used
+    )
+    found: list[dict[str, Any]] = [
+        {
+            "kind": kind,
+            "size": size,
+            "count": count,
+            "free": size - sum(length for _, length in pieces),
+            "used": pieces[:MOST_PIECES],
+        }
+        for (kind, size, pieces), count in alike.items()
+    ]
+    with_free = [segment for segment in found if segment["free"]]
+    return sorted(with_free, key=lambda segment: -segment["free"] * segment["count"])[:MOST_SEGMENTS]
+
+
+def segment_table(used: Sequence[tuple[Segment, list[Piece]]], when: str = "at the peak") -> Table:
+    """By kind: how many segments, what of them is allocated, and the largest stretch that is free."""
+    rows: list[Sequence[Cell]] = []
+    for kind in ("small", "large", "expandable"):
+        of_kind = [(segment, pieces) for segment, pieces in used if segment.kind == kind]
+        if of_kind:
+            rows.append(_row(kind, of_kind))
+    if len(rows) > 1:
+        rows.append(_row("all", list(used)))
+    columns = ("segments", "count", "reserved", "allocated", "free in them", "largest free stretch")
+    return Table(f"Segments {when}", columns, rows)
+
+
+def _row(name: str, used: Sequence[tuple[Segment, list[Piece]]]) -> Sequence[Cell]:
+    reserved = sum(segment.size_bytes for segment, _ in used)
+    allocated = sum(piece.size_bytes for _, pieces in used for piece in pieces)
+    free = max((gap for segment, pieces in used for gap in free_stretches(segment, pieces)), default=0)
+    sizes = (reserved, allocated, reserved - allocated, free)
+    return Cell(name), Cell(len(used), "number"), *(Cell(size, "bytes") for size in sizes)
 
 
 @dataclass

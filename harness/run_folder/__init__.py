@@ -11,6 +11,5 @@ from harness.run_folder.collected import (
     read_profile,
     world_size_of,
 )
-from harness.run_folder.rank_folder import RankFolder
-from harness.run_folder.run_folder import FILES, RunFolder, new_path, read_command
+from harness.run_folder.run_folder import FILES, RankFolder, RunFolder, new_path, read_command
 from harness.run_folder.secrets import without_secrets

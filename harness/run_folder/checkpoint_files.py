@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
-from harness.system import held_back, is_object, parse_json, read_whole, sync_folder
+from harness.system import held_back, is_object, parse_json, read_whole, sync
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -45,8 +45,8 @@ def write_checkpoint(folder: Path, steps_done: int, write: Callable[[Path], None
             files = {path.name: _described(path) for path in sorted(beside.iterdir())}
             (beside / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n")
             for path in beside.iterdir():
-                _sync(path)
-            sync_folder(beside)
+                sync(path)
+            sync(beside)
             if target.exists():  # of a run that was resumed from an earlier step
                 _remove(target)
             os.rename(beside, target)
@@ -54,7 +54,7 @@ def write_checkpoint(folder: Path, steps_done: int, write: Callable[[Path], None
             with held_back():  # a second interrupt must not leave half of it
                 shutil.rmtree(beside, ignore_errors=True)
             raise
-        sync_folder(folder)
+        sync(folder)
         for old in checkpoints(folder)[:-KEPT]:
             _remove(old)
     except OSError as error:
@@ -140,11 +140,3 @@ def _remove_partial(folder: Path) -> None:
     for path in folder.iterdir():
         if _PARTIAL.fullmatch(path.name):
             shutil.rmtree(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import weakref
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic_core import to_json
+
 from harness.errors import InputError
 from harness.recipe import Recipe, recipe_yaml
 from harness.run_folder.checkpoint_files import checkpoints
-from harness.run_folder.collected import RANKS, rank_of
-from harness.run_folder.log_file import LogFile
+from harness.run_folder.collected import RANKS, folder_of_rank, rank_of
 from harness.step_profile import StepProfile
 from harness.system import (
     FolderLock,
@@ -28,6 +30,38 @@ from harness.system import (
     refuse_held,
     write_whole,
 )
+
+
+class LogFile:
+    """Opened at the first line, closed by `close` or with the last reference to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+        self._closing: Any = None
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Raises OSError where it cannot be written; then nothing of it is there. Numbers are finite."""
+        rest = memoryview(to_json(line) + b"\n")
+        if self._file is not None and os.fstat(self._file).st_nlink == 0:
+            self.close()  # somebody removed it: what is written there nobody would read
+        if self._file is None:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            self._closing = weakref.finalize(self, os.close, self._file)
+        written = os.write(self._file, rest)
+        while written < len(rest):  # the disk is all but full
+            try:
+                written += os.write(self._file, rest[written:])
+            except OSError:
+                os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+                raise
+
+    def close(self) -> None:
+        """What is appended later opens it again."""
+        if self._file is not None:
+            self._file = None
+            self._closing()
+
 
 RUNS = Path("profiles/runs")
 MAX_LOG_BYTES = 2**28
@@ -235,3 +269,50 @@ def _free(path: Path) -> Path:
         number += 1
         candidate = path.with_name(f"{path.name}-{number}")
     return candidate
+
+
+class RankFolder(RunFolder):
+    """What measure/measured_run.py writes to, on one of several ranks: rank 0 writes the log, and each rank
+    its own profile. The run's own is written at the end, when all is known (run_folder/collected.py)."""
+
+    def __init__(self, path: Path | None, name: str, recipe: Recipe, resume: Path | None, rank: int) -> None:
+        """`path` is what rank 0 chose, who may have none. Raises InputError on rank 0, as RunFolder does."""
+        self._rank = rank
+        if rank == 0:
+            super().__init__(path, name, recipe, resume)
+            return
+        assert path is not None
+        self.path, self.recipe_name = path, name
+        self.checkpoint = None if resume is None else last_checkpoint(resume)
+
+    def resume_log(self, steps_done: int) -> None:
+        if self._rank == 0:
+            super().resume_log(steps_done)
+
+    def log(self, line: dict[str, Any]) -> None:
+        if self._rank == 0:
+            super().log(line)
+
+    def write_snapshot(self, snapshot: dict[str, Any]) -> None:
+        from harness.snapshot import write_snapshot
+
+        write_snapshot(self._own() / "snapshot.pickle", snapshot)
+
+    def write_profile(self, profile: StepProfile, *, last: bool = True) -> None:
+        """This rank's. The folder stays rank 0's, until `write_run`."""
+        profile.provenance.setdefault("recipe_name", self.recipe_name)
+        write_whole(self._own() / "profile.json", profile.to_json() + "\n")
+
+    def write_run(self, profile: StepProfile) -> None:
+        """On rank 0: the run's own profile.json, last of all."""
+        super().write_profile(profile)
+
+    def _own(self) -> Path:
+        if self._rank == 0:
+            self._create()
+        own = folder_of_rank(self.path, self._rank)
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--out {self.path}: cannot make the folder {own}: {error.strerror}.") from None
+        return own

@@ -21,19 +21,17 @@ from harness.snapshot.build import (
     snapshot_of_storages,
     write_snapshot,
 )
-from harness.snapshot.devices import devices_in
 from harness.snapshot.held import Change, HeldDiff, diff_held, held_at
 from harness.snapshot.leaks import FEWEST_ENDS, Growth, Leaks, find_leaks
-from harness.snapshot.message import OutOfMemoryMessage, message_in_words, read_message, requested_in
+from harness.snapshot.message import message_in_words, read_message, requested_in
 from harness.snapshot.out_of_memory import OutOfMemory, oom_in_words, remedy
-from harness.snapshot.recording import Recording, recording_of
+from harness.snapshot.recording import Recording, devices_in, recording_of
 from harness.snapshot.safe_read import read_snapshot
-from harness.snapshot.segments import Piece, Segment, free_stretches, pieces_in_use, segments_at
+from harness.snapshot.segments import Piece, Segment, free_stretches, pieces_in_use, segments_at, without
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan, Frame
 from harness.snapshot.stacks import NO_STACK, own_place, place, readable, stack_line, without_stack
 from harness.snapshot.trace import (
     Label,
-    busiest_device,
     phase_metadata,
     phase_of,
     spans_from_trace,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.snapshot.attribution import categorize
-from harness.snapshot.devices import segments_of
+from harness.snapshot.recording import segments_of
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan, Frame
 from harness.snapshot.trace import allocated_blocks, phase_metadata, stated_phases
 from harness.system import write_whole

@@ -7,10 +7,12 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from harness.allocator import kSmallBuffer
 from harness.snapshot.spans import AllocationSpan
+
+_Number = TypeVar("_Number", int, float)
 
 
 class Segment(NamedTuple):
@@ -56,11 +58,11 @@ def segments_at(
         elif action == "segment_free":
             whole[entry["addr"]] = size
         elif action == "segment_map":
-            mapped = list(_without(mapped, entry["addr"], entry["addr"] + size))
+            mapped = without(mapped, [(entry["addr"], entry["addr"] + size)])
         elif action == "segment_unmap":
             mapped.append((entry["addr"], entry["addr"] + size))
     found = [Segment(address, size, False) for address, size in whole.items()]
-    found += [Segment(start, end - start, True) for start, end in _joined(mapped)]
+    found += [Segment(start, end - start, True) for start, end in joined(mapped)]
     return sorted(found)
 
 
@@ -80,7 +82,7 @@ def pieces_in_use(
             inside.append((blocks[i][0], min(blocks[i][1], end)))
             i += 1
         found.append(
-            (segment, [Piece(start - segment.address, stop - start) for start, stop in _joined(inside)])
+            (segment, [Piece(start - segment.address, stop - start) for start, stop in joined(inside)])
         )
     return found
 
@@ -94,19 +96,33 @@ def free_stretches(segment: Segment, pieces: Sequence[Piece]) -> Iterable[int]:
     yield segment.size_bytes - position
 
 
-def _joined(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for start, end in sorted(intervals):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+def joined(intervals: Iterable[tuple[_Number, _Number]]) -> list[tuple[_Number, _Number]]:
+    """The same in intervals (begin and end) apart from each other, in order."""
+    found: list[tuple[_Number, _Number]] = []
+    for begin, end in sorted(intervals):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
         else:
-            joined.append((start, end))
-    return joined
+            found.append((begin, end))
+    return found
 
 
-def _without(intervals: Iterable[tuple[int, int]], start: int, end: int) -> Iterable[tuple[int, int]]:
-    for low, high in intervals:
-        if low < min(high, start):
-            yield low, min(high, start)
-        if max(low, end) < high:
-            yield max(low, end), high
+def without(
+    intervals: Iterable[tuple[_Number, _Number]], taken: Iterable[tuple[_Number, _Number]]
+) -> list[tuple[_Number, _Number]]:
+    """What of `intervals` is not in `taken`."""
+    left: list[tuple[_Number, _Number]] = []
+    away = joined(taken)
+    first = 0
+    for begin, end in joined(intervals):
+        while first < len(away) and away[first][1] <= begin:
+            first += 1
+        for gone, back in away[first:]:
+            if gone >= end:
+                break
+            if gone > begin:
+                left.append((begin, gone))
+            begin = max(begin, back)
+        if begin < end:
+            left.append((begin, end))
+    return left

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from harness.errors import InputError
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
 
 MIN_BLOCK_BYTES = 512
@@ -153,17 +152,3 @@ def allocated_blocks(segments: Iterable[Mapping[str, Any]]) -> Iterable[tuple[in
             if block["state"] == "active_allocated":
                 yield address, block
             address += block["size"]
-
-
-def busiest_device(snapshot: Mapping[str, Any]) -> int:
-    """The device that did the most, as an index into snapshot["device_traces"].
-
-    Raises InputError when the snapshot has no trace at all.
-    """
-    traces = snapshot["device_traces"]
-    device = max(range(len(traces)), key=lambda index: len(traces[index]), default=None)
-    if device is None or not traces[device]:
-        raise InputError(
-            "the snapshot has no trace of events. Record one with torch.cuda.memory._record_memory_history()."
-        )
-    return device

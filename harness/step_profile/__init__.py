@@ -11,10 +11,12 @@ from harness.step_profile.fields import Count, Details, Quantity
 from harness.step_profile.in_words import (
     KERNELS,
     MEMORY_KINDS,
+    NCCL_COMMUNICATOR,
     SMALL_SHARE,
     between_steps_in_words,
     change_of_time_in_words,
     explain_oom,
+    is_tight,
     leak_in_words,
     peak_in_words,
     ranks_in_words,
@@ -22,7 +24,6 @@ from harness.step_profile.in_words import (
     verdict,
 )
 from harness.step_profile.memory import CATEGORIES, MOST_STEPS, MemoryBreakdown, MemoryStats, StepPeak
-from harness.step_profile.not_counted import NCCL_COMMUNICATOR, is_tight
 from harness.step_profile.step_profile import (
     MAX_FILE_BYTES,
     MAX_VALUES,

@@ -7,6 +7,5 @@ from harness.sweep.folder import default_folder, sole_sweep_in
 from harness.sweep.launchers import RemoteLauncher, launcher_named
 from harness.sweep.page import sweep_html
 from harness.sweep.plan import Plan, plan_sweep
-from harness.sweep.processes import Row, run_cells
+from harness.sweep.processes import Row, run_cells, tracked_cells
 from harness.sweep.table import as_csv, as_markdown, table_of
-from harness.sweep.tracked import tracked_cells

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from harness.step_profile import StepProfile, change_of_time_in_words
 from harness.sweep.plan import HARDWARE, Plan, spelled
 from harness.sweep.processes import Row
@@ -47,9 +49,10 @@ class Point:
         return self.profile.memory.peak_allocated_bytes if self.profile is not None else None
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(BaseModel):
     """peak allocated = constant + per_token · tokens of a micro batch, by least squares."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     constant_bytes: float
     per_token_bytes: float
@@ -59,10 +62,8 @@ class Line:
     """Tokens of a micro batch for each 1 of the field."""
     full_at: float | None
     """Value of the field where the line meets the device's memory without the CUDA context."""
-
-    @property
-    def good(self) -> bool:
-        return self.r_squared >= GOOD_FIT
+    good: bool
+    """Whether R² is GOOD_FIT at least."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,15 @@ def _line(field: str, points: Sequence[Point]) -> Line | None:
     full_at = None
     if capacity is not None and slope > 0:
         full_at = (capacity - (context or 0) - constant) / slope / tokens_per_unit
-    return Line(constant, slope, r_squared, max(map(abs, residuals)), tokens_per_unit, full_at)
+    return Line(
+        constant_bytes=constant,
+        per_token_bytes=slope,
+        r_squared=r_squared,
+        largest_residual_bytes=max(map(abs, residuals)),
+        tokens_per_unit=tokens_per_unit,
+        full_at=full_at,
+        good=r_squared >= GOOD_FIT,
+    )
 
 
 def _tokens(point: Point) -> float:

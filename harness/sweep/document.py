@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.errors import InputError
 from harness.step_profile import Count, Details, MemoryBreakdown, Quantity
 from harness.sweep.cell import Status
-from harness.sweep.curves import answer, curves_of
+from harness.sweep.curves import Line, answer, curves_of
 from harness.sweep.plan import HARDWARE, MOST_CELLS, Kind, Plan, spelled
 from harness.sweep.processes import Row
 from harness.system import parse_json, provenance, read_whole
@@ -56,18 +56,6 @@ class SweptCell(_Fields):
     """What the answer took."""
 
 
-class SweptLine(_Fields):
-    """See Line (sweep/curves.py)."""
-
-    constant_bytes: float
-    per_token_bytes: float
-    r_squared: float
-    largest_residual_bytes: float
-    tokens_per_unit: float
-    full_at: float | None
-    good: bool
-
-
 class SweptCurve(_Fields):
     """One field changes, all others stay."""
 
@@ -77,7 +65,7 @@ class SweptCurve(_Fields):
     numeric: bool
     cells: list[int]
     """Their places in the sweep's cells, in the curve's order."""
-    line: SweptLine | None
+    line: Line | None
     largest_fitting: float | None
     smallest_out_of_memory: float | None
     answer: str
@@ -169,7 +157,7 @@ def sweep_of(plan: Plan, rows: Sequence[Row]) -> Sweep:
                 others=curve.others,
                 numeric=curve.numeric,
                 cells=[places[id(point.row)] for point in curve.points],
-                line=None if curve.line is None else SweptLine(**vars(curve.line), good=curve.line.good),
+                line=curve.line,
                 largest_fitting=border[0],
                 smallest_out_of_memory=border[1],
                 answer=answer(curve),

@@ -79,7 +79,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
-        sync_folder(target.parent)
+        sync(target.parent)
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror or error}. "
@@ -87,12 +87,12 @@ def write_whole(path: Path, content: bytes | str) -> None:
         ) from None
 
 
-def sync_folder(folder: Path) -> None:
-    """Have a new name in `folder` reach the disk."""
-    # The new name is in the folder's data: without this a power cut can undo the rename.
+def sync(path: Path) -> None:
+    """Have a file, or a new name in a folder, reach the disk."""
+    # A new name is in the folder's data: without this a power cut can undo the rename.
     if os.name != "posix":
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -2,18 +2,7 @@
 
 Imports no torch: what runs within the command is harness/loops.
 """
+# pyright: reportUnusedImport=false
 
-from harness.watching.largest import OUTPUT, Try, Values, largest_that_fits, parse_values, tried, with_value
+from harness.watching.largest import Try, Values, largest_that_fits, parse_values, tried, with_value
 from harness.watching.launch import parse_steps, run_watched
-
-__all__ = [
-    "OUTPUT",
-    "Try",
-    "Values",
-    "largest_that_fits",
-    "parse_steps",
-    "parse_values",
-    "run_watched",
-    "tried",
-    "with_value",
-]

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from torch.cuda import _memory_viz
 
-from harness.allocator.allocator import Allocator, AllocatorOutOfMemory
+from harness.allocator import Allocator, AllocatorOutOfMemory, parse_settings
 from harness.allocator.memory_stats import memory_stats, reset_peak_memory_stats, snapshot_segments
-from harness.allocator.settings import parse_settings
 
 KiB, MiB = 2**10, 2**20
 

@@ -9,10 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.allocator.allocator import Allocator, AllocatorOutOfMemory
-from harness.allocator.blocks import Block
+from harness.allocator import Allocator, AllocatorOutOfMemory, Block, parse_settings
 from harness.allocator.memory_stats import memory_stats, snapshot_segments
-from harness.allocator.settings import parse_settings
 
 MiB = 2**20
 TEXTS = (

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from benchmarks.trace_diff.replay import replay
-from harness.allocator.allocator import Allocator, AllocatorOutOfMemory
+from harness.allocator import Allocator, AllocatorOutOfMemory, Settings, parse_settings
 from harness.allocator.memory_stats import memory_stats, reset_peak_memory_stats, snapshot_segments
-from harness.allocator.settings import Settings, parse_settings
 from tests.recordings.allocator.record import RECORDED
 
 CASES = json.loads(gzip.decompress(RECORDED.read_bytes()))

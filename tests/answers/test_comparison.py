@@ -14,9 +14,10 @@ from harness.answers.comparison import Comparison, compare, different_fields, un
 from harness.cli.terminal.comparison import print_comparison, print_summary
 from harness.errors import InputError
 from harness.recipe.recipe import Recipe
-from harness.step_profile.memory import MemoryBreakdown, MemoryStats
-from harness.step_profile.step_profile import (
+from harness.step_profile import (
     HardwareSummary,
+    MemoryBreakdown,
+    MemoryStats,
     OutOfMemoryReport,
     PhaseStats,
     StepProfile,

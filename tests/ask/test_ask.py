@@ -16,10 +16,7 @@ from harness.ask.form import describe_form
 from harness.ask.question import ASKED, read_question
 from harness.errors import InputError
 from harness.hardware.hardware import hardware_names
-from harness.recipe.check import check_recipe
-from harness.recipe.effects import EFFECTS
-from harness.recipe.recipe import Recipe
-from harness.recipe.rules import shown
+from harness.recipe import EFFECTS, Recipe, check_recipe, shown
 from harness.units import in_gib
 from tests.support.broken_recipes import BROKEN
 from tests.support.commands import Call

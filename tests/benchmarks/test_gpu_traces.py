@@ -15,8 +15,7 @@ from benchmarks.gpu_programme.recipes import TRACES, with_layers
 from benchmarks.gpu_programme.trace_file import decode_trace, encode_trace, load_trace
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
-from harness.recipe.file import load_recipe
-from harness.recipe.recipe import Recipe
+from harness.recipe import Recipe, load_recipe
 from harness.simulate.simulated_run import simulate
 from harness.snapshot.safe_read import read_snapshot
 from tests.support.gpu_results import trace_of

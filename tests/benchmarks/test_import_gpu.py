@@ -11,8 +11,7 @@ import pytest
 from benchmarks import predict
 from benchmarks.gpu_programme.import_results import main
 from benchmarks.gpu_programme.trace_file import load_trace
-from harness.hardware import hardware
-from harness.hardware.hardware import find_hardware
+from harness.hardware import find_hardware, hardware
 from harness.step_profile.step_profile import StepProfile
 from pages.profiles import __main__ as profiles_readme
 from tests.support.gpu_results import (

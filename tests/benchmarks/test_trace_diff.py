@@ -6,17 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from benchmarks.trace_diff.in_words import trace_diff_lines
 from benchmarks.trace_diff.traces import Group, diff_traces
-from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.simulate.simulated_run import simulate
-from harness.snapshot.build import write_snapshot
-from harness.snapshot.safe_read import read_snapshot
+from harness.snapshot import read_snapshot, recording_of, write_snapshot
 from harness.snapshot.stacks import NO_STACK, place_of
-from harness.snapshot.trace import busiest_device
 from tests.support.tiny import tiny
 
 Trace = list[dict[str, Any]]
@@ -63,7 +58,7 @@ def test_a_simulation_against_itself_has_no_difference(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
     write_snapshot(path, snapshot())
     read = read_snapshot(path)
-    diff = diff_traces(read["device_traces"][busiest_device(read)], trace())
+    diff = diff_traces(recording_of(read).trace, trace())
     assert [p.phase for p in diff.phases] == [
         "data",
         "forward",
@@ -184,10 +179,3 @@ def test_a_recording_of_somebody_else_is_compared_whole() -> None:
     assert {g.place for g in diff.only_real} <= {"models/llama.py:7 forward"}
     assert place_of([cpp]) == place_of([]) == NO_STACK
     assert place_of([cpp, torch_frame]) == "modules/linear.py:1 forward"
-
-
-def test_the_device_that_did_the_most_is_compared() -> None:
-    assert busiest_device({"device_traces": [[], trace(), trace()[:3]]}) == 1
-    for traces in ([], [[]]):
-        with pytest.raises(InputError, match="no trace of events"):
-            busiest_device({"device_traces": traces})

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from harness.report import ReportRun, read_run, write_report
-from harness.step_profile.memory import MemoryStats
-from harness.step_profile.step_profile import HardwareSummary, StepProfile
+from harness.step_profile import HardwareSummary, MemoryStats, StepProfile
 from harness.units import in_gib
 from tests.support.patience import again_until, hover
 from tests.support.reported import HOSTILE, MIB, simulated_run, write_hand_made

@@ -13,10 +13,7 @@ from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.recipe.file import load_recipe
 from harness.serve.server import server_of
-from harness.sweep.document import Sweep, sweep_of
-from harness.sweep.page import sweep_html
-from harness.sweep.plan import plan_sweep
-from harness.sweep.processes import run_cells
+from harness.sweep import Sweep, plan_sweep, run_cells, sweep_html, sweep_of
 from harness.sweep.table import ENDED
 from harness.units import in_gib
 

@@ -17,9 +17,8 @@ from harness.checkpoint.same_recipe import MAY_CHANGE
 from harness.checkpoint.tree import put_together, take_apart
 from harness.errors import InputError
 from harness.recipe.recipe import Recipe
-from harness.run_folder import checkpoint_files
+from harness.run_folder import RunFolder, checkpoint_files
 from harness.run_folder.checkpoint_files import checkpoints, verify, write_checkpoint
-from harness.run_folder.run_folder import RunFolder
 from tests.support.tiny import CPU, built, same_bits, step, tiny, weights
 
 FULL = tiny(optimizer="adamw_8bit")

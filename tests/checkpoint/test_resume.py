@@ -14,14 +14,11 @@ import torch
 from harness.checkpoint.checkpoint import read, restore, save
 from harness.errors import InputError
 from harness.measure.measured_run import measure
-from harness.recipe.file import load_recipe
-from harness.recipe.recipe import Recipe
+from harness.recipe import Recipe, load_recipe
 from harness.run_folder.checkpoint_files import checkpoints
 from harness.run_folder.run_folder import RunFolder
 from harness.step_profile.step_profile import StepProfile
-from harness.training.batches import Batches
-from harness.training.loop import run_steps
-from harness.training.step import Training
+from harness.training import Batches, Training, run_steps
 from tests.support.tiny import CPU, NullObserver, built, tiny
 
 LORA = {"adapter": "lora", "lora_dropout": 0.3}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import sys
 
 import pytest
 from rich.console import Console
 
 from harness.answers import Forecast, forecast_on_cpu
-from harness.cli.app import main
 from harness.cli.running.measuring import in_words
 from harness.cli.terminal.progress import RunProgress, duration
 from harness.hardware import find_hardware
@@ -17,19 +15,13 @@ from harness.napkin import predict
 from harness.recipe import load_recipe
 
 
-def test_a_large_recipe_is_announced_with_its_arithmetic(monkeypatch, capsys, tmp_path) -> None:
+def test_a_large_recipe_is_announced_with_its_arithmetic(call, monkeypatch) -> None:
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("harness.measure.matmul_flops_per_s", lambda dtype: 50e9)
     monkeypatch.setattr("harness.answers.measured", stop)  # the run itself
-    monkeypatch.setattr(
-        sys, "argv", ["harness", "run", "llama-3.2-1b-bf16", "seq_len=4096", "--device", "cpu"]
-    )
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main()
-    out, err = capsys.readouterr()
+    _, out, err = call("run", "llama-3.2-1b-bf16", "seq_len=4096", "--device", "cpu")
     # 6 FLOPs a weight and token, 1.24e9 weights, 4,096 tokens: 3e13 without attention, at 5e10 a second
     assert "9 steps of 38.1 TFLOP each, at the 50 GFLOP/s that a bf16 matrix product" in err
     assert "at least 1.9 h on this CPU" in err

@@ -13,11 +13,12 @@ from rich.table import Table
 from harness.cli.terminal.profile_tables import print_profile
 from harness.cli.terminal.progress import RunProgress
 from harness.cli.terminal.terminal import Terminal
-from harness.step_profile.memory import MemoryBreakdown, MemoryStats
-from harness.step_profile.step_profile import (
+from harness.step_profile import (
     Allocation,
     HardwareSummary,
     LeakReport,
+    MemoryBreakdown,
+    MemoryStats,
     NotFiniteReport,
     OutOfMemoryReport,
     PhaseStats,

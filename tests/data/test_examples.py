@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from harness.cli.terminal.profile_tables import _data
-from harness.data import documents
-from harness.data.check import check_data
+from harness.data import check_data, documents
 from harness.data.documents import LARGEST_BYTES, read_examples
 from harness.data.examples import MOST_MESSAGES, Example, read_example
 from harness.errors import InputError

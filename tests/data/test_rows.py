@@ -30,7 +30,7 @@ from transformers import (
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
 from harness.data.documents import LONGEST_LINE_BYTES
-from harness.data.packing import pack
+from harness.data.rows import pack
 from harness.errors import InputError, MissingDependency
 from harness.recipe.recipe import Recipe
 from harness.training.batches import Batches, build_batches
@@ -316,24 +316,17 @@ def test_a_packed_prompt_is_not_learned_and_never_split_from_its_completion(tmp_
     assert batch["labels"].tolist() == [[-100, -100, -100, *b"def"]]
 
 
+SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 TINY: dict[str, PretrainedConfig] = {
-    "llama": LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    ),
-    "mistral": MistralConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=6,
-    ),
+    "llama": LlamaConfig(**SIZES),
+    "mistral": MistralConfig(**SIZES, sliding_window=6),
     "gpt2": GPT2Config(vocab_size=VOCAB_SIZE, n_embd=32, n_layer=2, n_head=4, n_positions=64),
 }
 

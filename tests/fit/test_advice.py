@@ -7,16 +7,20 @@ import re
 import pytest
 
 from harness.fit import advice as oom
+from harness.fit import tensor_in_words
 from harness.fit.advice import MOST_CHANGES, advise
-from harness.fit.derived import tensor_in_words
 from harness.hardware.hardware import find_hardware
 from harness.napkin import estimate, required_bytes
-from harness.recipe.check import check_recipe
-from harness.recipe.recipe import Recipe
+from harness.recipe import Recipe, check_recipe
 from harness.simulate.simulated_run import simulate
-from harness.step_profile.in_words import explain_oom
-from harness.step_profile.memory import MemoryStats
-from harness.step_profile.step_profile import Allocation, HardwareSummary, OutOfMemoryReport, StepProfile
+from harness.step_profile import (
+    Allocation,
+    HardwareSummary,
+    MemoryStats,
+    OutOfMemoryReport,
+    StepProfile,
+    explain_oom,
+)
 from harness.system.strict_yaml import parse_yaml
 
 GIB = 2**30

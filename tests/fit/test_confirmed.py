@@ -11,15 +11,12 @@ import pytest
 
 from harness.allocator.settings import Settings, parse_settings
 from harness.errors import InputError
-from harness.fit.confirmed import ConfirmedFit, fit_confirmed
-from harness.fit.exact import fit_exact
+from harness.fit import ConfirmedFit, Simulations, fit_confirmed, fit_document, fit_exact, fit_lines
+from harness.fit.exact import ExactFit
 from harness.fit.held_back import held_back
 from harness.fit.search import MULTIPLES, FitField, fit
-from harness.fit.simulations import Simulations
-from harness.fit.text import fit_document, fit_lines
 from harness.hardware.hardware import Hardware, find_hardware, with_memory
-from harness.recipe.check import check_recipe
-from harness.recipe.recipe import Recipe
+from harness.recipe import Recipe, check_recipe
 from harness.simulate.simulated_run import simulate
 from harness.system.strict_yaml import parse_yaml
 from tests.support.tiny import MODELS, tiny
@@ -44,6 +41,11 @@ def fits(recipe: Recipe, hardware: Hardware, settings: Settings = PLAIN) -> bool
 
 
 @cache
+def found_in(mib: int) -> ExactFit:
+    return fit_exact(LORA, Simulations(with_mib(mib)))
+
+
+@cache
 def confirmed(mib: int) -> ConfirmedFit:
     return fit_confirmed(LORA, with_mib(mib), PLAIN)
 
@@ -56,6 +58,13 @@ def test_the_answer_fits_and_the_next_size_does_not(field: FitField) -> None:
     assert fits(LORA.model_copy(update={field: exact.value}), with_mib(100))
     assert not fits(LORA.model_copy(update={field: exact.next_value}), with_mib(100))
     assert len(exact.tried) < 12
+    assert exact.value % exact.multiple_of == 0
+    assert (exact.tried[exact.value], exact.tried[exact.next_value]) == (True, False)
+    assert exact.profile is not None
+    assert exact.profile.recipe[field] == exact.value
+    assert (exact.profile.memory.peak_reserved_bytes or 0) <= 100 * MiB
+    assert exact.next_profile is not None
+    assert exact.next_profile.oom is not None
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -263,3 +272,57 @@ def test_of_several_gpus_it_says_how_many_would_be_enough(tmp_path):
     text = "\n".join(fit_lines("two", "here", recipe, device, found))
     assert f"  {list(expected)[-1]}: fits" in text
     assert "cpu_offload=true" in [change.overrides for change in found.changes]
+
+
+# the largest value of one field, by simulation alone
+
+
+def test_a_recipe_that_is_too_large_as_it_is_shrinks() -> None:
+    heavy = LORA.model_copy(update={"micro_batch_size": 8})
+    told: dict[int, bool] = {}
+    found = fit_exact(heavy, Simulations(with_mib(60)), told=told.__setitem__)
+    assert found.value == found_in(60).value
+    assert told == found.tried
+    assert next(iter(told)) == 8  # it starts at what the recipe says
+
+
+def test_when_nothing_fits_there_is_no_value() -> None:
+    found = fit_exact(LORA, Simulations(with_mib(4)))
+    assert (found.value, found.profile, found.next_value) == (None, None, 1)
+    assert found.next_profile is not None
+    assert found.next_profile.oom is not None
+
+
+def test_a_limit_that_is_not_memory_is_named() -> None:
+    found = fit_exact(tiny("gpt2", seq_len=128), Simulations(A100), "seq_len", multiple_of=128)
+    assert (found.value, found.next_value) == (128, 256)  # tests/models/gpt2.json has 128 positions
+    assert found.next_profile is None
+    assert found.limit is not None
+    assert "positions" in found.limit
+
+
+def test_less_memory_than_the_context_takes_fits_nothing() -> None:
+    assert fit_exact(LORA, Simulations(with_memory(A100, 5))).value is None
+
+
+def test_json_has_what_was_found_and_tried() -> None:
+    document = json.loads(json.dumps(found_in(60).as_json()))
+    assert document["largest"] == found_in(60).value
+    assert document["peak_reserved_bytes"] <= 60 * MiB
+    assert document["next_out_of_memory_in"] in ("forward", "backward")
+    assert document["tried"][str(document["next"])] is False
+    nothing = fit_exact(LORA, Simulations(with_mib(4))).as_json()
+    assert (nothing["largest"], nothing["peak_allocated_bytes"]) == (None, None)
+
+
+def test_what_is_offloaded_is_said_as_it_is_simulated() -> None:
+    recipe, device = LORA.model_copy(update={"offload": ("activations",)}), with_mib(60)
+    found = fit_exact(recipe, Simulations(device))
+    there = recipe.model_copy(update={"micro_batch_size": found.value})
+    assert found.as_json()["host_bytes"] == simulate(there, device)[0].memory.host_bytes > 0
+    assert found_in(60).as_json()["host_bytes"] is None
+
+
+def test_what_cannot_be_simulated_is_refused() -> None:
+    with pytest.raises(InputError, match="compile"):
+        fit_exact(tiny(compile=True), Simulations(A100))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +12,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from harness.allocator.settings import parse_settings
-from harness.cli.app import main
 from harness.data.lengths import example_lengths
 from harness.errors import InputError
 from harness.fit.lengths import fit_lengths, lengths_lines
 from harness.hardware.hardware import find_hardware, with_memory
 from harness.simulate.simulated_run import simulate
+from tests.support.commands import Call
 from tests.support.places import LLAMA
 from tests.support.tiny import MODELS, tiny
 
@@ -106,20 +104,13 @@ def test_too_few_rows_are_refused() -> None:
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: Any, words: Path) -> Callable[..., tuple[int, str, str]]:
+def call(call: Call, monkeypatch: pytest.MonkeyPatch, words: Path) -> Call:
     (words / "tiny.yaml").write_text(f"# Tiny\nmodel: {LLAMA}\nprecision: bf16\nseq_len: 256\n")
     monkeypatch.chdir(words)
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["harness", "fit", "tiny.yaml", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (ended.value.code, *capfd.readouterr())  # type: ignore[return-value]
-
-    return command
+    return partial(call, "fit", "tiny.yaml")
 
 
-def test_the_command(call: Callable[..., tuple[int, str, str]]) -> None:
+def test_the_command(call: Call) -> None:
     status, out, _ = call("--data", "texts.jsonl", "--tokenizer", "checkpoint", "--json")
     assert status == 0
     document = json.loads(out)
@@ -139,9 +130,7 @@ def test_the_command(call: Callable[..., tuple[int, str, str]]) -> None:
         (("--data", "texts.jsonl", "--tokenizer", "nowhere/x"), "gives no tokenizer"),
     ],
 )
-def test_bad_input(
-    call: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...], words_said: str
-) -> None:
+def test_bad_input(call: Call, arguments: tuple[str, ...], words_said: str) -> None:
     status, out, err = call(*arguments)
     assert (status, out) == (2, "")
     assert words_said in err

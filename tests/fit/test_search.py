@@ -11,13 +11,11 @@ from typer.testing import CliRunner
 from harness.architecture.model_shape import load_shape
 from harness.cli.app import app
 from harness.errors import InputError
+from harness.fit import compare_hardware, fit
 from harness.fit.changes import WORTHWHILE, Change, Price, by_arithmetic, combined, suggestions
-from harness.fit.device_choice import compare_hardware
-from harness.fit.search import fit
 from harness.hardware.hardware import find_hardware, hardware_names, parse_bytes, with_memory
 from harness.napkin import estimate, required_bytes
-from harness.recipe.file import load_recipe
-from harness.recipe.recipe import Recipe
+from harness.recipe import Recipe, load_recipe
 from tests.support.places import LLAMA
 
 RTX_4090 = find_hardware("rtx-4090")

@@ -11,7 +11,7 @@ from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.errors import InputError
-from harness.fit.deepspeed import zero_buffers
+from harness.fit import Simulations, divisions
 from harness.fit.sharding import (
     GPUS_PER_NODE,
     Refused,
@@ -20,17 +20,12 @@ from harness.fit.sharding import (
     bucket_note,
     model_states,
     strategies,
+    zero_buffers,
 )
-from harness.fit.side_by_side import divisions
-from harness.fit.simulations import Simulations
 from harness.hardware.hardware import find_hardware
 from harness.hardware.table import Cited
-from harness.napkin.memory import Memory
-from harness.napkin.prediction import estimate
-from harness.napkin.timing import Timing
-from harness.recipe.check import check_recipe
-from harness.recipe.file import load_recipe
-from harness.recipe.recipe import Recipe
+from harness.napkin import Memory, Timing, estimate
+from harness.recipe import Recipe, check_recipe, load_recipe
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.in_words import peak_in_words
 from harness.units import in_gib

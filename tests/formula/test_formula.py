@@ -6,21 +6,18 @@ import json
 import random
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from harness.allocator import parse_settings
-from harness.cli.app import app
+from harness.formula import Formula, in_dimensions, load, point_of, radix_sort_scratch, save, terms_at_peak
 from harness.formula.expression import Factors, Point, Rule, Sum, explain
-from harness.formula.formula import Formula, point_of
-from harness.formula.scratch import radix_sort_scratch
-from harness.formula.store import load, save
-from harness.formula.terms import in_dimensions, terms_at_peak
 from harness.hardware import PLENTY_BYTES, find_hardware, with_memory
 from harness.recipe import Recipe, recipe_yaml
 from harness.simulate import simulate
 from harness.step_profile import StepProfile
+from tests.support.commands import Call
 from tests.support.tiny import tiny
 
 H100 = find_hardware("h100")
@@ -218,14 +215,12 @@ def test_a_size_of_one_length_has_the_factors_that_tensors_of_a_step_have() -> N
     assert spelled(2048 * 8192 * 2, 0) == "H·F × 2 B"  # a weight: no tokens without a batch
 
 
-def test_the_command_says_where_it_holds(tmp_path) -> None:
-    recipe = str(tmp_path / "tiny.yaml")
+def test_the_command_says_where_it_holds(call: Call, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(recipe_yaml(RECIPES["lora"]))
-    text = CliRunner().invoke(app, ["formula", recipe, "micro_batch_size=4", "seq_len=64"]).stdout
+    text = call("formula", "tiny.yaml", "micro_batch_size=4", "seq_len=64")[1]
     assert "what is allocated at the peak" in text
     assert "Exact for B from 4 to 16 and S from 64 to 256 in steps of 64" in text
-    alone = CliRunner().invoke(app, ["formula", recipe, "--json"])
-    document = json.loads(alone.stdout)
+    document = json.loads(call("formula", "tiny.yaml", "--json")[1])
     assert document["exact"]
     total = sum(term["rounded_bytes"] for term in document["terms"])
     assert total == document["peak_allocated_bytes"]

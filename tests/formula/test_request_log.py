@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from harness.allocator.allocator import Allocator
-from harness.allocator.blocks import Block
-from harness.allocator.settings import Settings
+from harness.allocator import Allocator, Block, Settings
 from harness.formula.request_log import RequestLog
 
 MIB = 1 << 20

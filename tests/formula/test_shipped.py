@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from harness.allocator import parse_settings
-from harness.formula import load, point_of, timed_on
-from harness.formula.formula import Formula
+from harness.formula import Formula, load, point_of, timed_on
 from harness.formula.store import shipped_path
 from harness.hardware import Hardware, all_hardware
 from harness.recipe import Recipe

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch.cuda import _memory_viz
 
-from harness.measure.measured_run import measure
+from harness.measure import Silent, measure
 from harness.measure.observer import Unobserved
-from harness.recipe.fields import RECORDED_STEPS
-from harness.recipe.recipe import Recipe
+from harness.recipe import RECORDED_STEPS, Recipe
 from harness.run_folder.run_folder import RunFolder
 from harness.snapshot.safe_read import read_snapshot
 from harness.step_profile.step_profile import StepProfile
@@ -42,11 +41,6 @@ RECIPES = {
 def clean() -> None:
     gc.collect()
     torch.cuda.empty_cache()
-
-
-class Silent:
-    def step(self, *_: Any) -> None:
-        pass
 
 
 def measured(recipe: Recipe, folder: Path, *, snapshot: bool = True) -> StepProfile:

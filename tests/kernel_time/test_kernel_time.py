@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.hardware.hardware import all_hardware, find_hardware
 from harness.kernel_time import attention, attention_flops, collective, memory, product, range_of
-from harness.kernel_time.collectives import wire_share
+from harness.kernel_time.estimates import wire_share
 from harness.kernel_time.parameters import document, is_measured, where_from
 
 A100, H100, A40 = find_hardware("a100-80gb"), find_hardware("h100"), find_hardware("a40")

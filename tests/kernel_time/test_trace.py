@@ -5,7 +5,6 @@ writes them, here on the CPU; the kernels of a GPU are added, each slower than e
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from harness.cli.app import main
 from harness.errors import InputError
 from harness.hardware.hardware import Hardware, find_hardware
 from harness.kernel_time import adjust, read_trace
 from harness.kernel_time.trace import _shape
+from tests.support.commands import Call
 
 SLOWER = {"product": 1.25, "memory": 0.8}
 H100 = "NVIDIA H100 80GB HBM3"
@@ -36,14 +35,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("trace") / "cpu.json"
     run.export_chrome_trace(str(path))
     return json.loads(path.read_text())
-
-
-def status(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Of the command."""
-    monkeypatch.setattr(sys, "argv", ["harness", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 def with_kernels(recorded: dict[str, Any], device: Hardware, tmp_path: Path, named: str = H100) -> Path:
@@ -84,32 +75,26 @@ def test_the_scales_are_what_the_trace_shows(recorded: dict[str, Any], tmp_path:
         assert each.after == pytest.approx(0, abs=1e-3)
 
 
-def test_the_command_writes_a_calibration(
-    recorded: dict[str, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_command_writes_a_calibration(recorded: dict[str, Any], tmp_path: Path, call: Call) -> None:
     path = with_kernels(recorded, find_hardware("h100"), tmp_path)
-    assert status(monkeypatch, "calibrate", "--trace", str(path), "--out", str(tmp_path)) == 0
-    out = capsys.readouterr().out
+    status, out, _ = call("calibrate", "--trace", path, "--out", tmp_path)
+    assert status == 0
     assert "product" in out
     assert "1.250" in out
     written = json.loads((tmp_path / "h100" / "calibration.json").read_text())
     assert written["product_scale"] == pytest.approx(1.25, rel=1e-3)
-    assert status(monkeypatch, "calibrate", "--trace", str(path), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["calibration"]["source"] == f"a trace of {H100}"
+    status, out, _ = call("calibrate", "--trace", path, "--json")
+    assert status == 0
+    assert json.loads(out)["calibration"]["source"] == f"a trace of {H100}"
 
 
 def test_a_device_that_the_table_lacks_is_asked_for(
-    recorded: dict[str, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    recorded: dict[str, Any], tmp_path: Path, call: Call
 ) -> None:
     path = with_kernels(recorded, find_hardware("h100"), tmp_path, named="NVIDIA Something")
-    assert status(monkeypatch, "calibrate", "--trace", str(path)) == 2
-    assert "--hardware NAME" in capsys.readouterr().err
+    status, _, err = call("calibrate", "--trace", path)
+    assert status == 2
+    assert "--hardware NAME" in err
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.kernels.attention_choice import AttentionCall, chosen_backend
+from harness.kernels import AttentionCall, Free, Take, chosen_backend, script_of
 from harness.kernels.gpu import Gpu, capability_of
-from harness.kernels.operators import script_of
-from harness.kernels.script import Free, Take
 from harness.simulate.cuda.attention_call import attention_on_meta
 from harness.system import TorchRelease
 

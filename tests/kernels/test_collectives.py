@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
-from harness.kernels.gpu import Gpu
-from harness.kernels.operators import script_of, unknown_ops
-from harness.kernels.script import Take
+from harness.kernels import Gpu, Take, script_of, unknown_ops
 from harness.system import TorchRelease
 
 assert fully_shard  # whose import defines the operators

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.kernels.operators import script_of, unknown_ops
-from harness.kernels.script import Unknown
+from harness.kernels import Unknown, script_of, unknown_ops
 from tests.kernels.test_rules import BF16, H100, meta, written
 
 aten = torch.ops.aten

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from benchmarks.virtual_gpu.cudnn_plans import ATTENTION, BACKWARD
 from harness.hardware.hardware import find_hardware
+from harness.kernels import Take, script_of
 from harness.kernels.gpu import Gpu, capability_of
-from harness.kernels.operators import script_of
-from harness.kernels.script import Take
 from harness.system import TorchRelease
 from tests.support.places import RECORDINGS
 

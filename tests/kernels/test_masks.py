@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.kernels.gpu import Gpu
-from harness.kernels.operators import script_of
+from harness.kernels import Gpu, script_of
 from harness.system import TorchRelease
 from tests.kernels.test_rules import A100, H100, L4, written
 

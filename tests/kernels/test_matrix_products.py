@@ -13,9 +13,8 @@ import pytest
 
 from benchmarks.virtual_gpu.matrix_products import overload, tensors
 from harness.hardware.hardware import find_hardware
+from harness.kernels import Free, Keep, Take, script_of
 from harness.kernels.gpu import Gpu, capability_of
-from harness.kernels.operators import script_of
-from harness.kernels.script import Free, Keep, Take
 from harness.system import TorchRelease
 from tests.support.places import RECORDINGS
 

@@ -18,9 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.formula import radix_sort_scratch, scan_scratch
 from harness.hardware.hardware import find_hardware
-from harness.kernels.gpu import Gpu
+from harness.kernels import Free, Gpu, Keep, Take
 from harness.kernels.operators import OPERATORS, UNKNOWN, operator_name, script_of, unknown_ops
-from harness.kernels.script import Free, Keep, Take
 from harness.kernels.sorting import scan_tile, sort_tile
 from harness.simulate.simulated_run import simulate
 from harness.system import TorchRelease

@@ -66,12 +66,27 @@ def watched(folder: Path, loop: Callable[[], Any], window: Window = Window(3, 5)
     return Seen(StepProfile.read(folder / "run" / "profile.json"), lines, finder)
 
 
-def step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor | None = None) -> float:
-    loss = net(batch() if x is None else x).square().mean()
+def trained() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    net = model()
+    return net, torch.optim.SGD(net.parameters())
+
+
+def descend(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+
+
+def step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor | None = None) -> float:
+    loss = net(batch() if x is None else x).square().mean()
+    descend(loss, optimizer)
     return loss.item()
+
+
+@torch.no_grad()
+def generate(net: nn.Module) -> None:
+    for _ in range(3):
+        net(batch())
 
 
 def phases_of(lines: list[dict[str, Any]]) -> set[str]:
@@ -89,9 +104,7 @@ def test_a_plain_loop(tmp_path: Path) -> None:
     def loop() -> None:
         for n, (x, y) in enumerate(data, 1):
             loss = criterion(net(x), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            descend(loss, optimizer)
             losses.append(loss.item())
             if n % 4 == 0:
                 net.eval()
@@ -154,8 +167,7 @@ def test_gradients_that_are_set_by_hand(tmp_path: Path) -> None:
 
 def test_a_tensor_that_is_pickled_is_not_saved(tmp_path: Path) -> None:
     """Pickle calls torch.save: what is sent to another process goes into no file."""
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters())
+    net, optimizer = trained()
 
     def loop() -> None:
         for _ in range(6):
@@ -190,8 +202,7 @@ def test_everything_is_put_back(tmp_path: Path) -> None:
 
 
 def test_micro_batches_are_one_step(tmp_path: Path) -> None:
-    net, losses = model(), list[float]()
-    optimizer = torch.optim.SGD(net.parameters())
+    (net, optimizer), losses = trained(), list[float]()
 
     def loop() -> None:
         for _ in range(6):
@@ -269,9 +280,7 @@ def test_a_reference_model_is_of_the_forward_pass(tmp_path: Path) -> None:
             wanted = net(x)
             with torch.no_grad():
                 given = reference(x)
-            (wanted - given).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            descend((wanted - given).square().mean(), optimizer)
 
     seen = watched(tmp_path, loop)
     assert "evaluation" not in seen.profile.phases
@@ -279,17 +288,11 @@ def test_a_reference_model_is_of_the_forward_pass(tmp_path: Path) -> None:
 
 
 def test_generation_is_a_phase(tmp_path: Path) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters())
-
-    @torch.no_grad()
-    def generate() -> None:
-        for _ in range(3):
-            net(batch())
+    net, optimizer = trained()
 
     def loop() -> None:
         for _ in range(6):
-            generate()
+            generate(net)
             step(net, optimizer)
 
     seen = watched(tmp_path, loop)
@@ -299,13 +302,7 @@ def test_generation_is_a_phase(tmp_path: Path) -> None:
 
 
 def test_what_an_evaluation_generates_is_part_of_it(tmp_path: Path) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters())
-
-    @torch.no_grad()
-    def generate() -> None:
-        for _ in range(3):
-            net(batch())
+    net, optimizer = trained()
 
     def loop() -> None:
         for number in range(8):
@@ -314,7 +311,7 @@ def test_what_an_evaluation_generates_is_part_of_it(tmp_path: Path) -> None:
                 net.eval()
                 with torch.no_grad():
                     net(batch())
-                generate()
+                generate(net)
                 torch.save(net.state_dict(), tmp_path / "weights.pt")
                 net.train()
 
@@ -377,8 +374,7 @@ def test_a_dispatch_mode_of_the_programs_own(tmp_path: Path) -> None:
     breaks."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    net, counted = model(), set[int]()
-    optimizer = torch.optim.SGD(net.parameters())
+    (net, optimizer), counted = trained(), set[int]()
 
     def loop() -> None:
         for _ in range(7):
@@ -413,8 +409,7 @@ def test_a_gradient_scaler_that_leaves_steps_out(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_nan(tmp_path: Path) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters())
+    net, optimizer = trained()
     seen = watched(
         tmp_path, lambda: [step(net, optimizer, batch() * (1 if n < 4 else float("nan"))) for n in range(6)]
     )
@@ -425,8 +420,7 @@ def test_a_loss_that_is_nan(tmp_path: Path) -> None:
 
 
 def test_memory_that_runs_out_in_a_recorded_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters())
+    net, optimizer = trained()
 
     def loop() -> None:
         for n in range(6):
@@ -453,8 +447,7 @@ def test_memory_that_runs_out_in_a_recorded_step(tmp_path: Path, capsys: pytest.
 
 def test_models_that_are_gone_at_the_end_are_named(tmp_path: Path) -> None:
     def loop() -> None:
-        net = model()
-        optimizer = torch.optim.SGD(net.parameters())
+        net, optimizer = trained()
         for _ in range(6):
             step(net, optimizer)
 
@@ -463,8 +456,7 @@ def test_models_that_are_gone_at_the_end_are_named(tmp_path: Path) -> None:
 
 
 def test_an_error_in_a_recorded_step(tmp_path: Path) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters())
+    net, optimizer = trained()
 
     def loop() -> None:
         for n in range(6):
@@ -478,8 +470,7 @@ def test_an_error_in_a_recorded_step(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_is_too_short(tmp_path: Path) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters())
+    net, optimizer = trained()
     profile = watched(tmp_path, lambda: [step(net, optimizer) for _ in range(2)]).profile
     assert not profile.complete
     assert profile.warnings == [
@@ -515,8 +506,7 @@ def test_data_parallel_is_refused_in_words(tmp_path: Path, capsys: pytest.Captur
 def test_a_full_disk_ends_the_watching_and_not_the_program(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    net, done = model(), list[float]()
-    optimizer = torch.optim.SGD(net.parameters())
+    (net, optimizer), done = trained(), list[float]()
 
     def full(*_: Any) -> None:
         raise InputError("cannot write snapshot.pickle: No space left on device.")
@@ -543,9 +533,7 @@ def calls_in_a_timed_step(folder: Path, num_layers: int, *, is_watched: bool) ->
     def loop() -> None:
         for n in range(8):
             sys.setprofile(count if n == 6 else None)
-            net(x).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            descend(net(x).sum(), optimizer)
         sys.setprofile(None)
 
     if is_watched:

@@ -13,10 +13,8 @@ from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.run_folder.run_folder import RunFolder
 from harness.simulate.simulated_run import simulate
-from harness.step_profile.in_words import between_steps_in_words, verdict
-from harness.step_profile.step_profile import PHASES, StepProfile
-from harness.training.after_step import AfterStep
-from harness.training.evaluation import Evaluation
+from harness.step_profile import PHASES, StepProfile, between_steps_in_words, verdict
+from harness.training import AfterStep, Evaluation
 from tests.support.tiny import tiny
 
 RECIPE = tiny(steps=1, warmup_steps=1)

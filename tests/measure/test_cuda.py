@@ -15,16 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from harness.fit.advice import advise
-from harness.hardware.hardware import find_hardware, hardware_names
-from harness.hardware.table import TABLE_NAMES
+from harness.hardware import TABLE_NAMES, find_hardware, hardware_names
 from harness.measure import cuda as measure_cuda
+from harness.measure import measure
 from harness.measure import measured_run as measuring
 from harness.measure.cuda import CudaObserver
-from harness.measure.measured_run import measure
 from harness.measure.observer import History
 from harness.run_folder.run_folder import RunFolder
-from harness.snapshot.message import requested_in
-from harness.snapshot.safe_read import read_snapshot
+from harness.snapshot import read_snapshot, requested_in
 from harness.step_profile.in_words import explain_oom
 from harness.training.step import Training
 from tests.support.fake_cuda import CACHED, FakeCuda, FakeNvml, install

@@ -16,8 +16,7 @@ from harness.cli.terminal.doctor import print_findings
 from harness.errors import MissingDependency
 from harness.measure import doctor
 from harness.measure.doctor import examine, toggle_recipes
-from harness.recipe.mesh import OF_RANKS
-from harness.recipe.recipe import Recipe
+from harness.recipe import OF_RANKS, Recipe
 
 NOTHING_TO_COMPILE = [sys.executable, "-c", "pass"]
 

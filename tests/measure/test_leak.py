@@ -7,24 +7,18 @@ from typing import Any
 import pytest
 import torch
 
+from harness.measure import Silent, measure
 from harness.measure import measured_run as measuring
 from harness.measure.leak import find_leak
-from harness.measure.measured_run import measure
 from harness.run_folder.run_folder import RunFolder
 from harness.snapshot.spans import AllocationSpan
-from harness.step_profile.in_words import leak_in_words
-from harness.step_profile.step_profile import Allocation, LeakReport, StepProfile
+from harness.step_profile import Allocation, LeakReport, StepProfile, leak_in_words
 from harness.training.loop import run_steps, set_up
 from tests.support.tiny import CPU, tiny
 
 MIB = 2**20
 KEPT: list[Any] = []
 """What a program forgets to let go."""
-
-
-class Silent:
-    def step(self, index, total, kind, loss, tokens_per_s, peak_bytes) -> None:
-        pass
 
 
 def ran(folder, **fields: Any) -> StepProfile:

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 from torch.cuda import _memory_viz
 
+from harness.measure import chosen_device, measure
 from harness.measure import measured_run as measuring
 from harness.measure.cpu import CpuObserver
-from harness.measure.devices import chosen_device
-from harness.measure.measured_run import measure
 from harness.recipe.recipe import Recipe
 from harness.run_folder.run_folder import RunFolder
 from harness.step_profile.step_profile import StepProfile

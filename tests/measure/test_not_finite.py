@@ -12,8 +12,8 @@ import torch
 
 from harness.cli.exit_status import NOT_FINITE
 from harness.cli.running.run import _status
+from harness.measure import measure
 from harness.measure import measured_run as measuring
-from harness.measure.measured_run import measure
 from harness.recipe.recipe import Recipe
 from harness.run_folder.run_folder import RunFolder
 from harness.step_profile.step_profile import StepProfile

@@ -12,17 +12,12 @@ import argparse
 import contextlib
 import importlib
 import json
-import os
 import sys
-import tempfile
 import tomllib
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from tests.mutation.forks import NEEDS_IMPORT, Collected, Outcome, import_from, libraries_of, run_tests
-from tests.mutation.mutant import Mutant
-from tests.mutation.mutants import mutants_of, sample_of
+from tests.mutation.forks import Outcome, libraries_of, run_tests
+from tests.mutation.mutants import Mutant, mutants_of, sample_of
 from tests.support.places import ROOT
 
 HERE = ROOT / "tests/mutation"
@@ -68,8 +63,7 @@ def try_survivors_again(module: dict[str, Any], row: dict[str, Any]) -> dict[str
 
 
 def _outcomes(tests: list[str], mutants: list[Mutant]) -> list[Outcome]:
-    """What became of each. Those in functions share a fork that has collected the tests."""
-    outcomes: list[Outcome | None] = [None] * len(mutants)
+    """What became of each, in a fork of this process, which has imported the libraries alone."""
     baseline, libraries = libraries_of(tests, 900)
     if baseline.status != 0:
         raise SystemExit(f"tests.mutation: without a mutant, {baseline.first_failure or tests} fails")
@@ -81,34 +75,11 @@ def _outcomes(tests: list[str], mutants: list[Mutant]) -> list[Outcome]:
         raise SystemExit(f"tests.mutation: a library that {tests} use imports harness; see OURS in forks.py")
     limit_s = 8 + 3 * baseline.cpu_s
     print(f"  {len(mutants)} mutants, {baseline.cpu_s:.0f} s of processor for all tests", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder, "outcomes.json")
-        child = os.fork()
-        if not child:
-            try:
-                collected = Collected(tests, [mutant.path for mutant in mutants])
-                found = []
-                for n, mutant in enumerate(mutants):
-                    if mutant.in_function:
-                        outcome = run_tests(tests, partial(collected.put_in, mutant), limit_s)
-                        found.append((n, vars(_said(outcome, mutant))))
-                written.write_text(json.dumps(found))
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        for n, outcome in json.loads(written.read_text()):
-            outcomes[n] = Outcome(**outcome)
-    for n, mutant in enumerate(mutants):
-        outcome = outcomes[n]
-        if outcome is None or outcome.status == NEEDS_IMPORT:
-            outcomes[n] = _said(run_tests(tests, partial(import_from, mutant), limit_s), mutant)
-    return [outcome for outcome in outcomes if outcome is not None]
+    return [_said(run_tests(tests, mutant, limit_s), mutant) for mutant in mutants]
 
 
 def _said(outcome: Outcome, mutant: Mutant) -> Outcome:
-    kind = {0: "SURVIVED", NEEDS_IMPORT: "again"}.get(
-        outcome.status, "timed out" if outcome.timed_out else "killed"
-    )
+    kind = "SURVIVED" if outcome.status == 0 else "timed out" if outcome.timed_out else "killed"
     print(
         f"  {kind:9} {outcome.cpu_s:5.1f} s  {mutant.path}:{mutant.line}  {mutant.was} -> {mutant.becomes}"
         f"  [{outcome.first_failure}]",
@@ -134,7 +105,7 @@ def _named(row: dict[str, str]) -> Mutant:
         raise SystemExit(f"tests/mutation/modules.toml: {row['was']!r} stands {times} times in {row['file']}")
     line = source[: source.index(row["was"])].count("\n") + 1
     changed = source.replace(row["was"], row["becomes"])
-    return Mutant(row["file"], line, row["was"], row["becomes"], changed, in_function=True)
+    return Mutant(row["file"], line, row["was"], row["becomes"], changed)
 
 
 def main(arguments: list[str]) -> None:

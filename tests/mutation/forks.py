@@ -1,15 +1,12 @@
-"""Tests run with a mutant, in a fork of a process that has imported the libraries and collected the tests.
+"""Tests run with a mutant, in a fork of a process that has imported the libraries.
 
-The file is never written: in the fork the code of the functions that differ is put in place of the original,
-or, for what runs at import, the module is imported from the changed text. A fork that a mutant hangs or makes
-eat memory is ended by the kernel's count of its processor time and memory.
+The file is never written: in the fork the module is imported from the changed text. A fork that a mutant
+hangs or makes eat memory is ended by the kernel's count of its processor time and memory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import gc
 import importlib.machinery
 import os
 import resource
@@ -18,14 +15,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType
 
 import pytest
 
-from tests.mutation.mutant import Mutant
+from tests.mutation.mutants import Mutant
 from tests.support.places import ROOT
 
 QUIET = [
@@ -36,8 +33,6 @@ QUIET = [
 ]
 MOST_MEMORY_BYTES = 12 * 2**30
 OURS = ("harness", "tests", "benchmarks", "pages", "conftest", "__")
-NEEDS_IMPORT = 77
-"""Exit status of a fork that found no function to replace."""
 
 
 @dataclass(frozen=True)
@@ -53,51 +48,6 @@ class Outcome:
     @property
     def timed_out(self) -> bool:
         return self.status in (-signal.SIGXCPU, -signal.SIGKILL)
-
-
-class Collected:
-    """A process that has collected tests: what a fork of it replaces functions in."""
-
-    def __init__(self, tests: Sequence[str], paths: Sequence[str]) -> None:
-        """Import the modules of `tests`; `paths` are the files that mutants are of."""
-        with _silence():
-            status = pytest.main([*QUIET, "--collect-only", *tests])
-        if status != 0:
-            raise RuntimeError(f"pytest could not collect {' '.join(tests)}: exit status {int(status)}")
-        files = {str(ROOT / path) for path in paths}
-        objects = gc.get_objects()
-        self._functions = [
-            o for o in objects if isinstance(o, FunctionType) and o.__code__.co_filename in files
-        ]
-        caches = (o for o in objects if isinstance(o, functools._lru_cache_wrapper))
-        self._caches = [o for o in caches if str(getattr(o, "__module__", "")).startswith(OURS)]
-        del objects
-        gc.freeze()  # no fork walks through what the libraries made
-
-    def put_in(self, mutant: Mutant) -> bool:
-        """Whether the mutant is what this process runs from now on."""
-        import_from(mutant)
-        if mutant.path.removesuffix(".py").replace("/", ".") not in sys.modules:
-            return True
-        for cache in self._caches:
-            cache.cache_clear()  # what it keeps was made by the original
-        path = str(ROOT / mutant.path)
-        before = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-        after = compile(mutant.source, path, "exec", dont_inherit=True)
-        old, new = list(_functions(before)), list(_functions(after))
-        if len(old) != len(new):
-            return False
-        pairs = zip(old, new, strict=True)
-        changed = {(a.co_qualname, a.co_firstlineno): b for a, b in pairs if a != b}
-        found = set()
-        for function in self._functions:
-            key = (function.__code__.co_qualname, function.__code__.co_firstlineno)
-            if function.__code__.co_filename == path and key in changed:
-                if function.__code__.co_freevars != changed[key].co_freevars:
-                    return False  # it would look for what is around it in the wrong places
-                function.__code__ = changed[key]
-                found.add(key)
-        return found == changed.keys()
 
 
 def libraries_of(tests: Sequence[str], limit_s: float) -> tuple[Outcome, list[str]]:
@@ -116,12 +66,11 @@ def libraries_of(tests: Sequence[str], limit_s: float) -> tuple[Outcome, list[st
         return outcome, names.read_text().split() if names.exists() else []
 
 
-def run_tests(tests: Sequence[str], put_in: Callable[[], bool], limit_s: float) -> Outcome:
-    """Whether `tests` pass after `put_in`, in a fork that may compute for `limit_s`."""
+def run_tests(tests: Sequence[str], mutant: Mutant, limit_s: float) -> Outcome:
+    """Whether `tests` pass with the mutant, in a fork that may compute for `limit_s`."""
 
     def body(note: Callable[[str], None], folder: str) -> int:
-        if not put_in():
-            return NEEDS_IMPORT
+        _import_from(mutant)
         arguments = [*QUIET, f"--basetemp={folder}/tests", *tests]
         return int(pytest.main(arguments, plugins=[_FirstFailure(note)]))
 
@@ -178,16 +127,7 @@ class _FirstFailure:
             self._note(f"{report.nodeid} (at import)")
 
 
-def _functions(code: CodeType) -> Iterator[CodeType]:
-    """The functions that exist once the module is imported: of the module, and of its classes."""
-    for inner in (constant for constant in code.co_consts if isinstance(constant, CodeType)):
-        if inner.co_flags & 1:  # CO_OPTIMIZED: a function, not the body of a class
-            yield inner
-        else:
-            yield from _functions(inner)
-
-
-def import_from(mutant: Mutant) -> bool:
+def _import_from(mutant: Mutant) -> None:
     """The module, where it is imported from now on, is the mutant."""
     path, original = str(ROOT / mutant.path), importlib.machinery.SourceFileLoader.get_code
 
@@ -197,14 +137,3 @@ def import_from(mutant: Mutant) -> bool:
         return original(loader, name)
 
     importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
-    return True
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    with (
-        open(os.devnull, "w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
-        yield

@@ -7,8 +7,10 @@ mutant of cosmic-ray costs is a process that imports torch: so only the operator
 from __future__ import annotations
 
 import ast
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import libcst as cst
@@ -16,7 +18,6 @@ import libcst.matchers as m
 from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators, operator_arg_removal, operator_string
 
-from tests.mutation.mutant import Mutant
 from tests.support.places import ROOT
 
 CODE = cst.Module([])
@@ -24,6 +25,27 @@ BARE = m.Name() | m.Attribute() | m.Call()
 """Conditions in which mutmut has nothing to turn round."""
 NOT_MUTATED = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom, cst.Assert)
 """What says nothing about what the code does, or fails at once when it is changed."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A file with one change."""
+
+    path: str
+    """From the root of the checkout."""
+    line: int
+    was: str
+    """The lines that change, in one, without indentation."""
+    becomes: str
+    source: str
+    """The whole file as changed."""
+    nth: int = 0
+    """How many like it stand above."""
+
+    @property
+    def key(self) -> str:
+        """The same for as long as these lines and this change are the same, wherever the lines are."""
+        return hashlib.sha256(f"{self.path}\n{self.was}\n{self.becomes}\n{self.nth}".encode()).hexdigest()
 
 
 def mutants_of(path: str) -> list[Mutant]:
@@ -34,10 +56,10 @@ def mutants_of(path: str) -> list[Mutant]:
     module.visit(found)
     mutants: list[Mutant] = []
     like_it: Counter[tuple[str, str]] = Counter()
-    for (start, length), line, changed, in_function in found.changes:
+    for (start, length), line, changed in found.changes:
         source = (code[:start] + changed.encode() + code[start + length :]).decode()
         change = _changed_lines(code.decode(), source)
-        mutants.append(Mutant(path, line, *change, source, in_function, like_it[change]))
+        mutants.append(Mutant(path, line, *change, source, like_it[change]))
         like_it[change] += 1
     return mutants
 
@@ -61,13 +83,13 @@ def _is_another_program(mutant: Mutant) -> bool:
 
 
 class _Found(cst.CSTVisitor):
-    """Gathers (start and length in bytes, line, code in its place, whether in a function) of every change."""
+    """Gathers (start and length in bytes, line, code in its place) of every change."""
 
     METADATA_DEPENDENCIES = (ByteSpanPositionProvider, PositionProvider)
 
     def __init__(self) -> None:
         super().__init__()
-        self.changes: list[tuple[tuple[int, int], int, str, bool]] = []
+        self.changes: list[tuple[tuple[int, int], int, str]] = []
         self._functions = 0
 
     def on_visit_attribute(self, node: cst.CSTNode, attribute: str) -> None:
@@ -90,7 +112,7 @@ class _Found(cst.CSTVisitor):
     def _change(self, node: cst.CSTNode, becomes: str) -> None:
         span: Any = self.get_metadata(ByteSpanPositionProvider, node)
         place: Any = self.get_metadata(PositionProvider, node)
-        self.changes.append(((span.start, span.length), place.start.line, becomes, self._functions > 0))
+        self.changes.append(((span.start, span.length), place.start.line, becomes))
 
 
 def _changes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

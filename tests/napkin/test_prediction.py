@@ -21,10 +21,8 @@ from harness.cli.terminal.derivation import render
 from harness.errors import InputError
 from harness.hardware.hardware import all_hardware, find_hardware, hardware_names
 from harness.napkin import Timing, derive_terms, estimate, predict, required_bytes, sent_bytes
-from harness.recipe.effects import EFFECTS
+from harness.recipe import EFFECTS, Recipe, list_recipes, load_recipe
 from harness.recipe.fields import Optimizer
-from harness.recipe.file import list_recipes, load_recipe
-from harness.recipe.recipe import Recipe
 from harness.step_profile.step_profile import StepProfile
 
 H100, A100 = find_hardware("h100"), find_hardware("a100-80gb")

@@ -7,8 +7,7 @@ import pytest
 from harness.architecture.model_shape import ModelShape
 from harness.hardware.hardware import find_hardware
 from harness.napkin import Memory, derive_terms, estimate
-from harness.recipe.file import load_recipe
-from harness.recipe.recipe import Recipe
+from harness.recipe import Recipe, load_recipe
 from tests.support.napkin_oracle import CONFIGS, napkin, recipe_for, saved_bytes
 
 A100 = find_hardware("a100-80gb")

@@ -10,8 +10,7 @@ from bitsandbytes.nn import Linear8bitLt
 
 from harness.architecture.layers import Matrix, quantized
 from harness.observe.labels import tensors_in
-from harness.recipe.file import list_recipes, load_recipe
-from harness.recipe.recipe import Recipe
+from harness.recipe import Recipe, list_recipes, load_recipe
 from harness.training.model import build_training
 from tests.support.napkin_oracle import napkin, recipe_for
 

@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from harness.recipe.check import check_recipe
-from harness.recipe.effects import EFFECTS
-from harness.recipe.recipe import Recipe
+from harness.recipe import EFFECTS, Recipe, check_recipe
 from harness.step_profile.step_profile import StepProfile
-from harness.sweep.document import Sweep
+from harness.sweep import Sweep, plan_sweep
 from harness.sweep.figures import digest
-from harness.sweep.plan import plan_sweep
 from harness.system.strict_yaml import parse_yaml
 from pages import several_gpus, virtual_gpu
 from pages.links import anchors, broken_links, external_links, links

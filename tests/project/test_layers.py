@@ -42,11 +42,11 @@ HOMES = {
         "training/toggles/attention.py",  # whether flash attention is installed
         "training/toggles/quantization.py",  # replaces layers as transformers' own loader does
         "training/toggles/chunked_loss.py",  # what a model returns that has a loss and no logits
-        "loops/trainer_callback.py",  # a TrainerCallback
+        "loops/callbacks.py",  # a TrainerCallback
         "zeros/weights.py",  # the names and shapes of a model's weights
         "virtual_gpu/startup/virtual_gpu_weights.py",  # whose loader is given zeros
     },
-    "lightning": {"loops/lightning_callback.py"},
+    "lightning": {"loops/callbacks.py"},
     "peft": {
         "training/toggles/adapter.py",
         "training/toggles/quantization.py",
@@ -72,11 +72,10 @@ HOMES = {
 """The only files that import a package, always where it is used: without it, all else works."""
 
 USES_CUDA = {
-    "measure/devices.py",  # which device there is
+    "measure/devices.py",  # which device there is, and which a loop that is not ours uses
     "measure/measured_run.py",  # its cache, which an evaluation empties
     "measure/cuda.py",  # events, the driver's numbers, out of memory
     "measure/device_memory.py",  # allocator statistics, snapshots
-    "measure/joining.py",  # which device a loop that is not ours uses
     "measure/doctor.py",  # what this machine can do, by trying it
     "virtual_gpu/startup/virtual_gpu_out.py",  # the allocator's statistics of somebody's program
     "virtual_gpu/startup/virtual_gpu_times.py",  # which device its steps ran on

@@ -13,9 +13,7 @@ import yaml
 
 from harness.answers import predicted
 from harness.hardware import find_hardware
-from harness.recipe.check import check_recipe
-from harness.recipe.file import list_recipes, load_recipe
-from harness.recipe.recipe import Recipe
+from harness.recipe import Recipe, check_recipe, list_recipes, load_recipe
 from harness.step_profile.step_profile import StepProfile
 from pages.cover import COMMAND
 from pages.cover import PROFILE as COVER

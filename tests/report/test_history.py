@@ -13,18 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.allocator.allocator import Allocator
-from harness.allocator.memory_stats import snapshot_segments
-from harness.allocator.settings import parse_settings
+from harness.allocator import Allocator, parse_settings, snapshot_segments
 from harness.report import ReportRun, read_run
 from harness.report.at_peak import by_code, by_module, kinds
 from harness.report.columns import history_columns
 from harness.report.figures import highest
 from harness.report.groups import BEFORE
 from harness.report.history import History, estimated_times_us, history_of
-from harness.report.segments import segment_table
-from harness.snapshot.safe_read import read_snapshot
-from harness.snapshot.segments import pieces_in_use, segments_at
+from harness.report.sections import segment_table
+from harness.snapshot import pieces_in_use, read_snapshot, segments_at
 from harness.step_profile.memory import CATEGORIES, MemoryBreakdown
 from tests.support.reported import BASE, MIB, hand_made_snapshot, measured_run, simulated_run
 

@@ -18,11 +18,10 @@ from harness.report.at_peak import kinds
 from harness.report.differences import difference_tables
 from harness.report.page import script_json
 from harness.report.phase_roofline import PhaseRoofline, roofline_of
-from harness.snapshot.as_json import snapshot_to_json
-from harness.snapshot.safe_read import read_snapshot
-from harness.step_profile.memory import MemoryStats
-from harness.step_profile.step_profile import (
+from harness.snapshot import read_snapshot, snapshot_to_json
+from harness.step_profile import (
     HardwareSummary,
+    MemoryStats,
     OutOfMemoryReport,
     PhaseStats,
     StepProfile,

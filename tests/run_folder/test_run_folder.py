@@ -15,22 +15,15 @@ from harness.cli.running.run import _status
 from harness.errors import InputError
 from harness.fit.advice import advise
 from harness.hardware.hardware import find_hardware
+from harness.measure import Silent, measure
 from harness.measure.cpu import CpuObserver
-from harness.measure.measured_run import measure
 from harness.measure.observer import Unobserved
 from harness.recipe.file import load_recipe
-from harness.run_folder import collected
-from harness.run_folder.collected import profiles_of_ranks, read_profile
-from harness.run_folder.run_folder import RunFolder
+from harness.run_folder import RunFolder, collected, profiles_of_ranks, read_profile
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.step_profile import StepProfile
 from harness.training.loop import set_up
 from tests.support.tiny import CPU, tiny
-
-
-class Silent:
-    def step(self, index, total, kind, loss, tokens_per_s, peak_bytes) -> None:
-        pass
 
 
 def ran(recipe, folder: Path) -> StepProfile:

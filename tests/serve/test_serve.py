@@ -22,9 +22,7 @@ from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.recipe.file import load_recipe
 from harness.serve.server import server_of
-from harness.sweep.document import sweep_of
-from harness.sweep.plan import plan_sweep
-from harness.sweep.processes import run_cells
+from harness.sweep import plan_sweep, run_cells, sweep_of
 from tests.support.commands import Call
 
 HOSTILE = "<img src=x onerror=alert(1)>"

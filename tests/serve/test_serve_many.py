@@ -151,7 +151,7 @@ def test_every_report_has_a_way_back(tmp_path: Path, profile: str) -> None:
     page = Pages(tmp_path).page("/report?run=run")
     assert '<a href="/runs">← All runs</a>' in page
     from harness.report import read_run
-    from harness.report.write import report_html
+    from harness.report.page import report_html
 
     assert "All runs" not in report_html([read_run(tmp_path / "run")])  # from disk there is no list
 

@@ -16,17 +16,18 @@ from harness.allocator.settings import parse_settings
 from harness.answers.one_answer import simulated as with_other_ways
 from harness.hardware.hardware import find_hardware, with_memory
 from harness.recipe.file import load_recipe
-from harness.report.run import read_run
-from harness.report.sections import section_of
+from harness.report import read_run, section_of
 from harness.run_folder.run_folder import RunFolder
 from harness.simulate.simulated_run import simulate
-from harness.step_profile.between_steps import CheckpointStats
-from harness.step_profile.in_words import between_steps_in_words, explain_oom, verdict
-from harness.step_profile.step_profile import PHASES, StepProfile
-from harness.training.after_step import AfterStep
-from harness.training.evaluation import Evaluation
-from harness.training.loop import run_steps
-from harness.training.saving import save_as_trainer
+from harness.step_profile import (
+    PHASES,
+    CheckpointStats,
+    StepProfile,
+    between_steps_in_words,
+    explain_oom,
+    verdict,
+)
+from harness.training import AfterStep, Evaluation, run_steps, save_as_trainer
 from tests.support.tiny import CPU, NullObserver, built, tiny
 
 H100 = find_hardware("h100")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.architecture import load_shape
 from harness.hardware.hardware import Calibration, Hardware, find_hardware
-from harness.kernels.operator_bytes import operator_bytes
+from harness.kernels.cost import operator_bytes
 from harness.kernels.script import Free, Take
 from harness.recipe.check import check_recipe
 from harness.simulate.clock import Cost, SimulatedTime

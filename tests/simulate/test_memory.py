@@ -13,14 +13,11 @@ from typing import Any
 import pytest
 from torch.cuda import _memory_viz
 
-from harness.allocator.allocator import AllocatorOutOfMemory
-from harness.allocator.settings import Settings, parse_settings
+from harness.allocator import AllocatorOutOfMemory, Settings, parse_settings
 from harness.hardware.hardware import find_hardware
-from harness.simulate.memory import SimulatedMemory
-from harness.simulate.simulated_run import simulate
-from harness.snapshot.attribution import find_peak
+from harness.simulate import SimulatedMemory, simulate
+from harness.snapshot import find_peak, phase_of, spans_from_trace
 from harness.snapshot.shape import validate_snapshot
-from harness.snapshot.trace import phase_of, spans_from_trace
 from harness.step_profile.step_profile import StepProfile
 from tests.support.tiny import tiny
 

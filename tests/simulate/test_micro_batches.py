@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from harness.hardware.hardware import find_hardware
-from harness.simulate import micro_batches
-from harness.simulate.memory import SimulatedMemory
-from harness.simulate.simulated_run import simulate
+from harness.simulate import SimulatedMemory, micro_batches, simulate
 from tests.support.tiny import tiny
 
 H100 = find_hardware("h100")

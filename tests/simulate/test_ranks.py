@@ -17,12 +17,11 @@ from torch.distributed.tensor import _sharding_prop as propagation
 from harness.allocator import parse_settings
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware, with_memory
-from harness.hardware.links import NETWORK, collective_s
+from harness.hardware.roofline import NETWORK, collective_s
 from harness.recipe import Recipe
+from harness.simulate import SimulatedMemory, simulate, simulate_for_devices
 from harness.simulate import device as simulated_device
 from harness.simulate.cuda.divided_lists import on_local_parts
-from harness.simulate.memory import SimulatedMemory
-from harness.simulate.simulated_run import simulate, simulate_for_devices
 from harness.snapshot.attribution import breakdown_at
 from harness.step_profile.step_profile import StepProfile
 from harness.system import TorchRelease

@@ -19,13 +19,10 @@ from harness.allocator.settings import parse_settings
 from harness.errors import InputError
 from harness.hardware.hardware import Hardware, find_hardware, with_memory
 from harness.kernels import quantized
-from harness.recipe.file import list_models, list_recipes, load_recipe
-from harness.recipe.recipe import Recipe
+from harness.recipe import Recipe, list_models, list_recipes, load_recipe
 from harness.simulate.simulated_run import simulate
-from harness.step_profile.in_words import explain_oom
-from harness.step_profile.step_profile import StepProfile
-from harness.system import TorchRelease
-from harness.system.locations import recipes_folder
+from harness.step_profile import StepProfile, explain_oom
+from harness.system import TorchRelease, recipes_folder
 from tests.support.releases import ANGLES_BY_PRODUCT
 from tests.support.tiny import tiny
 

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from harness.errors import InputError
-from harness.snapshot.as_json import snapshot_to_json
-from harness.snapshot.build import snapshot_of_storages, write_snapshot
-from harness.snapshot.safe_read import read_snapshot
-from harness.snapshot.spans import AllocationSpan
+from harness.snapshot import (
+    AllocationSpan,
+    read_snapshot,
+    snapshot_of_storages,
+    snapshot_to_json,
+    write_snapshot,
+)
 from tests.support.commands import exit_status
 
 

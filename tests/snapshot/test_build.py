@@ -15,19 +15,23 @@ import pytest
 from torch.cuda import _memory_viz
 
 from harness.errors import InputError
-from harness.snapshot.attribution import categorize, find_peak
-from harness.snapshot.build import (
+from harness.snapshot import (
+    BEFORE_RECORDING,
+    AllocationSpan,
+    Label,
     TraceEvent,
     build_snapshot,
+    categorize,
+    find_peak,
     label_snapshot,
+    phase_metadata,
+    read_snapshot,
+    recording_of,
     snapshot_of_storages,
+    spans_from_trace,
     write_snapshot,
 )
-from harness.snapshot.recording import recording_of
-from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.shape import validate_snapshot
-from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan
-from harness.snapshot.trace import Label, phase_metadata, spans_from_trace
 
 # Every `case` of unpickle() in pytorch's torch/utils/viz/MemoryViz.js; anything else makes the page throw.
 PAGE_READS = {

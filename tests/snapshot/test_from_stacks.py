@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from harness.snapshot import recording_of, spans_from_trace
 from harness.snapshot.from_stacks import OWN_CODE, label_from_phases, phase_of_stack, phases_of_trace
-from harness.snapshot.recording import recording_of
 from harness.snapshot.stacks import gathers, is_library, own_place
-from harness.snapshot.trace import spans_from_trace
 
 SITE = "/venv/lib/python3.12/site-packages/"
 MAIN = ("/home/me/train.py", "<module>")

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.snapshot.out_of_memory import OutOfMemory, oom_in_words, remedy
-from harness.snapshot.recording import recording_of
+from harness.snapshot import OutOfMemory, oom_in_words, recording_of, remedy
 
 MIB = 2**20
 BASE = 0x7F00_0000_0000

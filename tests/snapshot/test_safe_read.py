@@ -19,12 +19,11 @@ import pytest
 
 from harness.errors import InputError
 from harness.run_folder import run_folder
+from harness.snapshot import AllocationSpan, snapshot_of_storages, write_snapshot
 from harness.snapshot import safe_read as safe_pickle
 from harness.snapshot import shape as snapshot_shape
-from harness.snapshot.build import snapshot_of_storages, write_snapshot
 from harness.snapshot.safe_read import load_plain, read_snapshot
 from harness.snapshot.shape import validate_snapshot
-from harness.snapshot.spans import AllocationSpan
 from harness.step_profile import step_profile
 from harness.sweep import document as sweep_document
 from harness.system import strict_json, strict_yaml

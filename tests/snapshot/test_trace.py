@@ -3,8 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.snapshot.attribution import categorize, find_peak
-from harness.snapshot.spans import BEFORE_RECORDING
+from harness.snapshot import BEFORE_RECORDING, categorize, find_peak
 from harness.snapshot.trace import Label, phase_metadata, phase_of, spans_from_trace, stated_phases, step_ends
 
 

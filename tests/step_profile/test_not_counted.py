@@ -9,8 +9,7 @@ import pytest
 from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
 from harness.recipe.file import load_recipe
-from harness.step_profile.in_words import verdict
-from harness.step_profile.step_profile import RanksReport, StepProfile
+from harness.step_profile import RanksReport, StepProfile, verdict
 
 GIB = 2**30
 DEVICE = 20 * GIB

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
-from harness.recipe.check import check_recipe
-from harness.recipe.recipe import Recipe
+from harness.recipe import Recipe, check_recipe
 from tests.support.places import ROOT
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

@@ -7,9 +7,10 @@ from typing import Any
 
 from benchmarks.gpu_programme.trace_file import Trace, encode_trace
 from harness.recipe.recipe import Recipe
-from harness.step_profile.memory import MemoryBreakdown, MemoryStats
-from harness.step_profile.step_profile import (
+from harness.step_profile import (
     HardwareSummary,
+    MemoryBreakdown,
+    MemoryStats,
     OutOfMemoryReport,
     PhaseStats,
     StepProfile,

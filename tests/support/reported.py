@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from harness.hardware.hardware import find_hardware
-from harness.measure.measured_run import measure
+from harness.measure import Silent, measure
 from harness.run_folder.run_folder import RunFolder
 from harness.simulate.simulated_run import simulate
-from harness.snapshot.build import TraceEvent, build_snapshot, write_snapshot
-from harness.snapshot.trace import phase_metadata
+from harness.snapshot import TraceEvent, build_snapshot, phase_metadata, write_snapshot
 from tests.support.tiny import tiny
 
 MIB = 2**20
@@ -20,26 +19,10 @@ BASE = 0x7F00_0000_0000
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 
 
-class Silent:
-    """Shows no progress."""
-
-    def step(self, *_: Any) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
-
-    def __enter__(self) -> Silent:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-
 def measured_run(folder: Path) -> Path:
     """A run folder of a tiny llama on the CPU."""
     recipe = tiny(steps=2, warmup_steps=1)
-    measure(recipe, RunFolder(folder, "tiny", recipe), Silent(), torch.device("cpu"))  # type: ignore[arg-type]
+    measure(recipe, RunFolder(folder, "tiny", recipe), Silent(), torch.device("cpu"))
     return folder
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from harness.observe.storage_tracker import StorageTracker
 from harness.recipe.recipe import Recipe
-from harness.training.loop import run_steps, set_up
-from harness.training.step import Training
+from harness.training import Training, run_steps, set_up
 from tests.support.places import MODELS
 
 CPU = torch.device("cpu")

@@ -18,19 +18,16 @@ import psutil
 import pytest
 
 from harness.errors import InputError
-from harness.recipe.file import load_recipe
-from harness.recipe.recipe import Recipe
+from harness.recipe import Recipe, load_recipe
 from harness.step_profile.step_profile import HardwareSummary
+from harness.sweep import Row, as_markdown, run_cells, sweep_of
 from harness.sweep.cell import Outcome, answer
-from harness.sweep.document import sweep_of
 from harness.sweep.folder import cell_key, sole_sweep_in
 from harness.sweep.launchers import ray_tasks, submitit_jobs
 from harness.sweep.launchers.launcher import TRIES, Lost, Question, RemoteLauncher, outcomes
 from harness.sweep.launchers.named import launcher_named
 from harness.sweep.launchers.remote_answer import answered, assignment
 from harness.sweep.plan import Cell, Plan, plan_sweep
-from harness.sweep.processes import Row, run_cells
-from harness.sweep.table import as_markdown
 from tests.support.commands import Call
 from tests.support.places import LLAMA
 

@@ -21,10 +21,9 @@ import harness.sweep.processes
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware
 from harness.napkin.prediction import predict
-from harness.recipe.file import load_recipe
-from harness.recipe.recipe import Recipe
-from harness.step_profile.memory import MemoryStats
-from harness.step_profile.step_profile import HardwareSummary, PhaseStats, StepProfile, StepStats
+from harness.recipe import Recipe, load_recipe
+from harness.step_profile import HardwareSummary, MemoryStats, PhaseStats, StepProfile, StepStats
+from harness.sweep import Row, as_markdown, run_cells
 from harness.sweep.cell import Outcome, answer, out_of_memory_reason
 from harness.sweep.curves import answer as answer_of
 from harness.sweep.curves import curves_of
@@ -39,8 +38,6 @@ from harness.sweep.folder import (
 )
 from harness.sweep.launchers.launcher import Question
 from harness.sweep.plan import Cell, Plan, plan_sweep, spelled
-from harness.sweep.processes import Row, run_cells
-from harness.sweep.table import as_markdown
 from tests.support.commands import Call
 from tests.support.places import LLAMA
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import InputError
-from harness.system import files
-from harness.system.files import read_whole, write_whole
+from harness.system import files, read_whole, write_whole
 
 
 def test_writes_bytes_and_text(tmp_path: Path) -> None:

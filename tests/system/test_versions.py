@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import harness
+from harness.system import installed_version, provenance
 from harness.system import versions as module
-from harness.system.versions import installed_version, provenance
 from tests.support.places import ROOT
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 import pytest
 
-from harness.cli.app import main
 from harness.run_folder.checkpoint_files import checkpoints, verify
 from harness.step_profile.step_profile import StepProfile
 from harness.sweep.cell import Outcome
+from tests.support.commands import exit_status
 from tests.support.places import LLAMA
 from tests.support.trust_report import Tried
 
@@ -67,16 +65,8 @@ def _limited() -> Iterator[None]:
 
 
 def call(folder: Path, *arguments: str) -> int:
-    before, current = sys.argv, Path.cwd()
-    sys.argv = ["harness", *arguments]
-    os.chdir(folder)
-    try:
-        main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    finally:
-        sys.argv = before
-        os.chdir(current)
+    with chdir(folder):
+        return exit_status(*arguments)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

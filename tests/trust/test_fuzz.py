@@ -7,42 +7,40 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pickle
-import sys
+from contextlib import chdir
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.allocator.settings import parse_settings
-from harness.answers.comparison import compare
-from harness.answers.two_profiles import asked_by_one
-from harness.cli import app as cli
+from harness.answers import asked_by_one, compare
 from harness.data.documents import read_examples
 from harness.hardware.hardware import find_hardware, read_prices
 from harness.napkin.prediction import predict
-from harness.recipe.check import check_recipe
-from harness.recipe.file import load_recipe, recipe_yaml
-from harness.recipe.recipe import Recipe
-from harness.report import read_run, report_tables, to_csv, to_markdown
-from harness.report.sections import section_of
-from harness.report.write import report_html
-from harness.snapshot.as_json import snapshot_to_json
-from harness.snapshot.attribution import breakdown_at, find_peak, top_allocations
-from harness.snapshot.held import diff_held, held_at
-from harness.snapshot.leaks import find_leaks
-from harness.snapshot.out_of_memory import remedy
-from harness.snapshot.recording import recording_of
-from harness.snapshot.safe_read import read_snapshot
-from harness.snapshot.trace import busiest_device, spans_from_trace
+from harness.recipe import Recipe, check_recipe, load_recipe, recipe_yaml
+from harness.report import read_run, report_html, report_tables, section_of, to_csv, to_markdown
+from harness.snapshot import (
+    breakdown_at,
+    diff_held,
+    find_leaks,
+    find_peak,
+    held_at,
+    read_snapshot,
+    recording_of,
+    remedy,
+    snapshot_to_json,
+    spans_from_trace,
+    top_allocations,
+)
 from harness.step_profile.step_profile import StepProfile
 from harness.system.strict_yaml import to_yaml
 from harness.training.batches import build_batches
 from tests.support.attempts import Count, attempt, fuzzed, written
+from tests.support.commands import exit_status
 from tests.support.fuzzed import (
     MODELS,
     PICKLES,
@@ -69,13 +67,12 @@ def recipe_texts() -> list[bytes]:
 def read_whole(snapshot: dict[str, Any]) -> None:
     """All that the project does with a snapshot."""
     snapshot_to_json(snapshot)
-    device = busiest_device(snapshot)
-    trace = snapshot["device_traces"][device]
+    recording = recording_of(snapshot)
+    trace = recording.trace
     spans = spans_from_trace(trace, segments=snapshot["segments"])
     breakdown_at(spans, find_peak(spans).index)
     top_allocations(spans, len(trace) // 2)
     asked_by_one(snapshot, snapshot)
-    recording = recording_of(snapshot)
     held = held_at(recording, recording.moment)
     diff_held(held, held_at(recording, recording.peak)).as_json()
     find_leaks(recording, snapshot.get("external_annotations")).as_json()
@@ -311,16 +308,9 @@ def test_command_lines(arguments: list[str], folder: Path, count: Count, capsys:
     written(folder, "snapshot.pickle", PICKLES[4])
     written(folder, "profile.json", as_json(profile_document()))
     count.inputs += 1
-    before, sys.argv = sys.argv, ["harness", *arguments]
-    current = Path.cwd()
-    os.chdir(folder)
-    try:
-        with watched(folder), pytest.raises(SystemExit) as ended:
-            cli.main()
-    finally:
-        sys.argv = before
-        os.chdir(current)
+    with chdir(folder), watched(folder):
+        status = exit_status(*arguments)
     out, err = capsys.readouterr()
-    assert ended.value.code in (0, 2, 3), arguments
-    count.refused += ended.value.code != 0
+    assert status in (0, 2, 3), arguments
+    count.refused += status != 0
     assert "Traceback" not in out + err

@@ -22,16 +22,12 @@ from hypothesis import strategies as st
 
 from harness.cli.terminal.sweep import print_sweep
 from harness.cli.terminal.terminal import Terminal
-from harness.measure.measured_run import measure
+from harness.measure import Silent, measure
 from harness.run_folder.checkpoint_files import MANIFEST, checkpoints
 from harness.run_folder.run_folder import RunFolder
 from harness.serve.server import Handler, Pages
 from harness.step_profile.step_profile import StepProfile
-from harness.sweep.document import Sweep, sweep_of
-from harness.sweep.page import sweep_html
-from harness.sweep.plan import Plan, plan_sweep
-from harness.sweep.processes import run_cells
-from harness.sweep.table import as_csv, as_markdown
+from harness.sweep import Plan, Sweep, as_csv, as_markdown, plan_sweep, run_cells, sweep_html, sweep_of
 from harness.system import versions
 from tests.support.attempts import Count, attempt, fuzzed, written
 from tests.support.fuzzed import PICKLES, as_json, changed, junk, profile_document, spliced, texts
@@ -205,18 +201,11 @@ RECIPE = tiny(precision="fp16-mixed", adapter="lora", warmup_steps=1, steps=2, c
 """Everything that a checkpoint can hold is in one of it: a scaler, buffers, adapters with their config."""
 
 
-class Quiet:
-    """See device_observer.Progress."""
-
-    def step(self, *_: Any, **__: Any) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float | None]]:
     """The folder of a run with its first checkpoint, after two of five steps; and its losses."""
     folder = tmp_path_factory.mktemp("checkpoints") / "run"
-    profile = measure(RECIPE, RunFolder(folder, "tiny", RECIPE), Quiet(), CPU, snapshot=False)
+    profile = measure(RECIPE, RunFolder(folder, "tiny", RECIPE), Silent(), CPU, snapshot=False)
     shutil.rmtree(checkpoints(folder / "checkpoints")[-1])  # the one a step before the end
     return folder, profile.step.loss or []
 
@@ -281,7 +270,7 @@ def test_checkpoints(
     )
 
     def resume() -> StepProfile:
-        return measure(RECIPE, RunFolder(None, "tiny", RECIPE, here), Quiet(), CPU, snapshot=False)
+        return measure(RECIPE, RunFolder(None, "tiny", RECIPE, here), Silent(), CPU, snapshot=False)
 
     profile = attempt(count, folder, resume)
     if profile is None:
@@ -320,7 +309,7 @@ def test_checkpoint_states(
     sealed(checkpoint)
 
     def resume() -> None:
-        measure(RECIPE, RunFolder(None, "tiny", RECIPE, here), Quiet(), CPU, snapshot=False)
+        measure(RECIPE, RunFolder(None, "tiny", RECIPE, here), Silent(), CPU, snapshot=False)
 
     if attempt(count, folder, resume) is None and count.said:
         assert str(checkpoint) in count.said

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.app import main
+from tests.support.commands import Call
 from tests.support.places import ROOT
 from tests.support.trust_report import Tried
 
@@ -110,7 +110,7 @@ def test_what_runs_is_what_is_locked() -> None:
     assert {name: versions[name] for name in locked} == locked
 
 
-def test_a_recipe_cannot_name_code(tmp_path: Path, monkeypatch, capfd, tried: Tried) -> None:
+def test_a_recipe_cannot_name_code(tmp_path: Path, call: Call, tried: Tried) -> None:
     """YAML that would run with an unsafe loader, as a whole command sees it."""
     canary = tmp_path / "canary"
     attacks = [
@@ -126,11 +126,8 @@ def test_a_recipe_cannot_name_code(tmp_path: Path, monkeypatch, capfd, tried: Tr
     ]
     for text in attacks:
         (tmp_path / "evil.yaml").write_text(text + "\n")
-        monkeypatch.setattr(sys, "argv", ["harness", "recipes", "show", str(tmp_path / "evil.yaml")])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        assert (ended.value.code, out, err.count("\n")) == (2, "", 1), text
+        status, out, err = call("recipes", "show", tmp_path / "evil.yaml")
+        assert (status, out, err.count("\n")) == (2, "", 1), text
         assert not canary.exists()
     fault = "YAML tags and aliases that make an unsafe loader run code"
     tried("Recipes are data", fault, "exit 2, nothing runs", times=len(attacks))

@@ -16,7 +16,7 @@ import pytest
 from harness.hardware import all_hardware, find_hardware
 from harness.snapshot import read_snapshot
 from harness.virtual_gpu import Options, libraries, surroundings
-from harness.virtual_gpu.elf import exported_functions
+from harness.virtual_gpu.build import exported_functions
 
 pytestmark = pytest.mark.virtual_gpu
 

@@ -15,8 +15,7 @@ from harness.hardware.hardware import find_hardware
 from harness.recipe.file import recipe_yaml
 from harness.simulate.simulated_run import simulate
 from harness.step_profile.step_profile import StepProfile
-from harness.training.after_step import AfterStep
-from harness.training.evaluation import Evaluation
+from harness.training import AfterStep, Evaluation
 from tests.support.places import ROOT
 from tests.support.tiny import tiny
 

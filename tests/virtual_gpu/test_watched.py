@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.virtual_gpu.watched import CASES, LIBRARIES, PROGRAMS, TORCHRUN, both
-from harness.report.run import read_run
-from harness.report.sections import section_of
+from harness.report import read_run, section_of
 from harness.snapshot import read_snapshot, recording_of
 from harness.step_profile.step_profile import StepProfile
 from harness.units import ms

@@ -14,8 +14,8 @@ import pytest
 from harness.errors import InputError
 from harness.hardware import hardware_names
 from harness.virtual_gpu import Options, build, emulated_device, surroundings
+from harness.virtual_gpu.build import exported_functions
 from harness.virtual_gpu.device import COMPILED_FOR, device_variables
-from harness.virtual_gpu.elf import exported_functions
 
 
 def torch_in(folder: Path, version: str, cuda: str | None) -> build.Torch:

@@ -10,7 +10,6 @@ import pytest
 
 from harness.answers import diff_profiles
 from harness.api import load_profile
-from harness.cli.app import main
 from harness.errors import InputError
 from harness.report.first_words import first_words
 from harness.report.run import read_run
@@ -18,6 +17,7 @@ from harness.run_folder.secrets import without_secrets
 from harness.serve.index import Index
 from harness.step_profile.step_profile import StepProfile
 from harness.watching.launch import parse_steps
+from tests.support.commands import exit_status
 
 PROGRAM = str(Path(__file__).parent / "programs" / "plain.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
@@ -30,7 +30,7 @@ def watch(folder: Path, *command: str, status: int = 0) -> subprocess.CompletedP
     return done
 
 
-def test_a_program_with_workers(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_program_with_workers(tmp_path: Path, capsys) -> None:
     """Its forked workers leave nothing, and what it prints is its own."""
     command = (sys.executable, PROGRAM, "workers", "--hub-token", "hf_secret")
     done = watch(tmp_path, *command)
@@ -47,10 +47,7 @@ def test_a_program_with_workers(tmp_path: Path, monkeypatch, capsys) -> None:
     assert len((run / "log.jsonl").read_text().splitlines()) == 6
     # shown: as a page, as a table, and in the list of runs
     for options in ([], ["--markdown"]):
-        monkeypatch.setattr(sys, "argv", ["harness", "report", str(run), *options])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 0
+        assert exit_status("report", run, *options) == 0
     assert "| between |" in capsys.readouterr().out
     page = (run / "report.html").read_text()
     assert f"{PROGRAM} workers" in page

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,8 +14,9 @@ from harness.allocator import allocator_settings
 from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName, asked_for
 from harness.cli.exit_status import OUT_OF_MEMORY
 from harness.cli.terminal.lines import tell
-from harness.cli.terminal.terminal import say
+from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
+from harness.system import quiet_libraries, stdout_kept_for_json
 
 if TYPE_CHECKING:
     from harness.hardware import Hardware
@@ -88,104 +91,91 @@ def fit(
         raise InputError("--exact simulates and --quick does not. Give one of them.")
     if tokenizer is not None and data is None:
         raise InputError("--tokenizer belongs to --data, whose texts it turns into tokens. Give both.")
-    if data is not None:
-        if exact or quick:
-            raise InputError(
-                f"--data searches by simulation itself. Leave --{'exact' if exact else 'quick'} out."
-            )
-        return fit_to_data(name, loaded, chosen, where, data, tokenizer, as_json)
-    if exact:
-        return fit_by_simulation(name, loaded, chosen, where, field, as_json)
-    fit_and_confirm(name, loaded, chosen, where, margin, quick, as_json)
+    if data is not None and (exact or quick):
+        raise InputError(
+            f"--data searches by simulation itself. Leave --{'exact' if exact else 'quick'} out."
+        )
+    if exact and field not in ("micro_batch_size", "seq_len"):
+        raise InputError(f"--field {field}: give micro_batch_size or seq_len.")
+    about = name, loaded, chosen, where
+    told = partial(say, Terminal(stderr=True))
+    with stdout_kept_for_json(as_json):
+        if not quick:
+            quiet_libraries()
+        if data is not None:
+            document, lines, fits = _to_data(*about, data, tokenizer, told)
+        elif exact:
+            document, lines, fits = _by_simulation(*about, field, told)
+        else:
+            document, lines, fits = _confirmed(*about, margin, quick, told)
+    if as_json:
+        print(json.dumps(document, indent=1))
+    else:
+        tell("\n".join(lines))
+    if not fits:
+        raise typer.Exit(OUT_OF_MEMORY)
 
 
-def fit_to_data(
+Answered = tuple[dict[str, Any], Iterable[str], bool]
+"""As plain data, in lines, and whether something fits."""
+
+
+def _to_data(
     name: str,
     recipe: Recipe,
     hardware: Hardware,
     where: str,
     data: str,
     tokenizer: str | None,
-    as_json: bool,
-) -> None:
-    """What `harness fit --data` does: read the lengths, search for what fits, count what comes."""
+    told: Callable[[str], None],
+) -> Answered:
+    """Read the lengths, search for what fits, count what comes."""
     from harness.architecture import load_shape
-    from harness.cli.terminal.terminal import Terminal
     from harness.data import example_lengths
     from harness.fit import fit_lengths, lengths_document, lengths_lines
-    from harness.system import quiet_libraries, stdout_kept_for_json
 
-    log = Terminal(stderr=True)
-    with stdout_kept_for_json(as_json):
-        quiet_libraries()
-        try:
-            vocab_size = load_shape(recipe.model).vocab
-        except InputError:  # a model that arithmetic does not know; it may have a tokenizer all the same
-            vocab_size = None
-        lengths = example_lengths(recipe, data, vocab_size=vocab_size, tokenizer=tokenizer)
-        settings = allocator_settings(os.environ)
-        found = fit_lengths(recipe, hardware, settings, lengths, told=lambda line: say(log, line))
-    if as_json:
-        print(json.dumps(lengths_document(name, where, data, recipe, found), indent=1))
+    try:
+        vocab_size = load_shape(recipe.model).vocab
+    except InputError:  # a model that arithmetic does not know; it may have a tokenizer all the same
+        vocab_size = None
+    lengths = example_lengths(recipe, data, vocab_size=vocab_size, tokenizer=tokenizer)
+    found = fit_lengths(recipe, hardware, allocator_settings(os.environ), lengths, told=told)
+    about = name, where, data, recipe, found
+    fits = any(batch.fits_up_to for batch in found.micro_batches)
+    return lengths_document(*about), lengths_lines(*about), fits
+
+
+def _by_simulation(
+    name: str, recipe: Recipe, hardware: Hardware, where: str, field: str, told: Callable[[str], None]
+) -> Answered:
+    """Search for the largest value that fits, and say what is tried."""
+    from harness.fit import Simulations, exact_lines, fit_exact
+
+    found = fit_exact(
+        recipe,
+        Simulations(hardware, allocator_settings(os.environ)),
+        field,  # type: ignore[arg-type]
+        told=lambda value, fits: told(f"{field} {value}: {'fits' if fits else 'does not fit'}"),
+    )
+    document = {"recipe": name, "memory": where, **found.as_json()}
+    return document, exact_lines(name, where, found), found.value is not None
+
+
+def _confirmed(
+    name: str,
+    recipe: Recipe,
+    hardware: Hardware,
+    where: str,
+    margin: float,
+    quick: bool,
+    told: Callable[[str], None],
+) -> Answered:
+    """Arithmetic, confirmed by simulation unless `quick`."""
+    from harness.fit import ConfirmedFit, fit, fit_confirmed, fit_document, fit_lines
+
+    if quick:
+        found = ConfirmedFit.by_arithmetic(fit(recipe, hardware, margin=margin))
     else:
-        tell("\n".join(lengths_lines(name, where, data, recipe, found)))
-    if not any(batch.fits_up_to for batch in found.micro_batches):
-        raise typer.Exit(OUT_OF_MEMORY)
-
-
-def fit_by_simulation(
-    name: str, recipe: Recipe, hardware: Hardware, where: str, field: str, as_json: bool
-) -> None:
-    """What `harness fit --exact` does: search, say what is tried, print the largest value that fits."""
-    from harness.cli.terminal.terminal import Terminal
-    from harness.system import quiet_libraries, stdout_kept_for_json
-
-    if field not in ("micro_batch_size", "seq_len"):
-        raise InputError(f"--field {field}: give micro_batch_size or seq_len.")
-    log = Terminal(stderr=True)
-    with stdout_kept_for_json(as_json):
-        quiet_libraries()
-        from harness.fit import Simulations, fit_exact
-
-        found = fit_exact(
-            recipe,
-            Simulations(hardware, allocator_settings(os.environ)),
-            field,  # type: ignore[arg-type]
-            told=lambda value, fits: say(log, f"{field} {value}: {'fits' if fits else 'does not fit'}"),
-        )
-    if as_json:
-        print(json.dumps({"recipe": name, "memory": where, **found.as_json()}, indent=1))
-    else:
-        from harness.fit import exact_lines
-
-        tell("\n".join(exact_lines(name, where, found)))
-    if found.value is None:
-        raise typer.Exit(OUT_OF_MEMORY)
-
-
-def fit_and_confirm(
-    name: str, recipe: Recipe, hardware: Hardware, where: str, margin: float, quick: bool, as_json: bool
-) -> None:
-    """What `harness fit` does: arithmetic, confirmed by simulation unless `quick`."""
-    from harness.cli.terminal.terminal import Terminal
-    from harness.fit import fit_document, fit_lines
-    from harness.system import quiet_libraries, stdout_kept_for_json
-
-    log = Terminal(stderr=True)
-    with stdout_kept_for_json(as_json):
-        if quick:
-            from harness.fit import ConfirmedFit, fit
-
-            found = ConfirmedFit.by_arithmetic(fit(recipe, hardware, margin=margin))
-        else:
-            quiet_libraries()
-            from harness.fit import fit_confirmed
-
-            settings = allocator_settings(os.environ)
-            found = fit_confirmed(recipe, hardware, settings, margin=margin, told=lambda line: say(log, line))
-    if as_json:
-        print(json.dumps(fit_document(name, where, recipe, found), indent=1))
-    else:
-        tell("\n".join(fit_lines(name, where, recipe, hardware, found)))
-    if not found.fits_something:
-        raise typer.Exit(OUT_OF_MEMORY)
+        found = fit_confirmed(recipe, hardware, allocator_settings(os.environ), margin=margin, told=told)
+    lines = fit_lines(name, where, recipe, hardware, found)
+    return fit_document(name, where, recipe, found), lines, found.fits_something

@@ -76,23 +76,22 @@ def _tries(
 
 
 def _table(name: str, found: Sequence[Try], values: Values | None) -> Table:
-    from harness.cli.terminal.terminal import plain_table
+    from harness.cli.terminal.terminal import rows_table
     from harness.units import in_gib, ms
 
-    table = plain_table()
-    table.title = name
     times = any(one.step_s is not None for one in found)
     first = [] if values is None else [values.name]
     headings = [*first, "", "peak", "reserved", "of the device", *(["step, ms"] if times else [])]
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number == len(first) else "right", no_wrap=True)
+    rows: list[list[str]] = []
     for one in found:
         memory = None if one.profile is None else one.profile.memory
         row = [] if values is None else [str(one.value)]
         row += ["fits" if one.fits else "runs out"]
         sizes = ("peak_allocated_bytes", "peak_reserved_bytes", "process_bytes")
         row += [in_gib(getattr(memory, size, None)) for size in sizes]
-        table.add_row(*row, *([] if not times else ["-" if one.step_s is None else ms(one.step_s)]))
+        rows.append([*row, *([] if not times else ["-" if one.step_s is None else ms(one.step_s)])])
+    table = rows_table(headings, rows, left=(len(first),))
+    table.title = name
     return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from harness.cli.terminal.terminal import plain_table, print_table, say
+from harness.cli.terminal.terminal import print_table, rows_table, say
 from harness.step_profile import (
     CATEGORIES,
     KERNELS,
@@ -69,20 +69,13 @@ def _phase_table(profile: StepProfile, *, tight: bool) -> Table:
     waits = [s for stats in profile.phases.values() if (s := stats.communication_s) is not None]
     waited = ms(sum(waits)) if waits else "-"
     rows["step"] = ("step", _median(step), _range(step), "", waited, *peaks, "")
-    table = plain_table(0 if tight else 1)
-    for i in known:
-        table.add_column(headings[i], justify="right" if i else "left", no_wrap=True)
-    for name in (*PHASES, "step", *(name for name in profile.phase_names() if name not in PHASES)):
-        if name in rows:
-            table.add_row(*(rows[name][i] for i in known), style="bold" if name == "step" else "")
-    return table
+    names = (*PHASES, "step", *(name for name in profile.phase_names() if name not in PHASES))
+    shown = [[rows[name][i] for i in known] for name in names if name in rows]
+    return rows_table([headings[i] for i in known], shown, padding=0 if tight else 1, bold="step")
 
 
 def _ranks_table(ranks: RanksReport) -> Table:
     """Least and most of all ranks, and which rank that is."""
-    table = plain_table()
-    for heading in ("of all ranks", "least", "on", "most", "on"):
-        table.add_column(heading, justify="left" if heading == "of all ranks" else "right", no_wrap=True)
     rows: dict[str, list[tuple[float | None, int]]] = {
         "peak": [(rank.peak_allocated_bytes, rank.rank) for rank in ranks.ranks],
         "reserved": [(rank.peak_reserved_bytes, rank.rank) for rank in ranks.ranks],
@@ -93,13 +86,14 @@ def _ranks_table(ranks: RanksReport) -> Table:
             for rank in ranks.ranks
         ],
     }
+    shown: list[list[str]] = []
     for name, found in rows.items():
         known = [(value, rank) for value, rank in found if value is not None]
         if known:
             (least, one), (most, other) = min(known), max(known)
-            shown = ms if name.endswith("ms") else in_gib
-            table.add_row(name, shown(least), str(one), shown(most), str(other))  # type: ignore[arg-type]
-    return table
+            of = ms if name.endswith("ms") else in_gib
+            shown.append([name, of(least), str(one), of(most), str(other)])  # type: ignore[arg-type]
+    return rows_table(("of all ranks", "least", "on", "most", "on"), shown)
 
 
 def _kernel_table(profile: StepProfile) -> Table | None:
@@ -110,30 +104,21 @@ def _kernel_table(profile: StepProfile) -> Table | None:
     whole = sum(totals.values())
     if not whole:
         return None
-    table = plain_table()
-    table.add_column("kernels")
-    for name in (*phases, "step", "share"):
-        table.add_column(name if name == "share" else f"{name}, ms", justify="right", no_wrap=True)
+    rows: list[list[str]] = []
     for kernel, total in totals.items():
         each = (profile.phases[name].kernels_s.get(kernel) for name in phases)
         cells = ("-" if seconds is None else ms(seconds) for seconds in each)
-        table.add_row(KERNELS.get(kernel, kernel), *cells, ms(total), f"{total / whole:.1%}")
-    return table
+        rows.append([KERNELS.get(kernel, kernel), *cells, ms(total), f"{total / whole:.1%}"])
+    headings = ("kernels", *(f"{name}, ms" for name in (*phases, "step")), "share")
+    return rows_table(headings, rows, wraps=(0,))
 
 
 def _memory_table(profile: StepProfile) -> Table:
-    memory = profile.memory
-    table = plain_table()
-    table.add_column("category")
-    table.add_column("bytes", justify="right")
-    table.add_column("share", justify="right")
-    total = memory.at_peak.total_bytes()
-    for name in CATEGORIES:
-        size = getattr(memory.at_peak, f"{name}_bytes")
-        if size:
-            table.add_row(name, in_gib(size), f"{size / total:.1%}")
-    table.add_row("peak", in_gib(total), "", style="bold")
-    return table
+    at_peak = profile.memory.at_peak
+    total = at_peak.total_bytes()
+    sizes = [(name, getattr(at_peak, f"{name}_bytes")) for name in CATEGORIES]
+    rows = [(name, in_gib(size), f"{size / total:.1%}") for name, size in sizes if size]
+    return rows_table(("category", "bytes", "share"), [*rows, ("peak", in_gib(total), "")], bold="peak")
 
 
 def _facts(profile: StepProfile) -> list[str]:

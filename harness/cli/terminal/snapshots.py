@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from harness.cli.terminal.terminal import plain_table, print_table, say
+from harness.cli.terminal.terminal import print_table, rows_table, say
 from harness.report import Section, Table
 from harness.snapshot import FEWEST_ENDS, Change, Growth, HeldDiff, Leaks
 from harness.units import counted, in_gib
@@ -38,14 +38,11 @@ def print_held_diff(console: Console, diff: HeldDiff, names: tuple[str, str]) ->
         console,
         f"{in_gib(diff.after_bytes)} held in {names[1]}: {_signed(diff.after_bytes - diff.before_bytes)}",
     )
-    _print_rows(
-        console,
-        ("category", "before", "after", "change"),
-        [
-            (name, in_gib(before), in_gib(after), _signed(after - before))
-            for name, (before, after) in diff.by_category().items()
-        ],
-    )
+    rows = [
+        (name, in_gib(before), in_gib(after), _signed(after - before))
+        for name, (before, after) in diff.by_category().items()
+    ]
+    print_table(console, rows_table(("category", "before", "after", "change"), rows, wraps=range(4)))
     changed = [change for change in diff.changes if change.kind != "same"]
     if not changed:
         say(console, "Every stack holds as much in both.")
@@ -112,29 +109,12 @@ WIDE = ("allocated in", "largest")
 def _print_table(console: Console, table: Table) -> None:
     say(console, table.name)
     shown = [n for n, name in enumerate(table.columns) if console.width >= 100 or name not in WIDE]
-    _print_rows(
-        console,
-        [table.columns[n] for n in shown],
-        [tuple(row[n].shown for n in shown) for row in table.rows[:MOST_ROWS]],
-        [table.numeric(n) for n in shown],
-    )
+    left = {place for place, n in enumerate(shown) if not table.numeric(n)}
+    rows = [[row[n].shown for n in shown] for row in table.rows[:MOST_ROWS]]
+    headings = [table.columns[n] for n in shown]
+    print_table(console, rows_table(headings, rows, left=left, wraps=range(len(shown))))
     if len(table.rows) > MOST_ROWS:
         say(console, f"  and {len(table.rows) - MOST_ROWS} more rows: harness report shows them")
-
-
-def _print_rows(
-    console: Console,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    numeric: Sequence[bool] | None = None,
-) -> None:
-    made = plain_table()
-    for i, name in enumerate(columns):
-        right = numeric[i] if numeric else i > 0
-        made.add_column(name, justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*row)
-    print_table(console, made)
 
 
 def _signed(size_bytes: int) -> str:

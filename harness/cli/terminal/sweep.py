@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from harness.cli.terminal.progress import left_in_words
-from harness.cli.terminal.terminal import Bar, plain_table, print_table, say
+from harness.cli.terminal.terminal import Bar, print_table, rows_table, say
 from harness.sweep import Row, Sweep, table_of
 from harness.units import in_gib
 
@@ -65,12 +65,9 @@ def print_sweep(console: Console, sweep: Sweep) -> None:
     """The table, the reasons under it, and what it says."""
     table = table_of(sweep, with_reasons=False)
     shown = [n for n, name in enumerate(table.columns) if console.width >= 100 or name not in WIDE]
-    printed = plain_table(0 if console.width < 90 else 1)
-    for n in shown:
-        printed.add_column(table.columns[n], justify="right" if n else "left", no_wrap=n > 0)
-    for row in table.rows:
-        printed.add_row(*(row[n].shown for n in shown))
-    print_table(console, printed)
+    rows = [[row[n].shown for n in shown] for row in table.rows]
+    padding = 0 if console.width < 90 else 1
+    print_table(console, rows_table([table.columns[n] for n in shown], rows, wraps=(0,), padding=padding))
     for cell in sweep.cells:
         if cell.status != "ok":
             say(console, f"{cell.label}: {cell.reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -91,5 +92,22 @@ WIDEST = 1000
 """Characters of a line; more than any table here needs."""
 
 
-def plain_table(padding: int = 1) -> Table:
-    return Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, padding))
+def rows_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Container[int] = (0,),
+    wraps: Container[int] = (),
+    padding: int = 1,
+    bold: str | None = None,
+) -> Table:
+    """Rows of text under their headings, columns to the right but for `left`. Cells of `wraps` may be broken
+    into lines; the row that begins with `bold` stands out.
+    """
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, padding))
+    for n, heading in enumerate(columns):
+        justify = "left" if n in left else "right"
+        table.add_column(heading, justify=justify, no_wrap=n not in wraps, overflow="fold")
+    for row in rows:
+        table.add_row(*row, style="bold" if bold in row[:1] else "")
+    return table

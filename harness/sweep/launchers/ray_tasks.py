@@ -16,7 +16,7 @@ from typing import Any
 from harness.errors import InputError, MissingDependency
 from harness.sweep.cell import Outcome
 from harness.sweep.launchers.launcher import Lost, Question
-from harness.sweep.launchers.remote_answer import MOST_AT_ONCE, answered, assignment, read_answer
+from harness.sweep.launchers.remote_answer import MOST_AT_ONCE, answered, assignment, first_line, read_answer
 
 ADDRESS = "address"
 """The option that says which cluster; without it, the one of this machine (or RAY_ADDRESS)."""
@@ -72,7 +72,7 @@ class RayTasks:
             said = [line for line in str(error).splitlines() if line.strip()]
             return Outcome("failed", said[-1].strip() if said else "the task failed", traceback=str(error))
         except RayError as error:
-            return Lost(f"its worker ended without an answer: {_first_line(error)}")
+            return Lost(f"its worker ended without an answer: {first_line(error)}")
 
     def close(self, running: Sequence[Any]) -> None:
         for one in running:
@@ -90,7 +90,7 @@ class RayTasks:
             self._ray.init(where, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             raise InputError(
-                f"--launcher ray: no cluster answers at {where}: {_first_line(error)}. Start one with "
+                f"--launcher ray: no cluster answers at {where}: {first_line(error)}. Start one with "
                 "`ray start --head`, name it with --launcher-option address=HOST:PORT, or give address=local "
                 "to start one here."
             ) from None
@@ -105,7 +105,3 @@ def _knock(where: str) -> None:
     host, colon, port = where.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=10).close()
-
-
-def _first_line(error: object) -> str:
-    return next((line.rstrip(". ") for line in str(error).splitlines() if line), type(error).__name__)

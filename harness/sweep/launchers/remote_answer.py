@@ -16,7 +16,7 @@ from typing import Any, cast
 from harness.sweep.cell import Outcome, answer
 from harness.sweep.folder import cell_facts, write_outcome
 from harness.sweep.launchers.launcher import Question
-from harness.system import SETTINGS, quiet_libraries
+from harness.system import quiet_libraries
 
 MOST_AT_ONCE = 100
 """Cells that an engine is given at the same time, where --jobs does not say: it has a queue of its own."""
@@ -35,8 +35,6 @@ class Assignment:
     machine: Mapping[str, Any]
     facts: Mapping[str, Any]
     """See cell_facts (sweep/folder.py)."""
-    settings: Mapping[str, str | None]
-    """Of the environment: those that change memory or time."""
     working_folder: str
     """To which paths in a recipe are relative."""
     keep_in: str | None = None
@@ -49,7 +47,6 @@ def assignment(question: Question, machine: Mapping[str, Any], keep_in: Path | N
         question,
         machine,
         cell_facts(question.cell, question.kind, question.device, machine),
-        {name: os.environ.get(name) for name in SETTINGS},
         os.getcwd(),
         None if keep_in is None else str(keep_in.absolute()),
     )
@@ -57,7 +54,7 @@ def assignment(question: Question, machine: Mapping[str, Any], keep_in: Path | N
 
 def answered(told: Assignment) -> str:
     """On the other machine, in a process of its own: the outcome as JSON."""
-    for name, value in told.settings.items():
+    for name, value in told.facts["settings"].items():  # those that change memory or time
         if value is not None:
             os.environ[name] = value
         else:
@@ -105,3 +102,9 @@ def _difference(told: Assignment) -> str | None:
         f"{platform.node()} would answer another question than was asked: other there is "
         f"{', '.join(different)}. Install the same on all machines, or share one environment among them"
     )
+
+
+def first_line(error: object) -> str:
+    """Of what an engine says, without the full stop."""
+    lines = (line.strip() for line in str(error).splitlines() if line.strip())
+    return next(lines, type(error).__name__).rstrip(". ")

@@ -16,7 +16,7 @@ from typing import Any
 from harness.errors import InputError, MissingDependency
 from harness.sweep.cell import Outcome
 from harness.sweep.launchers.launcher import Lost, Question
-from harness.sweep.launchers.remote_answer import MOST_AT_ONCE, answered, assignment, read_answer
+from harness.sweep.launchers.remote_answer import MOST_AT_ONCE, answered, assignment, first_line, read_answer
 
 CLUSTER = "cluster"
 """The option that chooses among submitit's executors."""
@@ -124,15 +124,10 @@ class SubmititJobs:
                 executor.update_parameters(**self._parameters)
         except (NameError, ValueError, TypeError, AssertionError, RuntimeError) as error:
             raise InputError(
-                f"--launcher submitit does not take its options: {_first_line(error)}. Options are those of "
+                f"--launcher submitit does not take its options: {first_line(error)}. Options are those of "
                 "submitit's update_parameters; SLURM's own begin with slurm_, as slurm_partition=gpu."
             ) from None
         return executor
-
-
-def _first_line(error: object) -> str:
-    lines = (line.strip() for line in str(error).splitlines() if line.strip())
-    return next(lines, type(error).__name__).rstrip(".")
 
 
 def _last_line(error: object) -> str:

@@ -44,7 +44,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
 from harness.errors import InputError
-from harness.parallel import DTYPES
+from harness.parallel import DTYPES, blocks_of
 from harness.recipe import Recipe
 from harness.training.toggles.host_memory import SideStream, on_host
 
@@ -79,7 +79,7 @@ def offload_parameters(
 
     Raises InputError for a model without an nn.ModuleList of blocks.
     """
-    blocks = list(_blocks(model))
+    blocks = [block for blocks in blocks_of(model) for block in blocks]
     if not blocks:
         raise InputError(
             "offload: [parameters] moves one transformer block at a time, and this model has none "
@@ -304,15 +304,6 @@ def _host_copy(like: Tensor, source: Tensor, device: torch.device) -> Tensor:
             requires_grad=False,
         )
         return host.copy_(source)
-
-
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The elements of the outermost nn.ModuleLists: a transformer's blocks."""
-    for child in module.children():
-        if isinstance(child, nn.ModuleList):
-            yield from child
-        else:
-            yield from _blocks(child)
 
 
 def _group(modules: Iterable[nn.Module]) -> _Group:

@@ -20,8 +20,7 @@ from harness.simulate.cuda.device_is_cuda import as_on_cuda
 from harness.simulate.cuda.libraries import library_replacements
 from harness.simulate.device import SimulatedDevice
 from harness.simulate.simulated_run import simulate
-from harness.system import TorchRelease
-from harness.system.replacement import Replacement, all_replaced, replaced
+from harness.system import Replacement, TorchRelease, all_replaced, replaced
 from harness.training.loop import set_up
 from tests.support.tiny import NullObserver, tiny
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.hardware.hardware import find_hardware
+from harness.kernels import Gpu, script_of
 from harness.kernels.flash_attention import blocks_3
-from harness.kernels.gpu import Gpu
-from harness.kernels.operators import script_of
 from harness.kernels.script import Script, Take
 from harness.simulate.cuda.flash_attn_package import flash_attention
 from harness.simulate.simulated_run import simulate

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.errors import InputError
 from harness.observe.storage_tracker import StorageTracker
-from harness.training.step import Training, train_step
+from harness.training.loop import set_up
 from harness.training.toggles.host_memory import SideStream, is_on_host, on_host
-from harness.training.toggles.offload_activations import OffloadedActivations
 from harness.training.toggles.offload_parameters import (
     _cast_by_autocast,
     _DeviceCopies,
@@ -27,125 +26,33 @@ from harness.training.toggles.offload_parameters import (
     built_where,
     offload_parameters,
 )
-from tests.support.tiny import NullObserver, built, step, tiny, train
+from tests.support.tiny import CPU, NullObserver, built, same_bits, tiny, train, weights
 
-CPU = torch.device("cpu")
-VOCABULARY = 64
-
-
-class Silent:
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-def tiny_llama(tied: bool = False) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=32,
-            tie_word_embeddings=tied,
-            use_cache=False,
-        )
-    )
-
-
-def tiny_gpt2() -> nn.Module:
-    """Tied head, biases, transposed linear layers, learned positions, blocks in `h`."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    sizes = {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 4}
-    dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(GPT2Config(**sizes, **dropouts, use_cache=False))
-
-
-def tiny_mixtral() -> nn.Module:
-    """Experts: three-dimensional weights, not all of them used."""
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    return MixtralForCausalLM(
-        MixtralConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            num_local_experts=4,
-            max_position_embeddings=32,
-            use_cache=False,
-        )
-    )
-
-
-def with_adapter(model: nn.Module, kind: str) -> nn.Module:
-    """Adapters in fp32 over a bf16 base, as peft makes them."""
-    import peft
-
-    if kind == "ia3":
-        config: Any = peft.IA3Config(task_type="CAUSAL_LM")
-    else:
-        config = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
-    return peft.get_peft_model(model.to(torch.bfloat16), config)
-
-
-def micro_batches(count: int) -> list[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    ids = [torch.randint(0, VOCABULARY, (2, 12), generator=generator) for _ in range(count)]
-    return [{"input_ids": row, "labels": row.clone()} for row in ids]
-
-
-Case = dict[str, Any]
-CASES: dict[str, Case] = {
+CASES: dict[str, dict[str, Any]] = {
     "full": {},
-    "tied head": {"build": partial(tiny_llama, tied=True)},
-    "bf16": {"dtype": torch.bfloat16},
-    "checkpointing": {"checkpointing": True},
-    "accumulation": {"micro_batches": 3},
+    "tied head": {"family": "gpt2"},  # with biases and transposed linear layers
+    "bf16": {"precision": "bf16"},
+    "checkpointing": {"gradient_checkpointing": True},
+    "accumulation": {"gradient_accumulation_steps": 3},
     "clipping": {"max_grad_norm": 0.1},
-    "lora": {"adapter": "lora"},
-    "lora, checkpointing": {"adapter": "lora", "checkpointing": True, "micro_batches": 2},
-    "ia3": {"adapter": "ia3", "max_grad_norm": 0.1},
-    "autocast": {"autocast": True},
-    "autocast, tied, checkpointing": {
-        "autocast": True,
-        "build": partial(tiny_llama, tied=True),
-        "checkpointing": True,
+    "lora": {"adapter": "lora", "precision": "bf16"},
+    "lora, checkpointing": {
+        "adapter": "lora",
+        "precision": "bf16",
+        "gradient_checkpointing": True,
+        "gradient_accumulation_steps": 2,
     },
-    "autocast, lora": {"autocast": True, "adapter": "lora"},
-    "gpt2": {"build": tiny_gpt2, "autocast": True, "micro_batches": 2},
-    "mixtral": {"build": tiny_mixtral, "checkpointing": True},
+    "ia3": {"adapter": "ia3", "precision": "bf16", "max_grad_norm": 0.1},
+    "autocast": {"precision": "bf16-mixed"},
+    "autocast, tied, checkpointing": {
+        "family": "gpt2",
+        "precision": "bf16-mixed",
+        "gradient_checkpointing": True,
+        "gradient_accumulation_steps": 2,
+    },
+    "autocast, lora": {"precision": "bf16-mixed", "adapter": "lora"},
+    "experts": {"family": "mixtral", "gradient_checkpointing": True},  # weights of three dimensions
 }
-
-
-def build_case(case: Case, offload: bool, device: torch.device = CPU) -> tuple[Training, list[nn.Parameter]]:
-    torch.manual_seed(0)
-    model = case.get("build", tiny_llama)().to(case.get("dtype", torch.float32))
-    if "adapter" in case:
-        model = with_adapter(model, case["adapter"])
-    if case.get("checkpointing"):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.train()
-    if offload:
-        offload_parameters(model, device, torch.bfloat16 if case.get("autocast") else None)
-    else:
-        model.to(device)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    autocast = partial(torch.autocast, device.type, torch.bfloat16) if case.get("autocast") else nullcontext
-    optimizer = torch.optim.AdamW(trained, lr=1e-2, foreach=True)
-    return Training(model, optimizer, None, autocast, nullcontext, case.get("max_grad_norm")), trained
-
-
-def run_steps(training: Training, case: Case, device: torch.device = CPU, steps: int = 2) -> list[float]:
-    batches = [{k: v.to(device) for k, v in b.items()} for b in micro_batches(case.get("micro_batches", 1))]
-    num_tokens = torch.tensor(22 * len(batches), device=device)
-    return [train_step(training, batches, num_tokens, Silent()).item() for _ in range(steps)]
 
 
 class TwoMemories(TorchDispatchMode):
@@ -188,23 +95,18 @@ class TwoMemories(TorchDispatchMode):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_same_losses_and_weights_to_the_bit_out_of_host_memory(case: Case) -> None:
-    plain, plain_weights = build_case(case, offload=False)
-    plain_losses = run_steps(plain, case)
-
+@pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
+def test_same_losses_and_weights_to_the_bit_out_of_host_memory(fields: dict[str, Any]) -> None:
+    here = train(tiny(**fields), 2)
     with TwoMemories() as memories:
-        training, weights = build_case(case, offload=True)
+        there = train(tiny(**fields, offload=["parameters"]), 2)
+        training = there.training
         assert all(memories.where(p) is memories.host for p in training.model.parameters())
-        losses = run_steps(training, case)
         state = [t for s in training.optimizer.state.values() for t in s.values() if t.dim() > 0]
         assert state
         assert all(memories.where(t) is memories.host for t in state)
-
-    assert losses == plain_losses
-    for ours, theirs in zip(weights, plain_weights, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    assert [p for p in training.model.parameters() if p.requires_grad] == weights
+    assert there.losses == here.losses
+    assert same_bits(weights(training), weights(here.training))
 
 
 class LateStream:
@@ -235,20 +137,17 @@ class LateStream:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["full", "lora, checkpointing", "autocast"])
 def test_nothing_is_used_before_it_has_arrived(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = CASES[name]
-    plain, plain_weights = build_case(case, offload=False)
-    plain_losses = run_steps(plain, case)
-
+    fields = CASES[name]
+    here = train(tiny(**fields), 2)
     side, compute = LateStream(), LateStream()
     monkeypatch.setattr(
         SideStream, "__init__", lambda self, device: vars(self).update(_device=device, _stream=side)
     )
     monkeypatch.setattr(torch.accelerator, "current_stream", {CPU: compute}.get)  # of this device, no other
-    training, weights = build_case(case, offload=True)
-    assert run_steps(training, case) == plain_losses
+    there = train(tiny(**fields, offload=["parameters"]), 2)
+    assert there.losses == here.losses
     assert compute.waited > 0
-    for ours, theirs in zip(weights, plain_weights, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert same_bits(weights(there.training), weights(here.training))
 
 
 class Sink:
@@ -377,7 +276,7 @@ def test_a_gradient_is_cast_on_the_device_as_a_gpu_does() -> None:
 
 def test_every_matrix_that_autocast_would_cast_is_cast_on_arrival() -> None:
     """GPT-2's transposed layers too: four in each of two blocks. Its head is tied, and stays in fp32."""
-    model = tiny_gpt2()
+    model = built(tiny("gpt2"))[0].model
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found = [names[id(parameter)] for parameter in _cast_by_autocast(model)]
     assert sorted(found) == sorted(
@@ -399,12 +298,9 @@ def test_what_is_left_is_dropped_once_after_backward(monkeypatch: pytest.MonkeyP
 
 
 def test_with_offloaded_activations() -> None:
-    plain, _ = build_case({}, offload=False)
     with TwoMemories():
-        both, _ = build_case({}, offload=True)
-        activations: Callable[[], AbstractContextManager[Any]] = OffloadedActivations(both.model, CPU)
-        losses = run_steps(Training(both.model, both.optimizer, saved_tensors=activations), {})
-    assert losses == run_steps(plain, {})
+        losses = train(tiny(offload=["parameters", "activations"]), 2).losses
+    assert losses == train(tiny(), 2).losses
 
 
 def test_hooks_that_were_there_find_the_weights_in_place() -> None:
@@ -462,15 +358,6 @@ def test_a_model_larger_than_a_gpu_is_built_in_host_memory(device: str) -> None:
         assert not is_on_host()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
-def test_a_recipe_that_says_so_has_its_weights_on_the_host(precision: str) -> None:
-    here = train(tiny(precision=precision), 2).losses
-    with TwoMemories() as memories:
-        training, batches = built(tiny(precision=precision, offload=["parameters"]))
-        assert all(memories.where(p) is memories.host for p in training.model.parameters())
-        assert [step(training, batches, NullObserver()).item() for _ in range(2)] == here
-
-
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(InputError, match=r"offload: \[parameters\].*no nn.ModuleList"):
         offload_parameters(nn.Linear(2, 2), CPU)
@@ -478,20 +365,21 @@ def test_a_model_without_blocks_is_refused() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_gpu_same_gradients_in_pinned_host_memory(case: Case) -> None:
-    device = torch.device("cuda")
-    batch = {name: ids.to(device) for name, ids in micro_batches(1)[0].items()}
+@pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
+def test_gpu_same_gradients_in_pinned_host_memory(fields: dict[str, Any]) -> None:
+    device, start = torch.device("cuda"), dict[str, Tensor]()
     losses, gradients = [], []
-    for offload in (False, True):
-        training, weights = build_case(case, offload, device)
-        for _ in range(case.get("micro_batches", 1)):
-            with training.autocast():
-                loss = training.model(**batch).loss
-            loss.backward()
-        losses.append(loss.detach())
-        gradients.append([weight.grad for weight in weights])
-    assert all(p.is_pinned() for p in training.model.parameters())
+    for offload in ([], ["parameters"]):
+        training, _ = set_up(tiny(**fields, offload=offload), device, NullObserver())
+        model = training.model
+        start = start or {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        model.load_state_dict(start, strict=False)
+        ids = torch.randint(0, 264, (2, 12), generator=torch.Generator().manual_seed(1)).to(device)
+        with training.autocast():
+            losses.append(model(input_ids=ids, labels=ids).loss)
+        losses[-1].backward()
+        gradients.append([weight.grad for weight in model.parameters() if weight.requires_grad])
+    assert all(p.is_pinned() for p in model.parameters())
     assert all(gradient.is_pinned() for gradient in gradients[1])
     torch.testing.assert_close(losses[1], losses[0])
     for ours, theirs in zip(*gradients[::-1], strict=True):

@@ -1,4 +1,4 @@
-"""`harness serve`."""
+"""`harness serve` for people, and `harness mcp` for programs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+MCP_EXAMPLES = """
+Examples:
+
+  harness mcp profiles/runs
+
+  harness mcp runs recipes-of-mine checkpoints
+
+A program that speaks the Model Context Protocol starts it: see the guide for its configuration.
+"""
 
 
 def serve(
@@ -27,3 +37,21 @@ def serve(
         address = f"http://{ADDRESS}:{server.server_address[1]}/"
         print(f"{address} asks, {address}runs shows {shown}; Ctrl-C ends it", flush=True)
         server.serve_forever()
+
+
+def mcp(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FOLDER]...",
+            help="What may be read: runs, profiles, snapshots, recipes, models. Default: nothing but what "
+            "harness brings.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Answer questions of programs by the Model Context Protocol, on stdin and stdout. Reads these folders
+    alone, writes nothing, reaches no network."""
+    from harness.mcp import serve
+
+    serve(folders or [])
