@@ -49,7 +49,8 @@ def norm(script: Script, self: Tensor, dim: Sequence[int] | None, outputs: Outpu
 def product(script: Script, self: Tensor, outputs: Outputs, gpu: Gpu, dim: int | None = None) -> None:
     """cuda/ReduceSumProdKernel.cu."""
     script.output(0)
-    reduce(script, self, () if dim is None else (dim,), outputs[0].dtype, Kernel(8), gpu)
+    dtype = outputs[0].dtype
+    reduce(script, self, () if dim is None else (dim,), dtype, Kernel(max(4, dtype.itemsize)), gpu)
 
 
 @kernel("all any _is_all_true")

@@ -83,9 +83,9 @@ def examine(trying: Callable[[str], None] = lambda name: None) -> dict[str, Any]
 
 def toggle_recipes() -> Iterator[tuple[str, dict[str, Any]]]:
     """("field: value", recipe fields) for every value of every switch and choice of one process, but
-    compile: true."""
+    compile: true, and what only a model that sees has."""
     for name, field in Recipe.model_fields.items():
-        if name in (*fields_that_change("source"), *OF_RANKS, "compile"):
+        if name in (*fields_that_change("source"), *OF_RANKS, "compile", "train_vision"):
             continue
         for value in _values(field.annotation):
             shown = {True: "true"}.get(value, value)

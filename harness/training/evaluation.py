@@ -20,10 +20,10 @@ from harness.data import NOT_PREDICTED
 from harness.errors import InputError
 from harness.recipe import Recipe
 from harness.training.batches import Batch
+from harness.training.host_memory import on_host
 from harness.training.loop import batches_of, moved
 from harness.training.model_config import load_config
 from harness.training.step import Observer, Training
-from harness.training.toggles.host_memory import on_host
 
 MOST_BATCHES = 10_000
 """That are walked through one by one."""

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from harness.errors import InputError, is_out_of_memory
 from harness.parallel import ALONE, Deferred, Ranks, divide, loaded_by_one_thread, summed_at_the_end
 from harness.recipe import Recipe, find_model_config
+from harness.training.host_memory import on_host
 from harness.training.learned_positions import refuse_longer_sequences
 from harness.training.model_config import auto_model, first_line, load_config, model_class
 from harness.training.refusals import (
@@ -32,7 +33,6 @@ from harness.training.toggles.chunked_loss import chunk_loss, loss_by_trl
 from harness.training.toggles.compile import compile_model
 from harness.training.toggles.fused_loss import fuse_loss
 from harness.training.toggles.gradient_checkpointing import checkpoint_blocks
-from harness.training.toggles.host_memory import on_host
 from harness.training.toggles.offload_activations import saved_tensors
 from harness.training.toggles.offload_parameters import built_where, parameters_to_host
 from harness.training.toggles.optimizer import build_optimizer

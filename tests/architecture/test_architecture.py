@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from harness.architecture.family import family_defaults
 from harness.architecture.layers import outer_parts, parts_of
@@ -31,7 +31,8 @@ def parameter_count(shape):
 
 def build(config):
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        sees = hasattr(config, "vision_config")
+        return (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(config)
 
 
 def test_there_are_models_to_read():

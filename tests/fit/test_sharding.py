@@ -248,7 +248,7 @@ def test_pytorchs_engines_are_simulated_once_and_refused_for_good():
     # what was found is kept, a refusal too: another process needs no torch
     code = (
         "import json, sys\n"
-        "from harness.fit import strategies\n"
+        "from harness.fit.sharding import strategies\n"
         "from harness.hardware import find_hardware\n"
         "from harness.napkin import estimate\n"
         "from harness.recipe import Recipe\n"

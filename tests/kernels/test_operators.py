@@ -26,6 +26,7 @@ MIB = 1 << 20
 TABLES = {
     "observe/flops.py",  # FLOPs, which real runs count too
     "observe/storage_tracker.py",  # what autograd does in place without a dispatch mode: on any device
+    "simulate/cuda/known_values.py",  # whose outputs are as large as the values say
     "kernel_time/trace.py",  # as a profiler on a GPU writes them
 }
 """Files of harness/ that hold a table keyed by operators, beside the declarations in kernels/."""

@@ -92,6 +92,10 @@ REDUCTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "min": (lambda: meta(MANY).min(), "=0 +512 +4 -1 -0"),
     "all": (lambda: meta(MANY, dtype=BOOL).all(), "=0 +128 +4 -1 -0"),
     "any": (lambda: meta(MANY, dtype=BOOL).any(), "=0 +128 +4 -1 -0"),
+    "all, by its own name": (lambda: aten._is_all_true(meta(MANY, dtype=BOOL)), "=0 +128 +4 -1 -0"),
+    # recorded on a virtual GPU
+    "product of all": (lambda: meta(MANY).prod(), "=0 +512 +4 -1 -0"),
+    "product of all integers": (lambda: meta(MANY, dtype=LONG).prod(), "=0 +1024 +4 -1 -0"),
     # few values: one block each
     "small sum": (lambda: meta(100).sum(), "=0"),
     "sum of rows": (lambda: meta(4096, 256).sum(-1), "=0"),
@@ -241,6 +245,12 @@ def test_rms_norm() -> None:
     assert with_result(func, meta(8, 4).t(), [8], meta(8), 1e-5, out=out)[1] == "+128 =0 =1 -0"
 
 
+def test_repeat_interleave() -> None:
+    """Recorded on a virtual GPU: where each of 100 begins, a scan, 100 comparisons, and whether all are true."""
+    func, repeats, out = aten.repeat_interleave.Tensor, meta(100, dtype=LONG), meta(300, dtype=LONG)
+    assert with_result(func, repeats, out=out)[1] == "+800 +1279 -1 +100 +1 -3 -2 =0 -0"
+
+
 def test_equal() -> None:
     """cuda/Equal.cpp: 100 comparisons, and whether all are true."""
     assert with_result(aten.equal.default, meta(100), meta(100), out=True)[1] == "+100 +1 -1 -0"
@@ -376,7 +386,7 @@ IN_OTHER_FILES = {
 }
 BY_NAME = {
     "aten::_fused_rms_norm",
-    "aten::equal",
+    *("aten::equal", "aten::repeat_interleave"),
     "aten::native_layer_norm_backward",
     *(name for name in RULES if name.startswith("bitsandbytes::")),
     *("aten::masked_scatter", "aten::masked_scatter_backward"),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from harness.recipe import Recipe
-from harness.training.toggles.host_memory import SideStream, is_dense, to_host
+from harness.training.host_memory import SideStream, is_dense, to_host
 
 MIN_OFFLOAD_BYTES = 4096
 """Saved tensors smaller than this stay: the transfer would cost more than it frees."""

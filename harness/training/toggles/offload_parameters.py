@@ -46,7 +46,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from harness.errors import InputError
 from harness.parallel import DTYPES, blocks_of
 from harness.recipe import Recipe
-from harness.training.toggles.host_memory import SideStream, on_host
+from harness.training.host_memory import SideStream, on_host
 
 
 @contextmanager

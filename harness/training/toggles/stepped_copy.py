@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.training.toggles.host_memory import host_empty_like, on_host, to_host
+from harness.training.host_memory import host_empty_like, on_host, to_host
 from harness.training.toggles.optimizer_state import Build, OfOthers, restore_state
 
 

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.errors import InputError
 from harness.observe.storage_tracker import StorageTracker
+from harness.training.host_memory import SideStream, is_on_host, on_host
 from harness.training.loop import set_up
-from harness.training.toggles.host_memory import SideStream, is_on_host, on_host
 from harness.training.toggles.offload_parameters import (
     _cast_by_autocast,
     _DeviceCopies,

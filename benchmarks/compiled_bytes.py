@@ -1,6 +1,6 @@
 """What the kernels that torch.compile makes of one block read and write, by Inductor's own count.
 
-    harness emulate --gpu a100-80gb -- python -m benchmarks.virtual_gpu.compiled_bytes [MODEL...]
+    harness emulate --gpu a100-80gb -- python -m benchmarks.compiled_bytes [MODEL...]
 
 Nothing has to run: Inductor plans its kernels for the virtual GPU, and counts the bytes that each of them
 reads and writes. Products and attention are not among them. Two depths tell what one block takes. Writes
@@ -28,7 +28,7 @@ from harness.napkin.terms import sum_of
 from harness.recipe.check import check_recipe
 from harness.system.files import write_whole
 
-RESULTS = Path(__file__).parents[2] / "profiles" / "cpu" / "compiled_bytes.json"
+RESULTS = Path(__file__).parents[1] / "profiles" / "cpu" / "compiled_bytes.json"
 MODELS = ("llama-3.2-3b", "llama-3.1-8b", "mistral-7b", "qwen2.5-1.5b", "qwen2.5-7b")
 LIBRARIES = ("torch", "triton", "transformers")
 SEQ_LEN = 1024
