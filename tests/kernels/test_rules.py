@@ -246,13 +246,13 @@ def test_rms_norm() -> None:
 
 
 def test_repeat_interleave() -> None:
-    """Recorded on a virtual GPU: where each of 100 begins, a scan, 100 comparisons, and whether all are true."""
+    """Recorded on a virtual GPU: where each of 100 begins, a scan, 100 comparisons, and their all."""
     func, repeats, out = aten.repeat_interleave.Tensor, meta(100, dtype=LONG), meta(300, dtype=LONG)
     assert with_result(func, repeats, out=out)[1] == "+800 +1279 -1 +100 +1 -3 -2 =0 -0"
 
 
 def test_equal() -> None:
-    """cuda/Equal.cpp: 100 comparisons, and whether all are true."""
+    """cuda/Equal.cpp: 100 comparisons, and their all."""
     assert with_result(aten.equal.default, meta(100), meta(100), out=True)[1] == "+100 +1 -1 -0"
 
 

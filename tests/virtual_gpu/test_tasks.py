@@ -30,7 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_dpo_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
     """But for what Trainer keeps besides: a mask of the padding and one of the answers in the place of
     labels, and three numbers: the losses together, the last loss, and the last norm of the gradients."""
-    theirs = _peak_of(emulate, "dpo.py", kind)
+    theirs = _peak_of(emulate, "tasks/dpo.py", kind)
     assert theirs - _simulated(task="dpo", **KINDS[kind]) == 2 * PAIRS * TOKENS * 8 + 3 * 512
 
 
@@ -38,7 +38,7 @@ def test_dpo_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_kto_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
     """But for the same of answers and of mismatched ones, and which of them are good."""
-    theirs = _peak_of(emulate, "dpo.py", f"{kind} kto")
+    theirs = _peak_of(emulate, "tasks/dpo.py", f"{kind} kto")
     assert theirs - _simulated(task="kto", **KINDS[kind]) == 2 * PAIRS * TOKENS * 8 + 4 * 512
 
 
@@ -46,7 +46,7 @@ def test_kto_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
 def test_orpo_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
     """But for a mask of the padding, Trainer's three numbers, and where embeddings are trained the ids of
     both answers, which TRL puts together and the embedding's backward keeps."""
-    theirs = _peak_of(emulate, "answers.py", f"orpo {kind}")
+    theirs = _peak_of(emulate, "tasks/answers.py", f"orpo {kind}")
     together = 2 * PAIRS * TOKENS * 8 if kind == "full" else 0
     ours = _simulated(task="orpo", **KINDS[kind])
     assert theirs - ours == 2 * PAIRS * TOKENS * 8 + 3 * 512 + together
@@ -55,14 +55,14 @@ def test_orpo_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["full", pytest.param("lora checkpointing", marks=pytest.mark.slow)])
 def test_grpo_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
     """But for a few tensors of a number a token: its batch has other ones, a mask in the place of labels."""
-    theirs = _peak_of(emulate, "answers.py", f"grpo {kind}")
+    theirs = _peak_of(emulate, "tasks/answers.py", f"grpo {kind}")
     assert abs(theirs - _simulated(task="grpo", **KINDS[kind])) < 2 * PAIRS * TOKENS * 8
 
 
 @pytest.mark.parametrize("kind", ["full", pytest.param("lora checkpointing", marks=pytest.mark.slow)])
 def test_fused_lm_head_takes_what_trl_takes(emulate: Emulate, kind: str) -> None:
     """But for a mask of the padding, Trainer's three numbers, and how many tokens have a label."""
-    theirs = _peak_of(emulate, "dpo.py", f"{kind} sft")
+    theirs = _peak_of(emulate, "tasks/dpo.py", f"{kind} sft")
     assert theirs - _simulated(loss="fused_lm_head", **KINDS[kind]) == PAIRS * TOKENS * 8 + 4 * 512
 
 
@@ -71,7 +71,7 @@ def test_fused_lm_head_takes_what_trl_takes(emulate: Emulate, kind: str) -> None
 )
 def test_reward_takes_what_trl_takes(emulate: Emulate, kind: str, fields: dict[str, Any]) -> None:
     """But for a mask of the padding, and Trainer's three numbers."""
-    theirs = _peak_of(emulate, "scores.py", f"reward {kind}")
+    theirs = _peak_of(emulate, "tasks/scores.py", f"reward {kind}")
     assert theirs - _simulated(task="reward", **fields) == 2 * PAIRS * TOKENS * 8 + 3 * 512
 
 
@@ -81,7 +81,7 @@ def test_classification_takes_what_transformers_takes(
     emulate: Emulate, kind: str, fields: dict[str, Any]
 ) -> None:
     """But for a mask of the padding, Trainer's three numbers, and how many labels there are."""
-    theirs = _peak_of(emulate, "scores.py", f"classification {kind}")
+    theirs = _peak_of(emulate, "tasks/scores.py", f"classification {kind}")
     ours = _simulated(task="classification", num_labels=5, **fields)
     assert theirs - ours == PAIRS * TOKENS * 8 + 4 * 512
 

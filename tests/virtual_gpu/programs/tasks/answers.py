@@ -9,10 +9,12 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from tiny import tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback, logging
 from trl import GRPOConfig, GRPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+sys.path.append(str(Path(__file__).parents[1]))
+from tiny import tokenizer
 
 ROWS, TOKENS, STEPS = 4, 128, 3
 path, task, kind, *more = sys.argv[1:]

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from tiny import tokenizer
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -19,6 +18,9 @@ from transformers import (
     logging,
 )
 from trl import RewardConfig, RewardTrainer
+
+sys.path.append(str(Path(__file__).parents[1]))
+from tiny import tokenizer
 
 ROWS, TOKENS, STEPS = 4, 128, 3
 path, kind, *more = sys.argv[1:]

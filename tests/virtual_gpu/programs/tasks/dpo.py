@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from tiny import tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback, logging
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, SFTConfig, SFTTrainer
+
+sys.path.append(str(Path(__file__).parents[1]))
+from tiny import tokenizer
 
 PAIRS, TOKENS, STEPS = 4, 128, 3
 path, kind, *more = sys.argv[1:]
