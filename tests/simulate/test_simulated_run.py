@@ -34,12 +34,12 @@ OTHER_MODELS = sorted(set(list_models()) - {load_recipe(name)[1].model for name 
 
 
 def two_layers(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with a copy of its model's config that has two blocks."""
+    """The recipe with a copy of its model's config that has two blocks, and two in a tower."""
     config = json.loads((recipes_folder() / "models" / f"{recipe.model}.json").read_bytes())
-    depth = "n_layer" if "n_layer" in config else "num_hidden_layers"
-    config[depth] = 2
-    if "layer_types" in config:
-        config["layer_types"] = config["layer_types"][:2]
+    for part in (config, config.get("text_config", {}), config.get("vision_config", {})):
+        part |= {name: 2 for name in ("n_layer", "num_hidden_layers", "depth") if name in part}
+        if "layer_types" in part:
+            part["layer_types"] = part["layer_types"][:2]
     path = folder / f"{recipe.model}.json"
     path.write_text(json.dumps(config))
     return recipe.model_copy(update={"model": str(path)})
