@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from harness.errors import InputError
-from harness.zeros import write_weights
+from harness.zeros import write_byte_tokens, write_weights
 
 BEGIN, END, PAD = "<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>"
 LLAMA_3 = {BEGIN: 128000, END: 128001, PAD: 128004}
@@ -64,15 +63,7 @@ def litgpt(name: str, folder: Path) -> None:
 
 def tokenizer(special: dict[str, int], folder: Path) -> None:
     """A token for each byte: tokenizer.json and its configuration, and tokenizer.model as Llama 3 has it."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    letters = sorted(ByteLevel.alphabet())
-    vocabulary = {letter: number for number, letter in enumerate(letters)} | special
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(list(special))
-    made.save(str(folder / "tokenizer.json"))
+    write_byte_tokens(special, folder)
     configuration = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BEGIN,

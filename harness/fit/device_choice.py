@@ -65,9 +65,11 @@ def compare_hardware(
     kinds = changeable = every_kind = _by_kernels(able)
     if not by_arithmetic:
         all_at_once((_simulations(alike, told), recipe) for alike in kinds[:AT_FIRST])
-        small = {offer.name: offer for offer in _without_what_stays(recipe, kinds, told)}
+        seen = [_simulations(alike, told) for alike in kinds]
+        small = {offer.name: offer for offer in _without_what_stays(recipe, seen)}
         kinds = changeable = [alike for alike in kinds if alike[0].name not in small]
-        small |= {offer.name: offer for offer in _far_too_small(recipe, kinds, told)}
+        rest = [simulations for simulations in seen if simulations.hardware.name not in small]
+        small |= {offer.name: offer for offer in _far_too_small(recipe, rest)}
         kinds = [alike for alike in kinds if alike[0].name not in small]
         offers += small.values()
         all_at_once((_simulations(alike, told), recipe) for alike in kinds[AT_FIRST:])
@@ -90,28 +92,24 @@ def _simulations(alike: list[Hardware], told: Callable[[str], None]) -> Simulati
     return Simulations(alike[0], told=told, alike=alike[1:])
 
 
-def _without_what_stays(
-    recipe: Recipe, kinds: list[list[Hardware]], told: Callable[[str], None]
-) -> Iterator[Offer]:
+def _without_what_stays(recipe: Recipe, kinds: list[Simulations]) -> Iterator[Offer]:
     """Of all devices of a kind that nobody has simulated yet, where weights, gradients and optimizer states,
     which are the same on every kind, do not fit the largest."""
     with suppress(InputError):
-        kept = _simulations(kinds[0], told).kept_bytes(recipe) if kinds else 0
-        for alike in kinds:
-            if kept - WORKSPACES_BYTES > _largest(alike) and not _simulations(alike, told).knows(recipe):
-                yield from (too_small(device, kept) for device in alike)
+        kept = kinds[0].kept_bytes(recipe) if kinds else 0
+        for kind in kinds:
+            if kept - WORKSPACES_BYTES > _largest(kind.devices) and not kind.knows(recipe):
+                yield from (too_small(device, kept) for device in kind.devices)
 
 
-def _far_too_small(
-    recipe: Recipe, kinds: list[list[Hardware]], told: Callable[[str], None]
-) -> Iterator[Offer]:
+def _far_too_small(recipe: Recipe, kinds: list[Simulations]) -> Iterator[Offer]:
     """The same where the largest is far too small for what the step needs on another kind."""
-    known = [alike for alike in kinds if _simulations(alike, told).knows(recipe)]
-    profiles = [_simulations(alike, told).with_plenty(recipe) for alike in known]
+    known = [kind for kind in kinds if kind.knows(recipe)]
+    profiles = [kind.with_plenty(recipe) for kind in known]
     needed = min((profile.memory.process_bytes or 0 for profile in profiles), default=0)
-    for alike in kinds:
-        if alike not in known and needed * (1 - KINDS_APART) > _largest(alike):
-            yield from (needs_as_another(device, needed) for device in alike)
+    for kind in kinds:
+        if kind not in known and needed * (1 - KINDS_APART) > _largest(kind.devices):
+            yield from (needs_as_another(device, needed) for device in kind.devices)
 
 
 def _largest(alike: list[Hardware]) -> int:

@@ -83,9 +83,8 @@ def too_small(device: Hardware, kept_bytes: int) -> Offer:
 
 def needs_as_another(device: Hardware, needed: int) -> Offer:
     """Of a device far too small for what the step was seen to need on one that runs other kernels."""
-    return replace(
-        _offer(device, needed, None, None, fits=False), reason=f"needs about {needed / GIB:.1f} GiB"
-    )
+    offer = _offer(device, needed, None, None, fits=False)
+    return replace(offer, reason=f"needs about {needed / GIB:.1f} GiB")
 
 
 def estimated(recipe: Recipe, device: Hardware) -> Offer:

@@ -53,15 +53,10 @@ class OptimizerMemory:
         self.width = {
             w.dtype: 4 if recipe.master_weights else SIZES[w.dtype] for w in trained
         }  # of an element
-        self.hidden = [
-            w for w in trained if recipe.by_muon and w.matrix and w.stacked == 1 and w.name not in OUTER
-        ]
+        within = [w for w in trained if w.matrix and w.stacked == 1 and w.name not in OUTER]
+        self.hidden = within if recipe.by_muon else []
         """What Muon steps; the others are AdamW's."""
-        self.projected = [
-            w
-            for w in trained
-            if recipe.low_rank_optimizer and w.matrix and w.stacked == 1 and w.name not in OUTER
-        ]
+        self.projected = within if recipe.low_rank_optimizer else []
         """Whose gradients are brought to `optimizer_rank` dimensions."""
         self.state_bytes = sum(w.count * self.state_of(w) for w in trained)
         large = [w.elements * w.count for w in trained if w.elements >= 100_000 and recipe.pages_optimizer]
@@ -102,9 +97,8 @@ class OptimizerMemory:
         n, width, moments = weight.elements, self.width[weight.dtype], STATES.get(self.name, 0)
         if self.recipe.by_torchao:  # with a scale for each block, and a table of values for each moment
             block, bits, _ = LOW_BIT[self.name]
-            return 2 * (
-                n * bits // 8 + 4 * n // block + 4 * 2**bits if self._in_blocks(weight) else n * width
-            )
+            in_blocks = n * bits // 8 + 4 * n // block + 4 * 2**bits
+            return 2 * (in_blocks if self._in_blocks(weight) else n * width)
         if weight in self.hidden:
             return n * width
         if weight in self.projected:  # two moments of the long side, and what projects the short one
@@ -112,9 +106,8 @@ class OptimizerMemory:
             rank = self.recipe.optimizer_rank
             if self.name == "apollo_adamw":
                 return (2 * long + short) * rank * width
-            rank = min(
-                rank, short
-            )  # in fp32 its singular vectors are a part of all that there are, and keep them
+            rank = min(rank, short)
+            # in fp32 its singular vectors are a part of all that there are, and keep them
             return (2 * long * rank + short * (short if width == 4 else rank)) * width
         if self.name == "adafactor":  # arXiv 1804.04235: a factor a row and a column
             return width * (weight.rows + weight.stacked * weight.columns if weight.matrix else n)

@@ -198,8 +198,7 @@ class Timing:
                 scores = 0 if acts.kernel == "fused" else d("B·N·S·S") * 4 * PASSES
                 works.append(Work(flops, scores, 1, "attention", self.recipe.compute_dtype).times(times))
         made = d("B·S") * sizes.built.head.outputs
-        a_logit = (
-            2 * acts.compute if acts.compiled else 4 * PASSES
-        )  # in one kernel: read, and read or written
+        # compiled, in one kernel: read, and read or written
+        a_logit = 2 * acts.compute if acts.compiled else 4 * PASSES
         loss = Work(0, made * a_logit, OPERATORS_OF_LOSS).times(self.micro)
         return works if again else [*works, *self._products(sizes.built.head, factor), loss]

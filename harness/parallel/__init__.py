@@ -6,4 +6,4 @@ from harness.parallel.deferred import Deferred, loaded_by_one_thread
 from harness.parallel.dtypes import DTYPES
 from harness.parallel.engines import divide, summed_at_the_end
 from harness.parallel.mesh import ALONE, Ranks, lost_rank, ranks_of
-from harness.parallel.units import blocks_of
+from harness.parallel.units import blocks_of, without_adapter

@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 
 from harness.errors import CannotDivide
 from harness.parallel.deferred import Make
+from harness.parallel.units import without_adapter
 from harness.recipe import Recipe
 
 STYLES = ("colwise", "rowwise", "colwise_gather_output", "embedding_rowwise")
@@ -56,7 +57,7 @@ def divided_layers(recipe: Recipe, model: Any, mesh: DeviceMesh, make: Make) -> 
 
     Raises CannotDivide for a model without such a plan, and for heads that do not divide.
     """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = without_adapter(model)
     plan = _plan(recipe, base)
     embedding, head = base.get_input_embeddings(), base.get_output_embeddings()
     tied: bool = head is not None and embedding.weight is head.weight

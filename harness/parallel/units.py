@@ -118,10 +118,15 @@ def _as_accelerate(model: Any) -> Iterator[tuple[Unit, bool]]:
         yield tail, True
 
 
+def without_adapter(model: Any) -> Any:
+    """transformers' model within peft's, or `model` itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def _as_transformers(model: Any) -> Iterator[tuple[Unit, bool]]:
     """transformers' apply_fully_sharded_data_parallelism (distributed/fsdp.py, 5.23), by the model's own
     fsdp_plan: blocks, embedding, and last norm and head as one unit that is kept."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = without_adapter(model)
     modules = dict(base.named_modules())
     name_of = {module: name for name, module in modules.items()}
     embedding, head = base.get_input_embeddings(), base.get_output_embeddings()

@@ -19,8 +19,7 @@ TASK_RULES: tuple[Rule, ...] = (
         ("task", "loss"),
         lambda r: not r.writes and r.loss != "standard",
         "no logits of all tokens are there to save: dpo, kto and grpo compute them in chunks, by TRL's "
-        "kernels, "
-        "and a head of scores has none; set loss: standard",
+        "kernels, and a head of scores has none; set loss: standard",
     ),
     Rule(
         ("task", "packing"),

@@ -38,7 +38,7 @@ from harness.training.toggles.offload_parameters import built_where, parameters_
 from harness.training.toggles.optimizer import build_optimizer
 from harness.training.toggles.precision import as_loaded, autocast, build_scaler, weights_dtype
 from harness.training.toggles.preference import (
-    give_trl_s_head,
+    give_trl_head,
     import_trl,
     loss_of_odds,
     loss_of_pairs,
@@ -77,7 +77,7 @@ def build_training(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -
     if deferred is not None and not deferred.knows(model):
         deferred, model = None, build_model(recipe, device)
     reference = reference_of(recipe, model)
-    give_trl_s_head(recipe, model, reference)
+    give_trl_head(recipe, model, reference)
     called = divide(recipe, model, ranks, device, deferred)
     return Training(
         model=model,

@@ -3,10 +3,9 @@
 For programs on a virtual GPU, where no value of a weight matters. Nothing is downloaded. Its facade loads no
 torch; what is called does.
 """
+# pyright: reportUnusedImport=false
 
 from harness.architecture import shipped_config
 from harness.errors import InputError
-from harness.zeros.checkpoint import stand_in_folder, write_checkpoint
+from harness.zeros.checkpoint import stand_in_folder, write_byte_tokens, write_checkpoint
 from harness.zeros.weights import write_weights
-
-__all__ = ["InputError", "shipped_config", "stand_in_folder", "write_checkpoint", "write_weights"]

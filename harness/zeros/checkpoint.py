@@ -24,22 +24,27 @@ TEMPLATE = (
 NUM_BYTES = 256
 
 
-def write_tokenizer(config: Mapping[str, Any], folder: Path) -> None:
-    """Write tokenizer.json and its configuration into `folder`. The special tokens have the numbers that the
-    config gives them.
-    """
+def write_byte_tokens(special: Mapping[str, int], folder: Path) -> None:
+    """tokenizer.json in `folder`: a token for each byte, and the `special` ones with their numbers."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    end = _number(config.get("eos_token_id"), NUM_BYTES)
-    begin = _number(config.get("bos_token_id"), NUM_BYTES + 1)
-    special = {BEGIN: begin, END: end} if begin != end else {END: end}
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: number for number, letter in enumerate(letters)} | special
+    vocabulary = {letter: number for number, letter in enumerate(letters)} | {**special}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(list(special))
     made.save(str(folder / "tokenizer.json"))
+
+
+def write_tokenizer(config: Mapping[str, Any], folder: Path) -> None:
+    """Write tokenizer.json and its configuration into `folder`. The special tokens have the numbers that the
+    config gives them.
+    """
+    end = _number(config.get("eos_token_id"), NUM_BYTES)
+    begin = _number(config.get("bos_token_id"), NUM_BYTES + 1)
+    special = {BEGIN: begin, END: end} if begin != end else {END: end}
+    write_byte_tokens(special, folder)
     told = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": next(iter(special)),

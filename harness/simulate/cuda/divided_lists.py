@@ -26,17 +26,17 @@ def on_local_parts(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tu
         return None
     from torch.distributed.tensor import DTensor
 
-    lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple) and value]
+    given = (*args, *kwargs.values())
+    lists = [value for value in given if isinstance(value, list | tuple) and value]
     divided = [value for value in lists if isinstance(value[0], DTensor)]
     if not divided:
         return None
     whole = divided[0]
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor) and not value.is_cpu:
-            return None
-    for value in lists:
-        if any(isinstance(item, Tensor) for item in value) and not _alike(value, whole):
-            return None
+    if any(isinstance(value, Tensor) and not value.is_cpu for value in given):
+        return None
+    of_tensors = [value for value in lists if any(isinstance(item, Tensor) for item in value)]
+    if not all(_alike(value, whole) for value in of_tensors):
+        return None
 
     def local(value: Any) -> Any:
         return [part.to_local() for part in value] if any(value is other for other in divided) else value

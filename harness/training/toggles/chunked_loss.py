@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from harness.data import NOT_PREDICTED
+from harness.parallel import without_adapter
 from harness.recipe import Recipe
 from harness.training.toggles import Problem
 
-IGNORED = -100
-"""A label that nothing is learned from."""
 _LOGITS_ALONE = ["logits = self.lm_head(hidden_states)"]
 
 
@@ -32,7 +32,7 @@ def chunk_loss(recipe: Recipe, model: Any) -> None:
     training, or where it is told to skip them, as Liger's models do it."""
     if not recipe.chunked_loss:
         return
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = without_adapter(model)
     plain = base.forward
 
     @wraps(type(base).forward)
@@ -49,7 +49,7 @@ def chunk_loss(recipe: Recipe, model: Any) -> None:
 
 
 def _loss(states: Tensor, head: Any, labels: Tensor, num_tokens: Any) -> Tensor:
-    following = functional.pad(labels, (0, 1), value=IGNORED)[..., 1:].reshape(-1)
+    following = functional.pad(labels, (0, 1), value=NOT_PREDICTED)[..., 1:].reshape(-1)
     # as weights of the words, not divided by afterwards: the loss has the dtype of the states, in 16 bit too
     # narrow for a sum, and in whose numbers the gradients would be divided
     share = torch.as_tensor(1 / num_tokens, dtype=torch.float32).to(states.device).expand(len(head.weight))

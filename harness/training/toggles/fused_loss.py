@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from harness.errors import MissingDependency
+from harness.parallel import without_adapter
 from harness.recipe import Recipe
 from harness.training.toggles import Problem
 
@@ -31,7 +32,7 @@ def fuse_loss(recipe: Recipe, model: Any) -> None:
         raise MissingDependency("liger-kernel", "liger", _line(recipe)) from None
     # which kernels of other makers it did not find: a handler that keeps the record keeps that call's tensors
     logging.getLogger("liger_kernel").setLevel(logging.ERROR)
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = without_adapter(model)
     gate = "geglu" if base.config.model_type.startswith("gemma") else "swiglu"
     wanted = dict.fromkeys(("rope", "rms_norm", gate), recipe.by_liger)
     code = sys.modules[type(base).__module__]

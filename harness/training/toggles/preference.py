@@ -19,13 +19,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from harness.data import NOT_PREDICTED
 from harness.errors import MissingDependency
+from harness.parallel import without_adapter
 from harness.recipe import Recipe
 
-LOGGED = ("log_probs", "entropy", "mean_logits", "is_top1")
-"""What DPOTrainer has computed of each token, for its log; KTOTrainer all but the last."""
-SFT_LOGGED = ("log_probs", "entropy", "is_top1")
-"""And SFTTrainer; GRPOTrainer all but the last."""
+LOGGED = {
+    "sft": ("log_probs", "entropy", "is_top1"),
+    "dpo": ("log_probs", "entropy", "mean_logits", "is_top1"),
+    "kto": ("log_probs", "entropy", "mean_logits"),
+    "grpo": ("log_probs", "entropy"),
+}
+"""By task: what TRL's trainer has computed of each token, for its log."""
 CLIPPED = 0.2
 """How far from 1 the ratio of a token's probabilities to those it was drawn by may be (epsilon)."""
 REFERENCE = ("chosen", "rejected")
@@ -43,20 +48,14 @@ def reference_of(recipe: Recipe, model: Any) -> Any:
     return reference.eval()
 
 
-def give_trl_s_head(recipe: Recipe, model: Any, reference: Any) -> None:
-    """Give both TRL's head; and where they are compared take dropout from them, for they are to differ by
+def give_trl_head(recipe: Recipe, model: Any, reference: Any) -> None:
+    """Give both TRL's head; and where answers are compared take dropout from them, for they are to differ by
     their weights alone."""
     trl = import_trl(recipe)
-    if recipe.by_odds:
+    if recipe.prefers or recipe.by_odds:
         trl.disable_dropout_in_model(model)
-    if not recipe.by_trl:
-        return
-    logged = SFT_LOGGED if recipe.writes else LOGGED[:3] if recipe.unpaired else LOGGED
-    logged = SFT_LOGGED[:2] if recipe.rewarded else logged
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    trl.add_fused_lm_head(base, outputs=logged)
-    if recipe.prefers:
-        trl.disable_dropout_in_model(model)
+    if recipe.by_trl:
+        trl.add_fused_lm_head(without_adapter(model), outputs=LOGGED[recipe.task])
     if reference is not None:
         trl.disable_dropout_in_model(reference)
         trl.add_fused_lm_head(reference)
@@ -115,7 +114,7 @@ def loss_of_odds(recipe: Recipe) -> Callable[[Any, Any, Any], Tensor]:
         written = logits[:half, :-1].contiguous()
         nll = functional.cross_entropy(written.view(-1, written.shape[-1]), ids[:half, 1:].reshape(-1))
         labels = batch["labels"][:, 1:]
-        learned = labels != -100
+        learned = labels != NOT_PREDICTED
         each = trl.selective_log_softmax(logits[:, :-1], torch.where(learned, labels, 0))
         mean = ((each * learned).sum(-1) / learned.sum(-1)).float()
         chosen, rejected = mean.chunk(2)
@@ -141,7 +140,7 @@ def loss_of_rewards(called: Any, batch: dict[str, Any], num_tokens: Any) -> Tens
     clipped = torch.clamp(ratio, 1 - CLIPPED, 1 + CLIPPED)
     advantages = batch["advantages"].unsqueeze(1)
     each = -torch.min(ratio * advantages, clipped * advantages)
-    learned = (batch["labels"][:, 1:] != -100).to(each.dtype)
+    learned = (batch["labels"][:, 1:] != NOT_PREDICTED).to(each.dtype)
     return (each * learned).sum() / torch.as_tensor(num_tokens).clamp(min=1)
 
 

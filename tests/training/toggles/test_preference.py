@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from harness.errors import MissingDependency
 from harness.recipe import Recipe
 from harness.training.step import Training, train_step
-from harness.training.toggles.preference import give_trl_s_head, loss_of_pairs
+from harness.training.toggles.preference import give_trl_head, loss_of_pairs
 from tests.support.tiny import NullObserver, built, step, tiny, weights
 
 trl = pytest.importorskip("trl")
@@ -227,7 +227,7 @@ def test_without_trl_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(MissingDependency, match="dpo"):
-        give_trl_s_head(tiny(**PAIRS), None, None)
+        give_trl_head(tiny(**PAIRS), None, None)
 
 
 @pytest.mark.parametrize("fields", [{}, {"adapter": "lora"}, {"family": "gpt2"}], ids=str)
