@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.causal_models.__main__ import GPU, config_file, versions
-from benchmarks.causal_models.steps import recipe_of
-from benchmarks.traces import THREE_STEPS
-from harness.hardware.hardware import find_hardware
-from harness.simulate.simulated_run import simulate
+from benchmarks.causal_models.__main__ import versions
+from tests.support.emulated_peaks import check_peaks
 
 FOUND = json.loads((Path(__file__).parents[2] / "profiles/cpu/causal_models.json").read_bytes())
 METHODS = json.loads((Path(__file__).parents[2] / "profiles/cpu/methods.json").read_bytes())
@@ -57,14 +54,7 @@ pytestmark = pytest.mark.skipif(
     ("kind", "method"), [*zip(SAMPLE, ["full", "lora"] * len(SAMPLE), strict=False), *OTHERS]
 )
 def test_the_peaks_are_those_that_pytorch_counted(kind: str, method: str, tmp_path: Path) -> None:
-    config = config_file(kind, tmp_path)
-    assert isinstance(config, Path), config
-    recipe = recipe_of(config, method).model_copy(update=THREE_STEPS)
-    memory = simulate(recipe, find_hardware(GPU))[0].memory
-    emulated = ROWS[kind, method]["emulated"]
-    assert memory.first_step_peak_allocated_bytes == emulated["first step"]
-    assert memory.peak_allocated_bytes == emulated["allocated"]
-    assert memory.peak_reserved_bytes == emulated["reserved"]
+    check_peaks(ROWS[kind, method]["emulated"], kind, method, tmp_path)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

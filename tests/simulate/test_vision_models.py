@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.causal_models.__main__ import GPU, config_file, models_that_see, versions
-from benchmarks.causal_models.steps import recipe_of
+from benchmarks.causal_models.__main__ import models_that_see, versions
 from benchmarks.causal_models.vision import VISION_METHODS
-from benchmarks.traces import THREE_STEPS
-from harness.hardware.hardware import find_hardware
-from harness.simulate.simulated_run import simulate
+from tests.support.emulated_peaks import check_peaks
 
 FOUND = json.loads((Path(__file__).parents[2] / "profiles/cpu/vision_models.json").read_bytes())
 ROWS = {(row["type"], row["method"]): row for row in FOUND["rows"]}
@@ -34,14 +31,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize(("kind", "method"), SAMPLE)
 def test_the_peaks_are_those_that_pytorch_counted(kind: str, method: str, tmp_path: Path) -> None:
-    config = config_file(kind, tmp_path)
-    assert isinstance(config, Path), config
-    recipe = recipe_of(config, method).model_copy(update=THREE_STEPS)
-    memory = simulate(recipe, find_hardware(GPU))[0].memory
-    emulated = ROWS[kind, method]["emulated"]
-    assert memory.first_step_peak_allocated_bytes == emulated["first step"]
-    assert memory.peak_allocated_bytes == emulated["allocated"]
-    assert memory.peak_reserved_bytes == emulated["reserved"]
+    check_peaks(ROWS[kind, method]["emulated"], kind, method, tmp_path)
 
 
 def test_every_type_whose_processor_is_known_is_in_the_table() -> None:

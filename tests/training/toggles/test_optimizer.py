@@ -140,6 +140,16 @@ def test_muon_and_adamw_step_as_torch_s_own_do(fields: dict[str, Any]) -> None:
         torch.testing.assert_close(after[name], weight, rtol=1e-5, atol=1e-7)
 
 
+def two_steps(training: Training, twins: dict[str, Any], theirs: torch.optim.Optimizer) -> None:
+    """Of ours and of `theirs`, which steps the `twins` of our weights by the same gradients."""
+    for _ in range(2):
+        for name, weight in training.model.named_parameters():
+            weight.grad = torch.randn_like(weight)
+            twins[name].grad = weight.grad.clone()
+        training.optimizer.step()
+        theirs.step()
+
+
 @pytest.mark.parametrize("impl", ["foreach", "for_loop"])
 def test_schedule_free_steps_as_its_own_package_does(impl: str) -> None:
     """Two steps of the package's own, in train mode: the gradient is taken at y, and z is beside it."""
@@ -149,12 +159,7 @@ def test_schedule_free_steps_as_its_own_package_does(impl: str) -> None:
     package = pytest.importorskip("schedulefree")
     theirs = package.AdamWScheduleFree(twins.values(), lr=0.01, weight_decay=0.5)
     theirs.train()
-    for _ in range(2):
-        for name, weight in training.model.named_parameters():
-            weight.grad = torch.randn_like(weight)
-            twins[name].grad = weight.grad.clone()
-        training.optimizer.step()
-        theirs.step()
+    two_steps(training, twins, theirs)
     after = weights(training)
     for name, weight in twins.items():
         torch.testing.assert_close(after[name], weight, rtol=1e-6, atol=1e-7)
@@ -183,12 +188,7 @@ def test_projected_moments_step_as_transformers_trainer_has_them(
     for group in theirs.param_groups:
         group["weight_decay"] = 0.5
     twins = dict(other.named_parameters())
-    for _ in range(2):
-        for name, weight in training.model.named_parameters():
-            weight.grad = torch.randn_like(weight)
-            twins[name].grad = weight.grad.clone()
-        training.optimizer.step()
-        theirs.step()
+    two_steps(training, twins, theirs)
     after = weights(training)
     for name, weight in twins.items():
         torch.testing.assert_close(after[name], weight.detach(), rtol=1e-6, atol=1e-7, msg=name)
@@ -204,12 +204,7 @@ def test_torchao_steps_as_torchao_does(optimizer: str, precision: str) -> None:
     twins = {name: weight.detach().clone() for name, weight in training.model.named_parameters()}
     theirs = getattr(torchao, f"AdamW{bits}bit")(twins.values(), lr=0.01, weight_decay=0.5)
     with torch.compiler.set_stance("force_eager"):  # it compiles its step for seconds
-        for _ in range(2):
-            for name, weight in training.model.named_parameters():
-                weight.grad = torch.randn_like(weight)
-                twins[name].grad = weight.grad.clone()
-            training.optimizer.step()
-            theirs.step()
+        two_steps(training, twins, theirs)
     assert same_bits(weights(training), twins)
     quantized = 0
     for weight, state in zip(training.model.parameters(), state_of(training), strict=True):

@@ -4,21 +4,15 @@ in bytes."""
 
 import sys
 import tempfile
-from pathlib import Path
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig
-from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback, logging
+from steps import ROWS, STEPS, TOKENS, Peak, lora, settings, tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-sys.path.append(str(Path(__file__).parents[1]))
-from tiny import tokenizer
-
-ROWS, TOKENS, STEPS = 4, 128, 3
 path, task, kind, *more = sys.argv[1:]
-logging.set_verbosity_error()
 
 
 def ids(tokens):
@@ -46,43 +40,20 @@ class OfGivenAnswers(GRPOTrainer):
         return {name: tensor.to("cuda") for name, tensor in batch.items()}
 
 
-class Peak(TrainerCallback):
-    """Counts the peak of each step alone."""
-
-    def on_step_begin(self, *_, **__):
-        torch.cuda.reset_peak_memory_stats()
-
-    def on_step_end(self, *_, **__):
-        self.peak = torch.cuda.max_memory_allocated()
-
-
 torch.manual_seed(0)
 model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.bfloat16)
 orpo = task == "orpo"
 rows = [{"prompt": "a", "chosen": f"b{n}", "rejected": "c"} for n in range(ROWS * STEPS)]
-settings = {"remove_unused_columns": False} if orpo else {"num_generations": ROWS}
+own = {"remove_unused_columns": False} if orpo else {"num_generations": ROWS}
 given = {"data_collator": pairs} if orpo else {"reward_funcs": lambda completions, **_: [0.0] * ROWS}
 peak = Peak()
 with tempfile.TemporaryDirectory() as folder:
     trainer = (ORPOTrainer if orpo else OfGivenAnswers)(
         model,
-        args=(ORPOConfig if orpo else GRPOConfig)(
-            output_dir=str(Path(folder) / "out"),
-            max_steps=STEPS,
-            per_device_train_batch_size=ROWS,
-            bf16=False,
-            gradient_checkpointing="checkpointing" in more,
-            optim="adamw_torch",
-            max_grad_norm=1.0,
-            report_to=[],
-            save_strategy="no",
-            logging_strategy="no",
-            dataloader_pin_memory=False,
-            **settings,
-        ),
+        args=(ORPOConfig if orpo else GRPOConfig)(**settings(folder, more), **own),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if kind == "lora" else None,
+        peft_config=lora() if kind == "lora" else None,
         callbacks=[peak],
         **given,
     )

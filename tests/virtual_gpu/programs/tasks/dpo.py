@@ -4,21 +4,15 @@ steps, in bytes."""
 
 import sys
 import tempfile
-from pathlib import Path
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig
-from transformers import AutoConfig, AutoModelForCausalLM, TrainerCallback, logging
+from steps import ROWS, STEPS, TOKENS, Peak, lora, settings, tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, SFTConfig, SFTTrainer
 
-sys.path.append(str(Path(__file__).parents[1]))
-from tiny import tokenizer
-
-PAIRS, TOKENS, STEPS = 4, 128, 3
 path, kind, *more = sys.argv[1:]
 kto, sft = "kto" in more, "sft" in more
-logging.set_verbosity_error()
 
 
 class Collator:
@@ -41,22 +35,12 @@ class Collator:
         return batch
 
 
-class Peak(TrainerCallback):
-    """Counts the peak of each step alone."""
-
-    def on_step_begin(self, *_, **__):
-        torch.cuda.reset_peak_memory_stats()
-
-    def on_step_end(self, *_, **__):
-        self.peak = torch.cuda.max_memory_allocated()
-
-
 def model():
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.bfloat16)
 
 
-rows = [{"prompt": "a", "chosen": f"b{n}", "rejected": "c"} for n in range(PAIRS * STEPS)]
+rows = [{"prompt": "a", "chosen": f"b{n}", "rejected": "c"} for n in range(ROWS * STEPS)]
 if kto:
     rows = [{"prompt": "a", "completion": row["chosen"], "label": n % 2 == 0} for n, row in enumerate(rows)]
 if sft:
@@ -70,24 +54,11 @@ with tempfile.TemporaryDirectory() as folder:
     trainer = Trainer(
         model(),
         *([] if sft else [model() if kind == "full" else None]),
-        args=Config(
-            output_dir=str(Path(folder) / "out"),
-            max_steps=STEPS,
-            per_device_train_batch_size=PAIRS,
-            bf16=False,
-            gradient_checkpointing="checkpointing" in more,
-            optim="adamw_torch",
-            max_grad_norm=1.0,
-            **preference,
-            report_to=[],
-            save_strategy="no",
-            logging_strategy="no",
-            dataloader_pin_memory=False,
-        ),
+        args=Config(**settings(folder, more), **preference),
         data_collator=Collator(),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if kind == "lora" else None,
+        peft_config=lora() if kind == "lora" else None,
         callbacks=[peak],
     )
     trainer.train()
