@@ -63,8 +63,8 @@ declare(
     div_ elu eq erf erfinv exp exp_ expm1 flip floor floor_divide ge gelu gelu_backward gt hardtanh le lerp
     lerp_ log log_ log1p log_sigmoid_backward logical_and logical_and_ lt masked_fill masked_fill_ maximum
     minimum mul mul_ native_dropout_backward ne neg neg_ polar pow_ reciprocal relu remainder roll rsqrt
-    rsqrt_ rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt sqrt_ sub sub_
-    tanh tanh_backward threshold_backward
+    rsqrt_ rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt sqrt_
+    sub sub_ tanh tanh_backward threshold_backward
     """,
     nothing=ELEMENTWISE,
 )

@@ -20,10 +20,6 @@ UNCHECKED = (*REFUSED, AssertionError, AttributeError, LookupError, RuntimeError
 """What peft raises for what it refuses, and for values of its own fields that it does not check."""
 
 
-TASK_TYPES = {"classification": "SEQ_CLS", "reward": "SEQ_CLS", "embedding": "FEATURE_EXTRACTION"}
-"""What peft calls a task; it calls all others CAUSAL_LM."""
-
-
 class _CannotDrop(InputError):
     """peft has no dropout for the inputs of weights that are no linear layers, as those of a mixture."""
 
@@ -69,7 +65,8 @@ def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
         "use_rslora": recipe.use_rslora,
         "use_dora": recipe.use_dora,
     }
-    given: dict[str, Any] = {"task_type": TASK_TYPES.get(recipe.task, "CAUSAL_LM")}
+    without_words = "SEQ_CLS" if recipe.scores else "FEATURE_EXTRACTION"
+    given: dict[str, Any] = {"task_type": without_words if recipe.by_row else "CAUSAL_LM"}
     if recipe.adapter == "lora":
         kind, given = peft.LoraConfig, {**given, "target_modules": targets, **of_lora}
     elif recipe.adapter == "ia3":
