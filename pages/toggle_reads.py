@@ -4,7 +4,7 @@
     python -m pages.toggle_reads --check    # exits with 1 if the page is not up to date
 
 A read of a field is an attribute of that name of anything that is called a recipe. What follows from fields
-is a property of Recipe (recipe/fields.py), and stands in a table of its own with whoever asks for it.
+is a property of Recipe (recipe/derived.py), and stands in a table of its own with whoever asks for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SIZES = (
 )
 """Fields that are numbers or names and no switch: every part of the arithmetic needs them."""
 TOGGLES = tuple(field for field in Recipe.model_fields if field not in EFFECTS and field not in SIZES)
-FIELDS = "recipe/fields.py"
+DERIVED = "recipe/derived.py"
 RULES = "recipe/rules.py"
 MOST_FILES = 4
 
@@ -128,7 +128,7 @@ def _reads() -> dict[str, list[str]]:
 
 def files() -> list[str]:
     """Every file of harness/ but the fields' own and their rules, by its path there."""
-    return [file for file in FILES if file not in (FIELDS, RULES)]
+    return [file for file in FILES if file not in (DERIVED, RULES)]
 
 
 def readers(name: str) -> list[str]:
@@ -147,7 +147,7 @@ def follows_from() -> dict[str, set[str]]:
             and isinstance(node.value, ast.Name)
             and node.value.id == "self"
         }
-        for function in nodes(FIELDS)
+        for function in nodes(DERIVED)
         if isinstance(function, ast.FunctionDef) and isinstance(getattr(Recipe, function.name, 0), property)
     }
 

@@ -290,7 +290,10 @@ WITHOUT_SWEEP: dict[str, BuysAndCosts] = {
         "classification have a head of scores, one or `num_labels`, where the vocabulary's was: no logits, "
         "no weight for them, and of a row the last token alone has a loss. Their peaks are those of TRL's "
         "RewardTrainer and transformers' Trainer but for what a test names "
-        "(`tests/virtual_gpu/test_tasks.py`). With an adapter peft trains the head too.",
+        "(`tests/virtual_gpu/test_tasks.py`). With an adapter peft trains the head too. embedding has no "
+        "head: a text is its last token's state, the two sides of the pairs are read in a pass each, and "
+        "every other text of the micro batch is one to be told from. So a larger micro batch is another "
+        "loss, which no accumulation of gradients stands for.",
     ),
     "kernels": BuysAndCosts(
         buys="liger: RMSNorm keeps its input in its own dtype and no copy in fp32, the MLP keeps gate and up "

@@ -93,6 +93,9 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "reward": {"task": "reward"},
     "reward mixed": {"task": "reward", "precision": "bf16-mixed"},
     "reward lora": {"task": "reward", "adapter": "lora", "gradient_checkpointing": True},
+    "embedding": {"task": "embedding"},
+    "embedding mixed": {"task": "embedding", "precision": "bf16-mixed"},
+    "embedding lora": {"task": "embedding", "adapter": "lora", "gradient_checkpointing": True},
     "classification": {"task": "classification", "num_labels": 5},
     "classification lora": {
         "task": "classification",

@@ -161,22 +161,24 @@ def parts_of(shape: ModelShape, block: Block) -> list[Matrix]:
     return [*matrices, *biases, Matrix("norms", 1, _vectors(shape, block), "vector")]
 
 
-def num_parameters(shape: ModelShape, scores: int = 0) -> int:
-    """Elements of all weights together, those of every expert too; `scores` as head_of has it."""
+def num_parameters(shape: ModelShape, head_outputs: int | None = None) -> int:
+    """Elements of all weights together, those of every expert too; `head_outputs` as head_of has it."""
     blocks = sum(part.elements * block.count for block in shape.blocks for part in parts_of(shape, block))
-    return blocks + sum(part.elements for part in outer_parts(shape, scores))
+    return blocks + sum(part.elements for part in outer_parts(shape, head_outputs))
 
 
-def head_of(shape: ModelShape, scores: int = 0) -> Matrix:
-    """The matrix that makes logits of the last states, or so many scores in their place."""
-    name = "score" if scores else "lm_head"
-    return Matrix(name, shape.hidden, scores or shape.vocab, "out")
+def head_of(shape: ModelShape, head_outputs: int | None = None) -> Matrix:
+    """The matrix that makes logits of the last states, or so many scores in their place; empty for 0."""
+    if head_outputs is None:
+        return Matrix("lm_head", shape.hidden, shape.vocab, "out")
+    return Matrix("score", shape.hidden, head_outputs, "out")
 
 
-def outer_parts(shape: ModelShape, scores: int = 0) -> list[Matrix]:
+def outer_parts(shape: ModelShape, head_outputs: int | None = None) -> list[Matrix]:
     """What is outside the blocks: embeddings, a head of its own, learned positions, the last norm."""
     parts = [Matrix("embed_tokens", shape.hidden, shape.vocab, "in")]
-    parts += [] if shape.tied and not scores else [head_of(shape, scores)]
+    is_tied = shape.tied and head_outputs is None
+    parts += [] if is_tied or head_outputs == 0 else [head_of(shape, head_outputs)]
     parts += [Matrix("position_embeddings", shape.hidden, shape.positions, "in")] if shape.positions else []
     parts += [Matrix(TOWER, 1, shape.tower, "vector")] if shape.tower else []
     return [*parts, Matrix("norm", 1, shape.hidden * (1 + shape.layer_norm), "vector")]

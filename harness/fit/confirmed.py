@@ -114,7 +114,7 @@ def fit_confirmed(
         arithmetic, unknown = None, error
     found = ConfirmedFit.by_arithmetic(arithmetic) if arithmetic else ConfirmedFit(None)
     with suppress(InputError):
-        found.num_parameters = num_parameters(load_shape(recipe.model), recipe.scores)
+        found.num_parameters = num_parameters(load_shape(recipe.model), recipe.head_outputs)
     search = _Confirming(recipe, hardware, settings, found, told)
     try:
         search.sizes()

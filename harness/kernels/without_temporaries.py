@@ -59,13 +59,12 @@ def _initialized(func: Any, args: Any, kwargs: Any) -> Tensor:
 ELEMENTWISE = "elementwise: one kernel, which converts dtypes itself"
 declare(
     """
-    __or__ abs add add_ addcdiv_ bitwise_and bitwise_not bitwise_or bitwise_xor clamp clamp_ cos div div_
-    elu eq erf erfinv exp exp_ expm1 flip floor floor_divide ge gelu gelu_backward gt hardtanh le lerp lerp_
-    log log_ log1p log_sigmoid_backward logical_and logical_and_ lt masked_fill masked_fill_ maximum minimum
-    mul mul_ native_dropout_backward ne neg neg_ polar pow_ reciprocal relu remainder roll rsqrt rsqrt_ rsub
-    sigmoid
-    sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt sqrt_ sub sub_ tanh
-    tanh_backward threshold_backward
+    __or__ abs add add_ addcdiv_ bitwise_and bitwise_not bitwise_or bitwise_xor clamp clamp_ clamp_min cos div
+    div_ elu eq erf erfinv exp exp_ expm1 flip floor floor_divide ge gelu gelu_backward gt hardtanh le lerp
+    lerp_ log log_ log1p log_sigmoid_backward logical_and logical_and_ lt masked_fill masked_fill_ maximum
+    minimum mul mul_ native_dropout_backward ne neg neg_ polar pow_ reciprocal relu remainder roll rsqrt
+    rsqrt_ rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt sqrt_
+    sub sub_ tanh tanh_backward threshold_backward
     """,
     nothing=ELEMENTWISE,
 )
@@ -100,7 +99,8 @@ declare("normal_ uniform_ zero_", nothing=FILLED, unread=0, result=_initialized)
 # cuda/Shape.cu (cat, and stack through it) has its inputs' addresses in the kernel's arguments.
 COPIES = "copies straight from the input into the output"
 declare(
-    "_to_copy cat clone constant_pad_nd diag_embed repeat select_backward slice_backward stack",
+    "_to_copy cat clone constant_pad_nd diag_embed diagonal_backward repeat select_backward slice_backward "
+    "stack",
     nothing=COPIES,
 )
 declare("copy_", nothing=COPIES, unread=0, result=_back_to_host)

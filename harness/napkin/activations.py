@@ -68,7 +68,7 @@ class Activations:
         """Of what a linear layer makes; a quantized one returns the dtype that it was given."""
         self.read = self.compute if recipe.mixed else self.made  # what attention reads
         masks = recipe.seq_len if recipe.packing and not recipe.flash_package else 0
-        given = 1 + (not recipe.scores) + recipe.packing  # ids, labels, positions
+        given = 1 + (not recipe.by_row) + recipe.packing  # ids, labels, positions
         given *= 1 + recipe.unpaired
         self.input_bytes = recipe.tokens_per_step * (8 * given + masks)
         sides = recipe.image_size or (0,)
@@ -294,7 +294,8 @@ class Activations:
             adapted = [m for m in matrices if m.name in built.adapted]
             wide_bytes = SIZES[built.adapter_dtype(matrices[0])]
             whole += max((m.inputs**2 + 4 * m.elements for m in adapted), default=0) * wide_bytes
-        return max(widest) + self.stream * d("B·S·H") + whole
+        of_rows = max(widest) + self.stream * d("B·S·H")
+        return of_rows // self.recipe.forward_passes + whole
 
     @cached_property
     def kept_by_loss(self) -> list[Term]:
@@ -311,6 +312,8 @@ class Activations:
         if self.recipe.by_odds:
             logits = term("logits", "B·S·V", self.compute, ODDS)
             return [*terms, logits, self._half("log-probabilities of the chosen")]
+        if self.recipe.embeds:
+            return terms
         if self.recipe.scores:  # a row's last token alone has a loss
             read = term("final norm: output", "B·S·H", self.stream, "the gradient of the head of scores")
             return terms if self.recipe.trains_base else [*terms, read]
@@ -328,8 +331,8 @@ class Activations:
         """What the loss's local variables hold when forward ends."""
         if self.recipe.by_trl:
             return [self._tile, self.dims.term("hidden states", "B·S·H", self.stream, TRL)]
-        if self.recipe.scores:
-            return [self.dims.term("hidden states", "B·S·H", self.stream, SCORES), self._scores]
+        if self.recipe.by_row:
+            return [self.dims.term("hidden states", "B·S·H", self.stream, SCORES), *self._scores]
         if self.recipe.by_odds:
             states = self.dims.term("hidden states", "B·S·H", self.stream, ODDS)
             return [states, self._half("logits of the chosen")]
@@ -346,8 +349,8 @@ class Activations:
             states = self.dims.term("gradient of the states, fp32 and cast", "B·S·H", 4 + self.stream, TRL)
             weight = self.dims.term("gradient of the head, fp32 and cast", "V·H", width, TRL)
             return [self._tile, states, *([weight] if self.recipe.trains_base else [])]
-        if self.recipe.scores:
-            return [self._scores]
+        if self.recipe.by_row:
+            return self._scores
         if self.recipe.by_odds:
             return [self.dims.term("gradient of logits", "B·S·V", self.compute, ODDS)]
         times = 1 if self.compiled else 2
@@ -360,11 +363,13 @@ class Activations:
         return Term("", name, f"B·S·V × {self.compute} B / 2", size, ODDS)
 
     @property
-    def _scores(self) -> Term:
+    def _scores(self) -> list[Term]:
         """Of every token, or their gradient, though the last one's alone are read."""
         number = self.recipe.scores
+        if not number:
+            return []
         size = self.dims.of("B·S") * number * self.compute
-        return Term("", "scores of all tokens", f"B·S·{number:,} × {self.compute} B", size, SCORES)
+        return [Term("", "scores of all tokens", f"B·S·{number:,} × {self.compute} B", size, SCORES)]
 
     @property
     def _tile(self) -> Term:

@@ -64,6 +64,7 @@ class Sizes:
         """Of each kind of block: how many, bytes that one keeps until backward, and computes again."""
         for block in built.shape.blocks:
             again = acts.recomputes * max(sum_of(acts.kept_by(block)) - sum_of(acts.made_once(block)), 0)
+            again //= recipe.forward_passes
             self.kept.append((block.count, sum_of(acts.kept_until_backward(block)), again))
         self.kept_by_loss, self.kept_by_blocks = (
             sum_of(acts.kept_by_loss),
@@ -75,8 +76,10 @@ class Sizes:
         )  # in setup, one layer whole
         wide = [w for w in self.in_blocks if w.matrix and w.dtype == "fp32"]
         stay = sum(w.elements * w.count for w in wide if w.trained or not acts.recomputes)
+        stay *= 1 if acts.recomputes else recipe.forward_passes
         self.weight_copies = acts.compute * stay if recipe.mixed and not recipe.fsdp else 0
-        """Autocast's 16-bit copies of fp32 weights, kept until backward; recomputing, until forward ends."""
+        """Autocast's 16-bit copies of fp32 weights, kept until backward; recomputing, until forward ends.
+        Each pass makes its own."""
         later = recipe.fsdp and recipe.syncs_per_step < self.micro_batches
         added = 0 if self.away or self.micro_batches == 1 else self.gradient_bytes
         unsynced = self.units.layers * self.units.reduced + self.units.own_reduced
@@ -132,14 +135,15 @@ class Memory:
         stepped = largest * (1 + step.share) if leaves else 0  # of one weight at a time
         at_last, at_first = stays + stepped, max(made - max(0, outer - stays), stepped)  # of the blocks
         table = built.shape.vocab * built.shape.hidden * width * trains  # of the embeddings, at the end
-        tied = built.shape.tied and not recipe.scores
+        tied = built.shape.tied and not recipe.by_row
         twice = 0 if not tied or recipe.mixed else table  # a tied one's second part
         at_end = table if leaves else made + (units.own_made - units.own_made // recipe.dp_shard)
         ending = max(twice, table * step.share * step.in_backward) + units.own_reduced
         logits = acts.dims.of("B·S·V") * acts.compute * recipe.whole_logits
         at, rows = self._moment, list[Moment]()  # bytes: gathered, gradients, activations, temporaries
         for block, (_, kept, again) in zip(built.shape.blocks, sizes.kept, strict=True):
-            kind, running = f"block ({block.mixer}, {block.feed})", again or kept * on_host
+            kind = f"block ({block.mixer}, {block.feed})"
+            running = again or kept * on_host // recipe.forward_passes
             passing = acts.passing(block) + running + units.made + units.reduced
             left, near = 0 if on_host else kept, units.gathered(2)
             rows += [

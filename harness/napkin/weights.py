@@ -86,9 +86,9 @@ class BuiltModel:
         """In which weights are made: a plain precision's; under autocast fp32, but a frozen base's own."""
         self.loose_dtype = "fp32" if recipe.upcast_for_kbit else self.made_dtype  # of what is not quantized
         self.matrices = [(block, matrix) for block in shape.blocks for matrix in matrices_of(shape, block)]
-        self.head = head_of(shape, recipe.scores)
+        self.head = head_of(shape, recipe.head_outputs)
         self.adapted = frozenset[str]() if base else self._adapted()
-        outside = outer_parts(shape, recipe.scores)
+        outside = outer_parts(shape, recipe.head_outputs)
         self.outer = [*map(self._weight, outside), *self._adapters(self.head, 1)]
         """Embeddings, positions, last norm, and a head of its own."""
         if recipe.scores and not base:  # peft trains a copy

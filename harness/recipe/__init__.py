@@ -2,8 +2,8 @@
 # pyright: reportUnusedImport=false
 
 from harness.recipe.check import ImpossiblePair, check_recipe, recipe_schema, shortened
+from harness.recipe.derived import RECORDED_STEPS
 from harness.recipe.effects import EFFECTS, fields_that_change
-from harness.recipe.fields import RECORDED_STEPS
 from harness.recipe.file import (
     CardRecipe,
     changed_recipe,

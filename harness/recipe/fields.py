@@ -1,4 +1,4 @@
-"""The fields of a recipe: every toggle of a fine-tuning step, typed, and what follows from them."""
+"""The fields of a recipe: every toggle of a fine-tuning step, typed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ from harness.recipe.values import (
     Positive,
     Precision,
     Quantization,
+    Task,
     Values,
     Wrap,
 )
-
-RECORDED_STEPS = 2
-"""Of a measurement, after the timed ones, with their memory: the second begins where a step leaves it."""
-BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw", "lion_8bit")
 
 
 class Fields(Values):
@@ -41,14 +38,15 @@ class Fields(Values):
     packing: bool = False
     """Fill every sequence with whole documents that cannot attend to each other."""
 
-    task: Literal["sft", "dpo", "kto", "orpo", "grpo", "reward", "classification"] = "sft"
+    task: Task = "sft"
     """What is learned. sft: to write the data's text. dpo: to prefer the chosen of two answers, as TRL's
     DPOTrainer learns it (the extra `dpo`, as for the next three); a micro batch is pairs then, of two rows
     each. kto: good answers from bad ones, as TRL's KTOTrainer. orpo: to write the chosen of two answers and
     prefer it by its odds, as TRL's experimental ORPOTrainer. grpo: by rewards of the model's own answers, as
     TRL's GRPOTrainer learns once they are there, without a reference. reward: to score the chosen of two
-    higher, as TRL's RewardTrainer. classification: which class a text is of. The last two have a head of
-    scores in the place of the vocabulary's."""
+    higher, as TRL's RewardTrainer. classification: which class a text is of. These two have a head of
+    scores in the place of the vocabulary's. embedding: to tell which of two texts belong together, by their
+    last tokens' states, as sentence-transformers' MultipleNegativesRankingLoss; without a head."""
     num_labels: Annotated[int, Field(ge=2, lt=2**31)] = 2
     """classification: how many classes there are."""
     dpo_reference: Literal["computed", "precomputed"] = "computed"
@@ -155,7 +153,7 @@ class Fields(Values):
     there."""
 
     micro_batch_size: Count = 1
-    """Sequences in one forward and backward; with dpo and reward, pairs of them."""
+    """Sequences in one forward and backward; of a task that learns from pairs, pairs of them."""
     gradient_accumulation_steps: Count = 1
     """Micro batches in one optimizer step."""
     seq_len: Annotated[int, Field(ge=2, lt=2**31)] = 2048
@@ -177,223 +175,3 @@ class Fields(Values):
     """Write a checkpoint to the run folder after every so many steps; 0: never."""
     on_nan: Literal["stop", "continue"] = "stop"
     """When a step's loss is nan or infinite: stop the run, or go on and record it."""
-
-    @property
-    def compute_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
-        """The dtype matrix products run in."""
-        return self.precision.removesuffix("-mixed")  # type: ignore[return-value]
-
-    @property
-    def mixed(self) -> bool:
-        """Whether the step runs under autocast."""
-        return self.precision.endswith("-mixed")
-
-    @property
-    def scaled(self) -> bool:
-        """Whether the loss is scaled by GradScaler."""
-        return self.compute_dtype == "fp16"
-
-    @property
-    def trains_base(self) -> bool:
-        """Whether the model's own weights are trained."""
-        return self.adapter == "none"
-
-    @property
-    def adapts_every_linear(self) -> bool:
-        """Whether every linear layer but the output head gets an adapter."""
-        return not self.trains_base and self.lora_targets == "all-linear"
-
-    @property
-    def quantized(self) -> bool:
-        """Whether bitsandbytes stores the frozen base."""
-        return self.quantization != "none"
-
-    @property
-    def four_bit(self) -> bool:
-        """Whether the frozen base is stored in 4 bit."""
-        return self.quantization in ("nf4", "fp4")
-
-    @property
-    def flash_package(self) -> bool:
-        """Whether a flash-attn package computes attention, whatever torch would choose."""
-        return self.attention.startswith("flash_attention")
-
-    @property
-    def measured_steps(self) -> int:
-        """All steps of a measurement."""
-        return self.warmup_steps + self.steps + RECORDED_STEPS
-
-    @property
-    def packs_by_lengths(self) -> bool:
-        """Whether a micro batch has the lengths of its documents with it, which no two have alike."""
-        return self.packing and self.flash_package
-
-    @property
-    def fused_loss(self) -> bool:
-        """Whether Liger computes the loss from the hidden states, chunk by chunk."""
-        return self.loss == "fused_linear"
-
-    @property
-    def chunked_loss(self) -> bool:
-        """Whether PyTorch computes the loss from the hidden states, chunk by chunk."""
-        return self.loss == "linear_cross_entropy"
-
-    @property
-    def by_trl(self) -> bool:
-        """Whether TRL's head computes log-probabilities of labels, tile by tile."""
-        return self.prefers or self.rewarded or self.loss == "fused_lm_head"
-
-    @property
-    def rewarded(self) -> bool:
-        """Whether each row has an advantage over others of its prompt."""
-        return self.task == "grpo"
-
-    @property
-    def whole_logits(self) -> bool:
-        """Whether the logits of all tokens are there at once."""
-        return self.writes and self.loss == "standard"
-
-    @property
-    def by_liger(self) -> bool:
-        """Whether norms, rotations and activations are Liger's kernels."""
-        return self.kernels == "liger"
-
-    @property
-    def by_bitsandbytes(self) -> bool:
-        """Whether the optimizer is bitsandbytes'."""
-        return self.optimizer in BITSANDBYTES_OPTIMIZERS
-
-    @property
-    def by_muon(self) -> bool:
-        """Whether Muon steps the hidden matrices, and AdamW the rest."""
-        return self.optimizer == "muon"
-
-    @property
-    def low_rank_optimizer(self) -> bool:
-        """Whether moments are kept of projected gradients."""
-        return self.optimizer in ("galore_adamw", "apollo_adamw")
-
-    @property
-    def by_torchao(self) -> bool:
-        """Whether the optimizer is torchao's, which compiles its step."""
-        return self.optimizer.startswith("adamw_torch_")
-
-    @property
-    def pages_optimizer(self) -> bool:
-        """Whether bitsandbytes keeps the optimizer's state in memory that pages between GPU and host."""
-        return self.optimizer.startswith("paged_")
-
-    @property
-    def activations_on_host(self) -> bool:
-        """Whether what backward needs waits in host memory."""
-        return "activations" in self.offload
-
-    @property
-    def parameters_on_host(self) -> bool:
-        """Whether the model lives in host memory, and the optimizer with it."""
-        return "parameters" in self.offload
-
-    @property
-    def optimizer_on_host(self) -> bool:
-        """Whether the optimizer steps in host memory: alone, or with the parameters."""
-        return "optimizer" in self.offload or self.parameters_on_host
-
-    @property
-    def steps_on_host(self) -> bool:
-        """Whether the optimizer steps in host memory, by `offload` or by FSDP2."""
-        return self.optimizer_on_host or self.cpu_offload
-
-    @property
-    def prefers(self) -> bool:
-        """Whether the model learns which answers are likelier than its reference says."""
-        return self.task in ("dpo", "kto")
-
-    @property
-    def unpaired(self) -> bool:
-        """Whether good and bad answers are not of the same prompts; all are read with others' prompts too."""
-        return self.task == "kto"
-
-    @property
-    def pairs(self) -> bool:
-        """Whether a micro batch is pairs of answers."""
-        return self.task in ("dpo", "orpo", "reward")
-
-    @property
-    def by_odds(self) -> bool:
-        """Whether the chosen of two answers is learned, and by its odds preferred."""
-        return self.task == "orpo"
-
-    @property
-    def scores(self) -> int:
-        """Outputs of a head that scores rows, in the place of the vocabulary's; 0 without one."""
-        return {"classification": self.num_labels, "reward": 1}.get(self.task, 0)
-
-    @property
-    def writes(self) -> bool:
-        """Whether the model learns to write the data's text."""
-        return self.task == "sft"
-
-    @property
-    def computes_reference(self) -> bool:
-        """Whether each step asks the reference for its log-probabilities."""
-        return self.prefers and self.dpo_reference == "computed"
-
-    @property
-    def copies_reference(self) -> bool:
-        """Whether the reference is a frozen copy of the model; an adapter's is the model without it."""
-        return self.computes_reference and self.trains_base
-
-    @property
-    def rows(self) -> int:
-        """Sequences in one forward and backward: of a pair, both."""
-        return self.micro_batch_size * (2 if self.pairs else 1)
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens (padding included) one optimizer step consumes on a rank."""
-        return self.rows * self.seq_len * self.gradient_accumulation_steps
-
-    @property
-    def ddp(self) -> bool:
-        """Whether DDP keeps a whole model on every rank and sums gradients in buckets."""
-        return self.parallel == "ddp"
-
-    @property
-    def fsdp(self) -> bool:
-        """Whether FSDP2 divides weights, gradients and optimizer states among ranks."""
-        return self.parallel in ("fsdp", "fsdp+tp")
-
-    @property
-    def tensor_parallel(self) -> bool:
-        """Whether ranks share the layers of one copy of the model."""
-        return self.parallel in ("tp", "fsdp+tp")
-
-    @property
-    def distributed(self) -> bool:
-        """Whether the step runs on ranks of torch.distributed, be it one."""
-        return self.parallel != "none"
-
-    @property
-    def head_apart(self) -> bool:
-        """Whether FSDP gathers the head as a unit of its own."""
-        return self.wrap != "block"
-
-    @property
-    def syncs_per_step(self) -> int:
-        """How often one optimizer step sums gradients over ranks."""
-        return self.gradient_accumulation_steps if self.sync_each_micro_batch else 1
-
-    @property
-    def world_size(self) -> int:
-        """Ranks, one process and one GPU each."""
-        return self.dp_replicate * self.dp_shard * self.tp
-
-    @property
-    def data_parallel_ranks(self) -> int:
-        """Ranks, or groups of tp ranks, that train on rows of their own."""
-        return self.dp_replicate * self.dp_shard
-
-    @property
-    def global_tokens_per_step(self) -> int:
-        """Tokens (padding included) that all ranks together consume in one optimizer step."""
-        return self.tokens_per_step * self.data_parallel_ranks

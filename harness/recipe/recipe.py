@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from harness.recipe.fields import Fields
+from harness.recipe.derived import Derived
 from harness.recipe.rules import first_broken_rule
 
 
-class Recipe(Fields):
+class Recipe(Derived):
     """One fine-tuning step, fully described. Immutable; unknown fields and impossible pairs are errors."""
 
     def __hash__(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.recipe.fields import Fields
+from harness.recipe.derived import Derived
 
 
 @dataclass(frozen=True)
@@ -13,5 +13,5 @@ class Rule:
     """See rules.py."""
 
     fields: tuple[str, str]
-    broken: Callable[[Fields], bool]
+    broken: Callable[[Derived], bool]
     message: str

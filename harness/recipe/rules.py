@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from harness.recipe.fields import Fields
+from harness.recipe.derived import Derived
 from harness.recipe.liger_rules import LIGER_RULES
 from harness.recipe.optimizer_rules import OPTIMIZER_RULES
 from harness.recipe.rule import Rule
@@ -365,7 +365,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def first_broken_rule(recipe: Fields) -> str | None:
+def first_broken_rule(recipe: Derived) -> str | None:
     """Message of the first rule `recipe` breaks, with the fields and their values; None if it breaks none."""
     for rule in RULES:
         if rule.broken(recipe):

@@ -19,12 +19,12 @@ TASK_RULES: tuple[Rule, ...] = (
         ("task", "loss"),
         lambda r: not r.writes and r.loss != "standard",
         "no logits of all tokens are there to save: dpo, kto and grpo compute them in chunks, by TRL's "
-        "kernels, and a head of scores has none; set loss: standard",
+        "kernels, and a head of scores, or none, has none; set loss: standard",
     ),
     Rule(
         ("task", "packing"),
         lambda r: not r.writes and r.packing,
-        "an answer, or a text with a label, is a row of its own; set packing: false, or task: sft",
+        "an answer, or a text learned as a whole, is a row of its own; set packing: false, or task: sft",
     ),
     Rule(
         ("task", "data"),
@@ -33,7 +33,7 @@ TASK_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("task", "lora_dropout"),
-        lambda r: r.pairs and r.lora_dropout > 0,
+        lambda r: r.pairs and not r.embeds and r.lora_dropout > 0,
         "TRL turns dropout off, for two answers must differ by their tokens alone, and a model and its "
         "reference by their weights; set lora_dropout: 0",
     ),
@@ -46,7 +46,8 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(
         ("task", "parallel"),
         lambda r: not r.writes and (r.fsdp or r.tensor_parallel),
-        "no reference and no head of scores is divided among ranks here; set parallel: ddp, or task: sft",
+        "no reference, no head of scores and no model without a head is divided among ranks here; set "
+        "parallel: ddp, or task: sft",
     ),
     Rule(
         ("task", "offload"),

@@ -26,6 +26,7 @@ Optimizer = Literal[
     "adamw_torch_4bit",
 ]
 Offload = Literal["activations", "optimizer", "parameters"]
+Task = Literal["sft", "dpo", "kto", "orpo", "grpo", "reward", "classification", "embedding"]
 Parallel = Literal["none", "ddp", "fsdp", "tp", "fsdp+tp"]
 Wrap = Literal["block", "accelerate", "transformers"]
 

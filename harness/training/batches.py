@@ -36,14 +36,14 @@ class StepBatches(NamedTuple):
     batches: list[Batch]
     """gradient_accumulation_steps of them. input_ids and labels: int64 (rows, seq_len); of pairs the first
     half is chosen, the second rejected, and precomputed log-probabilities are fp32 (micro_batch_size,); a
-    classification's labels are int64 (rows,), grpo's advantages fp32 (rows,), and pairs that are scored have
-    no labels; with packing also what training/document_masks.py returns (two of flash attention's are ints,
-    not tensors)."""
+    classification's labels are int64 (rows,), grpo's advantages fp32 (rows,), and pairs of rows learned as a
+    whole have no labels; with packing also what training/document_masks.py returns (two of flash attention's
+    are ints, not tensors)."""
     num_tokens: int
-    """Predicted tokens of the whole step: labels that are not -100; where rows are scored, all tokens. A
-    model's loss shifts the labels by one and never predicts a row's first, which has the label -100 here. So
-    transformers.Trainer (5.17 to 5.23) counts the same, by `labels[..., 1:]` for a loss it knows to shift and
-    by `labels` for any other."""
+    """Predicted tokens of the whole step: labels that are not -100; where rows are learned as a whole, all
+    tokens. A model's loss shifts the labels by one and never predicts a row's first, which has the label -100
+    here. So transformers.Trainer (5.17 to 5.23) counts the same, by `labels[..., 1:]` for a loss it knows to
+    shift and by `labels` for any other."""
 
 
 class Batches(Iterator[StepBatches]):
@@ -69,7 +69,7 @@ class Batches(Iterator[StepBatches]):
 
     def __next__(self) -> StepBatches:
         batches = [self._micro_batch() for _ in range(self._recipe.gradient_accumulation_steps)]
-        if self._recipe.scores:  # a row is learned as a whole
+        if self._recipe.by_row:
             return StepBatches(batches, self._recipe.tokens_per_step)
         return StepBatches(batches, sum(int((b["labels"] != NOT_PREDICTED).sum()) for b in batches))
 
@@ -92,12 +92,13 @@ class Batches(Iterator[StepBatches]):
         batch: Batch = {
             "input_ids": torch.from_numpy(np.stack([row.input_ids for row in rows])),
         }
-        if not self._recipe.scores:
+        if not self._recipe.by_row:
             batch["labels"] = torch.from_numpy(np.stack([row.labels for row in rows]))
         elif not self._recipe.pairs:
             batch["labels"] = batch["input_ids"][:, -1] % self._recipe.scores  # which can be learned
         if self._recipe.pairs:
-            batch["input_ids"][len(rows) // 2 :, 0] = batch["input_ids"][: len(rows) // 2, 0]  # their prompt
+            shared = -1 if self._recipe.embeds else 0  # the token that is read, or their prompt
+            batch["input_ids"][len(rows) // 2 :, shared] = batch["input_ids"][: len(rows) // 2, shared]
         if self._recipe.prefers and not self._recipe.computes_reference:
             batch |= _indifferent(self._recipe, self._vocab_size)
         if self._recipe.unpaired:
@@ -160,7 +161,7 @@ class BatchShapes(Batches):
         size, seq_len = self._recipe.rows, self._recipe.seq_len
         drawn = self._next_rows()
         batch: Batch = {"input_ids": _shape(size, seq_len)}
-        if not (self._recipe.scores and self._recipe.pairs):
+        if not (self._recipe.by_row and self._recipe.pairs):
             batch["labels"] = _shape(size) if self._recipe.scores else _shape(size, seq_len)
         if self._recipe.prefers and not self._recipe.computes_reference:
             batch |= _indifferent(self._recipe, self._vocab_size)

@@ -54,7 +54,12 @@ from harness.training.toggles.quantization import (
     quantized_experts,
     quantized_on_loading,
 )
-from harness.training.toggles.scores import loss_of_scores, prepare_for_scores, without_scores
+from harness.training.toggles.scores import (
+    loss_of_embeddings,
+    loss_of_scores,
+    prepare_for_scores,
+    without_scores,
+)
 from harness.training.toggles.vision import freeze_vision
 
 DAMAGED = (SafetensorError, UnpicklingError, EOFError)
@@ -98,6 +103,8 @@ def build_training(recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -
 def _loss(recipe: Recipe, model: Any, reference: Any) -> Callable[[Any, Any, Any], Any]:
     if recipe.scores:
         return loss_of_scores(recipe)
+    if recipe.embeds:
+        return loss_of_embeddings(recipe)
     if recipe.prefers:
         return loss_of_pairs(recipe, model, reference)
     if recipe.by_odds:

@@ -13,6 +13,14 @@ from harness.errors import InputError, nearest
 from harness.recipe import Recipe, find_model_config, nearest_model
 from harness.system import warn_of_trusted_code
 
+MAPPINGS = {
+    "ForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "ForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    "ForImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
+    "": "MODEL_MAPPING",
+}
+"""transformers' mapping to the models with a head, or with none, as the names of their classes end."""
+
 
 def load_config(recipe: Recipe) -> Any:
     """The transformers config of `recipe.model`: a name in recipes/models, a path, or a Hugging Face id.
@@ -93,23 +101,24 @@ def has_tower(model: Any) -> bool:
 
 def _head(recipe: Recipe, config: Any) -> str:
     if recipe.scores:
-        return "SequenceClassification"
-    return "ImageTextToText" if sees(recipe, config) else "CausalLM"
+        return "ForSequenceClassification"
+    if recipe.embeds:
+        return ""
+    return "ForImageTextToText" if sees(recipe, config) else "ForCausalLM"
 
 
 def auto_model(recipe: Recipe, config: Any) -> Any:
     """transformers' class that makes a model of any type for the task."""
     import transformers
 
-    return getattr(transformers, f"AutoModelFor{_head(recipe, config)}")
+    return getattr(transformers, f"AutoModel{_head(recipe, config)}")
 
 
 def models_of(recipe: Recipe, config: Any) -> Any:
     """transformers' mapping from the class of a config to that of its model for the task."""
     from transformers.models.auto import modeling_auto
 
-    name = {"SequenceClassification": "SEQUENCE_CLASSIFICATION", "ImageTextToText": "IMAGE_TEXT_TO_TEXT"}
-    return getattr(modeling_auto, f"MODEL_FOR_{name.get(_head(recipe, config), 'CAUSAL_LM')}_MAPPING")
+    return getattr(modeling_auto, MAPPINGS[_head(recipe, config)])
 
 
 def model_class(recipe: Recipe, config: Any) -> Any:

@@ -70,7 +70,7 @@ def refuse_what_is_no_language_model(recipe: Recipe, config: Any) -> None:
     a loss that does not shift the labels compares each output with the token that was just read.
     """
     made_by = model_class(recipe, config)
-    if made_by is None or recipe.scores:  # a text is read whole before it is scored
+    if made_by is None or recipe.by_row:  # a text is read whole before it is scored
         return
     if getattr(config, "is_decoder", None) is False and _asks_for_decoder(made_by):
         raise InputError(

@@ -37,6 +37,8 @@ OF_LLAMA = (
         "kto precomputed",
         "reward",
         "reward mixed",
+        "embedding",
+        "embedding lora",
         "classification lora",
         "classification nf4",
     ),

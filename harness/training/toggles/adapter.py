@@ -65,7 +65,8 @@ def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
         "use_rslora": recipe.use_rslora,
         "use_dora": recipe.use_dora,
     }
-    given: dict[str, Any] = {"task_type": "SEQ_CLS" if recipe.scores else "CAUSAL_LM"}
+    without_words = "SEQ_CLS" if recipe.scores else "FEATURE_EXTRACTION"
+    given: dict[str, Any] = {"task_type": without_words if recipe.by_row else "CAUSAL_LM"}
     if recipe.adapter == "lora":
         kind, given = peft.LoraConfig, {**given, "target_modules": targets, **of_lora}
     elif recipe.adapter == "ia3":

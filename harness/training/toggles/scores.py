@@ -1,8 +1,11 @@
-"""The toggles `task: classification` and `task: reward`: a row's class, or which of two rows scores higher.
+"""The toggles `task: classification`, `reward` and `embedding`, which learn a row as a whole: its class,
+which of two rows scores higher, or which rows belong together.
 
 The model is transformers' with a head of `num_labels` outputs in the place of the vocabulary's, which reads
 the last token of a row. A pair's loss is written as TRL's RewardTrainer writes it (trl/trainer/
-reward_trainer.py, compute_loss).
+reward_trainer.py, compute_loss). An embedding's has no head, and is that of sentence-transformers
+(sentence_transformer/losses/multiple_negatives_ranking.py, its defaults; arXiv 1807.03748), which reads the
+two sides of the pairs one after the other.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,6 +21,8 @@ from harness.recipe import Recipe
 
 HEADS = ("score", "classifier")
 """What transformers calls the head of scores, and peft trains beside an adapter."""
+SHARPNESS = 20.0
+"""What cosines are multiplied by (the loss's `scale`): one over the temperature."""
 
 
 def prepare_for_scores(recipe: Recipe, model: Any) -> None:
@@ -45,6 +51,26 @@ def loss_of_scores(recipe: Recipe) -> Callable[[Any, Any, Any], Tensor]:
             mean = -functional.logsigmoid(chosen - rejected).mean()
         else:
             mean = told.loss
+        return mean / recipe.gradient_accumulation_steps
+
+    return loss
+
+
+def loss_of_embeddings(recipe: Recipe) -> Callable[[Any, Any, Any], Tensor]:
+    """A loss for Training.loss: each text of the first half of the rows is to be nearest to its own of the
+    second half, of all that are in the micro batch."""
+
+    def loss(called: Any, batch: dict[str, Any], num_tokens: Any) -> Tensor:
+        """This micro batch's part of the mean over the step's pairs."""
+        del num_tokens
+        sides = []
+        for ids in batch["input_ids"].chunk(2):
+            # accelerate enters autocast anew for every pass; what is computed again makes its own casts
+            torch.clear_autocast_cache()
+            sides.append(called(input_ids=ids).last_hidden_state[:, -1])
+        texts, others = (functional.normalize(side, dim=1) for side in sides)
+        cosines = texts @ others.T * SHARPNESS
+        mean = -(cosines.diagonal() - torch.logsumexp(cosines, dim=1)).mean()
         return mean / recipe.gradient_accumulation_steps
 
     return loss

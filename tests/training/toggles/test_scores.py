@@ -1,5 +1,5 @@
 """task: reward and task: classification have the loss and the gradients of TRL's RewardTrainer and of
-transformers' Trainer."""
+transformers' Trainer, task: embedding those of its formula and of sentence-transformers' loss."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from harness.errors import InputError
@@ -21,6 +22,7 @@ from tests.training.toggles.test_preference import gradients_of, tokenizer
 
 REWARD: Any = {"task": "reward"}
 CLASSES: Any = {"task": "classification", "num_labels": 5}
+EMBEDDING: Any = {"task": "embedding", "micro_batch_size": 3}
 MODEL = str(MODELS / "llama.json")
 
 
@@ -69,7 +71,7 @@ def test_loss_and_gradients_are_those_of_the_library(
         torch.testing.assert_close(gradient, their_gradients[name], rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("fields", [REWARD, CLASSES], ids=str)
+@pytest.mark.parametrize("fields", [REWARD, CLASSES, EMBEDDING], ids=str)
 def test_micro_batches_make_the_loss_of_their_mean(fields: dict[str, Any]) -> None:
     training, batches = built(tiny(**fields, gradient_accumulation_steps=3))
     alone, _ = built(tiny(**fields))
@@ -78,6 +80,57 @@ def test_micro_batches_make_the_loss_of_their_mean(fields: dict[str, Any]) -> No
     apart = [alone.loss(alone.model, batch, None).item() for batch in micro_batches]
     assert together == pytest.approx(sum(apart) / 3, rel=1e-5)
     assert len({round(loss, 5) for loss in apart}) == 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"family": "gpt2"}, {"family": "gemma2", "attention": "eager"}, {"adapter": "lora"}],
+    ids=str,
+)
+def test_texts_are_told_apart_by_their_last_tokens(fields: dict[str, Any]) -> None:
+    """arXiv 1807.03748, equation 4, over cosines times 20: a cross-entropy whose classes are the texts."""
+    training, _ = built(tiny(**EMBEDDING, **fields))
+    batch = {"input_ids": torch.randint(0, 200, (6, 16))}
+    training.model.double().eval()  # theirs are read in one pass, so sums are rounded otherwise
+    ours = training.loss(training.model, batch, None)
+    ours.backward()
+    our_gradients = gradients_of(training.model)
+    model: Any = training.model
+    told = model(input_ids=batch["input_ids"]).last_hidden_state
+    pairs = functional.cosine_similarity(told[:3, None, -1], told[None, 3:, -1], dim=-1)
+    expected = functional.cross_entropy(20 * pairs, torch.arange(3))
+    expected.backward()
+    their_gradients = gradients_of(training.model)
+
+    assert ours.item() == pytest.approx(expected.item(), rel=1e-4)
+    assert ours.item() > 1e-3
+    assert our_gradients.keys() == their_gradients.keys()
+    for name, gradient in our_gradients.items():
+        torch.testing.assert_close(gradient, their_gradients[name], rtol=1e-3, atol=1e-6)
+
+
+def test_the_loss_of_texts_is_that_of_sentence_transformers() -> None:
+    losses: Any = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+    training, batches = built(tiny(**EMBEDDING))
+    ((batch,), _) = next(batches)
+    model: Any = training.model
+    texts, others = model(input_ids=batch["input_ids"]).last_hidden_state[:, -1].chunk(2)
+    expected = losses.MultipleNegativesRankingLoss(None).compute_loss_from_embeddings([texts, others], None)
+    assert training.loss(model, batch, None).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_texts_that_belong_together_end_alike() -> None:
+    recipe = tiny(**EMBEDDING)
+    ((batch,), num_tokens) = next(built(recipe)[1])
+    assert batch.keys() == {"input_ids"}
+    assert torch.equal(batch["input_ids"][:3, -1], batch["input_ids"][3:, -1])
+    assert not torch.equal(batch["input_ids"][:3], batch["input_ids"][3:])
+    assert num_tokens == recipe.tokens_per_step == 6 * recipe.seq_len
+
+
+def test_which_texts_belong_together_can_be_learned() -> None:
+    losses = train(tiny(**EMBEDDING | {"micro_batch_size": 16}, learning_rate=3e-3), 40).losses
+    assert sum(losses[-5:]) / 5 < 0.5 * losses[0]
 
 
 def test_batches_have_what_the_task_reads() -> None:
@@ -106,6 +159,9 @@ def test_there_is_no_head_of_words_and_no_logits_of_them() -> None:
     assert not hasattr(model, "lm_head")
     assert model.score.weight.shape == (5, 64)
     assert build_model(tiny(**REWARD), CPU).score.weight.shape == (1, 64)
+    model = build_model(tiny(**EMBEDDING), CPU)
+    assert not hasattr(model, "lm_head")
+    assert not hasattr(model, "score")
 
 
 def test_an_adapter_trains_a_copy_of_the_head() -> None:
@@ -152,6 +208,14 @@ def test_a_language_model_s_checkpoint_gets_a_new_head(tmp_path: Path) -> None:
     model = build_model(tiny(**CLASSES, model=str(tmp_path), weights="pretrained"), CPU)
     assert torch.equal(model.model.embed_tokens.weight, theirs.model.embed_tokens.weight)
     assert model.score.weight.abs().sum() > 0
+
+
+def test_a_language_model_s_checkpoint_embeds_without_its_head(tmp_path: Path) -> None:
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(MODEL))
+    theirs.save_pretrained(tmp_path)
+    model = build_model(tiny(**EMBEDDING, model=str(tmp_path), weights="pretrained"), CPU)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, theirs.model.get_parameter(name)), name
 
 
 def test_a_model_without_such_a_head_is_refused(tmp_path: Path) -> None:
