@@ -129,6 +129,7 @@ def fit_confirmed(
     search.what_holds_it_back()
     search.what_to_change()
     search.what_is_wider()
+    search.simulations.keep()
     return found
 
 
@@ -157,7 +158,6 @@ class _Confirming:
             self.found.largest[name] = largest
             if expandable is not None:
                 self.found.expandable[name] = expandable
-        self.simulations.keep()
 
     def _begin(self) -> None:
         """Simulate the recipe, where both searches begin, and beside it about the longest sequence that fits

@@ -86,12 +86,16 @@ class Formula:
 
     def merge(self, other: Formula) -> None:
         """What another process learned of the same recipe."""
+        before = self._how_much()
         self.outcomes |= other.outcomes
         self._add(other.pieces)
         self.times |= other.times
         self.host_bytes |= other.host_bytes
         self.warnings, self.refused = self.warnings or other.warnings, self.refused or other.refused
-        self.changed = True
+        self.changed = self.changed or other.changed or self._how_much() != before
+
+    def _how_much(self) -> tuple[int, ...]:
+        return len(self.outcomes), len(self.simulated_at()), len(self.times), len(self.refused)
 
     def _add(self, pieces: Iterable[Piece]) -> None:
         """More pieces. Outcomes that were guessed and would be guessed otherwise now are forgotten."""

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from functools import cache
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from harness.fit import ConfirmedFit, Simulations, fit_confirmed, fit_document, 
 from harness.fit.exact import ExactFit
 from harness.fit.held_back import held_back
 from harness.fit.search import MULTIPLES, FitField, fit
+from harness.formula.formula import outcome_of
 from harness.hardware.hardware import Hardware, find_hardware, with_memory
 from harness.recipe import Recipe, check_recipe
 from harness.simulate.simulated_run import simulate
@@ -48,6 +50,21 @@ def found_in(mib: int) -> ExactFit:
 @cache
 def confirmed(mib: int) -> ConfirmedFit:
     return fit_confirmed(LORA, with_mib(mib), PLAIN)
+
+
+def test_what_was_answered_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes and other settings of the allocator too, which are seen after the sizes."""
+    monkeypatch.setattr("harness.fit.simulations._may_fork", lambda: False)  # a call there would not be seen
+    monkeypatch.setattr("harness.formula.formula.outcome_of", played := Mock(wraps=outcome_of))
+    heavy, device = LORA.model_copy(update={"micro_batch_size": 8}), with_mib(61)
+    first = fit_confirmed(heavy, device, PLAIN)
+    assert [change for change in first.changes if change.seen]
+    assert played.called
+    played.reset_mock()
+    again = fit_confirmed(heavy, device, PLAIN)
+    lines = [[*fit_lines("", "", heavy, device, found)] for found in (first, again)]
+    assert lines[0] == lines[1]
+    assert not played.called
 
 
 @pytest.mark.parametrize("field", FIELDS)
