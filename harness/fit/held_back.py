@@ -82,7 +82,7 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     meant = [f"{name} = {letters[name]:,} {MEANINGS[name[0]]}{_each(name)}" for name in used]
     if growing or {"B", "S"} & {*size.partition(" ")[0].split("·")}:
         meant[:0] = [
-            f"B = {counted(point.micro_batch_size, 'pair' if recipe.pairs else 'row')}",
+            f"B = {counted(point.micro_batch_size, recipe.unit)}",
             f"S = {point.seq_len:,} tokens",
         ]
     sentence = f"{what}: {count}{size} = {in_gib(size_bytes)} of {in_gib(found.total_bytes)}"

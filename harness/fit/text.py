@@ -105,7 +105,7 @@ def _notes(recipe: Recipe, found: ConfirmedFit) -> list[str]:
     return [note for note in (*warnings, *found.notes, unified_memory_note(recipe, found)) if note]
 
 
-def exact_lines(name: str, where: str, found: ExactFit) -> Iterator[str]:
+def exact_lines(name: str, where: str, recipe: Recipe, found: ExactFit) -> Iterator[str]:
     """The largest value of one field, and what the next one does."""
     if found.value is None or found.profile is None:
         yield f"{name} on {where}: no {found.field} fits"
@@ -114,7 +114,7 @@ def exact_lines(name: str, where: str, found: ExactFit) -> Iterator[str]:
         peak, reserved = in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes)
         yield f"{name} on {where}: the largest {found.field} is {found.value}"
         yield f"  it allocates {peak} at most and reserves {reserved}"
-    yield from _next_lines(found)
+    yield from _next_lines(recipe, found)
     seen = found.profile or found.next_profile
     for warning in seen.warnings if seen else ():
         yield f"Note: {warning}"
@@ -152,7 +152,7 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
                 kind = "unified" if recipe.pages_optimizer else "host"
                 yield f"    it keeps {in_gib(memory.host_bytes)} more in {kind} memory"
             yield from _speed(exact.profile)
-        yield from _next_lines(exact, "    ")
+        yield from _next_lines(recipe, exact, "    ")
         larger = _expandable(field, found)
         if larger is not None:
             yield f"    with PYTORCH_ALLOC_CONF=expandable_segments:True even {larger} fits"
@@ -174,7 +174,7 @@ def _speed(profile: StepProfile) -> Iterator[str]:
             yield f"    of a step's {in_ms(step.time_s.median)}: {parts}"
 
 
-def _next_lines(found: ExactFit, indent: str = "  ") -> Iterator[str]:
+def _next_lines(recipe: Recipe, found: ExactFit, indent: str = "  ") -> Iterator[str]:
     oom = found.next_profile and found.next_profile.oom
     if oom:
         asked, idle = in_gib(oom.requested_bytes), in_gib(oom.reserved_unallocated_bytes)
@@ -182,7 +182,7 @@ def _next_lines(found: ExactFit, indent: str = "  ") -> Iterator[str]:
         if (oom.reserved_unallocated_bytes or 0) >= (oom.requested_bytes or 0):
             yield f"{indent}with {idle} reserved in pieces: other sizes cut them otherwise, and a few may fit"
         if found.one_more_bytes:
-            step = "a row" if found.field == "micro_batch_size" else f"{found.multiple_of} tokens"
+            step = f"a {recipe.unit}" if found.field == "micro_batch_size" else f"{found.multiple_of} tokens"
             yield f"{indent}{step} more takes {in_gib(found.one_more_bytes)} at the peak"
     elif found.limit is not None:
         yield f"{indent}{found.next_value or 'more'} is impossible: {found.limit}"

@@ -11,7 +11,16 @@ import pytest
 
 from harness.allocator.settings import Settings, parse_settings
 from harness.errors import InputError
-from harness.fit import ConfirmedFit, Simulations, fit_confirmed, fit_document, fit_exact, fit_lines
+from harness.fit import (
+    ConfirmedFit,
+    Simulations,
+    compare_hardware,
+    fit_confirmed,
+    fit_document,
+    fit_exact,
+    fit_lines,
+    render_choice,
+)
 from harness.fit.exact import ExactFit
 from harness.fit.held_back import held_back
 from harness.fit.search import MULTIPLES, FitField, fit
@@ -201,6 +210,22 @@ def test_pairs_are_called_so() -> None:
     found = held_back(recipe, simulations)
     assert found is not None
     assert " B = 2 pairs, " in found.sentence
+
+
+@pytest.mark.parametrize("task", ["dpo", "orpo", "reward"])
+def test_no_answer_says_rows_where_a_micro_batch_is_pairs(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one more takes is that of two rows: a text that is chosen and one that is not."""
+    recipe = tiny(task=task, seq_len=128, lora_dropout=0.0)
+    found = fit_confirmed(recipe, with_mib(200), PLAIN)
+    text = "\n".join(fit_lines("pairs", "here", recipe, with_mib(200), found))
+    assert "a pair more takes" in text
+    assert " row" not in text
+    monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: [A100])
+    choice = render_choice("pairs", compare_hardware(recipe, {}, best=True), recipe.unit)
+    assert " pairs " in choice.splitlines()[2]
+    assert "rows" not in choice
 
 
 def test_a_part_of_a_weight_is_spelled_with_the_gpus_that_divide_it(tmp_path):
