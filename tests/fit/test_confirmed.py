@@ -180,6 +180,16 @@ def test_the_document_says_what_was_seen() -> None:
     assert document["simulated"]["micro_batch_size"]["tried"][str(rows.next_value)] is False
 
 
+@pytest.mark.parametrize("mib", [90, *SIZES])
+def test_what_fits_says_how_fast_it_is(mib: int) -> None:
+    """Sizes that a formula found, too: as fast as a simulation of them says."""
+    for field, found in confirmed(mib).largest.items():
+        assert found.value
+        assert found.profile is not None
+        again = simulate(LORA.model_copy(update={field: found.value}), with_mib(mib))[0]
+        assert found.profile.step.tokens_per_s == pytest.approx(again.step.tokens_per_s, rel=1e-9)
+
+
 def test_a_full_size_recipe_of_which_arithmetic_says_too_much() -> None:
     """Mistral-7B in nf4 with checkpointing on an RTX 4090: 13 rows by arithmetic, of which 12 already leave
     3.96 GiB in pieces when 2.93 are asked for."""
