@@ -18,6 +18,7 @@ from harness.step_profile.in_words import (
     explain_oom,
     is_tight,
     leak_in_words,
+    higher_than_steps,
     peak_in_words,
     ranks_in_words,
     time_in_words,
