@@ -223,9 +223,7 @@ def test_pairs_are_called_so() -> None:
 
 
 @pytest.mark.parametrize("task", ["dpo", "orpo", "reward"])
-def test_no_answer_says_rows_where_a_micro_batch_is_pairs(
-    task: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_answer_says_rows_where_a_micro_batch_is_pairs(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one more takes is that of two rows: a text that is chosen and one that is not."""
     recipe = tiny(task=task, seq_len=128, lora_dropout=0.0)
     found = fit_confirmed(recipe, with_mib(200), PLAIN)
