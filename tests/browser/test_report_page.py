@@ -323,7 +323,7 @@ def test_paper_cuts_nothing_off(page: Any, theme: str) -> None:
 
 
 def test_long_paths_are_broken_between_their_parts(page: Any) -> None:
-    """Where the browser begins a new line within a cell or a line of what is there, on paper and on a phone."""
+    """Where the browser begins a new line, in a cell on paper and in what is there on a phone."""
     breaks = """(selector) => [...document.querySelectorAll(selector)].flatMap((cell) => {
       const found = [], walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
       let before = null;
