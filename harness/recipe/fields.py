@@ -344,11 +344,6 @@ class Fields(Values):
         return self.computes_reference and self.trains_base
 
     @property
-    def unit(self) -> str:
-        """What micro_batch_size counts, in a word whose plural takes an s."""
-        return "pair" if self.pairs else "row"
-
-    @property
     def rows(self) -> int:
         """Sequences in one forward and backward: of a pair, both."""
         return self.micro_batch_size * (2 if self.pairs else 1)

@@ -113,7 +113,7 @@ def _environment() -> Any:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError:
         raise MissingDependency("jinja2", None, "a report") from None
-    environment = Environment(
+    environment: Any = Environment(
         loader=PackageLoader("harness.report", "assets"),
         autoescape=True,
         undefined=StrictUndefined,
