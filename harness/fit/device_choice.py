@@ -14,7 +14,7 @@ from harness.architecture import load_shape
 from harness.errors import InputError
 from harness.fit.best import best_offers
 from harness.fit.changes import overrides
-from harness.fit.held_back import NEUTRAL, neutrally_changed
+from harness.fit.held_back import NEUTRAL, cost_in_words, neutrally_changed
 from harness.fit.offers import (
     GIB,
     UNSURE,
@@ -143,7 +143,12 @@ def _with_neutral_change(
     all_at_once((_simulations(alike, told), other) for alike in hopeful)
     found = [offer for alike in hopeful for offer in _offers(other, alike, told, warned, by_arithmetic=False)]
     spelled = overrides(recipe, NEUTRAL)
-    better = {o.name: replace(o, overrides=spelled) for o in found if o.fits and o.name in short}
+    better: dict[str, Offer] = {}
+    for offer in found:
+        if offer.fits and offer.name in short:
+            now, then = short[offer.name].tokens_per_s, offer.tokens_per_s
+            slowdown = now / then if now and then else None
+            better[offer.name] = replace(offer, overrides=spelled, slowdown=slowdown)
     return [better.get(offer.name, offer) for offer in offers]
 
 
@@ -233,7 +238,8 @@ def _lines(name: str, offers: list[Offer], units: str) -> Iterator[str]:
     if best:
         yield f"  {units}: of a micro batch; each was seen to fit by a simulation of these very sizes"
     for spelled in changes:
-        why = "" if best else ", which costs next to nothing; it does not fit without"
+        slowest = max((o.slowdown for o in running if o.slowdown and o.overrides == spelled), default=None)
+        why = "" if best else f", {cost_in_words(slowest)}; it does not fit without"
         yield f"  {marks[spelled]} with {spelled}{why}"
     if any(offer.tight for offer in running):
         yield "  ? too tight to call: CUDA's libraries, or a display, may need what is left"

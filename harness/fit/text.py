@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness.fit.confirmed import ConfirmedFit, unified_memory_note
+from harness.fit.held_back import cost_in_words
 from harness.fit.search import FitField
 from harness.hardware import Hardware
 from harness.napkin import warnings_of
@@ -81,7 +82,11 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
         "wider": found.wider,
         "held_back_by": found.held_back.sentence if found.held_back else "",
         "neutral_change": found.neutral
-        and {"overrides": found.neutral[0], "fits_micro_batch_size": found.neutral[1]},
+        and {
+            "overrides": found.neutral.overrides,
+            "fits_micro_batch_size": found.neutral.micro_batch_size,
+            "time_per_token_factor": found.neutral.slowdown,
+        },
         "changes": [
             {
                 "fields": change.fields,
@@ -159,8 +164,9 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
     if found.held_back:
         yield f"  {found.held_back.in_words}"
     if found.neutral is not None:
-        change, larger = found.neutral
-        yield f"  with {change}, which costs next to nothing: micro_batch_size {larger} or more, seen to fit"
+        change, larger, slowdown = found.neutral
+        cost = cost_in_words(slowdown)
+        yield f"  with {change}, {cost}: micro_batch_size {larger} or more, seen to fit"
     yield "  seen by simulating the step; `--quick` gives estimates in a moment"
 
 

@@ -273,11 +273,22 @@ def test_it_says_what_holds_it_back_and_what_is_free_to_change(tmp_path) -> None
     assert "what grows most: logits, their copies and gradients: 3 × B·S·V × 4 B" in found.held_back.in_words
     assert f"{3 * logits / 2**30:.2f} GiB" in found.held_back.sentence
     if found.neutral is not None:  # Liger is installed here
-        overrides, larger = found.neutral
+        overrides, larger, slowdown = found.neutral
         assert overrides == "loss=fused_linear"
         assert larger > rows
         asked = recipe.model_copy(update={"loss": "fused_linear", "micro_batch_size": larger})
         assert fits(asked, with_mib(4096))
+        sizes = {"micro_batch_size": rows}
+        with_loss = [
+            recipe.model_copy(update={**sizes, "loss": loss}) for loss in ("standard", "fused_linear")
+        ]
+        one, other = (simulate(each, with_mib(4096))[0].step.tokens_per_s or 0 for each in with_loss)
+        assert slowdown == pytest.approx(one / other, rel=1e-9)
+        assert one / other > 1.03  # the logits are most of the step, and computed again in pieces
+        text = "\n".join(fit_lines("logits", "here", recipe, with_mib(4096), found))
+        assert (
+            f"loss=fused_linear, with which a token takes {one / other - 1:.0%} longer: micro_batch" in text
+        )
 
 
 def test_of_several_gpus_it_says_how_many_would_be_enough(tmp_path):
