@@ -22,8 +22,8 @@ GROWING = ("activations", "temporaries", "inputs")
 NEUTRAL = {"loss": "fused_linear"}
 """The same weights, trained to the same values: logits are never there as a whole. It costs time where the
 head is a large part of the model, and trained."""
-NOTHING = 0.03
-"""More time a token than this is said."""
+NOTHING = 0.05
+"""More time a token than this is said: estimates compare two recipes no better (docs/time.md)."""
 TELLING = 0.01
 """Of the peak: where less of it grows, another moment is the peak of a larger batch."""
 WORTH_A_SEARCH = 0.15

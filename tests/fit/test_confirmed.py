@@ -284,7 +284,7 @@ def test_it_says_what_holds_it_back_and_what_is_free_to_change(tmp_path) -> None
         ]
         one, other = (simulate(each, with_mib(4096))[0].step.tokens_per_s or 0 for each in with_loss)
         assert slowdown == pytest.approx(one / other, rel=1e-9)
-        assert one / other > 1.03  # the logits are most of the step, and computed again in pieces
+        assert one / other > 1.05  # the logits are most of the step, and computed again in pieces
         text = "\n".join(fit_lines("logits", "here", recipe, with_mib(4096), found))
         assert (
             f"loss=fused_linear, with which a token takes {one / other - 1:.0%} longer: micro_batch" in text

@@ -58,7 +58,7 @@ def test_a_change_that_costs_nothing_brings_a_smaller_device_in(tmp_path, monkey
     (offer,) = compare_hardware(recipe, {})
     assert (offer.fits, offer.overrides) == (True, "loss=fused_linear")
     assert offer.required_bytes == needs[0]
-    assert fast / slow > 1.03  # of so small a model the logits are most
+    assert fast / slow > 1.05  # of so small a model the logits are most
     cost = f"with which a token takes {fast / slow - 1:.0%} longer; it does not fit without"
     assert f"  * with loss=fused_linear, {cost}" in render_choice("tiny", [offer])
     cheap = render_choice("tiny", [replace(offer, slowdown=1.02)])
