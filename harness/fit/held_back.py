@@ -23,8 +23,8 @@ NEUTRAL = {"loss": "fused_linear"}
 """The same weights, trained to the same values: logits are never there as a whole. It costs time where the
 head is a large part of the model, and trained."""
 NOTHING = 0.05
-"""More time a token than this is said. Estimated ratios of two recipes were 2.5 % off in the middle, and up to
-28 % (docs/time.md)."""
+"""More time a token than this is said. Estimated ratios of two recipes were 2.5 % off in the middle, and
+at most 28 % (docs/time.md)."""
 TELLING = 0.01
 """Of the peak: where less of it grows, another moment is the peak of a larger batch."""
 WORTH_A_SEARCH = 0.15
