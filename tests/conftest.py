@@ -43,6 +43,7 @@ LONG = (
     "tests/launch",  # ranks, processes of their own, and what becomes of them when one is killed
     "tests/track",  # trackers in processes
     "tests/mcp/test_mcp.py",  # servers
+    "tests/mcp/test_same_answers.py",  # simulations, asked for by everybody
     "tests/trust/test_fuzz",  # hostile files
     "tests/trust",  # killing, filling the disk
     "tests/sweep/test_launchers.py",  # clusters

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from harness.ask.form import impossible
 from harness.ask.question import Question
 from harness.errors import InputError
-from harness.fit import Change, ConfirmedFit, Simulations, fit
+from harness.fit import Change, ConfirmedFit, Simulations, cost_in_words, fit
 from harness.formula import point_of, terms_at_peak
 from harness.napkin import Timing, estimate, profile
 from harness.step_profile import (
@@ -148,8 +148,9 @@ class Found:
         for name, exact in found.expandable.items():
             notes.append(f"With PYTORCH_ALLOC_CONF=expandable_segments:True even {name} {exact.value} fits.")
         if found.neutral is not None:
-            change, rows = found.neutral
-            notes.append(f"With {change}, which costs next to nothing, micro_batch_size {rows} or more fits.")
+            change, larger, slowdown = found.neutral
+            cost = cost_in_words(slowdown)
+            notes.append(f"With {change}, {cost}, micro_batch_size {larger} or more fits.")
         return cls(sizes, found.changes, found.together, [note for note in notes if note], "seen to fit")
 
     @classmethod

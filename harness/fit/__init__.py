@@ -8,6 +8,7 @@ from harness.fit.confirmed import ConfirmedFit, fit_confirmed
 from harness.fit.derived import DerivedFormula, derive, tensor_in_words
 from harness.fit.device_choice import compare_hardware, render_choice, render_table
 from harness.fit.exact import fit_exact
+from harness.fit.held_back import cost_in_words
 from harness.fit.host_memory import check_host_memory
 from harness.fit.lengths import fit_lengths, lengths_document, lengths_lines
 from harness.fit.search import fit

@@ -67,8 +67,7 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
         fits = seen.get(change.overrides)
         verdict = ", enough by itself" if fits else ", may be enough" if change.fits and fits is None else ""
         rows = recipe.micro_batch_size - change.fields.get("micro_batch_size", recipe.micro_batch_size)
-        each = "pair" if recipe.pairs else "row"
-        result = f" ({in_gib(change.saved_bytes // rows)} a {each})" + result if rows else result
+        result = f" ({in_gib(change.saved_bytes // rows)} a {recipe.unit})" + result if rows else result
         where = NOT_ON_WINDOWS if "paged" in change.overrides else ""
         lines.append(f"{change.overrides}: {in_gib(change.saved_bytes)} less{time}{result}{verdict}{where}")
     if enough is None:

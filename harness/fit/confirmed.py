@@ -27,7 +27,7 @@ from harness.fit.changes import (
     suggestions,
 )
 from harness.fit.exact import ExactFit, fit_exact, fits_beyond
-from harness.fit.held_back import HeldBack, held_back, with_neutral_change
+from harness.fit.held_back import HeldBack, NeutralChange, held_back, with_neutral_change
 from harness.fit.search import (
     DEFAULT_MARGIN,
     MULTIPLES,
@@ -72,8 +72,8 @@ class ConfirmedFit:
     notes: list[str] = field(default_factory=list[str])
     held_back: HeldBack | None = None
     """What the memory is that keeps a larger micro batch from fitting; None where nobody knows."""
-    neutral: tuple[str, int] | None = None
-    """Overrides that cost nothing, and a larger micro batch that is seen to fit with them."""
+    neutral: NeutralChange | None = None
+    """What lets a larger micro batch fit and changes no weight."""
 
     @classmethod
     def by_arithmetic(cls, arithmetic: Fit) -> ConfirmedFit:
@@ -225,9 +225,9 @@ class _Confirming:
         self.found.held_back = held
         if held.logits:
             other = with_neutral_change(recipe, self.simulations)
-            if other is not None and other[1] > (rows or 0):
+            if other is not None and other.micro_batch_size > (rows or 0):
                 self.found.neutral = other
-                self._tell(f"{other[0]} micro_batch_size={other[1]}", True)
+                self._tell(f"{other.overrides} micro_batch_size={other.micro_batch_size}", True)
 
     def what_to_change(self) -> None:
         """Where the recipe does not fit as it is: single changes and the fewest together, seen to fit."""

@@ -182,7 +182,7 @@ def tensor_in_words(recipe: Recipe, size_bytes: int | None) -> str | None:
 
     `logits of 4 × 8,192 tokens and 128,256 words in fp32`
     """
-    rows, tokens = point_of(recipe)
+    rows, tokens = recipe.rows, recipe.seq_len
     sizes = dimensions(recipe)
     found = [
         f"{sort} of {rows:,} × {tokens:,} tokens and {sizes[letter]:,} "

@@ -14,7 +14,7 @@ from harness.architecture import load_shape
 from harness.errors import InputError
 from harness.fit.best import best_offers
 from harness.fit.changes import overrides
-from harness.fit.held_back import NEUTRAL, neutrally_changed
+from harness.fit.held_back import NEUTRAL, cost_in_words, neutrally_changed
 from harness.fit.offers import (
     GIB,
     UNSURE,
@@ -143,7 +143,12 @@ def _with_neutral_change(
     all_at_once((_simulations(alike, told), other) for alike in hopeful)
     found = [offer for alike in hopeful for offer in _offers(other, alike, told, warned, by_arithmetic=False)]
     spelled = overrides(recipe, NEUTRAL)
-    better = {o.name: replace(o, overrides=spelled) for o in found if o.fits and o.name in short}
+    better: dict[str, Offer] = {}
+    for offer in found:
+        if offer.fits and offer.name in short:
+            now, then = short[offer.name].tokens_per_s, offer.tokens_per_s
+            slowdown = now / then if now and then else None
+            better[offer.name] = replace(offer, overrides=spelled, slowdown=slowdown)
     return [better.get(offer.name, offer) for offer in offers]
 
 
@@ -203,17 +208,17 @@ def _sheet_line(hardware: Hardware) -> str:
     return f"  {sheet.name:<17} {memory:10.1f} {bandwidth:7,.0f} {bf16:>13} {fp16:>8} {fp32:>8}"
 
 
-def render_choice(name: str, offers: list[Offer]) -> str:
-    """The offers as a table, then the cheapest and the fastest."""
-    return "\n".join(_lines(name, offers)) + "\n"
+def render_choice(name: str, offers: list[Offer], unit: str = "row") -> str:
+    """The offers as a table, then the cheapest and the fastest. `unit`: what a micro batch counts."""
+    return "\n".join(_lines(name, offers, f"{unit}s")) + "\n"
 
 
-def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
+def _lines(name: str, offers: list[Offer], units: str) -> Iterator[str]:
     yield f"{name} on every device of the table"
     yield ""
     running = [offer for offer in offers if offer.fits]
     best = any(offer.micro_batch_size for offer in offers)
-    column = "rows" if best else "bound"
+    column = units if best else "bound"
     yield f"  device            GiB of needs tokens/s (80 % range)    {column:>7} an hour per 1M"
     changes = list(dict.fromkeys(offer.overrides for offer in running if offer.overrides))
     marks = dict(zip(changes, "abcdefghijkl" if best else "*", strict=False)) | {"": ""}
@@ -231,9 +236,10 @@ def _lines(name: str, offers: list[Offer]) -> Iterator[str]:
         name = offer.name + ("" if best else mark) + ("?" if offer.tight else "")
         yield f"  {name:<17} {' '.join(cells)}"
     if best:
-        yield "  rows: of a micro batch; each was seen to fit by a simulation of these very sizes"
+        yield f"  {units}: of a micro batch; each was seen to fit by a simulation of these very sizes"
     for spelled in changes:
-        why = "" if best else ", which costs next to nothing; it does not fit without"
+        slowest = max((o.slowdown for o in running if o.slowdown and o.overrides == spelled), default=None)
+        why = "" if best else f", {cost_in_words(slowest)}; it does not fit without"
         yield f"  {marks[spelled]} with {spelled}{why}"
     if any(offer.tight for offer in running):
         yield "  ? too tight to call: CUDA's libraries, or a display, may need what is left"

@@ -133,7 +133,9 @@ class _Search:
             tried = self._seen_before() or self._next(tried)
         if self.low:
             found.value = self.low * found.multiple_of
-            found.profile = self.simulations.profile(self._with(self.low))
+            largest = self._with(self.low)
+            self.simulations.time(largest)
+            found.profile = self.simulations.profile(largest)
             here, after = (self.simulations.least_bytes(self._with(self.low + more)) for more in (0, 1))
             if here is not None and after is not None and not found.limit:
                 found.one_more_bytes = after - here

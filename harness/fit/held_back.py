@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -19,7 +20,11 @@ from harness.units import counted, in_gib
 
 GROWING = ("activations", "temporaries", "inputs")
 NEUTRAL = {"loss": "fused_linear"}
-"""The same weights, trained to the same values, and no slower: logits are never there as a whole."""
+"""The same weights, trained to the same values: logits are never there as a whole. It costs time where the
+head is a large part of the model, and trained."""
+NOTHING = 0.05
+"""More time a token than this is said. Estimated ratios of two recipes were 2.5 % off in the middle, and
+at most 28 % (docs/time.md)."""
 TELLING = 0.01
 """Of the peak: where less of it grows, another moment is the peak of a larger batch."""
 WORTH_A_SEARCH = 0.15
@@ -82,7 +87,7 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     meant = [f"{name} = {letters[name]:,} {MEANINGS[name[0]]}{_each(name)}" for name in used]
     if growing or {"B", "S"} & {*size.partition(" ")[0].split("·")}:
         meant[:0] = [
-            f"B = {counted(point.micro_batch_size, 'pair' if recipe.pairs else 'row')}",
+            f"B = {counted(point.micro_batch_size, recipe.unit)}",
             f"S = {point.seq_len:,} tokens",
         ]
     sentence = f"{what}: {count}{size} = {in_gib(size_bytes)} of {in_gib(found.total_bytes)}"
@@ -112,14 +117,32 @@ def _of_rows(term: Term, point: Point) -> Size:
     return Sum(((Fraction(each_bytes, point.micro_batch_size), Factors(batch=1)),))
 
 
-def with_neutral_change(recipe: Recipe, simulations: Simulations) -> tuple[str, int] | None:
-    """Overrides that cost nothing, and a micro batch that is seen to fit with them, the recipe's own or a
-    larger one; None where there are none."""
+class NeutralChange(NamedTuple):
+    """Overrides with which the same weights are trained to the same values, and what they bring."""
+
+    overrides: str
+    micro_batch_size: int
+    """That is seen to fit with them, the recipe's own or a larger one; 0: none."""
+    slowdown: float | None
+    """Time a token over that without them, at the sizes asked about; None where nobody knows."""
+
+
+def cost_in_words(slowdown: float | None) -> str:
+    """Of a change that is no other training."""
+    if slowdown is None or slowdown - 1 < NOTHING:
+        return "which costs next to nothing"
+    return f"with which a token takes {slowdown - 1:.0%} longer"
+
+
+def with_neutral_change(recipe: Recipe, simulations: Simulations) -> NeutralChange | None:
+    """None where the recipe has what costs nothing, or cannot have it."""
     other = neutrally_changed(recipe)
     if other is None:
         return None
     try:
-        return overrides(recipe, NEUTRAL), fits_at_least(other, simulations)
+        fits = fits_at_least(other, simulations)
+        now, then = (simulations.timed(each).step.tokens_per_s for each in (recipe, other))
+        return NeutralChange(overrides(recipe, NEUTRAL), fits, now / then if now and then else None)
     except (ValidationError, InputError):  # this model, or this installation, cannot have it
         return None
 

@@ -37,6 +37,8 @@ class Offer:
     """It fits with so little to spare that what nobody counts decides (step_profile/in_words.py)."""
     overrides: str = ""
     """What costs nothing and makes it fit, or makes it fast: the offer is of the recipe with these."""
+    slowdown: float | None = None
+    """Time a token with those over that without, where the change is made so that it fits; None: unknown."""
     micro_batch_size: int | None = None
     """With which the device is at its best, where that was looked for; None: the recipe's own."""
     step_s: float | None = None

@@ -68,13 +68,17 @@ class Simulations:
 
     def timed(self, recipe: Recipe) -> StepProfile:
         """The same, with the times of a simulation at these very sizes on all devices, now or before."""
+        self.time(recipe)
+        return self.with_plenty(recipe)
+
+    def time(self, recipe: Recipe) -> None:
+        """Simulate at these very sizes unless that was done: a formula knows their memory, not their time."""
         if not self.is_timed(recipe):
             self.simulated(recipe)
             self._profiles.clear()
-        return self.with_plenty(recipe)
 
     def is_timed(self, recipe: Recipe) -> bool:
-        """Whether `timed` needs no simulation."""
+        """Whether `time` needs no simulation."""
         formula = self.formula(recipe)
         timed = self.knows(recipe) and formula.has_times(recipe, self.devices)
         return timed or bool(formula.refused)

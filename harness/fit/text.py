@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness.fit.confirmed import ConfirmedFit, unified_memory_note
+from harness.fit.held_back import cost_in_words
 from harness.fit.search import FitField
 from harness.hardware import Hardware
 from harness.napkin import warnings_of
@@ -81,7 +82,11 @@ def fit_document(name: str, where: str, recipe: Recipe, found: ConfirmedFit) -> 
         "wider": found.wider,
         "held_back_by": found.held_back.sentence if found.held_back else "",
         "neutral_change": found.neutral
-        and {"overrides": found.neutral[0], "fits_micro_batch_size": found.neutral[1]},
+        and {
+            "overrides": found.neutral.overrides,
+            "fits_micro_batch_size": found.neutral.micro_batch_size,
+            "time_per_token_factor": found.neutral.slowdown,
+        },
         "changes": [
             {
                 "fields": change.fields,
@@ -105,7 +110,7 @@ def _notes(recipe: Recipe, found: ConfirmedFit) -> list[str]:
     return [note for note in (*warnings, *found.notes, unified_memory_note(recipe, found)) if note]
 
 
-def exact_lines(name: str, where: str, found: ExactFit) -> Iterator[str]:
+def exact_lines(name: str, where: str, recipe: Recipe, found: ExactFit) -> Iterator[str]:
     """The largest value of one field, and what the next one does."""
     if found.value is None or found.profile is None:
         yield f"{name} on {where}: no {found.field} fits"
@@ -114,7 +119,7 @@ def exact_lines(name: str, where: str, found: ExactFit) -> Iterator[str]:
         peak, reserved = in_gib(memory.peak_allocated_bytes), in_gib(memory.peak_reserved_bytes)
         yield f"{name} on {where}: the largest {found.field} is {found.value}"
         yield f"  it allocates {peak} at most and reserves {reserved}"
-    yield from _next_lines(found)
+    yield from _next_lines(recipe, found)
     seen = found.profile or found.next_profile
     for warning in seen.warnings if seen else ():
         yield f"Note: {warning}"
@@ -152,15 +157,16 @@ def _seen_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
                 kind = "unified" if recipe.pages_optimizer else "host"
                 yield f"    it keeps {in_gib(memory.host_bytes)} more in {kind} memory"
             yield from _speed(exact.profile)
-        yield from _next_lines(exact, "    ")
+        yield from _next_lines(recipe, exact, "    ")
         larger = _expandable(field, found)
         if larger is not None:
             yield f"    with PYTORCH_ALLOC_CONF=expandable_segments:True even {larger} fits"
     if found.held_back:
         yield f"  {found.held_back.in_words}"
     if found.neutral is not None:
-        change, larger = found.neutral
-        yield f"  with {change}, which costs next to nothing: micro_batch_size {larger} or more, seen to fit"
+        change, larger, slowdown = found.neutral
+        cost = cost_in_words(slowdown)
+        yield f"  with {change}, {cost}: micro_batch_size {larger} or more, seen to fit"
     yield "  seen by simulating the step; `--quick` gives estimates in a moment"
 
 
@@ -174,7 +180,7 @@ def _speed(profile: StepProfile) -> Iterator[str]:
             yield f"    of a step's {in_ms(step.time_s.median)}: {parts}"
 
 
-def _next_lines(found: ExactFit, indent: str = "  ") -> Iterator[str]:
+def _next_lines(recipe: Recipe, found: ExactFit, indent: str = "  ") -> Iterator[str]:
     oom = found.next_profile and found.next_profile.oom
     if oom:
         asked, idle = in_gib(oom.requested_bytes), in_gib(oom.reserved_unallocated_bytes)
@@ -182,7 +188,7 @@ def _next_lines(found: ExactFit, indent: str = "  ") -> Iterator[str]:
         if (oom.reserved_unallocated_bytes or 0) >= (oom.requested_bytes or 0):
             yield f"{indent}with {idle} reserved in pieces: other sizes cut them otherwise, and a few may fit"
         if found.one_more_bytes:
-            step = "a row" if found.field == "micro_batch_size" else f"{found.multiple_of} tokens"
+            step = f"a {recipe.unit}" if found.field == "micro_batch_size" else f"{found.multiple_of} tokens"
             yield f"{indent}{step} more takes {in_gib(found.one_more_bytes)} at the peak"
     elif found.limit is not None:
         yield f"{indent}{found.next_value or 'more'} is impossible: {found.limit}"

@@ -3,6 +3,7 @@ or named by whoever writes the loop; one recorder, and an adapter for a command,
 """
 # pyright: reportUnusedImport=false
 
+from harness.loops.before_steps import tell_shortage
 from harness.loops.callbacks import HarnessCallback, HarnessLightningCallback
 from harness.loops.in_python import watch
 from harness.loops.process import watch_process

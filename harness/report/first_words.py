@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pydantic import ValidationError
+
 from harness.architecture import ModelShape
+from harness.recipe import Recipe
 from harness.report.at_peak import kinds
 from harness.report.groups import BEFORE
 from harness.report.history import History
@@ -82,10 +85,14 @@ def _largest(profile: StepProfile) -> list[str]:
 
 def _logits(profile: StepProfile, shape: ModelShape) -> list[str]:
     """Tensors of a number for every token and word, known by their size: logits, copies, gradients."""
-    recipe, peak = profile.recipe or {}, profile.memory.peak_allocated_bytes
-    rows, tokens = recipe.get("micro_batch_size"), recipe.get("seq_len")
-    if not isinstance(rows, int) or not isinstance(tokens, int) or not peak:
+    peak = profile.memory.peak_allocated_bytes
+    try:
+        recipe = Recipe.model_validate(profile.recipe)
+    except ValidationError:
         return []
+    if not peak:
+        return []
+    rows, tokens = recipe.rows, recipe.seq_len
     # with or without the last token, which predicts nothing; two or four bytes a number; in blocks of 512
     exact = {rows * (tokens - cut) * shape.vocab * width for cut in (0, 1) for width in (2, 4)}
     sizes = exact | {-(-size // 512) * 512 for size in exact}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -112,13 +113,24 @@ def _environment() -> Any:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError:
         raise MissingDependency("jinja2", None, "a report") from None
-    return Environment(
+    environment: Any = Environment(
         loader=PackageLoader("harness.report", "assets"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["breakable"] = _breakable
+    return environment
+
+
+_WITHIN_A_PATH = re.compile(r"(?<=[./])(?=[A-Za-z*_])")
+
+
+def _breakable(text: str) -> Any:
+    """Text whose paths of modules and files may be broken into lines between their parts, not within one."""
+    safe = _markup()
+    return safe("<wbr>").join(map(safe.escape, _WITHIN_A_PATH.split(text)))
 
 
 def _markup() -> Any:

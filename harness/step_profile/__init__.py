@@ -16,6 +16,7 @@ from harness.step_profile.in_words import (
     between_steps_in_words,
     change_of_time_in_words,
     explain_oom,
+    higher_than_steps,
     is_tight,
     leak_in_words,
     peak_in_words,

@@ -227,16 +227,20 @@ def peak_in_words(profile: StepProfile) -> str:
         kind = "unified" if paged else "host"
         each = " by each rank" if recipe.get("parallel", "none") != "none" else ""
         peaks.append(f"{in_gib(memory.host_bytes)} kept in {kind} memory{each}")
-    if profile.command is not None:  # a program, which does more than train
-        apart = {name: profile.phases[name] for name in PHASES_BETWEEN_STEPS if name in profile.phases}
-        others = {name: stats.peak_allocated_bytes for name, stats in apart.items()}
-        others["setup"] = memory.setup_peak_allocated_bytes
-        peaks += [
-            f"{in_gib(size)} in its {name}"
-            for name, size in others.items()
-            if size is not None and size > (memory.peak_allocated_bytes or 0)
-        ]
+    peaks += [f"{in_gib(size)} in its {name}" for name, size in higher_than_steps(profile).items()]
     return "; ".join(peaks)
+
+
+def higher_than_steps(profile: StepProfile) -> dict[str, int]:
+    """Allocated bytes of what else a program does, by name, where that is more than its steps take; empty
+    for a recipe."""
+    if profile.command is None:
+        return {}
+    apart = {name: profile.phases[name] for name in PHASES_BETWEEN_STEPS if name in profile.phases}
+    peaks = {name: stats.peak_allocated_bytes for name, stats in apart.items()}
+    peaks["setup"] = profile.memory.setup_peak_allocated_bytes
+    most = profile.memory.peak_allocated_bytes or 0
+    return {name: size for name, size in peaks.items() if size is not None and size > most}
 
 
 def time_in_words(parts_s: Mapping[str, float]) -> str:

@@ -322,6 +322,41 @@ def test_paper_cuts_nothing_off(page: Any, theme: str) -> None:
     page.set_viewport_size({"width": 1600, "height": 900})
 
 
+def test_long_paths_are_broken_between_their_parts(page: Any) -> None:
+    """Where the browser begins a new line, in a cell on paper and in what is there on a phone."""
+    breaks = """(selector) => [...document.querySelectorAll(selector)].flatMap((cell) => {
+      const found = [], walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+      let before = null;
+      for (let node = walk.nextNode(); node; node = walk.nextNode())
+        for (let at = 0; at < node.length; at++) {
+          const range = document.createRange();
+          range.setStart(node, at);
+          range.setEnd(node, at + 1);
+          const [box] = range.getClientRects();
+          if (!box?.width) { // a space, with which a line ends
+            if (before) before.text = node.data[at];
+            continue;
+          }
+          if (before && box.top > before.bottom - 2) found.push(before.text + node.data[at]);
+          before = { bottom: box.bottom, text: node.data[at] };
+        }
+      return found;
+    })"""
+    page.click("#run0-peak")
+    for media, width, selector in (
+        ("print", 560, "td.place:not(:has(details))"),
+        ("screen", 390, ".moment summary"),
+    ):
+        page.emulate_media(media=media)
+        page.set_viewport_size({"width": width, "height": 900})
+        found = page.evaluate(breaks, selector)
+        assert found
+        within = [pair for pair in found if pair[0] not in " ./-,(" and pair[1] not in " ("]
+        assert (media, within) == (media, [])
+    page.emulate_media(media="screen")
+    page.set_viewport_size({"width": 1600, "height": 900})
+
+
 def test_what_is_there_at_the_moment_stands_beside_the_timeline(page: Any, run: ReportRun) -> None:
     assert run.history is not None
     page.click("#run0-peak")

@@ -197,3 +197,9 @@ def test_what_was_asked_for_is_named_by_its_size(numbers: int, each: int, said: 
     found = tensor_in_words(recipe, 2 * 1024 * numbers * each)
     assert (found or "").startswith(said)
     assert bool(found) == bool(said)
+
+
+def test_of_pairs_both_texts_have_logits() -> None:
+    recipe = Recipe(model="llama-3.1-8b", task="orpo", micro_batch_size=2, seq_len=1024)
+    found = tensor_in_words(recipe, 4 * 1024 * 128256 * 2)
+    assert found == "logits of 4 × 1,024 tokens and 128,256 words in 16 bit"

@@ -12,7 +12,16 @@ import pytest
 
 from harness.allocator.settings import Settings, parse_settings
 from harness.errors import InputError
-from harness.fit import ConfirmedFit, Simulations, fit_confirmed, fit_document, fit_exact, fit_lines
+from harness.fit import (
+    ConfirmedFit,
+    Simulations,
+    compare_hardware,
+    fit_confirmed,
+    fit_document,
+    fit_exact,
+    fit_lines,
+    render_choice,
+)
 from harness.fit.exact import ExactFit
 from harness.fit.held_back import held_back
 from harness.fit.search import MULTIPLES, FitField, fit
@@ -188,6 +197,16 @@ def test_the_document_says_what_was_seen() -> None:
     assert document["simulated"]["micro_batch_size"]["tried"][str(rows.next_value)] is False
 
 
+@pytest.mark.parametrize("mib", [90, *SIZES])
+def test_what_fits_says_how_fast_it_is(mib: int) -> None:
+    """Sizes that a formula found, too: as fast as a simulation of them says."""
+    for field, found in confirmed(mib).largest.items():
+        assert found.value
+        assert found.profile is not None
+        again = simulate(LORA.model_copy(update={field: found.value}), with_mib(mib))[0]
+        assert found.profile.step.tokens_per_s == pytest.approx(again.step.tokens_per_s, rel=1e-9)
+
+
 def test_a_full_size_recipe_of_which_arithmetic_says_too_much() -> None:
     """Mistral-7B in nf4 with checkpointing on an RTX 4090: 13 rows by arithmetic, of which 12 already leave
     3.96 GiB in pieces when 2.93 are asked for."""
@@ -218,6 +237,20 @@ def test_pairs_are_called_so() -> None:
     found = held_back(recipe, simulations)
     assert found is not None
     assert " B = 2 pairs, " in found.sentence
+
+
+@pytest.mark.parametrize("task", ["dpo", "orpo", "reward"])
+def test_no_answer_says_rows_where_a_micro_batch_is_pairs(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one more takes is that of two rows: a text that is chosen and one that is not."""
+    recipe = tiny(task=task, seq_len=128, lora_dropout=0.0)
+    found = fit_confirmed(recipe, with_mib(200), PLAIN)
+    text = "\n".join(fit_lines("pairs", "here", recipe, with_mib(200), found))
+    assert "a pair more takes" in text
+    assert " row" not in text
+    monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: [A100])
+    choice = render_choice("pairs", compare_hardware(recipe, {}, best=True), recipe.unit)
+    assert " pairs " in choice.splitlines()[2]
+    assert "rows" not in choice
 
 
 def test_a_part_of_a_weight_is_spelled_with_the_gpus_that_divide_it(tmp_path):
@@ -257,11 +290,22 @@ def test_it_says_what_holds_it_back_and_what_is_free_to_change(tmp_path) -> None
     assert "what grows most: logits, their copies and gradients: 3 × B·S·V × 4 B" in found.held_back.in_words
     assert f"{3 * logits / 2**30:.2f} GiB" in found.held_back.sentence
     if found.neutral is not None:  # Liger is installed here
-        overrides, larger = found.neutral
+        overrides, larger, slowdown = found.neutral
         assert overrides == "loss=fused_linear"
         assert larger > rows
         asked = recipe.model_copy(update={"loss": "fused_linear", "micro_batch_size": larger})
         assert fits(asked, with_mib(4096))
+        sizes = {"micro_batch_size": rows}
+        with_loss = [
+            recipe.model_copy(update={**sizes, "loss": loss}) for loss in ("standard", "fused_linear")
+        ]
+        one, other = (simulate(each, with_mib(4096))[0].step.tokens_per_s or 0 for each in with_loss)
+        assert slowdown == pytest.approx(one / other, rel=1e-9)
+        assert one / other > 1.05  # the logits are most of the step, and computed again in pieces
+        text = "\n".join(fit_lines("logits", "here", recipe, with_mib(4096), found))
+        assert (
+            f"loss=fused_linear, with which a token takes {one / other - 1:.0%} longer: micro_batch" in text
+        )
 
 
 def test_of_several_gpus_it_says_how_many_would_be_enough(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -46,17 +47,22 @@ def test_a_change_that_costs_nothing_brings_a_smaller_device_in(tmp_path, monkey
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 32000, **sizes}))
     recipe = Recipe(model=str(tmp_path / "config.json"), seq_len=1024)
     h100 = find_hardware("h100")
-    needs = [
-        simulate(recipe.model_copy(update={"loss": loss}), h100)[0].memory.process_bytes or 0
-        for loss in ("fused_linear", "standard")
+    seen = [
+        simulate(recipe.model_copy(update={"loss": loss}), h100)[0] for loss in ("fused_linear", "standard")
     ]
+    needs = [profile.memory.process_bytes or 0 for profile in seen]
+    slow, fast = (profile.step.tokens_per_s or 0 for profile in seen)
     assert needs[0] < needs[1]
     between = with_memory(h100, sum(needs) // 2)
     monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: [between])
     (offer,) = compare_hardware(recipe, {})
     assert (offer.fits, offer.overrides) == (True, "loss=fused_linear")
     assert offer.required_bytes == needs[0]
-    assert "  * with loss=fused_linear, which costs next to nothing" in render_choice("tiny", [offer])
+    assert fast / slow > 1.05  # of so small a model the logits are most
+    cost = f"with which a token takes {fast / slow - 1:.0%} longer; it does not fit without"
+    assert f"  * with loss=fused_linear, {cost}" in render_choice("tiny", [offer])
+    cheap = render_choice("tiny", [replace(offer, slowdown=1.02)])
+    assert "  * with loss=fused_linear, which costs next to nothing; it does not" in cheap
 
 
 def test_what_barely_fits_is_too_tight_to_call_and_not_the_cheapest(tmp_path, monkeypatch):

@@ -72,6 +72,7 @@ HOMES = {
 """The only files that import a package, always where it is used: without it, all else works."""
 
 USES_CUDA = {
+    "loops/before_steps.py",  # what a program that dies before its first step has on its device
     "measure/devices.py",  # which device there is, and which a loop that is not ours uses
     "measure/measured_run.py",  # its cache, which an evaluation empties
     "measure/cuda.py",  # events, the driver's numbers, out of memory

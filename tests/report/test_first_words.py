@@ -55,6 +55,15 @@ def test_what_is_not_known_is_not_said() -> None:
     assert len(first_words(ReportRun("r", profile, shape=load_shape("llama-3.1-8b")))) == 3
 
 
+def test_of_a_pair_both_texts_have_logits() -> None:
+    """Two rows of 2,048 tokens and 128,256 words, each number in bf16."""
+    profile = llama()
+    profile.recipe = {**(profile.recipe or {}), "task": "orpo", "lora_dropout": 0.0}
+    profile.top = [Allocation(size_bytes=2 * 2048 * 128_256 * 2, category="activations")]
+    words = first_words(ReportRun("r", profile, shape=load_shape("llama-3.1-8b")))
+    assert words[3].startswith("One tensor the size of the logits (4,096 tokens × 128,256 words")
+
+
 def test_the_report_of_a_simulation_begins_with_them(call: Call) -> None:
     recipe = ("tinyllama-lora", "seq_len=256", "hardware=l4")
     for command in (["simulate", *recipe, "--out", "run"], ["report", "run"]):

@@ -111,6 +111,36 @@ def test_memory_that_runs_out_in_the_first_step_is_explained(tmp_path: Path) -> 
     assert profile.warnings == []
 
 
+def test_memory_that_runs_out_before_the_first_step_is_explained(tmp_path: Path) -> None:
+    """40 weights of 8,192 x 8,192 x 4 B go to a device that holds 29 of them, as PyTorch's message says."""
+    (tmp_path / "program.py").write_text(
+        "import torch\n"
+        "with torch.device('meta'):\n"
+        "    model = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192, bias=False) for _ in range(40)))\n"
+        "model.to_empty(device='cuda')\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "harness",
+        "watch",
+        "--gpu",
+        "rtx-3070",
+        "--",
+        sys.executable,
+        "program.py",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "7.25 GiB is allocated by PyTorch" in done.stderr
+    said = " ".join(done.stderr.split())
+    assert "memory ran out before the first step, with 7.25 GiB allocated of the 7.78 GiB of NVIDIA" in said
+    assert "29 tensors; by their size 29 of 0.25 GiB." in said
+    assert (
+        "Sequential has 10.00 GiB of weights, more than the device has; 7.25 GiB of them are there." in said
+    )
+
+
 @pytest.mark.parametrize("steps", ["1", "1-3", "2-4", "3-5"])
 def test_workspaces_are_other_whichever_steps_are_recorded(steps: str, tmp_path: Path) -> None:
     """cuBLAS takes one for each of the two threads that multiply, at their first product."""

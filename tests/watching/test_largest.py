@@ -44,6 +44,35 @@ def test_it_is_found_in_few_tries(most: int) -> None:
     assert largest_that_fits(Values("BS", 3, 3), lambda value: value <= 3) == 3
 
 
+EVALUATES = """
+import os
+import torch
+from torch import nn
+model = nn.Linear(256, 256)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    model(torch.ones(4, 256)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+model.eval()
+with torch.no_grad():
+    kept = [model(torch.ones(4096, 256)) for _ in range(int(os.environ["BS"]))]
+"""
+
+
+def test_the_peak_of_a_program_is_where_it_takes_the_most(tmp_path: Path) -> None:
+    """Its evaluation: BS answers and the inputs of one, of 4,096 rows of 256 numbers of 4 bytes each, and the
+    layer's weights and bias."""
+    (tmp_path / "train.py").write_text(EVALUATES)
+    words = ["watch", "--out", "run", "--fit", "BS=2..2", "--", sys.executable, "train.py"]
+    command = [sys.executable, "-m", "harness", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (row,) = [line.split() for line in done.stderr.splitlines() if line.split()[:2] == ["2", "fits"]]
+    peak = (2 + 1) * 4096 * 256 * 4 + (256 * 256 + 256) * 4
+    assert row[2:5] == [f"{peak / 2**20:.1f}", "MiB", "evaluation"]
+
+
 def test_where_the_value_goes() -> None:
     values = Values("BS", 1, 4)
     assert with_value(["python", "t.py"], values, 3) == (["python", "t.py"], {"BS": "3"})

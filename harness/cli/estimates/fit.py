@@ -158,7 +158,7 @@ def _by_simulation(
         told=lambda value, fits: told(f"{field} {value}: {'fits' if fits else 'does not fit'}"),
     )
     document = {"recipe": name, "memory": where, **found.as_json()}
-    return document, exact_lines(name, where, found), found.value is not None
+    return document, exact_lines(name, where, recipe, found), found.value is not None
 
 
 def _confirmed(

@@ -95,7 +95,7 @@ def hardware(
         given = read_prices(prices, price or [])
         if gpus is None:
             offers = compare_hardware(loaded, given, say, best=best)
-            answer = [offer.document() for offer in offers], render_choice(name, offers)
+            answer = [offer.document() for offer in offers], render_choice(name, offers, loaded.unit)
         else:
             cards = compare_counts(loaded, read_counts(gpus), given, say)
             answer = [each.document() for each in cards], render_counts(name, cards)

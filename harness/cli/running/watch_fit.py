@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from harness.step_profile import StepProfile
     from harness.virtual_gpu import Options
     from harness.watching import Try, Values
 
@@ -81,18 +82,33 @@ def _table(name: str, found: Sequence[Try], values: Values | None) -> Table:
 
     times = any(one.step_s is not None for one in found)
     first = [] if values is None else [values.name]
-    headings = [*first, "", "peak", "reserved", "of the device", *(["step, ms"] if times else [])]
+    headings = [*first, "", "peak", "in", "reserved", "of the device", *(["step, ms"] if times else [])]
     rows: list[list[str]] = []
     for one in found:
-        memory = None if one.profile is None else one.profile.memory
         row = [] if values is None else [str(one.value)]
         row += ["fits" if one.fits else "runs out"]
-        sizes = ("peak_allocated_bytes", "peak_reserved_bytes", "process_bytes")
-        row += [in_gib(getattr(memory, size, None)) for size in sizes]
+        peak, phase, reserved = _highest(one.profile)
+        on_device = None if one.profile is None else one.profile.memory.process_bytes
+        row += [in_gib(peak), phase, in_gib(reserved), in_gib(on_device)]
         rows.append([*row, *([] if not times else ["-" if one.step_s is None else ms(one.step_s)])])
-    table = rows_table(headings, rows, left=(len(first),))
+    table = rows_table(headings, rows, left=(len(first), len(first) + 2))
     table.title = name
     return table
+
+
+def _highest(profile: StepProfile | None) -> tuple[int | None, str, int | None]:
+    """Where the program takes the most, in its steps or beside them: bytes allocated, the phase, bytes
+    reserved then."""
+    from harness.step_profile import higher_than_steps
+
+    if profile is None:
+        return None, "", None
+    memory, apart = profile.memory, higher_than_steps(profile)
+    if not apart:
+        return memory.peak_allocated_bytes, memory.peak_phase or "", memory.peak_reserved_bytes
+    phase = max(apart, key=apart.__getitem__)
+    beside = profile.phases.get(phase)  # none of a program's beginning
+    return apart[phase], phase, beside and beside.peak_reserved_bytes
 
 
 def _sentence(name: str, found: Sequence[Try], values: Values | None, largest: int | None) -> str:
@@ -108,7 +124,7 @@ def _sentence(name: str, found: Sequence[Try], values: Values | None, largest: i
     said = "" if best.profile is None else f": {verdict(best.profile)}"
     text = f"{name}: the largest {values.name} is {largest}{said}"
     if largest == values.most:
-        peaks = {one.profile.memory.peak_allocated_bytes if one.profile else None for one in found}
+        peaks = {_highest(one.profile)[0] for one in found}
         if len(peaks) == 1 < len(found):
             text += f". The peak is the same with every {values.name}: does the command read it?"
         return f"{text}, and no larger one was to be tried" if len(peaks) > 1 else text

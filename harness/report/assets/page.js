@@ -109,5 +109,11 @@ const harness = (() => {
     });
   }
 
-  return { data, whole, bytes, milliseconds, axisUnit, escape, colour, colours, patterns, isDark, themed, followers };
+  // a path of modules or files, to be broken into lines between its parts
+  function breakable(path) {
+    const parts = path.split(/(?<=[./])(?=[A-Za-z*_])/);
+    return parts.flatMap((part, n) => (n ? [document.createElement("wbr"), part] : [part]));
+  }
+
+  return { data, whole, bytes, milliseconds, axisUnit, escape, breakable, colour, colours, patterns, isDark, themed, followers };
 })();

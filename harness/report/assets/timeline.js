@@ -244,7 +244,7 @@ async function drawTimeline(id, run) {
       const module = one.module && (/^[\d.]+$/.test(one.module) ? `module ${one.module}` : one.module);
       const where = module && stack.length ? `${module}, ${first}` : module || first;
       const [details, summary, body, life] = ["details", "summary", "div", "p"].map((tag) => document.createElement(tag));
-      summary.textContent = `${harness.bytes(one.size)} of ${history.groups[one.group]}, ${where}`;
+      summary.append(`${harness.bytes(one.size)} of ${history.groups[one.group]}, `, ...harness.breakable(where));
       life.textContent = `${lifetime(one.from, one.to)}.`;
       life.className = "note";
       body.textContent = stack.length ? stack.join("\n") : "(no stack was recorded)";

@@ -48,44 +48,68 @@ def _note_recording(memory):
 
 
 def _wait_for_a_loop():
-    """Until the first call of a module, or the first step of an optimizer."""
+    """Until the first call of a module, or the first step of an optimizer; a process that runs out of memory
+    before says what it held."""
+    from torch import OutOfMemoryError
     from torch.compiler import is_compiling
     from torch.nn.modules.module import register_module_forward_pre_hook
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     hooks = []
-    process = os.getpid()
+    process, before = os.getpid(), sys.excepthook
+
+    def died(kind, error, traceback):
+        before(kind, error, traceback)
+        if isinstance(error, OutOfMemoryError) and os.getpid() == process:
+            loops = _imported(_options())
+            if loops is not None:
+                loops.tell_shortage()
 
     def begins(caller, *_):
         if is_compiling():
             return
         for hook in hooks:
             hook.remove()
+        if sys.excepthook is died:
+            sys.excepthook = before
         if os.getpid() == process:
             _watch(caller)
 
+    sys.excepthook = died
     hooks += [register_module_forward_pre_hook(begins), register_optimizer_step_pre_hook(begins)]
 
 
 def _watch(caller):
-    import json
     from pathlib import Path
 
-    options = json.loads(os.environ["HARNESS_WATCH"])
+    options = _options()
+    loops = _imported(options)
+    if loops is not None:
+        steps = options["first"], options["last"]
+        loops.watch_process(Path(options["out"]), options["command"], steps, caller)
+
+
+def _options():
+    import json
+
+    return json.loads(os.environ["HARNESS_WATCH"])
+
+
+def _imported(options):
+    """What watches; None, and a sentence, where that cannot be imported here."""
     sys.path.append(options["harness"])
     try:
-        from harness.loops import watch_process
+        import harness.loops
     except ImportError as error:
         print(
             f"harness: this process is not watched: {sys.executable} cannot import harness ({error}). "
             "Install harness in the environment of the command.",
             file=sys.stderr,
         )
-        return
+        return None
     finally:
         sys.path.remove(options["harness"])
-    steps = options["first"], options["last"]
-    watch_process(Path(options["out"]), options["command"], steps, caller)
+    return harness.loops
 
 
 def _hand_on():
