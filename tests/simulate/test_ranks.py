@@ -24,8 +24,8 @@ from harness.simulate import device as simulated_device
 from harness.simulate.cuda.divided_lists import on_local_parts
 from harness.snapshot.attribution import breakdown_at
 from harness.step_profile.step_profile import StepProfile
-from harness.system import TorchRelease, recipes_folder
-from tests.support.tiny import MODELS, tiny
+from harness.system import TorchRelease
+from tests.support.tiny import MODELS, cut, tiny
 
 H100 = find_hardware("h100")
 DIVIDES_INTEGERS = TorchRelease.of(torch.__version__).fsdp_divides_integers
@@ -53,13 +53,6 @@ def alone() -> tuple[StepProfile, SimulatedMemory]:
 def one_of(engine: str) -> tuple[StepProfile, SimulatedMemory]:
     """The first rank of an engine."""
     return simulated(**ENGINES[engine])
-
-
-def cut_llama(folder: Path) -> str:
-    """Llama-3.2-1B with 4 of its 16 blocks."""
-    config = json.loads((recipes_folder() / "models" / "llama-3.2-1b.json").read_bytes())
-    (folder / "model.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
-    return str(folder / "model.json")
 
 
 def peak(rank: int = 0, **fields: Any) -> int:
@@ -138,10 +131,10 @@ def test_other_engines_gather_no_weights(engine: str) -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"adapter": "lora"}], ids=["full", "lora"])
 def test_in_setup_one_unit_is_whole_at_a_time(fields: dict[str, Any], tmp_path: Path) -> None:
-    """In bf16: 4 blocks of 60,821,504 weights, and the last unit, embedding (tied to the head) and norm, of
-    128,257 * 2048. Beside it, the eighth of all; and whatever blocks of memory are rounded by."""
+    """Llama-3.2-1B in bf16, cut: 4 blocks of 60,821,504 weights, and the last unit, embedding (tied to the
+    head) and norm, of 128,257 * 2048. Beside it, the eighth of all; and blocks of memory are rounded up."""
     fsdp = {"parallel": "fsdp", "dp_shard": 8, **fields}
-    recipe = Recipe(model=cut_llama(tmp_path), precision="bf16", seq_len=8, **fsdp)
+    recipe = cut(Recipe(model="llama-3.2-1b", precision="bf16", seq_len=8, **fsdp), tmp_path, 4)
     setup_bytes = simulate(recipe, H100)[0].memory.setup_peak_allocated_bytes
     last = 128_257 * 2048
     expected = 2 * ((4 * 60_821_504 + last) / 8 + last)
@@ -162,9 +155,9 @@ NF4 = {"adapter": "lora", "adapter_dtype": "base", "quantization": "nf4", "doubl
     ids=["nf4", "tp", "tp lora", "fsdp+tp"],
 )
 def test_in_setup_one_layer_is_whole_at_a_time(fields: dict[str, Any], bound: float, tmp_path: Path) -> None:
-    """0.53 GB of embedding, 0.49 GB in blocks, whose largest layer has 34 MB; in 4 bit 0.12 GB with scales,
-    which are whole on each rank. Whole it is 1.02 GB."""
-    recipe = Recipe(model=cut_llama(tmp_path), precision="bf16", seq_len=8, **fields)
+    """Llama-3.2-1B, cut: 0.53 GB of embedding, 0.49 GB in 4 blocks, whose largest layer has 34 MB; in 4 bit
+    0.12 GB with scales, which are whole on each rank. Whole it is 1.02 GB."""
+    recipe = cut(Recipe(model="llama-3.2-1b", precision="bf16", seq_len=8, **fields), tmp_path, 4)
     memory = simulate(recipe, H100)[0].memory
     assert 0.53e9 < (memory.setup_peak_allocated_bytes or 0) < 1.1 * bound
     assert (memory.at_peak.parameters_bytes or 0) < 1.05 * bound - 0.53e9
