@@ -99,8 +99,10 @@ SLOW = (
     "tests/fit/test_advice.py",
     "tests/fit/test_card_count.py",
     "tests/fit/test_confirmed.py",  # simulations, many a test
+    "tests/fit/test_device_choice.py",
     "tests/fit/test_lengths.py",
     "tests/fit/test_search.py",
+    "tests/formula/test_formula.py",  # simulations to compare with
     "tests/gpu",
     "tests/loops/test_adapters.py",  # whole trainers
     "tests/loops/test_finder.py",  # trains, watched
@@ -127,8 +129,10 @@ SLOW = (
     "tests/serve",  # a server
     "tests/simulate/cuda",
     "tests/simulate/test_after_step.py",
+    "tests/simulate/test_causal_models.py",
     "tests/simulate/test_clock.py",
     "tests/simulate/test_memory.py",
+    "tests/simulate/test_micro_batches.py",
     "tests/simulate/test_ranks.py",
     "tests/simulate/test_simulate_equals_cpu.py",  # trains, and simulates the same
     "tests/simulate/test_simulated_run.py",
