@@ -52,7 +52,16 @@ LONG = (
     "tests/watching/test_largest.py::test_none_fits",
     "tests/training/toggles/test_loss.py",  # Triton's interpreter
     "tests/measure/test_measured_run.py::test_the_command_in_trouble",  # processes
-    "tests/benchmarks/test_cards.py::test_a_simulation_of_the_others",  # a simulation of each
+    "tests/benchmarks/test_cards.py::test_a_simulation_says_so_today",  # a simulation of each
+    "tests/fit/test_confirmed.py::test_a_full_size_recipe",  # full size
+    "tests/project/test_readme.py::test_the_cover",  # full size
+    "tests/serve/test_asking.py::test_a_simulation",  # a server's worker
+    "tests/serve/test_asking.py::test_a_w",
+    "tests/serve/test_asking.py::test_an_ended_server",
+    "tests/serve/test_asking.py::test_who_stops",
+    "tests/serve/test_asking.py::test_one_at_a_time",
+    "tests/serve/test_asking.py::test_fifty",
+    "tests/serve/test_serve_many.py",  # thousands of runs and requests
 )
 """What `make test` leaves to `make test-long`: beginnings of names. PART=1/4 takes every fourth."""
 QUESTIONS = "tests/benchmarks/test_questions.py"
@@ -91,8 +100,10 @@ SLOW = (
     "tests/fit/test_advice.py",
     "tests/fit/test_card_count.py",
     "tests/fit/test_confirmed.py",  # simulations, many a test
+    "tests/fit/test_device_choice.py",
     "tests/fit/test_lengths.py",
     "tests/fit/test_search.py",
+    "tests/formula/test_formula.py",  # simulations to compare with
     "tests/gpu",
     "tests/loops/test_adapters.py",  # whole trainers
     "tests/loops/test_finder.py",  # trains, watched
@@ -119,8 +130,10 @@ SLOW = (
     "tests/serve",  # a server
     "tests/simulate/cuda",
     "tests/simulate/test_after_step.py",
+    "tests/simulate/test_causal_models.py",
     "tests/simulate/test_clock.py",
     "tests/simulate/test_memory.py",
+    "tests/simulate/test_micro_batches.py",
     "tests/simulate/test_ranks.py",
     "tests/simulate/test_simulate_equals_cpu.py",  # trains, and simulates the same
     "tests/simulate/test_simulated_run.py",

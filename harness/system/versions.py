@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -56,6 +57,7 @@ def provenance() -> dict[str, Any]:
     }
 
 
+@cache  # what has been imported stays what it is; and fourteen of them take a twentieth of a small simulation
 def installed_version(package: str) -> str | None:
     """Version of an installed distribution, None if it is not installed."""
     try:

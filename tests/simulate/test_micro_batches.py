@@ -12,8 +12,8 @@ from tests.support.tiny import tiny
 
 H100 = find_hardware("h100")
 LORA = {"adapter": "lora", "gradient_checkpointing": True}
-COUNTED = 2 * 3
-"""Of eight micro batches in two steps at least: three show what they do, another may settle the clock, and
+COUNTED = 2 * 1
+"""Of six micro batches in two steps at least: three show what they do, another may settle the clock, and
 the last is walked through."""
 
 
@@ -44,7 +44,7 @@ def simulated(recipe: Any) -> dict[str, Any]:
 def test_micro_batches_are_counted_as_if_they_were_walked_through(
     monkeypatch, fields: dict[str, Any]
 ) -> None:
-    recipe = tiny(gradient_accumulation_steps=8, seq_len=256, **fields)
+    recipe = tiny(gradient_accumulation_steps=6, seq_len=256, **fields)
     asked: list[int] = []
     ask_again = SimulatedMemory.ask_again
     monkeypatch.setattr(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from harness.observe.storage_tracker import StorageTracker
 from harness.recipe.recipe import Recipe
+from harness.system import recipes_folder
 from harness.training import Training, run_steps, set_up
 from tests.support.places import MODELS
 
@@ -23,6 +26,19 @@ def tiny(family: str = "llama", **fields: Any) -> Recipe:
     model = str(MODELS / f"{family}.json")
     sizes = {"micro_batch_size": 2, "seq_len": 16, "learning_rate": 1e-3}
     return Recipe(**({"model": model, "precision": "fp32"} | sizes | fields))
+
+
+def cut(recipe: Recipe, folder: Path, blocks: int = 2) -> Recipe:
+    """The recipe with a copy of its model's config, written to `folder`, that has so many blocks, and as many
+    in a tower: the others would say the same again."""
+    config = json.loads((recipes_folder() / "models" / f"{recipe.model}.json").read_bytes())
+    for part in (config, config.get("text_config", {}), config.get("vision_config", {})):
+        part |= {name: blocks for name in ("n_layer", "num_hidden_layers", "depth") if name in part}
+        if "layer_types" in part:
+            part["layer_types"] = part["layer_types"][:blocks]
+    path = folder / f"{recipe.model}.json"
+    path.write_text(json.dumps(config))
+    return recipe.model_copy(update={"model": str(path)})
 
 
 class Trained(NamedTuple):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from harness.architecture.model_id import find_config, shipped_config
 from harness.errors import InputError
 from harness.zeros.checkpoint import stand_in_folder, write_checkpoint
-from tests.support.places import ROOT
+from tests.support.commands import Call
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 300, "hidden_size": 32}
 LLAMA |= {"intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -109,15 +107,11 @@ def test_what_cannot_be_made_is_refused(config: dict[str, Any], says: str, tmp_p
         write_checkpoint(write_config(tmp_path / "given", config), tmp_path / "zeros")
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path, call: Call) -> None:
     def run(*words: str, status: int = 0) -> str:
-        command = [sys.executable, "-m", "harness", "checkpoint", *words]
-        environment = {"PYTHONPATH": str(ROOT), "PATH": "", "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
-        )
-        assert done.returncode == status, done.stderr
-        return " ".join((done.stdout + done.stderr).split())
+        ended, out, err = call("checkpoint", *words)
+        assert ended == status, err
+        return " ".join((out + err).split())
 
     write_config(tmp_path / "given", LLAMA)
     said = run("given", "--out", "model")

@@ -16,15 +16,22 @@ from torch import Tensor
 Kind = Literal["view", "pure", "writes", "other"]
 _ALIASES = object()
 """Result of an operator that returns memory it was given: it must always run."""
+_RESULTS: dict[Any, Any] = {}
+"""What results are like, by operator and arguments; and the operator, whose id is in the key. Shapes follow
+from shapes alone: the next simulation of this process, of another GPU or toggle, need not run it again."""
+_MOST_RESULTS = 20_000
+"""Of a few hundred bytes each."""
 
 
 class Call:
     """An operator on given shapes, dtypes and numbers: what is the same each time it is called on them."""
 
-    __slots__ = ("cost", "result", "script")
+    __slots__ = ("cost", "key", "result", "script")
 
-    def __init__(self) -> None:
-        self.result: Any = None
+    def __init__(self, key: Any = None) -> None:
+        self.key = key
+        """Of the operator and what it is called on; None where that cannot be a key."""
+        self.result: Any = _RESULTS.get(key, (None,))[0]
         """What makes results like the first one, _ALIASES, or None: nothing is known yet."""
         self.script: Sequence[Any] | None = None
         """For who runs the operator to keep: what its CUDA kernel does with the allocator."""
@@ -62,6 +69,8 @@ class ShapeCache:
         if known is None:
             out = func(*args, **kwargs)
             call.result = _remembered(out, args)
+            if call.key is not None and len(_RESULTS) < _MOST_RESULTS:
+                _RESULTS[call.key] = call.result, func
             return out, call
         if isinstance(known, list):
             return tuple(_made(spec) for spec in known), call
@@ -76,7 +85,7 @@ class ShapeCache:
         except TypeError:  # a real tensor, or an argument that cannot be a key (a generator)
             return Call()
         if known is None:
-            known = self._calls[key] = Call()
+            known = self._calls[key] = Call(key)
         return known
 
 

@@ -141,3 +141,5 @@ def test_a_known_answer_does_not_run_the_operator() -> None:
     assert ran == ["mm"]
     assert cache.run(counted, (meta(2, 4), meta(4, 5)), {})[0].shape == (2, 5)
     assert ran == ["mm", "mm"]
+    assert ShapeCache().run(counted, (meta(3, 4), meta(4, 5)), {})[0].shape == (3, 5)
+    assert ran == ["mm", "mm"]  # what another simulation of this process found

@@ -72,6 +72,12 @@ def recipe_of(values: dict[str, Any]) -> Recipe | None:
         return None  # test_toggles_attention
     if values["family"] == "gpt2" and values["optimizer"] in LOW_RANK:
         return None  # it has no linear layer of torch's
+    if (values["optimizer"], values["precision"], values["master_weights"]) == (
+        "apollo_adamw",
+        "fp16",
+        False,
+    ):
+        return None  # the library's second step in fp16 alone is NaN, of every task
     four_bit = values["quantization"] in ("nf4", "fp4") and not values["upcast_for_kbit"]
     if four_bit and values["precision"] == "fp16-mixed":
         return None  # bf16 beside fp16: the CPU's autocast, unlike a GPU's, refuses torch.cat
@@ -87,18 +93,25 @@ def recipe_of(values: dict[str, Any]) -> Recipe | None:
 def covering() -> tuple[list[Recipe], set[Pair]]:
     """Few recipes that hold, between them, every pair of values seen in many random ones; and the pairs."""
     choose = random.Random(0)
-    found: list[tuple[Recipe, set[Pair]]] = []
-    while len(found) < 1500:
-        values = {name: choose.choice(options) for name, options in VALUES.items()}
+    found: list[tuple[Recipe, int]] = []
+    bits: dict[Pair, int] = {}
+
+    def one_of(name: str, options: tuple[Any, ...]) -> Any:
+        """Of many chosen freely, rules refuse 150 for one that they let be."""
+        free = name == "family" or choose.random() < 0.6
+        return choose.choice(options) if free else Recipe.model_fields[name].default
+
+    while len(found) < 3000:
+        values = {name: one_of(name, options) for name, options in VALUES.items()}
         if recipe := recipe_of(values):
-            found.append((recipe, set(itertools.combinations(values.items(), 2))))
-    pairs = set().union(*(held for _, held in found))
-    missing, recipes = set(pairs), []
+            held = itertools.combinations(values.items(), 2)
+            found.append((recipe, sum(bits.setdefault(pair, 1 << len(bits)) for pair in held)))
+    missing, recipes = (1 << len(bits)) - 1, []
     while missing:
-        recipe, held = max(found, key=lambda entry: len(entry[1] & missing))
+        recipe, held = max(found, key=lambda entry: (entry[1] & missing).bit_count())
         recipes.append(recipe)
-        missing -= held
-    return recipes, pairs
+        missing &= ~held
+    return recipes, set(bits)
 
 
 def test_every_toggle_is_here_or_named() -> None:
@@ -110,7 +123,7 @@ def test_every_pair_trains() -> None:
     seen = {value for pair in pairs for value in pair}
     possible = {(name, option) for name, options in VALUES.items() for option in options}
     assert possible - seen == {("offload", ("optimizer", "parameters"))}  # a rule forbids the two
-    assert len(pairs) > 1000
+    assert len(pairs) > 2000
     for recipe in recipes:
         changed = {name: value for name, value in recipe if value != Recipe.model_fields[name].default}
         losses = train(recipe, 2).losses
