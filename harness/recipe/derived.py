@@ -155,6 +155,11 @@ class Derived(Fields):
         return self.task in ("dpo", "orpo", "reward", "embedding")
 
     @property
+    def unit(self) -> str:
+        """What micro_batch_size counts, in a word whose plural takes an s."""
+        return "pair" if self.pairs else "row"
+
+    @property
     def by_odds(self) -> bool:
         """Whether the chosen of two answers is learned, and by its odds preferred."""
         return self.task == "orpo"

@@ -14,11 +14,6 @@ class Recipe(Derived):
     def __hash__(self) -> int:
         return hash(self.model_dump_json())  # pydantic's own would hash each value, and `peft` is a mapping
 
-    @property
-    def unit(self) -> str:
-        """What micro_batch_size counts, in a word whose plural takes an s."""
-        return "pair" if self.pairs else "row"
-
     @model_validator(mode="after")
     def _possible(self) -> Recipe:
         broken = first_broken_rule(self)
