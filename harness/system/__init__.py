@@ -4,6 +4,7 @@
 from harness.system.files import open_regular, read_whole, sync, write_whole
 from harness.system.folder_lock import FolderLock, is_held, refuse_held
 from harness.system.garbage import collected_by_hand, end_process, older_objects_kept
+from harness.system.hub import hub_left_alone, hub_or_cache, hub_unreached
 from harness.system.interruption import (
     CTRL_C_STATUS,
     held_back,
