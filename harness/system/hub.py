@@ -13,8 +13,8 @@ HUB_ANSWERS_S = 3.0
 
 
 def hub_unreached(url: str = "") -> str:
-    """That the Hub (or where HF_ENDPOINT points), asked for `url`, says nothing within HUB_ANSWERS_S, and why; empty where it
-    answers, whatever that is, and where HF_HUB_OFFLINE forbids to ask."""
+    """That the Hub (or where HF_ENDPOINT points), asked for `url`, says nothing within HUB_ANSWERS_S, and
+    why; empty where it answers, whatever that is, and where HF_HUB_OFFLINE forbids to ask."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 

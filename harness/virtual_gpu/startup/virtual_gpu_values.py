@@ -110,8 +110,8 @@ def _once_called(base, overload, below):
 
 
 def compile_without(output_graph):
-    """torch.compile's backends trace what they compile: nothing may stand in front of it then. And what stands
-    in front of the operators that it runs is not to be compiled."""
+    """torch.compile's backends trace what they compile: nothing may stand in front of it then. And what
+    stands in front of the operators that it runs is not to be compiled."""
     from torch._dynamo import trace_rules
 
     for name in [name for name in sys.modules if name.startswith("virtual_gpu_")]:
