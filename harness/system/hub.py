@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 HUB_ANSWERS_S = 3.0
 """Within that the Hub says something, or nobody waits for it."""
@@ -42,7 +43,7 @@ def hub_left_alone(forbidden: bool = True) -> None:
 
     os.environ["HF_HUB_OFFLINE"] = "1" if forbidden else "0"
     constants.HF_HUB_OFFLINE = forbidden
-    config = sys.modules.get("datasets.config")  # it has read the other one's value
+    config: Any = sys.modules.get("datasets.config")  # it has read the other one's value
     if config is not None:
         config.HF_HUB_OFFLINE = forbidden
 
