@@ -159,8 +159,9 @@ def _followed(what, on_host, arguments, options, made):
         return made
     reads = what.reads(arguments, options)
     unknown = [tensor for tensor in reads if tensor.numel() and not _is_known(tensor)]
-    if unknown and what.base in LOOKED_UP:
-        _compute(what.base, check, what.base, arguments, _values_if_known)
+    if what.base in LOOKED_UP and _compute(what.base, check, what.base, arguments, _values_if_known):
+        _forgotten(plain)
+        return made
     if what.gives_number:
         if not any(tensor.is_cuda for tensor in reads):
             return made
