@@ -25,5 +25,10 @@ from harness.system.streams import (
 )
 from harness.system.strict_json import TooManyValues, is_array, is_object, parse_json, unrepeated
 from harness.system.strict_yaml import parse_yaml, read_mapping, to_yaml
-from harness.system.torch_release import FreeBlockOrder, TorchRelease
+from harness.system.torch_release import (
+    CUBLAS_WORKSPACE_BYTES,
+    HOPPERS_CUBLAS_WORKSPACE_BYTES,
+    FreeBlockOrder,
+    TorchRelease,
+)
 from harness.system.versions import PACKAGES, SETTINGS, installed_version, provenance
