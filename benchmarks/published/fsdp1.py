@@ -97,7 +97,10 @@ def print_here(names: list[str]) -> None:
         for when, late in (("at_once", "0"), ("late", "1")):
             os.environ["VIRTUAL_GPU_LATE"] = late
             with get_context("fork").Pool(1) as process:
-                found[when] = process.apply(peaks, (_rows()[name],))
+                try:
+                    found[when] = process.apply(peaks, (_rows()[name],))
+                except torch.OutOfMemoryError as error:
+                    found[when] = {"ran_out": str(error).partition(" GPU 0 has")[0]}
         print(json.dumps(found), flush=True)
 
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from pathlib import Path
 
 from harness.architecture.config_file import MAX_CONFIG_BYTES, read_config
 from harness.errors import InputError
 from harness.recipe import find_model_config, list_models, nearest_model
+from harness.system import hub_unreached
 
 _ID = re.compile(r"([\w.-]{1,96}/)?[\w.-]{1,96}", re.ASCII)  # the lengths are those of huggingface_hub
 _OFF = {"0", "", "OFF", "NO", "FALSE"}
-HUB_ANSWERS_S = 3.0
-"""Within that the Hub says something, or nobody waits for it: its library tries for half a minute."""
 
 
 def find_config(model: str) -> Path:
@@ -101,26 +99,6 @@ def _without_network() -> str:
     return f"Give a name that `harness models` lists{ids}, or the path of a config.json."
 
 
-def _unreached(model: str) -> str:
-    """Why the Hub says nothing within HUB_ANSWERS_S; empty where it answers, whatever that is."""
-    import huggingface_hub
-    from huggingface_hub.utils import get_session
-
-    why = [f"no answer in {HUB_ANSWERS_S:g} s"]
-
-    def ask() -> None:
-        try:
-            get_session().head(huggingface_hub.hf_hub_url(model, "config.json"), timeout=HUB_ANSWERS_S)
-            why[0] = ""
-        except Exception as error:  # every kind of failing network
-            why[0] = f"{type(error).__name__}: {error}"
-
-    asking = threading.Thread(target=ask, daemon=True)  # the look-up of a name has no time limit of its own
-    asking.start()
-    asking.join(HUB_ANSWERS_S)
-    return why[0]
-
-
 def _fetched(model: str) -> Path:
     """The config of that id, from the Hub (or where HF_ENDPOINT points) into the cache."""
     hint = nearest_model(model)
@@ -135,12 +113,9 @@ def _fetched(model: str) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
 
-    unreached = _unreached(model)
+    unreached = hub_unreached(huggingface_hub.hf_hub_url(model, "config.json"))
     if unreached:
-        raise InputError(
-            f"{nowhere} It could not be fetched: the Hub cannot be reached ({unreached}); check the network, "
-            f"or HF_ENDPOINT. {_without_network()}"
-        )
+        raise InputError(f"{nowhere} It could not be fetched: {unreached}. {_without_network()}")
     try:
         there = huggingface_hub.hf_hub_download(model, "config.json", dry_run=True)  # pyright: ignore[reportUnknownMemberType]
         if (there.file_size or 0) > MAX_CONFIG_BYTES:

@@ -117,12 +117,13 @@ def asked_for(
     recipe: str, overrides: Sequence[str] | None, memory: str | None
 ) -> tuple[str, Recipe, Hardware]:
     """Name and recipe, its data looked at, and the device, as the arguments above say. Raises InputError."""
-    from harness.architecture import with_attention
+    from harness.architecture import find_config, with_attention
     from harness.data import check_data
     from harness.hardware import split_hardware
     from harness.recipe import load_recipe
 
     hardware, changes = split_hardware(overrides or [], memory)
     name, loaded = load_recipe(recipe, changes)
+    find_config(loaded.model)  # what is nowhere is said before torch is imported
     check_data(loaded)
     return name, with_attention(loaded), hardware

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.data.examples import FORMS, Example, read_example
 from harness.errors import InputError, MissingDependency
-from harness.system import is_array, is_object, open_regular, read_whole
+from harness.system import hub_or_cache, is_array, is_object, open_regular, read_whole
 
 LONGEST_LINE_BYTES = 2**24
 """16 MiB of text is millions of tokens, more than any row; a longer line is not one example a line."""
@@ -160,14 +160,15 @@ def _dataset_examples(name: str) -> Iterator[Example]:
         from datasets.exceptions import DatasetsError
     except ModuleNotFoundError:
         raise MissingDependency("datasets", "data", f"data: {name}, a Hugging Face dataset id,") from None
-    try:
-        dataset = load_dataset(name, split="train")
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-        raise InputError(
-            f"data: {name} is neither a file here nor a Hugging Face dataset with a train split that can be "
-            f"loaded ({' '.join(str(error).split())[:300]}). Give a {READ}, a dataset id, "
-            "or synthetic."
-        ) from None
+    with hub_or_cache(name) as unreached:
+        try:
+            dataset = load_dataset(name, split="train")
+        except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+            why = unreached or " ".join(str(error).split())[:300]
+            raise InputError(
+                f"data: {name} is neither a file here nor a Hugging Face dataset with a train split that can "
+                f"be loaded ({why}). Give a {READ}, a dataset id, or synthetic."
+            ) from None
     for number, row in enumerate(dataset):
         yield read_example(dict(row), f"data: {name}, row {number}")
 

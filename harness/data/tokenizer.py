@@ -13,6 +13,7 @@ from harness.data.documents import no_chat_template
 from harness.data.examples import Example
 from harness.errors import InputError
 from harness.recipe import Recipe
+from harness.system import hub_or_cache
 
 Tokens = NDArray[np.int32]
 NUM_BYTES = 256
@@ -67,13 +68,15 @@ def byte_tokenizer(recipe: Recipe, vocab_size: int) -> Tokenizer:
 def _checkpoint_tokenizer(recipe: Recipe, source: str) -> Tokenizer:
     from transformers import AutoTokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=recipe.trust_remote_code)
-    except Exception as error:  # for damaged files, transformers raises whatever its own code runs into
-        raise InputError(
-            f"model: {source} gives no tokenizer for weights: pretrained "
-            f"({' '.join(str(error).split())[:300]}). Add its tokenizer files, or set data: synthetic."
-        ) from None
+    with hub_or_cache(source) as unreached:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=recipe.trust_remote_code)
+        except Exception as error:  # for damaged files, transformers raises whatever its own code runs into
+            why = unreached or " ".join(str(error).split())[:300]
+            raise InputError(
+                f"model: {source} gives no tokenizer for weights: pretrained ({why}). "
+                "Add its tokenizer files, or set data: synthetic."
+            ) from None
     end = tokenizer.eos_token_id
 
     def encode(texts: Sequence[str], opening: bool) -> list[Tokens]:

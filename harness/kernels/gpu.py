@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from harness.hardware import Hardware, threads_per_sm
-from harness.system import TorchRelease
+from harness.system import CUBLAS_WORKSPACE_BYTES, HOPPERS_CUBLAS_WORKSPACE_BYTES, TorchRelease
 
 MIB, KIB = 2**20, 2**10
 NATIVE_JIT_DISABLED = "TORCH_DISABLE_NATIVE_JIT"
@@ -69,8 +69,8 @@ class Gpu:
     def workspaces(self) -> Workspaces:
         """Those seen; else the defaults, CUBLAS_WORKSPACE_CONFIG and CUBLASLT_WORKSPACE_SIZE unset.
 
-        ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize (4096 KiB * 8 on Hopper, and on Blackwell
-        since 2.12; before and elsewhere :4096:2:16:8) and _parseChosenCUDABlasLtWorkspaceSize (1 MiB). What
+        ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize (Hopper's on Blackwell, too, since 2.12) and
+        _parseChosenCUDABlasLtWorkspaceSize (1 MiB). What
         was seen to stay says nothing about a release that keeps none.
         """
         kept = self.torch.keeps_cublas_workspaces
@@ -78,7 +78,7 @@ class Gpu:
             return Workspaces(self.kept_workspace_bytes // THREADS, 0, kept)
         major = self.capability[0]
         large = major == 9 or (major >= 10 and self.torch.blackwell_has_hoppers_workspace)
-        cublas_bytes = 8 * 4096 * KIB if large else 2 * 4096 * KIB + 8 * 16 * KIB
+        cublas_bytes = HOPPERS_CUBLAS_WORKSPACE_BYTES if large else CUBLAS_WORKSPACE_BYTES
         return Workspaces(cublas_bytes, 0 if self.torch.shares_cublas_workspaces else MIB, kept)
 
 

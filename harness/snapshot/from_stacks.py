@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan, Frame
 from harness.snapshot.stacks import gathers
+from harness.system import CUBLAS_WORKSPACE_BYTES, HOPPERS_CUBLAS_WORKSPACE_BYTES
 
 OWN_CODE = "own code"
 """Memory asked for outside of any module, backward, optimizer or loader: the program's own lines."""
@@ -97,8 +98,6 @@ _STARTS = ("<module>", "_bootstrap")
 """Where Python's own threads begin. What begins elsewhere was called by autograd's engine, in its thread."""
 LONGEST_NAME = 300
 """Characters of a file's or a function's name that are looked at."""
-WORKSPACES = (8_519_680, 33_554_432)
-"""Bytes that PyTorch keeps for cuBLAS in each thread that multiplies: the second on Hopper and Blackwell."""
 _UP_TO_PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages)/")
 
 
@@ -241,17 +240,18 @@ def label_from_phases(
 def _workspaces(spans: Sequence[AllocationSpan], phases: Sequence[str | None]) -> Iterable[AllocationSpan]:
     """What the first step leaves and the size of a workspace tells: a recording may hold no second one.
 
-    In backward only if more gradients have that size than parameters. A recording that shows no parameter
-    being made began after the workspaces were.
+    In backward where forward has one, since each thread that multiplies has its own; else only if more
+    gradients have that size than parameters, of which some may be frozen. It is the first of its size, there
+    before a gradient is multiplied. A recording that shows no parameter being made began after they were.
     """
     parameters = [span.size_bytes for span in spans if span.category == "parameters"]
     first_step = phases.index("optimizer_step") if parameters and "optimizer_step" in phases else 0
     stay = [span for span in spans if span.born < first_step and (span.died or len(phases)) > first_step]
-    for size in WORKSPACES:
+    for size in (CUBLAS_WORKSPACE_BYTES, HOPPERS_CUBLAS_WORKSPACE_BYTES):
         forward = [span for span in stay if (span.size_bytes, span.birth_phase) == (size, "forward")]
         gradients = [span for span in stay if (span.size_bytes, span.category) == (size, "gradients")]
         yield from forward[:1]
-        yield from gradients[: len(gradients) > parameters.count(size)]
+        yield from gradients[: bool(forward) or len(gradients) > parameters.count(size)]
 
 
 def _next(phases: Sequence[str | None], wanted: str) -> list[int]:

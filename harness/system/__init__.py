@@ -4,6 +4,7 @@
 from harness.system.files import open_regular, read_whole, sync, write_whole
 from harness.system.folder_lock import FolderLock, is_held, refuse_held
 from harness.system.garbage import collected_by_hand, end_process, older_objects_kept
+from harness.system.hub import hub_left_alone, hub_or_cache, hub_unreached
 from harness.system.interruption import (
     CTRL_C_STATUS,
     held_back,
@@ -24,5 +25,10 @@ from harness.system.streams import (
 )
 from harness.system.strict_json import TooManyValues, is_array, is_object, parse_json, unrepeated
 from harness.system.strict_yaml import parse_yaml, read_mapping, to_yaml
-from harness.system.torch_release import FreeBlockOrder, TorchRelease
+from harness.system.torch_release import (
+    CUBLAS_WORKSPACE_BYTES,
+    HOPPERS_CUBLAS_WORKSPACE_BYTES,
+    FreeBlockOrder,
+    TorchRelease,
+)
 from harness.system.versions import PACKAGES, SETTINGS, installed_version, provenance

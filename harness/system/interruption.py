@@ -20,9 +20,11 @@ CTRL_C_STATUS = 128 + signal.SIGINT
 _ENDING = [signal.SIGTERM] + ([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])
 _received: list[int] = []
 _AGAIN_S = 0.02
+_IMPORTING = "<frozen importlib._bootstrap>"
 _TWICE_S = 0.05
 """Signals so close are one: of a Ctrl-C both a terminal and a parent that passes it on deliver theirs."""
 _last_s = [-math.inf]
+_repeated: list[threading.Timer] = []
 _held = threading.Event()
 
 
@@ -33,7 +35,8 @@ def signals_answered() -> Generator[None]:
     word. Within another one nothing changes.
 
     Python drops what is raised in a weak reference's callback or in __del__, and a run has thousands of those
-    a step: an interrupt that is dropped there is made again a moment later.
+    a step: an interrupt that is dropped there is made again a moment later. One that comes while a module is
+    imported waits for it: C++ code that imports ends the process with a list of frames (torch.distributed's).
     """
     mine: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():  # Python lets no other thread set a handler
@@ -42,15 +45,12 @@ def signals_answered() -> Generator[None]:
     if mine:
         _received.clear()
         _last_s[0] = -math.inf
-    unraisable, repeated = sys.unraisablehook, list[threading.Timer]()
+    unraisable = sys.unraisablehook
 
     def repeat(dropped: sys.UnraisableHookArgs) -> None:
         if not isinstance(dropped.exc_value, KeyboardInterrupt):
             return unraisable(dropped)
-        number = _received[0] if _received else signal.SIGINT
-        repeated.append(threading.Timer(_AGAIN_S, _send_again, (number,)))
-        repeated[-1].daemon = True
-        repeated[-1].start()
+        _repeat(_received[0] if _received else signal.SIGINT)
 
     sys.unraisablehook = repeat
     for number in mine:
@@ -58,8 +58,9 @@ def signals_answered() -> Generator[None]:
     try:
         yield
     finally:
-        for timer in repeated:
+        for timer in _repeated:
             timer.cancel()
+        _repeated.clear()
         sys.unraisablehook = unraisable
         for number, handler in mine.items():
             signal.signal(number, handler)
@@ -107,8 +108,14 @@ def interrupted_status() -> int:
     return 128 + _received[0] if _received else CTRL_C_STATUS
 
 
+def _repeat(number: int) -> None:
+    _repeated.append(threading.Timer(_AGAIN_S, _send_again, (number,)))
+    _repeated[-1].daemon = True
+    _repeated[-1].start()
+
+
 def _send_again(number: int) -> None:
-    """It is no second signal: the first was dropped."""
+    """It is no second signal: the first was dropped, or came too early."""
     _last_s[0] = -math.inf
     os.kill(os.getpid(), number)
 
@@ -119,13 +126,19 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     if again:
         return
     _received.append(number)
-    if not _within_command(frame):  # raised there, it would hit what says how the command ended
+    within, importing = _within_command(frame)
+    if not within:  # raised there, it would hit what says how the command ended
         os._exit(128 + _received[0])
+    if importing:
+        return _repeat(number)
     raise KeyboardInterrupt
 
 
-def _within_command(frame: FrameType | None) -> bool:
-    """Told from the stack: a flag would be set and cleared a moment too late or too early."""
+def _within_command(frame: FrameType | None) -> tuple[bool, bool]:
+    """Whether it is within `interruptible`, and within an import there. Told from the stack: a flag would be
+    set and cleared a moment too late or too early."""
+    importing = False
     while frame is not None and frame.f_code is not interruptible.__code__:
+        importing |= frame.f_code.co_filename == _IMPORTING
         frame = frame.f_back
-    return frame is not None
+    return frame is not None, importing

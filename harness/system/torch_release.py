@@ -8,6 +8,10 @@ from typing import Literal, NamedTuple
 from harness.errors import InputError
 
 FreeBlockOrder = Literal["address", "block_counter", "segment_counter"]
+CUBLAS_WORKSPACE_BYTES = 2 * 4096 * 2**10 + 8 * 16 * 2**10
+HOPPERS_CUBLAS_WORKSPACE_BYTES = 8 * 4096 * 2**10
+"""What PyTorch gives to cuBLAS in each thread that multiplies, CUBLAS_WORKSPACE_CONFIG unset
+(ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize)."""
 
 
 class _Difference:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from harness.errors import InputError, is_out_of_memory
 from harness.parallel import ALONE, Deferred, Ranks, divide, loaded_by_one_thread, summed_at_the_end
 from harness.recipe import Recipe, find_model_config
+from harness.system import hub_or_cache
 from harness.training.host_memory import on_host
 from harness.training.learned_positions import refuse_longer_sequences
 from harness.training.model_config import auto_model, first_line, load_config, model_class
@@ -165,7 +166,7 @@ def _from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later: b
             "Give model a checkpoint folder or a Hugging Face id, or set weights: random."
         )
     how = {**_how(recipe, config), **quantized_on_loading(recipe), "device_map": {"": device}}
-    with loaded_by_one_thread() if later else nullcontext():
+    with hub_or_cache(recipe.model), loaded_by_one_thread() if later else nullcontext():
         model, loaded = auto_model(recipe, config).from_pretrained(
             recipe.model, output_loading_info=True, **how
         )

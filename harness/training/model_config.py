@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from harness.architecture import check_counts, find_config, read_config
 from harness.errors import InputError, nearest
 from harness.recipe import Recipe, find_model_config, nearest_model
-from harness.system import warn_of_trusted_code
+from harness.system import hub_or_cache, warn_of_trusted_code
 
 MAPPINGS = {
     "ForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING",
@@ -44,7 +44,8 @@ def load_config(recipe: Recipe) -> Any:
             os.path.expanduser(recipe.model)
         )
         if recipe.trust_remote_code and on_hub and "auto_map" in values:
-            config = AutoConfig.from_pretrained(recipe.model, trust_remote_code=True)
+            with hub_or_cache(recipe.model):
+                config = AutoConfig.from_pretrained(recipe.model, trust_remote_code=True)
         else:
             _refuse_unknown_type(values.get("model_type"), str(path))
             config = AutoConfig.for_model(**values)

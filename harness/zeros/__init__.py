@@ -7,5 +7,6 @@ torch; what is called does.
 
 from harness.architecture import shipped_config
 from harness.errors import InputError
+from harness.system import hub_left_alone, hub_unreached
 from harness.zeros.checkpoint import stand_in_folder, write_byte_tokens, write_checkpoint
 from harness.zeros.weights import write_weights

@@ -136,7 +136,7 @@ def test_no_network_is_one_sentence(
 ) -> None:
     """Nobody listens, or who listens says nothing: no waiting for the library's five tries."""
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("the library tries again"))
-    monkeypatch.setattr("harness.architecture.model_id.HUB_ANSWERS_S", 0.2)
+    monkeypatch.setattr("harness.system.hub.HUB_ANSWERS_S", 0.2)
     (cached := tmp_path / "hub/models--here--already/snapshots/1").mkdir(parents=True)
     (cached / "config.json").write_text("{}")
     with socket.socket() as silent:

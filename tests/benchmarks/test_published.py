@@ -123,7 +123,9 @@ SIMULATED = [row for row in SEVERAL["rows"] if "error" in row]
 BY_ID = {row["id"]: row for row in SIMULATED}
 
 
-@pytest.mark.parametrize("row", FSDP1["rows"], ids=lambda row: row["id"])
+@pytest.mark.parametrize(
+    "row", [row for row in FSDP1["rows"] if "ran_out" not in row["at_once"]], ids=lambda row: row["id"]
+)
 def test_fsdp1_itself_is_nearer_than_fsdp2_where_that_is_far_off(row):
     measured = BY_ID[row["id"]]
     errors = [row[when]["reserved_bytes"] / measured["measured_bytes"] - 1 for when in ("at_once", "late")]

@@ -226,6 +226,23 @@ def test_the_workspaces_of_one_step_are_told_by_their_size(size: int) -> None:
     assert began_later.categories[3:6] == ["gradients"] * 3
 
 
+def test_a_workspace_is_told_among_frozen_weights_of_its_size() -> None:
+    """LoRA on Hopper: the base's weights have no gradients, of which there are fewer than weights, then."""
+    size = 8 * 4096 * 1024
+    one_step = [
+        *(entry("alloc", 2**30 * i, MOVE, size) for i in (1, 2, 3)),  # frozen weights
+        entry("alloc", 2**30 * 4, MOVE, 4096),  # an adapter
+        entry("alloc", 2**30 * 5, FORWARD, size),  # a workspace
+        entry("alloc", 2**30 * 6, BACKWARD),
+        entry("alloc", 2**30 * 7, (), size),  # a workspace
+        entry("alloc", 2**30 * 8, (), 4096),  # the adapter's gradient
+        entry("alloc", 2**30 * 9, STEP),
+    ]
+    recording = recording_of({"segments": [], "device_traces": [one_step]})
+    assert recording.categories is not None
+    assert [recording.categories[i] for i in (4, 6, 7)] == ["other", "other", "gradients"]
+
+
 def test_what_an_exception_drops_was_in_use_where_memory_ran_out() -> None:
     """Unwinding frees the activations at once, in no backward: they were activations all the same."""
     oom = {"action": "oom", "device_free": 0, "size": 2**30, "frames": frames(FORWARD)}

@@ -91,6 +91,21 @@ def test_an_interrupt_outside_the_command(number: signal.Signals, moment: str) -
     assert (status, done.stdout, done.stderr) == (STATUS[number], "", said)
 
 
+def test_an_interrupt_while_a_module_is_imported_waits_for_it(tmp_path: Path) -> None:
+    """C++ that imports a module in Python, as torch.distributed's does, would abort the process."""
+    (tmp_path / "imported.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.1)\nprint('whole')\n"
+    )
+    code = (
+        f"import sys, time; sys.path.append({str(tmp_path)!r})\n"
+        "from harness.cli import app, script\n"
+        "def command():\n    import imported\n    time.sleep(60)\n"
+        "app._command = command\nscript()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "whole\n", "harness: interrupted\n")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere root cannot give up its rights")
 def test_somebody_with_few_rights(forks: Forks, folder: Path, tried: Tried) -> None:
     made = forks.run(["run", "mine.yaml", "steps=1", "--out", "run"], folder)

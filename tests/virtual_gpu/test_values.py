@@ -311,3 +311,24 @@ def test_operators_of_functions(emulate) -> None:
     """
     said = emulate(code=textwrap.dedent(code)).stdout.splitlines()
     assert said == ["[[1, 2], [3, 4], [5, 6]]", "[0, 8]", "[[[1, 1]]] [1, 2, 256, 64]"]
+
+
+def test_a_compiled_loop_ends(emulate) -> None:
+    """Its condition is a value that no kernel computed: what another tensor left in memory had it go on
+    without an end. And nothing of the virtual GPU is compiled, of which Dynamo would warn."""
+    code = """
+    import torch
+    from torch._higher_order_ops import while_loop
+    left = torch.ones((), dtype=torch.bool, device="cuda")
+    del left
+    there = torch.empty((), dtype=torch.bool, device="cuda")
+    assert (there.item(), there.cpu().item()) == (False, False)
+    del there
+    @torch.compile
+    def double(i, x):
+        return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, x * 2), (i, x))
+    assert double(torch.tensor(0, device="cuda"), torch.tensor(1, device="cuda"))[1].shape == ()
+    """
+    said = emulate(code=textwrap.dedent(code)).stderr
+    assert "reads a value that no kernel computed" in said
+    assert "Dynamo does not know" not in said

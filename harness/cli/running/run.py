@@ -123,10 +123,11 @@ def run(
     track: Track = None,
 ) -> None:
     """Run a recipe on this machine and record where the bytes and milliseconds went."""
-    from harness.architecture import with_attention
+    from harness.architecture import find_config, with_attention
     from harness.recipe import load_recipe
 
     name, loaded = load_recipe(recipe, overrides or [])
+    find_config(loaded.model)  # what is nowhere is said before torch is imported
     loaded = with_attention(loaded)
     place = None
     if loaded.distributed or gpus is not None or "RANK" in os.environ:

@@ -35,6 +35,8 @@ computed, which is taken for zeros."""
 _unknown = {}
 """By the same address, the pointers of integers and booleans that an operator wrote and nobody knows: a part
 of them that is written later makes nothing known of the rest."""
+_presumed = {}
+"""By the same address, the pointers of what says that all of such values are true: masks mostly are."""
 _bytes = {True: 0, False: 0}
 _marks = 0
 
@@ -77,6 +79,17 @@ def _note(notes, tensor):
 def is_assumed(tensor):
     found = _assumed.get(torch._C._storage_address(tensor)) if _assumed else None
     return found is not None and found == tensor.untyped_storage().data_ptr()
+
+
+def presume(tensor):
+    """Whoever reads it is told that nobody knows it, and finds that it is true."""
+    _note(_presumed, tensor)
+
+
+def presumed(tensor):
+    """What is read of values that nobody knows: not what another tensor left there."""
+    found = _presumed.get(torch._C._storage_address(tensor)) if _presumed else None
+    return int(found is not None and found == tensor.untyped_storage().data_ptr())
 
 
 def _is_unknown(tensor):
@@ -153,8 +166,9 @@ def forget(tensor):
     if found is not None:
         _bytes[found[2]] -= found[1]
         torch.UntypedStorage._free_weak_ref(address)
-    if _assumed.pop(address, None) is not None:
-        torch.UntypedStorage._free_weak_ref(address)
+    for notes in (_assumed, _presumed):
+        if notes.pop(address, None) is not None:
+            torch.UntypedStorage._free_weak_ref(address)
     if not is_of_floats(tensor) and tensor.numel():
         _note(_unknown, tensor)
 
@@ -189,7 +203,7 @@ def _sweep():
     """Forget the storages that are gone, and give their pages back unless another storage lies there now."""
     gone = [address for address in _held if torch.UntypedStorage._expired(address)]
     ranges = [_held.pop(address) for address in gone]
-    for notes in (_assumed, _unknown):
+    for notes in (_assumed, _unknown, _presumed):
         for address in [address for address in notes if torch.UntypedStorage._expired(address)]:
             del notes[address]
             torch.UntypedStorage._free_weak_ref(address)

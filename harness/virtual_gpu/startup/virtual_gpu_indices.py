@@ -1,7 +1,6 @@
 """Indices past the end of what they look up, which a GPU's kernels end the program for.
 
-A vocabulary that is smaller than the tokenizer's, or a label past the classes, is found so. Operators whose
-numbers are all known are computed on the CPU, which refuses such indices itself (virtual_gpu_values.py).
+A vocabulary that is smaller than the tokenizer's, or a label past the classes, is found so.
 """
 
 from virtual_gpu_said import say_once
@@ -22,11 +21,12 @@ LOOKED_UP = {
 
 
 def check(name, arguments, values_of):
-    """Say it if an index is past the end. `values_of` gives a tensor's values, or None where nobody knows."""
+    """Whether an index is past the end, and say it. `values_of` gives a tensor's values, or None where nobody
+    knows."""
     indices, count, ignored = LOOKED_UP[name](*arguments)
     values = values_of(indices)
     if values is None or not values.numel():
-        return
+        return False
     wrong = values[(values < 0) | (values >= count)]
     wrong = wrong if ignored is None else wrong[wrong != ignored]
     if wrong.numel():
@@ -36,3 +36,4 @@ def check(name, arguments, values_of):
             f"{name} is given {what} of {int(wrong[0])}, and there are {count:,}, from 0 on: a GPU would end "
             "the program here with `CUDA error: device-side assert triggered`.",
         )
+    return bool(wrong.numel())

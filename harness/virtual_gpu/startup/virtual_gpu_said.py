@@ -14,7 +14,7 @@ def is_looked_at(to, source):
     on the host for a while."""
     if not source.numel() or (is_of_floats(source) and source.nbytes > MOST_BYTES[True]):
         return False
-    if is_assumed(source) or "read" in said or to.is_pinned():
+    if is_assumed(source) or to.is_pinned():
         return False
     frame = sys._getframe(1)
     while frame.f_back and "virtual_gpu_" in os.path.basename(frame.f_code.co_filename):

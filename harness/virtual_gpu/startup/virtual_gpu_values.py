@@ -15,6 +15,7 @@ sizes (COUNTED) stands at another key, which is always in force.
 """
 
 import os
+import sys
 from functools import partial
 
 import torch
@@ -29,6 +30,8 @@ from virtual_gpu_held import (
     is_held,
     is_of_floats,
     is_plain,
+    presume,
+    presumed,
     values_of,
 )
 from virtual_gpu_indices import LOOKED_UP, check
@@ -107,7 +110,12 @@ def _once_called(base, overload, below):
 
 
 def compile_without(output_graph):
-    """torch.compile's backends trace what they compile: nothing may stand in front of it then."""
+    """torch.compile's backends trace what they compile: nothing may stand in front of it then. And what
+    stands in front of the operators that it runs is not to be compiled."""
+    from torch._dynamo import trace_rules
+
+    for name in [name for name in sys.modules if name.startswith("virtual_gpu_")]:
+        trace_rules.add(name)
     graph = output_graph.OutputGraph
     graph.call_user_compiler = switched(graph.call_user_compiler, False)
 
@@ -151,8 +159,9 @@ def _followed(what, on_host, arguments, options, made):
         return made
     reads = what.reads(arguments, options)
     unknown = [tensor for tensor in reads if tensor.numel() and not _is_known(tensor)]
-    if unknown and what.base in LOOKED_UP:
-        _compute(what.base, check, what.base, arguments, _values_if_known)
+    if what.base in LOOKED_UP and _compute(what.base, check, what.base, arguments, _values_if_known):
+        _forgotten(plain)
+        return made
     if what.gives_number:
         if not any(tensor.is_cuda for tensor in reads):
             return made
@@ -163,6 +172,8 @@ def _followed(what, on_host, arguments, options, made):
         return made if computed is None else computed
     if any(not is_of_floats(tensor) and not is_assumed(tensor) for tensor in unknown):
         _forgotten(plain)
+        if what.base == "all":
+            presume(plain[0])
     elif unknown:
         _assumed(what, on_host, arguments, options, plain, unknown)
     else:
@@ -355,7 +366,8 @@ def _copied_from_the_device(to, source):
                 forget(to)
     elif to.is_cpu:
         if source.numel() == 1 or is_looked_at(to, source):
-            tell(int(to.any()))
+            tell(presumed(source))
+            switched(to.fill_, False)(presumed(source))
     elif is_plain(to):
         if is_of_floats(to) or not (is_of_floats(source) or is_assumed(source)):
             forget(to)
@@ -370,8 +382,8 @@ def _read_one(keys, tensor, read):
         return read
     if is_held(tensor):
         return switched(values_of(tensor).item, False)()
-    tell(read)
-    return read
+    tell(presumed(tensor))
+    return type(read)(presumed(tensor))
 
 
 def _on_host(argument):

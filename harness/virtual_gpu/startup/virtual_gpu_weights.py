@@ -41,6 +41,8 @@ def begin_to_fetch(hub):
         return
 
     def cached_files(path_or_repo_id, filenames, *args, **kwargs):
+        if not os.path.isdir(path_or_repo_id):
+            _leave_a_silent_hub_alone()
         failed = None
         try:
             found = original(path_or_repo_id, filenames, *args, **kwargs)
@@ -108,6 +110,18 @@ def _unfetched(hub, model):
         "are longer than with its own.",
     )
     return folder
+
+
+def _leave_a_silent_hub_alone():
+    """Asked once: without a network its libraries would try half a minute for each file."""
+    if "hub" in _said:
+        return
+    _said.add("hub")
+    zeros = _harness()
+    unreached = "" if zeros is None else zeros.hub_unreached()
+    if unreached:
+        zeros.hub_left_alone()
+        _say("no hub", f"{unreached}. What is in its cache is used.")
 
 
 def _harness():
