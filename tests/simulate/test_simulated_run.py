@@ -44,7 +44,7 @@ def but_for_numbers(model: str) -> str:
 OTHER_MODELS = sorted(
     {
         but_for_numbers(model): model
-        for model in set(list_models()) - {load_recipe(name)[1].model for name in RECIPES}
+        for model in sorted(set(list_models()) - {load_recipe(name)[1].model for name in RECIPES})
     }.values()
 )
 
