@@ -11,6 +11,12 @@ OPTIMIZER_RULES: tuple[Rule, ...] = (
         "an adapter's matrices are of low rank already; set optimizer: adamw, or adapter: none",
     ),
     Rule(
+        ("optimizer", "precision"),
+        lambda r: r.optimizer == "apollo_adamw" and r.precision == "fp16",
+        "apollo-torch adds 1e-8 where it divides by the norm of a gradient's channel, which is 0 in fp16, "
+        "and a channel without a gradient becomes nan; set precision: bf16 or fp16-mixed",
+    ),
+    Rule(
         ("optimizer_rank", "optimizer"),
         lambda r: r.optimizer_rank != 128 and not r.low_rank_optimizer,
         "no gradient is projected; set optimizer: galore_adamw, or optimizer_rank: 128",

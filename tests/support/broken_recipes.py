@@ -79,6 +79,7 @@ BROKEN: list[dict[str, Any]] = [
     {"parallel": "tp", "adapter": "lora", "peft": {"bias": "all"}},
     {"parallel": "tp", "adapter": "ia3"},
     {"optimizer": "galore_adamw", "adapter": "lora"},
+    {"optimizer": "apollo_adamw", "precision": "fp16"},
     {"optimizer_rank": 8},
     {"optimizer": "apollo_adamw", "checkpoint_every": 2},
     {"dpo_reference": "precomputed"},

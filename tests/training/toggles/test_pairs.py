@@ -72,12 +72,6 @@ def recipe_of(values: dict[str, Any]) -> Recipe | None:
         return None  # test_toggles_attention
     if values["family"] == "gpt2" and values["optimizer"] in LOW_RANK:
         return None  # it has no linear layer of torch's
-    if (values["optimizer"], values["precision"], values["master_weights"]) == (
-        "apollo_adamw",
-        "fp16",
-        False,
-    ):
-        return None  # the library's second step in fp16 alone is NaN, of every task
     four_bit = values["quantization"] in ("nf4", "fp4") and not values["upcast_for_kbit"]
     if four_bit and values["precision"] == "fp16-mixed":
         return None  # bf16 beside fp16: the CPU's autocast, unlike a GPU's, refuses torch.cat
@@ -132,4 +126,5 @@ def test_every_pair_trains() -> None:
         unlearned = 0.5 if recipe.unpaired else unlearned  # 1 - sigmoid(0)
         unlearned = math.log(264) + recipe.dpo_beta * math.log(2) if recipe.by_odds else unlearned
         unlearned = 0.0 if recipe.rewarded or recipe.embeds else unlearned  # as much gained as lost; alike
-        assert losses[0] == pytest.approx(unlearned, abs=0.75 if recipe.scores else 0.25), changed
+        spread = 3.0 if recipe.embeds else 0.75 if recipe.scores else 0.25  # cosines are multiplied by 20
+        assert losses[0] == pytest.approx(unlearned, abs=spread), changed
