@@ -54,6 +54,11 @@ class ByHand:
         memory = SimpleNamespace(peak_allocated_bytes=allocated, cuda_context_bytes=CONTEXT)
         return SimpleNamespace(oom=None, memory=memory)
 
+    def time(self, recipe: Recipe) -> None:
+        """The largest that fits is timed too, and was seen to fit."""
+        assert self.value(recipe) in self.simulated
+        assert self._profile(recipe).oom is None
+
     def kept_bytes(self, recipe: Recipe) -> int:
         return KEPT * MiB + CONTEXT
 
