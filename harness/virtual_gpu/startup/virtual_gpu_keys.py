@@ -1,5 +1,7 @@
 """The dispatch keys at which values are kept, and where they are in force."""
 
+import threading
+
 import torch
 
 TRANSFORMED = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
@@ -11,6 +13,9 @@ BELOW = {
     always: torch._C._dispatch_keyset_full_after(torch._C._dispatch_key_parse(KEYS[always]))
     for always in KEYS
 }
+
+_running = threading.local()
+"""`operators`: how many run their own code in this thread, one within the other."""
 
 
 def in_force(call):
@@ -81,10 +86,18 @@ def past(function, *arguments, **options):
     exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
     before = torch._C._dispatch_tls_is_dispatch_key_excluded(KEY)
     exclude(KEY, True)
+    _running.operators = getattr(_running, "operators", 0) + 1
     try:
         return function(*arguments, **options)
     finally:
+        _running.operators -= 1
         exclude(KEY, before)
+
+
+def is_within_an_operator():
+    """Whether an operator of this thread is running its own code, and no dispatch mode's within."""
+    within = getattr(_running, "operators", 0) > 0
+    return within and torch._C._dispatch_tls_is_dispatch_key_excluded(KEY)
 
 
 def has_a_mode(keys):

@@ -12,7 +12,7 @@ said = set()
 def is_looked_at(to, source):
     """Whether a copy to the host is one of values that might have been known: no checkpoint, nor what is kept
     on the host for a while."""
-    if not source.numel() or (is_of_floats(source) and source.nbytes > MOST_BYTES[True]):
+    if not source.numel() or source.nbytes > MOST_BYTES[is_of_floats(source)]:
         return False
     if is_assumed(source) or to.is_pinned():
         return False

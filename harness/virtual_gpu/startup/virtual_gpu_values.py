@@ -45,6 +45,7 @@ from virtual_gpu_keys import (
     call_plainly,
     has_a_mode,
     in_force,
+    is_within_an_operator,
     past,
     switched,
     with_values_again,
@@ -382,6 +383,8 @@ def _read_one(keys, tensor, read):
         return read
     if is_held(tensor):
         return switched(values_of(tensor).item, False)()
+    if tensor.dtype == torch.bool and is_within_an_operator():
+        return True  # it checks what it was given, and nobody knows of anything wrong
     tell(presumed(tensor))
     return type(read)(presumed(tensor))
 
