@@ -2,7 +2,7 @@
 # pyright: reportUnusedImport=false
 
 from harness.architecture.attention import with_attention
-from harness.architecture.config_file import MAX_CONFIG_BYTES, check_counts, read_config
+from harness.architecture.config_file import LAYERS, MAX_CONFIG_BYTES, check_counts, read_config
 from harness.architecture.layers import (
     EXPERTS_ONCE_LINEAR,
     TOWER,

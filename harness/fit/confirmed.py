@@ -39,6 +39,7 @@ from harness.fit.search import (
     usable_bytes,
 )
 from harness.fit.simulations import Simulations, both_at_once
+from harness.formula import NotRepeated
 from harness.hardware import Hardware
 from harness.recipe import Recipe, on_more_ranks
 from harness.units import in_gib
@@ -112,10 +113,27 @@ def fit_confirmed(
         arithmetic, unknown = fit(recipe, hardware, margin=margin), None
     except InputError as error:
         arithmetic, unknown = None, error
+    try:
+        return _search(recipe, hardware, settings, arithmetic, unknown, told, few_layers=True)
+    except NotRepeated:
+        return _search(recipe, hardware, settings, arithmetic, unknown, told, few_layers=False)
+
+
+def _search(
+    recipe: Recipe,
+    hardware: Hardware,
+    settings: Settings,
+    arithmetic: Fit | None,
+    unknown: InputError | None,
+    told: Callable[[str], None],
+    *,
+    few_layers: bool,
+) -> ConfirmedFit:
+    """Around what arithmetic says, or where it does not: why. Raises NotRepeated as Simulations.confirm."""
     found = ConfirmedFit.by_arithmetic(arithmetic) if arithmetic else ConfirmedFit(None)
     with suppress(InputError):
         found.num_parameters = num_parameters(load_shape(recipe.model), recipe.head_outputs)
-    search = _Confirming(recipe, hardware, settings, found, told)
+    search = _Confirming(recipe, hardware, settings, found, told, few_layers=few_layers)
     try:
         search.sizes()
     except InputError as error:
@@ -129,7 +147,7 @@ def fit_confirmed(
     search.what_holds_it_back()
     search.what_to_change()
     search.what_is_wider()
-    search.simulations.keep()
+    search.confirm()
     return found
 
 
@@ -143,10 +161,15 @@ class _Confirming:
         settings: Settings,
         found: ConfirmedFit,
         told: Callable[[str], None],
+        *,
+        few_layers: bool,
     ) -> None:
         self.recipe, self.hardware, self.settings = recipe, hardware, settings
-        self.simulations = Simulations(hardware, settings)
+        self.few_layers = few_layers
+        self.simulations = Simulations(hardware, settings, few_layers=few_layers)
         self.found, self.told = found, told
+        self._enough: Recipe | None = None
+        """What was seen to fit where the recipe does not: with all changes that it takes, or one of them."""
 
     def sizes(self) -> None:
         """The largest value of both fields, and whether expandable segments would allow a larger one."""
@@ -160,24 +183,38 @@ class _Confirming:
                 self.found.expandable[name] = expandable
 
     def _begin(self) -> None:
-        """Simulate the recipe, where both searches begin, and beside it about the longest sequence that fits
-        by arithmetic, or the shortest where the recipe's own does not: between the two the formula knows
-        where the end is."""
-        simulations, recipe = self.simulations, self.recipe
+        """Simulate the recipe, where both searches begin, and beside it sizes that are a little more than
+        what fits by arithmetic, or the shortest sequence where the recipe's own does not fit: between them
+        the formula knows where the end is."""
+        simulations, recipe, step = self.simulations, self.recipe, self._step("seq_len")
         if simulations.knows(recipe):
             return
-        tokens = step = self._step("seq_len")
-        if self.found.arithmetic is not None:
-            needs = needs_of(recipe, self.hardware, "seq_len", shape := load_shape(recipe.model))
-            longest = largest_within(self.hardware.memory_bytes, needs, "seq_len", shape)
-            if longest > recipe.seq_len:
-                # an odd number of steps: what is derived from it holds at every one (Piece.sequence_step)
-                tokens = ((longest // step + 1) // 2 * 2 - 1) * step
-        if tokens == recipe.seq_len:
-            simulations.profile(recipe)
-            return
-        other = recipe.model_copy(update={"seq_len": tokens})
-        both_at_once(simulations, lambda: simulations.profile(recipe), lambda: simulations.leave(other))
+        rows, tokens = self._a_little_more("micro_batch_size"), self._a_little_more("seq_len")
+        others: list[dict[str, int]] = [{"seq_len": step}]
+        if tokens > recipe.seq_len:
+            # odd numbers of steps: what is derived from them holds at every one (Piece.sequence_step)
+            middle, longest = ((tokens // step + 1) // part * 2 - 1 for part in (4, 2))
+            others = [{"seq_len": longest * step}, {"seq_len": middle * step}][: 1 + self.few_layers]
+        first = [recipe]
+        if self.few_layers and rows > recipe.micro_batch_size:
+            # one row is a step of its own, whose masks are not made
+            some = [rows, 2] if recipe.micro_batch_size == 1 else [rows]
+            first += [recipe.model_copy(update={"micro_batch_size": n}) for n in some]
+        second = [recipe.model_copy(update=other) for other in others]
+        both_at_once(simulations, lambda: self._look_at(first), lambda: self._look_at(second))
+
+    def _a_little_more(self, name: FitField) -> int:
+        """Of the field than what fits by arithmetic; 0 without arithmetic."""
+        if self.found.arithmetic is None:
+            return 0
+        needs = needs_of(self.recipe, self.hardware, name, shape := load_shape(self.recipe.model))
+        return largest_within(self.hardware.memory_bytes, needs, name, shape) * 9 // 8
+
+    def _look_at(self, recipes: list[Recipe]) -> None:
+        """What cannot be simulated, the search finds out."""
+        for recipe in recipes:
+            with suppress(InputError):
+                self.simulations.profile(recipe)
 
     def _along(self, name: FitField) -> tuple[ExactFit, ExactFit | None]:
         """The largest value of a field; and a larger one with expandable segments, where there is one."""
@@ -260,6 +297,12 @@ class _Confirming:
                 if wider[what]:
                     return
 
+    def confirm(self) -> None:
+        """See with all layers what was found with few, where no size fits: what is enough, or the recipe."""
+        if not any(found.value for found in self.found.largest.values()):
+            self.simulations.confirm(self._enough or self.recipe)
+        self.simulations.keep()
+
     def _price(self) -> Pricing:
         if self.found.arithmetic is not None:
             return by_arithmetic(self.hardware, load_shape(self.recipe.model))
@@ -288,6 +331,8 @@ class _Confirming:
             if change.fits and enough < SEEN_TO_FIT:
                 fits = self._fits(changed(self.recipe, change.fields))
                 change = dataclasses.replace(change, fits=fits is None, seen=True)
+                if change.fits and self._enough is None:
+                    self._enough = changed(self.recipe, change.fields)
             seen.append(change)
         return seen
 
@@ -307,6 +352,7 @@ class _Confirming:
                 return ""
             lost = self._fits(changed(self.recipe, fields))
             if lost is None:
+                self._enough = changed(self.recipe, fields)
                 return overrides(self.recipe, fields)
             limit -= max(lost, self.hardware.memory_bytes // 100)
         return ""

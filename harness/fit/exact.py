@@ -76,7 +76,7 @@ def fit_exact(
 
     It was simulated to fit, or lies between sizes that were and whose formula is exact there. The next one
     does not fit: it was simulated, or the same formula says so. `told` hears each outcome. Raises InputError
-    for a recipe that cannot be simulated.
+    for a recipe that cannot be simulated, and NotRepeated as Simulations.confirm does.
     """
     return _Search(recipe, simulations, field, multiple_of or MULTIPLES[field], told).largest()
 
@@ -134,6 +134,7 @@ class _Search:
         if self.low:
             found.value = self.low * found.multiple_of
             largest = self._with(self.low)
+            self.simulations.confirm(largest)
             self.simulations.time(largest)
             found.profile = self.simulations.profile(largest)
             here, after = (self.simulations.least_bytes(self._with(self.low + more)) for more in (0, 1))

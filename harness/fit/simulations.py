@@ -16,7 +16,8 @@ from typing import TypeVar
 
 from harness.allocator import Settings, parse_settings
 from harness.errors import CannotDivide, InputError
-from harness.formula import Formula, kept_bytes, load, point_of, save, timed_on
+from harness.fit.few_layers import FewLayers
+from harness.formula import Formula, NotRepeated, kept_bytes, load, point_of, save, timed_on
 from harness.hardware import PLENTY_BYTES, Hardware, with_memory
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
@@ -36,6 +37,8 @@ class Simulations:
         told: Callable[[str], None] = lambda line: None,
         formulas: dict[str, Formula] | None = None,
         alike: Sequence[Hardware] = (),
+        *,
+        few_layers: bool = False,
     ) -> None:
         self.hardware = hardware
         self.devices = [hardware, *alike]
@@ -44,16 +47,22 @@ class Simulations:
         self.told = told
         self._formulas: dict[str, Formula] = {} if formulas is None else formulas
         self._profiles: dict[tuple[Recipe, int], StepProfile] = {}
+        self._few_layers = FewLayers(self.devices, self.settings) if few_layers else None
+        """None: all layers are simulated."""
 
     def with_settings(self, settings: Settings) -> Simulations:
         """The same simulations, and another allocator."""
-        return Simulations(self.hardware, settings, self.told, self._formulas, self.devices[1:])
+        other = Simulations(self.hardware, settings, self.told, self._formulas, self.devices[1:])
+        other._few_layers = self._few_layers
+        return other
 
     def formula(self, recipe: Recipe) -> Formula:
         """What is known of the recipe at other sizes."""
         name = recipe.model_copy(update={"micro_batch_size": 1, "seq_len": 1}).model_dump_json()
         if name not in self._formulas:
             self._formulas[name] = load(recipe, self.hardware)
+            if self._few_layers is None:
+                self._formulas[name].forget_few_layers()
         return self._formulas[name]
 
     def profile(self, recipe: Recipe) -> StepProfile:
@@ -74,7 +83,7 @@ class Simulations:
     def time(self, recipe: Recipe) -> None:
         """Simulate at these very sizes unless that was done: a formula knows their memory, not their time."""
         if not self.is_timed(recipe):
-            self.simulated(recipe)
+            self._simulate(recipe, timed=True)
             self._profiles.clear()
 
     def is_timed(self, recipe: Recipe) -> bool:
@@ -154,17 +163,43 @@ class Simulations:
     def _learn(self, recipe: Recipe) -> None:
         """Simulate at these sizes, unless that is known."""
         if not self.knows(recipe):
-            self.simulated(recipe)
+            self._simulate(recipe)
+
+    def confirm(self, recipe: Recipe) -> None:
+        """See that the model with all of its layers asks for what simulations of few of them say, unless that
+        was seen. Raises NotRepeated where it does not: the few layers were wrong, and all must be asked."""
+        expected, point = self.formula(recipe).knowing(point_of(recipe)), point_of(recipe)
+        if expected is None or expected.knows_whole(point):
+            return
+        self.simulated(recipe)
+        self._profiles.clear()
+        if not expected.knows_whole(point):
+            raise NotRepeated(f"{recipe.model} has layers that do not repeat")
+
+    def _simulate(self, recipe: Recipe, *, timed: bool = False) -> None:
+        """With few layers where that is wanted and says what the others do; or with all."""
+        formula = self.formula(recipe)
+        if self._few_layers is not None and not formula.refused:
+            self._tell(recipe)
+            found = self._few_layers.simulated(recipe, timed=timed)
+            if found is not None:
+                times = {timed_on(device): found.times[device.name] for device in self.devices if found.times}
+                formula.learn(found.log, found.profile, found.labels, times, whole=False)
+                return save(formula)
+        return self.simulated(recipe)
+
+    def _tell(self, recipe: Recipe) -> None:
+        which = f"rank 0 of {recipe.world_size} " if recipe.world_size > 1 else ""
+        self.told(f"simulating {which}on {self.hardware.name}")
 
     def simulated(self, recipe: Recipe) -> None:
-        """Simulate at these sizes now. Raises CannotDivide, as it did before."""
+        """Simulate at these sizes now, with all layers. Raises CannotDivide, as it did before."""
         formula = self.formula(recipe)
         if formula.refused:
             raise CannotDivide(formula.refused)
         from harness.simulate import simulate_for_devices
 
-        which = f"rank 0 of {recipe.world_size} " if recipe.world_size > 1 else ""
-        self.told(f"simulating {which}on {self.hardware.name}")
+        self._tell(recipe)
         try:
             profile, memory, times = simulate_for_devices(recipe, self.devices, self.settings)
         except CannotDivide as error:

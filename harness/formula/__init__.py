@@ -5,6 +5,7 @@ from harness.formula.expression import Factors, Point, Sum
 from harness.formula.formula import Formula, Times, outcome_of, point_of, timed_on
 from harness.formula.outcome import kept_bytes
 from harness.formula.piece import Piece, Size
+from harness.formula.repeated_layers import NotRepeated, RepeatedLayers
 from harness.formula.request_log import DIED, Event, Label, RequestLog
 from harness.formula.scratch import (
     MAX_VALUES_PER_THREAD,

@@ -15,7 +15,14 @@ from harness.formula.piece import Piece
 from harness.formula.request_log import Label, RequestLog
 from harness.hardware import Hardware
 from harness.recipe import Recipe
-from harness.step_profile import MemoryStats, OutOfMemoryReport, PhaseStats, StepProfile, StepStats
+from harness.step_profile import (
+    MemoryStats,
+    OutOfMemoryReport,
+    PhaseStats,
+    StepProfile,
+    StepStats,
+    TimeStats,
+)
 from harness.system import provenance
 
 
@@ -35,6 +42,39 @@ class Times(NamedTuple):
         kernels = {name: stats.kernels_s for name, stats in profile.phases.items()}
         known = {name: seconds for name, seconds in waits.items() if seconds is not None}
         return cls(profile.step, known, kernels)
+
+    def deeper(self, more: Times, times: int) -> Times:
+        """Those of a step in which `times` as much is added to this one as `more` adds to it."""
+
+        def line(one: float | None, other: float | None) -> float:
+            return (one or 0.0) + times * ((other or 0.0) - (one or 0.0))
+
+        few, many = self.step, more.step
+        before, after = few.time_s, many.time_s
+        taken = TimeStats(
+            median=(seconds := line(before.median, after.median)),
+            p10=line(before.p10, after.p10),
+            p90=line(before.p90, after.p90),
+        )
+        done = {  # MFU and HFU times the seconds are FLOPs, but for a factor of the device
+            name: line(*((getattr(s, name) or 0.0) * (s.time_s.median or 0.0) for s in (few, many))) / seconds
+            for name in ("mfu", "hfu")
+        }
+        step = few.model_copy(
+            update={
+                "time_s": taken,
+                "tokens_per_s": (few.tokens_per_s or 0.0) * (before.median or 0.0) / seconds,
+                "model_flops": round(line(few.model_flops, many.model_flops)),
+                "bound": many.bound,
+                **done,
+            }
+        )
+        waits = {name: line(s, more.communication_s[name]) for name, s in self.communication_s.items()}
+        kernels = {
+            phase: {kind: line(found.get(kind), longer) for kind, longer in more.kernels_s[phase].items()}
+            for phase, found in self.kernels_s.items()
+        }
+        return Times(step, waits, kernels)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -73,11 +113,13 @@ class Formula:
         profile: StepProfile,
         labels: Mapping[int, Label] | None = None,
         times: Mapping[str, Times] = {},
+        *,
+        whole: bool = True,
     ) -> None:
         """Another simulation, of a step that did not run out of memory: what its requests are for, by key,
-        and its times, by device (`timed_on`)."""
+        and its times, by device (`timed_on`). `whole`: of all layers."""
         recipe = Recipe.model_validate(profile.recipe)
-        self._add([Piece.of(log, point_of(recipe), labels)])
+        self._add([Piece.of(log, point_of(recipe), labels, whole=whole)])
         self.warnings, self.changed = profile.warnings, True
         if profile.memory.host_bytes:
             self.host_bytes[_sizes(recipe)] = profile.memory.host_bytes
@@ -95,7 +137,8 @@ class Formula:
         self.changed = self.changed or other.changed or self._how_much() != before
 
     def _how_much(self) -> tuple[int, ...]:
-        return len(self.outcomes), len(self.simulated_at()), len(self.times), len(self.refused)
+        whole = sum(len(piece.whole) for piece in self.pieces)
+        return len(self.outcomes), len(self.simulated_at()), whole, len(self.times), len(self.refused)
 
     def _add(self, pieces: Iterable[Piece]) -> None:
         """More pieces. Outcomes that were guessed and would be guessed otherwise now are forgotten."""
@@ -103,10 +146,17 @@ class Formula:
         guessed = {point: self._sizes(point) for point in points if not self.knowing(point)}
         for piece in pieces:
             if not any(known.add(piece) for known in self.pieces):
+                self.pieces = [known for known in self.pieces if not known.contradicts(piece)]
                 self.pieces.append(piece)
         wrong = {point for point, before in guessed.items() if before != self._sizes(point)}
         for asked in [asked for asked, found in self.outcomes.items() if Point(*found["point"]) in wrong]:
             del self.outcomes[asked]
+
+    def forget_few_layers(self) -> None:
+        """Know what simulations with all layers have shown, and no more."""
+        if any(not piece.whole for piece in self.pieces):
+            self.pieces = [piece for piece in self.pieces if piece.whole]
+            self.outcomes.clear()
 
     def has_times(self, recipe: Recipe, devices: Iterable[Hardware]) -> bool:
         """Whether the step was timed at these sizes on all of them."""

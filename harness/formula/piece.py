@@ -54,9 +54,13 @@ class Piece:
     """What the births of the recorded step are, and what was there before, each once."""
     label_of: list[int] = field(default_factory=list[int])
     """Of each birth; -1 where nobody says."""
+    whole: list[Point] = field(default_factory=list[Point])
+    """Those of the points at which the model was simulated with all of its layers (fit/few_layers.py)."""
 
     @classmethod
-    def of(cls, log: RequestLog, point: Point, labels: Mapping[int, Label] | None = None) -> Piece:
+    def of(
+        cls, log: RequestLog, point: Point, labels: Mapping[int, Label] | None = None, *, whole: bool = True
+    ) -> Piece:
         """What one simulation shows: it knows that point alone. `labels`: by key."""
         numbers: dict[int, int] = {}
         events: list[int] = []
@@ -80,6 +84,7 @@ class Piece:
         each = {label: n for n, label in enumerate(dict.fromkeys((labels or {}).values()))}
         piece.labels = list(each)
         piece.label_of = [each[labels[key]] if labels and key in labels else -1 for key in numbers]
+        piece.whole = [point] * whole
         return piece
 
     def add(self, other: Piece) -> bool:
@@ -88,10 +93,17 @@ class Piece:
         mine = self.events, self.streams, self.marks, self.lost
         if mine != (other.events, other.streams, other.marks, other.lost):
             return False
+        if any(self.sizes_at(point) != other.sizes_at(point) for point in {*self.points} & {*other.points}):
+            return False
         for point in other.points:
             if point not in self.points:
                 self._take(other.sizes_at(point), point)
+        self.whole += [point for point in other.whole if point not in self.whole]
         return True
+
+    def contradicts(self, other: Piece) -> bool:
+        """Whether few layers said something of a point at which all of them do something else (`other`)."""
+        return any(point in self.points and point not in self.whole for point in other.whole)
 
     def _take(self, sizes: Sequence[int], point: Point) -> None:
         """One more point, with the size of each birth at it."""
@@ -116,9 +128,18 @@ class Piece:
 
     def knows(self, point: Point) -> bool:
         """Whether what it says there is exact: it was simulated there, or between such points."""
-        if point in self.points:
+        return self._spans(self.points, point)
+
+    def knows_whole(self, point: Point) -> bool:
+        """The same of simulations with all layers."""
+        return self._spans(self.whole, point)
+
+    def _spans(self, points: Sequence[Point], point: Point) -> bool:
+        if point in points:
             return True
-        rows, tokens = zip(*self.points, strict=True)
+        if not points:
+            return False
+        rows, tokens = zip(*points, strict=True)
         return (
             self.sure
             and self.explains
@@ -199,6 +220,7 @@ class Piece:
             "lost": self.lost,
             "labels": self.labels,
             "label_of": self.label_of,
+            "whole": self.whole,
         }
 
     @classmethod
@@ -229,4 +251,5 @@ class Piece:
             document["sure"],
             [Label(*label) for label in document["labels"]],
             document["label_of"],
+            [Point(*point) for point in document.get("whole", points)],
         )

@@ -54,6 +54,9 @@ class ByHand:
         memory = SimpleNamespace(peak_allocated_bytes=allocated, cuda_context_bytes=CONTEXT)
         return SimpleNamespace(oom=None, memory=memory)
 
+    def confirm(self, recipe: Recipe) -> None:
+        pass
+
     def time(self, recipe: Recipe) -> None:
         """The largest that fits is timed too, and was seen to fit."""
         assert self.value(recipe) in self.simulated

@@ -1,0 +1,151 @@
+"""A simulation of a deep model by simulations of the same model with few of its layers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, cast
+
+from harness.allocator import Settings
+from harness.architecture import LAYERS, find_config, load_shape, read_config
+from harness.formula import Label, NotRepeated, RepeatedLayers, RequestLog, Times
+from harness.hardware import Hardware
+from harness.recipe import Recipe
+from harness.step_profile import StepProfile
+
+PERIODS = (1, 2, 3, 4, 6)
+"""Layers after which a model begins again: Gemma 3 has five with a window and one without."""
+FEWEST = 4
+"""Layers where each repeats the one before it: the first and last are unlike others."""
+WORTH_IT = 0.6
+"""Of the layers: where two simulations have more together, one of the whole model is as good."""
+
+
+class Simulated(NamedTuple):
+    """What simulate_for_devices tells, of a model that was not simulated whole."""
+
+    log: RequestLog
+    profile: StepProfile
+    """Of the model with the fewest layers, but for its recipe and host memory."""
+    labels: dict[int, Label]
+    times: dict[str, Times]
+    """By device; nothing where nobody asked for them."""
+
+
+class FewLayers:
+    """Simulates recipes on `devices`, which run the same kernels, with few of their layers."""
+
+    def __init__(self, devices: Sequence[Hardware], settings: Settings) -> None:
+        self._devices, self._settings = devices, settings
+        self._known: dict[Recipe, _Model | None] = {}
+        """By recipe without its sizes. None: its layers do not repeat."""
+
+    def simulated(self, recipe: Recipe, *, timed: bool) -> Simulated | None:
+        """What a simulation with all layers would tell, its times in any case if it is `timed`, which may take
+        twice as long. None where few layers do not say it."""
+        name = recipe.model_copy(update={"micro_batch_size": 1, "seq_len": 1})
+        try:
+            if name not in self._known:
+                self._known[name] = _Model(recipe, self._devices, self._settings)
+            model = self._known[name]
+            return None if model is None else model.simulated(recipe, timed)
+        except Exception:  # a model that was cut may fail in any way; with all layers it says what is wrong
+            self._known[name] = None
+            return None
+
+
+class _Model:
+    """One recipe at any sizes. Raises NotRepeated if its layers do not repeat."""
+
+    def __init__(self, recipe: Recipe, devices: Sequence[Hardware], settings: Settings) -> None:
+        if recipe.trust_remote_code or recipe.images or recipe.ddp:  # DDP's buckets end within layers
+            raise NotRepeated("it cannot be cut")
+        self._devices, self._settings = devices, settings
+        self._config = read_config(find_config(recipe.model))
+        part = _decoder(self._config)
+        self._layers = next((part[name] for name in LAYERS if isinstance(part.get(name), int)), 0)
+        self._folder = TemporaryDirectory()  # kept while this is
+        self._paths: dict[int, str] = {}
+        self._fewest, self._period = self._choose(recipe)
+        self._known: list[RepeatedLayers] = []
+
+    def simulated(self, recipe: Recipe, timed: bool) -> Simulated:
+        """The step of `recipe`, which differs from the one that this was made for in its sizes alone. Raises
+        NotRepeated, and what a simulation raises."""
+        few = self._simulate(recipe, 0)
+        layers = next((known for known in self._known if known.describes(few.log)), None)
+        grows = layers is None or layers.grows or recipe.activations_on_host
+        more = self._simulate(recipe, 1) if timed or grows else few
+        if layers is None:
+            layers = RepeatedLayers([few.log, more.log, self._simulate(recipe, 2).log])
+            self._known.append(layers)
+        if few.profile.warnings != more.profile.warnings:
+            raise NotRepeated("one layer more has another warning")
+        times = (self._layers - self._fewest) // self._period
+        log, alike = layers.at(times, few.log, more.log)
+        labels = {key: few.labels[other] for key, other in alike.items() if other in few.labels}
+        taken = {name: few.times[name].deeper(more.times[name], times) for name in few.times if more is not few}
+        host, host_more = (each.profile.memory.host_bytes or 0 for each in (few, more))
+        profile = few.profile.model_copy(update={"recipe": recipe.model_dump(mode="json")})
+        # weights and states are as large at all sizes, and known from the first
+        profile.memory.host_bytes = (host + times * (host_more - host) or None) if more is not few else None
+        return Simulated(log, profile, labels, taken)
+
+    def _simulate(self, recipe: Recipe, n: int) -> Simulated:
+        """With `n` periods more than the fewest layers."""
+        from harness.simulate import simulate_for_devices
+
+        cut = recipe.model_copy(update={"model": self._cut(self._fewest + n * self._period)})
+        profile, memory, times = simulate_for_devices(cut, self._devices, self._settings)
+        return Simulated(memory.log, profile, memory.labels(), times)
+
+    def _choose(self, recipe: Recipe) -> tuple[int, int]:
+        """The fewest layers and the period with which the layers of every kind are as many as they should."""
+        first_dense = _decoder(self._config).get("first_k_dense_replace") or 0
+        for period in PERIODS:
+            fewest = first_dense + (FEWEST if period == 1 else 3 * period)
+            fewest += (self._layers - fewest) % period
+            if 2 * fewest + period > WORTH_IT * self._layers:
+                continue
+            few, more, whole = (
+                _kinds(model) for model in (self._cut(fewest), self._cut(fewest + period), recipe.model)
+            )
+            times = (self._layers - fewest) // period
+            grown = {kind: few[kind] + times * (more[kind] - few[kind]) for kind in {*few, *more}}
+            if grown == whole and all(_repeats(v, fewest, period) for v in self._lists().values()):
+                return fewest, period
+        raise NotRepeated(f"its {self._layers} layers do not repeat")
+
+    def _lists(self) -> dict[str, list[Any]]:
+        """What the config says of each layer."""
+        part = _decoder(self._config)
+        lists = {k: cast("list[Any]", v) for k, v in part.items() if isinstance(v, list)}
+        return {k: v for k, v in lists.items() if len(v) == self._layers}
+
+    def _cut(self, layers: int) -> str:
+        """The path of the config with so many layers."""
+        if layers not in self._paths:
+            config = json.loads(json.dumps(self._config))
+            part = _decoder(config)
+            part |= {name: layers for name in LAYERS if name in part}
+            part |= {name: values[:layers] for name, values in self._lists().items()}
+            path = Path(self._folder.name) / f"{layers}.json"
+            path.write_text(json.dumps(config))
+            self._paths[layers] = str(path)
+        return self._paths[layers]
+
+
+def _decoder(config: dict[str, Any]) -> dict[str, Any]:
+    return config.get("text_config", config)
+
+
+def _kinds(model: str) -> Mapping[tuple[str, str], int]:
+    return Counter({(block.mixer, block.feed): block.count for block in load_shape(model).kinds})
+
+
+def _repeats(values: Sequence[Any], fewest: int, period: int) -> bool:
+    """Whether all beyond the layers that are kept is as it is one period before."""
+    return all(values[n] == values[n - period] for n in range(fewest, len(values)))

@@ -1,0 +1,143 @@
+"""A search that simulates few layers finds what one that simulates all of them does, or does not use them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.allocator import parse_settings
+from harness.fit import fit_confirmed, fit_exact, simulations
+from harness.fit.few_layers import FewLayers
+from harness.fit.simulations import Simulations
+from harness.formula import NotRepeated, RepeatedLayers, point_of
+from harness.hardware import find_hardware, with_memory
+from harness.recipe import Recipe
+from tests.support.places import MODELS
+from tests.support.tiny import tiny
+
+H100 = find_hardware("h100")
+PLAIN = parse_settings("", "2.13.0")
+LAYERS = 18
+MIB = 2**20
+
+
+def deep(folder: Path, config: dict[str, Any] | None = None, **fields: Any) -> Recipe:
+    content = json.loads((MODELS / "llama.json").read_bytes()) | {"num_hidden_layers": LAYERS}
+    path = folder / "deep.json"
+    path.write_text(json.dumps(content | (config or {})))
+    return tiny(**{"precision": "bf16", **fields}).model_copy(update={"model": str(path)})
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_grad_norm": 1.0, "offload": ["activations"]}], ids=str)
+def test_memory_and_time_are_those_of_all_layers(tmp_path: Path, fields: dict[str, Any]) -> None:
+    recipe = deep(tmp_path, **fields)
+    few, all_layers = Simulations(H100, few_layers=True), Simulations(H100)
+    by_few = few.timed(recipe)
+    piece = few.formula(recipe).knowing(point_of(recipe))
+    assert piece is not None
+    assert piece.whole == []
+    whole = all_layers.timed(recipe)
+    assert by_few.phases.keys() == whole.phases.keys()
+    for name, stats in whole.phases.items():
+        assert by_few.phases[name].peak_allocated_bytes == stats.peak_allocated_bytes
+        assert by_few.phases[name].peak_reserved_bytes == stats.peak_reserved_bytes
+        assert by_few.phases[name].kernels_s == pytest.approx(stats.kernels_s, rel=1e-6)
+    assert by_few.memory.host_bytes == whole.memory.host_bytes
+    expected = whole.step.model_dump(exclude={"time_s"}, exclude_none=True)
+    assert by_few.step.model_dump(exclude={"time_s"}, exclude_none=True) == pytest.approx(expected, rel=1e-3)
+    assert by_few.step.time_s.median == pytest.approx(whole.step.time_s.median, rel=1e-3)
+    few.confirm(recipe)
+    assert piece.whole == [point_of(recipe)]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Sizes at which all layers were simulated."""
+    monkeypatch.setattr(simulations, "_may_fork", lambda: False)
+    found: list[tuple[int, int]] = []
+    whole = Simulations.simulated
+
+    def simulated(self: Simulations, recipe: Recipe) -> None:
+        found.append(point_of(recipe))
+        whole(self, recipe)
+
+    monkeypatch.setattr(Simulations, "simulated", simulated)
+    return found
+
+
+SMALL = with_memory(H100, 660 * MIB)
+
+
+def test_a_search_finds_the_same_and_has_seen_it_with_all_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[int, int]]
+) -> None:
+    recipe = deep(tmp_path, optimizer="sgd")
+    found = fit_exact(recipe, Simulations(SMALL, PLAIN, few_layers=True))
+    assert asked == [(found.value, 16)]
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "other"))
+    whole = fit_exact(recipe, Simulations(SMALL, PLAIN))
+    assert len(asked) > 3
+    assert whole.as_json() == found.as_json()
+
+
+def test_few_layers_that_were_wrong_are_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[int, int]]
+) -> None:
+    right = RepeatedLayers.at
+
+    def wrong(self: RepeatedLayers, times: int, *logs: Any) -> Any:
+        log, alike = right(self, times, *logs)
+        if times > 2:
+            log.born(-1, MIB)
+        return log, alike
+
+    monkeypatch.setattr(RepeatedLayers, "at", wrong)
+    recipe = deep(tmp_path, optimizer="sgd", micro_batch_size=400)
+    found = fit_confirmed(recipe, SMALL, PLAIN).largest["micro_batch_size"].value
+    assert found == fit_exact(recipe, Simulations(SMALL, PLAIN)).value
+    assert len(asked) > 2
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        ({"num_hidden_layers": 8}, {}),
+        ({"layer_types": ["full_attention"] * 17 + ["sliding_attention"]}, {}),
+        ({"num_hidden_layers": "x"}, {}),
+        ({}, {"parallel": "ddp", "dp_replicate": 2}),
+    ],
+    ids=["few anyway", "the last is another", "no number", "DDP"],
+)
+def test_a_model_whose_layers_do_not_repeat_is_simulated_whole(
+    tmp_path: Path, config: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    recipe = deep(tmp_path, config, **fields)
+    assert FewLayers([H100], PLAIN).simulated(recipe, timed=False) is None
+
+
+def test_a_question_about_all_layers_forgets_few(tmp_path: Path) -> None:
+    recipe = deep(tmp_path)
+    few = Simulations(H100, few_layers=True)
+    few.profile(recipe)
+    few.keep()
+    assert Simulations(H100, few_layers=True).knows(recipe)
+    assert not Simulations(H100).knows(recipe)
+
+
+def test_all_layers_that_do_something_else_are_believed(tmp_path: Path) -> None:
+    recipe = deep(tmp_path)
+    few = Simulations(H100, few_layers=True)
+    few.profile(recipe)
+    piece = few.formula(recipe).pieces[0]
+    piece.events = [*piece.events, 0]
+    with pytest.raises(NotRepeated):
+        few.confirm(recipe)
+    assert piece not in few.formula(recipe).pieces

@@ -1,0 +1,129 @@
+"""What three shallow models ask for says what a deep one asks for: request by request, or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.allocator import parse_settings
+from harness.formula import NotRepeated, RepeatedLayers, RequestLog
+from harness.hardware import find_hardware
+from harness.simulate import SimulatedMemory
+from harness.simulate.simulated_run import simulate_for_devices
+from tests.support.places import MODELS
+from tests.support.tiny import tiny
+
+H100 = find_hardware("h100")
+LORA = {"adapter": "lora", "gradient_checkpointing": True}
+DEEP = 9
+
+
+def simulated(folder: Path, layers: int, family: str = "llama", **fields: Any) -> SimulatedMemory:
+    config = json.loads((MODELS / f"{family}.json").read_bytes()) | {"num_hidden_layers": layers}
+    path = folder / f"{layers}.json"
+    path.write_text(json.dumps(config))
+    recipe = tiny(family, **{"precision": "bf16", "seq_len": 64, **fields}).model_copy(
+        update={"model": str(path)}
+    )
+    return simulate_for_devices(recipe, [H100], parse_settings("", "2.13.0"))[1]
+
+
+def in_order(log: RequestLog) -> tuple[list[tuple[int, int, int]], list[Any]]:
+    """Events with keys counted from 0, in the order of birth."""
+    numbers: dict[int, int] = {}
+    events = [(numbers.setdefault(key, len(numbers)), size, stream) for key, size, stream in log.events]
+    return events, log.marks
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama", {}),
+        ("llama", {**LORA, "quantization": "nf4", "lora_dropout": 0.1}),
+        ("llama", {"precision": "fp16-mixed", "max_grad_norm": 1.0, "optimizer": "adafactor"}),
+        ("llama", {"optimizer_in_backward": True, "max_grad_norm": None, "offload": ["activations"]}),
+        ("llama", {"parallel": "fsdp", "dp_shard": 4, "gradient_accumulation_steps": 2}),
+        ("llama", {"parallel": "tp", "tp": 2}),
+        ("mixtral", LORA),
+    ],
+    ids=str,
+)
+def test_requests_of_a_deep_model_are_those_of_its_own_simulation(
+    tmp_path: Path, family: str, fields: dict[str, Any]
+) -> None:
+    few, more, most = (simulated(tmp_path, layers, family, **fields) for layers in (4, 5, 6))
+    whole = simulated(tmp_path, DEEP, family, **fields)
+    log, alike = RepeatedLayers([few.log, more.log, most.log]).at(DEEP - 4, few.log, more.log)
+    assert in_order(log) == in_order(whole.log)
+    said, labels = few.labels(), whole.labels()
+    births = zip(born(log), born(whole.log), strict=True)
+    assert all(said.get(alike[ours]) == labels.get(theirs) for ours, theirs in births)
+
+
+def born(log: RequestLog) -> list[int]:
+    return [key for key, size, _ in log.events if size >= 0]
+
+
+def log_of(*events: tuple[str, int]) -> RequestLog:
+    """("weight", 8) is born with 8 bytes, ("weight", -1) dies."""
+    log, keys = RequestLog(), dict[str, int]()
+    log.mark("step")
+    for name, size in events:
+        if size < 0:
+            log.died(keys[name])
+        else:
+            keys[name] = len(keys)
+            log.born(keys[name], size)
+    return log
+
+
+def there_and_back(layers: int, *, largest: int = 0) -> RequestLog:
+    """Forward makes a tensor a layer, backward frees them in the other order; one is as large as there are
+    layers. `largest`: a layer that makes twice as much."""
+    names = [f"layer {n}" for n in range(layers)]
+    forward = [(name, 16 if n == largest - 1 else 8) for n, name in enumerate(names)]
+    backward = [event for name in reversed(names) for event in ((f"gradient of {name}", 4), (name, -1))]
+    return log_of(*forward, ("norms", 100 * layers), *backward, ("norms", -1))
+
+
+def test_backward_frees_what_the_mirrored_layer_made() -> None:
+    layers = RepeatedLayers([there_and_back(n) for n in (3, 4, 5)])
+    assert layers.grows
+    log, _ = layers.at(17, there_and_back(3), there_and_back(4))
+    assert in_order(log) == in_order(there_and_back(20))
+
+
+def test_other_sizes_are_described_and_another_order_is_not() -> None:
+    layers = RepeatedLayers([there_and_back(n) for n in (3, 4, 5)])
+    twice = RequestLog()
+    twice.marks = there_and_back(3).marks
+    twice.events = [
+        (k, size if size < 0 else 2 * size, stream) for k, size, stream in there_and_back(3).events
+    ]
+    assert layers.describes(twice)
+    assert not layers.describes(there_and_back(4))
+
+
+@pytest.mark.parametrize(
+    "logs",
+    [
+        [there_and_back(3), there_and_back(4), there_and_back(5, largest=5)],
+        [there_and_back(3), there_and_back(4, largest=4), there_and_back(5, largest=5)],
+        [there_and_back(3), there_and_back(4), there_and_back(6)],
+        [there_and_back(1), log_of(("other", 3)), there_and_back(3)],
+    ],
+    ids=["the third is another", "the last layer is larger", "two layers more", "something else"],
+)
+def test_what_does_not_repeat_is_refused(logs: list[RequestLog]) -> None:
+    with pytest.raises(NotRepeated):
+        RepeatedLayers(logs)
+
+
+def test_a_step_that_loses_memory_is_refused() -> None:
+    logs = [there_and_back(n) for n in (3, 4, 5)]
+    logs[0].lost = frozenset({0})
+    with pytest.raises(NotRepeated, match="loses"):
+        RepeatedLayers(logs)
