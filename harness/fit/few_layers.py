@@ -44,8 +44,8 @@ class FewLayers:
         """By recipe without its sizes. None: its layers do not repeat."""
 
     def simulated(self, recipe: Recipe, *, timed: bool) -> Simulated | None:
-        """What a simulation with all layers would tell, its times in any case if it is `timed`, which may take
-        twice as long. None where few layers do not say it."""
+        """What a simulation with all layers would tell, with its times if it is `timed`, which may take twice
+        as long. None where few layers do not say it."""
         name = recipe.model_copy(update={"micro_batch_size": 1, "seq_len": 1})
         try:
             if name not in self._known:
@@ -87,12 +87,12 @@ class _Model:
         times = (self._layers - self._fewest) // self._period
         log, alike = layers.at(times, few.log, more.log)
         labels = {key: few.labels[other] for key, other in alike.items() if other in few.labels}
-        taken = {name: few.times[name].deeper(more.times[name], times) for name in few.times if more is not few}
+        taken = {name: each.deeper(more.times[name], times) for name, each in few.times.items()}
         host, host_more = (each.profile.memory.host_bytes or 0 for each in (few, more))
         profile = few.profile.model_copy(update={"recipe": recipe.model_dump(mode="json")})
         # weights and states are as large at all sizes, and known from the first
         profile.memory.host_bytes = (host + times * (host_more - host) or None) if more is not few else None
-        return Simulated(log, profile, labels, taken)
+        return Simulated(log, profile, labels, taken if more is not few else {})
 
     def _simulate(self, recipe: Recipe, n: int) -> Simulated:
         """With `n` periods more than the fewest layers."""

@@ -177,20 +177,15 @@ class Simulations:
             raise NotRepeated(f"{recipe.model} has layers that do not repeat")
 
     def _simulate(self, recipe: Recipe, *, timed: bool = False) -> None:
-        """With few layers where that is wanted and says what the others do; or with all."""
+        """With few layers where they are asked for and say what all of them do; else with all."""
         formula = self.formula(recipe)
         if self._few_layers is not None and not formula.refused:
-            self._tell(recipe)
             found = self._few_layers.simulated(recipe, timed=timed)
             if found is not None:
                 times = {timed_on(device): found.times[device.name] for device in self.devices if found.times}
                 formula.learn(found.log, found.profile, found.labels, times, whole=False)
                 return save(formula)
         return self.simulated(recipe)
-
-    def _tell(self, recipe: Recipe) -> None:
-        which = f"rank 0 of {recipe.world_size} " if recipe.world_size > 1 else ""
-        self.told(f"simulating {which}on {self.hardware.name}")
 
     def simulated(self, recipe: Recipe) -> None:
         """Simulate at these sizes now, with all layers. Raises CannotDivide, as it did before."""
@@ -199,7 +194,8 @@ class Simulations:
             raise CannotDivide(formula.refused)
         from harness.simulate import simulate_for_devices
 
-        self._tell(recipe)
+        which = f"rank 0 of {recipe.world_size} " if recipe.world_size > 1 else ""
+        self.told(f"simulating {which}on {self.hardware.name}")
         try:
             profile, memory, times = simulate_for_devices(recipe, self.devices, self.settings)
         except CannotDivide as error:
