@@ -1,4 +1,4 @@
-"""docs/formula.md from profiles/formula.json, which `python -m benchmarks.formula` writes.
+"""docs/formula.md from what `python -m benchmarks.formula` and `python -m benchmarks.few_layers` write.
 
 python -m pages.formula            # writes the page; with --check, compares it
 """
@@ -9,6 +9,7 @@ import json
 import sys
 from typing import Any
 
+from benchmarks import few_layers
 from benchmarks.formula import OUT
 from harness.report.table import markdown_table
 from pages.parts import ROOT, with_parts, write_or_check
@@ -46,10 +47,29 @@ def printed(rows: list[dict[str, Any]]) -> str:
     return "\n".join("```\n" + "\n".join(row["text"]) + "\n```\n" for row in [*first, *others])
 
 
+def repeated(models: list[dict[str, Any]]) -> str:
+    """Markdown: what few layers say of all of them."""
+    columns = ("model", "requests", "the same from few layers", "whole ÷ first size", "whole ÷ another size")
+    cells = [
+        (
+            row["model"],
+            f"{row['requests']:,}",
+            "yes" if row["equal"] else "no",
+            f"{row['whole_over_first_time']:.1f}",
+            f"{row['whole_over_another_time']:.1f}",
+        )
+        for row in models
+        if row["equal"] is not None
+    ]
+    whole = ", ".join(row["model"] for row in models if row["equal"] is None)
+    return f"{markdown_table(columns, cells, (1, 3, 4))}\nAlways simulated whole: {whole}.\n"
+
+
 def main(check: bool) -> None:
     """Write the page, or compare it."""
     rows = json.loads((ROOT / OUT).read_text(encoding="utf-8"))["recipes"]
-    parts = {"formula": printed(rows), "formula checks": checks(rows)}
+    models = json.loads((ROOT / few_layers.OUT).read_text(encoding="utf-8"))["models"]
+    parts = {"formula": printed(rows), "formula checks": checks(rows), "few layers": repeated(models)}
     write_or_check({PAGE: with_parts(PAGE, parts)}, "pages.formula", check=check)
 
 

@@ -126,6 +126,7 @@ def _as_field(error: typer.TyperException) -> str:
     from harness.recipe import Recipe
 
     name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    name = "hardware" if name in ("gpu", "device") else name  # options of run, watch and emulate
     context = getattr(error, "ctx", None)
     taken = [parameter.metavar or "" for parameter in context.command.params] if context else []
     known = name in Recipe.model_fields or (name == "hardware" and any("hardware=" in text for text in taken))

@@ -246,6 +246,7 @@ def test_pictures_are_refused_before_the_first_cell(call, monkeypatch):
     [
         (("run", "smoke", "--seq-len", "512"), "seq_len=VALUE"),
         (("napkin", "smoke", "--hardware", "h100"), "hardware=VALUE"),
+        (("fit", "smoke", "--gpu", "h100"), "hardware=VALUE"),
         (("run", "smoke", "--hardware", "h100"), None),
         (("recipes", "--seq_len", "512"), None),
         (("run", "smoke", "--verbose"), None),
