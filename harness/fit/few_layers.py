@@ -40,20 +40,23 @@ class FewLayers:
 
     def __init__(self, devices: Sequence[Hardware], settings: Settings) -> None:
         self._devices, self._settings = devices, settings
-        self._known: dict[Recipe, _Model | None] = {}
-        """By recipe without its sizes. None: its layers do not repeat."""
+        self._known: dict[Recipe, _Model] = {}
+        """By recipe without its sizes."""
+        self._refused: set[Recipe] = set()
+        """Those whose layers do not repeat. Their folders stay: a process that was forked may read them."""
 
     def simulated(self, recipe: Recipe, *, timed: bool) -> Simulated | None:
         """What a simulation with all layers would tell, with its times if it is `timed`, which may take twice
         as long. None where few layers do not say it."""
         name = recipe.model_copy(update={"micro_batch_size": 1, "seq_len": 1})
+        if name in self._refused:
+            return None
         try:
             if name not in self._known:
                 self._known[name] = _Model(recipe, self._devices, self._settings)
-            model = self._known[name]
-            return None if model is None else model.simulated(recipe, timed)
+            return self._known[name].simulated(recipe, timed)
         except Exception:  # a model that was cut may fail in any way; with all layers it says what is wrong
-            self._known[name] = None
+            self._refused.add(name)
             return None
 
 
