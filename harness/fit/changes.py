@@ -53,6 +53,7 @@ class Change:
     """Those that differ from the recipe, as a shell takes them."""
     required_bytes: int
     saved_bytes: int
+    """At the peak. This and the slowdown are a simulation's where `seen` and `fits`, else arithmetic's."""
     slowdown: float
     """Time a token takes after, over before: below 1 it is faster."""
     fits: bool

@@ -328,13 +328,23 @@ class _Confirming:
         seen: list[Change] = []
         for change in changes:
             enough = sum(c.seen and c.fits for c in seen if c.same_result == change.same_result)
-            if change.fits and enough < SEEN_TO_FIT:
-                fits = self._fits(changed(self.recipe, change.fields))
-                change = dataclasses.replace(change, fits=fits is None, seen=True)
-                if change.fits and self._enough is None:
-                    self._enough = changed(self.recipe, change.fields)
-            seen.append(change)
+            seen.append(self._looked_at(change) if change.fits and enough < SEEN_TO_FIT else change)
         return seen
+
+    def _looked_at(self, change: Change) -> Change:
+        """The change with what a simulation says of it."""
+        other = changed(self.recipe, change.fields)
+        fits = self._fits(other) is None
+        change = dataclasses.replace(change, fits=fits, seen=True)
+        if not fits:
+            return change
+        self._enough = self._enough or other
+        before, after = (self.simulations.timed(recipe) for recipe in (self.recipe, other))
+        saved = (before.memory.peak_allocated_bytes or 0) - (after.memory.peak_allocated_bytes or 0)
+        now, then = before.step.tokens_per_s, after.step.tokens_per_s
+        return dataclasses.replace(
+            change, saved_bytes=saved, slowdown=now / then if now and then else change.slowdown
+        )
 
     def _ahead(self, recipes: list[Recipe]) -> None:
         """Simulate what will be asked for, in two processes."""
