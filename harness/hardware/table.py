@@ -23,7 +23,7 @@ class Datasheet(NamedTuple):
     title: str
     compute_capability: str
     sm_count: int
-    """Streaming multiprocessors, as CUDA's device properties give them (NVIDIA's architecture whitepapers)."""
+    """Streaming multiprocessors, by CUDA's device properties (NVIDIA's architecture whitepapers)."""
     l2_bytes: int
     """Second-level cache, from the same."""
     memory_bytes: Cited

@@ -12,6 +12,8 @@ import typer
 from harness.cli.arguments import AsJson
 from harness.cli.terminal.lines import tell
 from harness.errors import InputError, printable
+from harness.recipe import load_recipe
+from harness.system import quiet_libraries, stdout_kept_for_json
 
 EXAMPLES = """
 Examples:
@@ -28,22 +30,15 @@ Examples:
 
 def hardware(
     recipe: Annotated[
-        str | None,
-        typer.Argument(help="As for the others. Without one: the table itself.", show_default=False),
+        str | None, typer.Argument(help="As for the others. Without one: the table itself.")
     ] = None,
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Fields to change.", show_default=False),
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields to change.")
     ] = None,
-    prices: Annotated[
-        Path | None, typer.Option(help="YAML file of `name: price per hour` lines.", show_default=False)
-    ] = None,
-    price: Annotated[
-        list[str] | None, typer.Option(help="name=price per hour; may be given again.", show_default=False)
-    ] = None,
+    prices: Annotated[Path | None, typer.Option(help="YAML file of `name: price per hour` lines.")] = None,
+    price: Annotated[list[str] | None, typer.Option(help="name=price per hour; may be given again.")] = None,
     gpus: Annotated[
-        str | None,
-        typer.Option(help="Numbers of cards, e.g. 1,2,4,8: the fewest that fit.", show_default=False),
+        str | None, typer.Option(help="Numbers of cards, e.g. 1,2,4,8: the fewest that fit.")
     ] = None,
     best: Annotated[
         bool,
@@ -68,8 +63,6 @@ def hardware(
     )
     from harness.hardware import hardware_names, read_prices
     from harness.napkin import warnings_of
-    from harness.recipe import load_recipe
-    from harness.system import quiet_libraries, stdout_kept_for_json
 
     if recipe is None:
         if as_json or prices or price or gpus or best:

@@ -9,6 +9,7 @@ import typer
 
 from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName, asked_for
 from harness.cli.terminal.lines import tell
+from harness.system import quiet_libraries, stdout_kept_for_json
 
 NAPKIN_EXAMPLES = """
 Examples:
@@ -61,7 +62,6 @@ def formula(
 ) -> None:
     """The simulated peak as a sum of terms in batch and sequence, exact in the range that it states."""
     from harness.fit import derive
-    from harness.system import quiet_libraries, stdout_kept_for_json
 
     name, loaded, device = asked_for(recipe, overrides, memory)
     with stdout_kept_for_json(as_json):
@@ -83,7 +83,6 @@ def shard(
 ) -> None:
     """Divide the step among GPUs: memory and communication of each, under DDP, FSDP2, ZeRO and others."""
     from harness.fit import divisions
-    from harness.system import quiet_libraries, stdout_kept_for_json
 
     name, loaded, device = asked_for(recipe, overrides, memory)
     told: list[str] = []

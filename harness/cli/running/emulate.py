@@ -7,6 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from harness.cli.terminal.lines import tell
+from harness.system import quiet_libraries
+from harness.units import in_gib
+
 EXAMPLES = """
 Examples:
 
@@ -67,8 +71,7 @@ def emulate(
         ),
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the allocator's statistics and history of every process."),
+        Path | None, typer.Option(help="Folder for the allocator's statistics and history of every process.")
     ] = None,
 ) -> None:
     """Run any command on virtual GPUs: PyTorch says what memory it needs, time is estimated, and nothing is
@@ -109,9 +112,6 @@ def checkpoint(
     a config. For programs on a virtual GPU, where the values of weights do not matter.
     """
     from harness.architecture import find_config
-    from harness.cli.terminal.lines import tell
-    from harness.system import quiet_libraries
-    from harness.units import in_gib
     from harness.zeros import write_checkpoint
 
     quiet_libraries()

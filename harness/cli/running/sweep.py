@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from harness.cli.arguments import AsJson, RecipeName, Track
+from harness.cli.exit_status import INTERRUPTED
+from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
+from harness.system import complain, quiet_libraries, stdout_kept_for_json, write_whole
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from harness.sweep import Plan, RemoteLauncher, Row, Sweep
 
 
@@ -52,7 +54,6 @@ def sweep(
         typer.Argument(
             metavar="[KEY=V1,V2,...]... [hardware=NAME]",
             help="What to change: every value is a cell of the table.",
-            show_default=False,
         ),
     ] = None,
     measure: Annotated[
@@ -71,7 +72,6 @@ def sweep(
             min=1,
             help="Cells at the same time. Default: simulations, half the processors; measurements, 1; with "
             "--launcher 100, for the engine to queue.",
-            show_default=False,
         ),
     ] = None,
     launcher: Annotated[
@@ -79,7 +79,6 @@ def sweep(
         typer.Option(
             metavar="submitit|ray",
             help="Start the cells elsewhere: as SLURM jobs (submitit), or on a Ray cluster.",
-            show_default=False,
         ),
     ] = None,
     launcher_option: Annotated[
@@ -87,19 +86,13 @@ def sweep(
         typer.Option(
             metavar="KEY=VALUE",
             help="For the engine, as it names it: slurm_partition=gpu, timeout_min=120, num_cpus=4.",
-            show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of the sweep. Default: profiles/sweeps/<recipe>-<kind>-<fields>-<digest>.",
-            show_default=False,
-        ),
+        typer.Option(help="Folder of the sweep. Default: profiles/sweeps/<recipe>-<kind>-<fields>-<digest>."),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="With --measure: cuda, cuda:1, ... or cpu.", show_default=False)
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="With --measure: cuda, cuda:1, ... or cpu.")] = None,
     track: Track = None,
     png: Annotated[bool, typer.Option("--png", help="Also leave a picture of every field.")] = False,
     as_json: AsJson = False,
@@ -109,11 +102,8 @@ def sweep(
     ] = False,
 ) -> None:
     """Change one field at a time, or all combinations: a table, curves, and the answer in a sentence."""
-    from harness.cli.exit_status import INTERRUPTED
     from harness.cli.terminal.sweep import print_sweep
-    from harness.cli.terminal.terminal import Terminal, say
     from harness.sweep import default_folder, plan_sweep, sole_sweep_in, sweep_of
-    from harness.system import complain, quiet_libraries, stdout_kept_for_json
     from harness.track import tracker_names
 
     trackers = tracker_names(track or [])
@@ -218,7 +208,6 @@ def _run(
 ) -> None:
     """Fill `rows` as cells are done, and show each."""
     from harness.cli.terminal.sweep import SweepProgress
-    from harness.cli.terminal.terminal import say
     from harness.sweep import run_cells
 
     with SweepProgress(log, len(plan.cells)) as progress:
@@ -235,7 +224,6 @@ def _tell(trackers: list[str], plan: Plan, rows: list[Row], folder: Path, log: C
     """Tell the trackers about the cells that were asked now."""
     if not trackers:
         return
-    from harness.cli.terminal.terminal import say
     from harness.sweep import tracked_cells
     from harness.track import track_all
 
@@ -246,7 +234,6 @@ def _tell(trackers: list[str], plan: Plan, rows: list[Row], folder: Path, log: C
 def _write(folder: Path, done: Sweep) -> dict[str, str]:
     """The files of the sweep; their contents by the option that prints them."""
     from harness.sweep import as_csv, as_markdown, sweep_html
-    from harness.system import write_whole
 
     contents = {"--json": done.to_json(), "--csv": as_csv(done), "--markdown": as_markdown(done)}
     for option, name in (("--json", "sweep.json"), ("--csv", "sweep.csv"), ("--markdown", "sweep.md")):

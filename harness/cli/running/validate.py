@@ -9,10 +9,11 @@ import typer
 
 from harness.cli.arguments import JsonOnStdout, MemorySize
 from harness.cli.exit_status import BEYOND_TOLERANCE
-from harness.cli.terminal.terminal import say
+from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
+from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
 if TYPE_CHECKING:
     from harness.answers import Comparison
@@ -41,8 +42,7 @@ def validate(
         float | None,
         typer.Option(
             help="Fail (exit status 1) when the peak allocated bytes of a prediction are off by more than "
-            "this fraction, e.g. 0.02.",
-            show_default=False,
+            "this fraction, e.g. 0.02."
         ),
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure each recipe here and now.")] = False,
@@ -55,8 +55,6 @@ def validate(
     """Put napkin, simulated, emulated and measured side by side, with what is unexplained, and where."""
     from harness.answers import compare, complete, gather
     from harness.cli.terminal.comparison import print_comparison, print_summary
-    from harness.cli.terminal.terminal import Terminal
-    from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
     if tolerance is not None and not tolerance >= 0:
         raise InputError(f"--tolerance {tolerance}: give a fraction of at least 0, e.g. 0.02.")

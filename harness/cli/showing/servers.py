@@ -24,7 +24,6 @@ def serve(
         typer.Argument(
             metavar="[DIR]",
             help="A folder of runs, profiles, snapshots and sweeps. Default: profiles, or else this folder.",
-            show_default=False,
         ),
     ] = None,
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8642,
@@ -46,7 +45,6 @@ def mcp(
             metavar="[FOLDER]...",
             help="What may be read: runs, profiles, snapshots, recipes, models. Default: nothing but what "
             "harness brings.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

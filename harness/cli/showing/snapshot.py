@@ -10,7 +10,10 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import AsJson
+from harness.cli.terminal.lines import tell
+from harness.cli.terminal.terminal import Terminal
 from harness.errors import InputError
+from harness.system import read_whole, write_whole
 
 EXAMPLES = """
 Examples:
@@ -50,7 +53,6 @@ OfDevice = Annotated[
     typer.Option(
         "--device",
         help="Of several devices, the one to look at. Default: one that ran out of memory, or did the most.",
-        show_default=False,
     ),
 ]
 
@@ -74,9 +76,7 @@ def show(
     message: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE|-",
-            help="Instead of a snapshot, what PyTorch printed: a log, or - for stdin.",
-            show_default=False,
+            metavar="FILE|-", help="Instead of a snapshot, what PyTorch printed: a log, or - for stdin."
         ),
     ] = None,
 ) -> None:
@@ -88,16 +88,13 @@ def show(
         return
     assert file is not None
     from harness.cli.terminal.snapshots import print_snapshot
-    from harness.cli.terminal.terminal import Terminal
     from harness.report import read_run, section_of
 
     print_snapshot(Terminal(), section_of(read_run(file, device)))
 
 
 def _show_message(path: Path, device: int | None) -> None:
-    from harness.cli.terminal.lines import tell
     from harness.snapshot import message_in_words, read_message
-    from harness.system import read_whole
 
     if device is not None:
         raise InputError("--device belongs to a snapshot: a message is of one device.")
@@ -136,7 +133,6 @@ def diff(
         print(json.dumps(found.as_json(), indent=1))
         return
     from harness.cli.terminal.snapshots import print_held_diff
-    from harness.cli.terminal.terminal import Terminal
 
     when = [
         "at the peak" if at_peak else "where memory ran out" if one.oom else "when it was taken"
@@ -159,7 +155,6 @@ def leaks(file: SnapshotFile, device: OfDevice = None, as_json: AsJson = False) 
         print(json.dumps(found.as_json(), indent=1))
         return
     from harness.cli.terminal.snapshots import print_leaks
-    from harness.cli.terminal.terminal import Terminal
 
     print_leaks(Terminal(), found)
 
@@ -167,16 +162,13 @@ def leaks(file: SnapshotFile, device: OfDevice = None, as_json: AsJson = False) 
 @app.command("to-json", epilog=EXAMPLES)
 def to_json(
     file: SnapshotFile,
-    out: Annotated[
-        Path | None, typer.Option(help="The file to write. Default: stdout.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write. Default: stdout.")] = None,
 ) -> None:
     """Write a snapshot as JSON, which every command that reads a snapshot takes too.
 
     The pickle is read as plain data: nothing in it runs, whoever made it.
     """
     from harness.snapshot import read_snapshot, snapshot_to_json
-    from harness.system import write_whole
 
     text = snapshot_to_json(read_snapshot(file))
     if out is None:

@@ -79,10 +79,7 @@ def print_leaks(console: Console, leaks: Leaks) -> None:
 def _print_growth(console: Console, growth: Growth, steps: int) -> None:
     category, stack, place = growth.holder
     each = in_gib(growth.total_bytes // steps)
-    say(
-        console,
-        f"  {each} a step of {category} at {place}: {growth.count:,} allocations at the end",
-    )
+    say(console, f"  {each} a step of {category} at {place}: {growth.count:,} allocations at the end")
     _print_stack(console, stack)
 
 
