@@ -80,6 +80,11 @@ FullStateDict = Annotated[
 ]
 
 
+def paragraphs(lines: str) -> str:
+    """Each line apart from the next: of what stands below a command's options, typer joins others."""
+    return lines.replace("\n", "\n\n")
+
+
 def what_follows(
     recipe: Recipe,
     phases: str,

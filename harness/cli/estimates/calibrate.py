@@ -16,9 +16,7 @@ from harness.system import write_whole
 
 EXAMPLES = """
 Examples:
-
   harness calibrate --trace trace.json
-
   harness calibrate --trace trace.json --hardware rtx-4090 --out my-profiles
 """
 

@@ -24,15 +24,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 Examples:
-
   harness fit mistral-7b-qlora --memory 16GiB
-
   harness fit llama-3.1-8b-lora seq_len=8192 --hardware rtx-4090 --quick
-
   harness fit llama-3.1-8b-lora --hardware rtx-4090 --exact --field seq_len
-
   harness fit llama-3.1-8b-lora --hardware rtx-4090 --data chats.jsonl --tokenizer checkpoint
-
   harness fit llama-3.1-8b-full-bf16 --hardware a100-40gb --gpus 4 --quick
 """
 

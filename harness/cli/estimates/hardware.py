@@ -17,13 +17,9 @@ from harness.system import quiet_libraries, stdout_kept_for_json
 
 EXAMPLES = """
 Examples:
-
   harness hardware llama-3.1-8b-lora --price h200=3.5 --price l4=0.7
-
   harness hardware llama-3.1-8b-lora --prices prices.yaml
-
   harness hardware llama-3.1-8b-lora --best --price h100=2.5 --price rtx-4090=0.35
-
   harness hardware llama-3.1-8b-full-bf16 --gpus 1,2,4,8 --price h100=2.5 --price a100-40gb=1.3
 """
 

@@ -33,15 +33,10 @@ from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
 EXAMPLES = """
 Examples:
-
   harness simulate llama-3.1-8b-lora
-
   harness simulate llama-3.1-8b-lora seq_len=8192 hardware=a100-80gb --out here
-
   harness simulate mine --allocator expandable_segments:True --json > mine.json
-
   harness simulate mine --phases train,eval,save --eval-accumulation-steps 1
-
   harness simulate llama-3.1-8b-full-bf16 parallel=fsdp dp_shard=8 --rank 0
 """
 

@@ -13,25 +13,18 @@ from harness.system import quiet_libraries, stdout_kept_for_json
 
 NAPKIN_EXAMPLES = """
 Examples:
-
   harness napkin llama-3.1-8b-lora
-
   harness napkin mistral-7b-qlora micro_batch_size=4 hardware=rtx-4090 --json
 """
 FORMULA_EXAMPLES = """
 Examples:
-
   harness formula llama-3.1-8b-lora micro_batch_size=4
-
   harness formula mistral-7b-qlora micro_batch_size=2 seq_len=4096 hardware=rtx-4090 --json
 """
 SHARD_EXAMPLES = """
 Examples:
-
   harness shard llama-3.1-8b-full-bf16 --gpus 8
-
   harness shard llama-3.1-70b-qlora --gpus 2 hardware=rtx-4090
-
   harness shard llama-3.1-8b-full-bf16 --gpus 64 parallel=fsdp reduce_dtype=fp32 wrap=accelerate
 """
 

@@ -13,22 +13,15 @@ from harness.units import in_gib
 
 EXAMPLES = """
 Examples:
-
   harness emulate --gpu rtx-4090 -- python train.py --batch-size 4
-
   harness emulate --gpu h100 --gpus 2 -- torchrun --nproc-per-node 2 train.py
-
   harness emulate --gpu h100 --world-size 512 --rank 0 -- python train.py
-
 The exit status is the command's; 2 where no virtual GPU can be had, or the command does not exist.
 """
 CHECKPOINT_EXAMPLES = """
 Examples:
-
   harness checkpoint llama-3.1-8b --out model
-
   harness checkpoint my/config.json --out model
-
   harness emulate --gpu h100 -- python train.py --model model
 """
 

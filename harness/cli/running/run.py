@@ -35,29 +35,17 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 Examples:
-
   harness run smoke
-
   harness run llama-3.2-1b-bf16 seq_len=4096 gradient_checkpointing=true
-
   harness run mine.yaml steps=20 --json > mine.json
-
   harness run mine.yaml steps=1000 checkpoint_every=100 --out here
-
   harness run mine.yaml steps=1000 checkpoint_every=100 --resume here
-
   harness run mine.yaml --phases train,eval,save --eval-accumulation-steps 1
-
   harness run mine.yaml parallel=fsdp --gpus 2
-
   torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST -m harness run mine.yaml
-
 Exit status: 0 fine; 2 bad input or impossible here; 3 out of memory;
-
 4 stopped by a nan or infinite loss; 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP; 1 a bug.
-
 On several ranks: of the first that ended badly; 137 if it was killed.
-
 All but 1 and 2 leave a profile.
 """
 

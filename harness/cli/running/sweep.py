@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from harness.cli.arguments import AsJson, RecipeName, Track
-from harness.cli.exit_status import INTERRUPTED
+from harness.cli.exit_status import A_CELL_FAILED, INTERRUPTED
 from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
 from harness.system import complain, quiet_libraries, stdout_kept_for_json, write_whole
@@ -20,28 +20,18 @@ if TYPE_CHECKING:
     from harness.sweep import Plan, RemoteLauncher, Row, Sweep
 
 
-A_CELL_FAILED = 1
-
 EXAMPLES = """
 Examples:
-
   harness sweep llama-3.1-8b-lora micro_batch_size=1,2,4,8,16
-
   harness sweep llama-3.1-8b-lora gradient_checkpointing=true,false offload=none,activations+optimizer
-
   harness sweep mistral-7b-qlora seq_len=1024,2048,4096 micro_batch_size=1,2,4 --grid --napkin
-
   harness sweep smoke micro_batch_size=1,2,4 steps=3 --measure
-
-  harness sweep llama-3.1-8b-lora seq_len=1024,2048 --measure --launcher submitit \\
+  harness sweep llama-3.1-8b-lora seq_len=1024,2048 --measure --launcher submitit \
 --launcher-option slurm_partition=gpu
-
 Values are separated by commas; several names of offload or lora_targets are joined by a plus sign. A field \
 with one value changes the base recipe. hardware=h100,l4 compares devices of the table.
-
 The sweep leaves sweep.json, sweep.csv, sweep.md, report.html and a file for every cell. What is done is not \
 done again: run the same command to go on after Ctrl-C.
-
 Exit status: 0 also when cells ran out of memory or were refused, 1 when a cell crashed, 2 for bad input, \
 130 after Ctrl-C.
 """

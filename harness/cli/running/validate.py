@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 Examples:
-
   harness validate llama-3.2-1b-bf16 hardware=h200
-
   harness validate profiles/h200/*.measured.json --tolerance 0.02
-
   harness validate smoke --measure
 """
 

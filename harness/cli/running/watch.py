@@ -19,15 +19,10 @@ from harness.system import complain
 
 EXAMPLES = """
 Examples:
-
   harness watch -- python train.py --batch-size 4
-
   harness watch --gpu rtx-4090 -- python train.py
-
   harness watch --steps 10-12 --out here -- torchrun --nproc-per-node 2 train.py
-
   harness watch --gpu rtx-4090,h100 --fit BS=1..64 -- python train.py
-
 The exit status is the command's; 128 + the signal that ended it; 2 for bad input. With --fit or several \
 devices: 0, or 3 where one of them does not hold it, even with the least.
 """

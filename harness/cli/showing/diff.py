@@ -23,13 +23,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 Examples:
-
   harness diff before/profile.json after
-
   harness diff before after --fail-above 5%
-
   harness diff llama-3.1-8b-lora --python old/bin/python --python new/bin/python
-
 The first form takes profiles or run folders; the last simulates a recipe in two environments.
 Exit status: 0 fine, 2 bad input, 5 when a peak grew by more than --fail-above.
 """

@@ -17,15 +17,10 @@ PAGE = "report.html"
 
 EXAMPLES = """
 Examples:
-
   harness report profiles/runs/smoke-20260101-120000
-
   harness report one-run another-run --out both.html
-
   harness report measured.json simulated.json --markdown
-
   harness report snapshot.pickle --png slides
-
   harness report snapshot.pickle --device 1
 """
 

@@ -9,11 +9,8 @@ import typer
 
 MCP_EXAMPLES = """
 Examples:
-
   harness mcp profiles/runs
-
   harness mcp runs recipes-of-mine checkpoints
-
 A program that speaks the Model Context Protocol starts it: see the guide for its configuration.
 """
 

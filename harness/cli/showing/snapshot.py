@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import AsJson
+from harness.cli.arguments import AsJson, paragraphs
 from harness.cli.terminal.lines import tell
 from harness.cli.terminal.terminal import Terminal
 from harness.errors import InputError
@@ -17,30 +17,23 @@ from harness.system import read_whole, write_whole
 
 EXAMPLES = """
 Examples:
-
   harness snapshot to-json run/snapshot.pickle --out snapshot.json
 """
 SHOW_EXAMPLES = """
 Examples:
-
   harness snapshot show oom.pickle
-
   harness snapshot show two-gpus.pickle --device 1
-
   harness snapshot show --message training.log
 """
 MOST_OF_A_LOG = 2**28
 """Bytes."""
 DIFF_EXAMPLES = """
 Examples:
-
   harness snapshot diff before.pickle after.pickle
-
   harness snapshot diff before.pickle after.pickle --at-peak --json
 """
 LEAKS_EXAMPLES = """
 Example:
-
   harness snapshot leaks snapshot.pickle
 """
 
@@ -64,7 +57,7 @@ def _of_a_snapshot() -> None:
     """Read memory snapshots: what fills the memory, what differs, what leaks; as JSON."""
 
 
-@app.command("show", epilog=SHOW_EXAMPLES)
+@app.command("show", epilog=paragraphs(SHOW_EXAMPLES))
 def show(
     file: Annotated[
         Path | None,
@@ -109,7 +102,7 @@ def _show_message(path: Path, device: int | None) -> None:
     tell("\n".join(said))
 
 
-@app.command("diff", epilog=DIFF_EXAMPLES)
+@app.command("diff", epilog=paragraphs(DIFF_EXAMPLES))
 def diff(
     before: Annotated[Path, typer.Argument(metavar="A", help="The snapshot to compare with.")],
     after: Annotated[Path, typer.Argument(metavar="B", help="The snapshot to compare.")],
@@ -141,7 +134,7 @@ def diff(
     print_held_diff(Terminal(), found, (f"{before} {when[0]}", f"{after} {when[1]}"))
 
 
-@app.command("leaks", epilog=LEAKS_EXAMPLES)
+@app.command("leaks", epilog=paragraphs(LEAKS_EXAMPLES))
 def leaks(file: SnapshotFile, device: OfDevice = None, as_json: AsJson = False) -> None:
     """What holds more memory at the end of each step, by the stack that asked for it.
 
@@ -159,7 +152,7 @@ def leaks(file: SnapshotFile, device: OfDevice = None, as_json: AsJson = False) 
     print_leaks(Terminal(), found)
 
 
-@app.command("to-json", epilog=EXAMPLES)
+@app.command("to-json", epilog=paragraphs(EXAMPLES))
 def to_json(
     file: SnapshotFile,
     out: Annotated[Path | None, typer.Option(help="The file to write. Default: stdout.")] = None,
