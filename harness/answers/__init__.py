@@ -1,5 +1,4 @@
 """Ask one answer about one recipe, gather what is there, and put the answers side by side."""
-# pyright: reportUnusedImport=false
 
 from harness.answers.comparison import (
     SOURCES,

@@ -1,5 +1,4 @@
 """A GPU as the estimates see it: datasheet, calibration, roofline, driver."""
-# pyright: reportUnusedImport=false
 
 from harness.hardware.hardware import (
     DEFAULT_HARDWARE,

@@ -68,6 +68,15 @@ def kernel(names: str, **facts: Any) -> Callable[[Callable[..., None]], Callable
     return declared
 
 
+def returns_nothing(func: Any, args: Any, kwargs: Any) -> None:
+    """`Operator.result` of one that writes into tensors that are there already."""
+
+
+def returns_first(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of one that returns its first argument: what it works on in place, or waits for."""
+    return args[0]
+
+
 def operator_name(func: Any) -> str:
     """ "aten::mm" of torch.ops.aten.mm.default."""
     return func._schema.name
