@@ -1,4 +1,5 @@
 """A model of the CUDA caching allocator, and of its settings."""
+# pyright: reportUnusedImport=false
 
 from harness.allocator.allocator import Allocator, AllocatorOutOfMemory
 from harness.allocator.blocks import Block

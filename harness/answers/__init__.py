@@ -1,4 +1,5 @@
 """Ask one answer about one recipe, gather what is there, and put the answers side by side."""
+# pyright: reportUnusedImport=false
 
 from harness.answers.comparison import (
     SOURCES,

@@ -2,6 +2,7 @@
 
 Importing it imports no torch; a function that needs it does when it is called.
 """
+# pyright: reportUnusedImport=false
 
 from harness.api.estimates import napkin, simulate
 from harness.api.fitting import FitAnswer, fit, formula, shard

@@ -1,4 +1,5 @@
 """A model's sizes and layers, read from its config without torch."""
+# pyright: reportUnusedImport=false
 
 from harness.architecture.attention import with_attention
 from harness.architecture.config_file import MAX_CONFIG_BYTES, check_counts, read_config

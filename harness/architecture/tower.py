@@ -1,7 +1,5 @@
 """The weights of an image tower and of its projector, counted from a config without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

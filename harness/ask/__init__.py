@@ -2,6 +2,7 @@
 
 The arithmetic answer comes in milliseconds, in a browser too; what a simulation found takes its place.
 """
+# pyright: reportUnusedImport=false
 
 from harness.ask.answer import Found, answer_of, by_formula, without_limit
 from harness.ask.documents import Document, answered_as_json, arithmetic, cards

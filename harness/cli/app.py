@@ -1,7 +1,5 @@
 """The commands. Nothing heavy is imported at the top: `harness --help` answers at once."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,4 +1,5 @@
 """What a recipe trains on: files and conversations, read, tokenized, laid into rows. It needs no torch."""
+# pyright: reportUnusedImport=false
 
 from harness.data.check import check_data
 from harness.data.lengths import example_lengths

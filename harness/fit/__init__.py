@@ -1,4 +1,5 @@
 """What would fit: searched by arithmetic or by simulation, and what to change when nothing does."""
+# pyright: reportUnusedImport=false
 
 from harness.fit.advice import advise
 from harness.fit.card_count import among, compare_counts, read_counts, render_counts

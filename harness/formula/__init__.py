@@ -1,4 +1,5 @@
 """A step's requests of memory as expressions of its sizes, derived from simulations. It needs no torch."""
+# pyright: reportUnusedImport=false
 
 from harness.formula.expression import Factors, Point, Sum
 from harness.formula.formula import Formula, Times, outcome_of, point_of, timed_on

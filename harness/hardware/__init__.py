@@ -1,4 +1,5 @@
 """A GPU as the estimates see it: datasheet, calibration, roofline, driver."""
+# pyright: reportUnusedImport=false
 
 from harness.hardware.hardware import (
     DEFAULT_HARDWARE,

@@ -1,7 +1,5 @@
 """The devices of the hardware table by the names their driver gives them. Imports no torch."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 MIB = 2**20

@@ -6,6 +6,7 @@ measured follows from its architecture's parameters, multiprocessors, clocks, L2
 of a whole program asks `product`, `attention`, `memory`, `transfer` and `collective` once for each launch,
 with the shapes that it sees, and adds up seconds by `range_of` their kind.
 """
+# pyright: reportUnusedImport=false
 
 from harness.kernel_time.estimates import (
     KernelKind,

@@ -3,6 +3,7 @@
 A simulation asks with shape-only tensors, and the virtual GPU's clock with the shapes of operators that
 really run. Each file declares its own operators, by the name in their schema.
 """
+# pyright: reportUnusedImport=false
 
 import harness.kernels.attention
 import harness.kernels.collectives

@@ -4,8 +4,6 @@ Sources are under pytorch's aten/src/ATen/native; the operators are those of tor
 _fully_shard/_fsdp_collectives.py, where no mode sees inside them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil, prod, sqrt
 from typing import Any

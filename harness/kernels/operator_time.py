@@ -1,8 +1,6 @@
 """What one operator takes of a device's time: which kernel it is, described as harness/kernel_time wants
 it."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -48,7 +46,9 @@ _OPERATORS: dict[KernelClass, str] = {
     "copy": "_to_copy copy_ clone cat",
     "optimizer": "_fused_adamw_ _fused_adam_ _fused_sgd_",
 }
-_CLASSES = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
+_CLASSES: dict[str, KernelClass] = {
+    name: kind for kind, names in _OPERATORS.items() for name in names.split()
+}
 """By the operator's name without its namespace and `_backward`; of bitsandbytes and lists below."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -11,8 +11,6 @@ too, which know nothing of what is simulated. Every size was compared with the a
 host code (2.11 and 2.13, CUDA 13) for thousands of shapes; sources are under pytorch's aten/src/ATen/native.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache

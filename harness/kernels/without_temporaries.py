@@ -3,8 +3,6 @@
 Somebody has looked at their sources, under pytorch's aten/src/ATen/native unless told.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ end. What it knows it asks of the observer that `harness run` has (harness/measu
 such as a full disk, is said once on stderr and ends the watching, never the program.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import socket

@@ -14,8 +14,6 @@ Each calls what it wraps with the same arguments and returns the same; all are p
 ends. Who bound safetensors' function to a name of its own before is given the wrapped one too.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable

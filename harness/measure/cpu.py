@@ -5,8 +5,6 @@ There is no allocator to ask on the CPU, so "allocated" here is what a StorageTr
 code, so steps that it follows run eager.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import time

@@ -6,8 +6,6 @@ block keeps the stack it was allocated with, `_snapshot` shows every device, and
 to the calling thread (autograd's own thread has none: see cuda_trace.stated_phases).
 """
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref

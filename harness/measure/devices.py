@@ -1,7 +1,5 @@
 """Which device of this machine a recipe is measured on, and who watches it there; how fast a CPU is."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """What watches a measured run: one observer for each kind of device (measure/cpu.py, measure/cuda.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol

@@ -1,4 +1,5 @@
 """The textbook's arithmetic for a decoder's memory and time: about right, every term named. No torch."""
+# pyright: reportUnusedImport=false
 
 from harness.napkin.derivation import derive_terms
 from harness.napkin.memory import Memory, Moment, Sizes, required_bytes

@@ -5,8 +5,6 @@ its gradients are summed and divided by one reduce-scatter. The layout decides h
 at a time.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

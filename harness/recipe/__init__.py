@@ -1,4 +1,5 @@
 """A fine-tuning step as data: its fields, the rules between them, and the files it comes from."""
+# pyright: reportUnusedImport=false
 
 from harness.recipe.check import ImpossiblePair, check_recipe, recipe_schema, shortened
 from harness.recipe.derived import RECORDED_STEPS

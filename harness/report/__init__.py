@@ -3,6 +3,7 @@
 `read_run` reads, `write_report` writes the page; `render_page` is for pages that should look the same.
 Imports no torch.
 """
+# pyright: reportUnusedImport=false
 
 from harness.report.differences import report_tables
 from harness.report.figures import COLOURS, PATTERNS, drawing, write_figures

@@ -1,7 +1,5 @@
 """What a page shows of each run: data for its scripts, tables and words for its template."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,4 +1,5 @@
 """What a run leaves on disk, whole or not at all."""
+# pyright: reportUnusedImport=false
 
 from harness.run_folder.checkpoint_files import steps_done_of, verify, write_checkpoint
 from harness.run_folder.collected import (

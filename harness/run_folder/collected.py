@@ -5,8 +5,6 @@ RUN/ranks/N/ holds what rank N left. RUN/profile.json and RUN/snapshot.pickle ar
 peaks, with what all ranks saw: whoever reads a run folder reads them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -4,8 +4,6 @@ Symbolic links are not followed, wherever they point: nothing outside the folder
 the folder is read is left out.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import time

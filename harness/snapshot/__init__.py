@@ -1,4 +1,5 @@
 """The memory history: what each byte was and when, memory-viz files in and out, differences of two."""
+# pyright: reportUnusedImport=false
 
 from harness.snapshot.as_json import snapshot_to_json
 from harness.snapshot.attribution import (

@@ -1,4 +1,5 @@
 """What every answer returns: the profile of one step, as JSON and in words."""
+# pyright: reportUnusedImport=false
 
 from harness.step_profile.between_steps import (
     PHASES_BETWEEN_STEPS,

@@ -1,7 +1,5 @@
 """What a profile says, in words: why memory ran out, what leaks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from statistics import median

@@ -1,4 +1,5 @@
 """Many recipes, one table: plan, cells in processes of their own here or elsewhere, curves, page."""
+# pyright: reportUnusedImport=false
 
 from harness.sweep.document import Sweep, sweep_of
 from harness.sweep.figures import write_figures

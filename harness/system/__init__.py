@@ -1,4 +1,5 @@
 """What a command needs of Python and the operating system; it knows no recipe."""
+# pyright: reportUnusedImport=false
 
 from harness.system.files import open_regular, read_whole, sync, write_whole
 from harness.system.folder_lock import FolderLock, is_held, refuse_held

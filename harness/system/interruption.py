@@ -3,8 +3,6 @@
 A batch system sends SIGTERM some seconds before it kills; a closed terminal sends SIGHUP.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -3,6 +3,7 @@
 What is measured knows no tracker, and a tracker that fails, hangs or is missing stops nothing: all it would
 have been told is in log.jsonl. The trackers are accelerate's, so none is a dependency. Imports no torch.
 """
+# pyright: reportUnusedImport=false
 
 from harness.track.jobs import Job, profile_values, recipe_config
 from harness.track.trackers import tracker_names

@@ -1,4 +1,5 @@
 """The one training step and everything it is made of: model, toggles, data, loop."""
+# pyright: reportUnusedImport=false
 
 from harness.parallel import DTYPES
 from harness.training.after_step import AfterStep, HostPeak, evaluate_into, stats_of

@@ -9,6 +9,7 @@ host, and what follows from them in integers and booleans, are true (startup/vir
 
 Imports no torch, and nothing of the other answers.
 """
+# pyright: reportUnusedImport=false
 
 from harness.virtual_gpu.build import libraries, why_not
 from harness.virtual_gpu.device import (

@@ -1,7 +1,5 @@
 """What a virtual GPU says of itself: a device of the hardware table, as environment variables for c/."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 

@@ -3,6 +3,7 @@
 For programs on a virtual GPU, where no value of a weight matters. Nothing is downloaded. Its facade loads no
 torch; what is called does.
 """
+# pyright: reportUnusedImport=false
 
 from harness.architecture import shipped_config
 from harness.errors import InputError

@@ -1,7 +1,5 @@
 """`harness calibrate`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

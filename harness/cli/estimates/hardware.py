@@ -1,7 +1,5 @@
 """`harness hardware`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`harness recipes`, `harness models` and `harness schema`."""
 
-from __future__ import annotations
-
 import json
 
 import typer

@@ -1,7 +1,5 @@
 """`harness napkin`, `harness formula` and `harness shard`: the terms of a step, whole or divided."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`harness doctor`."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

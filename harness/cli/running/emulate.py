@@ -1,7 +1,5 @@
 """`harness emulate`: any command on virtual GPUs. `harness checkpoint`: zeros for it to load."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """`harness validate`."""
 
-from __future__ import annotations
-
 import json
 from typing import TYPE_CHECKING, Annotated
 

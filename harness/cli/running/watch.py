@@ -1,7 +1,5 @@
 """`harness watch`: any training command, recorded as `harness run` records a recipe."""
 
-from __future__ import annotations
-
 import shlex
 from contextlib import suppress
 from pathlib import Path

@@ -1,10 +1,8 @@
 """`harness diff`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,11 +13,8 @@ from harness.errors import InputError
 from harness.step_profile import StepProfile
 from harness.system import complain
 
-if TYPE_CHECKING:
-    Found = tuple[
-        tuple[str, str], tuple[StepProfile, StepProfile], tuple[dict[str, Any], dict[str, Any]] | None
-    ]
-    """The names of both, their profiles, and their snapshots where there are any."""
+Found = tuple[tuple[str, str], tuple[StepProfile, StepProfile], tuple[dict[str, Any], dict[str, Any]] | None]
+"""The names of both, their profiles, and their snapshots where there are any."""
 
 EXAMPLES = """
 Examples:

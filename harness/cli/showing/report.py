@@ -1,7 +1,5 @@
 """`harness report`: runs, profiles and snapshots as a page, as Markdown, CSV or pictures."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`harness serve` for people, and `harness mcp` for programs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

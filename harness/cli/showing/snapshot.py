@@ -1,7 +1,5 @@
 """`harness snapshot`: what a memory snapshot says, what differs between two, what leaks; and as JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The progress of a run, and of what takes a while."""
 
-from __future__ import annotations
-
 import time
 
 from rich.console import Console

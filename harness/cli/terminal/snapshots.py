@@ -1,7 +1,5 @@
 """What memory snapshots say, in a terminal. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
