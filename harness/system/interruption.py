@@ -45,7 +45,7 @@ def signals_answered() -> Generator[None]:
         _last_s[0] = -math.inf
     unraisable = sys.unraisablehook
 
-    def repeat(dropped: sys.UnraisableHookArgs) -> None:
+    def repeat(dropped: "sys.UnraisableHookArgs") -> None:
         if not isinstance(dropped.exc_value, KeyboardInterrupt):
             return unraisable(dropped)
         _repeat(_received[0] if _received else signal.SIGINT)
