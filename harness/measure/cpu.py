@@ -31,12 +31,7 @@ from harness.observe import (
 )
 from harness.parallel import loaded_by_one_thread
 from harness.snapshot import snapshot_of_storages
-from harness.step_profile import (
-    PHASES_BETWEEN_STEPS,
-    HardwareSummary,
-    MemoryStats,
-    OutOfMemoryReport,
-)
+from harness.step_profile import PHASES_BETWEEN_STEPS, HardwareSummary, MemoryStats, OutOfMemoryReport
 from harness.training import HostPeak, Kind
 
 
@@ -93,12 +88,7 @@ class CpuObserver(DeviceObserver):
         self._recording.reset_peak()
         try:
             gradients = gradients_seen(self._training, name, self._label_gradient)
-            with (
-                loaded_by_one_thread(),
-                torch.compiler.set_stance("force_eager"),
-                self._tracker,
-                gradients,
-            ):
+            with loaded_by_one_thread(), torch.compiler.set_stance("force_eager"), self._tracker, gradients:
                 yield
         finally:
             self.peaks.note(name, self._kinds, self._recording.peak_bytes, self._recording.allocated_bytes)

@@ -41,12 +41,7 @@ from harness.snapshot import (
     spans_from_trace,
     step_ends,
 )
-from harness.step_profile import (
-    PHASES_BETWEEN_STEPS,
-    HardwareSummary,
-    MemoryStats,
-    OutOfMemoryReport,
-)
+from harness.step_profile import PHASES_BETWEEN_STEPS, HardwareSummary, MemoryStats, OutOfMemoryReport
 from harness.training import Kind
 
 _Events = list[tuple[str, torch.cuda.Event, torch.cuda.Event]]

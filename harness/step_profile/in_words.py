@@ -5,11 +5,7 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 
 from harness.step_profile.between_steps import PHASES_BETWEEN_STEPS, EvaluationStats, EvaluationWay
-from harness.step_profile.step_profile import (
-    LeakReport,
-    RanksReport,
-    StepProfile,
-)
+from harness.step_profile.step_profile import LeakReport, RanksReport, StepProfile
 from harness.units import in_gib, ms
 
 NCCL_COMMUNICATOR = (544_000_000, 1_600_000_000)
