@@ -10,8 +10,6 @@ on shape-only tensors) and `run` (the real training step on a device).
 What this module offers is in `__all__`, and is imported when it is first used.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from importlib.util import find_spec

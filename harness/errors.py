@@ -1,7 +1,5 @@
 """The failures a user can cause or meet, each with the exit status the command line gives it."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Collection

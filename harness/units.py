@@ -1,7 +1,5 @@
 """Bytes and seconds for reading."""
 
-from __future__ import annotations
-
 GIB = 2**30
 
 

@@ -4,8 +4,6 @@ One device, any number of streams; no CUDA graphs, no private pools and no recor
 when it is asked for, so active means allocated. All sizes are bytes.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable
 

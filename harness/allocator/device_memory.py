@@ -5,8 +5,6 @@ expandable_segments) ranges of addresses into which pages are mapped and from wh
 are those of c10/cuda/CUDACachingAllocator.cpp. All sizes are bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from harness.allocator.blocks import Block, BlockPool, Segment, Stat, StreamPool, merge, split

@@ -1,7 +1,5 @@
 """What the allocator model holds and has counted, in the shapes that torch.cuda gives. No torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from harness.allocator.allocator import Allocator

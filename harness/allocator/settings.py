@@ -4,8 +4,6 @@ The meaning of every option is that of c10/core/AllocatorConfig.cpp and c10/cuda
 PyTorch 2.11 to 2.15. Sizes are bytes; the options' own unit is MiB although their names say mb.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys

@@ -4,8 +4,6 @@ The reference is the measured profile where there is one, else the emulated, els
 no torch.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

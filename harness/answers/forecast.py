@@ -1,7 +1,5 @@
 """How long a measurement on a CPU will take at least, known before it begins."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from harness.errors import InputError

@@ -1,7 +1,5 @@
 """Whether a second profile takes more memory than a first by more than is allowed. Imports no torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The answers about a recipe for `harness validate`: given, found in profiles/, or made now."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

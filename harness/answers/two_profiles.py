@@ -1,7 +1,5 @@
 """Two profiles of any recipes, libraries or devices: where their bytes differ. Imports no torch."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

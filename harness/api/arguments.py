@@ -79,11 +79,7 @@ def asked_recipe(recipe: object, overrides: Mapping[str, Any]) -> tuple[str, Rec
 
 
 def asked_after(
-    recipe: Recipe,
-    phases: str,
-    evaluation: Mapping[str, int | bool] | None,
-    *,
-    full_state_dict: bool = False,
+    recipe: Recipe, phases: str, evaluation: Mapping[str, int | bool] | None, *, full_state_dict: bool = False
 ) -> AfterStep | None:
     """What is asked for behind the training steps; None for nothing. Raises InputError."""
     given = {f"evaluation {field}": (field, value) for field, value in (evaluation or {}).items()}

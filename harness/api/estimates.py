@@ -1,7 +1,5 @@
 """`harness.napkin` and `harness.simulate`: answers without a GPU."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

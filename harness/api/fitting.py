@@ -1,7 +1,5 @@
 """`harness.fit`, `harness.formula` and `harness.shard`: what fits a device, or several, and why."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Any

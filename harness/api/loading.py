@@ -1,7 +1,5 @@
 """Recipes, profiles and snapshots from their files. Imports no torch."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

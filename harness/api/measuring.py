@@ -1,7 +1,5 @@
 """`harness.run`: a recipe measured on this machine."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ transformers says so in the source of each family (`_supports_sdpa`), which is r
 would import torch, which takes seconds.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

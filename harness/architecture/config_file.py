@@ -1,7 +1,5 @@
 """A model's config.json, read and checked before transformers builds from it. Imports no torch."""
 
-from __future__ import annotations
-
 import errno
 import json
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Its configuration classes name a default for every field, as literals. They are 
 importing one imports torch, which takes seconds.
 """
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from importlib.util import find_spec

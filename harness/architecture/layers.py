@@ -3,8 +3,6 @@
 Names are those of the modules inside a block, which is what a recipe's lora_targets match.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 from harness.architecture.model_shape import Block, ModelShape

@@ -4,8 +4,6 @@ A name in recipes/models, the path of a file or of a checkpoint folder, or a Hug
 the config is fetched, a few kB, unless it is in the cache; HF_HUB_OFFLINE=1 forbids that.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

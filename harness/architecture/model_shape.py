@@ -4,8 +4,6 @@ What a config.json leaves out is the family's default (architecture/family.py). 
 the layout of a block, a few rules below say how transformers lays out families of that kind.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

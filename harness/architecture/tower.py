@@ -1,7 +1,5 @@
 """The weights of an image tower and of its projector, counted from a config without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,11 +20,7 @@ def tower_elements(config: Mapping[str, Any], hidden: int) -> int:
     given = {**family_defaults(str(vision.get("model_type"))), **vision}
     width, depth, inner = (
         _first(given, *names)
-        for names in (
-            ("embed_dim", "hidden_size"),
-            ("depth", "num_hidden_layers"),
-            ("intermediate_size",),
-        )
+        for names in (("embed_dim", "hidden_size"), ("depth", "num_hidden_layers"), ("intermediate_size",))
     )
     inner = inner or width * _first(given, "mlp_ratio")
     patch, merged = _first(given, "patch_size"), _first(given, "spatial_merge_size")

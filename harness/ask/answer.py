@@ -32,16 +32,8 @@ from harness.step_profile import (
 from harness.units import in_gib, in_ms
 
 COLOURS = (
-    "#0072B2",
-    "#E69F00",
-    "#CC79A7",
-    "#D55E00",
-    "#56B4E9",
-    "#009E73",
-    "#999999",
-    "#F0E442",
-    "#882255",
-    "#BBBBBB",
+    *("#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#56B4E9", "#009E73", "#999999", "#F0E442"),
+    *("#882255", "#BBBBBB"),
 )
 """Okabe and Ito's, and two more, as the report has them (harness/report/assets/page.js)."""
 VERDICTS = {"yes": ("fits", "2da44e"), "tight": ("tight", "bf8700"), "no": ("does not fit", "cf222e")}

@@ -1,7 +1,5 @@
 """What a page asks and gets, as text and plain data: an answer, what is wrong, or that nobody knows."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

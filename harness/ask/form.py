@@ -1,7 +1,5 @@
 """What can be asked: the fields with their choices and sentences, and which of these are impossible now."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, cast
 

@@ -4,8 +4,6 @@ An address may be anybody's: it names only fields that change memory or time, so
 model, no weights and no data set are touched by asking.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping

@@ -7,8 +7,6 @@ pickle: reading one runs nothing. Frozen weights are not in it: they are built a
 tells whether they are the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re

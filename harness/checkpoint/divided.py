@@ -5,8 +5,6 @@ run nothing when they are read. Beside them lie the same state.json and recipe.y
 manifest of all; the folder appears whole or not at all. All ranks see one file system.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

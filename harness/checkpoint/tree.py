@@ -3,8 +3,6 @@
 This is what an optimizer's state_dict is made of. Reading it back runs nothing and imports nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

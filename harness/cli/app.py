@@ -1,7 +1,5 @@
 """The commands. Nothing heavy is imported at the top: `harness --help` answers at once."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys
@@ -10,6 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from harness.cli.arguments import paragraphs
 from harness.cli.estimates import calibrate, fit, hardware, recipes, simulate, terms
 from harness.cli.exit_status import INTERRUPTED
 from harness.cli.running import doctor, emulate, run, sweep, validate, watch
@@ -50,27 +49,29 @@ def harness(
 
 
 app.add_typer(recipes.app, name="recipes")
-app.command(epilog=run.EXAMPLES)(run.run)
+app.command(epilog=paragraphs(run.EXAMPLES))(run.run)
 app.command()(recipes.models)
 app.command()(recipes.schema)
-app.command(epilog=emulate.EXAMPLES, context_settings={"ignore_unknown_options": True})(emulate.emulate)
-app.command(epilog=emulate.CHECKPOINT_EXAMPLES)(emulate.checkpoint)
+app.command(epilog=paragraphs(emulate.EXAMPLES), context_settings={"ignore_unknown_options": True})(
+    emulate.emulate
+)
+app.command(epilog=paragraphs(emulate.CHECKPOINT_EXAMPLES))(emulate.checkpoint)
 app.command()(doctor.doctor)
-app.command(epilog=terms.NAPKIN_EXAMPLES)(terms.napkin)
-app.command(epilog=terms.FORMULA_EXAMPLES)(terms.formula)
-app.command(epilog=fit.EXAMPLES)(fit.fit)
-app.command(epilog=hardware.EXAMPLES)(hardware.hardware)
-app.command(epilog=calibrate.EXAMPLES)(calibrate.calibrate)
-app.command(epilog=terms.SHARD_EXAMPLES)(terms.shard)
-app.command(epilog=report.EXAMPLES)(report.report)
-app.command(epilog=simulate.EXAMPLES)(simulate.simulate)
-app.command(epilog=validate.EXAMPLES)(validate.validate)
-app.command(epilog=diff.EXAMPLES)(diff.diff)
+app.command(epilog=paragraphs(terms.NAPKIN_EXAMPLES))(terms.napkin)
+app.command(epilog=paragraphs(terms.FORMULA_EXAMPLES))(terms.formula)
+app.command(epilog=paragraphs(fit.EXAMPLES))(fit.fit)
+app.command(epilog=paragraphs(hardware.EXAMPLES))(hardware.hardware)
+app.command(epilog=paragraphs(calibrate.EXAMPLES))(calibrate.calibrate)
+app.command(epilog=paragraphs(terms.SHARD_EXAMPLES))(terms.shard)
+app.command(epilog=paragraphs(report.EXAMPLES))(report.report)
+app.command(epilog=paragraphs(simulate.EXAMPLES))(simulate.simulate)
+app.command(epilog=paragraphs(validate.EXAMPLES))(validate.validate)
+app.command(epilog=paragraphs(diff.EXAMPLES))(diff.diff)
 app.add_typer(snapshot.app, name="snapshot")
-app.command(epilog=sweep.EXAMPLES)(sweep.sweep)
+app.command(epilog=paragraphs(sweep.EXAMPLES))(sweep.sweep)
 app.command()(servers.serve)
-app.command(epilog=watch.EXAMPLES, context_settings={"ignore_unknown_options": True})(watch.watch)
-app.command(epilog=servers.MCP_EXAMPLES)(servers.mcp)
+app.command(epilog=paragraphs(watch.EXAMPLES), context_settings={"ignore_unknown_options": True})(watch.watch)
+app.command(epilog=paragraphs(servers.MCP_EXAMPLES))(servers.mcp)
 
 
 def main() -> NoReturn:

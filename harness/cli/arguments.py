@@ -7,24 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.recipe import Recipe, load_recipe
+
 if TYPE_CHECKING:
     from harness.hardware import Hardware
-    from harness.recipe import Recipe
     from harness.training import AfterStep
 
 RecipeName = Annotated[
     str, typer.Argument(help="A name in recipes/ (`harness recipes` lists them), or the path of a YAML file.")
 ]
 Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Fields to change, e.g. seq_len=4096.", show_default=False),
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Fields to change, e.g. seq_len=4096.")
 ]
 OverridesAndHardware = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]... [hardware=NAME]",
         help="Fields to change, e.g. seq_len=4096, and the GPU (`harness hardware` lists them).",
-        show_default=False,
     ),
 ]
 MemorySize = Annotated[
@@ -32,7 +31,6 @@ MemorySize = Annotated[
     typer.Option(
         "--memory",
         help="Memory of the device, e.g. 16GiB or 24GB, for a card of another size or none in particular.",
-        show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
@@ -46,7 +44,6 @@ Track = Annotated[
         metavar="NAME",
         envvar="HARNESS_TRACK",
         help="Tell an experiment tracker too: tensorboard, wandb, mlflow, trackio, ... Several with commas.",
-        show_default=False,
     ),
 ]
 Phases = Annotated[
@@ -58,23 +55,15 @@ Phases = Annotated[
     ),
 ]
 EvalBatches = Annotated[
-    int | None,
-    typer.Option(
-        "--eval-batches", help="How many batches an evaluation has. Default: 10.", show_default=False
-    ),
+    int | None, typer.Option("--eval-batches", help="How many batches an evaluation has. Default: 10.")
 ]
 EvalBatchSize = Annotated[
-    int | None,
-    typer.Option(
-        "--eval-batch-size", help="Their rows, per_device_eval_batch_size. Default: 8.", show_default=False
-    ),
+    int | None, typer.Option("--eval-batch-size", help="Their rows, per_device_eval_batch_size. Default: 8.")
 ]
 EvalAccumulationSteps = Annotated[
     int | None,
     typer.Option(
-        "--eval-accumulation-steps",
-        help="After so many batches logits go to the host. Default: at the end.",
-        show_default=False,
+        "--eval-accumulation-steps", help="After so many batches logits go to the host. Default: at the end."
     ),
 ]
 EvalLossOnly = Annotated[
@@ -89,6 +78,11 @@ FullStateDict = Annotated[
         "rank writes its part.",
     ),
 ]
+
+
+def paragraphs(lines: str) -> str:
+    """Each line apart from the next: of what stands below a command's options, typer joins others."""
+    return lines.replace("\n", "\n\n")
 
 
 def what_follows(
@@ -120,7 +114,6 @@ def asked_for(
     from harness.architecture import find_config, with_attention
     from harness.data import check_data
     from harness.hardware import split_hardware
-    from harness.recipe import load_recipe
 
     hardware, changes = split_hardware(overrides or [], memory)
     name, loaded = load_recipe(recipe, changes)

@@ -1,7 +1,5 @@
 """The process of a command, which answers signals before the commands are imported and until it is over."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from typing import NoReturn

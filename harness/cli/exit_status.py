@@ -1,7 +1,5 @@
 """The exit statuses of the commands beside those that errors carry (errors.py)."""
 
-from __future__ import annotations
-
 from harness.system import CTRL_C_STATUS
 
 BEYOND_TOLERANCE = A_CELL_FAILED = 1

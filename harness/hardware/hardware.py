@@ -14,14 +14,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.errors import InputError
-from harness.hardware.table import (
-    DATASHEETS,
-    L2_BYTES,
-    MIB,
-    NOT_MODELLED,
-    SM_COUNTS,
-    Datasheet,
-)
+from harness.hardware.table import DATASHEETS, MIB, NOT_MODELLED, TABLE_NAMES, Datasheet
 from harness.step_profile import HardwareSummary, StepProfile
 from harness.system import parse_json, profiles_folder, read_whole
 
@@ -36,8 +29,6 @@ def table_device(profile: StepProfile) -> Hardware | None:
         return None
     if device.kind == "table":
         return find_hardware(device.name)
-    from harness.hardware.table import TABLE_NAMES
-
     if device.name not in TABLE_NAMES:
         raise InputError(
             f"the hardware table does not have {device.name}. Say which device to predict for: hardware=NAME."
@@ -120,12 +111,12 @@ class Hardware:
     @property
     def sm_count(self) -> int:
         """Streaming multiprocessors."""
-        return SM_COUNTS[self.datasheet.name]
+        return self.datasheet.sm_count
 
     @property
     def l2_bytes(self) -> int:
         """Second-level cache."""
-        return L2_BYTES[self.datasheet.name]
+        return self.datasheet.l2_bytes
 
     @property
     def memory_bytes(self) -> int:

@@ -2,8 +2,6 @@
 
 # pynvml has no types.
 # pyright: basic
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

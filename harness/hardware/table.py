@@ -1,41 +1,6 @@
 """The devices of the hardware table by the names their driver gives them. Imports no torch."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
-
-TABLE_NAMES = {
-    "NVIDIA B200": "b200",
-    "NVIDIA H200": "h200",
-    "NVIDIA H100 80GB HBM3": "h100",
-    "NVIDIA H100 NVL": "h100-nvl",
-    "NVIDIA H100 PCIe": "h100-pcie",
-    "NVIDIA A100-SXM4-80GB": "a100-80gb",
-    "NVIDIA A100-SXM4-40GB": "a100-40gb",
-    "NVIDIA L40S": "l40s",
-    "NVIDIA L4": "l4",
-    "NVIDIA A10G": "a10g",
-    "NVIDIA A40": "a40",
-    "Tesla T4": "t4",
-    "Tesla V100-SXM2-16GB": "v100-16gb",
-    "Tesla V100-SXM2-32GB": "v100-32gb",
-    "NVIDIA GeForce RTX 3090": "rtx-3090",
-    "NVIDIA GeForce RTX 4090": "rtx-4090",
-    "NVIDIA GeForce RTX 5090": "rtx-5090",
-    "NVIDIA GeForce RTX 3080": "rtx-3080",
-    "NVIDIA GeForce RTX 3070": "rtx-3070",
-    "NVIDIA GeForce RTX 3060": "rtx-3060",
-    "NVIDIA GeForce RTX 4060 Ti": "rtx-4060-ti-16gb",
-    "NVIDIA GeForce RTX 4070 Ti SUPER": "rtx-4070-ti-super",
-    "NVIDIA GeForce RTX 4080": "rtx-4080",
-    "NVIDIA GeForce RTX 5060 Ti": "rtx-5060-ti-16gb",
-    "NVIDIA GeForce RTX 5070 Ti": "rtx-5070-ti",
-    "NVIDIA GeForce RTX 5080": "rtx-5080",
-    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000",
-    "NVIDIA RTX A6000": "rtx-a6000",
-    "NVIDIA RTX 6000 Ada Generation": "rtx-6000-ada",
-}
-"""What the driver calls a device of the hardware table. No other name has ceilings, and so no MFU."""
 
 MIB = 2**20
 
@@ -51,8 +16,14 @@ class Datasheet(NamedTuple):
     """One device. `flops` maps a dtype (fp32, bf16, fp16) to dense FLOP/s; a dtype it lacks is absent."""
 
     name: str
+    driver_name: str
+    """What the driver calls it."""
     title: str
     compute_capability: str
+    sm_count: int
+    """Streaming multiprocessors, by CUDA's device properties (NVIDIA's architecture whitepapers)."""
+    l2_bytes: int
+    """Second-level cache, from the same."""
     memory_bytes: Cited
     memory_bandwidth: Cited
     flops: dict[str, Cited]
@@ -82,14 +53,17 @@ def _seen_by_cuda(name: str, nvidia_smi_mib: int) -> Cited:
 
 def _gpu(
     name: str,
+    driver_name: str,
     title: str,
     compute_capability: str,
     mib: int,
+    *,
+    sms: int,
+    l2: int,
     bandwidth: float,
     fp32: float,
     half: float,
     source: str,
-    *,
     pcie: int,
     lanes: int = 16,
     nvlink: float | None = None,
@@ -98,8 +72,11 @@ def _gpu(
     dtypes = {"fp32": fp32, "fp16": half} | ({"bf16": half} if bf16 else {})
     return Datasheet(
         name,
+        driver_name,
         title,
         compute_capability,
+        sm_count=sms,
+        l2_bytes=l2 * MIB,
         memory_bytes=_seen_by_cuda(name, mib),
         memory_bandwidth=Cited(bandwidth, source),
         flops={dtype: Cited(value, source) for dtype, value in dtypes.items()},
@@ -157,137 +134,72 @@ _B200 = "NVIDIA HGX B200 datasheet, per GPU (2,250 = 4,500 with sparsity / 2)"
 
 _VOLTA: dict[str, Any] = {"pcie": 3, "nvlink": 300e9, "bf16": False}
 
-SM_COUNTS = {
-    "b200": 148,
-    "h200": 132,
-    "h100": 132,
-    "h100-nvl": 132,
-    "h100-pcie": 114,
-    "a100-80gb": 108,
-    "a100-40gb": 108,
-    "l40s": 142,
-    "l4": 58,
-    "a10g": 80,
-    "a40": 84,
-    "t4": 40,
-    "v100-16gb": 80,
-    "v100-32gb": 80,
-    "rtx-3090": 82,
-    "rtx-4090": 128,
-    "rtx-5090": 170,
-    "rtx-a6000": 84,
-    "rtx-6000-ada": 142,
-    "rtx-3080": 68,
-    "rtx-3070": 46,
-    "rtx-3060": 28,
-    "rtx-4060-ti-16gb": 34,
-    "rtx-4070-ti-super": 66,
-    "rtx-4080": 76,
-    "rtx-5060-ti-16gb": 36,
-    "rtx-5070-ti": 70,
-    "rtx-5080": 84,
-    "rtx-pro-6000": 188,
-}
-"""Streaming multiprocessors, as CUDA's device properties give them (NVIDIA's architecture whitepapers)."""
-
-L2_BYTES = {
-    "b200": 126 * MIB,
-    "h200": 50 * MIB,
-    "h100": 50 * MIB,
-    "h100-nvl": 50 * MIB,
-    "h100-pcie": 50 * MIB,
-    "a100-80gb": 40 * MIB,
-    "a100-40gb": 40 * MIB,
-    "l40s": 96 * MIB,
-    "l4": 48 * MIB,
-    "a10g": 6 * MIB,
-    "a40": 6 * MIB,
-    "t4": 4 * MIB,
-    "v100-16gb": 6 * MIB,
-    "v100-32gb": 6 * MIB,
-    "rtx-3090": 6 * MIB,
-    "rtx-4090": 72 * MIB,
-    "rtx-5090": 96 * MIB,
-    "rtx-a6000": 6 * MIB,
-    "rtx-6000-ada": 96 * MIB,
-    "rtx-3080": 5 * MIB,
-    "rtx-3070": 4 * MIB,
-    "rtx-3060": 3 * MIB,
-    "rtx-4060-ti-16gb": 32 * MIB,
-    "rtx-4070-ti-super": 48 * MIB,
-    "rtx-4080": 64 * MIB,
-    "rtx-5060-ti-16gb": 32 * MIB,
-    "rtx-5070-ti": 48 * MIB,
-    "rtx-5080": 64 * MIB,
-    "rtx-pro-6000": 128 * MIB,
-}
-"""Second-level cache, as CUDA's device properties give it (NVIDIA's architecture whitepapers)."""
-
+# fmt: off
 DATASHEETS: tuple[Datasheet, ...] = (
-    _gpu("b200", "B200 SXM 180 GB", "10.0", 183359, 7.7e12, 75e12, 2250e12, _B200, pcie=5, nvlink=1800e9),
-    _gpu("h200", "H200 SXM 141 GB", "9.0", 143771, 4.8e12, 67e12, 989.5e12, _H200, pcie=5, nvlink=900e9),
-    _gpu("h100", "H100 SXM 80 GB", "9.0", 81559, 3.35e12, 67e12, 989.5e12, _H100, pcie=5, nvlink=900e9),
-    _gpu("h100-nvl", "H100 NVL 94 GB", "9.0", 95830, 3.9e12, 60e12, 835.5e12, _H100, pcie=5, nvlink=600e9),
-    _gpu("h100-pcie", "H100 PCIe 80 GB", "9.0", 81559, 2.0e12, 51e12, 756.5e12, _H100, pcie=5, nvlink=600e9),
-    _gpu("a100-80gb", "A100 SXM 80 GB", "8.0", 81920, 2.039e12, 19.5e12, 312e12, _A100, pcie=4, nvlink=600e9),
-    _gpu("a100-40gb", "A100 SXM 40 GB", "8.0", 40960, 1.555e12, 19.5e12, 312e12, _A100, pcie=4, nvlink=600e9),
-    _gpu("l40s", "L40S 48 GB", "8.9", 46068, 864e9, 91.6e12, 362.05e12, _L40S, pcie=4),
-    _gpu("l4", "L4 24 GB", "8.9", 23034, 300e9, 30.3e12, 121e12, _L4, pcie=4),
-    _gpu("a10g", "A10G 24 GB", "8.6", 23028, 600e9, 35e12, 70e12, _A10G, pcie=4),
-    _gpu("a40", "A40 48 GB", "8.6", 46068, 696e9, 37.4e12, 149.7e12, _A40, pcie=4, nvlink=112.5e9),
-    _gpu("t4", "T4 16 GB", "7.5", 15360, 320e9, 8.1e12, 65e12, _T4, pcie=3, bf16=False),
-    _gpu("v100-16gb", "V100 SXM2 16 GB", "7.0", 16160, 900e9, 15.7e12, 125e12, _V100, **_VOLTA),
-    _gpu("v100-32gb", "V100 SXM2 32 GB", "7.0", 32510, 900e9, 15.7e12, 125e12, _V100, **_VOLTA),
-    _gpu("rtx-3090", "RTX 3090 24 GB", "8.6", 24576, 936e9, 35.6e12, 71e12, _GA102, pcie=4, nvlink=112.5e9),
-    _gpu("rtx-4090", "RTX 4090 24 GB", "8.9", 24564, 1008e9, 82.6e12, 165.2e12, _ADA, pcie=4),
-    _gpu("rtx-5090", "RTX 5090 32 GB", "12.0", 32607, 1792e9, 104.8e12, 209.5e12, _GB202, pcie=5),
-    _gpu(
-        "rtx-a6000", "RTX A6000 48 GB", "8.6", 49140, 768e9, 38.7e12, 154.8e12, _A6000, pcie=4, nvlink=112.5e9
-    ),
-    _gpu("rtx-6000-ada", "RTX 6000 Ada 48 GB", "8.9", 49140, 960e9, 91.1e12, 364.2e12, _ADA6000, pcie=4),
-    _gpu("rtx-3080", "RTX 3080 10 GB", "8.6", 10240, 760e9, 29.8e12, 59.5e12, _GA102, pcie=4),
-    _gpu("rtx-3070", "RTX 3070 8 GB", "8.6", 8192, 448e9, 20.3e12, 40.6e12, _GA102, pcie=4),
-    _gpu("rtx-3060", "RTX 3060 12 GB", "8.6", 12288, 360e9, 12.7e12, 25.5e12, _GA106, pcie=4),
-    _gpu(
-        "rtx-4060-ti-16gb",
-        "RTX 4060 Ti 16 GB",
-        "8.9",
-        16380,
-        288e9,
-        22.06e12,
-        44.1e12,
-        _ADA_GEFORCE,
-        pcie=4,
-        lanes=8,
-    ),
-    _gpu(
-        "rtx-4070-ti-super",
-        "RTX 4070 Ti SUPER 16 GB",
-        "8.9",
-        16376,
-        672e9,
-        44.1e12,
-        88.2e12,
-        _ADA_GEFORCE,
-        pcie=4,
-    ),
-    _gpu("rtx-4080", "RTX 4080 16 GB", "8.9", 16376, 716.8e9, 48.7e12, 97.5e12, _ADA_GEFORCE, pcie=4),
-    _gpu(
-        "rtx-5060-ti-16gb",
-        "RTX 5060 Ti 16 GB",
-        "12.0",
-        16311,
-        448e9,
-        23.7e12,
-        47.4e12,
-        _GB20X,
-        pcie=5,
-        lanes=8,
-    ),
-    _gpu("rtx-5070-ti", "RTX 5070 Ti 16 GB", "12.0", 16303, 896e9, 43.9e12, 87.9e12, _GB20X, pcie=5),
-    _gpu("rtx-5080", "RTX 5080 16 GB", "12.0", 16303, 960e9, 56.3e12, 112.6e12, _GB20X, pcie=5),
-    _gpu("rtx-pro-6000", "RTX PRO 6000 96 GB", "12.0", 97887, 1792e9, 125.9e12, 503.8e12, _PRO6000, pcie=5),
+    _gpu("b200", "NVIDIA B200", "B200 SXM 180 GB", "10.0", 183359,
+         sms=148, l2=126, bandwidth=7.7e12, fp32=75e12, half=2250e12, source=_B200, pcie=5, nvlink=1800e9),
+    _gpu("h200", "NVIDIA H200", "H200 SXM 141 GB", "9.0", 143771,
+         sms=132, l2=50, bandwidth=4.8e12, fp32=67e12, half=989.5e12, source=_H200, pcie=5, nvlink=900e9),
+    _gpu("h100", "NVIDIA H100 80GB HBM3", "H100 SXM 80 GB", "9.0", 81559,
+         sms=132, l2=50, bandwidth=3.35e12, fp32=67e12, half=989.5e12, source=_H100, pcie=5, nvlink=900e9),
+    _gpu("h100-nvl", "NVIDIA H100 NVL", "H100 NVL 94 GB", "9.0", 95830,
+         sms=132, l2=50, bandwidth=3.9e12, fp32=60e12, half=835.5e12, source=_H100, pcie=5, nvlink=600e9),
+    _gpu("h100-pcie", "NVIDIA H100 PCIe", "H100 PCIe 80 GB", "9.0", 81559,
+         sms=114, l2=50, bandwidth=2.0e12, fp32=51e12, half=756.5e12, source=_H100, pcie=5, nvlink=600e9),
+    _gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", "A100 SXM 80 GB", "8.0", 81920,
+         sms=108, l2=40, bandwidth=2.039e12, fp32=19.5e12, half=312e12, source=_A100, pcie=4, nvlink=600e9),
+    _gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", "A100 SXM 40 GB", "8.0", 40960,
+         sms=108, l2=40, bandwidth=1.555e12, fp32=19.5e12, half=312e12, source=_A100, pcie=4, nvlink=600e9),
+    _gpu("l40s", "NVIDIA L40S", "L40S 48 GB", "8.9", 46068,
+         sms=142, l2=96, bandwidth=864e9, fp32=91.6e12, half=362.05e12, source=_L40S, pcie=4),
+    _gpu("l4", "NVIDIA L4", "L4 24 GB", "8.9", 23034,
+         sms=58, l2=48, bandwidth=300e9, fp32=30.3e12, half=121e12, source=_L4, pcie=4),
+    _gpu("a10g", "NVIDIA A10G", "A10G 24 GB", "8.6", 23028,
+         sms=80, l2=6, bandwidth=600e9, fp32=35e12, half=70e12, source=_A10G, pcie=4),
+    _gpu("a40", "NVIDIA A40", "A40 48 GB", "8.6", 46068,
+         sms=84, l2=6, bandwidth=696e9, fp32=37.4e12, half=149.7e12, source=_A40, pcie=4, nvlink=112.5e9),
+    _gpu("t4", "Tesla T4", "T4 16 GB", "7.5", 15360,
+         sms=40, l2=4, bandwidth=320e9, fp32=8.1e12, half=65e12, source=_T4, pcie=3, bf16=False),
+    _gpu("v100-16gb", "Tesla V100-SXM2-16GB", "V100 SXM2 16 GB", "7.0", 16160,
+         sms=80, l2=6, bandwidth=900e9, fp32=15.7e12, half=125e12, source=_V100, **_VOLTA),
+    _gpu("v100-32gb", "Tesla V100-SXM2-32GB", "V100 SXM2 32 GB", "7.0", 32510,
+         sms=80, l2=6, bandwidth=900e9, fp32=15.7e12, half=125e12, source=_V100, **_VOLTA),
+    _gpu("rtx-3090", "NVIDIA GeForce RTX 3090", "RTX 3090 24 GB", "8.6", 24576,
+         sms=82, l2=6, bandwidth=936e9, fp32=35.6e12, half=71e12, source=_GA102, pcie=4, nvlink=112.5e9),
+    _gpu("rtx-4090", "NVIDIA GeForce RTX 4090", "RTX 4090 24 GB", "8.9", 24564,
+         sms=128, l2=72, bandwidth=1008e9, fp32=82.6e12, half=165.2e12, source=_ADA, pcie=4),
+    _gpu("rtx-5090", "NVIDIA GeForce RTX 5090", "RTX 5090 32 GB", "12.0", 32607,
+         sms=170, l2=96, bandwidth=1792e9, fp32=104.8e12, half=209.5e12, source=_GB202, pcie=5),
+    _gpu("rtx-a6000", "NVIDIA RTX A6000", "RTX A6000 48 GB", "8.6", 49140,
+         sms=84, l2=6, bandwidth=768e9, fp32=38.7e12, half=154.8e12, source=_A6000, pcie=4, nvlink=112.5e9),
+    _gpu("rtx-6000-ada", "NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada 48 GB", "8.9", 49140,
+         sms=142, l2=96, bandwidth=960e9, fp32=91.1e12, half=364.2e12, source=_ADA6000, pcie=4),
+    _gpu("rtx-3080", "NVIDIA GeForce RTX 3080", "RTX 3080 10 GB", "8.6", 10240,
+         sms=68, l2=5, bandwidth=760e9, fp32=29.8e12, half=59.5e12, source=_GA102, pcie=4),
+    _gpu("rtx-3070", "NVIDIA GeForce RTX 3070", "RTX 3070 8 GB", "8.6", 8192,
+         sms=46, l2=4, bandwidth=448e9, fp32=20.3e12, half=40.6e12, source=_GA102, pcie=4),
+    _gpu("rtx-3060", "NVIDIA GeForce RTX 3060", "RTX 3060 12 GB", "8.6", 12288,
+         sms=28, l2=3, bandwidth=360e9, fp32=12.7e12, half=25.5e12, source=_GA106, pcie=4),
+    _gpu("rtx-4060-ti-16gb", "NVIDIA GeForce RTX 4060 Ti", "RTX 4060 Ti 16 GB", "8.9", 16380,
+         sms=34, l2=32, bandwidth=288e9, fp32=22.06e12, half=44.1e12, source=_ADA_GEFORCE, pcie=4, lanes=8),
+    _gpu("rtx-4070-ti-super", "NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070 Ti SUPER 16 GB", "8.9", 16376,
+         sms=66, l2=48, bandwidth=672e9, fp32=44.1e12, half=88.2e12, source=_ADA_GEFORCE, pcie=4),
+    _gpu("rtx-4080", "NVIDIA GeForce RTX 4080", "RTX 4080 16 GB", "8.9", 16376,
+         sms=76, l2=64, bandwidth=716.8e9, fp32=48.7e12, half=97.5e12, source=_ADA_GEFORCE, pcie=4),
+    _gpu("rtx-5060-ti-16gb", "NVIDIA GeForce RTX 5060 Ti", "RTX 5060 Ti 16 GB", "12.0", 16311,
+         sms=36, l2=32, bandwidth=448e9, fp32=23.7e12, half=47.4e12, source=_GB20X, pcie=5, lanes=8),
+    _gpu("rtx-5070-ti", "NVIDIA GeForce RTX 5070 Ti", "RTX 5070 Ti 16 GB", "12.0", 16303,
+         sms=70, l2=48, bandwidth=896e9, fp32=43.9e12, half=87.9e12, source=_GB20X, pcie=5),
+    _gpu("rtx-5080", "NVIDIA GeForce RTX 5080", "RTX 5080 16 GB", "12.0", 16303,
+         sms=84, l2=64, bandwidth=960e9, fp32=56.3e12, half=112.6e12, source=_GB20X, pcie=5),
+    _gpu("rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+         "RTX PRO 6000 96 GB", "12.0", 97887,
+         sms=188, l2=128, bandwidth=1792e9, fp32=125.9e12, half=503.8e12, source=_PRO6000, pcie=5),
 )
+# fmt: on
+
+TABLE_NAMES = {sheet.driver_name: sheet.name for sheet in DATASHEETS}
+"""What the driver calls a device of the hardware table. No other name has ceilings, and so no MFU."""
 
 NOT_MODELLED: dict[str, tuple[str, str]] = {
     "mi210": ("64GB", "an MI210 has 64 GB"),

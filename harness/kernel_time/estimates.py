@@ -11,8 +11,6 @@ NVSwitch, with NVLink in pairs, with PCIe, and between machines. What was measur
 measured on their network: for another, its rate is given, and the share of it that NCCL reaches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal

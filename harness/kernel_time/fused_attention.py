@@ -8,8 +8,6 @@ attention has in it with the start and the end of each block. Rates are fitted t
 times the FLOPs of the forward one (the scores again, and four products).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

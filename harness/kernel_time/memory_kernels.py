@@ -7,8 +7,6 @@ large ones reach a share of the datasheet's bandwidth that depends on the kind. 
 on an architecture take the share of those that are most like them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@
 The room calculates with floats (`Scalars`); the fit, with numpy's arrays, through the same five names.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Protocol
 

@@ -12,8 +12,6 @@ The idea is that of NVIDIA's guide "Matrix Multiplication Background" (tile and 
 fitted: benchmarks/time/fit.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ The trace is the one of `export_chrome_trace`, recorded with `record_shapes=True
 `External id`, the operator of PyTorch that launched it, which has the shapes and dtypes of its arguments.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The time of work that is described by FLOPs and bytes (harness/hardware, `Work`), one after the other."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 

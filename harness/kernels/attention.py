@@ -1,7 +1,5 @@
 """What the attention kernels of torch take from the CUDA caching allocator besides what they return."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any

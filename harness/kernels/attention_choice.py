@@ -5,8 +5,6 @@ to 2.15, Linux, dense tensors); each check below carries the name it has there. 
 answers of torch's own `_fused_sdp_choice` in the cu130 builds of every one of these versions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

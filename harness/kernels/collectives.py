@@ -4,8 +4,6 @@ Sources are under pytorch's aten/src/ATen/native; the operators are those of tor
 _fully_shard/_fsdp_collectives.py, where no mode sees inside them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil, prod, sqrt
 from typing import Any
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.kernels.gpu import Gpu
-from harness.kernels.operators import declare, kernel
+from harness.kernels.operators import declare, kernel, returns_first, returns_nothing
 from harness.kernels.script import Script, ceil_div, round_up
 from harness.training import is_dense
 
@@ -24,11 +22,7 @@ ADDRESS_BYTES = 8
 BF16_TO_FP32 = (torch.bfloat16, torch.float32)
 
 
-def _nothing(func: Any, args: Any, kwargs: Any) -> None:
-    """The operator writes into tensors that are there already."""
-
-
-@kernel("fsdp::split_with_sizes_copy", result=_nothing)
+@kernel("fsdp::split_with_sizes_copy", result=returns_nothing)
 def copy_out(
     script: Script,
     all_gather_output: Tensor,
@@ -55,8 +49,10 @@ def copy_out(
     script.briefly(ADDRESS_BYTES * (4 * len(sizes) + 1 + blocks))
 
 
-@kernel("fsdp::chunk_cat", result=_nothing)
-@kernel("fsdp::chunk_cat_mixed_dtype", result=_nothing)  # since 2.15: the same for gradients of one dtype
+@kernel("fsdp::chunk_cat", result=returns_nothing)
+@kernel(
+    "fsdp::chunk_cat_mixed_dtype", result=returns_nothing
+)  # since 2.15: the same for gradients of one dtype
 def copy_in(script: Script, tensors: Sequence[Tensor], dim: int, num_chunks: int, out: Tensor) -> None:
     """cuda/TensorShape.cu, get_chunk_cat_metadata: seven lists of integers, one with an entry a block. Of
     other dtypes than bf16 to fp32 it is native/TensorShape.cpp, _pad_chunk: filled-up copies of what the
@@ -94,13 +90,10 @@ declare(
 )
 
 
-def _first_argument(func: Any, args: Any, kwargs: Any) -> Tensor:
-    """What is waited for is there already: its shape function would make a tensor."""
-    return args[0]
-
-
-declare("_c10d_functional::wait_tensor", nothing="waits", launches=False, result=_first_argument)
-declare("fsdp::record_grad_output_stream", nothing="does nothing on CUDA", launches=False, result=_nothing)
+declare("_c10d_functional::wait_tensor", nothing="waits", launches=False, result=returns_first)
+declare(
+    "fsdp::record_grad_output_stream", nothing="does nothing on CUDA", launches=False, result=returns_nothing
+)
 declare("fsdp::all_gather_copy_in", nothing="copies a list into parts of the output, by _foreach_copy_")
 # torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: NCCL's own buffers are not of the caching allocator.
 COLLECTIVES = "NCCL reads and writes tensors that are there"

@@ -3,8 +3,6 @@
 The order of every allocation is that of PyTorch's CUDA build, called alone on a virtual GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any

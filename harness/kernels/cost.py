@@ -5,8 +5,6 @@ the operator's schema says; those that do less say so (kernels/operators.py). Wh
 is written and read once more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple

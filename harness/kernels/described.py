@@ -2,8 +2,6 @@
 collectives pass in another language.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple

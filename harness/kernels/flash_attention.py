@@ -1,7 +1,5 @@
 """What the flash-attn package allocates inside its operators."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

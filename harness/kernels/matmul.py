@@ -1,7 +1,5 @@
 """Matrix products on CUDA: cuBLAS' workspaces, operands it cannot read, outer and grouped products."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What one operator takes of a device's time: which kernel it is, described as harness/kernel_time wants
 it."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -39,30 +37,17 @@ class OperatorTime(NamedTuple):
     """Whether it waits for the multiprocessors rather than for memory."""
 
 
+_OPERATORS: dict[KernelClass, str] = {
+    "norm": "native_layer_norm native_group_norm _fused_rms_norm",
+    "softmax": "_softmax _safe_softmax",
+    "cross_entropy": "_log_softmax nll_loss_forward nll_loss_backward",
+    "embedding": "embedding embedding_dense_backward index_select",
+    "reduction": "sum mean amax _foreach_norm linalg_vector_norm",
+    "copy": "_to_copy copy_ clone cat",
+    "optimizer": "_fused_adamw_ _fused_adam_ _fused_sgd_",
+}
 _CLASSES: dict[str, KernelClass] = {
-    "native_layer_norm": "norm",
-    "native_group_norm": "norm",
-    "_fused_rms_norm": "norm",
-    "_softmax": "softmax",
-    "_safe_softmax": "softmax",
-    "_log_softmax": "cross_entropy",
-    "nll_loss_forward": "cross_entropy",
-    "nll_loss_backward": "cross_entropy",
-    "embedding": "embedding",
-    "embedding_dense_backward": "embedding",
-    "index_select": "embedding",
-    "sum": "reduction",
-    "mean": "reduction",
-    "amax": "reduction",
-    "_foreach_norm": "reduction",
-    "linalg_vector_norm": "reduction",
-    "_to_copy": "copy",
-    "copy_": "copy",
-    "clone": "copy",
-    "cat": "copy",
-    "_fused_adamw_": "optimizer",
-    "_fused_adam_": "optimizer",
-    "_fused_sgd_": "optimizer",
+    name: kind for kind, names in _OPERATORS.items() for name in names.split()
 }
 """By the operator's name without its namespace and `_backward`; of bitsandbytes and lists below."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

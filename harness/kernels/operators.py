@@ -11,8 +11,6 @@ too, which know nothing of what is simulated. Every size was compared with the a
 host code (2.11 and 2.13, CUDA 13) for thousands of shapes; sources are under pytorch's aten/src/ATen/native.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -66,6 +64,15 @@ def kernel(names: str, **facts: Any) -> Callable[[Callable[..., None]], Callable
         return rule
 
     return declared
+
+
+def returns_nothing(func: Any, args: Any, kwargs: Any) -> None:
+    """`Operator.result` of one that writes into tensors that are there already."""
+
+
+def returns_first(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of one that returns its first argument: what it works on in place, or waits for."""
+    return args[0]
 
 
 def operator_name(func: Any) -> str:

@@ -1,7 +1,5 @@
 """bitsandbytes' operators on CUDA (bitsandbytes/backends/cuda/ops.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import cache
 from math import prod

@@ -6,8 +6,6 @@ Source: ATen/native/cuda/Reduce.cuh (setReduceConfig, gpu_reduce_kernel) and ATe
 (reorder_dimensions, coalesce_dimensions, with_32bit_indexing).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod

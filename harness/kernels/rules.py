@@ -3,8 +3,6 @@
 Each rule names its source under pytorch's aten/src/ATen/native.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any

@@ -1,7 +1,5 @@
 """What a CUDA kernel does with the caching allocator while it runs, as a list of steps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

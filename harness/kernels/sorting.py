@@ -6,8 +6,6 @@ Files and lines are those of CCCL 3.0.1, under cub/cub, which CUDA 13.0 brings: 
 and of 8 bytes half as many items as the tables say for 4 (util_arch.cuh, 141-159).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any

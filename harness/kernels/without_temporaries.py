@@ -3,14 +3,12 @@
 Somebody has looked at their sources, under pytorch's aten/src/ATen/native unless told.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.kernels.operators import declare
+from harness.kernels.operators import declare, returns_first, returns_nothing
 
 
 def _read_back(func: Any, args: Any, kwargs: Any) -> Any:
@@ -26,15 +24,6 @@ def _read_back(func: Any, args: Any, kwargs: Any) -> Any:
     if dtype == torch.bool:
         return True
     return 0.0 if dtype.is_floating_point else 1
-
-
-def _nothing(func: Any, args: Any, kwargs: Any) -> None:
-    """The operator works in place on tensors that are there already."""
-
-
-def _first_argument(func: Any, args: Any, kwargs: Any) -> Any:
-    """The operator works in place on its first argument."""
-    return args[0]
 
 
 def _back_to_host(func: Any, args: Any, kwargs: Any) -> Any:
@@ -83,9 +72,11 @@ declare(
 declare("_foreach_copy_", nothing=LISTS, unread=0)
 declare("_foreach_addcmul_", nothing=LISTS, unread=2)  # as addcmul_
 declare(
-    "_amp_foreach_non_finite_check_and_unscale_ _fused_adamw_ _fused_sgd_", nothing=LISTS, result=_nothing
+    "_amp_foreach_non_finite_check_and_unscale_ _fused_adamw_ _fused_sgd_",
+    nothing=LISTS,
+    result=returns_nothing,
 )
-declare("_amp_update_scale_", nothing=LISTS, result=_first_argument)
+declare("_amp_update_scale_", nothing=LISTS, result=returns_first)
 # TensorFactories.cpp, cuda/RangeFactories.cu, cuda/Distribution*.cu: a generator's state is the host's
 FILLED = "made or filled by one kernel, or by none"
 declare("arange eye full linspace ones randn scalar_tensor zeros", nothing=FILLED)

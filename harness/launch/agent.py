@@ -4,8 +4,6 @@ The agent ends all ranks as soon as one ends badly. What it cannot see is a rank
 every rank's signs of life, kills the one that has been silent longest, and tells where each was last heard.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

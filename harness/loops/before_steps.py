@@ -1,7 +1,5 @@
 """A process that runs out of memory before a loop begins: what is on the device, and what was to come."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from collections.abc import Iterable

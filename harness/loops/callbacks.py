@@ -1,7 +1,5 @@
 """Callbacks for transformers' Trainer, and so for all of TRL's trainers, and for Lightning's."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

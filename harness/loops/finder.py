@@ -278,14 +278,14 @@ class LoopFinder:
         return self._running is not None
 
     @contextmanager
-    def backward_runs(self, roots: Any) -> Iterator[None]:
+    def backward_runs(self, tensors: Any, *_: Any, **__: Any) -> Iterator[None]:
         """Around torch.autograd.backward; of calls within another, nothing is said."""
         if threading.get_ident() != self._thread:
             yield
             return
         self._depth += 1
         if self._depth == 1:
-            self._backward_begins(roots)
+            self._backward_begins(tensors)
         try:
             yield
         except BaseException:
@@ -331,7 +331,7 @@ class LoopFinder:
         self._unscaled = loss.detach() if isinstance(loss, Tensor) else None
 
     @contextmanager
-    def scaler_steps(self, optimizer: Any) -> Iterator[None]:
+    def scaler_steps(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> Iterator[None]:
         """Around GradScaler.step, which may leave the optimizer's step out."""
         self._optimizer_begins(optimizer)
         yield
@@ -342,7 +342,7 @@ class LoopFinder:
         self._has_stepped(optimizer)
 
     @contextmanager
-    def takes_a_batch(self) -> Iterator[None]:
+    def takes_a_batch(self, *_: Any) -> Iterator[None]:
         """Around a DataLoader's next batch."""
         self._batch_begins()
         yield

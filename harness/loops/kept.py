@@ -3,8 +3,6 @@
 Held weakly: what the program lets go is gone.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The loss of each step, read without making anybody wait: copied to the host as it is made, read later."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

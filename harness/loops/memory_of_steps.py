@@ -1,7 +1,5 @@
 """What the memory of a loop's steps was: of those that are to be recorded, and of one that peaks higher."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

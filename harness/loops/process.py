@@ -1,7 +1,5 @@
 """Watching a whole process: begun by what `harness watch` puts into it, ended with it."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

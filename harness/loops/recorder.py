@@ -5,8 +5,6 @@ end. What it knows it asks of the observer that `harness run` has (harness/measu
 such as a full disk, is said once on stderr and ends the watching, never the program.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import socket
@@ -34,13 +32,7 @@ from harness.measure import (
 )
 from harness.observe import labelled_tensors
 from harness.run_folder import RunFolder, folder_of_rank
-from harness.step_profile import (
-    NotFiniteReport,
-    OutOfMemoryReport,
-    PhaseStats,
-    StepProfile,
-    explain_oom,
-)
+from harness.step_profile import NotFiniteReport, OutOfMemoryReport, PhaseStats, StepProfile, explain_oom
 from harness.system import complain, held_back, provenance
 from harness.training import Kind
 from harness.virtual_gpu import emulated_device, where_times_are_from

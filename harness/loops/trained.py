@@ -1,7 +1,5 @@
 """The models that the backward passes of a step have trained: what tells an evaluation from a reference."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 

@@ -14,8 +14,6 @@ Each calls what it wraps with the same arguments and returns the same; all are p
 ends. Who bound safetensors' function to a name of its own before is given the wrapped one too.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable
@@ -27,18 +25,33 @@ import torch
 from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+Around = AbstractContextManager[None]
+
 
 class Told(Protocol):
-    """Who is told (loops/finder.py)."""
+    """Who is told (loops/finder.py), of calls with their own arguments."""
 
     @property
     def is_in_forward(self) -> bool: ...
-    def backward_runs(self, roots: Any) -> AbstractContextManager[None]: ...
+    def backward_runs(self, tensors: Any, *_: Any, **__: Any) -> Around: ...
     def scaled(self, scaler: torch.amp.GradScaler, loss: Any) -> None: ...
-    def scaler_steps(self, optimizer: Any) -> AbstractContextManager[None]: ...
-    def takes_a_batch(self) -> AbstractContextManager[None]: ...
-    def saves(self) -> AbstractContextManager[None]: ...
-    def compiled_call(self, module: nn.Module, args: Any, kwargs: Any) -> AbstractContextManager[None]: ...
+    def scaler_steps(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> Around: ...
+    def takes_a_batch(self, *_: Any) -> Around: ...
+    def saves(self) -> Around: ...
+    def compiled_call(self, module: nn.Module, args: Any, kwargs: Any) -> Around: ...
+
+
+def _within(context: Callable[..., Around]) -> Callable[..., Any]:
+    """Makes of a function one that runs within `context`, which is given the same arguments."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with context(*args, **kwargs):
+                return original(*args, **kwargs)
+
+        return wrapped
+
+    return make
 
 
 class Wraps:
@@ -48,21 +61,6 @@ class Wraps:
         self._told = told
         self._undo: list[tuple[Any, str, Any]] = []
 
-        def backward(original: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapped(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-                with told.backward_runs(tensors):
-                    return original(tensors, *args, **kwargs)
-
-            return wrapped
-
-        def grad(original: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapped(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-                within = told.is_in_forward or kwargs.get("create_graph")  # a part of the loss
-                with nullcontext() if within else told.backward_runs(outputs):
-                    return original(outputs, *args, **kwargs)
-
-            return wrapped
-
         def scale(original: Callable[..., Any]) -> Callable[..., Any]:
             def wrapped(scaler: Any, outputs: Any) -> Any:
                 scaled = original(scaler, outputs)
@@ -71,52 +69,34 @@ class Wraps:
 
             return wrapped
 
-        def scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapped(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-                with told.scaler_steps(optimizer):
-                    return original(scaler, optimizer, *args, **kwargs)
+        def grad(outputs: Any, *_: Any, **kwargs: Any) -> Around:
+            within = told.is_in_forward or kwargs.get("create_graph")  # a part of the loss
+            return nullcontext() if within else told.backward_runs(outputs)
 
-            return wrapped
+        def saving(*_: Any, **__: Any) -> Around:
+            # who calls it, past this function and the wrapper: a storage's __reduce__ is in torch/storage.py
+            own = sys._getframe(2).f_code.co_name == "__reduce__"
+            return nullcontext() if own else told.saves()
 
-        def taking(original: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapped(iterator: Any) -> Any:
-                with told.takes_a_batch():
-                    return original(iterator)
-
-            return wrapped
-
-        def saving(original: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
-                if sys._getframe(1).f_code.co_name == "__reduce__":  # of a storage: torch/storage.py
-                    return original(*args, **kwargs)
-                with told.saves():
-                    return original(*args, **kwargs)
-
-            return wrapped
-
-        self._wrap(torch.autograd, "backward", backward)
-        self._wrap(torch.autograd, "grad", grad)
+        self._wrap(torch.autograd, "backward", _within(told.backward_runs))
+        self._wrap(torch.autograd, "grad", _within(grad))
         self._wrap(torch.amp.GradScaler, "scale", scale)
-        self._wrap(torch.amp.GradScaler, "step", scaler_step)
-        self._wrap(_BaseDataLoaderIter, "__next__", taking)
-        self._wrap(torch, "save", saving)
+        self._wrap(torch.amp.GradScaler, "step", _within(told.scaler_steps))
+        self._wrap(_BaseDataLoaderIter, "__next__", _within(told.takes_a_batch))
+        self._wrap(torch, "save", _within(saving))
         if "safetensors.torch" in sys.modules:
-            self._wrap(sys.modules["safetensors.torch"], "save_file", saving)
+            self._wrap(sys.modules["safetensors.torch"], "save_file", _within(saving))
 
     def modules_compiled_in_place(self) -> None:
         """Wrap the calls of those that there are now."""
 
-        def calling(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
-                with self._told.compiled_call(module, args, kwargs):
-                    return original(*args, **kwargs)
-
-            return wrapped
+        def calling(module: nn.Module, *args: Any, **kwargs: Any) -> Around:
+            return self._told.compiled_call(module, args, kwargs)
 
         # not isinstance: it would ask every object of every library for its __class__
         for module in [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]:
             if getattr(module, "_compiled_call_impl", None) is not None:
-                self._wrap(module, "_compiled_call_impl", partial(calling, module))
+                self._wrap(module, "_compiled_call_impl", _within(partial(calling, module)))
 
     def undo(self) -> None:
         """Put back what was there, wherever nobody has wrapped it since."""

@@ -1,7 +1,5 @@
 """The folders that may be read, and which of them a path is in, when all its links are followed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path

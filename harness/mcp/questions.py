@@ -4,8 +4,6 @@ The questions about a recipe are those of harness.api, with its arguments; their
 reads to choose one. Imports no torch.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace

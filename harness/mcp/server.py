@@ -1,7 +1,5 @@
 """The server: the questions as tools of the Model Context Protocol, on stdin and stdout."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

@@ -1,7 +1,5 @@
 """A checkpoint behind the recorded steps: written as transformers' Trainer does it, counted, and removed."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import asdict
 from pathlib import Path

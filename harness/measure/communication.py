@@ -7,8 +7,6 @@ late. FSDP2, DDP and DTensor are the same to it: nothing of theirs is replaced o
 NCCL's collectives run on streams of the GPU, where waiting is another question; of those nothing is said.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self

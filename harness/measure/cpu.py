@@ -5,8 +5,6 @@ There is no allocator to ask on the CPU, so "allocated" here is what a StorageTr
 code, so steps that it follows run eager.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import time
@@ -21,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
-from harness.measure.observer import History
+from harness.measure.observer import DeviceObserver, History
 from harness.observe import (
     Owner,
     PhasePeaks,
@@ -33,17 +31,11 @@ from harness.observe import (
 )
 from harness.parallel import loaded_by_one_thread
 from harness.snapshot import snapshot_of_storages
-from harness.step_profile import (
-    PHASES_BETWEEN_STEPS,
-    HardwareSummary,
-    MemoryStats,
-    OutOfMemoryReport,
-    PhaseStats,
-)
+from harness.step_profile import PHASES_BETWEEN_STEPS, HardwareSummary, MemoryStats, OutOfMemoryReport
 from harness.training import HostPeak, Kind
 
 
-class CpuObserver:
+class CpuObserver(DeviceObserver):
     """Times every phase; follows storages in setup, the recorded steps, and if told the first warmup step."""
 
     def __init__(self, *, follow_first_step: bool = True) -> None:
@@ -53,7 +45,7 @@ class CpuObserver:
         self._recording = Recording(clocked=True)
         self._tracker = _RealTensors(self._recording, frames=True)
         self._training: Owner | None = None
-        self._peaks = PhasePeaks()
+        self.peaks = PhasePeaks()
         self._follows = True
         """Whether every tensor is followed now."""
         self._started = 0.0
@@ -96,41 +88,22 @@ class CpuObserver:
         self._recording.reset_peak()
         try:
             gradients = gradients_seen(self._training, name, self._label_gradient)
-            with (
-                loaded_by_one_thread(),
-                torch.compiler.set_stance("force_eager"),
-                self._tracker,
-                gradients,
-            ):
+            with loaded_by_one_thread(), torch.compiler.set_stance("force_eager"), self._tracker, gradients:
                 yield
         finally:
-            self._peaks.note(name, self._kinds, self._recording.peak_bytes, self._recording.allocated_bytes)
-
-    def step_end_bytes(self) -> list[int]:
-        """Nobody follows tensors in a timed step."""
-        return []
+            self.peaks.note(name, self._kinds, self._recording.peak_bytes, self._recording.allocated_bytes)
 
     def peak_bytes(self) -> int | None:
-        peaks = self._peaks.phases.items()
+        peaks = self.peaks.phases.items()
         recorded = (s.peak_allocated_bytes or 0 for name, s in peaks if name not in PHASES_BETWEEN_STEPS)
-        return max(recorded, default=None) or self._peaks.first_step_bytes
-
-    def peak_reserved_bytes(self) -> None:
-        """There is no allocator that would reserve."""
-
-    def phase_memory(self) -> dict[str, PhaseStats]:
-        return self._peaks.phases
-
-    def apart_memory(self) -> dict[str, PhaseStats]:
-        """Nobody follows tensors there."""
-        return self._peaks.apart
+        return max(recorded, default=None) or self.peaks.first_step_bytes
 
     def memory(self) -> MemoryStats:
         return MemoryStats(
             kind="live_tensors",
             host_bytes=self._recording.host_peak_bytes or None,
-            setup_peak_allocated_bytes=self._peaks.setup_bytes,
-            first_step_peak_allocated_bytes=self._peaks.first_step_bytes,
+            setup_peak_allocated_bytes=self.peaks.setup_bytes,
+            first_step_peak_allocated_bytes=self.peaks.first_step_bytes,
         )
 
     def host_peak(self) -> HostPeak:
@@ -168,10 +141,6 @@ class CpuObserver:
 
     def facts(self) -> dict[str, Any]:
         return {"threads": torch.get_num_threads()}
-
-    def utilization(self) -> float | None:
-        """NVML knows GPUs only."""
-        return None
 
     def _label_gradient(self, weight: Tensor) -> None:
         assert weight.grad is not None

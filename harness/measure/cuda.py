@@ -6,14 +6,12 @@ block keeps the stack it was allocated with, `_snapshot` shows every device, and
 to the calling thread (autograd's own thread has none: see cuda_trace.stated_phases).
 """
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
@@ -22,7 +20,7 @@ from torch import Tensor
 
 from harness.hardware import TABLE_NAMES, Nvml, find_hardware
 from harness.measure.device_memory import DeviceMemory, SharedMemory
-from harness.measure.observer import History
+from harness.measure.observer import DeviceObserver, History
 from harness.measure.virtual_time import VirtualTime
 from harness.observe import (
     Owner,
@@ -43,14 +41,8 @@ from harness.snapshot import (
     spans_from_trace,
     step_ends,
 )
-from harness.step_profile import (
-    PHASES_BETWEEN_STEPS,
-    HardwareSummary,
-    MemoryStats,
-    OutOfMemoryReport,
-    PhaseStats,
-)
-from harness.training import HostPeak, Kind
+from harness.step_profile import PHASES_BETWEEN_STEPS, HardwareSummary, MemoryStats, OutOfMemoryReport
+from harness.training import Kind
 
 _Events = list[tuple[str, torch.cuda.Event, torch.cuda.Event]]
 """Name of a phase, begin and end, in their order."""
@@ -59,7 +51,7 @@ _PAGE_BYTES = 4096
 """Less pinned memory than this is where single values are read back."""
 
 
-class CudaObserver:
+class CudaObserver(DeviceObserver):
     """Events around every phase; statistics and history outside the timed steps."""
 
     def __init__(self, device: torch.device, *, with_history: bool, joins: bool = False) -> None:
@@ -86,7 +78,7 @@ class CudaObserver:
         self._joins = joins
         self._memory = SharedMemory(self._index) if joins else DeviceMemory(self._index)
         self._virtual_time = VirtualTime(self._index)
-        self._peaks = PhasePeaks(all_steps=joins)
+        self.peaks = PhasePeaks(all_steps=joins)
         self._highest = (0, "")
         """Allocated bytes of the training steps, and the phase that reached it."""
         self._highest_recorded = (0, "")
@@ -94,7 +86,7 @@ class CudaObserver:
         self._reserved_at_peak: tuple[int, int] = (0, 0)
         self._end_bytes: list[int] = []
         if joins:
-            self._peaks.setup_bytes = self._memory.counted().allocated_peak
+            self.peaks.setup_bytes = self._memory.counted().allocated_peak
         else:
             torch.cuda.set_device(self.device)
             self._record_history(True)
@@ -180,16 +172,8 @@ class CudaObserver:
         return self._highest[0] or None
 
     def peak_reserved_bytes(self) -> int | None:
-        by_phase = (stats.peak_reserved_bytes or 0 for stats in self._peaks.phases.values())
+        by_phase = (stats.peak_reserved_bytes or 0 for stats in self.peaks.phases.values())
         return max(self._memory.counted().reserved_peak, *by_phase, 0)
-
-    def phase_memory(self) -> dict[str, PhaseStats]:
-        """From statistics that are reset as each phase begins."""
-        return self._peaks.phases
-
-    def apart_memory(self) -> dict[str, PhaseStats]:
-        """The same."""
-        return self._peaks.apart
 
     def memory(self) -> MemoryStats:
         """The allocator's and the driver's numbers."""
@@ -208,13 +192,9 @@ class CudaObserver:
             cuda_context_bytes=None
             if process_bytes is None or process_bytes < now_reserved
             else process_bytes - now_reserved,
-            setup_peak_allocated_bytes=self._peaks.setup_bytes,
-            first_step_peak_allocated_bytes=self._peaks.first_step_bytes,
+            setup_peak_allocated_bytes=self.peaks.setup_bytes,
+            first_step_peak_allocated_bytes=self.peaks.first_step_bytes,
         )
-
-    def host_peak(self) -> HostPeak:
-        """Nobody counts what is not pinned."""
-        return nullcontext(lambda: None)
 
     def history(self) -> History:
         """Since recording began again; the snapshot shows the categories."""
@@ -302,7 +282,7 @@ class CudaObserver:
 
     def _note_peak(self, name: str) -> None:
         counted = self._memory.counted()
-        self._peaks.note(name, self._kinds, counted.allocated_peak, counted.allocated, counted.reserved_peak)
+        self.peaks.note(name, self._kinds, counted.allocated_peak, counted.allocated, counted.reserved_peak)
         if self._kinds and name not in PHASES_BETWEEN_STEPS:
             self._note_highest(name)
 

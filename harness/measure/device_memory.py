@@ -7,8 +7,6 @@ since its own last reset, and a history since it began to record. The program as
 which call what is replaced here, the one place that does. Written against torch 2.11 to 2.15.
 """
 
-from __future__ import annotations
-
 import inspect
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Which device of this machine a recipe is measured on, and who watches it there; how fast a CPU is."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 
@@ -34,7 +32,7 @@ def matmul_flops_per_s(dtype: str) -> float:
     return 2 * SIDE**3 / best_s
 
 
-def joining_observer(weights: Iterable[Tensor], *, with_history: bool = True) -> DeviceObserver:
+def joining_observer(weights: Iterable[Tensor]) -> DeviceObserver:
     """Of the device that `weights` are on; of the GPU where offloaded weights are used on one.
 
     Raises InputError for a device that is neither a GPU of NVIDIA's nor the CPU.
@@ -48,7 +46,7 @@ def joining_observer(weights: Iterable[Tensor], *, with_history: bool = True) ->
         from harness.measure.cuda import CudaObserver
 
         index = gpus[0] if gpus else torch.cuda.current_device()
-        return CudaObserver(torch.device("cuda", index), with_history=with_history, joins=True)
+        return CudaObserver(torch.device("cuda", index), with_history=True, joins=True)
     from harness.measure.cpu import CpuObserver
 
     return CpuObserver(follow_first_step=False)

@@ -1,7 +1,5 @@
 """What this machine can do: its devices and packages, and every toggle of a recipe, each by trying it."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

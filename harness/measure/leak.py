@@ -1,7 +1,5 @@
 """Memory that grows from step to step: found by what is allocated when steps end. Imports no torch."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence

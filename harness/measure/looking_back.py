@@ -1,7 +1,5 @@
 """What the memory was, asked of an observer once the recorded steps are over: for any loop it watched."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from harness.measure.observer import DeviceObserver, History

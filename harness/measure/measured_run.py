@@ -1,7 +1,5 @@
 """Measuring a recipe: the real training step on a device, from setup to StepProfile."""
 
-from __future__ import annotations
-
 import math
 import socket
 from collections.abc import Callable, Iterator

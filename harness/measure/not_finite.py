@@ -5,8 +5,6 @@ is in every weight that it trains: then nothing tells any more whether one was t
 checkpoint from the moment before that step, whose weights were looked at.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 

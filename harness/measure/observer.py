@@ -1,14 +1,12 @@
 """What watches a measured run: one observer for each kind of device (measure/cpu.py, measure/cuda.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from harness.observe import Owner
+from harness.observe import Owner, PhasePeaks
 from harness.recipe import Recipe
 from harness.snapshot import AllocationSpan
 from harness.step_profile import HardwareSummary, MemoryStats, OutOfMemoryReport, PhaseStats
@@ -57,10 +55,13 @@ class History(NamedTuple):
 
 
 class DeviceObserver(LoopObserver, Protocol):
-    """What measures on one kind of device, and can be asked what it saw."""
+    """What measures on one kind of device, and can be asked what it saw. Most answers of one that cannot tell
+    stand here.
+    """
 
     times_s: list[dict[str, float]]
     """A dict for every step begun: seconds by phase, and of the whole "step"; empty if it was not timed."""
+    peaks: PhasePeaks
 
     def trained(self, training: Owner) -> None:
         """Setup is done, and this is what it built."""
@@ -76,7 +77,7 @@ class DeviceObserver(LoopObserver, Protocol):
 
     def step_end_bytes(self) -> list[int]:
         """Allocated bytes when each timed step had ended; empty where nobody counts them."""
-        ...
+        return []
 
     def peak_bytes(self) -> int | None:
         """The largest allocated bytes of any training step so far, without evaluation, generation and saving;
@@ -88,19 +89,19 @@ class DeviceObserver(LoopObserver, Protocol):
 
     def phase_memory(self) -> dict[str, PhaseStats]:
         """Peaks and final bytes of the recorded steps' phases; no times."""
-        ...
+        return self.peaks.phases
 
     def apart_memory(self) -> dict[str, PhaseStats]:
         """The same of evaluation, generation and saving in steps that were not recorded."""
-        ...
+        return self.peaks.apart
 
     def memory(self) -> MemoryStats:
         """All that is known without the history."""
         ...
 
     def host_peak(self) -> HostPeak:
-        """To be entered around what puts tensors into host memory."""
-        ...
+        """To be entered around what puts tensors into host memory; tells nothing where nobody counts it."""
+        return nullcontext(lambda: None)
 
     def history(self) -> History:
         """Every allocation since recording began; empty where nobody recorded."""

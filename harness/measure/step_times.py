@@ -1,7 +1,5 @@
 """The numbers of a measured run: times and rates of its phases and of the whole step."""
 
-from __future__ import annotations
-
 import math
 import resource
 import sys

@@ -1,7 +1,5 @@
 """A trace's times by the clock of a virtual GPU, in place of those of the machine that computed nothing."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from typing import Any

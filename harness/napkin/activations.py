@@ -5,8 +5,6 @@ operators, transformers' models/*/modeling_*.py; what LoRA adds, peft/tuners/lor
 (arXiv 2205.05198, section 4.1) count the same way for GPT with fused kernels: 34·S·B·H bytes a block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal

@@ -1,7 +1,5 @@
 """The derivation: every term of the memory of a step, with its formula and its source. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from harness.napkin.memory import Memory, Sizes

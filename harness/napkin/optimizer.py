@@ -7,8 +7,6 @@ bitsandbytes/optim/optimizer.py (0.50): 8-bit state from 4,096 elements (arXiv 2
 100,000 (arXiv 2305.14314, section 3).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from harness.napkin.weights import SIZES, Weight

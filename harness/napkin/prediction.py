@@ -1,7 +1,5 @@
 """A recipe's memory and time on a napkin: about right, in milliseconds, checkable by hand. No torch."""
 
-from __future__ import annotations
-
 import harness.step_profile as answer
 from harness.architecture import ModelShape, load_shape
 from harness.errors import InputError

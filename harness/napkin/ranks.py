@@ -1,7 +1,5 @@
 """What one of several ranks gathers, reduces and sends (torch/distributed/fsdp/_fully_shard). No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

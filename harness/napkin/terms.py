@@ -1,7 +1,5 @@
 """A line of the derivation, and the letters that sizes are written in. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple

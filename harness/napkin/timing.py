@@ -5,8 +5,6 @@ backward as many for the input and as many for a weight that trains (Kaplan et a
 attention counts the whole square of scores. What backward keeps was written once and read twice.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 

@@ -3,8 +3,6 @@
 The facts follow harness/training/model.py: bitsandbytes for every linear layer but the head, peft's adapters.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass

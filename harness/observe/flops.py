@@ -1,7 +1,5 @@
 """FLOPs of the operators that really run, by phase. Formulas: torch.utils.flop_counter's, and our own."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator

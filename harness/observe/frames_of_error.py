@@ -1,7 +1,5 @@
 """What memory ran out for: the line of the model or program that asked, and what there is as large."""
 
-from __future__ import annotations
-
 import re
 import traceback
 from collections.abc import Iterator, Mapping

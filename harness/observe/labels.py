@@ -1,7 +1,5 @@
 """Which tensors of a training are parameters, gradients or optimizer state: a memory profile's labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol

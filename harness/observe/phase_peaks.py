@@ -1,7 +1,5 @@
 """Peaks of setup, of the first step, and of each phase of the recorded steps: what a profile keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from harness.step_profile import PHASES_BETWEEN_STEPS, PhaseStats

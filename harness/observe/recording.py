@@ -1,7 +1,5 @@
 """What a StorageTracker saw: the memory history of a CPU run or of a simulation, as allocation spans."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ This is what "allocated" means where there is no CUDA allocator to ask, and it i
 that allocator in a simulation.
 """
 
-from __future__ import annotations
-
 import sys
 import weakref
 from types import CodeType, FrameType

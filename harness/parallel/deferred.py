@@ -9,8 +9,6 @@ A checkpoint is loaded so too: the tape holds its tensors as they lie in the fil
 memory and not read. The ranks of one machine read the same pages, when they make their units.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """The toggle `parallel`: which engine divides a model, and when gradients are summed over ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

@@ -8,8 +8,6 @@ All else is computed whole by every rank; its weights are replicated DTensors to
 step plain and divided tensors together.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 The group of all processes knows gloo for tensors of the host, beside NCCL for those of GPUs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

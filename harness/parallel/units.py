@@ -5,8 +5,6 @@ its gradients are summed and divided by one reduce-scatter. The layout decides h
 at a time.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -23,13 +21,7 @@ from harness.recipe import Recipe
 from harness.system import TorchRelease
 
 
-def shard_units(
-    recipe: Recipe,
-    model: nn.Module,
-    mesh: DeviceMesh,
-    device: torch.device,
-    make: Make,
-) -> None:
+def shard_units(recipe: Recipe, model: nn.Module, mesh: DeviceMesh, device: torch.device, make: Make) -> None:
     """Divide the weights of `model` among the ranks of `mesh`, unit by unit, the model itself last.
 
     Just before, each unit is made: one is whole at a time, beside the parts of those before it. The last

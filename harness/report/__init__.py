@@ -10,12 +10,4 @@ from harness.report.figures import COLOURS, PATTERNS, drawing, write_figures
 from harness.report.page import render_page, report_html, write_report
 from harness.report.run import ReportRun, read_run
 from harness.report.sections import Section, section_of
-from harness.report.table import (
-    Cell,
-    Table,
-    escape_markdown,
-    markdown_of,
-    no_formula,
-    to_csv,
-    to_markdown,
-)
+from harness.report.table import Cell, Table, escape_markdown, markdown_of, no_formula, to_csv, to_markdown

@@ -1,7 +1,5 @@
 """Napkin, simulated and measured about one run's recipe, side by side, with what is unexplained."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

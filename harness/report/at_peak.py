@@ -1,7 +1,5 @@
 """What the peak is made of: by module path, by calling code, and the allocations one kind at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

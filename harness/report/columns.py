@@ -1,7 +1,5 @@
 """Arrays in a page: little-endian bytes, deflated, in base64; timeline.js unpacks them."""
 
-from __future__ import annotations
-
 import base64
 import zlib
 from typing import Any

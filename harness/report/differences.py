@@ -1,7 +1,5 @@
 """Several runs: what differs in their recipes, their bytes and their times."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

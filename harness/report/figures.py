@@ -1,7 +1,5 @@
 """The charts of a report as PNG pictures for slides, drawn by matplotlib. Imports no torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A report's first sentences: whether it fits, where the peak is, what it is made of. Imports no torch."""
 
-from __future__ import annotations
-
 from pydantic import ValidationError
 
 from harness.architecture import ModelShape

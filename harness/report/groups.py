@@ -1,7 +1,5 @@
 """What a timeline is stacked by: categories, or the code that allocates most. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Built on snapshot/attribution.py and snapshot/trace.py, in numpy where a million
 long. Imports no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby

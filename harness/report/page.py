@@ -5,8 +5,6 @@ policy names them by their hashes. Text goes in through jinja2's escaping; data 
 element. Imports no torch.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

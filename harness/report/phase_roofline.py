@@ -4,8 +4,6 @@ Williams, Waterman and Patterson, "Roofline: an insightful visual performance mo
 architectures" (CACM 52(4), 2009): FLOP/s over FLOPs per byte, under the device's two ceilings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The tables of one profile: phases, memory at the peak, modules, the recipe, where it comes from."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a page shows of each run: data for its scripts, tables and words for its template."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -201,11 +199,7 @@ def _snapshot_tiles(history: History) -> list[tuple[str, str, str]]:
     ]
     if (oom := history.oom) is not None:
         tiles += [
-            (
-                "Asked for",
-                in_gib(oom.requested_bytes),
-                f"with {in_gib(oom.device_free_bytes)} left",
-            ),
+            ("Asked for", in_gib(oom.requested_bytes), f"with {in_gib(oom.device_free_bytes)} left"),
             (
                 "Free in segments",
                 in_gib(oom.free_in_segments_bytes),

@@ -1,7 +1,5 @@
 """The stacks of a recording as one call tree: they share their outer frames. Imports no torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables of a report: the same rows for the page, for GitHub's Markdown and for CSV. Imports no torch."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -4,8 +4,6 @@ RUN/checkpoints/step-10 is the state after 10 steps. Its manifest.json holds the
 every other file. Imports no torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

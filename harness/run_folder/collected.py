@@ -5,8 +5,6 @@ RUN/ranks/N/ holds what rank N left. RUN/profile.json and RUN/snapshot.pickle ar
 peaks, with what all ranks saw: whoever reads a run folder reads them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -28,9 +26,8 @@ def folder_of_rank(run: Path, rank: int) -> Path:
     return run / RANKS / str(rank)
 
 
-def profiles_of_ranks(run: Path, world_size: int | None = None) -> dict[int, StepProfile]:
-    """Of the run folder `run`, by rank: those that were written whole, and lie there themselves. Without
-    `world_size`, of all ranks that are there.
+def profiles_of_ranks(run: Path) -> dict[int, StepProfile]:
+    """Of the run folder `run`, by rank: those that were written whole, and lie there themselves.
 
     Raises InputError for more than a machine should read at once.
     """
@@ -39,8 +36,6 @@ def profiles_of_ranks(run: Path, world_size: int | None = None) -> dict[int, Ste
     for folder in (run / RANKS).glob("*"):
         rank, path = rank_of(folder), folder / "profile.json"
         if rank is None or path.is_symlink() or not path.is_file():
-            continue
-        if world_size is not None and rank >= world_size:
             continue
         paths[rank] = path
         size_bytes += path.stat().st_size

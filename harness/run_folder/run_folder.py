@@ -3,8 +3,6 @@
 Of a loop that is not ours the command stands in place of the recipe: command.json.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Names say it (an option, a variable, a field that is called token, key or passwo
 them, and tokens of services that begin as only theirs do.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

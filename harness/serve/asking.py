@@ -3,8 +3,6 @@
 A simulation runs in a process of its own (serve/worker.py), which is ended when nobody listens any more.
 """
 
-from __future__ import annotations
-
 import json
 import queue
 import shutil

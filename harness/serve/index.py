@@ -4,15 +4,13 @@ Symbolic links are not followed, wherever they point: nothing outside the folder
 the folder is read is left out.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from harness.errors import InputError
 from harness.serve.log import read_log
@@ -30,7 +28,15 @@ LONGEST_SUBJECT = 200
 SWEEP_FILE = "sweep.json"
 Kind = Literal["run", "running", "stopped", "profile", "snapshot", "sweep"]
 Signature = tuple[tuple[str, int, int], ...]
-Found = tuple[str, str, Path, Signature]
+
+
+class Found(NamedTuple):
+    """What may be an entry, as the first fields of one."""
+
+    name: str
+    kind: Kind
+    path: Path
+    signature: Signature
 
 
 @dataclass(frozen=True)
@@ -98,13 +104,13 @@ class Index:
         self._begun_s = time.monotonic()
         found: dict[str, Entry] = {}
         self.left_out = False
-        for name, kind, path, signature in self._files():
+        for there in self._files():
             if len(found) == MOST_ENTRIES:
                 self.left_out = True
                 break
-            entry = self._entry(name, kind, path, signature)
+            entry = self._entry(there)
             if entry is not None:
-                found[name] = entry
+                found[there.name] = entry
         self._known = found
         self._newest_first = sorted(found.values(), key=lambda entry: (-entry.changed_ns, entry.name))
         return self._newest_first
@@ -116,16 +122,16 @@ class Index:
             self.entries()
             return self._known.get(name)
         found = self._here(known.path)
-        entry = self._entry(*found) if found is not None else None
+        entry = self._entry(found) if found is not None else None
         if entry is not None:
             self._known[name] = entry
         return entry
 
-    def _entry(self, name: str, kind: str, path: Path, signature: Signature) -> Entry | None:
-        known = self._known.get(name)
-        if known is not None and known.signature == signature and known.kind == kind:
+    def _entry(self, found: Found) -> Entry | None:
+        known = self._known.get(found.name)
+        if known is not None and (known.signature, known.kind) == (found.signature, found.kind):
             return known
-        return _described(name, kind, path, signature)
+        return _described(found)
 
     def _here(self, path: Path) -> Found | None:
         """What is at the place of a known entry now; None for nothing, or for a link in its place."""
@@ -154,15 +160,14 @@ class Index:
         """The sweep, the run, or the files that are entries by themselves."""
         regular = [name for name in sorted(files) if not name.startswith(".") and _is_regular(here / name)]
         linked = {name for name in {*RUN_FILES, *LOG_FILES} & set(files) if name not in regular}
-        candidates: list[tuple[str, Path, list[str]]] = []
+        candidates: list[tuple[Kind, Path, list[str]]] = []
         if SWEEP_FILE in regular:
             candidates.append(("sweep", here, [SWEEP_FILE]))
         run = [name for name in RUN_FILES if name in regular]
         logged = [name for name in LOG_FILES if name in regular]
         if here != self.folder and not linked and (run or ("log.jsonl" in logged and len(logged) > 1)):
-            kind = "run" if "profile.json" in run else "running" if is_held(here) else "stopped"
-            if run and kind == "stopped":
-                kind = "run"
+            held = "profile.json" not in run and is_held(here)
+            kind: Kind = "running" if held else "run" if run else "stopped"
             candidates.append((kind, here, run if kind == "run" else [*run, *logged]))
         else:
             for name in regular:
@@ -170,18 +175,15 @@ class Index:
                     candidates.append(("profile", here / name, [""]))
                 elif name.endswith(".pickle"):
                     candidates.append(("snapshot", here / name, [""]))
-        for candidate in candidates:
-            found = self._found(*candidate)
-            if found is not None:
-                yield found
+        yield from filter(None, (self._found(*candidate) for candidate in candidates))
 
-    def _found(self, kind: str, path: Path, files: list[str]) -> Found | None:
+    def _found(self, kind: Kind, path: Path, files: list[str]) -> Found | None:
         try:
             stats = [(name, os.lstat(path / name if name else path)) for name in files]
         except OSError:  # it has vanished
             return None
         signature = tuple((name, status.st_size, status.st_mtime_ns) for name, status in stats)
-        return path.relative_to(self.folder).as_posix(), kind, path, signature
+        return Found(path.relative_to(self.folder).as_posix(), kind, path, signature)
 
 
 def _is_regular(path: Path) -> bool:
@@ -191,48 +193,42 @@ def _is_regular(path: Path) -> bool:
         return False
 
 
-def _described(name: str, kind: str, path: Path, signature: Signature) -> Entry | None:
+def _described(found: Found) -> Entry | None:
     """The entry with what its profile says; None for a JSON file that is no profile."""
+    kind, path, signature = found[1:]
     match kind:
         case "sweep":
-            return _of_sweep(name, path, signature)
+            return _of_sweep(found)
         case "snapshot":
-            return Entry(name, "snapshot", path, signature)
+            return Entry(*found)
         case "run" if signature[0][0] != "profile.json":
-            return Entry(name, "run", path, signature)
+            return Entry(*found)
         case "running" | "stopped":
-            return _of_log(name, kind, path, signature)
+            return _of_log(found)
         case _:
             pass
     try:
         profile = StepProfile.read(path / "profile.json" if kind == "run" else path)
     except InputError as error:
-        return Entry(name, "run", path, signature, problem=str(error)) if kind == "run" else None
-    memory, step = profile.memory, profile.step
+        return Entry(*found, problem=str(error)) if kind == "run" else None
     return Entry(
-        name,
-        "run" if kind == "run" else "profile",
-        path,
-        signature,
+        *found,
         answer=profile.source if profile.oom is None else f"{profile.source}, out of memory",
         model=profile.subject[:LONGEST_SUBJECT],
         device=profile.hardware.name,
-        peak_bytes=memory.peak_allocated_bytes,
-        step_s=step.time_s.median,
-        tokens_per_s=step.tokens_per_s,
+        peak_bytes=profile.memory.peak_allocated_bytes,
+        step_s=profile.step.time_s.median,
+        tokens_per_s=profile.step.tokens_per_s,
     )
 
 
-def _of_log(name: str, kind: Literal["running", "stopped"], path: Path, signature: Signature) -> Entry:
+def _of_log(found: Found) -> Entry:
     try:
-        log = read_log(path)
+        log = read_log(found.path)
     except InputError as error:
-        return Entry(name, kind, path, signature, problem=str(error))
+        return Entry(*found, problem=str(error))
     return Entry(
-        name,
-        kind,
-        path,
-        signature,
+        *found,
         answer=log.in_words(),
         model=log.model,
         peak_bytes=log.peak_bytes,
@@ -241,18 +237,10 @@ def _of_log(name: str, kind: Literal["running", "stopped"], path: Path, signatur
     )
 
 
-def _of_sweep(name: str, path: Path, signature: Signature) -> Entry:
+def _of_sweep(found: Found) -> Entry:
     try:
-        sweep = Sweep.read(path / SWEEP_FILE)
+        sweep = Sweep.read(found.path / SWEEP_FILE)
     except InputError as error:
-        return Entry(name, "sweep", path, signature, problem=str(error))
-    fields = ", ".join(sweep.axes)
-    return Entry(
-        name,
-        "sweep",
-        path,
-        signature,
-        answer=f"{sweep.kind}, {len(sweep.cells)} cells of {fields}",
-        model=str(sweep.base.get("model", "-")),
-        device=sweep.hardware or "-",
-    )
+        return Entry(*found, problem=str(error))
+    answer = f"{sweep.kind}, {len(sweep.cells)} cells of {', '.join(sweep.axes)}"
+    return Entry(*found, answer=answer, model=str(sweep.base.get("model", "-")), device=sweep.hardware or "-")

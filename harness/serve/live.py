@@ -1,7 +1,5 @@
 """The page of a run that has not come to its profile: its loss and memory so far, drawn without scripts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Imports no torch. The files may be anybody's: lines that are none of a step are left out.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import stat

@@ -9,8 +9,6 @@ The question's page asks /answer, /cards and /simulate with a header that no oth
 question may name, harness/ask says; simulations run one at a time, and end when their page goes (asking.py).
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -3,8 +3,6 @@
 It ends with the server, however that ends: then nobody writes to it any more.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

@@ -30,10 +30,4 @@ from harness.snapshot.safe_read import read_snapshot
 from harness.snapshot.segments import Piece, Segment, free_stretches, pieces_in_use, segments_at, without
 from harness.snapshot.spans import BEFORE_RECORDING, AllocationSpan, Frame
 from harness.snapshot.stacks import NO_STACK, own_place, place, readable, stack_line, without_stack
-from harness.snapshot.trace import (
-    Label,
-    phase_metadata,
-    phase_of,
-    spans_from_trace,
-    step_ends,
-)
+from harness.snapshot.trace import Label, phase_metadata, phase_of, spans_from_trace, step_ends

@@ -5,8 +5,6 @@ as torch.cuda.memory._snapshot() gives it, but `frames` is an index into the sta
 share a stack; written out at each of them, a snapshot would be twenty times as large.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -6,8 +6,6 @@ CUDA allocator trace (`snapshot/trace.py`), and a tracker of storages (the simul
 This module imports no torch.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter

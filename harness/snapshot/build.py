@@ -6,8 +6,6 @@ allocations by a `category` in the trace, and needs one called "unknown" once th
 This module imports no torch.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence

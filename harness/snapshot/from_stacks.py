@@ -5,8 +5,6 @@ the innermost frame that says one; what an allocation is follows from the phase 
 outlives, as in snapshot/attribution.py. It is a reading, and whoever shows it says so. Imports no torch.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What grows from step to step in a recording, by the stack that asked. Imports no torch."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter

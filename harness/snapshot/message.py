@@ -3,8 +3,6 @@
 Written after `OutOfMemoryError` in c10/cuda/CUDACachingAllocator.cpp, PyTorch 1.11 to 2.15. Imports no torch.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

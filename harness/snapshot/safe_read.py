@@ -7,8 +7,6 @@ events take seconds. Snapshots in JSON are read too: those of snapshot/as_json.p
 This module imports no torch.
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import io

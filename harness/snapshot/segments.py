@@ -4,8 +4,6 @@ A snapshot has the segments after its last event; here the events since the mome
 Imports no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 

@@ -1,7 +1,5 @@
 """What a memory snapshot must look like before anything reads it. This module imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 

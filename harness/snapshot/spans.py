@@ -1,7 +1,5 @@
 """One allocation from birth to death: what recordings are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A stack as people read it: the line that asked for the memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

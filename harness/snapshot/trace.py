@@ -5,8 +5,6 @@ are what was *requested*; torch's allocated_bytes counts blocks, so sizes are tu
 This module imports no torch.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence

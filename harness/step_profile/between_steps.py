@@ -1,7 +1,5 @@
 """What follows training steps now and then, beside the profile of a step: an evaluation, a checkpoint."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from harness.step_profile.fields import Count, Fields

@@ -1,7 +1,5 @@
 """What the fields of a profile are made of: counts, quantities, and what none of its parts allows."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field

@@ -1,17 +1,11 @@
 """What a profile says, in words: why memory ran out, what leaks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from statistics import median
 
 from harness.step_profile.between_steps import PHASES_BETWEEN_STEPS, EvaluationStats, EvaluationWay
-from harness.step_profile.step_profile import (
-    LeakReport,
-    RanksReport,
-    StepProfile,
-)
+from harness.step_profile.step_profile import LeakReport, RanksReport, StepProfile
 from harness.units import in_gib, ms
 
 NCCL_COMMUNICATOR = (544_000_000, 1_600_000_000)

@@ -1,7 +1,5 @@
 """What a step's memory is made of, and how high it goes."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -2,8 +2,6 @@
 where it runs out, and the answer in a sentence. Every number is computed from the cells. Imports no torch.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -4,8 +4,6 @@ A cell's key is a digest of all that its answer depends on. A file that is not t
 result: the cell is done again. Imports no torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

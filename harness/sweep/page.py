@@ -1,7 +1,5 @@
 """The page of a sweep: its answers, a pair of curves for each field, its table. Imports no torch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

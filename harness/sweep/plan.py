@@ -4,8 +4,6 @@
 cell of its own; with `grid` every combination is a cell. Imports no torch.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The table of a sweep: for the terminal, as CSV and as Markdown. Imports no torch."""
 
-from __future__ import annotations
-
 import csv
 import io
 

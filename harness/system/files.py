@@ -1,7 +1,5 @@
 """Files that are read within bounds, and written whole or not at all."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets

@@ -1,7 +1,5 @@
 """One writer to a folder at a time. The kernel frees the lock when a process ends, however it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

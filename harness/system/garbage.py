@@ -5,8 +5,6 @@ did before, looking each time through the million objects that the imported libr
 time of a command. Imports no torch: it is needed while torch is imported.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

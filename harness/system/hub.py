@@ -1,7 +1,5 @@
 """The Hugging Face Hub where it does not answer: its libraries try for half a minute each, and tell."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -3,8 +3,6 @@
 A batch system sends SIGTERM some seconds before it kills; a closed terminal sends SIGHUP.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -47,7 +45,7 @@ def signals_answered() -> Generator[None]:
         _last_s[0] = -math.inf
     unraisable = sys.unraisablehook
 
-    def repeat(dropped: sys.UnraisableHookArgs) -> None:
+    def repeat(dropped: "sys.UnraisableHookArgs") -> None:
         if not isinstance(dropped.exc_value, KeyboardInterrupt):
             return unraisable(dropped)
         _repeat(_received[0] if _received else signal.SIGINT)

@@ -1,7 +1,5 @@
 """Where recipes and profiles lie: in a checkout, or in the installed package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from harness.errors import InputError

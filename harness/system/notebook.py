@@ -1,7 +1,5 @@
 """What an object shows of itself in a notebook: a title, small tables, sentences; all text escaped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from html import escape
 

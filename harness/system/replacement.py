@@ -1,7 +1,5 @@
 """Names of other libraries that a simulation replaces while it runs: which, by what, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from pkgutil import resolve_name

@@ -1,7 +1,5 @@
 """What every command does with its output: errors in one sentence, JSON alone on stdout, quiet libraries."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -4,8 +4,6 @@ Values are counted before the first is made. A repeated key, half of a surrogate
 integer of more than 128 bits are refused.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any, TypeGuard

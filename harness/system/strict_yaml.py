@@ -7,8 +7,6 @@ can expand to gigabytes).
 
 # yaml's readers have no types.
 # pyright: basic
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where a profile comes from: commit, versions, settings. An allow-list, never the whole environment."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

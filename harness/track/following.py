@@ -4,8 +4,6 @@ A blank line ends the jobs, and the end of stdin says that the run is over. What
 people.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """accelerate's trackers: which there are, how each is opened, and which of them keep files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The process of the run's side: it starts a process a tracker, hears its sentences, and waits at the end."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 They are kept in the user's cache, by sources and versions; two processes that start at once both succeed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import mmap

@@ -1,11 +1,9 @@
 """What a virtual GPU says of itself: a device of the hardware table, as environment variables for c/."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 
-from harness.hardware import TABLE_NAMES, Hardware, find_hardware
+from harness.hardware import find_hardware
 from harness.kernel_time import where_from
 
 VARIABLE = "VIRTUAL_GPU"
@@ -60,7 +58,7 @@ def device_variables(name: str, gpus: int) -> dict[str, str]:
     total = hardware.memory_bytes
     return {
         VARIABLE: name,
-        "VIRTUAL_GPU_NAME": driver_name(hardware),
+        "VIRTUAL_GPU_NAME": hardware.datasheet.driver_name,
         "VIRTUAL_GPU_COUNT": str(gpus),
         "VIRTUAL_GPU_CAPABILITY": str(number),  # 90 for 9.0
         "VIRTUAL_GPU_BINARY": str(max(c for c in COMPILED_FOR if c <= max(number, COMPILED_FOR[0]))),
@@ -69,8 +67,3 @@ def device_variables(name: str, gpus: int) -> dict[str, str]:
         "VIRTUAL_GPU_TOTAL": str(total),  # bytes that it says it has
         "VIRTUAL_GPU_CAPACITY": str(total - hardware.calibration.cuda_context_bytes),  # bytes for the program
     }
-
-
-def driver_name(hardware: Hardware) -> str:
-    """What the driver calls a device of the table."""
-    return next(driver for driver, table in TABLE_NAMES.items() if table == hardware.name)

@@ -1,7 +1,5 @@
 """Running a command on virtual GPUs: it takes the place of this process, so that its end is its own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The largest value of something in a command with which it does not run out of memory, such as a batch."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

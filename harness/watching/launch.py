@@ -1,7 +1,5 @@
 """Starting a command so that its Python processes are watched, and waiting for its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Checkpoint folders whose weights are zeros: one where the user wants it, and those of the cache."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The weights: a safetensors file that is a header and a hole."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

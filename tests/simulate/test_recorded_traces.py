@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.gpu_programme.trace_file import Trace, load_trace
 from benchmarks.traces import RECORDINGS, compared, hardware_of, missing_libraries, replayed, same_segments
-from harness.hardware.table import SM_COUNTS
+from harness.hardware.table import DATASHEETS, Datasheet
 from harness.virtual_gpu.device import device_variables
 
 RECORDED = sorted(RECORDINGS.glob("virtual_gpu/*/*.json.gz"))
@@ -47,8 +47,8 @@ def test_the_simulation_makes_the_recorded_requests(trace: Trace) -> None:
         assert simulated == real, name
 
 
-@pytest.mark.parametrize("device", SM_COUNTS)
-def test_every_device_of_the_table_can_be_virtual(device: str) -> None:
-    there = device_variables(device, 1)
+@pytest.mark.parametrize("sheet", DATASHEETS, ids=lambda sheet: sheet.name)
+def test_every_device_of_the_table_can_be_virtual(sheet: Datasheet) -> None:
+    there = device_variables(sheet.name, 1)
     assert int(there["VIRTUAL_GPU_CAPACITY"]) < int(there["VIRTUAL_GPU_TOTAL"])
-    assert there["VIRTUAL_GPU_PROCESSORS"] == str(SM_COUNTS[device])
+    assert there["VIRTUAL_GPU_PROCESSORS"] == str(sheet.sm_count)

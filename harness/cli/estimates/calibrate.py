@@ -1,7 +1,5 @@
 """`harness calibrate`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +9,12 @@ import typer
 
 from harness.cli.arguments import AsJson
 from harness.cli.terminal.lines import tell
+from harness.errors import InputError
+from harness.system import write_whole
 
 EXAMPLES = """
 Examples:
-
   harness calibrate --trace trace.json
-
   harness calibrate --trace trace.json --hardware rtx-4090 --out my-profiles
 """
 
@@ -26,10 +24,7 @@ def calibrate(
         Path, typer.Option(help="A trace that torch.profiler recorded on the GPU, with record_shapes=True.")
     ],
     hardware: Annotated[
-        str | None,
-        typer.Option(
-            help="Its name in the hardware table, where the trace does not say.", show_default=False
-        ),
+        str | None, typer.Option(help="Its name in the hardware table, where the trace does not say.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -38,10 +33,8 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Adjust the estimates of time to one's own GPU, by a trace that it recorded: before and after."""
-    from harness.errors import InputError
     from harness.hardware import TABLE_NAMES, find_hardware
     from harness.kernel_time import adjust, read_trace
-    from harness.system import write_whole
 
     read = read_trace(trace)
     name = hardware or TABLE_NAMES.get(read.device or "")

@@ -16,23 +16,18 @@ from harness.cli.exit_status import OUT_OF_MEMORY
 from harness.cli.terminal.lines import tell
 from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
+from harness.recipe import Recipe
 from harness.system import quiet_libraries, stdout_kept_for_json
 
 if TYPE_CHECKING:
     from harness.hardware import Hardware
-    from harness.recipe import Recipe
 
 EXAMPLES = """
 Examples:
-
   harness fit mistral-7b-qlora --memory 16GiB
-
   harness fit llama-3.1-8b-lora seq_len=8192 --hardware rtx-4090 --quick
-
   harness fit llama-3.1-8b-lora --hardware rtx-4090 --exact --field seq_len
-
   harness fit llama-3.1-8b-lora --hardware rtx-4090 --data chats.jsonl --tokenizer checkpoint
-
   harness fit llama-3.1-8b-full-bf16 --hardware a100-40gb --gpus 4 --quick
 """
 
@@ -45,8 +40,7 @@ def fit(
         str | None, typer.Option("--hardware", help="A device of the table; the same as hardware=NAME.")
     ] = None,
     gpus: Annotated[
-        int | None,
-        typer.Option(help="On so many of them, divided as the recipe says, or by FSDP2.", show_default=False),
+        int | None, typer.Option(help="On so many of them, divided as the recipe says, or by FSDP2.")
     ] = None,
     margin: Annotated[
         float,
@@ -65,15 +59,11 @@ def fit(
         str | None,
         typer.Option(
             help="Examples, a file or a data set's id: the worst batch of their lengths, and the chance to "
-            "run out in an epoch.",
-            show_default=False,
+            "run out in an epoch."
         ),
     ] = None,
     tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="With --data: a checkpoint's folder or id. Default: the model's.", show_default=False
-        ),
+        str | None, typer.Option(help="With --data: a checkpoint's folder or id. Default: the model's.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -1,7 +1,5 @@
 """`harness hardware`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -12,38 +10,29 @@ import typer
 from harness.cli.arguments import AsJson
 from harness.cli.terminal.lines import tell
 from harness.errors import InputError, printable
+from harness.recipe import load_recipe
+from harness.system import quiet_libraries, stdout_kept_for_json
 
 EXAMPLES = """
 Examples:
-
   harness hardware llama-3.1-8b-lora --price h200=3.5 --price l4=0.7
-
   harness hardware llama-3.1-8b-lora --prices prices.yaml
-
   harness hardware llama-3.1-8b-lora --best --price h100=2.5 --price rtx-4090=0.35
-
   harness hardware llama-3.1-8b-full-bf16 --gpus 1,2,4,8 --price h100=2.5 --price a100-40gb=1.3
 """
 
 
 def hardware(
     recipe: Annotated[
-        str | None,
-        typer.Argument(help="As for the others. Without one: the table itself.", show_default=False),
+        str | None, typer.Argument(help="As for the others. Without one: the table itself.")
     ] = None,
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Fields to change.", show_default=False),
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields to change.")
     ] = None,
-    prices: Annotated[
-        Path | None, typer.Option(help="YAML file of `name: price per hour` lines.", show_default=False)
-    ] = None,
-    price: Annotated[
-        list[str] | None, typer.Option(help="name=price per hour; may be given again.", show_default=False)
-    ] = None,
+    prices: Annotated[Path | None, typer.Option(help="YAML file of `name: price per hour` lines.")] = None,
+    price: Annotated[list[str] | None, typer.Option(help="name=price per hour; may be given again.")] = None,
     gpus: Annotated[
-        str | None,
-        typer.Option(help="Numbers of cards, e.g. 1,2,4,8: the fewest that fit.", show_default=False),
+        str | None, typer.Option(help="Numbers of cards, e.g. 1,2,4,8: the fewest that fit.")
     ] = None,
     best: Annotated[
         bool,
@@ -68,8 +57,6 @@ def hardware(
     )
     from harness.hardware import hardware_names, read_prices
     from harness.napkin import warnings_of
-    from harness.recipe import load_recipe
-    from harness.system import quiet_libraries, stdout_kept_for_json
 
     if recipe is None:
         if as_json or prices or price or gpus or best:

@@ -1,13 +1,19 @@
 """`harness recipes`, `harness models` and `harness schema`."""
 
-from __future__ import annotations
-
 import json
 
 import typer
 
 from harness.cli.arguments import Overrides, RecipeName
 from harness.cli.terminal.lines import tell
+from harness.recipe import (
+    list_card_recipes,
+    list_models,
+    list_recipes,
+    load_recipe,
+    recipe_schema,
+    recipe_yaml,
+)
 from harness.units import GIB
 
 app = typer.Typer(help="List the recipes, or show one fully resolved.", invoke_without_command=True)
@@ -17,8 +23,6 @@ app = typer.Typer(help="List the recipes, or show one fully resolved.", invoke_w
 def recipes(context: typer.Context) -> None:
     """List the recipes, one line each."""
     if context.invoked_subcommand is None:
-        from harness.recipe import list_card_recipes, list_recipes
-
         by_card = [(recipe.name, recipe.description) for recipe in list_card_recipes()]
         for listed in (list_recipes(), by_card):
             width = max((len(name) for name, _ in listed), default=0)
@@ -31,7 +35,6 @@ def recipes(context: typer.Context) -> None:
 @app.command("show")
 def recipes_show(name: RecipeName, overrides: Overrides = None) -> None:
     """Print a recipe with every field, as YAML that can be run again."""
-    from harness.recipe import load_recipe, recipe_yaml
 
     print(recipe_yaml(load_recipe(name, overrides or [])[1]), end="")
 
@@ -39,7 +42,6 @@ def recipes_show(name: RecipeName, overrides: Overrides = None) -> None:
 def models() -> None:
     """List the models that recipes may name: their sizes, and which cards there is a recipe for."""
     from harness.architecture import load_shape, num_parameters
-    from harness.recipe import list_card_recipes, list_models
 
     cards: dict[str, dict[str, list[str]]] = {}
     for recipe in list_card_recipes():
@@ -65,6 +67,5 @@ def models() -> None:
 
 def schema() -> None:
     """Print the JSON Schema of a recipe, for editors."""
-    from harness.recipe import recipe_schema
 
     print(json.dumps(recipe_schema(), indent=1))

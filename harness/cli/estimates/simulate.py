@@ -1,12 +1,11 @@
 """`harness simulate`."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from harness.allocator import allocator_settings
 from harness.cli.arguments import (
@@ -24,25 +23,18 @@ from harness.cli.arguments import (
     what_follows,
 )
 from harness.cli.exit_status import OUT_OF_MEMORY
-from harness.cli.terminal.terminal import say
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from harness.step_profile import StepProfile
-
+from harness.cli.terminal.profile_tables import print_profile
+from harness.cli.terminal.progress import Waiting
+from harness.cli.terminal.terminal import Terminal, say
+from harness.step_profile import StepProfile, explain_oom
+from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
 EXAMPLES = """
 Examples:
-
   harness simulate llama-3.1-8b-lora
-
   harness simulate llama-3.1-8b-lora seq_len=8192 hardware=a100-80gb --out here
-
   harness simulate mine --allocator expandable_segments:True --json > mine.json
-
   harness simulate mine --phases train,eval,save --eval-accumulation-steps 1
-
   harness simulate llama-3.1-8b-full-bf16 parallel=fsdp dp_shard=8 --rank 0
 """
 
@@ -53,16 +45,14 @@ def simulate(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for profile.json, recipe.yaml and snapshot.pickle, which the memory_viz page opens.",
-            show_default=False,
+            help="Folder for profile.json, recipe.yaml and snapshot.pickle, which the memory_viz page opens."
         ),
     ] = None,
     allocator: Annotated[
         str | None,
         typer.Option(
             help="Allocator settings, e.g. expandable_segments:True. Default: those of "
-            "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF.",
-            show_default=False,
+            "PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF."
         ),
     ] = None,
     phases: Phases = "train",
@@ -87,10 +77,7 @@ def simulate(
 ) -> None:
     """Run the training step on shape-only tensors: memory to the byte and estimated time, without a GPU."""
     from harness.answers import simulated
-    from harness.cli.terminal.progress import Waiting
-    from harness.cli.terminal.terminal import Terminal
     from harness.run_folder import RunFolder
-    from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
     name, loaded, hardware = asked_for(recipe, overrides, memory)
     how = eval_batches, eval_batch_size, eval_accumulation_steps, eval_loss_only, full_state_dict
@@ -113,14 +100,11 @@ def simulate(
     if as_json:
         print(profile.to_json())
     if profile.oom is not None:
-        from harness.step_profile import explain_oom
-
         raise typer.Exit(complain(explain_oom(profile), OUT_OF_MEMORY))
 
 
 def _show(people: Console, name: str, profile: StepProfile, *, verbose: bool) -> None:
     from harness.cli.terminal.peak import print_peak, print_verdict
-    from harness.cli.terminal.profile_tables import print_profile
 
     print_verdict(people, name, profile)
     print_profile(people, profile)

@@ -1,7 +1,5 @@
 """`harness napkin`, `harness formula` and `harness shard`: the terms of a step, whole or divided."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 
@@ -9,28 +7,22 @@ import typer
 
 from harness.cli.arguments import AsJson, MemorySize, OverridesAndHardware, RecipeName, asked_for
 from harness.cli.terminal.lines import tell
+from harness.system import quiet_libraries, stdout_kept_for_json
 
 NAPKIN_EXAMPLES = """
 Examples:
-
   harness napkin llama-3.1-8b-lora
-
   harness napkin mistral-7b-qlora micro_batch_size=4 hardware=rtx-4090 --json
 """
 FORMULA_EXAMPLES = """
 Examples:
-
   harness formula llama-3.1-8b-lora micro_batch_size=4
-
   harness formula mistral-7b-qlora micro_batch_size=2 seq_len=4096 hardware=rtx-4090 --json
 """
 SHARD_EXAMPLES = """
 Examples:
-
   harness shard llama-3.1-8b-full-bf16 --gpus 8
-
   harness shard llama-3.1-70b-qlora --gpus 2 hardware=rtx-4090
-
   harness shard llama-3.1-8b-full-bf16 --gpus 64 parallel=fsdp reduce_dtype=fp32 wrap=accelerate
 """
 
@@ -61,7 +53,6 @@ def formula(
 ) -> None:
     """The simulated peak as a sum of terms in batch and sequence, exact in the range that it states."""
     from harness.fit import derive
-    from harness.system import quiet_libraries, stdout_kept_for_json
 
     name, loaded, device = asked_for(recipe, overrides, memory)
     with stdout_kept_for_json(as_json):
@@ -83,7 +74,6 @@ def shard(
 ) -> None:
     """Divide the step among GPUs: memory and communication of each, under DDP, FSDP2, ZeRO and others."""
     from harness.fit import divisions
-    from harness.system import quiet_libraries, stdout_kept_for_json
 
     name, loaded, device = asked_for(recipe, overrides, memory)
     told: list[str] = []

@@ -1,12 +1,13 @@
 """`harness doctor`."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 
 import typer
 
+from harness.cli.terminal.doctor import print_findings
+from harness.cli.terminal.progress import Waiting
+from harness.cli.terminal.terminal import Terminal
 from harness.system import quiet_libraries, stdout_kept_for_json
 
 
@@ -14,12 +15,9 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check GPU, driver, versions, and which toggles can work here, each by trying it."""
-    from harness.cli.terminal.terminal import Terminal
 
     with stdout_kept_for_json(as_json):
         quiet_libraries()
-        from harness.cli.terminal.doctor import print_findings
-        from harness.cli.terminal.progress import Waiting
         from harness.measure import examine
 
         with Waiting(Terminal(stderr=True), "trying every toggle on a tiny model") as waiting:

@@ -1,30 +1,25 @@
 """`harness emulate`: any command on virtual GPUs. `harness checkpoint`: zeros for it to load."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from harness.cli.terminal.lines import tell
+from harness.system import quiet_libraries
+from harness.units import in_gib
+
 EXAMPLES = """
 Examples:
-
   harness emulate --gpu rtx-4090 -- python train.py --batch-size 4
-
   harness emulate --gpu h100 --gpus 2 -- torchrun --nproc-per-node 2 train.py
-
   harness emulate --gpu h100 --world-size 512 --rank 0 -- python train.py
-
 The exit status is the command's; 2 where no virtual GPU can be had, or the command does not exist.
 """
 CHECKPOINT_EXAMPLES = """
 Examples:
-
   harness checkpoint llama-3.1-8b --out model
-
   harness checkpoint my/config.json --out model
-
   harness emulate --gpu h100 -- python train.py --model model
 """
 
@@ -67,8 +62,7 @@ def emulate(
         ),
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the allocator's statistics and history of every process."),
+        Path | None, typer.Option(help="Folder for the allocator's statistics and history of every process.")
     ] = None,
 ) -> None:
     """Run any command on virtual GPUs: PyTorch says what memory it needs, time is estimated, and nothing is
@@ -109,9 +103,6 @@ def checkpoint(
     a config. For programs on a virtual GPU, where the values of weights do not matter.
     """
     from harness.architecture import find_config
-    from harness.cli.terminal.lines import tell
-    from harness.system import quiet_libraries
-    from harness.units import in_gib
     from harness.zeros import write_checkpoint
 
     quiet_libraries()

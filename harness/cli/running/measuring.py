@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from harness.cli.terminal.progress import RunProgress, duration
+from harness.cli.terminal.terminal import Terminal, say
 from harness.recipe import Recipe
 from harness.run_folder import RunFolder
 from harness.step_profile import StepProfile
@@ -33,8 +35,6 @@ def measured_with_progress(
     `quiet` shows nothing: of several ranks one speaks.
     """
     from harness.answers import forecast_on_cpu, measured
-    from harness.cli.terminal.progress import RunProgress
-    from harness.cli.terminal.terminal import Terminal, say
     from harness.measure import chosen_device, total_steps
     from harness.track import track_run
 
@@ -52,7 +52,6 @@ def measured_with_progress(
 
 def in_words(forecast: Forecast) -> list[str]:
     """How long it will take, why, and what answers sooner."""
-    from harness.cli.terminal.progress import duration
 
     how_long = (
         f"This run takes at least {duration(forecast.run_s)} on this CPU: {forecast.steps} steps of "

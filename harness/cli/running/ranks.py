@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
+from harness.recipe import Recipe
+from harness.step_profile import StepProfile
 from harness.system import FolderLock, complain, is_held, quiet_libraries
 
 if TYPE_CHECKING:
     from harness.launch import PlaceInRanks
-    from harness.recipe import Recipe
     from harness.run_folder import RankFolder, RunFolder
-    from harness.step_profile import StepProfile
     from harness.track import Tracking
     from harness.training import AfterStep
 
@@ -72,7 +73,6 @@ def run_here(name: str, recipe: Recipe, asked: RunOptions) -> tuple[StepProfile 
 
 
 def _following(asked: RunOptions, run: RunFolder, recipe: Recipe) -> Tracking:
-    from harness.cli.terminal.terminal import Terminal, say
     from harness.track import track_run
 
     log = Terminal(stderr=True)
@@ -121,7 +121,6 @@ def _gathered(profile: StepProfile, folder: RankFolder, place: PlaceInRanks) -> 
     import torch.distributed as dist
 
     from harness.run_folder import put_together
-    from harness.step_profile import StepProfile
 
     texts: list[str] | None = [""] * place.world_size if place.rank == 0 else None
     dist.gather_object(profile.to_json(), texts)

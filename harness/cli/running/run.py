@@ -23,39 +23,29 @@ from harness.cli.arguments import (
 )
 from harness.cli.exit_status import INTERRUPTED, NOT_FINITE, OUT_OF_MEMORY
 from harness.cli.running.ranks import RunOptions, run_as_rank, run_here
+from harness.cli.terminal.profile_tables import print_profile
+from harness.cli.terminal.terminal import Terminal, say
+from harness.recipe import Recipe, load_recipe, on_ranks
+from harness.step_profile import StepProfile, between_steps_in_words, explain_oom
 from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
 if TYPE_CHECKING:
     from harness.launch import PlaceInRanks
-    from harness.recipe import Recipe
-    from harness.step_profile import StepProfile
 
 
 EXAMPLES = """
 Examples:
-
   harness run smoke
-
   harness run llama-3.2-1b-bf16 seq_len=4096 gradient_checkpointing=true
-
   harness run mine.yaml steps=20 --json > mine.json
-
   harness run mine.yaml steps=1000 checkpoint_every=100 --out here
-
   harness run mine.yaml steps=1000 checkpoint_every=100 --resume here
-
   harness run mine.yaml --phases train,eval,save --eval-accumulation-steps 1
-
   harness run mine.yaml parallel=fsdp --gpus 2
-
   torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST -m harness run mine.yaml
-
 Exit status: 0 fine; 2 bad input or impossible here; 3 out of memory;
-
 4 stopped by a nan or infinite loss; 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP; 1 a bug.
-
 On several ranks: of the first that ended badly; 137 if it was killed.
-
 All but 1 and 2 leave a profile.
 """
 
@@ -67,8 +57,7 @@ def run(
         Path | None,
         typer.Option(
             help="Folder for profile.json, recipe.yaml, log.jsonl and snapshot.pickle. "
-            "Default: profiles/runs/<recipe>-<time>, or the folder that is resumed.",
-            show_default=False,
+            "Default: profiles/runs/<recipe>-<time>, or the folder that is resumed."
         ),
     ] = None,
     resume: Annotated[
@@ -77,7 +66,6 @@ def run(
             metavar="RUN",
             help="Go on after the last checkpoint in this run folder (recipe: checkpoint_every). The recipe "
             "is the same: only steps, warmup_steps, checkpoint_every and on_nan may change.",
-            show_default=False,
         ),
     ] = None,
     as_json: Annotated[
@@ -87,16 +75,12 @@ def run(
         bool, typer.Option(help="Write snapshot.pickle (on a GPU: record the memory history).")
     ] = True,
     device: Annotated[
-        str | None,
-        typer.Option(
-            help="cuda, cuda:1, ... or cpu. Default: the first GPU, else the CPU.", show_default=False
-        ),
+        str | None, typer.Option(help="cuda, cuda:1, ... or cpu. Default: the first GPU, else the CPU.")
     ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="Run on a virtual GPU, a device of the table: all but losses, and estimated times.",
-            show_default=False,
+            help="Run on a virtual GPU, a device of the table: all but losses, and estimated times."
         ),
     ] = None,
     gpus: Annotated[
@@ -105,7 +89,6 @@ def run(
             min=1,
             help="Run on so many ranks of this machine, a GPU each (recipe: parallel). Sizes of the mesh "
             "that are left out follow. With --gpu: how many virtual GPUs there are.",
-            show_default=False,
         ),
     ] = None,
     patience: Annotated[
@@ -124,7 +107,6 @@ def run(
 ) -> None:
     """Run a recipe on this machine and record where the bytes and milliseconds went."""
     from harness.architecture import find_config, with_attention
-    from harness.recipe import load_recipe
 
     name, loaded = load_recipe(recipe, overrides or [])
     find_config(loaded.model)  # what is nowhere is said before torch is imported
@@ -137,10 +119,7 @@ def run(
     how = eval_batches, eval_batch_size, eval_accumulation_steps, eval_loss_only, full_state_dict
     after = what_follows(loaded, phases, *how)
     from harness.cli.running.measuring import measured_with_progress
-    from harness.cli.terminal.profile_tables import print_profile
-    from harness.cli.terminal.terminal import Terminal, say
     from harness.run_folder import RunFolder
-    from harness.step_profile import between_steps_in_words
     from harness.track import tracker_names
 
     trackers = tracker_names(track or [])
@@ -175,7 +154,6 @@ def run(
 def _on_ranks(recipe: Recipe, gpu: str | None, gpus: int | None) -> tuple[Recipe, PlaceInRanks | None]:
     """The recipe with the mesh that the processes make, and this one's place, if it was started as a rank."""
     from harness.launch import place_in_ranks
-    from harness.recipe import on_ranks
 
     place = place_in_ranks()
     if place is not None:
@@ -196,8 +174,6 @@ def _go_to_virtual_gpu(gpu: str, gpus: int) -> None:
 def _status(profile: StepProfile, recipe: Recipe) -> int:
     """The exit status of a run, after saying what went wrong."""
     if profile.oom is not None:
-        from harness.step_profile import explain_oom
-
         return complain(explain_oom(profile), OUT_OF_MEMORY)
     if profile.complete:
         return 0

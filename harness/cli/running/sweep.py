@@ -8,38 +8,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from harness.cli.arguments import AsJson, RecipeName, Track
+from harness.cli.exit_status import A_CELL_FAILED, INTERRUPTED
+from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
+from harness.system import complain, quiet_libraries, stdout_kept_for_json, write_whole
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from harness.sweep import Plan, RemoteLauncher, Row, Sweep
 
 
-A_CELL_FAILED = 1
-
 EXAMPLES = """
 Examples:
-
   harness sweep llama-3.1-8b-lora micro_batch_size=1,2,4,8,16
-
   harness sweep llama-3.1-8b-lora gradient_checkpointing=true,false offload=none,activations+optimizer
-
   harness sweep mistral-7b-qlora seq_len=1024,2048,4096 micro_batch_size=1,2,4 --grid --napkin
-
   harness sweep smoke micro_batch_size=1,2,4 steps=3 --measure
-
-  harness sweep llama-3.1-8b-lora seq_len=1024,2048 --measure --launcher submitit \\
+  harness sweep llama-3.1-8b-lora seq_len=1024,2048 --measure --launcher submitit \
 --launcher-option slurm_partition=gpu
-
 Values are separated by commas; several names of offload or lora_targets are joined by a plus sign. A field \
 with one value changes the base recipe. hardware=h100,l4 compares devices of the table.
-
 The sweep leaves sweep.json, sweep.csv, sweep.md, report.html and a file for every cell. What is done is not \
 done again: run the same command to go on after Ctrl-C.
-
 Exit status: 0 also when cells ran out of memory or were refused, 1 when a cell crashed, 2 for bad input, \
 130 after Ctrl-C.
 """
@@ -52,7 +44,6 @@ def sweep(
         typer.Argument(
             metavar="[KEY=V1,V2,...]... [hardware=NAME]",
             help="What to change: every value is a cell of the table.",
-            show_default=False,
         ),
     ] = None,
     measure: Annotated[
@@ -71,7 +62,6 @@ def sweep(
             min=1,
             help="Cells at the same time. Default: simulations, half the processors; measurements, 1; with "
             "--launcher 100, for the engine to queue.",
-            show_default=False,
         ),
     ] = None,
     launcher: Annotated[
@@ -79,7 +69,6 @@ def sweep(
         typer.Option(
             metavar="submitit|ray",
             help="Start the cells elsewhere: as SLURM jobs (submitit), or on a Ray cluster.",
-            show_default=False,
         ),
     ] = None,
     launcher_option: Annotated[
@@ -87,19 +76,13 @@ def sweep(
         typer.Option(
             metavar="KEY=VALUE",
             help="For the engine, as it names it: slurm_partition=gpu, timeout_min=120, num_cpus=4.",
-            show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of the sweep. Default: profiles/sweeps/<recipe>-<kind>-<fields>-<digest>.",
-            show_default=False,
-        ),
+        typer.Option(help="Folder of the sweep. Default: profiles/sweeps/<recipe>-<kind>-<fields>-<digest>."),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="With --measure: cuda, cuda:1, ... or cpu.", show_default=False)
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="With --measure: cuda, cuda:1, ... or cpu.")] = None,
     track: Track = None,
     png: Annotated[bool, typer.Option("--png", help="Also leave a picture of every field.")] = False,
     as_json: AsJson = False,
@@ -109,11 +92,8 @@ def sweep(
     ] = False,
 ) -> None:
     """Change one field at a time, or all combinations: a table, curves, and the answer in a sentence."""
-    from harness.cli.exit_status import INTERRUPTED
     from harness.cli.terminal.sweep import print_sweep
-    from harness.cli.terminal.terminal import Terminal, say
     from harness.sweep import default_folder, plan_sweep, sole_sweep_in, sweep_of
-    from harness.system import complain, quiet_libraries, stdout_kept_for_json
     from harness.track import tracker_names
 
     trackers = tracker_names(track or [])
@@ -218,7 +198,6 @@ def _run(
 ) -> None:
     """Fill `rows` as cells are done, and show each."""
     from harness.cli.terminal.sweep import SweepProgress
-    from harness.cli.terminal.terminal import say
     from harness.sweep import run_cells
 
     with SweepProgress(log, len(plan.cells)) as progress:
@@ -235,7 +214,6 @@ def _tell(trackers: list[str], plan: Plan, rows: list[Row], folder: Path, log: C
     """Tell the trackers about the cells that were asked now."""
     if not trackers:
         return
-    from harness.cli.terminal.terminal import say
     from harness.sweep import tracked_cells
     from harness.track import track_all
 
@@ -246,7 +224,6 @@ def _tell(trackers: list[str], plan: Plan, rows: list[Row], folder: Path, log: C
 def _write(folder: Path, done: Sweep) -> dict[str, str]:
     """The files of the sweep; their contents by the option that prints them."""
     from harness.sweep import as_csv, as_markdown, sweep_html
-    from harness.system import write_whole
 
     contents = {"--json": done.to_json(), "--csv": as_csv(done), "--markdown": as_markdown(done)}
     for option, name in (("--json", "sweep.json"), ("--csv", "sweep.csv"), ("--markdown", "sweep.md")):

@@ -1,7 +1,5 @@
 """`harness validate`."""
 
-from __future__ import annotations
-
 import json
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,21 +7,19 @@ import typer
 
 from harness.cli.arguments import JsonOnStdout, MemorySize
 from harness.cli.exit_status import BEYOND_TOLERANCE
-from harness.cli.terminal.terminal import say
+from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
 from harness.recipe import Recipe
 from harness.step_profile import StepProfile
+from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
 if TYPE_CHECKING:
     from harness.answers import Comparison
 
 EXAMPLES = """
 Examples:
-
   harness validate llama-3.2-1b-bf16 hardware=h200
-
   harness validate profiles/h200/*.measured.json --tolerance 0.02
-
   harness validate smoke --measure
 """
 
@@ -41,8 +37,7 @@ def validate(
         float | None,
         typer.Option(
             help="Fail (exit status 1) when the peak allocated bytes of a prediction are off by more than "
-            "this fraction, e.g. 0.02.",
-            show_default=False,
+            "this fraction, e.g. 0.02."
         ),
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure each recipe here and now.")] = False,
@@ -55,8 +50,6 @@ def validate(
     """Put napkin, simulated, emulated and measured side by side, with what is unexplained, and where."""
     from harness.answers import compare, complete, gather
     from harness.cli.terminal.comparison import print_comparison, print_summary
-    from harness.cli.terminal.terminal import Terminal
-    from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
     if tolerance is not None and not tolerance >= 0:
         raise InputError(f"--tolerance {tolerance}: give a fraction of at least 0, e.g. 0.02.")

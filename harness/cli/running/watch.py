@@ -1,31 +1,26 @@
 """`harness watch`: any training command, recorded as `harness run` records a recipe."""
 
-from __future__ import annotations
-
 import shlex
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from harness.cli.arguments import Track
+from harness.cli.terminal.profile_tables import print_profile
+from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from harness.step_profile import StepProfile, explain_oom
+from harness.system import complain
 
 EXAMPLES = """
 Examples:
-
   harness watch -- python train.py --batch-size 4
-
   harness watch --gpu rtx-4090 -- python train.py
-
   harness watch --steps 10-12 --out here -- torchrun --nproc-per-node 2 train.py
-
   harness watch --gpu rtx-4090,h100 --fit BS=1..64 -- python train.py
-
 The exit status is the command's; 128 + the signal that ended it; 2 for bad input. With --fit or several \
 devices: 0, or 3 where one of them does not hold it, even with the least.
 """
@@ -47,16 +42,14 @@ def watch(
         Path | None,
         typer.Option(
             help="The run folder, with a folder a rank under torchrun. "
-            "Default: profiles/runs/<program>-<time>.",
-            show_default=False,
+            "Default: profiles/runs/<program>-<time>."
         ),
     ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
             help="Run on a virtual GPU, a device of the table, where no GPU is; or on several, one after the "
-            "other: a100-80gb,h100.",
-            show_default=False,
+            "other: a100-80gb,h100."
         ),
     ] = None,
     gpus: Annotated[int, typer.Option(help="With --gpu: how many the program sees.")] = 1,
@@ -67,13 +60,11 @@ def watch(
             metavar="NAME=LEAST..MOST",
             help="Find the largest value that does not run out of memory, by doubling and halving: of an "
             "environment variable that the program reads, or in the place of {NAME} or {} in the command.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
     """Run any training command and record where its bytes and milliseconds go."""
     from harness.cli.running.watch_fit import watch_and_fit
-    from harness.cli.terminal.terminal import Terminal, say
     from harness.run_folder import (
         new_path,
         profiles_of_ranks,
@@ -81,7 +72,6 @@ def watch(
         without_secrets,
         world_size_of,
     )
-    from harness.system import complain
     from harness.track import Tracking, tracker_names
     from harness.virtual_gpu import Options
     from harness.watching import parse_steps, parse_values, run_watched
@@ -117,11 +107,7 @@ def watch(
 def _show(people: Console, folder: Path, status: int, gpu: str | None) -> bool:
     """The tables of the run, ranks side by side; or of every process. Returns whether any left a profile."""
     from harness.cli.terminal.peak import print_verdict
-    from harness.cli.terminal.profile_tables import print_profile
-    from harness.cli.terminal.terminal import say
     from harness.run_folder import folder_of_rank
-    from harness.step_profile import StepProfile, explain_oom
-    from harness.system import complain
 
     shown = [folder, *sorted(folder.glob("process-*"))]
     paths = [path / "profile.json" for path in shown if (path / "profile.json").is_file()]

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+from rich.table import Table
+
 from harness.cli.exit_status import OUT_OF_MEMORY
+from harness.cli.terminal.terminal import print_table, rows_table, say
 from harness.errors import InputError
+from harness.step_profile import StepProfile, higher_than_steps, verdict
+from harness.units import in_gib, ms
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from harness.step_profile import StepProfile
     from harness.virtual_gpu import Options
     from harness.watching import Try, Values
 
@@ -29,7 +31,6 @@ def watch_and_fit(
     """Try the command on every device, with the values of a range or as it is. Returns the exit status: 3
     where a device holds none of them.
     """
-    from harness.cli.terminal.terminal import print_table, say
 
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"--out {folder}: it is not empty. Give a new folder.")
@@ -58,7 +59,6 @@ def _tries(
     values: Values | None,
     name: str,
 ) -> list[Try]:
-    from harness.cli.terminal.terminal import say
     from harness.watching import largest_that_fits, tried, with_value
 
     if values is None:
@@ -77,8 +77,6 @@ def _tries(
 
 
 def _table(name: str, found: Sequence[Try], values: Values | None) -> Table:
-    from harness.cli.terminal.terminal import rows_table
-    from harness.units import in_gib, ms
 
     times = any(one.step_s is not None for one in found)
     first = [] if values is None else [values.name]
@@ -99,7 +97,6 @@ def _table(name: str, found: Sequence[Try], values: Values | None) -> Table:
 def _highest(profile: StepProfile | None) -> tuple[int | None, str, int | None]:
     """Where the program takes the most, in its steps or beside them: bytes allocated, the phase, bytes
     reserved then."""
-    from harness.step_profile import higher_than_steps
 
     if profile is None:
         return None, "", None
@@ -112,8 +109,6 @@ def _highest(profile: StepProfile | None) -> tuple[int | None, str, int | None]:
 
 
 def _sentence(name: str, found: Sequence[Try], values: Values | None, largest: int | None) -> str:
-    from harness.step_profile import verdict
-    from harness.units import in_gib
 
     best = next((one for one in found if one.value == largest), None)
     if values is None:

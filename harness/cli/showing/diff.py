@@ -1,34 +1,26 @@
 """`harness diff`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from harness.cli.arguments import AsJson, MemorySize
+from harness.cli.arguments import AsJson, MemorySize, asked_for
+from harness.cli.exit_status import GREW
 from harness.cli.terminal.lines import tell
 from harness.errors import InputError
+from harness.step_profile import StepProfile
+from harness.system import complain
 
-if TYPE_CHECKING:
-    from harness.step_profile import StepProfile
-
-    Found = tuple[
-        tuple[str, str], tuple[StepProfile, StepProfile], tuple[dict[str, Any], dict[str, Any]] | None
-    ]
-    """The names of both, their profiles, and their snapshots where there are any."""
+Found = tuple[tuple[str, str], tuple[StepProfile, StepProfile], tuple[dict[str, Any], dict[str, Any]] | None]
+"""The names of both, their profiles, and their snapshots where there are any."""
 
 EXAMPLES = """
 Examples:
-
   harness diff before/profile.json after
-
   harness diff before after --fail-above 5%
-
   harness diff llama-3.1-8b-lora --python old/bin/python --python new/bin/python
-
 The first form takes profiles or run folders; the last simulates a recipe in two environments.
 Exit status: 0 fine, 2 bad input, 5 when a peak grew by more than --fail-above.
 """
@@ -52,15 +44,12 @@ def diff(
             metavar="5%",
             help="Exit status 5 when the second's peak, or that of its evaluation, generation or saving, is "
             "larger by more than this: a percentage, a size such as 512MiB, or 0.",
-            show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Where the bytes of two profiles differ, or of one recipe under two versions of the libraries."""
     from harness.answers import allowed, asked_by_one, beyond, diff_document, diff_lines, diff_profiles
-    from harness.cli.exit_status import GREW
-    from harness.system import complain
 
     limit = None if fail_above is None else allowed(fail_above)
     if python:
@@ -99,7 +88,6 @@ def _two_profiles(what: list[str]) -> Found:
 
 def _in_two_environments(what: list[str], pythons: list[str], memory: str | None) -> Found:
     from harness.answers import simulated_by
-    from harness.cli.arguments import asked_for
 
     recipe, *overrides = what
     _, loaded, hardware = asked_for(recipe, overrides, memory)

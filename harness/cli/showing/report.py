@@ -1,7 +1,5 @@
 """`harness report`: runs, profiles and snapshots as a page, as Markdown, CSV or pictures."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,21 +7,18 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.terminal.terminal import Terminal, say
 from harness.errors import InputError
+from harness.system import write_whole
 
 PAGE = "report.html"
 
 EXAMPLES = """
 Examples:
-
   harness report profiles/runs/smoke-20260101-120000
-
   harness report one-run another-run --out both.html
-
   harness report measured.json simulated.json --markdown
-
   harness report snapshot.pickle --png slides
-
   harness report snapshot.pickle --device 1
 """
 
@@ -40,8 +35,7 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The file to write. Default: report.html in the run's folder, or here for anything else.",
-            show_default=False,
+            help="The file to write. Default: report.html in the run's folder, or here for anything else."
         ),
     ] = None,
     markdown: Annotated[
@@ -52,15 +46,13 @@ def report(
         typer.Option("--csv", help="Every number, one a line, in bytes and seconds; on stdout or to --out."),
     ] = False,
     png: Annotated[
-        Path | None,
-        typer.Option(help="Write the charts as PNG pictures into this folder.", show_default=False),
+        Path | None, typer.Option(help="Write the charts as PNG pictures into this folder.")
     ] = None,
     device: Annotated[
         int | None,
         typer.Option(
             help="Of a snapshot of several devices, the one to show. Default: one that ran out of memory, "
-            "or did the most.",
-            show_default=False,
+            "or did the most."
         ),
     ] = None,
     simulate: Annotated[
@@ -72,7 +64,6 @@ def report(
 ) -> None:
     """Show what fills the memory and when, and what takes the time: one HTML file that opens offline."""
     from harness.api import read_runs
-    from harness.cli.terminal.terminal import Terminal, say
     from harness.report import report_tables, section_of, to_csv, to_markdown, write_report
 
     wanted = [name for name, given in (("--markdown", markdown), ("--csv", as_csv), ("--png", png)) if given]
@@ -94,7 +85,6 @@ def report(
         if out is None:
             print(text, end="")
             return
-        from harness.system import write_whole
 
         write_whole(out, text)
         written = [out]

@@ -1,7 +1,5 @@
 """`harness serve` for people, and `harness mcp` for programs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -9,11 +7,8 @@ import typer
 
 MCP_EXAMPLES = """
 Examples:
-
   harness mcp profiles/runs
-
   harness mcp runs recipes-of-mine checkpoints
-
 A program that speaks the Model Context Protocol starts it: see the guide for its configuration.
 """
 
@@ -24,7 +19,6 @@ def serve(
         typer.Argument(
             metavar="[DIR]",
             help="A folder of runs, profiles, snapshots and sweeps. Default: profiles, or else this folder.",
-            show_default=False,
         ),
     ] = None,
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8642,
@@ -46,7 +40,6 @@ def mcp(
             metavar="[FOLDER]...",
             help="What may be read: runs, profiles, snapshots, recipes, models. Default: nothing but what "
             "harness brings.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

@@ -1,7 +1,5 @@
 """`harness snapshot`: what a memory snapshot says, what differs between two, what leaks; and as JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -9,35 +7,31 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import AsJson
+from harness.cli.arguments import AsJson, paragraphs
+from harness.cli.terminal.lines import tell
+from harness.cli.terminal.terminal import Terminal
 from harness.errors import InputError
+from harness.system import read_whole, write_whole
 
 EXAMPLES = """
 Examples:
-
   harness snapshot to-json run/snapshot.pickle --out snapshot.json
 """
 SHOW_EXAMPLES = """
 Examples:
-
   harness snapshot show oom.pickle
-
   harness snapshot show two-gpus.pickle --device 1
-
   harness snapshot show --message training.log
 """
 MOST_OF_A_LOG = 2**28
 """Bytes."""
 DIFF_EXAMPLES = """
 Examples:
-
   harness snapshot diff before.pickle after.pickle
-
   harness snapshot diff before.pickle after.pickle --at-peak --json
 """
 LEAKS_EXAMPLES = """
 Example:
-
   harness snapshot leaks snapshot.pickle
 """
 
@@ -50,7 +44,6 @@ OfDevice = Annotated[
     typer.Option(
         "--device",
         help="Of several devices, the one to look at. Default: one that ran out of memory, or did the most.",
-        show_default=False,
     ),
 ]
 
@@ -62,7 +55,7 @@ def _of_a_snapshot() -> None:
     """Read memory snapshots: what fills the memory, what differs, what leaks; as JSON."""
 
 
-@app.command("show", epilog=SHOW_EXAMPLES)
+@app.command("show", epilog=paragraphs(SHOW_EXAMPLES))
 def show(
     file: Annotated[
         Path | None,
@@ -74,9 +67,7 @@ def show(
     message: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE|-",
-            help="Instead of a snapshot, what PyTorch printed: a log, or - for stdin.",
-            show_default=False,
+            metavar="FILE|-", help="Instead of a snapshot, what PyTorch printed: a log, or - for stdin."
         ),
     ] = None,
 ) -> None:
@@ -88,16 +79,13 @@ def show(
         return
     assert file is not None
     from harness.cli.terminal.snapshots import print_snapshot
-    from harness.cli.terminal.terminal import Terminal
     from harness.report import read_run, section_of
 
     print_snapshot(Terminal(), section_of(read_run(file, device)))
 
 
 def _show_message(path: Path, device: int | None) -> None:
-    from harness.cli.terminal.lines import tell
     from harness.snapshot import message_in_words, read_message
-    from harness.system import read_whole
 
     if device is not None:
         raise InputError("--device belongs to a snapshot: a message is of one device.")
@@ -112,7 +100,7 @@ def _show_message(path: Path, device: int | None) -> None:
     tell("\n".join(said))
 
 
-@app.command("diff", epilog=DIFF_EXAMPLES)
+@app.command("diff", epilog=paragraphs(DIFF_EXAMPLES))
 def diff(
     before: Annotated[Path, typer.Argument(metavar="A", help="The snapshot to compare with.")],
     after: Annotated[Path, typer.Argument(metavar="B", help="The snapshot to compare.")],
@@ -136,7 +124,6 @@ def diff(
         print(json.dumps(found.as_json(), indent=1))
         return
     from harness.cli.terminal.snapshots import print_held_diff
-    from harness.cli.terminal.terminal import Terminal
 
     when = [
         "at the peak" if at_peak else "where memory ran out" if one.oom else "when it was taken"
@@ -145,7 +132,7 @@ def diff(
     print_held_diff(Terminal(), found, (f"{before} {when[0]}", f"{after} {when[1]}"))
 
 
-@app.command("leaks", epilog=LEAKS_EXAMPLES)
+@app.command("leaks", epilog=paragraphs(LEAKS_EXAMPLES))
 def leaks(file: SnapshotFile, device: OfDevice = None, as_json: AsJson = False) -> None:
     """What holds more memory at the end of each step, by the stack that asked for it.
 
@@ -159,24 +146,20 @@ def leaks(file: SnapshotFile, device: OfDevice = None, as_json: AsJson = False) 
         print(json.dumps(found.as_json(), indent=1))
         return
     from harness.cli.terminal.snapshots import print_leaks
-    from harness.cli.terminal.terminal import Terminal
 
     print_leaks(Terminal(), found)
 
 
-@app.command("to-json", epilog=EXAMPLES)
+@app.command("to-json", epilog=paragraphs(EXAMPLES))
 def to_json(
     file: SnapshotFile,
-    out: Annotated[
-        Path | None, typer.Option(help="The file to write. Default: stdout.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write. Default: stdout.")] = None,
 ) -> None:
     """Write a snapshot as JSON, which every command that reads a snapshot takes too.
 
     The pickle is read as plain data: nothing in it runs, whoever made it.
     """
     from harness.snapshot import read_snapshot, snapshot_to_json
-    from harness.system import write_whole
 
     text = snapshot_to_json(read_snapshot(file))
     if out is None:

@@ -1,7 +1,5 @@
 """The comparison of the answers, for reading in a terminal. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD

@@ -1,7 +1,5 @@
 """`harness napkin` for people: one line a term, then memory and time by phase, and the verdict."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Iterator
 

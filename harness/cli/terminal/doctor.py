@@ -1,7 +1,5 @@
 """The findings of `harness doctor`, in the terminal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Lines that fit the reader's columns. No rich: the commands that answer at once print with it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The peak of one profile for reading in a terminal: the verdict, modules, largest allocations. No torch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice

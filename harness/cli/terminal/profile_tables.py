@@ -1,7 +1,5 @@
 """What people read in the terminal: the progress of a run and the tables of a profile."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.table import Table
 

@@ -1,17 +1,9 @@
 """The progress of a run, and of what takes a while."""
 
-from __future__ import annotations
-
 import time
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from harness.cli.terminal.terminal import Bar, say
 from harness.units import in_gib

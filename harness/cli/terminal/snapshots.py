@@ -1,7 +1,5 @@
 """What memory snapshots say, in a terminal. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -79,10 +77,7 @@ def print_leaks(console: Console, leaks: Leaks) -> None:
 def _print_growth(console: Console, growth: Growth, steps: int) -> None:
     category, stack, place = growth.holder
     each = in_gib(growth.total_bytes // steps)
-    say(
-        console,
-        f"  {each} a step of {category} at {place}: {growth.count:,} allocations at the end",
-    )
+    say(console, f"  {each} a step of {category} at {place}: {growth.count:,} allocations at the end")
     _print_stack(console, stack)
 
 

@@ -1,7 +1,5 @@
 """A sweep in the terminal: a line for every cell that is done, a bar with the time left, and its table."""
 
-from __future__ import annotations
-
 import time
 
 from rich.console import Console

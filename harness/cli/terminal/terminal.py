@@ -1,7 +1,5 @@
 """A terminal that shows what files say and obeys none of it; bars and tables on it."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """The seam between a sweep and who answers its cells, and the loop over it. Imports no torch."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A launcher by its name, with the options of its engine. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
