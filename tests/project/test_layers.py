@@ -134,10 +134,7 @@ def test_packages_are_entered_by_the_front_door() -> None:
     """Whoever is outside imports from `harness.package`, and only what its facade exports."""
     exported = {
         module: {
-            alias.name
-            for node in tree(file).body
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
+            alias.name for node in tree(file).body if isinstance(node, ast.ImportFrom) for alias in node.names
         }
         for module, file in MODULES.items()
         if file.endswith("__init__.py")
