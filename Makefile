@@ -55,9 +55,11 @@ setup: $(STAMP)
 run: $(READY)
 	$(PY) -m harness run smoke
 
-# One thread a process: two test processes with two threads each are slower than either alone. A file stays in one
-# process: what its tests share (a simulation, a model, a browser, processes of ranks) is made once.
-PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile
+# One thread a process: two test processes with two threads each are slower than either alone. Bytecode is kept,
+# whatever the user's shell says: without it every test process compiles all tests anew, for 7 seconds.
+SURROUNDINGS = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+# A file stays in one process: what its tests share (a simulation, a model, a browser, processes of ranks) is made once.
+PYTEST = $(SURROUNDINGS) $(PY) -m pytest -n $(WORKERS) --dist loadfile
 test: $(READY)
 	$(PYTEST) -m "not gpu and not virtual_gpu and not long"
 
@@ -118,7 +120,7 @@ fuzz: $(READY)
 # The tool is wanted here alone. In one process: two cores do not make the forks faster than the tests need.
 mutate: $(READY)
 	@$(PY) -c 'import mutmut' 2>/dev/null || $(PY) -m pip install -c constraints.txt -e '.[mutate]'
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(PY) -m tests.mutation $(MODULES)
+	$(SURROUNDINGS) PYTHONPATH=$(CURDIR) $(PY) -m tests.mutation $(MODULES)
 	$(PY) -m pages.mutation
 
 soak: $(READY)
@@ -137,7 +139,7 @@ virtual-gpu: CHOSEN = virtual_gpu and not slow
 virtual-gpu-all: CHOSEN = virtual_gpu
 virtual-gpu-all: $(OTHERS_STAMP)
 virtual-gpu virtual-gpu-all: $(VIRTUAL_STAMP)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PROGRAMS_OF_OTHERS=$(CURDIR)/$(OTHERS) $(VIRTUAL)/bin/python -m pytest -n $(WORKERS) -m '$(CHOSEN)' $(PART:%=--part %) tests/virtual_gpu
+	$(SURROUNDINGS) PROGRAMS_OF_OTHERS=$(CURDIR)/$(OTHERS) $(VIRTUAL)/bin/python -m pytest -n $(WORKERS) -m '$(CHOSEN)' $(PART:%=--part %) tests/virtual_gpu
 
 # Half an hour; what the file has of the same versions is kept.
 causal-models: $(VIRTUAL_STAMP)

@@ -36,6 +36,8 @@ def _a_cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
 LONG = (
     "tests/answers/test_two_profiles.py::test_two_environments",  # versions
     "tests/benchmarks/test_gpu_programme.py",  # a rehearsal of all of it
+    "tests/benchmarks/test_gpu_tasks.py::test_one_broken_part",  # processes that import torch
+    "tests/benchmarks/test_gpu_tasks.py::test_without_a_gpu",
     "tests/benchmarks/test_questions.py",  # what the guide's commands print, each command again
     "tests/browser",  # a browser
     "tests/formula/test_shipped.py::test_it_says_what_a_simulation_says",  # a simulation of each recipe
@@ -65,7 +67,10 @@ LONG = (
 )
 """What `make test` leaves to `make test-long`: beginnings of names. PART=1/4 takes every fourth."""
 QUESTIONS = "tests/benchmarks/test_questions.py"
-"""Of them, a file that takes as long as several others: PART takes every fourth of its tests."""
+"""Of them, a file that takes as long as several others: PART takes every fourth of its tests, and of those
+that files mark themselves (tests/support/long.py)."""
+MARKS_LONG = "tests.support.long"
+"""What a file with such tests imports."""
 VIRTUAL_GPU = (
     "tests/virtual_gpu/test_evaluation.py",
     "tests/virtual_gpu/test_programs.py",
@@ -161,7 +166,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if name in left_out:
         return True
     if collection_path.is_file() and "and long" in chosen:
-        return None if any(long.startswith(name) for long in LONG) or name.startswith(LONG) else True
+        listed = any(long.startswith(name) for long in LONG) or name.startswith(LONG)
+        return None if listed or MARKS_LONG in collection_path.read_text(encoding="utf-8") else True
     return None
 
 
@@ -173,20 +179,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is slow and what is long; leave out what is long and of another part."""
     part, parts = map(int, config.option.part.split("/"))
-    seen, questions = set(), count()
+    seen, many = set(), count()
     for item in items[:]:
         entries = VIRTUAL_GPU if item.get_closest_marker("virtual_gpu") else LONG
         entry = next((n for n, long in enumerate(entries) if item.nodeid.startswith(long)), None)
-        if item.nodeid.startswith(QUESTIONS):
-            entry = next(questions)
+        if item.get_closest_marker("long") or item.nodeid.startswith(QUESTIONS):
+            entry = next(many)
         if entry is not None and entry % parts != part - 1:
             items.remove(item)
         if entry is not None and entries is LONG:
             item.add_marker(pytest.mark.long)
-        slow = item.nodeid.startswith(SLOW)
+        slow = item.nodeid.startswith(SLOW) or item.get_closest_marker("long") is not None
         if item.nodeid.startswith(RECORDED) and (called := getattr(item, "callspec", None)):
             kind = item.nodeid.partition("[")[0], str(getattr(called.params.get("trace"), "parent", ""))
-            slow = kind in seen
+            slow = slow or kind in seen
             seen.add(kind)
         if slow:
             item.add_marker(pytest.mark.slow)

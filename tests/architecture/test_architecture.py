@@ -40,8 +40,9 @@ def test_there_are_models_to_read():
     assert {load_shape(model).family for model in MODELS} >= {"llama", "mistral", "mixtral", "qwen2", "qwen3"}
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [model for model in MODELS if "gpt-oss" in model])
 def test_parameters_counted_are_those_of_the_built_model(model):
+    """Of the others: exactly, in test_models.py."""
     config = AutoConfig.for_model(**json.loads(find_model_config(model).read_text()))
     built = sum(p.numel() for p in build(config).parameters())
     assert parameter_count(load_shape(model)) == pytest.approx(built, rel=1e-3)

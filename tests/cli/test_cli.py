@@ -334,8 +334,10 @@ def test_a_reader_that_leaves_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["fit --quick", "hardware", "shard --gpus 2"])
-@pytest.mark.parametrize("form", ["", "--json"])
+@pytest.mark.parametrize(
+    ("command", "form"),
+    [("fit --quick", ""), ("fit --quick", "--json"), ("hardware", ""), ("shard --gpus 2", "--json")],
+)
 def test_what_stays_in_16_bit_elsewhere_is_said_before_the_saving_is_believed(call, command, form):
     """2 layers × 4 experts × 3 matrices of 64 × 128 numbers, in 2 bytes a number and in half of one."""
     Path("mix.yaml").write_text(f"model: {MODELS}/mixtral.json\nadapter: lora\nquantization: nf4\n")

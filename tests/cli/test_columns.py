@@ -12,6 +12,7 @@ from harness.cli.terminal.lines import wrapped
 from harness.cli.terminal.terminal import Terminal, print_table
 from harness.recipe import list_models
 from tests.support.commands import Call
+from tests.support.long import long
 from tests.support.places import LLAMA
 
 TINY = f"model: {LLAMA}\nprecision: bf16\nmicro_batch_size: 2\nseq_len: 64\n"
@@ -45,7 +46,7 @@ def is_a_path(line: str) -> bool:
     return any("/" in word and len(word) > 60 for word in line.split()) or line.startswith("sweep folder:")
 
 
-@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("columns", [80, pytest.param(100, marks=long)])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_line_fits(name: str, columns: int, monkeypatch, call: Call, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)

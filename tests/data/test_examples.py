@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from harness.data.examples import MOST_MESSAGES, Example, read_example
 from harness.errors import InputError
 from harness.recipe.recipe import Recipe
 from harness.training.batches import build_batches
+from tests.support.commands import Call
 
 ASK, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
@@ -147,14 +147,13 @@ def test_an_estimate_refuses_what_a_run_refuses(
 @pytest.mark.parametrize(
     "command", ["napkin", "simulate", "fit", "hardware", "shard", "validate", "sweep micro_batch_size=1,2"]
 )
-def test_the_commands_refuse_it(tmp_path: Path, command: str) -> None:
+def test_the_commands_refuse_it(tmp_path: Path, command: str, call: Call) -> None:
     path = tmp_path / "chat.jsonl"
     path.write_text('{"chosen": "a", "rejected": "b"}\n')
     name, *values = command.split()
-    arguments = [sys.executable, "-m", "harness", name, "smoke", f"data={path}", *values]
-    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "preference training" in done.stderr
+    status, out, err = call(name, "smoke", f"data={path}", *values)
+    assert (status, out) == (2, "")
+    assert "preference training" in err
 
 
 @pytest.mark.parametrize("suffix", ["txt", "json", "jsonl", "parquet"])

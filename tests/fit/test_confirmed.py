@@ -30,6 +30,7 @@ from harness.hardware.hardware import Hardware, find_hardware, with_memory
 from harness.recipe import Recipe, check_recipe
 from harness.simulate.simulated_run import simulate
 from harness.system.strict_yaml import parse_yaml
+from tests.support.long import long
 from tests.support.tiny import MODELS, tiny
 
 MiB = 2**20
@@ -243,7 +244,7 @@ def test_pairs_are_called_so() -> None:
     assert " B = 2 pairs, " in found.sentence
 
 
-@pytest.mark.parametrize("task", ["dpo", "orpo", "reward"])
+@pytest.mark.parametrize("task", ["dpo", *(pytest.param(task, marks=long) for task in ("orpo", "reward"))])
 def test_no_answer_says_rows_where_a_micro_batch_is_pairs(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one more takes is that of two rows: a text that is chosen and one that is not."""
     recipe = tiny(task=task, seq_len=128, lora_dropout=0.0)

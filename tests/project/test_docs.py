@@ -164,11 +164,6 @@ def test_numbers_are_those_of_the_data():
     assert f"| allocated, at its peak | {peak / 2**30:.2f} GiB |" in (DOCS / "memory-words.md").read_text()
 
 
-def test_nothing_in_the_data_is_a_path_of_a_machine():
-    for path in DATA.iterdir():
-        assert not re.search(r'"/(home|root|work|tmp|Users)\b', path.read_text()), path.name
-
-
 def test_pictures_are_small():
     for path in PICTURES.iterdir():
         assert path.stat().st_size < 200_000
@@ -207,7 +202,8 @@ RESULTS = sorted(
 OF_A_MACHINE = re.compile(r'"/(?:home|root|tmp|work|opt|Users|mnt|data)/[^"]*"')
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_results_name_no_folder_of_the_machine_that_made_them(path: Path):
+def test_results_name_no_folder_of_the_machine_that_made_them():
     """Whoever reads them has another one."""
-    assert not OF_A_MACHINE.search(path.read_text(encoding="utf-8"))
+    assert len(RESULTS) > 100
+    for path in RESULTS:
+        assert not OF_A_MACHINE.search(path.read_text(encoding="utf-8")), path

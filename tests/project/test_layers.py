@@ -20,7 +20,6 @@ import pytest
 from pages.source import FILES, nodes, tree
 from tests.support.places import ROOT
 
-TREES = {file: tree(file) for file in FILES}
 MODULES = {
     ".".join(("harness", *Path(name).with_suffix("").parts)).removesuffix(".__init__"): name for name in FILES
 }
@@ -135,10 +134,7 @@ def test_packages_are_entered_by_the_front_door() -> None:
     """Whoever is outside imports from `harness.package`, and only what its facade exports."""
     exported = {
         module: {
-            alias.name
-            for node in TREES[file].body
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
+            alias.name for node in tree(file).body if isinstance(node, ast.ImportFrom) for alias in node.names
         }
         for module, file in MODULES.items()
         if file.endswith("__init__.py")
@@ -159,15 +155,15 @@ def test_packages_are_entered_by_the_front_door() -> None:
 
 def test_a_facade_exports_no_name_of_a_file_beside_it() -> None:
     """`package.name` would be the function for one importer and the module for another."""
-    for file, parsed in TREES.items():
+    for file in FILES:
         if file.endswith("__init__.py"):
-            exported = {alias.name for node in parsed.body for alias in getattr(node, "names", [])}
+            exported = {alias.name for node in tree(file).body for alias in getattr(node, "names", [])}
             beside = {path.stem for path in FILES[file].parent.glob("*")}
             assert exported.isdisjoint(beside), file
 
 
 def test_a_folder_is_a_room() -> None:
-    rooms = [folder for tree in HOUSE for folder in (ROOT / tree, *(ROOT / tree).rglob("*/"))]
+    rooms = [folder for part in HOUSE for folder in (ROOT / part, *(ROOT / part).rglob("*/"))]
     assert len(rooms) > 100
     for folder in rooms:
         assert len(list(folder.glob("*.py"))) <= MOST_FILES, folder
@@ -175,9 +171,9 @@ def test_a_folder_is_a_room() -> None:
 
 def test_a_package_states_its_charter() -> None:
     """In one sentence or a few, as the docstring of its facade."""
-    for file, parsed in TREES.items():
+    for file in FILES:
         if file.endswith("__init__.py"):
-            assert len(ast.get_docstring(parsed) or "") > 30, file
+            assert len(ast.get_docstring(tree(file)) or "") > 30, file
 
 
 def test_terminals_are_the_business_of_the_command_line() -> None:
@@ -195,8 +191,8 @@ def test_a_library_has_its_home(package: str) -> None:
 
 
 def test_optional_packages_are_imported_where_they_are_used() -> None:
-    for file, parsed in TREES.items():
-        at_top = {name.split(".")[0] for node in parsed.body for name in imported(node)}
+    for file in FILES:
+        at_top = {name.split(".")[0] for node in tree(file).body for name in imported(node)}
         assert at_top.isdisjoint(HOMES), file
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from harness.hardware.hardware import find_hardware
 from harness.simulate import SimulatedMemory, micro_batches, simulate
+from tests.support.long import long
 from tests.support.tiny import tiny
 
 H100 = find_hardware("h100")
@@ -30,14 +31,16 @@ def simulated(recipe: Any) -> dict[str, Any]:
         {},
         {"precision": "fp16-mixed", "max_grad_norm": 1.0},
         {"precision": "bf16", "loss": "fused_linear"},
-        {"precision": "bf16", "packing": True, "attention": "eager"},
+        pytest.param({"precision": "bf16", "packing": True, "attention": "eager"}, marks=long),
         {"precision": "bf16", "offload": ["activations"], **LORA},
-        {"precision": "bf16", "offload": ["parameters"]},
+        pytest.param({"precision": "bf16", "offload": ["parameters"]}, marks=long),
         {"precision": "bf16", "quantization": "nf4", **LORA},
-        {"precision": "bf16", "parallel": "ddp", "dp_replicate": 2},
+        pytest.param({"precision": "bf16", "parallel": "ddp", "dp_replicate": 2}, marks=long),
         {"precision": "bf16-mixed", "parallel": "fsdp", "dp_shard": 4},
-        {"precision": "bf16", "parallel": "fsdp", "dp_shard": 4, "cpu_offload": True},
-        {"precision": "bf16", "parallel": "fsdp+tp", "dp_shard": 2, "tp": 2},
+        pytest.param(
+            {"precision": "bf16", "parallel": "fsdp", "dp_shard": 4, "cpu_offload": True}, marks=long
+        ),
+        pytest.param({"precision": "bf16", "parallel": "fsdp+tp", "dp_shard": 2, "tp": 2}, marks=long),
     ],
     ids=str,
 )

@@ -18,14 +18,13 @@ from harness.allocator import parse_settings
 from harness.errors import InputError
 from harness.hardware.hardware import find_hardware, with_memory
 from harness.hardware.roofline import NETWORK, collective_s
-from harness.recipe import Recipe
 from harness.simulate import SimulatedMemory, simulate, simulate_for_devices
 from harness.simulate import device as simulated_device
 from harness.simulate.cuda.divided_lists import on_local_parts
 from harness.snapshot.attribution import breakdown_at
 from harness.step_profile.step_profile import StepProfile
 from harness.system import TorchRelease
-from tests.support.tiny import MODELS, cut, tiny
+from tests.support.tiny import MODELS, tiny
 
 H100 = find_hardware("h100")
 DIVIDES_INTEGERS = TorchRelease.of(torch.__version__).fsdp_divides_integers
@@ -70,16 +69,6 @@ def test_a_rank_is_simulated_without_the_others(fields: dict[str, Any]) -> None:
     assert sum(stats.communication_s or 0 for stats in profile.phases.values()) > 0
     assert not torch.distributed.is_initialized()
     assert not hasattr(torch, "meta")
-
-
-def test_weights_gradients_and_moments_are_divided_and_gathered_weights_are_not() -> None:
-    """fp32, 2 blocks: what rests is divided by 4 and rounded up to blocks of 512 bytes."""
-    whole = alone()[0]
-    part = simulated(parallel="fsdp", dp_shard=4)[0]
-    for what in ("parameters_bytes", "optimizer_state_bytes"):
-        of_one, of_many = getattr(part.memory.at_peak, what), getattr(whole.memory.at_peak, what)
-        assert of_many / 4 <= of_one < of_many / 3, what
-    assert 2 * peak(parallel="fsdp", dp_shard=512) > peak(parallel="fsdp", dp_shard=64)
 
 
 def in_blocks(*elements: int) -> int:
@@ -129,38 +118,7 @@ def test_other_engines_gather_no_weights(engine: str) -> None:
     assert one_of(engine)[0].memory.at_peak.gathered_parameters_bytes == 0
 
 
-@pytest.mark.parametrize("fields", [{}, {"adapter": "lora"}], ids=["full", "lora"])
-def test_in_setup_one_unit_is_whole_at_a_time(fields: dict[str, Any], tmp_path: Path) -> None:
-    """Llama-3.2-1B in bf16, cut: 4 blocks of 60,821,504 weights, and the last unit, embedding (tied to the
-    head) and norm, of 128,257 * 2048. Beside it, the eighth of all; and blocks of memory are rounded up."""
-    fsdp = {"parallel": "fsdp", "dp_shard": 8, **fields}
-    recipe = cut(Recipe(model="llama-3.2-1b", precision="bf16", seq_len=8, **fsdp), tmp_path, 4)
-    setup_bytes = simulate(recipe, H100)[0].memory.setup_peak_allocated_bytes
-    last = 128_257 * 2048
-    expected = 2 * ((4 * 60_821_504 + last) / 8 + last)
-    assert expected < (setup_bytes or 0) < 1.05 * expected
-
-
 NF4 = {"adapter": "lora", "adapter_dtype": "base", "quantization": "nf4", "double_quant": True}
-
-
-@pytest.mark.parametrize(
-    ("fields", "bound"),
-    [
-        ({"parallel": "fsdp", "dp_shard": 8, **NF4}, 0.24e9 / 8 + 0.53e9 + 0.53e9 / 8),
-        ({"parallel": "tp", "tp": 8}, 1.02e9 / 8 + 0.53e9),
-        ({"parallel": "tp", "tp": 8, "adapter": "lora", "adapter_dtype": "base"}, 1.02e9 / 8 + 0.53e9),
-        ({"parallel": "fsdp+tp", "dp_shard": 2, "tp": 4}, 1.02e9 / 8 + 0.53e9 + 0.53e9 / 4),
-    ],
-    ids=["nf4", "tp", "tp lora", "fsdp+tp"],
-)
-def test_in_setup_one_layer_is_whole_at_a_time(fields: dict[str, Any], bound: float, tmp_path: Path) -> None:
-    """Llama-3.2-1B, cut: 0.53 GB of embedding, 0.49 GB in 4 blocks, whose largest layer has 34 MB; in 4 bit
-    0.12 GB with scales, which are whole on each rank. Whole it is 1.02 GB."""
-    recipe = cut(Recipe(model="llama-3.2-1b", precision="bf16", seq_len=8, **fields), tmp_path, 4)
-    memory = simulate(recipe, H100)[0].memory
-    assert 0.53e9 < (memory.setup_peak_allocated_bytes or 0) < 1.1 * bound
-    assert (memory.at_peak.parameters_bytes or 0) < 1.05 * bound - 0.53e9
 
 
 @pytest.mark.skipif(DIVIDES_INTEGERS, reason="since PyTorch 2.12 FSDP2 divides weights of integers")
@@ -202,34 +160,6 @@ def test_no_rank_needs_more_than_the_first() -> None:
     first, last = peak(0, **fields), peak(4, **fields)
     assert last < first
     assert peak(1, **fields) == first
-
-
-def test_unsummed_gradients_are_whole() -> None:
-    """sync_each_micro_batch: false keeps the gradients of whole weights between micro batches."""
-    fields = {"parallel": "fsdp", "dp_shard": 8, "gradient_accumulation_steps": 2}
-    at_end = [
-        simulated(**fields, sync_each_micro_batch=each)[0].phases["forward"].peak_allocated_bytes or 0
-        for each in (False, True)
-    ]
-    weights = alone()[0].memory.at_peak.parameters_bytes or 0
-    assert at_end[0] - at_end[1] > weights / 2
-
-
-def test_ddp_holds_a_second_copy_of_the_gradients() -> None:
-    """Its buckets: as large as the gradients, which are as large as fp32 weights."""
-    memory = alone()[0].memory
-    buckets = (one_of("ddp")[0].memory.peak_allocated_bytes or 0) - (memory.peak_allocated_bytes or 0)
-    weights = memory.at_peak.parameters_bytes or 0
-    assert 0.9 * weights < buckets < 1.1 * weights
-
-
-def test_running_out_of_memory_names_the_phase() -> None:
-    from harness.hardware import with_memory
-
-    small = with_memory(H100, 520 * 2**20)
-    profile, _ = simulate(tiny(parallel="fsdp", dp_shard=2, micro_batch_size=512, seq_len=64), small)
-    assert profile.oom is not None
-    assert profile.oom.phase in ("forward", "backward")
 
 
 def test_a_rank_that_is_not_there_is_refused() -> None:

@@ -14,21 +14,52 @@ from benchmarks.gpu_programme.trace_file import Trace, load_trace
 from benchmarks.traces import RECORDINGS, compared, hardware_of, missing_libraries, replayed, same_segments
 from harness.hardware.table import DATASHEETS, Datasheet
 from harness.virtual_gpu.device import device_variables
+from tests.support.long import but_for
 
-RECORDED = sorted(RECORDINGS.glob("virtual_gpu/*/*.json.gz"))
+RECORDED = {
+    f"{path.parent.name}-{path.name[:-8]}": path
+    for path in sorted(RECORDINGS.glob("virtual_gpu/*/*.json.gz"))
+}
 
 
-@pytest.fixture(scope="module", params=RECORDED, ids=lambda path: f"{path.parent.name}-{path.name[:-8]}")
+ALONE_IN_A_LINE = {
+    *("a100-80gb-random-1-13", "a100-80gb-random-1-14", "a100-80gb-random-1-15", "b200-random-6-15"),
+    *("h200-random-10-6", "rtx-4090-random-3-10", "t4-random-2-17"),
+}
+"""Of the recipes drawn at random, those that run a line of harness/ that no other one runs of the usual."""
+
+
+def usual() -> set[str]:
+    """Each recipe that was written down on the first device that has it, and every fourth drawn at random.
+
+    `make test-long` has the others, which run no line of harness/ that these do not, traced line by line.
+    """
+    seen: set[str] = set()
+    found = set(ALONE_IN_A_LINE)
+    for name, path in RECORDED.items():
+        kind, _, number = path.name[:-8].rpartition("-")
+        if int(number) % 4 == 0 if kind.startswith("random") else path.name not in seen:
+            found.add(name)
+        seen.add(path.name)
+    return found
+
+
+of_each = pytest.mark.parametrize("trace", but_for(usual(), RECORDED), indirect=True)
+
+
+@pytest.fixture(scope="module")
 def trace(request: pytest.FixtureRequest) -> Trace:
     """Read once for its tests, which therefore run after one another."""
     return load_trace(request.param)
 
 
 def test_there_are_recordings() -> None:
-    assert len(RECORDED) >= 48
-    assert any(load_trace(path).oom is not None for path in RECORDED)
+    assert len(RECORDED) >= 48 <= len(usual())
+    assert usual() < RECORDED.keys()
+    assert any(load_trace(RECORDED[name]).oom is not None for name in usual())
 
 
+@of_each
 def test_the_allocator_does_what_pytorch_did(trace: Trace) -> None:
     made = replayed(trace)
     assert made.divergence is None
@@ -36,6 +67,7 @@ def test_the_allocator_does_what_pytorch_did(trace: Trace) -> None:
     assert same_segments(trace, made)
 
 
+@of_each
 def test_the_simulation_makes_the_recorded_requests(trace: Trace) -> None:
     if other := missing_libraries(trace):
         pytest.skip("; ".join(other))

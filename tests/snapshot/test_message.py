@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import io
 import sys
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 
 from harness.errors import InputError
 from harness.snapshot.message import message_in_words, read_message
+from tests.support.commands import Call
 
 SEMICOLONS = (
     "RuntimeError: CUDA out of memory. Tried to allocate {} (GPU {}; {} total capacity; "
@@ -101,15 +102,17 @@ def test_a_limit_of_the_process() -> None:
     assert "allowed 7.92 GiB" in " ".join(message_in_words(read_message(text)))
 
 
-def test_the_command_reads_a_log_and_stdin(tmp_path: Path) -> None:
-    show = [sys.executable, "-m", "harness", "snapshot", "show"]
+def test_the_command_reads_a_log_and_stdin(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "train.log"
     log.write_text(f"step 1\n{next(iter(MET))}\n")
 
     def said(*words: str, given: str = "", status: int = 0) -> str:
-        done = subprocess.run([*show, *words], input=given, capture_output=True, text=True, check=False)
-        assert done.returncode == status, done.stderr
-        return done.stdout + done.stderr
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+        ended, out, err = call("snapshot", "show", *words)
+        assert ended == status, err
+        return out + err
 
     from_log = said("--message", str(log))
     assert from_log == said("--message", "-", given=log.read_text())

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._inductor.compile_fx import compile_fx
 
 from harness.hardware.hardware import find_hardware
 from harness.napkin import Memory, estimate
@@ -118,6 +117,8 @@ def saved_bytes(recipe: Recipe) -> int:
 
 def _partitioned(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
     """torch.compile's own backend up to where it would generate kernels: the graphs run as they are."""
+    from torch._inductor.compile_fx import compile_fx  # more than a second, which few tests need
+
     return compile_fx(graph, inputs, inner_compile=_interpreted)
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import SequentialSampler
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from harness.recipe.recipe import Recipe
+from tests.support.long import long
 from tests.support.tiny import MODELS, built, tiny, train, weights
 
 STEPS = 20
@@ -93,8 +94,8 @@ def losses_of_trainer(
 @pytest.mark.parametrize(
     ("fields", "arguments"),
     [
-        ({}, {}),
-        ({"gradient_accumulation_steps": 4}, {}),
+        pytest.param({}, {}, marks=long),
+        pytest.param({"gradient_accumulation_steps": 4}, {}, marks=long),
         ({"gradient_accumulation_steps": 4, "max_grad_norm": 1.0}, {}),
         (
             {"precision": "bf16-mixed", "gradient_checkpointing": True},

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
+from tests.support.long import long
 from tests.support.tiny import NullObserver, tiny, train
 
 COMPILE = torch.compile
@@ -33,7 +34,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"adapter": "lora", "lora_targets": ["q_proj"], "precision": "bf16-mixed"}]
+    "fields",
+    [
+        {},
+        pytest.param({"adapter": "lora", "lora_targets": ["q_proj"], "precision": "bf16-mixed"}, marks=long),
+    ],
 )
 def test_the_whole_model_is_compiled_and_computes_the_same(
     fields: dict[str, Any], compiled: list[nn.Module]

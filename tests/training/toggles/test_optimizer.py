@@ -21,6 +21,7 @@ from harness.errors import InputError, MissingDependency
 from harness.recipe.fields import Optimizer
 from harness.recipe.recipe import Recipe
 from harness.training.step import Training, train_step
+from tests.support.long import long
 from tests.support.tiny import ByteObserver, NullObserver, built, same_bits, step, tiny, train, weights
 
 PARAMETERS, TENSORS = (
@@ -57,7 +58,10 @@ def state_of(training: Training) -> list[dict[str, Any]]:
     return [training.optimizer.state[p] for p in training.model.parameters()]
 
 
-@pytest.mark.parametrize("fields", [{}, {"precision": "bf16"}, {"adapter": "lora", "lora_alpha": 256.0}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, pytest.param({"precision": "bf16"}, marks=long), {"adapter": "lora", "lora_alpha": 256.0}],
+)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_learns_a_batch(optimizer: str, fields: dict[str, Any]) -> None:
     if optimizer in LOW_RANK and "adapter" in fields:
