@@ -4,8 +4,8 @@
 
 For each model that comes with harness, with LoRA and checkpointing on an H100: whether its layers repeat,
 whether the requests that follow from few of them are those of all in order, sizes and lifetimes, and how many
-times as long a simulation with all layers takes, in seconds of the processor: as what it takes to know the first
-size, and to know another one. Writes profiles/few_layers.json, which docs/formula.md quotes.
+times as long a simulation with all layers takes, in seconds of the processor: as what it takes to know the
+first size, and to know another one. Writes profiles/few_layers.json, which docs/formula.md quotes.
 """
 
 from __future__ import annotations
