@@ -87,7 +87,6 @@ VIRTUAL_GPU = (
 
 SLOW = (
     *LONG,
-    "tests/allocator/test_invariants.py",  # a property
     "tests/api/test_api.py",  # simulations
     "tests/api/test_names.py",  # orders of imports, each in a fork
     "tests/architecture/test_model_id.py",  # a hub
