@@ -55,7 +55,8 @@ LONG = (
     "tests/training/toggles/test_loss.py",  # Triton's interpreter
     "tests/measure/test_measured_run.py::test_the_command_in_trouble",  # processes
     "tests/benchmarks/test_cards.py::test_a_simulation_says_so_today",  # a simulation of each
-    "tests/fit/test_confirmed.py::test_a_full_size_recipe",  # full size
+    "tests/fit/test_advice.py::test_a_saving_is",  # full size
+    "tests/fit/test_confirmed.py::test_a_full_size_recipe",
     "tests/project/test_readme.py::test_the_cover",  # full size
     "tests/serve/test_asking.py::test_a_simulation",  # a server's worker
     "tests/serve/test_asking.py::test_a_w",
@@ -86,7 +87,6 @@ VIRTUAL_GPU = (
 
 SLOW = (
     *LONG,
-    "tests/allocator/test_invariants.py",  # a property
     "tests/api/test_api.py",  # simulations
     "tests/api/test_names.py",  # orders of imports, each in a fork
     "tests/architecture/test_model_id.py",  # a hub
@@ -115,13 +115,7 @@ SLOW = (
     "tests/mcp",  # a server
     "tests/measure",  # whole runs
     "tests/models",
-    "tests/napkin/test_activations.py",  # compares with torch, tensor by tensor
-    "tests/napkin/test_compiled.py",
-    "tests/napkin/test_peaks.py",  # simulations to compare with
     "tests/napkin/test_prediction.py",  # every recipe, many times
-    "tests/napkin/test_random.py",
-    "tests/napkin/test_setup.py::test_the_peak_of_setup_is_the_recorded_one",
-    "tests/napkin/test_tensor_parallel.py",  # simulations of ranks to compare with
     "tests/napkin/test_timing.py",
     "tests/napkin/test_weights.py",
     "tests/parallel",

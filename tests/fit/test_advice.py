@@ -64,8 +64,7 @@ def changed(recipe: Recipe, line: str) -> Recipe:
     return check_recipe({**recipe.model_dump(mode="json"), **fields}, "test")
 
 
-@pytest.mark.parametrize("adapter", ["none", "lora"])
-@pytest.mark.parametrize("device", [A100, REAL_A100], ids=lambda device: device.kind)
+@pytest.mark.parametrize(("adapter", "device"), [("none", A100), ("lora", REAL_A100)], ids=["none", "lora"])
 def test_changes_can_be_typed_and_the_cheapest_comes_first(full, adapter, device):
     recipe = full.model_copy(update={"adapter": adapter})
     lines = advise(recipe, device, IN_FORWARD)

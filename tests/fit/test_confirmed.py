@@ -202,7 +202,7 @@ def test_the_document_says_what_was_seen() -> None:
     assert document["simulated"]["micro_batch_size"]["tried"][str(rows.next_value)] is False
 
 
-@pytest.mark.parametrize("mib", [90, *SIZES])
+@pytest.mark.parametrize("mib", SIZES)
 def test_what_fits_says_how_fast_it_is(mib: int) -> None:
     """Sizes that a formula found, too: as fast as a simulation of them says."""
     for field, found in confirmed(mib).largest.items():

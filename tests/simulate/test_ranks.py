@@ -24,6 +24,7 @@ from harness.simulate.cuda.divided_lists import on_local_parts
 from harness.snapshot.attribution import breakdown_at
 from harness.step_profile.step_profile import StepProfile
 from harness.system import TorchRelease
+from tests.support.long import but_for
 from tests.support.tiny import MODELS, tiny
 
 H100 = find_hardware("h100")
@@ -257,7 +258,7 @@ STEPPED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("fields", STEPPED.values(), ids=STEPPED)
+@pytest.mark.parametrize("fields", but_for(("clipped", "lora", "with tp"), STEPPED))
 def test_lists_of_divided_weights_take_what_dtensor_plans_for_them(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

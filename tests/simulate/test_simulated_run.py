@@ -147,35 +147,6 @@ def test_nothing_is_left_out() -> None:
     assert len(OTHER_MODELS) >= 5
 
 
-TOGGLES: dict[str, dict[str, Any]] = {
-    "adamw": {},
-    "accumulation": {"gradient_accumulation_steps": 3},
-    "fp16, scaler": {"precision": "fp16", "max_grad_norm": 1.0},
-    "mixed": {"precision": "fp16-mixed"},
-    "8-bit adamw": {"optimizer": "adamw_8bit"},
-    "paged": {"optimizer": "paged_adamw"},
-    "lora, checkpointing": {"adapter": "lora", "gradient_checkpointing": True, "lora_dropout": 0.1},
-    "offload": {"offload": ["optimizer", "activations"]},
-    "in backward": {"optimizer_in_backward": True},
-    "adafactor": {"optimizer": "adafactor"},
-    "mixtral": {"family": "mixtral", "precision": "bf16"},
-}
-
-
-@pytest.mark.parametrize("fields", TOGGLES.values(), ids=TOGGLES.keys())
-def test_the_third_step_is_the_second_again(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    second, second_memory = simulate(tiny(**fields), B200)
-    monkeypatch.setattr("harness.simulate.simulated_run.STEPS", 3)
-    third, third_memory = simulate(tiny(**fields), B200)
-    assert third.phases == second.phases
-    assert third.memory == second.memory
-    events, again = (
-        [(entry["action"], entry["size"]) for entry in memory.snapshot()["device_traces"][0]]
-        for memory in (second_memory, third_memory)
-    )
-    assert events == again
-
-
 def test_the_optimizer_state_is_made_in_the_first_step() -> None:
     """Both steps peak in backward; the later one has the moments, and still holds the loss of the first."""
     memory = simulated(tiny(seq_len=512, micro_batch_size=4)).memory
