@@ -37,9 +37,9 @@ class StepBatches(NamedTuple):
     batches: list[Batch]
     """gradient_accumulation_steps of them. input_ids and labels: int64 (rows, seq_len); of pairs the first
     half is chosen, the second rejected, and precomputed log-probabilities are fp32 (micro_batch_size,); a
-    classification's labels are int64 (rows,), of a file's texts that are embedded the last tokens' places too,
-    and of its marked answers how many are good is an int; grpo's advantages fp32 (rows,), and pairs of rows learned as a
-    whole have no labels; with packing also what training/document_masks.py returns (two of flash attention's
+    classification's labels are int64 (rows,), and so are the places where a file's texts that are embedded end;
+    of its marked answers an int says how many are good; grpo's advantages are fp32 (rows,), and pairs of rows
+    learned as a whole have no labels; with packing also what training/document_masks.py returns (two of flash attention's
     are ints, not tensors)."""
     num_tokens: int
     """Predicted tokens of the whole step: labels that are not -100; where rows are learned as a whole, all
@@ -248,8 +248,8 @@ def build_batches(
     other example is a row of its own, padded or cut off at seq_len. With packing, documents (paragraphs of
     a .txt file, examples) share rows; one longer than seq_len is cut into several, but a prompt with its
     completion is cut off, since the rest would lack its prompt. Raises InputError for data that cannot be
-    read, does not fit the model, or holds nothing to train on. Of pairs and marked answers, data/pairs.py says
-    what becomes of them.
+    read, does not fit the model, or holds nothing to train on. data/pairs.py says what
+    becomes of pairs and marked answers.
     """
     longest = recipe.seq_len
     if recipe.packing and dense_mask and sliding_window is not None:
