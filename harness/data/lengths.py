@@ -23,8 +23,8 @@ MOST_WORDS_OF_BYTES = 2 * NUM_BYTES
 def example_lengths(
     recipe: Recipe, data: str, *, vocab_size: int | None, tokenizer: str | None = None
 ) -> NDArray[np.int64]:
-    """Tokens of every example of `data`, in order: what each would be in a row of its own. A pair has two rows,
-    one after the other: chosen and rejected, or the texts that belong together.
+    """Tokens of every example of `data`, in order: what each would be in a row of its own. A pair has two
+    rows, one after the other: chosen and rejected, or the texts that belong together.
 
     `tokenizer`: a folder or Hugging Face id; None: the one in the recipe's model folder, or bytes for a model
     of bytes, which has few words (`vocab_size`; None: nobody knows). Raises InputError where there is none,

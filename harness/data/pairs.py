@@ -1,9 +1,9 @@
 """Pairs of answers, marked answers and texts that belong together: read from a row's fields, tokenized as TRL
 and sentence-transformers tokenize them, laid into rows of seq_len tokens.
 
-The fields and the tokens are those of TRL's DPOTrainer, KTOTrainer and RewardTrainer (_prepare_dataset and the
-collators of trl/trainer/*_trainer.py), whose defaults also say what is left out and what is cut off. ORPOTrainer
-is given what DPOTrainer has.
+The fields and the tokens are those of TRL's DPOTrainer, KTOTrainer and RewardTrainer (_prepare_dataset and
+the collators of trl/trainer/*_trainer.py), whose defaults also say what is left out and what is cut off. With
+task: orpo they are DPOTrainer's.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _shared_tokens(one: Tokens, other: Tokens) -> int:
 
 
 def learned_from(recipe: Recipe, pair: Written) -> bool:
-    """Whether a run learns from it: rows that are scored are never cut, the others have a token to learn left."""
+    """Whether a run learns from it: rows that are scored are never cut, and others have a token to learn."""
     lengths = [len(side) for side in pair.sides]
     if recipe.scores:
         return max(lengths) <= recipe.seq_len
@@ -189,7 +189,7 @@ def pair_rows(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int) -> Rows:
         if place // len(pairs) != epoch:
             epoch = place // len(pairs)
             order = np.random.default_rng((recipe.seed, epoch)).permutation(len(pairs))
-        return pairs[order[place % len(pairs)]], within // size
+        return pairs[int(order[place % len(pairs)])], within // size
 
     def draw(number: int) -> Row:
         pair, side = at(number)

@@ -118,8 +118,8 @@ def fit_lengths(
     )
     if recipe.unpaired:
         found.notes.append(
-            "Every prompt is also read with another's answer, without gradients: such a row may be longer than "
-            "any that is counted here"
+            "Every prompt is also read with another's answer, without gradients: such a row may be longer "
+            "than any that is counted here"
         )
     sizes = {1, *(int(recipe.micro_batch_size * factor) for factor in FACTORS)}
     for rows in sorted(size for size in sizes if 1 <= size <= len(cut)):
@@ -242,7 +242,8 @@ def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: Lengt
     of_two = "" if sides == 1 else f" of {sides} rows; a row"
     yield (
         f"  {found.rows:,} {recipe.unit}s{of_two} of {found.tokens / found.rows / sides:,.0f} tokens in the "
-        f"mean, {found.median:,} in the middle{' for the longer' if of_two else ''}, {found.longest:,} the longest"
+        f"mean, {found.median:,} in the middle{' for the longer' if of_two else ''}, {found.longest:,} the "
+        "longest"
     )
     if found.rows_cut:
         cut, lost = f"{found.rows_cut:,}", f"{found.tokens_lost:,}"

@@ -37,10 +37,10 @@ class StepBatches(NamedTuple):
     batches: list[Batch]
     """gradient_accumulation_steps of them. input_ids and labels: int64 (rows, seq_len); of pairs the first
     half is chosen, the second rejected, and precomputed log-probabilities are fp32 (micro_batch_size,); a
-    classification's labels are int64 (rows,), and so are the places where a file's texts that are embedded end;
-    of its marked answers an int says how many are good; grpo's advantages are fp32 (rows,), and pairs of rows
-    learned as a whole have no labels; with packing also what training/document_masks.py returns (two of flash attention's
-    are ints, not tensors)."""
+    classification's labels are int64 (rows,), and so are the places where texts end that are embedded, of a
+    file; of its marked answers an int says how many are good; grpo's advantages are fp32 (rows,), and pairs
+    of rows learned as a whole have no labels; with packing also what training/document_masks.py returns (two
+    of flash attention's are ints, not tensors)."""
     num_tokens: int
     """Predicted tokens of the whole step: labels that are not -100; where rows are learned as a whole, all
     tokens. A model's loss shifts the labels by one and never predicts a row's first, which has the label -100
