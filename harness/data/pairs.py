@@ -21,12 +21,6 @@ from harness.data.tokenizer import Tokenizer, Tokens
 from harness.errors import InputError
 from harness.recipe import Recipe
 
-COLUMNS = {
-    **dict.fromkeys(("dpo", "orpo", "reward"), ("chosen", "rejected")),
-    "kto": ("prompt", "completion", "label"),
-    "embedding": ("anchor", "positive"),
-}
-"""By task: the fields that a row must have. The first three may have a `prompt`, which both answer."""
 Text = str | tuple[Mapping[str, Any], ...]
 """Text, or the messages of a conversation."""
 
@@ -53,13 +47,20 @@ class Written(NamedTuple):
     good: bool
 
 
+def _columns(recipe: Recipe) -> tuple[str, ...]:
+    """The fields that a row must have. Those of two answers may have a `prompt` too."""
+    if recipe.embeds:
+        return ("anchor", "positive")
+    return ("prompt", "completion", "label") if recipe.unpaired else ("chosen", "rejected")
+
+
 def pair_reader(recipe: Recipe) -> Read[Pair]:
     """What reads a row's fields as an example of the recipe's task.
 
     It raises InputError that names the place, the column that is missing or is not what it should be, and
     what to do.
     """
-    needed = COLUMNS[recipe.task]
+    needed = _columns(recipe)
 
     def read(fields: Mapping[str, Any], where: str) -> Pair:
         if missing := [name for name in needed if name not in fields]:
