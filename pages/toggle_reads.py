@@ -81,7 +81,7 @@ EXCEPTIONS = {
     ("upcast_for_kbit", "training/toggles/attention.py"): "eager's mask has the dtype of the embeddings",
     ("attention", "simulate/cuda/behaviour.py"): "stands in for the package's kernels",
     ("attention", "training/model.py"): "hands the value to transformers, which builds it",
-    ("task", "fit/lengths.py"): "names the value in what it refuses",
+    ("task", "data/pairs.py"): "names the value in what it refuses",
     ("task", "training/after_step.py"): "names the value in what it refuses",
     ("optimizer", "training/toggles/low_rank_optimizer.py"): "builds those that project gradients",
     ("optimizer", "measure/measured_run.py"): "warns that nothing is paged on a CPU",

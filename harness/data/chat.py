@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,30 @@ def plain_chat(example: Example) -> list[tuple[str, bool]]:
     return pieces
 
 
+def templated_turns(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], prompted: bool, where: str
+) -> NDArray[np.int32]:
+    """Tokens of messages, and with `prompted` of what asks the assistant to speak, by the chat template."""
+    try:
+        written = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=list(tools) or None,
+            add_generation_prompt=prompted,
+            return_dict=True,
+        )
+    except Exception as error:
+        raise _unrendered(where, error) from None
+    return np.asarray(written["input_ids"], dtype=np.int32)
+
+
+def _unrendered(where: str, error: Exception) -> InputError:
+    """A template is a program: it raises jinja's errors, its own, and Python's."""
+    return InputError(
+        f"{where}: the chat template cannot render it ({' '.join(str(error).split())[:300]}). "
+        "Mend the conversation, or leave it out."
+    )
+
+
 def templated_chat(tokenizer: Any, example: Example) -> Chat:
     """The conversation by the chat template of `tokenizer` (transformers' own, with character offsets).
 
@@ -67,11 +91,8 @@ def templated_chat(tokenizer: Any, example: Example) -> Chat:
         spans: Sequence[Span] = [] if marked else _assistant_spans(example, text, rendered)
     except InputError:
         raise
-    except Exception as error:  # a template is a program: jinja's errors, its own, and Python's
-        raise InputError(
-            f"{example.where}: the chat template cannot render it ({' '.join(str(error).split())[:300]}). "
-            "Mend the conversation, or leave it out."
-        ) from None
+    except Exception as error:
+        raise _unrendered(example.where, error) from None
     starts = np.array([start for start, _ in whole["offset_mapping"]], dtype=np.int64)
     if marked:
         learned = np.array(whole["assistant_masks"], dtype=np.bool_)

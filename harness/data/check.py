@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
-from harness.data.documents import LARGEST_BYTES, empty, existing_path, file_examples, no_chat_template
+from harness.data.documents import (
+    LARGEST_BYTES,
+    Read,
+    empty,
+    existing_path,
+    file_examples,
+    no_chat_template,
+)
+from harness.data.examples import Example, read_example
+from harness.data.pairs import Pair, all_pairs, learned_from, pair_reader, pair_rows
 from harness.data.rows import TEXTS_AT_ONCE, corpus_rows, is_stream, tokenized
 from harness.data.tokenizer import NUM_BYTES, byte_tokenizer
 from harness.errors import InputError
@@ -33,15 +43,24 @@ def check_data(recipe: Recipe) -> None:
         return
     if LARGEST_CHECKED_BYTES < path.stat().st_size <= LARGEST_BYTES.get(path.suffix.lower(), 0):
         return
-    examples = list(itertools.islice(file_examples(recipe.data, path, recipe.packing), NUM_CHECKED))
+    read: Read[Any] = pair_reader(recipe) if recipe.compares else read_example
+    examples = list(itertools.islice(file_examples(recipe.data, path, recipe.packing, read), NUM_CHECKED))
     if not examples:
         raise InputError(empty(recipe.data))
     template = _chat_template_file(recipe)
-    if template is False and any(example.messages for example in examples):
+    if template is False and any(_is_conversation(example) for example in examples):
         raise InputError(no_chat_template(recipe.data, recipe.model))
     if recipe.weights == "random" and not _has_something_to_learn(recipe, path):
         # it raises, in the words that a run has
-        corpus_rows(recipe, byte_tokenizer(recipe, A_VOCABULARY), A_VOCABULARY, recipe.seq_len)
+        words = byte_tokenizer(recipe, A_VOCABULARY)
+        if recipe.compares:
+            pair_rows(recipe, words, A_VOCABULARY)
+        else:
+            corpus_rows(recipe, words, A_VOCABULARY, recipe.seq_len)
+
+
+def _is_conversation(example: Example | Pair) -> bool:
+    return isinstance(example.prompt, tuple) if isinstance(example, Pair) else bool(example.messages)
 
 
 def _has_something_to_learn(recipe: Recipe, path: Path) -> bool:
@@ -49,6 +68,8 @@ def _has_something_to_learn(recipe: Recipe, path: Path) -> bool:
     if is_stream(recipe):
         return path.stat().st_size + 1 >= recipe.seq_len
     tokenizer = byte_tokenizer(recipe, A_VOCABULARY)
+    if recipe.compares:
+        return any(learned_from(recipe, pair) for pair in all_pairs(recipe, tokenizer))
     examples = file_examples(recipe.data, path, recipe.packing)
     some = itertools.islice(examples, NUM_CHECKED)
     while found := list(some):

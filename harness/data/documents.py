@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from harness.data.examples import FORMS, Example, read_example
+from harness.data.examples import read_example
 from harness.errors import InputError, MissingDependency
 from harness.system import hub_or_cache, is_array, is_object, open_regular, read_whole
 
@@ -24,17 +24,20 @@ FILE_SUFFIX = re.compile(
     r"\.(arrow|csv|gz|html|jsonl?|ndjson|md|parquet|pdf|py|rst|tsv|txt|xml|ya?ml|zip|zst)$", re.I
 )
 """Endings no dataset id has: what ends like this was meant as a file."""
+T = TypeVar("T")
+Read = Callable[[Mapping[str, Any], str], T]
+"""(a row's fields, where it stands) -> what it is an example of."""
 
 
-def read_examples(data: str, *, paragraphs: bool) -> Iterator[Example]:
-    """The examples of a file (READ) or of the train split of a Hugging Face dataset, in order.
+def read_examples(data: str, *, paragraphs: bool, read: Read[T] = read_example) -> Iterator[T]:
+    """The examples of a file (READ) or of the train split of a Hugging Face dataset, in order, by `read`.
 
     A .txt file is one example, or with `paragraphs` one a paragraph (paragraphs end at a blank line).
     Raises InputError naming `data`, the place and the fix for whatever cannot be read. Yields nothing for
     data without text.
     """
     path = existing_path(data)
-    return _dataset_examples(data) if path is None else file_examples(data, path, paragraphs)
+    return _dataset_examples(data, read) if path is None else file_examples(data, path, paragraphs, read)
 
 
 def empty(data: str) -> str:
@@ -51,16 +54,16 @@ def no_chat_template(data: str, model: str) -> str:
     )
 
 
-def file_examples(data: str, path: Path, paragraphs: bool) -> Iterator[Example]:
+def file_examples(data: str, path: Path, paragraphs: bool, read: Read[T] = read_example) -> Iterator[T]:
     suffix = path.suffix.lower()
     if suffix == ".txt":
-        return _text_examples(data, path, paragraphs)
+        return _text_examples(data, path, paragraphs, read)
     if suffix in (".jsonl", ".ndjson"):
-        return _jsonl_examples(data, path)
+        return _jsonl_examples(data, path, read)
     if suffix == ".json":
-        return _json_examples(data, path)
+        return _json_examples(data, path, read)
     if suffix == ".parquet":
-        return _parquet_examples(data, path)
+        return _parquet_examples(data, path, read)
     raise InputError(
         f"data: {data} has the suffix {path.suffix or '(none)'}, which is not read. Give a {READ}."
     )
@@ -96,14 +99,14 @@ def _whole_text(data: str, path: Path) -> str:
     return _decoded(content, f"data: {data}")
 
 
-def _text_examples(data: str, path: Path, paragraphs: bool) -> Iterator[Example]:
+def _text_examples(data: str, path: Path, paragraphs: bool, read: Read[T]) -> Iterator[T]:
     text = _whole_text(data, path)
     for part in re.split(r"\n\s*\n", text) if paragraphs else [text]:
         if part.strip():
-            yield Example(part)
+            yield read({"text": part}, f"data: {data}")
 
 
-def _jsonl_examples(data: str, path: Path) -> Iterator[Example]:
+def _jsonl_examples(data: str, path: Path, read: Read[T]) -> Iterator[T]:
     try:
         # Lines end at \n alone: str.splitlines would also cut at characters JSON allows in a string.
         with open_regular(path) as file:
@@ -116,12 +119,12 @@ def _jsonl_examples(data: str, path: Path) -> Iterator[Example]:
                     )
                 text = _decoded(line, where)
                 if text.strip():
-                    yield read_example(_json_object(text, where), where)
+                    yield read(_json_object(text, where), where)
     except OSError as error:
         raise InputError(f"data: {data} cannot be read: {error.strerror}.") from None
 
 
-def _json_examples(data: str, path: Path) -> Iterator[Example]:
+def _json_examples(data: str, path: Path, read: Read[T]) -> Iterator[T]:
     try:
         rows = json.loads(_whole_text(data, path))
     except (ValueError, RecursionError) as error:
@@ -131,11 +134,11 @@ def _json_examples(data: str, path: Path) -> Iterator[Example]:
     for number, row in enumerate(rows, start=1):
         where = f"data: {data}, example {number}"
         if not is_object(row):
-            raise InputError(f"{where} is a JSON {type(row).__name__}, not an object with {FORMS}.")
-        yield read_example(row, where)
+            raise InputError(f"{where} is a JSON {type(row).__name__}, not an object.")
+        yield read(row, where)
 
 
-def _parquet_examples(data: str, path: Path) -> Iterator[Example]:
+def _parquet_examples(data: str, path: Path, read: Read[T]) -> Iterator[T]:
     try:
         from pyarrow import ArrowException, parquet
     except ModuleNotFoundError:
@@ -146,7 +149,7 @@ def _parquet_examples(data: str, path: Path) -> Iterator[Example]:
             for batch in table.iter_batches(ROWS_AT_ONCE):
                 for row in batch.to_pylist():
                     number += 1
-                    yield read_example(row, f"data: {data}, row {number}")
+                    yield read(row, f"data: {data}, row {number}")
     except (ArrowException, OSError) as error:
         raise InputError(
             f"data: {data} is not a parquet file that can be read ({' '.join(str(error).split())[:200]}). "
@@ -154,7 +157,7 @@ def _parquet_examples(data: str, path: Path) -> Iterator[Example]:
         ) from None
 
 
-def _dataset_examples(name: str) -> Iterator[Example]:
+def _dataset_examples(name: str, read: Read[T]) -> Iterator[T]:
     try:
         from datasets import load_dataset
         from datasets.exceptions import DatasetsError
@@ -170,7 +173,7 @@ def _dataset_examples(name: str) -> Iterator[Example]:
                 f"be loaded ({why}). Give a {READ}, a dataset id, or synthetic."
             ) from None
     for number, row in enumerate(dataset):
-        yield read_example(dict(row), f"data: {name}, row {number}")
+        yield read(dict(row), f"data: {name}, row {number}")
 
 
 def _decoded(content: bytes, where: str) -> str:
@@ -190,7 +193,5 @@ def _json_object(line: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not JSON: {error}. Give one JSON object a line.") from None
     if not is_object(value):
-        raise InputError(
-            f"{where} is a JSON {type(value).__name__}, not an object. Give one object a line, with {FORMS}."
-        )
+        raise InputError(f"{where} is a JSON {type(value).__name__}, not an object. Give one object a line.")
     return value

@@ -50,7 +50,7 @@ def read_example(fields: Mapping[str, Any], where: str) -> Example:
     """The example in a row's `fields`. Raises InputError that begins with `where` and says what to do."""
     _refuse_other_tasks(fields, where)
     if "text" in fields:
-        return Example(_string(fields, "text", where))
+        return Example(string_of(fields, "text", where))
     if "messages" in fields:
         return _conversation(fields, "messages", where)
     if "conversations" in fields:
@@ -58,7 +58,7 @@ def read_example(fields: Mapping[str, Any], where: str) -> Example:
     if "prompt" in fields and "completion" in fields:
         if isinstance(fields["prompt"], list) or isinstance(fields["completion"], list):
             return _answered(fields, where)
-        return Example(_string(fields, "completion", where), _string(fields, "prompt", where))
+        return Example(string_of(fields, "completion", where), string_of(fields, "prompt", where))
     if "instruction" in fields and "output" in fields:
         return _alpaca(fields, where)
     found = ", ".join(repr(name) for name in list(fields)[:8]) or "nothing"
@@ -67,42 +67,44 @@ def read_example(fields: Mapping[str, Any], where: str) -> Example:
 
 def _refuse_other_tasks(fields: Mapping[str, Any], where: str) -> None:
     if "chosen" in fields and "rejected" in fields:
-        task = "`chosen` and `rejected`, a better and a worse answer: preference training (DPO, ORPO)"
+        found = "`chosen` and `rejected`, a better and a worse answer: preference training (DPO, ORPO)"
+        tasks = "dpo, orpo or reward"
     elif "completion" in fields and isinstance(fields.get("label"), bool):
-        task = "`completion` and `label`, an answer that is marked good or bad: preference training (KTO)"
+        found = "`completion` and `label`, an answer that is marked good or bad: preference training (KTO)"
+        tasks = "kto"
     else:
         return
     raise InputError(
-        f"{where} has {task}. A recipe trains on one text (supervised fine-tuning): keep the prompt and the "
+        f"{where} has {found}. task: sft trains on one text: set task: {tasks}, or keep the prompt and the "
         "good answer, as `prompt` and `completion`."
     )
 
 
 def _alpaca(fields: Mapping[str, Any], where: str) -> Example:
     """Alpaca's own prompt, whose answer is learned."""
-    given = _string(fields, "input", where) if fields.get("input") is not None else ""
+    given = string_of(fields, "input", where) if fields.get("input") is not None else ""
     prompt = _ALPACA.format(
         context=_ALPACA_CONTEXT if given else "",
-        instruction=_string(fields, "instruction", where),
+        instruction=string_of(fields, "instruction", where),
         input=f"### Input:\n{given}\n\n" if given else "",
     )
-    return Example(_string(fields, "output", where), prompt)
+    return Example(string_of(fields, "output", where), prompt)
 
 
 def _conversation(fields: Mapping[str, Any], field: str, where: str) -> Example:
-    messages = _messages(fields[field], field, where)
-    return Example(messages=messages, tools=_tools(fields, where), where=where)
+    messages = messages_of(fields[field], field, where)
+    return Example(messages=messages, tools=tools_of(fields, where), where=where)
 
 
 def _answered(fields: Mapping[str, Any], where: str) -> Example:
     """A prompt and a completion that are messages: what the completion's assistant says is learned."""
-    prompt = _messages(fields["prompt"], "prompt", where)
-    completion = _messages(fields["completion"], "completion", where)
-    tools = _tools(fields, where)
+    prompt = messages_of(fields["prompt"], "prompt", where)
+    completion = messages_of(fields["completion"], "completion", where)
+    tools = tools_of(fields, where)
     return Example(messages=prompt + completion, tools=tools, num_given=len(prompt), where=where)
 
 
-def _messages(value: Any, field: str, where: str) -> tuple[Mapping[str, Any], ...]:
+def messages_of(value: Any, field: str, where: str) -> tuple[Mapping[str, Any], ...]:
     if not is_array(value) or not value:
         kind = "empty" if value == [] else type(value).__name__
         raise InputError(
@@ -122,7 +124,7 @@ def _message(message: Any, where: str) -> Mapping[str, Any]:
         raise InputError(f"{where} is {type(message).__name__}, not an object with role and content.")
     if "role" not in message and "from" in message:
         return _from_sharegpt(message, where)
-    role = _string(message, "role", where) if "role" in message else None
+    role = string_of(message, "role", where) if "role" in message else None
     if role is None:
         raise InputError(f"{where} has no `role`. Say who speaks: system, user, assistant or tool.")
     rest = {name: value for name, value in message.items() if name not in ("role", "content")}
@@ -130,20 +132,20 @@ def _message(message: Any, where: str) -> Mapping[str, Any]:
     if is_array(content):
         content = "".join(_part(part, where) for part in content)
     elif content is not None:
-        content = _string(message, "content", where)
+        content = string_of(message, "content", where)
     elif not rest.get("tool_calls"):
         raise InputError(f"{where} has no `content`. Give text there.")
     return {"role": role, "content": content, **rest}
 
 
 def _from_sharegpt(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    speaker = _string(message, "from", where)
+    speaker = string_of(message, "from", where)
     if speaker not in _SHAREGPT_ROLES:
         known = ", ".join(_SHAREGPT_ROLES)
         raise InputError(f"{where} is from {speaker!r:.40}, who is not known here. Write one of {known}.")
     if "value" not in message:
         raise InputError(f"{where} has no `value`. Give what was said there.")
-    return {"role": _SHAREGPT_ROLES[speaker], "content": _string(message, "value", where)}
+    return {"role": _SHAREGPT_ROLES[speaker], "content": string_of(message, "value", where)}
 
 
 def _part(part: Any, where: str) -> str:
@@ -151,19 +153,19 @@ def _part(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
     if is_object(part) and part.get("type", "text") == "text" and "text" in part:
-        return _string(part, "text", where)
+        return string_of(part, "text", where)
     kind = part.get("type") if is_object(part) else type(part).__name__
     raise InputError(f"{where} holds {kind!r:.40}. Recipes train on text alone: leave such messages out.")
 
 
-def _tools(fields: Mapping[str, Any], where: str) -> tuple[Any, ...]:
+def tools_of(fields: Mapping[str, Any], where: str) -> tuple[Any, ...]:
     tools: Any = fields.get("tools") or []
     if not is_array(tools):
         raise InputError(f"{where}: `tools` is {type(tools).__name__}, not a list of JSON schemas.")
     return tuple(tools)
 
 
-def _string(fields: Mapping[str, Any], field: str, where: str) -> str:
+def string_of(fields: Mapping[str, Any], field: str, where: str) -> str:
     value = fields[field]
     if not isinstance(value, str):
         raise InputError(f"{where}: `{field}` is {type(value).__name__}, not a string. Give text there.")

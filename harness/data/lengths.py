@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from harness.data.check import check_data
 from harness.data.documents import empty, read_examples
+from harness.data.pairs import pair_reader, written_pairs
 from harness.data.rows import TEXTS_AT_ONCE, tokenized
 from harness.data.tokenizer import NUM_BYTES, build_tokenizer
 from harness.errors import InputError
@@ -22,7 +23,8 @@ MOST_WORDS_OF_BYTES = 2 * NUM_BYTES
 def example_lengths(
     recipe: Recipe, data: str, *, vocab_size: int | None, tokenizer: str | None = None
 ) -> NDArray[np.int64]:
-    """Tokens of every example of `data`, in order: what each would be in a row of its own.
+    """Tokens of every example of `data`, in order: what each would be in a row of its own. A pair has two
+    rows, one after the other: chosen and rejected, or the texts that belong together.
 
     `tokenizer`: a folder or Hugging Face id; None: the one in the recipe's model folder, or bytes for a model
     of bytes, which has few words (`vocab_size`; None: nobody knows). Raises InputError where there is none,
@@ -48,10 +50,15 @@ def example_lengths(
     else:
         asked = named.model_copy(update={"weights": "pretrained", "model": source})
         words = build_tokenizer(asked, vocab_size=vocab_size or 0, tokenizer_source=source)
-    examples = read_examples(data, paragraphs=False)
     lengths: list[int] = []
-    while some := list(itertools.islice(examples, TEXTS_AT_ONCE)):
-        lengths += [len(chat.tokens) for chat, _ in tokenized(some, words)]
+    if recipe.compares:
+        pairs = read_examples(data, paragraphs=False, read=pair_reader(recipe))
+        while few := list(itertools.islice(pairs, TEXTS_AT_ONCE)):
+            lengths += [len(side) for pair in written_pairs(recipe, few, words) for side in pair.sides]
+    else:
+        examples = read_examples(data, paragraphs=False)
+        while some := list(itertools.islice(examples, TEXTS_AT_ONCE)):
+            lengths += [len(chat.tokens) for chat, _ in tokenized(some, words)]
     found = np.array(lengths, dtype=np.int64)
     if not found.any():
         raise InputError(empty(data))

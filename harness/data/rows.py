@@ -65,6 +65,8 @@ class Row(NamedTuple):
     labels: NDArray[np.int64]
     document_lengths: list[int]
     """In order, padding as the last document; they add up to seq_len."""
+    good: bool = True
+    """Of a marked answer: the mark."""
 
 
 class DataSummary(NamedTuple):
@@ -97,6 +99,10 @@ class Rows(NamedTuple):
     """Documents left out because no token of theirs can be predicted."""
     summary: DataSummary | None = None
     """How the documents fit the rows; None for synthetic data."""
+    mismatched: Callable[[int, int], Row] | None = None
+    """Of pairs and marked answers: the prompt at one place of the sequence, with the answer at another."""
+    padding: int | None = None
+    """Of pairs and marked answers: the token that fills rows."""
 
 
 class Piece(NamedTuple):
@@ -218,12 +224,17 @@ def _read_corpus(recipe: Recipe, tokenizer: Tokenizer, vocab_size: int) -> Corpu
     if not documents:
         raise InputError(empty(recipe.data))
     tokens = np.concatenate(parts)
+    check_vocabulary(recipe, tokens, vocab_size)
+    return Corpus(tokens, np.concatenate(learned), documents)
+
+
+def check_vocabulary(recipe: Recipe, tokens: Tokens, vocab_size: int) -> None:
+    """Raise InputError for a token that the model does not have."""
     if len(tokens) and int(tokens.max()) >= vocab_size:
         raise InputError(
             f"data: {recipe.data} becomes token {int(tokens.max())}, and model: {recipe.model} has only "
             f"{vocab_size} tokens. Use the tokenizer the model was trained with."
         )
-    return Corpus(tokens, np.concatenate(learned), documents)
 
 
 def tokenized(some: Sequence[Example], tokenizer: Tokenizer) -> Iterator[tuple[Chat, bool]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.data.chat import Chat, plain_chat, templated_chat
+from harness.data.chat import Chat, plain_chat, templated_chat, templated_turns
 from harness.data.documents import no_chat_template
 from harness.data.examples import Example
 from harness.errors import InputError
@@ -30,6 +31,13 @@ class Tokenizer:
     """The token that ends a document; None if the vocabulary has none."""
     chat: Callable[[Example], Chat]
     """A conversation, begun and ended as the model expects."""
+    turns: Callable[[Sequence[Mapping[str, Any]], Sequence[Any], bool, str], Tokens]
+    """(messages, tools, prompted, where) -> their tokens; prompted: and of what asks the assistant to speak.
+    `where` they stand is for whoever cannot render them."""
+    alone: Callable[[Sequence[str], int | None], list[Tokens]]
+    """(texts, most) -> the tokens of each text as a library tokenizes it for an encoder, at most so many."""
+    padding: int | None
+    """The token that fills rows; None if the vocabulary has none."""
 
 
 def build_tokenizer(recipe: Recipe, *, vocab_size: int, tokenizer_source: str | None) -> Tokenizer:
@@ -57,12 +65,24 @@ def byte_tokenizer(recipe: Recipe, vocab_size: int) -> Tokenizer:
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]
 
     def chat(example: Example) -> Chat:
-        pieces = plain_chat(example)
+        return written(plain_chat(example))
+
+    def turns(
+        messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], prompted: bool, where: str
+    ) -> Tokens:
+        asks = [("<|im_start|>assistant\n", False)] if prompted else []
+        return written(plain_chat(Example(messages=tuple(messages))) + asks).tokens
+
+    def alone(texts: Sequence[str], most: int | None) -> list[Tokens]:
+        return [tokens[:most] for tokens in encode(texts, True)]
+
+    def written(pieces: list[tuple[str, bool]]) -> Chat:
         parts = encode([text for text, _ in pieces], False)
         learned = [np.full(len(part), told) for part, (_, told) in zip(parts, pieces, strict=True)]
         return Chat(np.concatenate(parts), np.concatenate(learned))
 
-    return Tokenizer(encode, NUM_BYTES if vocab_size > NUM_BYTES else None, chat)
+    end = NUM_BYTES if vocab_size > NUM_BYTES else None
+    return Tokenizer(encode, end, chat, turns, alone, end)
 
 
 def _checkpoint_tokenizer(recipe: Recipe, source: str) -> Tokenizer:
@@ -93,6 +113,18 @@ def _checkpoint_tokenizer(recipe: Recipe, source: str) -> Tokenizer:
             "(tokenizer.json), or set data: synthetic."
         )
 
+    def alone(texts: Sequence[str], most: int | None) -> list[Tokens]:
+        cut: Any = {"truncation": most is not None, "max_length": most}
+        batch = tokenizer(list(texts), return_attention_mask=False, verbose=False, **cut)
+        return [np.asarray(row, dtype=np.int32) for row in batch["input_ids"]]
+
+    def turns(
+        messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], prompted: bool, where: str
+    ) -> Tokens:
+        if not tokenizer.chat_template:
+            raise InputError(no_chat_template(recipe.data, source))
+        return templated_turns(tokenizer, messages, tools, prompted, where)
+
     def chat(example: Example) -> Chat:
         if not tokenizer.chat_template:
             raise InputError(no_chat_template(recipe.data, source))
@@ -104,4 +136,5 @@ def _checkpoint_tokenizer(recipe: Recipe, source: str) -> Tokenizer:
             )
         return templated_chat(tokenizer, example)
 
-    return Tokenizer(encode, end, chat)
+    padding = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return Tokenizer(encode, end, chat, turns, alone, padding)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness.allocator import Settings
 from harness.errors import InputError
 from harness.fit.batching import (
+    Padded,
     chance_in_an_epoch,
     grouped_padded_tokens,
     half_of_epochs_by,
@@ -97,26 +98,29 @@ def fit_lengths(
     """
     import numpy as np
 
-    if not recipe.writes:
+    examples = lengths.reshape(-1, recipe.rows // recipe.micro_batch_size)
+    cut = _cut(recipe, examples, recipe.seq_len)
+    if len(cut) < recipe.micro_batch_size:
+        left = "" if len(cut) == len(examples) else f" within seq_len: {recipe.seq_len}"
         raise InputError(
-            f"task: {recipe.task}: pairs, labels and rewards are not read from data yet; leave --data out."
-        )
-    if len(lengths) < recipe.micro_batch_size:
-        raise InputError(
-            f"micro_batch_size: {recipe.micro_batch_size}, and the data has {len(lengths)} examples. "
+            f"micro_batch_size: {recipe.micro_batch_size}, and the data has {len(cut)} examples{left}. "
             "Set a smaller one, or give more data."
         )
     recipe = recipe.model_copy(update={"data": "synthetic", "packing": False})
     simulations = Simulations(hardware, settings)
-    cut = np.minimum(lengths, recipe.seq_len)
     found = LengthsFit(
         rows=len(cut),
-        median=int(np.median(cut)),
+        median=int(np.median(cut.max(axis=1))),
         longest=int(cut.max()),
         tokens=int(cut.sum()),
-        rows_cut=int((lengths > recipe.seq_len).sum()),
-        tokens_lost=int((lengths - cut).sum()),
+        rows_cut=_longer(examples, recipe.seq_len),
+        tokens_lost=int(examples.sum() - cut.sum()),
     )
+    if recipe.unpaired:
+        found.notes.append(
+            "Every prompt is also read with another's answer, without gradients: such a row may be longer "
+            "than any that is counted here"
+        )
     sizes = {1, *(int(recipe.micro_batch_size * factor) for factor in FACTORS)}
     for rows in sorted(size for size in sizes if 1 <= size <= len(cut)):
         batch, profile = _micro_batch(recipe, simulations, cut, rows, told)
@@ -126,18 +130,38 @@ def fit_lengths(
             break
     asked = next((b for b in found.micro_batches if b.rows == recipe.micro_batch_size), None)
     if asked is not None:
-        found.ways = list(_ways(recipe, simulations, lengths, asked))
+        found.ways = list(_ways(recipe, simulations, examples, asked))
     return found
+
+
+def _cut(recipe: Recipe, examples: NDArray[np.int64], seq_len: int) -> NDArray[np.int64]:
+    """What a run makes of examples' rows, shape (examples, rows): cut off, or left out where rows are scored
+    whole."""
+    import numpy as np
+
+    return examples[examples.max(axis=1) <= seq_len] if recipe.scores else np.minimum(examples, seq_len)
+
+
+def _longer(examples: NDArray[np.int64], seq_len: int) -> int:
+    """Examples with a row of more tokens."""
+    return int((examples.max(axis=1) > seq_len).sum())
+
+
+def _padded(examples: NDArray[np.int64], epoch: Padded) -> Padded:
+    """An epoch of examples, by one of their longest rows: all are padded to the longest of the batch."""
+    tokens = epoch.tokens * examples.shape[1]
+    return Padded(tokens, 1 - int(examples.sum()) / tokens)
 
 
 def _micro_batch(
     recipe: Recipe,
     simulations: Simulations,
-    lengths: NDArray[np.int64],
+    examples: NDArray[np.int64],
     rows: int,
     told: Callable[[str], None],
 ) -> tuple[MicroBatch, StepProfile]:
     """What it is like, and what the simulation of its worst batch says."""
+    lengths = examples.max(axis=1)
     sized = recipe.model_copy(update={"micro_batch_size": rows, "seq_len": int(lengths.max())})
     profile = simulations.profile(sized)
     peak = _peak(profile)
@@ -159,40 +183,40 @@ def _micro_batch(
         longer_rows=longer,
         chance_in_an_epoch=chance_in_an_epoch(len(lengths), longer, rows),
         half_of_epochs_by=half_of_epochs_by(len(lengths), longer, rows),
-        padding_share=padded_tokens(lengths, rows).padding_share,
+        padding_share=_padded(examples, padded_tokens(lengths, rows)).padding_share,
     )
     return batch, profile
 
 
 def _ways(
-    recipe: Recipe, simulations: Simulations, lengths: NDArray[np.int64], asked: MicroBatch
+    recipe: Recipe, simulations: Simulations, examples: NDArray[np.int64], asked: MicroBatch
 ) -> Iterator[Way]:
-    """As they come; cut off where it fits; grouped by length; packed."""
-    import numpy as np
-
+    """As they come; cut off where it fits; grouped by length; packed, where rows may be."""
     from harness.data import pack
 
     rows = asked.rows
-    cut = np.minimum(lengths, recipe.seq_len)
+    cut = _cut(recipe, examples, recipe.seq_len)
     batches = -(-len(cut) // rows)
-    lost = int((lengths > recipe.seq_len).sum()), int((lengths - cut).sum())
-    random = padded_tokens(cut, rows)
+    lost = _longer(examples, recipe.seq_len), int(examples.sum() - cut.sum())
+    random = _padded(cut, padded_tokens(cut.max(axis=1), rows))
     by = asked.half_of_epochs_by
     runs_out = "no" if not asked.longer_rows else "seldom" if by is None else f"half by batch {by:,}"
     peak = asked.peak_allocated_bytes
     yield Way("shuffled", runs_out, peak, random.padding_share, random.tokens, batches, *lost)
-    if asked.longer_rows and asked.fits_up_to:
-        shorter = np.minimum(lengths, asked.fits_up_to)
+    shorter = _cut(recipe, examples, asked.fits_up_to)
+    if asked.longer_rows and shorter.any():
         sized = recipe.model_copy(update={"micro_batch_size": rows, "seq_len": asked.fits_up_to})
         peak_there = _peak(simulations.profile(sized))
-        less = padded_tokens(shorter, rows)
-        gone = int((lengths > asked.fits_up_to).sum()), int((lengths - shorter).sum())
+        less = _padded(shorter, padded_tokens(shorter.max(axis=1), rows))
+        gone = _longer(examples, asked.fits_up_to), int(examples.sum() - shorter.sum())
         name = f"seq_len={asked.fits_up_to}"
-        yield Way(name, "no", peak_there, less.padding_share, less.tokens, batches, *gone)
-    grouped = grouped_padded_tokens(cut, rows, GROUPED_SEED)
+        yield Way(name, "no", peak_there, less.padding_share, less.tokens, -(-len(shorter) // rows), *gone)
+    grouped = _padded(cut, grouped_padded_tokens(cut.max(axis=1), rows, GROUPED_SEED))
     at_once = "no" if not asked.longer_rows else "in batch 1"
     yield Way("grouped by length", at_once, peak, grouped.padding_share, grouped.tokens, batches, *lost)
-    packed = len(pack(cut.tolist(), recipe.seq_len))
+    if not recipe.writes:
+        return
+    packed = len(pack(cut[:, 0].tolist(), recipe.seq_len))
     tokens = packed * recipe.seq_len
     peak_packed = _peak(simulations.profile(recipe.model_copy(update={"packing": True})))
     runs_out = "no" if peak_packed is not None else "in batch 1"
@@ -214,20 +238,26 @@ def lengths_document(name: str, where: str, data: str, recipe: Recipe, found: Le
 def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: LengthsFit) -> Iterator[str]:
     """The answer for a terminal."""
     yield f"{name} on {where} with {data}"
+    sides = recipe.rows // recipe.micro_batch_size
+    of_two = "" if sides == 1 else f" of {sides} rows; a row"
     yield (
-        f"  {found.rows:,} rows of {found.tokens / found.rows:,.0f} tokens in the mean, {found.median:,} in "
-        f"the middle, {found.longest:,} the longest"
+        f"  {found.rows:,} {recipe.unit}s{of_two} of {found.tokens / found.rows / sides:,.0f} tokens in the "
+        f"mean, {found.median:,} in the middle{' for the longer' if of_two else ''}, {found.longest:,} the "
+        "longest"
     )
     if found.rows_cut:
         cut, lost = f"{found.rows_cut:,}", f"{found.tokens_lost:,}"
-        yield f"  {cut} of them are cut off at seq_len {recipe.seq_len:,}: {lost} tokens lost"
+        if recipe.scores:
+            yield f"  {cut} more are longer than seq_len {recipe.seq_len:,} and left out: {lost} tokens lost"
+        else:
+            yield f"  {cut} of them are cut off at seq_len {recipe.seq_len:,}: {lost} tokens lost"
     yield (
-        f"  The worst micro batch holds the longest row, and is padded to it: {recipe.micro_batch_size} x "
+        f"  The worst micro batch holds the longest row, and is padded to it: {recipe.rows} x "
         f"{found.longest:,} tokens."
     )
     yield ""
     yield "Shuffled and padded to the longest row, by micro_batch_size:"
-    yield "  rows   fits up to  longer rows  runs out in an epoch  half of them by  padding"
+    yield f"  {recipe.unit + 's':<5}  fits up to  longer rows  runs out in an epoch  half of them by  padding"
     for batch in found.micro_batches:
         by = "-" if batch.half_of_epochs_by is None else f"batch {batch.half_of_epochs_by:,}"
         chance = "certain" if batch.chance_in_an_epoch == 1 else f"{batch.chance_in_an_epoch:.2%}"
@@ -248,7 +278,9 @@ def lengths_lines(name: str, where: str, data: str, recipe: Recipe, found: Lengt
         )
         if way.tokens_lost:
             share = way.tokens_lost / (found.tokens + found.tokens_lost)
-            yield f"    cuts {way.rows_cut:,} rows off: {way.tokens_lost:,} tokens, {share:.1%}, are lost"
+            what = f"{way.rows_cut:,} {recipe.unit}s"
+            gone = f"leaves {what} out" if recipe.scores else f"cuts {what} off"
+            yield f"    {gone}: {way.tokens_lost:,} tokens, {share:.1%}, are lost"
     yield (
         "  Chances and padding are exact, over all orders; a last, smaller batch is taken to fit. Grouped by "
         f"length is one epoch with seed {GROUPED_SEED}."

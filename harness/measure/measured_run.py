@@ -374,8 +374,8 @@ def _surprises(recipe: Recipe, batches: Batches, device: torch.device) -> list[s
     found = []
     if batches.rows.num_skipped:
         found.append(
-            f"data: {batches.rows.num_skipped} documents of {recipe.data} were left out: within seq_len they "
-            "have no token to predict"
+            f"data: {batches.rows.num_skipped} documents of {recipe.data} were left out: "
+            + ("longer than seq_len" if recipe.scores else "within seq_len they have no token to predict")
         )
     if device.type == "cpu" and recipe.pages_optimizer:
         found.append(

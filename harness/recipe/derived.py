@@ -155,6 +155,11 @@ class Derived(Fields):
         return self.task in ("dpo", "orpo", "reward", "embedding")
 
     @property
+    def compares(self) -> bool:
+        """Whether examples are pairs, or marked answers."""
+        return self.pairs or self.unpaired
+
+    @property
     def unit(self) -> str:
         """What micro_batch_size counts, in a word whose plural takes an s."""
         return "pair" if self.pairs else "row"

@@ -28,8 +28,13 @@ TASK_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("task", "data"),
-        lambda r: not r.writes and r.data != "synthetic",
-        "no file of pairs, of labels or of rewards is read yet; set data: synthetic",
+        lambda r: not (r.writes or r.compares) and r.data != "synthetic",
+        "no file of classes or of rewards is read yet; set data: synthetic",
+    ),
+    Rule(
+        ("dpo_reference", "data"),
+        lambda r: r.dpo_reference != "computed" and r.prefers and r.data != "synthetic",
+        "a file's answers come without the reference's log-probabilities; set dpo_reference: computed",
     ),
     Rule(
         ("task", "lora_dropout"),

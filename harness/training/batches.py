@@ -9,20 +9,21 @@ attention), and so the memory and the time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from harness.data import NOT_PREDICTED, Rows, build_tokenizer, corpus_rows, synthetic_rows
+from harness.data import NOT_PREDICTED, Row, Rows, build_tokenizer, corpus_rows, pair_rows, synthetic_rows
 from harness.errors import InputError
 from harness.parallel import ALONE, Ranks
 from harness.recipe import Recipe
 from harness.training.document_masks import flash_lengths, separate_densely, separate_for_flash
 from harness.training.images import Images
 from harness.training.toggles.attention import additive_mask_dtype
-from harness.training.toggles.preference import MISMATCHED, REFERENCE
+from harness.training.toggles.preference import GOOD, MISMATCHED, REFERENCE
+from harness.training.toggles.scores import LAST
 
 MOST_MICRO_BATCHES = 10_000
 """Of one step that is walked through on shapes."""
@@ -36,9 +37,10 @@ class StepBatches(NamedTuple):
     batches: list[Batch]
     """gradient_accumulation_steps of them. input_ids and labels: int64 (rows, seq_len); of pairs the first
     half is chosen, the second rejected, and precomputed log-probabilities are fp32 (micro_batch_size,); a
-    classification's labels are int64 (rows,), grpo's advantages fp32 (rows,), and pairs of rows learned as a
-    whole have no labels; with packing also what training/document_masks.py returns (two of flash attention's
-    are ints, not tensors)."""
+    classification's labels are int64 (rows,), and so are the places where texts end that are embedded, of a
+    file; of its marked answers an int says how many are good; grpo's advantages are fp32 (rows,), and pairs
+    of rows learned as a whole have no labels; with packing also what training/document_masks.py returns (two
+    of flash attention's are ints, not tensors)."""
     num_tokens: int
     """Predicted tokens of the whole step: labels that are not -100; where rows are learned as a whole, all
     tokens. A model's loss shifts the labels by one and never predicts a row's first, which has the label -100
@@ -88,7 +90,7 @@ class Batches(Iterator[StepBatches]):
 
     def _micro_batch(self) -> Batch:
         drawn = self._next_rows()
-        rows = [self.rows.draw(row) for row in drawn]
+        rows = sorted((self.rows.draw(row) for row in drawn), key=lambda row: not row.good)
         batch: Batch = {
             "input_ids": torch.from_numpy(np.stack([row.input_ids for row in rows])),
         }
@@ -96,6 +98,8 @@ class Batches(Iterator[StepBatches]):
             batch["labels"] = torch.from_numpy(np.stack([row.labels for row in rows]))
         elif not self._recipe.pairs:
             batch["labels"] = batch["input_ids"][:, -1] % self._recipe.scores  # which can be learned
+        if self.rows.mismatched is not None:
+            return batch | _beside_pairs(self._recipe, drawn, rows, self.rows.mismatched)
         if self._recipe.pairs:
             shared = -1 if self._recipe.embeds else 0  # the token that is read, or their prompt
             batch["input_ids"][len(rows) // 2 :, shared] = batch["input_ids"][: len(rows) // 2, shared]
@@ -180,6 +184,21 @@ class BatchShapes(Batches):
         return batch | flash_lengths([self.rows.lengths(row) for row in drawn])
 
 
+def _beside_pairs(
+    recipe: Recipe, drawn: range, rows: Sequence[Row], mismatched: Callable[[int, int], Row]
+) -> Batch:
+    """What a loss needs besides the rows of a file: where the texts that are embedded end; how many of the
+    answers are good, which come first, and each prompt with the answer of the row before."""
+    if recipe.embeds:
+        return {LAST: torch.tensor([row.document_lengths[0] - 1 for row in rows])}
+    if not recipe.unpaired:
+        return {}
+    others = [mismatched(asks, answers) for asks, answers in zip(drawn, (drawn[-1], *drawn), strict=False)]
+    given = {name: np.stack([getattr(row, name) for row in others]) for name in ("input_ids", "labels")}
+    batch: Batch = {MISMATCHED + name: torch.from_numpy(array) for name, array in given.items()}
+    return batch | {GOOD: sum(row.good for row in rows)}
+
+
 def _indifferent(recipe: Recipe, vocab_size: int) -> Batch:
     """What comes with synthetic pairs as their reference's log-probabilities: those of a model that gives
     every token the same chance."""
@@ -229,7 +248,8 @@ def build_batches(
     other example is a row of its own, padded or cut off at seq_len. With packing, documents (paragraphs of
     a .txt file, examples) share rows; one longer than seq_len is cut into several, but a prompt with its
     completion is cut off, since the rest would lack its prompt. Raises InputError for data that cannot be
-    read, does not fit the model, or holds nothing to train on.
+    read, does not fit the model, or holds nothing to train on. data/pairs.py says what
+    becomes of pairs and marked answers.
     """
     longest = recipe.seq_len
     if recipe.packing and dense_mask and sliding_window is not None:
@@ -238,7 +258,10 @@ def build_batches(
         rows = synthetic_rows(recipe, vocab_size, longest)
     else:
         tokenizer = build_tokenizer(recipe, vocab_size=vocab_size, tokenizer_source=tokenizer_source)
-        rows = corpus_rows(recipe, tokenizer, vocab_size, longest)
+        if recipe.compares:
+            rows = pair_rows(recipe, tokenizer, vocab_size)
+        else:
+            rows = corpus_rows(recipe, tokenizer, vocab_size, longest)
     kind = BatchShapes if shapes_only else Batches
     return kind(recipe, rows, vocab_size=vocab_size, dense_mask=dense_mask, ranks=ranks, images=images)
 

@@ -17,6 +17,7 @@ from harness.training.failures import told_of_model
 from harness.training.images import images_of
 from harness.training.model import build_training
 from harness.training.step import Training, train_step
+from harness.training.toggles.scores import pad_alike
 
 Kind = Literal["warmup", "timed", "recorded"]
 """warmup: run and forgotten; timed: only the clock looks; recorded: every allocation is written down."""
@@ -48,7 +49,9 @@ def set_up(recipe: Recipe, device: torch.device, observer: LoopObserver) -> tupl
     with observer.phase("setup"):
         ranks = ranks_of(recipe, device)
         batches = batches_of(recipe, load_config(recipe), ranks, shapes_only=device.type == "meta")
-        return build_training(recipe, device, ranks), batches
+        training = build_training(recipe, device, ranks)
+        pad_alike(recipe, training.model, batches.rows.padding)
+        return training, batches
 
 
 def run_steps(

@@ -98,6 +98,29 @@ def test_what_bitsandbytes_leaves_in_16_bit_is_said(tmp_path: Path) -> None:
     assert any("bitsandbytes" in warning and f"Note: {warning}" in text for warning in warned)
 
 
+def test_pairs_are_padded_to_the_longest_of_both_rows() -> None:
+    """By hand: batches of two pairs, of which one has a row of 40 tokens, another one of 30."""
+    pairs = np.array([10, 40, 30, 6, 20, 20, 5, 9], dtype=np.int64)
+    found = fit_lengths(tiny(task="dpo", seq_len=32), H100, parse_settings(""), pairs)
+    assert (found.rows, found.longest, found.median) == (4, 32, 25)
+    assert (found.rows_cut, found.tokens_lost, found.tokens) == (1, 8, 132)
+    two = next(batch for batch in found.micro_batches if batch.rows == 2)
+    # the six pairs of {32, 30, 20, 9} have a longest of 32, 32, 32, 30, 30 and 20; two batches of four rows
+    padded = 2 * 4 * (3 * 32 + 2 * 30 + 20) / 6
+    assert two.padding_share == pytest.approx(1 - 132 / padded)
+    worst, _ = simulate(tiny(task="dpo", seq_len=32), H100)
+    assert two.peak_allocated_bytes == worst.memory.peak_allocated_bytes
+    ways = {way.name: way for way in found.ways}
+    assert ways.keys() == {"shuffled", "grouped by length"}  # what is compared is not packed
+    assert ways["shuffled"].tokens_an_epoch == pytest.approx(padded)
+    recipe = tiny(task="reward", seq_len=32)
+    scored = fit_lengths(recipe, H100, parse_settings(""), pairs)
+    assert (scored.rows, scored.longest, scored.rows_cut, scored.tokens_lost) == (3, 30, 1, 50)
+    text = "\n".join(lengths_lines("tiny", "h100", "texts", recipe, scored))
+    assert "1 more are longer than seq_len 32 and left out: 50 tokens lost" in text
+    assert "3 pairs of 2 rows; a row of 15 tokens in the mean, 20 in the middle for the longer" in text
+
+
 def test_too_few_rows_are_refused() -> None:
     with pytest.raises(InputError, match="micro_batch_size: 2, and the data has 1 examples"):
         fit_lengths(tiny(), H100, parse_settings(""), LENGTHS[:1])

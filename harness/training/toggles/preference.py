@@ -40,6 +40,10 @@ MISMATCHED = "mismatched_"
 from its reference is estimated by them (arXiv 2402.01306, section 4.1)."""
 
 
+GOOD = "good"
+"""Of a batch of marked answers from a file: how many of them are good. They come first."""
+
+
 def reference_of(recipe: Recipe, model: Any) -> Any:
     """The frozen copy of `model` that it is compared with; None where there is none."""
     if not recipe.copies_reference:
@@ -91,7 +95,7 @@ def loss_of_pairs(recipe: Recipe, model: Any, reference: Any) -> Callable[[Any, 
             each = -functional.logsigmoid(recipe.dpo_beta * ahead)
         else:
             departed = (mismatched - references[1]).mean().clamp(min=0)
-            ahead, half = answers - references[0], -(-len(answers) // 2)
+            ahead, half = answers - references[0], batch.get(GOOD, -(-len(answers) // 2))
             good = 1 - functional.sigmoid(recipe.dpo_beta * (ahead[:half] - departed))
             bad = 1 - functional.sigmoid(recipe.dpo_beta * (departed - ahead[half:]))
             each = torch.cat((good, bad))

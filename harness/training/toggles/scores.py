@@ -25,6 +25,10 @@ SHARPNESS = 20.0
 """What cosines are multiplied by (the loss's `scale`): one over the temperature."""
 
 
+LAST = "last"
+"""Of a batch of texts from a file: where the last token of each is, before the padding. int64 (rows,)."""
+
+
 def prepare_for_scores(recipe: Recipe, model: Any) -> None:
     """Name a token that pads, as the model asks for one with several rows; and take dropout from a model that
     compares, as RewardTrainer does."""
@@ -37,6 +41,12 @@ def prepare_for_scores(recipe: Recipe, model: Any) -> None:
     for module in model.modules() if recipe.pairs else ():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+
+
+def pad_alike(recipe: Recipe, model: Any, padding: int | None) -> None:
+    """Have the model find a row's last token before the padding of the data's rows."""
+    if recipe.scores and padding is not None:
+        model.config.get_text_config().pad_token_id = padding
 
 
 def loss_of_scores(recipe: Recipe) -> Callable[[Any, Any, Any], Tensor]:
@@ -64,10 +74,13 @@ def loss_of_embeddings(recipe: Recipe) -> Callable[[Any, Any, Any], Tensor]:
         """This micro batch's part of the mean over the step's pairs."""
         del num_tokens
         sides = []
-        for ids in batch["input_ids"].chunk(2):
+        ids = batch["input_ids"]
+        last = batch[LAST].chunk(2) if LAST in batch else (None, None)
+        for read, ends in zip(ids.chunk(2), last, strict=True):
             # accelerate enters autocast anew for every pass; what is computed again makes its own casts
             torch.clear_autocast_cache()
-            sides.append(called(input_ids=ids).last_hidden_state[:, -1])
+            states = called(input_ids=read).last_hidden_state
+            sides.append(states[:, -1] if ends is None else states[torch.arange(len(ends)), ends])
         texts, others = (functional.normalize(side, dim=1) for side in sides)
         cosines = texts @ others.T * SHARPNESS
         mean = -(cosines.diagonal() - torch.logsumexp(cosines, dim=1)).mean()
