@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from harness.errors import InputError
 from harness.recipe import EFFECTS, Recipe
-from harness.step_profile import CATEGORIES, PHASES, PhaseStats, StepProfile
+from harness.step_profile import PHASES, PhaseStats, StepProfile
 from harness.units import in_gib
 
 SOURCES = ("napkin", "simulated", "emulated", "measured")
@@ -177,8 +177,8 @@ def quantities(profile: StepProfile) -> dict[tuple[str, str, Unit], float | None
         ("total", "setup peak", "bytes"): memory.setup_peak_allocated_bytes,
         ("total", "host", "bytes"): memory.host_bytes,
     }
-    for category in CATEGORIES:
-        found["at peak", category, "bytes"] = getattr(memory.at_peak, f"{category}_bytes")
+    for category, size in memory.at_peak.by_category().items():
+        found["at peak", category, "bytes"] = size
     for name in PHASES:
         phase = profile.phases.get(name, PhaseStats())
         found[name, "peak", "bytes"] = phase.peak_allocated_bytes

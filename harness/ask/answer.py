@@ -256,7 +256,7 @@ def _parts(found: StepProfile) -> list[dict[str, Any]]:
     """What the memory is filled with, in the order of the categories, and what lies around it. Where memory
     runs out and nothing is known beyond: what is there then, and what is asked for."""
     memory, oom, taken = found.memory, found.oom, found.memory.taken_bytes()
-    sizes = {name.replace("_", " "): getattr(memory.at_peak, f"{name}_bytes") or 0 for name in CATEGORIES}
+    sizes = {name.replace("_", " "): size or 0 for name, size in memory.at_peak.by_category().items()}
     allocated, context = sum(sizes.values()), memory.cuda_context_bytes or 0
     if oom is not None and oom.requested_bytes is not None:
         sizes |= {PIECES: oom.reserved_unallocated_bytes or 0, "asked for then": oom.requested_bytes}

@@ -70,9 +70,6 @@ def find_kept(spans: Sequence[AllocationSpan], recorded_ends: Sequence[int]) -> 
 
 def _growth(spans: Sequence[AllocationSpan], before: int, after: int) -> dict[str, int]:
     """Bytes by category that are live at `after` beyond those at `before`, those that changed."""
-    first, last = breakdown_at(spans, before), breakdown_at(spans, after)
-    changes = {
-        name: (getattr(last, f"{name}_bytes") or 0) - (getattr(first, f"{name}_bytes") or 0)
-        for name in CATEGORIES
-    }
+    first, last = (breakdown_at(spans, when).by_category() for when in (before, after))
+    changes = {name: (last[name] or 0) - (first[name] or 0) for name in CATEGORIES}
     return {name: change for name, change in changes.items() if change}

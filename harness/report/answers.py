@@ -57,7 +57,7 @@ def _bars(comparison: Comparison, profiles: list[StepProfile]) -> dict[str, Any]
     by_source = {profile.source: profile for profile in profiles}
     sources = [source for source in SOURCES if source in by_source]
     parts: dict[str, list[float | None]] = {
-        name: [getattr(by_source[source].memory.at_peak, f"{name}_bytes") for source in sources]
+        name: [by_source[source].memory.at_peak.by_category()[name] for source in sources]
         for name in CATEGORIES
     }
     parts[UNEXPLAINED] = [

@@ -9,7 +9,7 @@ from harness.report.groups import BEFORE
 from harness.report.history import History
 from harness.report.run import ReportRun
 from harness.snapshot import oom_in_words, remedy
-from harness.step_profile import CATEGORIES, StepProfile, between_steps_in_words, ranks_in_words, verdict
+from harness.step_profile import StepProfile, between_steps_in_words, ranks_in_words, verdict
 from harness.units import in_gib
 
 MOST_CHANGES = 3
@@ -73,7 +73,7 @@ def _of_snapshot(history: History) -> list[str]:
 
 def _largest(profile: StepProfile) -> list[str]:
     """The largest category."""
-    sizes = {name: getattr(profile.memory.at_peak, f"{name}_bytes") or 0 for name in CATEGORIES}
+    sizes = {name: size or 0 for name, size in profile.memory.at_peak.by_category().items()}
     total = sum(sizes.values())
     if not total:
         return []

@@ -328,7 +328,7 @@ def _explain_baseline(history: History, at_peak: MemoryBreakdown) -> None:
     event = _peak_of_the_steps(history)
     recorded = history.by_group()[:, event] if event >= 0 else history.baseline_bytes
     before = len(CATEGORIES)
-    stated = np.array([getattr(at_peak, f"{name}_bytes") or 0 for name in CATEGORIES], np.int64)
+    stated = np.array([size or 0 for size in at_peak.by_category().values()], np.int64)
     missing = stated - recorded[:before]
     # The allocator's counter has the rounding that a trace does not show, which profiles add to `other`.
     missing[CATEGORIES.index("other")] -= missing.sum() - history.baseline_bytes[before]

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from harness.report.table import Cell, Table, Unit
-from harness.step_profile import CATEGORIES, MEMORY_KINDS, PHASES, StepProfile
+from harness.step_profile import MEMORY_KINDS, PHASES, StepProfile
 from harness.system import is_object
 
 
@@ -78,10 +78,9 @@ def memory_table(profile: StepProfile) -> Table:
     """The bytes at the peak by category."""
     at_peak = profile.memory.at_peak
     total = at_peak.total_bytes()
-    sizes = [(name, getattr(at_peak, f"{name}_bytes")) for name in CATEGORIES]
     rows = [
         (Cell(name), Cell(size, "bytes"), Cell(size / total if total else None, "share"))
-        for name, size in sizes
+        for name, size in at_peak.by_category().items()
         if size is not None
     ]
     return Table("Memory at the peak by category", ("category", "bytes", "share"), rows)

@@ -39,9 +39,13 @@ class MemoryBreakdown(Fields):
     gathered_parameters_bytes: Count | None = None
     """Of FSDP2: weights that are whole for a while, and outputs of the all-gathers they are copied from."""
 
+    def by_category(self) -> dict[str, int | None]:
+        """Bytes, in the order of CATEGORIES; None where nobody knows."""
+        return {name: getattr(self, f"{name}_bytes") for name in CATEGORIES}
+
     def total_bytes(self) -> int:
         """Sum of the known categories, in bytes."""
-        return sum(getattr(self, f"{name}_bytes") or 0 for name in CATEGORIES)
+        return sum(size or 0 for size in self.by_category().values())
 
 
 class StepPeak(Fields):

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from harness.errors import InputError
 from harness.step_profile.between_steps import PHASES_BETWEEN_STEPS, CheckpointStats, EvaluationStats
 from harness.step_profile.fields import MAX_DETAILS, Count, Details, Fields, Quantity
-from harness.step_profile.memory import CATEGORIES, MemoryStats
+from harness.step_profile.memory import MemoryStats
 from harness.system import Rows, is_object, notebook_html, parse_json, read_whole
 from harness.units import in_gib, in_ms
 
@@ -321,7 +321,7 @@ class StepProfile(Fields):
             "time of a step": in_ms(step.time_s.median),
             "tokens per second": "-" if step.tokens_per_s is None else f"{step.tokens_per_s:,.0f}",
         }
-        at_peak = [(category, getattr(memory.at_peak, f"{category}_bytes")) for category in CATEGORIES]
+        at_peak = memory.at_peak.by_category().items()
         tables: list[Rows] = [
             [(self.source, ""), *(row for row in facts.items() if row[1] != "-")],
             [("at the peak", "bytes"), *((category, in_gib(size)) for category, size in at_peak if size)],

@@ -92,7 +92,7 @@ def _size(cell: SweptCell, category: str) -> int:
     """Bytes of a category at the peak of a cell that went well."""
     if cell.status != "ok" or cell.at_peak is None:
         return 0
-    return getattr(cell.at_peak, f"{category}_bytes") or 0
+    return cell.at_peak.by_category()[category] or 0
 
 
 def _shortened(text: str) -> str:

@@ -74,7 +74,7 @@ def _categories(sweep: Sweep) -> dict[str, Any]:
     return {
         "rows": [cell.label for cell in sweep.cells],
         "parts": {
-            name.replace("_", " "): [at_peak and getattr(at_peak, f"{name}_bytes") for at_peak in held]
+            name.replace("_", " "): [at_peak and at_peak.by_category()[name] for at_peak in held]
             for name in CATEGORIES
         },
         "written": [

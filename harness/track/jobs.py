@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.step_profile import CATEGORIES, StepProfile
+from harness.step_profile import StepProfile
 
 PROJECT = "harness"
 """The project, or experiment, that runs belong to where the tracker's own variables name none."""
@@ -83,8 +83,8 @@ def profile_values(profile: StepProfile) -> dict[str, float]:
         "profile/tokens_per_s": step.tokens_per_s,
         "profile/mfu": step.mfu,
     }
-    for category in CATEGORIES:
-        known[f"at_peak/{category}_bytes"] = getattr(memory.at_peak, f"{category}_bytes")
+    for category, size in memory.at_peak.by_category().items():
+        known[f"at_peak/{category}_bytes"] = size
     for phase, stats in profile.phases.items():
         known[f"phase/{phase}/time_s"] = stats.time_s.median
         known[f"phase/{phase}/peak_allocated_bytes"] = stats.peak_allocated_bytes

@@ -5,7 +5,6 @@ from rich.table import Table
 
 from harness.cli.terminal.terminal import print_table, rows_table, say
 from harness.step_profile import (
-    CATEGORIES,
     KERNELS,
     MEMORY_KINDS,
     PHASES,
@@ -114,7 +113,7 @@ def _kernel_table(profile: StepProfile) -> Table | None:
 def _memory_table(profile: StepProfile) -> Table:
     at_peak = profile.memory.at_peak
     total = at_peak.total_bytes()
-    sizes = [(name, getattr(at_peak, f"{name}_bytes")) for name in CATEGORIES]
+    sizes = at_peak.by_category().items()
     rows = [(name, in_gib(size), f"{size / total:.1%}") for name, size in sizes if size]
     return rows_table(("category", "bytes", "share"), [*rows, ("peak", in_gib(total), "")], bold="peak")
 
