@@ -64,7 +64,7 @@ class _Model:
     """One recipe at any sizes. Raises NotRepeated if its layers do not repeat."""
 
     def __init__(self, recipe: Recipe, devices: Sequence[Hardware], settings: Settings) -> None:
-        if recipe.trust_remote_code or recipe.images or recipe.ddp:  # DDP's buckets end within layers
+        if recipe.trust_remote_code or recipe.ddp:  # DDP's buckets end within layers
             raise NotRepeated("it cannot be cut")
         self._devices, self._settings = devices, settings
         self._config = read_config(find_config(recipe.model))
