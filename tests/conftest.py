@@ -161,7 +161,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return True
     if collection_path.is_file() and "and long" in chosen:
         listed = any(long.startswith(name) for long in LONG) or name.startswith(LONG)
-        return None if listed or MARKS_LONG in collection_path.read_text(encoding="utf-8") else True
+        python = collection_path.suffix == ".py"
+        return None if listed or (python and MARKS_LONG in collection_path.read_text("utf-8")) else True
     return None
 
 
