@@ -67,8 +67,11 @@ LONG = (
     "tests/serve/test_serve_many.py",  # thousands of runs and requests
 )
 """What `make test` leaves to `make test-long`: beginnings of names. PART=1/4 takes every fourth."""
-QUESTIONS = "tests/benchmarks/test_questions.py"
-"""Of them, a file that takes as long as several others: PART takes every fourth of its tests, and of those
+MANY = (
+    "tests/benchmarks/test_cards.py::test_a_simulation_says_so_today",
+    "tests/benchmarks/test_questions.py",
+)
+"""Of them, those that take as long as several others: PART takes every fourth of their tests, and of those
 that files mark themselves (tests/support/long.py)."""
 MARKS_LONG = "tests.support.long"
 """What a file with such tests imports."""
@@ -178,7 +181,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items[:]:
         entries = VIRTUAL_GPU if item.get_closest_marker("virtual_gpu") else LONG
         entry = next((n for n, long in enumerate(entries) if item.nodeid.startswith(long)), None)
-        if item.get_closest_marker("long") or item.nodeid.startswith(QUESTIONS):
+        if item.get_closest_marker("long") or item.nodeid.startswith(MANY):
             entry = next(many)
         if entry is not None and entry % parts != part - 1:
             items.remove(item)
