@@ -27,7 +27,13 @@ from harness.fit.changes import (
     suggestions,
 )
 from harness.fit.exact import ExactFit, fit_exact, fits_beyond
-from harness.fit.held_back import HeldBack, NeutralChange, held_back, with_neutral_change
+from harness.fit.held_back import (
+    HeldBack,
+    NeutralChange,
+    held_back,
+    neutrally_changed,
+    with_neutral_change,
+)
 from harness.fit.search import (
     DEFAULT_MARGIN,
     MULTIPLES,
@@ -133,7 +139,7 @@ def _search(
     found = ConfirmedFit.by_arithmetic(arithmetic) if arithmetic else ConfirmedFit(None)
     with suppress(InputError):
         found.num_parameters = num_parameters(load_shape(recipe.model), recipe.head_outputs)
-    search = _Confirming(recipe, hardware, settings, found, told, few_layers=few_layers)
+    search = _Confirming(recipe, hardware, settings, found, told, few_layers)
     try:
         search.sizes()
     except InputError as error:
@@ -151,23 +157,19 @@ def _search(
     return found
 
 
+@dataclass
 class _Confirming:
     """Simulates what arithmetic proposes."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        hardware: Hardware,
-        settings: Settings,
-        found: ConfirmedFit,
-        told: Callable[[str], None],
-        *,
-        few_layers: bool,
-    ) -> None:
-        self.recipe, self.hardware, self.settings = recipe, hardware, settings
-        self.few_layers = few_layers
-        self.simulations = Simulations(hardware, settings, few_layers=few_layers)
-        self.found, self.told = found, told
+    recipe: Recipe
+    hardware: Hardware
+    settings: Settings
+    found: ConfirmedFit
+    told: Callable[[str], None]
+    few_layers: bool
+
+    def __post_init__(self) -> None:
+        self.simulations = Simulations(self.hardware, self.settings, few_layers=self.few_layers)
         self._enough: Recipe | None = None
         """What was seen to fit where the recipe does not: with all changes that it takes, or one of them."""
 
@@ -200,8 +202,7 @@ class _Confirming:
             # one row is a step of its own, whose masks are not made
             some = [rows, 2] if recipe.micro_batch_size == 1 else [rows]
             first += [recipe.model_copy(update={"micro_batch_size": n}) for n in some]
-        second = [recipe.model_copy(update=other) for other in others]
-        both_at_once(simulations, lambda: self._look_at(first), lambda: self._look_at(second))
+        self._look_at(first, [recipe.model_copy(update=other) for other in others])
 
     def _a_little_more(self, name: FitField) -> int:
         """Of the field than what fits by arithmetic; 0 without arithmetic."""
@@ -210,11 +211,22 @@ class _Confirming:
         needs = needs_of(self.recipe, self.hardware, name, shape := load_shape(self.recipe.model))
         return largest_within(self.hardware.memory_bytes, needs, name, shape) * 9 // 8
 
-    def _look_at(self, recipes: list[Recipe]) -> None:
-        """What cannot be simulated, the search finds out."""
-        for recipe in recipes:
-            with suppress(InputError):
-                self.simulations.profile(recipe)
+    def _look_at(
+        self, first: list[Recipe], second: list[Recipe], *, timed: bool = False, whole: Recipe | None = None
+    ) -> None:
+        """Simulate both in two processes: where they are `timed` with their times, `whole` with all layers.
+        What cannot be simulated, the search finds out."""
+
+        def look(recipes: list[Recipe]) -> None:
+            for recipe in recipes:
+                with suppress(InputError):
+                    if recipe is whole:
+                        self.simulations.simulated(recipe)
+                    if timed:
+                        self.simulations.timed(recipe)
+                    self.simulations.profile(recipe)
+
+        both_at_once(self.simulations, lambda: look(first), lambda: look(second))
 
     def _along(self, name: FitField) -> tuple[ExactFit, ExactFit | None]:
         """The largest value of a field; and a larger one with expandable segments, where there is one."""
@@ -261,10 +273,17 @@ class _Confirming:
             return
         self.found.held_back = held
         if held.logits:
+            self._look_at_neutral(recipe)
             other = with_neutral_change(recipe, self.simulations)
             if other is not None and other.micro_batch_size > (rows or 0):
                 self.found.neutral = other
                 self._tell(f"{other.overrides} micro_batch_size={other.micro_batch_size}", True)
+
+    def _look_at_neutral(self, recipe: Recipe) -> None:
+        """What the search with it begins with: where that is one row, two rows are a step of their own."""
+        other = neutrally_changed(recipe)
+        if other is not None and recipe.micro_batch_size == 1 and not self.simulations.knows(other):
+            self._look_at([other], [other.model_copy(update={"micro_batch_size": 2})], timed=True)
 
     def what_to_change(self) -> None:
         """Where the recipe does not fit as it is: single changes and the fewest together, seen to fit."""
@@ -307,7 +326,6 @@ class _Confirming:
         if self.found.arithmetic is not None:
             return by_arithmetic(self.hardware, load_shape(self.recipe.model))
         context = self.hardware.calibration.cuda_context_bytes
-
         prices: dict[str, Price] = {}
 
         def price(recipe: Recipe) -> Price:
@@ -347,11 +365,12 @@ class _Confirming:
         )
 
     def _ahead(self, recipes: list[Recipe]) -> None:
-        """Simulate what will be asked for, in two processes."""
-        leave = self.simulations.leave
+        """Simulate what will be asked for, in two processes. The first is likely to be enough and has to be
+        seen with all layers then, which takes about as long as two others with few."""
         unknown = [recipe for recipe in recipes if not self.simulations.knows(recipe)]
-        if len(unknown) > 1:
-            both_at_once(self.simulations, lambda: leave(*unknown[::2]), lambda: leave(*unknown[1::2]))
+        if unknown:
+            first, others = unknown[0], unknown[1:]
+            self._look_at([first, *others[2:]], others[:2], timed=True, whole=first)
 
     def _together(self, changes: list[Change], limit: int, price: Pricing) -> str:
         """Combinations by arithmetic until one is seen to fit, each leaving room for what the one before
@@ -378,16 +397,3 @@ class _Confirming:
 
     def _tell(self, what: str, fits: bool) -> None:
         self.told(f"{what}: {'fits' if fits else 'does not fit'}")
-
-
-def unified_memory_note(recipe: Recipe, found: ConfirmedFit) -> str:
-    """What a "fits" rests on where an optimizer is paged; empty where none is."""
-    advised = [change.overrides for change in found.changes if change.fits] + [found.together]
-    here = recipe.pages_optimizer
-    if not here and not any("paged" in overrides for overrides in advised):
-        return ""
-    whose = "the paged optimizer" if here else "a paged optimizer"
-    return (
-        f"{whose} keeps its state in unified memory, which is not counted here: when the device is full, "
-        "the driver moves it to the host on Linux. On Windows and WSL it does not, and what fits may run out."
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.fit.confirmed import ConfirmedFit, unified_memory_note
+from harness.fit.confirmed import ConfirmedFit
 from harness.fit.held_back import cost_in_words
 from harness.fit.search import FitField
 from harness.hardware import Hardware
@@ -207,3 +207,16 @@ def _arithmetic_lines(recipe: Recipe, found: ConfirmedFit) -> Iterator[str]:
         yield f"  largest {_beside(field, recipe)}: {value or 'none fits'}"
     if found.fits_something:
         yield "  these are estimates to start from, not seen to fit"
+
+
+def unified_memory_note(recipe: Recipe, found: ConfirmedFit) -> str:
+    """What a "fits" rests on where an optimizer is paged; empty where none is."""
+    advised = [change.overrides for change in found.changes if change.fits] + [found.together]
+    here = recipe.pages_optimizer
+    if not here and not any("paged" in overrides for overrides in advised):
+        return ""
+    whose = "the paged optimizer" if here else "a paged optimizer"
+    return (
+        f"{whose} keeps its state in unified memory, which is not counted here: when the device is full, "
+        "the driver moves it to the host on Linux. On Windows and WSL it does not, and what fits may run out."
+    )
