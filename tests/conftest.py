@@ -67,14 +67,6 @@ LONG = (
     "tests/serve/test_serve_many.py",  # thousands of runs and requests
 )
 """What `make test` leaves to `make test-long`: beginnings of names. PART=1/4 takes every fourth."""
-MANY = (
-    "tests/benchmarks/test_cards.py::test_a_simulation_says_so_today",
-    "tests/benchmarks/test_questions.py",
-)
-"""Of them, those that take as long as several others: PART takes every fourth of their tests, and of those
-that files mark themselves (tests/support/long.py)."""
-MARKS_LONG = "tests.support.long"
-"""What a file with such tests imports."""
 VIRTUAL_GPU = (
     "tests/virtual_gpu/test_evaluation.py",
     "tests/virtual_gpu/test_programs.py",
@@ -85,7 +77,16 @@ VIRTUAL_GPU = (
     "tests/virtual_gpu/test_watched.py::test_a_program_is_told",
     "tests/virtual_gpu/test_recordings.py",
 )
-"""Of `make virtual-gpu`, those that take the most of its time, which PART divides in the same way."""
+"""Of `make virtual-gpu`, those that take the most of its time."""
+MANY = (
+    "tests/benchmarks/test_cards.py::test_a_simulation_says_so_today",
+    "tests/benchmarks/test_questions.py",
+    *VIRTUAL_GPU,
+)
+"""Those that take as long as several others: PART takes every fourth of their tests, and of those that files
+mark themselves (tests/support/long.py)."""
+MARKS_LONG = "tests.support.long"
+"""What a file with such tests imports."""
 
 
 SLOW = (
