@@ -8,8 +8,6 @@ docs/data/questions.json.
 the file stays. All run on the CPU, in a folder of their own.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -10,8 +10,6 @@ how many bytes they are apart, and operators that nobody has looked at. Models a
 runs in a process of its own. What FILE has of the same versions is kept, but for rows asked for by name.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """One small model trained for a few steps: on the CPU, on the virtual GPU, and simulated."""
 
-from __future__ import annotations
-
 import base64
 import math
 from pathlib import Path

@@ -4,8 +4,6 @@ FLOPs are counted as harness.observe.flops does (2 a multiply-add, attention wit
 and bytes as each input read once and each output written once.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Part "peers": the harness beside transformers.Trainer and TRL, in turns, each run in its own process."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ that has imported the libraries, but not touched the GPU, spares every piece the
 take; where a fork cannot use the GPU, every piece starts a new interpreter instead.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

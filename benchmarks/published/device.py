@@ -1,8 +1,6 @@
 """The device for code that others wrote: their model and their step, on shape-only tensors; in a process on a
 virtual GPU, that one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext

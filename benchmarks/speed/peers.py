@@ -5,8 +5,6 @@ on the same rows in the same order. The loop around it, the optimizer and autoca
 A step's time is the clock's, from one step's end to the next, the device done: data included, everywhere.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

@@ -4,8 +4,6 @@ The mean absolute error of the logarithm of time over a sample of rows, by gradi
 parameters of one architecture, each kept positive, and shares below one.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The programs of others that programs.py runs, and how large."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -9,8 +9,6 @@ same libraries. PyTorch runs without NCCL's watchdog (TORCH_NCCL_BLOCKING_WAIT=1
 how long DDP's first bucket stays. `--traces` keeps the recordings; some are in tests/recordings/virtual_gpu.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Whether a run could read a recipe's data: asked by estimates, which read none. Imports no torch."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

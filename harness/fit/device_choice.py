@@ -3,8 +3,6 @@
 By simulation, once for devices that run the same kernels; without torch where it was asked before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace

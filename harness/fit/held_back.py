@@ -1,7 +1,5 @@
 """What keeps a larger micro batch from fitting, in words with sizes, and what costs nothing to change."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction

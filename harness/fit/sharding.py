@@ -13,8 +13,6 @@ backward, and a second one with overlap_comm, which is off by default below stag
 the start, and releases gathered parameters when more than stage3_max_live_parameters are live.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple

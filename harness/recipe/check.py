@@ -1,7 +1,5 @@
 """From field values to a Recipe, or to sentences: which field, which value, what to write instead."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from functools import cache
 from itertools import islice

@@ -1,7 +1,5 @@
 """A checkpoint on shape-only tensors: the libraries' own code, up to where it would write a file."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Order: config, architecture with weights (quantized layer by layer), k-bit prepa
 checkpointing, loss, host memory for parameters, compile, the reference of pairs, ranks, optimizer, scaler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial

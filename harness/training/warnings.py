@@ -1,7 +1,5 @@
 """What a built model does otherwise than its recipe lets expect, in sentences."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections import defaultdict

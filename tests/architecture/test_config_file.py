@@ -1,7 +1,5 @@
 """A model config that cannot be built from: one sentence with the field, its value and what to write."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bringing the hardware programme's results into the repository, and the document made from them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Trace diff: a simulation does not differ from itself, and planted differences are found, only those."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sharding against the ZeRO paper's numbers, the arithmetic of ring collectives, and a simulated rank."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -2,8 +2,6 @@
 writes them, here on the CPU; the kernels of a GPU are added, each slower than estimated by a known factor.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

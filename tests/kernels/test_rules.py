@@ -4,8 +4,6 @@ A script is written as a line: +n takes n bytes, -i gives back the i-th of them,
 are under pytorch's aten/src/ATen/native (torch 2.13), or in bitsandbytes/backends/cuda/ops.py (0.50).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from inspect import signature
 from typing import Any

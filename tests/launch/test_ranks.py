@@ -1,7 +1,5 @@
 """`harness run --gpus N` over gloo: what a run leaves, and what becomes of all when one rank fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

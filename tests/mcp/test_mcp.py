@@ -1,7 +1,5 @@
 """`harness mcp` as a program meets it: the SDK's own client on the server's stdin and stdout."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

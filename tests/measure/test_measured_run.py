@@ -1,7 +1,5 @@
 """Measuring on the CPU, against the tensors that really exist and against sums written out by hand."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

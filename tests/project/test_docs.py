@@ -1,7 +1,5 @@
 """The guide: its links lead somewhere, its commands exist, its figures and numbers are those of its data."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sample of benchmarks.causal_models: the peaks that PyTorch's allocator counted on the virtual GPU."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Phases and categories read from stacks. The real thing: tests/virtual_gpu/test_snapshots.py holds every
 category of a recording that states them against what its stacks alone say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the hardware programme would bring back from a GPU, written by hand, for the tests of who reads it."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

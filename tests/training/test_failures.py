@@ -1,7 +1,5 @@
 """What the code of a model raises in a step is told as a sentence; what is ours is not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 As in trust/test_fuzz.py, a small seeded set here and FUZZ examples of each kind in `make fuzz`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

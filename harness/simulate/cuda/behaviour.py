@@ -6,8 +6,6 @@ simulate/cuda/attention_call.py, simulate/cuda/flash_attn_package.py, simulate/c
 (transformers, Liger, Triton, bitsandbytes), and kernels/operators.py (what one operator does).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Muon: momentum that is made orthogonal, on the matrices within the model; AdamW on all else."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +10,7 @@ from harness.training.toggles.optimizer_state import Build, OfOthers, restore_st
 from harness.training.toggles.scores import head_of
 
 
-def muon_and_adamw(model: nn.Module, learning_rate: float, weight_decay: float, adamw: Build) -> Together:
+def muon_and_adamw(model: nn.Module, learning_rate: float, weight_decay: float, adamw: Build) -> "Together":
     """torch's Muon over the hidden matrices of `model` that are trained, and `adamw` over its other weights.
 
     Muon's step is scaled as in arXiv 2502.16982, section 2.2, so that the learning rate is AdamW's.

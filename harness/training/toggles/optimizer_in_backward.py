@@ -1,7 +1,5 @@
 """The toggle `optimizer_in_backward`: each weight is stepped as soon as its gradient is there."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from typing import Any

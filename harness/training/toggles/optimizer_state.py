@@ -1,7 +1,5 @@
 """An optimizer's state from a checkpoint, checked before it is taken."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """optimizer, optimizer_impl and optimizer_in_backward: the update, the state, and what is freed when."""
 
-from __future__ import annotations
-
 import gc
 import math
 import sys

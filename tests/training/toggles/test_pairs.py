@@ -1,7 +1,5 @@
 """Every two values of any two toggles that the rules let meet do meet here, and the recipe trains."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """task: dpo and task: kto have the loss and the gradients that TRL's own trainers compute of such rows."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
