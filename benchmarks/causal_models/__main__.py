@@ -22,13 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.causal_models.steps import (
-    ALL_METHODS,
-    METHODS,
-    MORE_METHODS,
-    simulate_beside,
-    train_on_cpu,
-)
+from benchmarks.causal_models.steps import ALL_METHODS, METHODS, MORE_METHODS, simulate_beside, train_on_cpu
 from benchmarks.causal_models.tiny import LORA_TARGETS, small_config
 from benchmarks.causal_models.vision import VISION_METHODS, with_small_tower
 from benchmarks.gpu_programme.tasks import (

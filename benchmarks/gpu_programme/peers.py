@@ -48,11 +48,7 @@ def contend(context: Context, name: str, contender: str) -> Result:
 
     from benchmarks.speed import peers
 
-    runs = {
-        "harness": peers.by_harness,
-        "trainer": peers.by_trainer,
-        "sft-trainer": peers.by_sft_trainer,
-    }
+    runs = {"harness": peers.by_harness, "trainer": peers.by_trainer, "sft-trainer": peers.by_sft_trainer}
     recipe = _recipe(name, contender, tiny=context.tiny)
     measured = runs[contender](recipe, torch.device(context.device))
     return {"recipe": name, "contender": contender, **measured}

@@ -59,10 +59,7 @@ class _OfPyTorch:
 
 @contextmanager
 def counted(
-    hardware: Hardware,
-    capacity_bytes: int | None,
-    settings: Settings | None = None,
-    ranks: int = 1,
+    hardware: Hardware, capacity_bytes: int | None, settings: Settings | None = None, ranks: int = 1
 ) -> Iterator[tuple[Memory, AbstractContextManager[object]]]:
     """Memory that counts while its device is entered; of the simulation, CUDA's behaviour all the while.
 

@@ -61,10 +61,7 @@ def _tensor(x: Any) -> torch.Tensor:
 
 def chip(hardware: Hardware) -> Chip:
     return Chip(
-        hardware.sm_count,
-        hardware.peak_flops("fp16"),
-        hardware.memory_bandwidth,
-        float(hardware.l2_bytes),
+        hardware.sm_count, hardware.peak_flops("fp16"), hardware.memory_bandwidth, float(hardware.l2_bytes)
     )
 
 

@@ -70,7 +70,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "ddp-full-mixed": ENGINES["ddp"] | {"precision": "bf16-mixed", "gradient_checkpointing": True},
 }
 WHOLE: dict[str, dict[str, Any]] = {
-    "llama-3.1-8b-fsdp-full": ENGINES["fsdp"] | _MIXED | {"model": "llama-3.1-8b", "max_grad_norm": 1.0},
+    "llama-3.1-8b-fsdp-full": ENGINES["fsdp"] | _MIXED | {"model": "llama-3.1-8b", "max_grad_norm": 1.0}
 }
 """With all their layers."""
 

@@ -44,9 +44,7 @@ def zero_buffers(sizes: Sizes, strategy: str) -> list[Buffer]:
     trained = sum(w.elements * w.count for w in sizes.trained)
     of_gradient = sizes.gradient_bytes // trained if trained else 0
     bucket = Buffer(
-        "reduce_bucket_size",
-        f"{REDUCE_BUCKET_SIZE:,} × {of_gradient} B",
-        REDUCE_BUCKET_SIZE * of_gradient,
+        "reduce_bucket_size", f"{REDUCE_BUCKET_SIZE:,} × {of_gradient} B", REDUCE_BUCKET_SIZE * of_gradient
     )
     if strategy != "ZeRO-3":
         return [bucket]

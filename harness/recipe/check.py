@@ -45,10 +45,7 @@ class ImpossiblePair(InputError):
 
 
 def check_recipe(
-    fields: Mapping[str, Any],
-    origin: str,
-    overridden: Collection[str] = (),
-    given: str = COMMAND_LINE,
+    fields: Mapping[str, Any], origin: str, overridden: Collection[str] = (), given: str = COMMAND_LINE
 ) -> Recipe:
     """The Recipe with these field values; the others take their defaults.
 

@@ -91,9 +91,7 @@ class Batches(Iterator[StepBatches]):
     def _micro_batch(self) -> Batch:
         drawn = self._next_rows()
         rows = sorted((self.rows.draw(row) for row in drawn), key=lambda row: not row.good)
-        batch: Batch = {
-            "input_ids": torch.from_numpy(np.stack([row.input_ids for row in rows])),
-        }
+        batch: Batch = {"input_ids": torch.from_numpy(np.stack([row.input_ids for row in rows]))}
         if not self._recipe.by_row:
             batch["labels"] = torch.from_numpy(np.stack([row.labels for row in rows]))
         elif not self._recipe.pairs:

@@ -103,10 +103,7 @@ def test_a_device_that_the_table_lacks_is_asked_for(
         ("no json", "is no trace"),
         ("{}", "no traceEvents"),
         ('{"traceEvents": []}', "no kernels of a GPU"),
-        (
-            '{"traceEvents": [{"cat": "kernel", "dur": 50, "args": {"External id": 1}}]}',
-            "record_shapes",
-        ),
+        ('{"traceEvents": [{"cat": "kernel", "dur": 50, "args": {"External id": 1}}]}', "record_shapes"),
     ],
 )
 def test_what_is_no_trace_is_refused(content: str, said: str, tmp_path: Path) -> None:

@@ -31,8 +31,7 @@ OTHERS = {"mixtral experts": ("mixtral", "experts")}
 BAR = 0.95
 
 pytestmark = pytest.mark.skipif(
-    versions() != FOUND["versions"],
-    reason="the emulated peaks are of other releases",
+    versions() != FOUND["versions"], reason="the emulated peaks are of other releases"
 )
 
 

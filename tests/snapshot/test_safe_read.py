@@ -669,11 +669,7 @@ def test_the_garbage_collector_is_left_as_it_was(collecting: bool) -> None:
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "large").write_bytes(bytes(1001))
-    for name, reason in [
-        ("missing", "No such file"),
-        (".", "a folder"),
-        ("fifo", "not a regular file"),
-    ]:
+    for name, reason in [("missing", "No such file"), (".", "a folder"), ("fifo", "not a regular file")]:
         with pytest.raises(InputError, match=reason) as caught:
             read_snapshot(tmp_path / name)
         assert str(tmp_path / name) in str(caught.value)

@@ -57,11 +57,7 @@ def _trainer(recipe: Recipe, training: Training, folder: Path) -> Any:
     answers = {"completion": "b", "label": True} if recipe.task == "kto" else {"chosen": "b", "rejected": "c"}
     rows = Dataset.from_list([{"prompt": "a", **answers}] * 8)
     return trainer(
-        training.model,
-        training.reference,
-        args=arguments,
-        train_dataset=rows,
-        processing_class=tokenizer(),
+        training.model, training.reference, args=arguments, train_dataset=rows, processing_class=tokenizer()
     )
 
 
