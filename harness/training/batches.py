@@ -6,8 +6,6 @@ own outputs have no label. A mask would change nothing but the kernel (with one,
 attention), and so the memory and the time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +27,8 @@ MOST_MICRO_BATCHES = 10_000
 """Of one step that is walked through on shapes."""
 MOST_DRAWN = 2**28
 """Random numbers for the documents' lengths of one step, about 4 s."""
+Batch = dict[str, Any]
+"""Keyword arguments of the model, but for pairs: input_ids and labels of shape (rows, seq_len), ..."""
 
 
 class StepBatches(NamedTuple):
@@ -262,7 +262,3 @@ def build_batches(
             rows = corpus_rows(recipe, tokenizer, vocab_size, longest)
     kind = BatchShapes if shapes_only else Batches
     return kind(recipe, rows, vocab_size=vocab_size, dense_mask=dense_mask, ranks=ranks, images=images)
-
-
-Batch = dict[str, Any]
-"""Keyword arguments of the model, but for pairs: input_ids and labels of shape (rows, seq_len), ..."""
