@@ -6,8 +6,6 @@ Simulates each on the smallest card of every architecture that the hardware tabl
 allocator as PyTorch sets it. With names, the others' rows stay. docs/cards.md shows it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

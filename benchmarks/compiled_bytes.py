@@ -8,8 +8,6 @@ profiles/cpu/compiled_bytes.json, in which rows of the same libraries stay, with
 compiled block keeps for backward: harness/napkin/timing.py counts passes over those.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

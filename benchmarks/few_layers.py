@@ -8,8 +8,6 @@ times as long a simulation with all layers takes, in seconds of the processor: a
 first size, and to know another one. Writes profiles/few_layers.json, which docs/formula.md quotes.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

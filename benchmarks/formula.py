@@ -6,8 +6,6 @@ For each recipe: derive the formula, draw that many sizes at random in the range
 each, and compare allocated and reserved peaks. Writes profiles/formula.json, which docs/formula.md quotes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -8,8 +8,6 @@ transformers' configuration classes take them. Each is trained in full and with 
 toggles, in turn, so that the sets meet many families. `python -m pages.readme` writes the guide's numbers.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

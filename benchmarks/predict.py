@@ -4,8 +4,6 @@ Writes <recipe>.napkin.json and <recipe>.simulated.json beside every <recipe>.me
 for the device that the folder is named after, with its calibration and the allocator settings of that run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

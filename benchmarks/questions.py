@@ -8,8 +8,6 @@ docs/data/questions.json.
 the file stays. All run on the CPU, in a folder of their own.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -136,18 +134,13 @@ QUESTIONS = {
     "measured": Question(
         ("harness run smoke steps=2 --device cpu --phases train,eval,save --eval-batches 100",), between_steps
     ),
-    "evaluation-of-ranks": Question(
-        (f"{DIVIDED} --phases train,eval --eval-batches 4",),
-        first_paragraph,
-    ),
+    "evaluation-of-ranks": Question((f"{DIVIDED} --phases train,eval --eval-batches 4",), first_paragraph),
     "checkpoint-in-parts": Question((f"{DIVIDED} --phases train,save",), of_checkpoint),
     "checkpoint-whole": Question((f"{DIVIDED} --phases train,save --full-state-dict",), of_checkpoint),
     "lengths": Question(
         ("harness fit smoke seq_len=4096 micro_batch_size=4 --memory 1GiB --data texts.jsonl",)
     ),
-    "versions": Question(
-        ("harness diff qwen2.5-7b-lora --python old/bin/python --python new/bin/python",),
-    ),
+    "versions": Question(("harness diff qwen2.5-7b-lora --python old/bin/python --python new/bin/python",)),
     "runs": Question(
         (
             "harness simulate llama-3.2-1b-bf16 --out before",

@@ -9,8 +9,6 @@ tests/formula/test_shipped.py holds it against a simulation of today's code, and
 anew.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

@@ -10,8 +10,6 @@
 Without TRACE: all of tests/recordings/traces and tests/recordings/virtual_gpu.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

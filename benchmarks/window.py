@@ -10,8 +10,6 @@ beside what is there of the same releases. `python -m pages.window` shows it, an
 have been run. Those of NEED_MORE take no part.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ python -m pages.causal_models            write them
 python -m pages.causal_models --check    fail if they are not so
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import defaultdict

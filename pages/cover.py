@@ -4,8 +4,6 @@ python -m pages.cover            simulate the recipe (seconds, no GPU), draw the
 python -m pages.cover --check    fail if the simulation says something else than the committed profile
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

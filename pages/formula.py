@@ -3,8 +3,6 @@
 python -m pages.formula            # writes the page; with --check, compares it
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -3,8 +3,6 @@
 python -m pages.links
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

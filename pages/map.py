@@ -7,8 +7,6 @@ A package stands one row above the highest package that it imports. A line goes 
 that is not imported by way of another one, too.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from html import escape

@@ -4,8 +4,6 @@ python -m pages.mutation            write it
 python -m pages.mutation --check    fail if it is not so
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """A page of the guide with parts that results write, each between two comments of its name."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ python -m pages.pictures --again    first run every command again: some minutes,
 python -m pages.pictures --check    fail if a table, or a picture's data, is not as it would be written
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -5,8 +5,6 @@ python -m pages.questions            write them
 python -m pages.questions --check    fail if they are not so
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

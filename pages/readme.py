@@ -5,8 +5,6 @@ python -m pages.readme --check       fail if they are not so
 python -m pages.readme RUN_FOLDER    first take that run's profile as the committed one
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

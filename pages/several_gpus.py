@@ -9,8 +9,6 @@ python -m pages.several_gpus            write them
 python -m pages.several_gpus --check    fail if they are not so
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """The Python source of harness/, parsed once for all that look at it: pages, and tests of the whole."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

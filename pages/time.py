@@ -3,8 +3,6 @@
 `python -m benchmarks.time.published FILES` makes that file.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

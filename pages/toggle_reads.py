@@ -7,8 +7,6 @@ A read of a field is an attribute of that name of anything that is called a reci
 is a property of Recipe (recipe/derived.py), and stands in a table of its own with whoever asks for it.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections import defaultdict

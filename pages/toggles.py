@@ -3,8 +3,6 @@
 Numbers are not written here: they come from docs/data/<field>.json, which the sweep wrote.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

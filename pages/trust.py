@@ -4,8 +4,6 @@ python -m pages.trust            write it
 python -m pages.trust --check    fail if it is not so
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

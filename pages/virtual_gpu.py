@@ -11,8 +11,6 @@ python -m pages.virtual_gpu            write them
 python -m pages.virtual_gpu --check    fail if they are not so
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The table of watched programs in docs/watch.md, from profiles/cpu: `python -m pages.watched`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,7 +1,5 @@
 """The table of releases in docs/contributing.md from profiles/cpu/window.json: `python -m pages.window`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

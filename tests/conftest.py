@@ -1,7 +1,5 @@
 """The surroundings of every test, set before torch is imported."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -10,8 +10,6 @@ how many bytes they are apart, and operators that nobody has looked at. Models a
 runs in a process of its own. What FILE has of the same versions is kept, but for rows asked for by name.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -24,13 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.causal_models.steps import (
-    ALL_METHODS,
-    METHODS,
-    MORE_METHODS,
-    simulate_beside,
-    train_on_cpu,
-)
+from benchmarks.causal_models.steps import ALL_METHODS, METHODS, MORE_METHODS, simulate_beside, train_on_cpu
 from benchmarks.causal_models.tiny import LORA_TARGETS, small_config
 from benchmarks.causal_models.vision import VISION_METHODS, with_small_tower
 from benchmarks.gpu_programme.tasks import (

@@ -1,7 +1,5 @@
 """On the virtual GPU: the steps of a list of rows, each in a process of its own. Started by __main__.py."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

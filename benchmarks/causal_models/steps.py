@@ -1,7 +1,5 @@
 """One small model trained for a few steps: on the CPU, on the virtual GPU, and simulated."""
 
-from __future__ import annotations
-
 import base64
 import math
 from pathlib import Path
@@ -17,10 +15,7 @@ from harness.architecture import with_attention
 from harness.recipe import Recipe, check_recipe
 
 SIZES = {"micro_batch_size": 4, "seq_len": 128, "weights": "random", "data": "synthetic"}
-METHODS: dict[str, dict[str, Any]] = {
-    "full": {},
-    "lora": {"adapter": "lora", "gradient_checkpointing": True},
-}
+METHODS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"adapter": "lora", "gradient_checkpointing": True}}
 """Fields of a recipe: full fine-tuning in bf16, and LoRA on all linear layers with checkpointing."""
 EXPERTS = {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
 MORE_METHODS: dict[str, dict[str, Any]] = {
@@ -38,11 +33,7 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "muon": {"optimizer": "muon"},
     "muon fp32": {"optimizer": "muon", "precision": "fp32"},
     "selective": {"gradient_checkpointing": True, "selective_checkpointing": True},
-    "selective lora": {
-        "adapter": "lora",
-        "gradient_checkpointing": True,
-        "selective_checkpointing": True,
-    },
+    "selective lora": {"adapter": "lora", "gradient_checkpointing": True, "selective_checkpointing": True},
     "selective eager": {
         "gradient_checkpointing": True,
         "selective_checkpointing": True,
@@ -51,11 +42,7 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "schedule free": {"optimizer": "adamw_schedule_free"},
     "schedule free for_loop": {"optimizer": "adamw_schedule_free", "optimizer_impl": "for_loop"},
     "apollo": {"optimizer": "apollo_adamw", "optimizer_rank": 32},
-    "apollo in backward": {
-        "optimizer": "apollo_adamw",
-        "optimizer_rank": 32,
-        "optimizer_in_backward": True,
-    },
+    "apollo in backward": {"optimizer": "apollo_adamw", "optimizer_rank": 32, "optimizer_in_backward": True},
     "torchao 8bit": {"optimizer": "adamw_torch_8bit"},
     "torchao 4bit": {"optimizer": "adamw_torch_4bit"},
     "torchao 8bit fp32": {"optimizer": "adamw_torch_8bit", "precision": "fp32"},
@@ -97,11 +84,7 @@ MORE_METHODS: dict[str, dict[str, Any]] = {
     "embedding mixed": {"task": "embedding", "precision": "bf16-mixed"},
     "embedding lora": {"task": "embedding", "adapter": "lora", "gradient_checkpointing": True},
     "classification": {"task": "classification", "num_labels": 5},
-    "classification lora": {
-        "task": "classification",
-        "adapter": "lora",
-        "gradient_checkpointing": True,
-    },
+    "classification lora": {"task": "classification", "adapter": "lora", "gradient_checkpointing": True},
     "classification nf4": {"task": "classification", "adapter": "lora", "quantization": "nf4"},
     "experts": {"adapter": "lora", "lora_targets": ["q_proj", "v_proj"], "peft": EXPERTS},
     "vera": {"adapter": "peft", "peft": {"peft_type": "VERA", "r": 64}},

@@ -4,8 +4,6 @@ Layers are chosen, not cut: one of each kind that the default config has. Sizes 
 (heads of 64, widths that are multiples of 8), so that a small model runs what a large one runs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 VOCABULARY = 1024

@@ -1,7 +1,5 @@
 """Small models that see, and the ways to train them: the rows of profiles/cpu/vision_models.json."""
 
-from __future__ import annotations
-
 from typing import Any
 
 IMAGES = {"images": 2, "image_size": [112, 168], "micro_batch_size": 2, "seq_len": 256}

@@ -5,8 +5,6 @@ that what was measured stays whatever happens next. From there,
 `python -m benchmarks.gpu_programme.import_results DIR` brings it into the repository.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -4,8 +4,6 @@ The measurements are kept as they are; `calibration_of` condenses them into
 harness.hardware.hardware.Calibration.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterable, Mapping

@@ -14,8 +14,6 @@ Everything is checked before anything is written. Paths of the machine are cut t
 elsewhere. A piece that was run again replaces what it left before; one that was not run does not.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import binascii

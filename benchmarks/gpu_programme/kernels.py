@@ -4,8 +4,6 @@ FLOPs are counted as harness.observe.flops does (2 a multiply-add, attention wit
 and bytes as each input read once and each output written once.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -114,10 +112,7 @@ def host_link(context: Context) -> Result:
         on_host = torch.zeros(size, dtype=torch.uint8)  # zeros: every page is there
         if kind == "pinned" and context.device == "cuda":
             on_host = on_host.pin_memory()
-        for direction, target, source in (
-            ("to device", on_device, on_host),
-            ("to host", on_host, on_device),
-        ):
+        for direction, target, source in (("to device", on_device, on_host), ("to host", on_host, on_device)):
             seconds = median_seconds(lambda t=target, s=source: t.copy_(s, non_blocking=True), context)
             rows.append({"memory": kind, "direction": direction, "bytes": size, "s": seconds})
     return {"rows": rows}

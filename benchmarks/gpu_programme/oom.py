@@ -2,8 +2,6 @@
 whether the simulation said so before.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """Part "overhead": the harness's step over a bare loop's, as it is timed and while memory is recorded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks.gpu_programme.recipes import Spec

@@ -1,7 +1,5 @@
 """Part "peers": the harness beside transformers.Trainer and TRL, in turns, each run in its own process."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -50,11 +48,7 @@ def contend(context: Context, name: str, contender: str) -> Result:
 
     from benchmarks.speed import peers
 
-    runs = {
-        "harness": peers.by_harness,
-        "trainer": peers.by_trainer,
-        "sft-trainer": peers.by_sft_trainer,
-    }
+    runs = {"harness": peers.by_harness, "trainer": peers.by_trainer, "sft-trainer": peers.by_sft_trainer}
     recipe = _recipe(name, contender, tiny=context.tiny)
     measured = runs[contender](recipe, torch.device(context.device))
     return {"recipe": name, "contender": contender, **measured}

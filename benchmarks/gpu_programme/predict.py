@@ -4,8 +4,6 @@ Made on the same machine because library versions are part of a configuration, a
 libraries. The GPU has no part in it.
 """
 
-from __future__ import annotations
-
 from benchmarks.gpu_programme.recipes import VALIDATE, Spec
 from benchmarks.gpu_programme.tasks import Context, Piece, Result, modules_of
 

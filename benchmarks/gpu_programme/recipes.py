@@ -1,7 +1,5 @@
 """The recipes of the hardware programme, in order of worth, and small twins of them for the CPU."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

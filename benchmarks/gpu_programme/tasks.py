@@ -5,8 +5,6 @@ that has imported the libraries, but not touched the GPU, spares every piece the
 take; where a fork cannot use the GPU, every piece starts a new interpreter instead.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -143,11 +141,7 @@ def run_pieces(
             if reason is not None:
                 yield {"name": piece.name, "status": "skipped", "reason": reason}
             elif time.monotonic() >= until_s:
-                yield {
-                    "name": piece.name,
-                    "status": "not run",
-                    "reason": "this part's time was used up",
-                }
+                yield {"name": piece.name, "status": "not run", "reason": "this part's time was used up"}
             else:
                 running[piece.name] = _Running(piece, context, start, until_s + GRACE_S)
         for name, one in list(running.items()):

@@ -5,8 +5,6 @@ category and a short stack; the segments at the end; torch's own statistics at t
 The file is gzipped JSON: columns of numbers, and tables that they point into.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

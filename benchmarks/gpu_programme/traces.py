@@ -3,8 +3,6 @@
 These are what the models of the allocator and of the step are held against.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 import tempfile

@@ -1,7 +1,5 @@
 """Part "validate": full-size recipes as `harness run` measures them. Part "cases": one field at a time."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

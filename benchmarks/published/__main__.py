@@ -7,8 +7,6 @@
 SOURCES is a folder with the code that was measured, as FETCH below makes it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Peaks that others measured and published, each with its source: profiles/published/measurements.json."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The device for code that others wrote: their model and their step, on shape-only tensors; in a process on a
 virtual GPU, that one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -61,10 +59,7 @@ class _OfPyTorch:
 
 @contextmanager
 def counted(
-    hardware: Hardware,
-    capacity_bytes: int | None,
-    settings: Settings | None = None,
-    ranks: int = 1,
+    hardware: Hardware, capacity_bytes: int | None, settings: Settings | None = None, ranks: int = 1
 ) -> Iterator[tuple[Memory, AbstractContextManager[object]]]:
     """Memory that counts while its device is entered; of the simulation, CUDA's behaviour all the while.
 

@@ -10,8 +10,6 @@ FSDP2, DDP or FSDP1 with the same units, its rows have a known length, and what 
 GPU. The first reason against it, in the order below, stands beside it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

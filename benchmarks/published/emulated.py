@@ -7,8 +7,6 @@ the code that was measured runs on PyTorch's own operators and allocator, each r
 no other. Rows that are there already, of the same versions, are not made again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

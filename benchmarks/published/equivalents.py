@@ -1,7 +1,5 @@
 """The recipes that are published rows of FSDP: FSDP2 with the same units, where the source had FSDP1."""
 
-from __future__ import annotations
-
 from typing import Any
 
 MODELS = "benchmarks/published/models"

@@ -10,8 +10,6 @@ the kernels are today's, but for bitsandbytes' 4-bit product. What train.py does
 versions, are not made again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -8,8 +8,6 @@ wants the version of its day, which runs in a process of its own:
     PYTHONPATH=FOLDER_OF_THAT_LIGER python -m benchmarks.published.kernels VERSION
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

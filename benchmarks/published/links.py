@@ -7,8 +7,6 @@ ring, over the seconds (NVIDIA/nccl-tests, doc/PERFORMANCE.md). The model has on
 is off, `reason` says why; nothing here is fitted.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, NamedTuple

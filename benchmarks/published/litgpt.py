@@ -8,8 +8,6 @@ Lightning Fabric do around the model is stated here, each with its place. The pe
 the scripts take the longest example of the data set first.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 from importlib import import_module

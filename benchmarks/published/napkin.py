@@ -1,7 +1,5 @@
 """Napkin's answer to published peaks: the recipe of a training run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

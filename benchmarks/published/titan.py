@@ -6,8 +6,6 @@ is a mean in fp32, gradients are clipped to 1, AdamW goes through lists of tenso
 the reserved bytes since training began.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

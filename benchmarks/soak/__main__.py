@@ -15,8 +15,6 @@ clock's time of a step: what a user waits, and also what other programs of the m
 The exit status is 1 when a bar is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

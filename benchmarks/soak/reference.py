@@ -8,8 +8,6 @@ to the next, so that a change of its processor time is a change of the machine.
 Appends a line for each time to FILE, until it is ended: when it was done, and the processor time it took.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

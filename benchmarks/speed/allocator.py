@@ -3,8 +3,6 @@
 Run: python -m benchmarks.speed.allocator [events]. Prints the best of three runs, in CPU time.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time

@@ -6,8 +6,6 @@ Of harness serve and of the static site (`python -m pages.ask.site`), which a we
 out. Each start is a new browser profile with nothing in its cache. Wants chromium and playwright.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import http.server

@@ -1,7 +1,5 @@
 """Times commands of harness as whole processes, start-up included: wall time, CPU time, resident memory."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@ that wait for each other spread more than what is measured. Bar: 1.02 or less.
     python -m benchmarks.speed.overhead [RECIPE] [key=value ...] [--rounds N] [--out FILE]
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

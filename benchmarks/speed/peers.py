@@ -5,8 +5,6 @@ on the same rows in the same order. The loop around it, the optimizer and autoca
 A step's time is the clock's, from one step's end to the next, the device done: data included, everywhere.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time
@@ -130,12 +128,7 @@ class _Rows(Dataset[dict[str, Any]]):
         from harness.training.batches import build_batches
 
         text = load_config(recipe).get_text_config()
-        batches = build_batches(
-            recipe,
-            vocab_size=text.vocab_size,
-            tokenizer_source=None,
-            dense_mask=True,
-        )
+        batches = build_batches(recipe, vocab_size=text.vocab_size, tokenizer_source=None, dense_mask=True)
         number = (recipe.warmup_steps + recipe.steps) * recipe.tokens_per_step // recipe.seq_len
         drawn = (batches.rows.draw(index) for index in range(number))
         self.rows = [{"input_ids": row.input_ids, "labels": row.labels} for row in drawn]

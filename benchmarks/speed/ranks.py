@@ -5,8 +5,6 @@ Bars, on two cores: rank 0 of 8 of an 8B model in 10 s, rank 0 of 512 of a 405B 
     python -m benchmarks.speed.ranks [--runs N] [--out FILE]
 """
 
-from __future__ import annotations
-
 from benchmarks.speed.commands import GIB, main
 
 FULL = ("simulate", "llama-3.1-8b-full-bf16", "parallel=fsdp", "hardware=h100", "--rank", "0", "--json")

@@ -4,8 +4,6 @@ The snapshot is generated: a training-like sequence with a call tree, phases, an
 that nothing compresses better than it would in a real one. Run: python -m benchmarks.speed.report
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

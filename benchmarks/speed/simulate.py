@@ -5,8 +5,6 @@ Bars, on two cores: 8B LoRA in 8 s, 70B LoRA in 20 s, each in at most 2 GiB.
     python -m benchmarks.speed.simulate [--runs N] [--out FILE]
 """
 
-from __future__ import annotations
-
 from benchmarks.speed.commands import main
 
 LORA_70B = ("llama-3.1-8b-lora", "model=llama-3.1-70b")

@@ -5,8 +5,6 @@ Bars: 0.5 s for help and lists, 0.7 s for napkin.
     python -m benchmarks.speed.startup [--runs N] [--out FILE]
 """
 
-from __future__ import annotations
-
 from benchmarks.speed.commands import main
 
 CASES = {

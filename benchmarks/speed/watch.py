@@ -9,8 +9,6 @@ CPU the clock is the processor time of the process, which what else runs there c
     python -m benchmarks.speed.watch [RECIPE] [key=value ...] [--rounds N] [--out FILE]
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import time

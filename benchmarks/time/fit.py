@@ -14,8 +14,6 @@ benchmarks/time/fit_devices.py); one that is not named in --only stays as it is.
 parameters that are there, unless --anew. Nothing here knows the time of any training step.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -11,8 +11,6 @@ counted as read and written. Of cards whose elementwise kernels were measured, t
 lie apart.
 """
 
-from __future__ import annotations
-
 import csv
 import statistics
 from collections import defaultdict

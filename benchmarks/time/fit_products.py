@@ -4,8 +4,6 @@ The mean absolute error of the logarithm of time over a sample of rows, by gradi
 parameters of one architecture, each kept positive, and shares below one.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -63,10 +61,7 @@ def _tensor(x: Any) -> torch.Tensor:
 
 def chip(hardware: Hardware) -> Chip:
     return Chip(
-        hardware.sm_count,
-        hardware.peak_flops("fp16"),
-        hardware.memory_bandwidth,
-        float(hardware.l2_bytes),
+        hardware.sm_count, hardware.peak_flops("fp16"), hardware.memory_bandwidth, float(hardware.l2_bytes)
     )
 
 

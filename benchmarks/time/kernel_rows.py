@@ -7,8 +7,6 @@ fused attention, `device,kernel,direction,batch,heads,seq_len,head_dim,causal,tf
 the square counts under a causal mask.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ them. --json prints a list of {device, kernel, count, median, p90, max}; errors 
 measured. Devices that the hardware table does not have have no median, and say so.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -8,8 +8,6 @@ see operator by operator, written down by shape, for a run of 48 blocks on 512 G
 this a hundredth of a second. tests/benchmarks/test_time.py holds it against harness/simulate.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -9,8 +9,6 @@ benchmarks/time/runs.py. The others with tokens a second are simulated as the re
 says what they ran; the reason against each of the others stands beside it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

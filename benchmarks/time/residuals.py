@@ -1,7 +1,5 @@
 """How far off estimates are of what was kept aside."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -8,8 +8,6 @@ of each model. Each run is estimated (benchmarks/time/mpt_step.py) from its own 
 the published rate; then the errors by GPU. --every N takes each Nth row. Nothing was fitted to such runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -1,7 +1,5 @@
 """A trace diff as lines of text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from benchmarks.trace_diff.traces import Divergence, Event, Group, TraceDiff

@@ -5,8 +5,6 @@ puts new segments, and when it has no more memory. Everything else must follow: 
 and which segments are allocated, freed, mapped and unmapped, in which order.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

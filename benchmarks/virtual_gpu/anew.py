@@ -8,8 +8,6 @@ A recording says its recipe, device and settings: each runs in a process of its 
 has of the same versions is kept.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

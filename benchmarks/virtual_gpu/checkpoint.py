@@ -7,8 +7,6 @@
 Nothing is downloaded. The files have the sizes, names and dtypes of real ones, and no blocks: they are holes.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import json

@@ -6,8 +6,6 @@ Seconds of processors, in processes that take turns: with the clock, without, wi
 shortest of ten steps; told are the middle of all pairs' ratios, and the smallest and largest.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

@@ -6,8 +6,6 @@ Takes PyTorch's CUDA build and no GPU. Inductor and Triton compile their kernels
 own. Each run is `harness run llama-3.2-1b-bf16 --gpu NAME` with the model changed: every weight is trained.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@
 cuDNN plans as it does on the device; PyTorch asks its caching allocator for what the plan wants.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -11,8 +11,6 @@ On a virtual GPU the packages' own C++ then asks the allocator for what it asks 
 Python's packages are: use an environment of its own. Needs g++ and CUDA's headers.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

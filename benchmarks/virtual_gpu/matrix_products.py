@@ -6,8 +6,6 @@
 PyTorch chooses the library, copies operands that it cannot read, and asks for the library's workspace.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The programs of others that programs.py runs, and how large."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable
@@ -42,10 +40,7 @@ class Size:
     """Of the model, if not all."""
 
 
-SIZES = {
-    "tiny": Size(None, "pythia-14m", 64, 4),
-    "full": Size("llama-3.2-1b", "phi-1_5", 1024, 4),
-}
+SIZES = {"tiny": Size(None, "pythia-14m", 64, 4), "full": Size("llama-3.2-1b", "phi-1_5", 1024, 4)}
 STEPS = 2
 
 

@@ -14,8 +14,6 @@ downloaded. What is not in this environment is looked for where these say:
     REPOSITORIES_OF_OTHERS   a folder of checkouts: repositories.py
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

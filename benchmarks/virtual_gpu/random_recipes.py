@@ -8,8 +8,6 @@ Whatever is no valid recipe is drawn anew. Each recipe runs in a process of its 
 a recording too. A recipe that fails otherwise is named, and ends the programme with status 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

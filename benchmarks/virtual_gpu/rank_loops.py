@@ -7,8 +7,6 @@ are in the file are kept. Nothing here is the harness's: transformers' models, t
 people write it. The cases are in fields of a recipe, with `layers` as many as the model is cut to.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

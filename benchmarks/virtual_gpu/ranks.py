@@ -9,8 +9,6 @@ same libraries. PyTorch runs without NCCL's watchdog (TORCH_NCCL_BLOCKING_WAIT=1
 how long DDP's first bucket stays. `--traces` keeps the recordings; some are in tests/recordings/virtual_gpu.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -72,7 +70,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "ddp-full-mixed": ENGINES["ddp"] | {"precision": "bf16-mixed", "gradient_checkpointing": True},
 }
 WHOLE: dict[str, dict[str, Any]] = {
-    "llama-3.1-8b-fsdp-full": ENGINES["fsdp"] | _MIXED | {"model": "llama-3.1-8b", "max_grad_norm": 1.0},
+    "llama-3.1-8b-fsdp-full": ENGINES["fsdp"] | _MIXED | {"model": "llama-3.1-8b", "max_grad_norm": 1.0}
 }
 """With all their layers."""
 

@@ -6,8 +6,6 @@ Takes PyTorch's CUDA build and no GPU: each recipe runs its steps on a virtual G
 What FILE has already, of the same versions, is not made again: a run that was cut short goes on.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -6,8 +6,6 @@
 Random recipes (random_recipes.py) are files of their own: give those.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import json

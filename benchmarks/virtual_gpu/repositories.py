@@ -5,8 +5,6 @@ axolotl, diffusers, LLaMA-Factory, examples (PyTorch's), vision, sentence-transf
 program imports is in PROGRAMS_OF_OTHERS.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

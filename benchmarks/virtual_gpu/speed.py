@@ -6,8 +6,6 @@ checkpoint.
 Seconds of processors, of a process and all that it starts: other work on the machine has little say in them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

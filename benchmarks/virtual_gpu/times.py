@@ -8,8 +8,6 @@ PyTorch's CUDA build launch them. Communication and copies to the host are left 
 own work. Rows that FILE has of the same versions stay, but for those that are made anew.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

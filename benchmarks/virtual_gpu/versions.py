@@ -6,8 +6,6 @@ Run it once in each environment that has another PyTorch; a row of the same PyTo
 like `-k values` chooses among the tests, and stands in the row.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

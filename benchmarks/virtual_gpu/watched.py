@@ -7,8 +7,6 @@ steps reached, the sum of its categories, and the unwatched process's peak are t
     python -m benchmarks.virtual_gpu.watched [PROGRAM ...] [--out profiles/watched.json]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

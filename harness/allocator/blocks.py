@@ -3,8 +3,6 @@
 Names are those of c10/cuda/CUDACachingAllocator.cpp. All sizes are bytes.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from typing import Any
 
@@ -17,7 +15,7 @@ class Block:
         "requested_size", "segment", "size",
     )  # fmt: skip
 
-    def __init__(self, pool: StreamPool, segment: Segment, address: int, size: int, counter: int) -> None:
+    def __init__(self, pool: "StreamPool", segment: "Segment", address: int, size: int, counter: int) -> None:
         self.pool = pool
         self.segment = segment
         self.address = address

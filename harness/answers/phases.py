@@ -1,7 +1,5 @@
 """What is to be looked at behind the training steps, as people name it. Imports torch when it is asked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -16,13 +14,13 @@ PHASES_OF_A_RUN = ("train", "eval", "save")
 
 
 def after_training(
-    recipe: Recipe,
+    recipe: "Recipe",
     phases: str,
     evaluation: Mapping[str, tuple[str, int | bool]],
     named: str = "phases=",
     *,
     whole_state: bool = False,
-) -> AfterStep | None:
+) -> "AfterStep | None":
     """What `phases`, names with commas between them, says behind train; None for train alone.
 
     `evaluation`: the field of Evaluation and its value, by the option that gives it. `named`: how `phases`

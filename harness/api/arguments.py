@@ -1,7 +1,5 @@
 """What every question is about: a recipe with overrides, and a device. Imports no torch."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -80,7 +78,7 @@ def asked_recipe(recipe: object, overrides: Mapping[str, Any]) -> tuple[str, Rec
 
 def asked_after(
     recipe: Recipe, phases: str, evaluation: Mapping[str, int | bool] | None, *, full_state_dict: bool = False
-) -> AfterStep | None:
+) -> "AfterStep | None":
     """What is asked for behind the training steps; None for nothing. Raises InputError."""
     given = {f"evaluation {field}": (field, value) for field, value in (evaluation or {}).items()}
     return after_training(recipe, phases, given, whole_state=full_state_dict)

@@ -3,8 +3,6 @@
 Numbers are those of the commands `napkin`, `fit` and `simulate`, in their words; a page adds none.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -133,7 +131,7 @@ class Found:
     """Too little is left for what arithmetic does not know."""
 
     @classmethod
-    def seen(cls, found: ConfirmedFit) -> Found:
+    def seen(cls, found: ConfirmedFit) -> "Found":
         """What `harness fit` found by simulating."""
         sizes = {name: exact.value or 0 for name, exact in found.largest.items()}
         notes = [*found.notes, f"W{found.held_back.in_words[1:]}." if found.held_back else ""]
@@ -146,7 +144,7 @@ class Found:
         return cls(sizes, found.changes, found.together, [note for note in notes if note], "seen to fit")
 
     @classmethod
-    def by_arithmetic(cls, question: Question) -> Found:
+    def by_arithmetic(cls, question: Question) -> "Found":
         """What `harness fit --quick` says. Raises InputError for what arithmetic does not know."""
         found = fit(question.recipe, question.hardware)
         largest = {"micro_batch_size": found.micro_batch_size, "seq_len": found.seq_len}

@@ -1,7 +1,5 @@
 """What a checkpoint says about the run it is of, and whether a recipe is the run's own. Imports no torch."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from functools import cache
@@ -42,7 +40,7 @@ class SavedState(BaseModel):
     """Optimizer, scaler, buffers and random numbers (checkpoint_tree)."""
 
     @model_validator(mode="after")
-    def _one_loss_a_step(self) -> SavedState:
+    def _one_loss_a_step(self) -> "SavedState":
         if len(self.losses) != self.steps_done:
             raise ValueError("losses and steps_done do not agree")
         return self

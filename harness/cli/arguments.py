@@ -1,7 +1,5 @@
 """Arguments that several commands share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,7 +91,7 @@ def what_follows(
     accumulation_steps: int | None,
     loss_only: bool,
     full_state_dict: bool,
-) -> AfterStep | None:
+) -> "AfterStep | None":
     """What the options above ask for behind the training steps; None for nothing. Raises InputError."""
     from harness.answers import after_training
 
@@ -109,7 +107,7 @@ def what_follows(
 
 def asked_for(
     recipe: str, overrides: Sequence[str] | None, memory: str | None
-) -> tuple[str, Recipe, Hardware]:
+) -> "tuple[str, Recipe, Hardware]":
     """Name and recipe, its data looked at, and the device, as the arguments above say. Raises InputError."""
     from harness.architecture import find_config, with_attention
     from harness.data import check_data

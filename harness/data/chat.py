@@ -1,7 +1,5 @@
 """Conversations as tokens by a checkpoint's chat template, and which of them the assistant wrote."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

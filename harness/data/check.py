@@ -1,19 +1,10 @@
 """Whether a run could read a recipe's data: asked by estimates, which read none. Imports no torch."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any
 
-from harness.data.documents import (
-    LARGEST_BYTES,
-    Read,
-    empty,
-    existing_path,
-    file_examples,
-    no_chat_template,
-)
+from harness.data.documents import LARGEST_BYTES, Read, empty, existing_path, file_examples, no_chat_template
 from harness.data.examples import Example, read_example
 from harness.data.pairs import Pair, all_pairs, learned_from, pair_reader, pair_rows
 from harness.data.rows import TEXTS_AT_ONCE, corpus_rows, is_stream, tokenized

@@ -1,7 +1,5 @@
 """What a recipe's `data` field names, read as examples: files of several kinds and data sets of the Hub."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re

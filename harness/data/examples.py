@@ -1,7 +1,5 @@
 """The forms in which people keep examples to learn from: one row's fields, read as an Example. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """How long a data set's examples are in tokens, before anything is cut or padded."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -6,8 +6,6 @@ the collators of trl/trainer/*_trainer.py), whose defaults also say what is left
 task: orpo they are DPOTrainer's.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A recipe's data as an endless sequence of rows of seq_len tokens, the same for the same seed."""
 
-from __future__ import annotations
-
 import itertools
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Text to token ids: the checkpoint's own tokenizer, or one token a byte for random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ The changes and their savings are napkin's (fit/search.py), about right; what is
 So only the commands import this module, and hand `advise` to whoever measures or simulates.
 """
 
-from __future__ import annotations
-
 from harness.architecture import load_shape
 from harness.errors import InputError
 from harness.fit.changes import Change, by_arithmetic, changed, combined, overrides, suggestions

@@ -5,8 +5,6 @@ each variant say how time and memory grow with the rows; what looks fastest on a
 own sizes, until something is seen to fit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

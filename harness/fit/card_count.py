@@ -4,8 +4,6 @@ A recipe of one GPU is divided by FSDP2, which is what makes a card need less; o
 keeps that. Every rank has the recipe's own rows, so that N cards do N times the work of a step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap

@@ -3,8 +3,6 @@
 No torch. What a recipe needs is asked of whoever knows: napkin's arithmetic, or a simulation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast

@@ -1,7 +1,5 @@
 """The formula of a recipe around its own sizes: derived from a few simulations, or kept from earlier ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any

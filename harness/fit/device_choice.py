@@ -3,8 +3,6 @@
 By simulation, once for devices that run the same kernels; without torch where it was asked before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -15,16 +13,7 @@ from harness.errors import InputError
 from harness.fit.best import best_offers
 from harness.fit.changes import overrides
 from harness.fit.held_back import NEUTRAL, cost_in_words, neutrally_changed
-from harness.fit.offers import (
-    GIB,
-    UNSURE,
-    Offer,
-    estimated,
-    needs_as_another,
-    simulated,
-    too_small,
-    unable,
-)
+from harness.fit.offers import GIB, UNSURE, Offer, estimated, needs_as_another, simulated, too_small, unable
 from harness.fit.simulations import Simulations, all_at_once
 from harness.hardware import Hardware, all_hardware
 from harness.napkin import estimate, required_bytes
@@ -162,11 +151,7 @@ def _by_kernels(devices: list[Hardware]) -> list[list[Hardware]]:
 
 
 def _offers(
-    recipe: Recipe,
-    alike: list[Hardware],
-    told: Callable[[str], None],
-    warned: set[str],
-    by_arithmetic: bool,
+    recipe: Recipe, alike: list[Hardware], told: Callable[[str], None], warned: set[str], by_arithmetic: bool
 ) -> list[Offer]:
     """Of devices that run the same kernels. `told` hears each warning once: `warned` has those it heard."""
     if by_arithmetic:

@@ -3,8 +3,6 @@
 A few simulations make a formula (harness/formula), which says where the end is; what is there is simulated.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass

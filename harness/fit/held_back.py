@@ -1,7 +1,5 @@
 """What keeps a larger micro batch from fitting, in words with sizes, and what costs nothing to change."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
@@ -86,10 +84,7 @@ def held_back(recipe: Recipe, simulations: Simulations) -> HeldBack | None:
     used = [name for name in letters if name in size.replace("·", " ").split() and name != "S"]
     meant = [f"{name} = {letters[name]:,} {MEANINGS[name[0]]}{_each(name)}" for name in used]
     if growing or {"B", "S"} & {*size.partition(" ")[0].split("·")}:
-        meant[:0] = [
-            f"B = {counted(point.micro_batch_size, recipe.unit)}",
-            f"S = {point.seq_len:,} tokens",
-        ]
+        meant[:0] = [f"B = {counted(point.micro_batch_size, recipe.unit)}", f"S = {point.seq_len:,} tokens"]
     sentence = f"{what}: {count}{size} = {in_gib(size_bytes)} of {in_gib(found.total_bytes)}"
     if meant:
         sentence += f", with {', '.join(meant)}"

@@ -5,8 +5,6 @@ is napkin's arithmetic. What is there is the least of what the system calls avai
 control group that the process is in (a container, a batch job) leaves.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What one device of the table does with a recipe, as it was simulated or by arithmetic. No torch."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 No torch. fit/confirmed.py looks for what a simulation sees to fit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

@@ -13,8 +13,6 @@ backward, and a second one with overlap_comm, which is off by default below stag
 the start, and releases gathered parameters when more than stage3_max_live_parameters are live.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -46,9 +44,7 @@ def zero_buffers(sizes: Sizes, strategy: str) -> list[Buffer]:
     trained = sum(w.elements * w.count for w in sizes.trained)
     of_gradient = sizes.gradient_bytes // trained if trained else 0
     bucket = Buffer(
-        "reduce_bucket_size",
-        f"{REDUCE_BUCKET_SIZE:,} × {of_gradient} B",
-        REDUCE_BUCKET_SIZE * of_gradient,
+        "reduce_bucket_size", f"{REDUCE_BUCKET_SIZE:,} × {of_gradient} B", REDUCE_BUCKET_SIZE * of_gradient
     )
     if strategy != "ZeRO-3":
         return [bucket]

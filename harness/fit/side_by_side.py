@@ -1,7 +1,5 @@
 """The ways to divide a recipe among GPUs, side by side: as a table and as plain data. No torch of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What fits, as lines for a terminal and as a JSON document. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +108,7 @@ def _notes(recipe: Recipe, found: ConfirmedFit) -> list[str]:
     return [note for note in (*warnings, *found.notes, unified_memory_note(recipe, found)) if note]
 
 
-def exact_lines(name: str, where: str, recipe: Recipe, found: ExactFit) -> Iterator[str]:
+def exact_lines(name: str, where: str, recipe: Recipe, found: "ExactFit") -> Iterator[str]:
     """The largest value of one field, and what the next one does."""
     if found.value is None or found.profile is None:
         yield f"{name} on {where}: no {found.field} fits"
@@ -180,7 +178,7 @@ def _speed(profile: StepProfile) -> Iterator[str]:
             yield f"    of a step's {in_ms(step.time_s.median)}: {parts}"
 
 
-def _next_lines(recipe: Recipe, found: ExactFit, indent: str = "  ") -> Iterator[str]:
+def _next_lines(recipe: Recipe, found: "ExactFit", indent: str = "  ") -> Iterator[str]:
     oom = found.next_profile and found.next_profile.oom
     if oom:
         asked, idle = in_gib(oom.requested_bytes), in_gib(oom.reserved_unallocated_bytes)

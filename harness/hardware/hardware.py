@@ -3,8 +3,6 @@
 Imports no torch. Units: bytes, FLOP/s, bytes per second, seconds, and the user's currency per hour.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +17,7 @@ from harness.step_profile import HardwareSummary, StepProfile
 from harness.system import parse_json, profiles_folder, read_whole
 
 
-def table_device(profile: StepProfile) -> Hardware | None:
+def table_device(profile: StepProfile) -> "Hardware | None":
     """The device of the hardware table that a profile is about; None for a CPU.
 
     Raises InputError for a GPU that the table does not have.
@@ -36,7 +34,7 @@ def table_device(profile: StepProfile) -> Hardware | None:
     return find_hardware(TABLE_NAMES[device.name])
 
 
-def split_hardware(overrides: Sequence[str], memory: str | None = None) -> tuple[Hardware, list[str]]:
+def split_hardware(overrides: Sequence[str], memory: str | None = None) -> "tuple[Hardware, list[str]]":
     """The device of `hardware=NAME`, or the default one, with `memory` (as in 16GiB) if that is given, and
     the other overrides. Raises InputError."""
     names = [text.partition("=")[2].strip() for text in overrides if text.startswith("hardware=")]

@@ -9,8 +9,6 @@ reduce-scatter, twice that for an all-reduce, and the whole for a broadcast (ncc
 Several rings run side by side, so that between machines every GPU's own network card is in use.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -74,7 +72,7 @@ class Work:
     """Of one product m, n, k and batch; of one attention query and key length, head size, and batch times
     heads. Without it a product is taken for a cube, and attention for causal and long."""
 
-    def times(self, count: int) -> Work:
+    def times(self, count: int) -> "Work":
         """The same, so many times."""
         return replace(
             self,

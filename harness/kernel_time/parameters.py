@@ -1,7 +1,5 @@
 """What was fitted, by architecture: read from parameters.json, which benchmarks/time/fit.py writes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ class Spread:
     low: float
     high: float
 
-    def wider(self, other: Spread) -> Spread:
+    def wider(self, other: "Spread") -> "Spread":
         """Both uncertainties, one after the other."""
         return Spread(self.low * min(1.0, other.low), self.high * max(1.0, other.high))
 

@@ -1,7 +1,5 @@
 """The GPU, and the release of torch on it, that an operator's sizes depend on besides the shapes."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -45,7 +43,7 @@ class Gpu:
     """What both threads together were seen to keep on this device; None: nobody has looked."""
 
     @classmethod
-    def of(cls, hardware: Hardware, torch_version: str) -> Gpu:
+    def of(cls, hardware: Hardware, torch_version: str) -> "Gpu":
         """A device of the table under a release of torch, with this process's settings."""
         return cls(
             capability_of(hardware.datasheet.compute_capability),

@@ -3,8 +3,6 @@
 torchrun and the agent here say the same by the same variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -58,7 +56,7 @@ def place_in_ranks() -> PlaceInRanks | None:
 
 
 @contextmanager
-def joined(place: PlaceInRanks, device: torch.device, patience_s: float = PATIENCE_S) -> Generator[None]:
+def joined(place: PlaceInRanks, device: "torch.device", patience_s: float = PATIENCE_S) -> Generator[None]:
     """Inside, this process and the others are one group: gloo for tensors of the host, NCCL for GPUs'.
 
     Raises InputError where they cannot find one another.

@@ -12,8 +12,6 @@
 The global module hook is there only while no module runs: what a model calls runs as it would unwatched.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import threading
@@ -53,7 +51,7 @@ def _safely(told: _Told) -> _Told:
     """A failure of the watching ends the watching, not the program."""
 
     @functools.wraps(told)
-    def tell(self: LoopFinder, *args: Any, **kwargs: Any) -> None:
+    def tell(self: "LoopFinder", *args: Any, **kwargs: Any) -> None:
         if torch.compiler.is_compiling():  # first: what is traced with us in it would be without us
             return
         if self.recorder.over:

@@ -1,7 +1,5 @@
 """`with harness.watch(model, optimizer) as watch:` around a loop of one's own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,7 +56,7 @@ class watch:
         """The run folder."""
         return self._recorder.folder.path
 
-    def __enter__(self) -> watch:
+    def __enter__(self) -> "watch":
         if watched_already():
             complain("this process is watched already: harness.watch does nothing in it.", 0)
             self._recorder.over = True

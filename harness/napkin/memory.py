@@ -1,7 +1,5 @@
 """What a steady step holds: the sizes of its parts, and the moments that can be its peak. No torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -97,7 +95,7 @@ class Sizes:
         return parts | ({"activations": kept} if self.recipe.activations_on_host else {})
 
 
-def required_bytes(memory: Memory) -> int:
+def required_bytes(memory: "Memory") -> int:
     """What must fit on the device: the peak and the CUDA context. Fragmentation comes on top."""
     return memory.peak.total_bytes + memory.sizes.hardware.calibration.cuda_context_bytes
 

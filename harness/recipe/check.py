@@ -1,7 +1,5 @@
 """From field values to a Recipe, or to sentences: which field, which value, what to write instead."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from functools import cache
 from itertools import islice
@@ -47,10 +45,7 @@ class ImpossiblePair(InputError):
 
 
 def check_recipe(
-    fields: Mapping[str, Any],
-    origin: str,
-    overridden: Collection[str] = (),
-    given: str = COMMAND_LINE,
+    fields: Mapping[str, Any], origin: str, overridden: Collection[str] = (), given: str = COMMAND_LINE
 ) -> Recipe:
     """The Recipe with these field values; the others take their defaults.
 

@@ -1,7 +1,5 @@
 """What follows from a recipe's fields: a property for each, so that whoever needs one asks for it by name."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from harness.recipe.fields import Fields

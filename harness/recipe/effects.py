@@ -1,7 +1,5 @@
 """Which fields leave memory and time of a step as they are, and what they change instead."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 

@@ -1,7 +1,5 @@
 """The fields of a recipe: every toggle of a fine-tuning step, typed."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

@@ -5,8 +5,6 @@ comment that describes it. Paths in it are relative to its own folder, paths in 
 overrides to the current folder.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The rules (rules.py) of what losses without logits and Liger's kernels exclude."""
 
-from __future__ import annotations
-
 from harness.recipe.rule import Rule
 
 LIGER_RULES: tuple[Rule, ...] = (

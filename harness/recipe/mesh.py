@@ -1,7 +1,5 @@
 """The mesh of ranks that a recipe asks for, and how a number of processes fills it. Imports no torch."""
 
-from __future__ import annotations
-
 from harness.errors import InputError
 from harness.recipe.check import check_recipe
 from harness.recipe.recipe import Recipe

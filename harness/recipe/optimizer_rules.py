@@ -1,7 +1,5 @@
 """The rules (rules.py) of what optimizers of other packages exclude."""
 
-from __future__ import annotations
-
 from harness.recipe.rule import Rule
 
 OPTIMIZER_RULES: tuple[Rule, ...] = (

@@ -1,7 +1,5 @@
 """Recipe: the fields of a fine-tuning step (fields.py), validated together (rules.py)."""
 
-from __future__ import annotations
-
 from pydantic import model_validator
 
 from harness.recipe.derived import Derived
@@ -15,7 +13,7 @@ class Recipe(Derived):
         return hash(self.model_dump_json())  # pydantic's own would hash each value, and `peft` is a mapping
 
     @model_validator(mode="after")
-    def _possible(self) -> Recipe:
+    def _possible(self) -> "Recipe":
         broken = first_broken_rule(self)
         if broken:
             raise ValueError(broken)

@@ -1,7 +1,5 @@
 """What a rule about a pair of recipe fields is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A rule is (name of the broken pair, predicate that is true when broken, message)
 rule is reported; every message names both fields and what to change.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from harness.recipe.derived import Derived

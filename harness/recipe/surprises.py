@@ -1,7 +1,5 @@
 """What quantization leaves otherwise than a recipe lets expect, in sentences. Who knows the model counts."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from harness.recipe.recipe import Recipe

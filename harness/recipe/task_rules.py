@@ -1,7 +1,5 @@
 """The rules (rules.py) of what a recipe's task excludes."""
 
-from __future__ import annotations
-
 from harness.recipe.rule import Rule
 
 TASK_RULES: tuple[Rule, ...] = (

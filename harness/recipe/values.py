@@ -1,7 +1,5 @@
 """Types of a recipe's fields, and what every field is checked for, whatever its type."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator

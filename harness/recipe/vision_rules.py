@@ -1,7 +1,5 @@
 """The rules (rules.py) of what images in the rows exclude."""
 
-from __future__ import annotations
-
 from harness.recipe.rule import Rule
 
 VISION_RULES: tuple[Rule, ...] = (

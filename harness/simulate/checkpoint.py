@@ -1,7 +1,5 @@
 """A checkpoint on shape-only tensors: the libraries' own code, up to where it would write a file."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,21 +13,11 @@ from harness.recipe import Recipe
 from harness.simulate.device import SimulatedDevice
 from harness.step_profile import CheckpointStats
 from harness.system import Replacement, all_replaced
-from harness.training import (
-    LoopObserver,
-    Training,
-    save_as_trainer,
-    to_host,
-)
+from harness.training import LoopObserver, Training, save_as_trainer, to_host
 
 
 def simulate_checkpoint(
-    recipe: Recipe,
-    training: Training,
-    device: SimulatedDevice,
-    observer: LoopObserver,
-    *,
-    whole_state: bool,
+    recipe: Recipe, training: Training, device: SimulatedDevice, observer: LoopObserver, *, whole_state: bool
 ) -> CheckpointStats:
     """Write a checkpoint as far as memory is concerned: no file is left."""
     files = _Files(recipe, device)

@@ -2,8 +2,6 @@
 the link between their memories, one copy at a time in each direction.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """A GPU that is not there: every operator on shape-only tensors, its memory, its time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The memory of a simulated GPU: storages of shape-only tensors in a model of the CUDA caching allocator."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

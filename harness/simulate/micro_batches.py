@@ -1,7 +1,5 @@
 """Micro batches that only repeat the one before them: a simulation counts these, and sees the others."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ autograd node that runs: nodes are numbered as they are made, so the number at t
 operator tells.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ Storages go to a model of the CUDA caching allocator, operators to the estimates
 differently from a shape-only run is in simulate/cuda/behaviour.py and nowhere else.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -3,8 +3,6 @@
 Whatever goes wrong is an outcome with its reason: a sweep goes on.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -52,7 +50,7 @@ class Outcome:
         return {**self.__dict__, "profile": profile}
 
     @classmethod
-    def from_json(cls, document: Any, origin: str) -> Outcome:
+    def from_json(cls, document: Any, origin: str) -> "Outcome":
         """The outcome that `as_json` wrote. Raises InputError naming `origin` for anything else."""
         try:
             outcome = TypeAdapter(cls).validate_python(document)

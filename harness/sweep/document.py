@@ -1,7 +1,5 @@
 """sweep.json: every number of a sweep, from which its tables and its page are made. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -120,7 +118,7 @@ class Sweep(_Fields):
         return best if len(self.axes) > 1 and 1 < len(best) < len(known) else []
 
     @classmethod
-    def read(cls, path: Path) -> Sweep:
+    def read(cls, path: Path) -> "Sweep":
         """Read a sweep.json. Raises InputError if it is missing, unreadable or no sweep."""
         try:
             document = parse_json(read_whole(path, MAX_FILE_BYTES), MAX_VALUES)

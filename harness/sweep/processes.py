@@ -4,8 +4,6 @@ A napkin cell is answered here. Every other cell has a process of its own, forke
 imported the libraries once, so that a crash or the end of the memory is an outcome. Imports no torch.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import signal
@@ -25,7 +23,7 @@ from harness.sweep.plan import Cell, Plan
 from harness.track import Job, profile_values, recipe_config
 
 
-def tracked_cells(plan: Plan, rows: Iterable[Row], folder: Path, files: Sequence[Path]) -> list[Job]:
+def tracked_cells(plan: Plan, rows: "Iterable[Row]", folder: Path, files: Sequence[Path]) -> list[Job]:
     """A job for each cell that was asked now and has a profile, and one that keeps the sweep's own `files`.
 
     A cell that was there already was told when it was asked. The tracker's name is left to whoever tells.

@@ -1,7 +1,5 @@
 """Releases of PyTorch: each difference that decides about memory has its name here; nothing else compares."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal, NamedTuple
 
@@ -34,7 +32,7 @@ class TorchRelease(NamedTuple):
     minor: int
 
     @classmethod
-    def of(cls, version: str) -> TorchRelease:
+    def of(cls, version: str) -> "TorchRelease":
         """(2, 13) of "2.13.0+cu130". Raises InputError."""
         match = re.match(r"(\d+)\.(\d+)", version)
         if not match:

@@ -1,7 +1,5 @@
 """What a tracker is told: a recipe as its configuration, a log's lines and a profile as named numbers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -35,7 +33,7 @@ class Job:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, line: str | bytes) -> Job:
+    def from_json(cls, line: str | bytes) -> "Job":
         """What `to_json` wrote."""
         return cls(**json.loads(line))
 

@@ -1,7 +1,5 @@
 """What follows the training steps where it is asked for: an evaluation, a checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

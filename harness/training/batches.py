@@ -6,8 +6,6 @@ own outputs have no label. A mask would change nothing but the kernel (with one,
 attention), and so the memory and the time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +27,8 @@ MOST_MICRO_BATCHES = 10_000
 """Of one step that is walked through on shapes."""
 MOST_DRAWN = 2**28
 """Random numbers for the documents' lengths of one step, about 4 s."""
+Batch = dict[str, Any]
+"""Keyword arguments of the model, but for pairs: input_ids and labels of shape (rows, seq_len), ..."""
 
 
 class StepBatches(NamedTuple):
@@ -91,9 +91,7 @@ class Batches(Iterator[StepBatches]):
     def _micro_batch(self) -> Batch:
         drawn = self._next_rows()
         rows = sorted((self.rows.draw(row) for row in drawn), key=lambda row: not row.good)
-        batch: Batch = {
-            "input_ids": torch.from_numpy(np.stack([row.input_ids for row in rows])),
-        }
+        batch: Batch = {"input_ids": torch.from_numpy(np.stack([row.input_ids for row in rows]))}
         if not self._recipe.by_row:
             batch["labels"] = torch.from_numpy(np.stack([row.labels for row in rows]))
         elif not self._recipe.pairs:
@@ -264,7 +262,3 @@ def build_batches(
             rows = corpus_rows(recipe, tokenizer, vocab_size, longest)
     kind = BatchShapes if shapes_only else Batches
     return kind(recipe, rows, vocab_size=vocab_size, dense_mask=dense_mask, ranks=ranks, images=images)
-
-
-Batch = dict[str, Any]
-"""Keyword arguments of the model, but for pairs: input_ids and labels of shape (rows, seq_len), ..."""

@@ -1,7 +1,5 @@
 """A training in the process of somebody who goes on afterwards: neither changes what the other finds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 

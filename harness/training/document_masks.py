@@ -1,7 +1,5 @@
 """The model's arguments that keep documents in one row from seeing each other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

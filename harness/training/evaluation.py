@@ -7,8 +7,6 @@ computed of them (a compute_metrics, and no prediction_loss_only). Among several
 results of all, and keeps them all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What a training step raises in the code of a model, told as a sentence: where, what, and what to change."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Tensors in host memory, and the stream that copies to and from it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

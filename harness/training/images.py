@@ -4,8 +4,6 @@ The processors' own classes are not asked: they need packages and files of their
 arithmetic. Which of three ways a family's takes is told here, and tests compare with the processors.
 """
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ It would look up rows that the table does not have. Shape-only tensors do not no
 and a GPU stops with a device-side assertion.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

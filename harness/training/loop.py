@@ -1,7 +1,5 @@
 """Setup and steps: what every path does around the one training step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

@@ -4,10 +4,8 @@ Order: config, architecture with weights (quantized layer by layer), k-bit prepa
 checkpointing, loss, host memory for parameters, compile, the reference of pairs, ranks, optimizer, scaler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pickle import UnpicklingError
 from typing import Any
@@ -133,7 +131,8 @@ def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None 
     make = _from_checkpoint if pretrained and device.type != "meta" else _random  # shapes need no checkpoint
     if pretrained and make is _random and deferred is None and not recipe.parameters_on_host:
         make = _as_from_checkpoint
-    with _built_where(recipe, device, deferred, pretrained) as place:
+    where = built_where(recipe, device) if deferred is None else deferred.recording(loading=pretrained)
+    with where as place:
         model = _built(recipe, partial(make, recipe, config, place, deferred is not None))
         if deferred is not None:
             deferred.left_out |= any(quantized_experts(recipe, module) for module in model.modules())
@@ -151,12 +150,6 @@ def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None 
     model.train()
     compile_model(recipe, model)
     return model
-
-
-def _built_where(
-    recipe: Recipe, device: torch.device, deferred: Deferred | None, pretrained: bool
-) -> AbstractContextManager[torch.device]:
-    return built_where(recipe, device) if deferred is None else deferred.recording(loading=pretrained)
 
 
 def _from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later: bool) -> Any:

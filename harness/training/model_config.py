@@ -1,7 +1,5 @@
 """The transformers config of a recipe's model, the class it makes, and that class without memory."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

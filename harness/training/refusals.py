@@ -1,7 +1,5 @@
 """What is refused before a model is built, or when it has been: each with the line of the recipe to write."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Collection
 from typing import Any

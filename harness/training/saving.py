@@ -1,7 +1,5 @@
 """A checkpoint between training steps, as transformers' Trainer writes it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 It does not measure, print, synchronize or read a value back: it names its phases to an observer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -1,12 +1,11 @@
 """What a built model does otherwise than its recipe lets expect, in sentences."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -18,16 +17,12 @@ def surprises_of_model(recipe: Recipe, model: nn.Module) -> list[str]:
     """Warnings about kernels, quantization and adapters of `model`, as model.build_model returns it."""
     if not recipe.quantized:
         return _kernels_of(model)
-    experts = {
-        name
-        for module in model.modules()
-        if hasattr(module, "parametrizations")
-        for name in module.parametrizations  # type: ignore[union-attr]
-    }
+    experts: list[Any] = [part for part in model.modules() if hasattr(part, "parametrizations")]
+    states = [state for part in experts for state in part.parametrizations.values()]
     return _kernels_of(model) + surprises_of_quantization(
         recipe,
-        experts,
-        _elements_of_experts(model),
+        {name for part in experts for name in part.parametrizations},
+        sum(state[0].quant_state.shape.numel() for state in states),  # before they were packed
         _left_in_16_bit(model),
         sum(p.nbytes for p in model.parameters()),
     )
@@ -53,16 +48,6 @@ def _kernels_of(model: nn.Module) -> list[str]:
     if present := [KERNELS[name] for name in used if find_spec(name) is not None]:
         found.append(f"recurrent layers run with the kernels of {', '.join(present)}")
     return found
-
-
-def _elements_of_experts(model: nn.Module) -> int:
-    """Weights in all parametrized experts, by the shapes before they were packed."""
-    return sum(
-        state[0].quant_state.shape.numel()  # type: ignore[union-attr,index]
-        for module in model.modules()
-        if hasattr(module, "parametrizations")
-        for state in module.parametrizations.values()  # type: ignore[union-attr]
-    )
 
 
 def _left_in_16_bit(model: nn.Module) -> dict[str, int]:

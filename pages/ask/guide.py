@@ -5,8 +5,6 @@ python -m pages.ask.guide --check     fail if they are not so
 python -m pages.ask.guide --picture   draw the page, by a browser: docs/pictures/ask.png and ask-phone.png
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -7,8 +7,6 @@ PyPI, in the versions below and that of this environment; build/pyodide/ keeps t
 bytecode, which a browser would take a second for.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """profiles/README.md from the JSON beside it: `python -m pages.profiles`. No number by hand."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 python -m pages.profiles.cards            # writes it; with --check, compares it
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """profiles/published/README.md, from results.json."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median

@@ -1,7 +1,5 @@
 """The measured recipes of a device beside their predictions, how far off those are, and where they fail."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

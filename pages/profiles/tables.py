@@ -1,7 +1,5 @@
 """The tables of profiles/README.md that come from profiles/<device>/programme/."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Sizes at the very edge of a rule, worked by hand from CUDACachingAllocator.cpp, and what is said. MiB = 2**20.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

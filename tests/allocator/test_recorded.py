@@ -4,8 +4,6 @@ libc10_cuda.so of PyTorch 2.11 to 2.15 did the same operations with a CUDA runti
 out addresses; only the addresses and the device's size are not CUDA's (tests/recordings/allocator/record.py).
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

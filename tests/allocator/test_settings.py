@@ -1,7 +1,5 @@
 """PYTORCH_CUDA_ALLOC_CONF. What an option means was read off PyTorch 2.11 to 2.15 by setting it there."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The answers side by side: ratios, what is unexplained and where, and what cannot be compared."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

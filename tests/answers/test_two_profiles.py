@@ -1,7 +1,5 @@
 """`harness diff`: two profiles, and one recipe in two environments."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

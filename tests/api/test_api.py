@@ -1,7 +1,5 @@
 """The questions in Python: what they take, return, show and refuse; and the examples of docs/python.md."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

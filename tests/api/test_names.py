@@ -1,7 +1,5 @@
 """`import harness`: its names, in whatever order and way they are imported, and what that loads."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import pickle

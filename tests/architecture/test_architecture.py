@@ -1,7 +1,5 @@
 """Model shapes read without torch: against transformers' own configs and really built models."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

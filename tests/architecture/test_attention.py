@@ -1,7 +1,5 @@
 """A recipe that names no attention has the one that its model has."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model config that cannot be built from: one sentence with the field, its value and what to write."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -26,23 +24,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"num_key_value_heads": 3},
         "num_attention_heads 4 is not a multiple of num_key_value",
     ),
-    "no layers": (
-        {"num_hidden_layers": 0},
-        "num_hidden_layers is 0; .* whole number of at least 1",
-    ),
-    "too deep": (
-        {"num_hidden_layers": 100_000},
-        "num_hidden_layers is 100000; .* at most 1,000",
-    ),
+    "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers is 0; .* whole number of at least 1"),
+    "too deep": ({"num_hidden_layers": 100_000}, "num_hidden_layers is 100000; .* at most 1,000"),
     "no words": ({"vocab_size": 0}, "vocab_size is 0"),
     "too many words": ({"vocab_size": 10**12}, "vocab_size is 1000000000000; .* at most 2,147,483,647"),
     "negative": ({"hidden_size": -64}, "hidden_size is -64"),
     "a fraction": ({"num_hidden_layers": 2.5}, "num_hidden_layers is 2.5"),
     "a word for a number": ({"hidden_size": "big"}, "hidden_size is 'big'"),
-    "heads": (
-        {"num_attention_heads": 6},
-        "hidden size .* is not a multiple of the number of att",
-    ),
+    "heads": ({"num_attention_heads": 6}, "hidden size .* is not a multiple of the number of att"),
     "activation": ({"hidden_act": "sylu"}, r"no hidden_act 'sylu'\. Did you mean silu\?"),
     "rotary embedding": ({"rope_scaling": {"rope_type": "nosuch"}}, "nothing called 'nosuch'"),
 }

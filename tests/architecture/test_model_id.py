@@ -1,7 +1,5 @@
 """A Hugging Face id: its config from the cache, or fetched once from a hub, or a sentence that says why."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """Every config in recipes/models builds the model it is named after, with its published parameter count."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A question and its answer: the numbers of the commands, how a wrong one is mended, what is passed on."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Aligning sequences: against the textbook longest common subsequence, and fast where layers repeat."""
 
-from __future__ import annotations
-
 import random
 import time
 

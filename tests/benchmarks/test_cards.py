@@ -1,7 +1,5 @@
 """Recipes by card fit on their cards, and the guide's table is of simulations of today."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

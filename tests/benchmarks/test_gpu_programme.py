@@ -1,7 +1,5 @@
 """The hardware programme on the CPU, with small models: what will meet a GPU has run before it does."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -306,7 +304,7 @@ def test_kernels_are_timed_between_cuda_events(monkeypatch):
         def record(self) -> None:
             self.at_ms = now_ms[0]
 
-        def elapsed_time(self, later: Event) -> float:
+        def elapsed_time(self, later: "Event") -> float:
             return later.at_ms - self.at_ms
 
     def kernel() -> None:

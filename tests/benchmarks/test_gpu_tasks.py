@@ -1,7 +1,5 @@
 """Pieces of the hardware programme in processes of their own: what may go wrong with one, and with a part."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

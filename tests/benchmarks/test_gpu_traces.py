@@ -1,7 +1,5 @@
 """The file that a recorded allocation trace is kept in, and what reads it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

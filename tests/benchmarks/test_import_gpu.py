@@ -1,7 +1,5 @@
 """Bringing the hardware programme's results into the repository, and the document made from them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -125,9 +123,7 @@ def test_the_calibration_is_what_the_estimates_then_read(brought, monkeypatch):
 def test_the_commit_is_filled_in_where_the_machine_had_no_repository(brought):
     measured = profile("measured", 20.0)
     measured["provenance"] = PROVENANCE | {"git_commit": "its own"}
-    documents = [
-        document("validate", ok("a", profile=profile("measured", 20.0)), ok("b", profile=measured)),
-    ]
+    documents = [document("validate", ok("a", profile=profile("measured", 20.0)), ok("b", profile=measured))]
     _, profiles, _ = brought(*documents, arguments=("--commit", "abc123"))
     commits = {
         name: StepProfile.read(profiles / f"h200/{name}.measured.json").provenance["git_commit"]
@@ -258,12 +254,7 @@ def test_the_document_has_a_row_for_every_recipe(profiles):
     assert good[7:] == ["22.000", "1.0009", "23.000", "1.0009"]
     assert row(text, "bad", 1)[1:] == ["500.0", "250.0", "500.0", "1.0000", "0.5000", "4,096", "25.0%"]
     assert row(text, "too-large")[2:5] == ["-", "out of memory", "out of memory"]
-    for fact in (
-        "2026-01-02",
-        "torch: 2.11.0+cu130",
-        "expandable_segments:True",
-        "commit: unknown",
-    ):
+    for fact in ("2026-01-02", "torch: 2.11.0+cu130", "expandable_segments:True", "commit: unknown"):
         assert fact in text
 
 

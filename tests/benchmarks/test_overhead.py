@@ -1,7 +1,5 @@
 """The overhead benchmark compares the same training. (What it measures is printed, not asserted.)"""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.speed.overhead import WARMUP_ROUNDS, bare_loop, compare, harness_loop, paired

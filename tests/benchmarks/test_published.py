@@ -1,7 +1,5 @@
 """Peaks that others measured and published, against napkin and simulate (profiles/published)."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

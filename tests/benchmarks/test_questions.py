@@ -1,7 +1,5 @@
 """What the guide says that its commands print is what they print."""
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import version
 

@@ -1,7 +1,5 @@
 """The commands that hold estimates of time against what others measured, on files of their own."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Trace diff: a simulation does not differ from itself, and planted differences are found, only those."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,7 @@ from harness.snapshot.stacks import NO_STACK, place_of
 from tests.support.tiny import tiny
 
 Trace = list[dict[str, Any]]
-MODEL = {
-    "filename": "/lib/site-packages/transformers/models/llama.py",
-    "line": 7,
-    "name": "Mlp.forward",
-}
+MODEL = {"filename": "/lib/site-packages/transformers/models/llama.py", "line": 7, "name": "Mlp.forward"}
 ODD = 12_345_678
 """A size that the tiny model never asks for."""
 

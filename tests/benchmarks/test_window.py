@@ -1,7 +1,5 @@
 """The support window: its oldest releases are pyproject.toml's bounds, and what pytest said is counted."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """One browser for all tests here: an installed chromium, driven by playwright. Without either they skip."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page that asks under axe-core, which npm has: without it, and without a registry, this skips."""
 
-from __future__ import annotations
-
 import subprocess
 import tarfile
 from typing import Any

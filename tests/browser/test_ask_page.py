@@ -1,7 +1,5 @@
 """The page that asks, in a browser: worked questions by clicking, of the server and of the static site."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import json

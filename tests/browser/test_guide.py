@@ -1,7 +1,5 @@
 """The guide in a browser: as wide as a phone, its menu in one row, the toggles beside their page."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report in a real browser: it opens, answers hover, zoom and keys, and says what the profile says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of somebody's snapshot in a browser: out of memory, time on the axis, a click on an allocation."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

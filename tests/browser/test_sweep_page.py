@@ -1,7 +1,5 @@
 """The page of a sweep and the pages of harness serve in a real browser."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

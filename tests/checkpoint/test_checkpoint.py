@@ -1,7 +1,5 @@
 """Checkpoints on disk: whole or not at all, believed only if every byte is as it was written."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Resumed runs against uninterrupted ones: the same losses to the last bit, whatever the recipe."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

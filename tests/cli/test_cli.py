@@ -1,7 +1,5 @@
 """The commands as a user meets them, without a whole run: help, lists, and every kind of bad input."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """What a command prints for people fits the columns of their terminal, and loses no word to it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

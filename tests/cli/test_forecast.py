@@ -1,7 +1,5 @@
 """A run that will take long on a CPU says so before it begins, and how much is left while it goes."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

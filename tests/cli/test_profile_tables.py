@@ -1,7 +1,5 @@
 """What people read: every number where it belongs, in 80 columns, with a unit."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`harness simulate`, `harness validate` and `harness fit --exact` as a user meets them."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import pairwise

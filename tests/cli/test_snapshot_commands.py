@@ -1,7 +1,5 @@
 """`harness snapshot show, diff, leaks` and `report --device`: what they print, what they refuse."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

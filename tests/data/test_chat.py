@@ -3,8 +3,6 @@
 The oracle is the tokenizer: the tokens that are learned, decoded back, are what the assistant said.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

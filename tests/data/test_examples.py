@@ -1,7 +1,5 @@
 """The forms in which people keep examples, and the refusals: the same for a run and for an estimate."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Files of pairs and of marked answers: the rows that TRL's own trainers make of them, and the refusals."""
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The data path: what is in a batch, that it is the same again, and every way the input can be wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What is said when the memory ran out."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What batches of rows are like: by brute force over all orders, and by transformers' own sampler."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 

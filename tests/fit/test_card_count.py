@@ -1,7 +1,5 @@
 """How many cards: each number is napkin's own answer for the recipe on so many ranks."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.errors import InputError

@@ -1,7 +1,5 @@
 """What `fit` prints has been seen to fit, and the next size has been seen not to."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

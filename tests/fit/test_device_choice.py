@@ -1,7 +1,5 @@
 """Which devices a recipe fits, and what a change or a little memory makes of the answer."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What the search tries, value by value, where what a simulation would say is known by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A search that simulates few layers finds what one that simulates all of them does, or does not use them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

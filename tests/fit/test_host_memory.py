@@ -1,7 +1,5 @@
 """Host memory is checked before a run that will need much of it."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The lengths of a data set against what fits: by simulation, and by hand."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What fits is the last that does; changes are what they say; and the commands answer."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

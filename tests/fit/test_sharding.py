@@ -1,7 +1,5 @@
 """Sharding against the ZeRO paper's numbers, the arithmetic of ring collectives, and a simulated rank."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace
@@ -41,14 +39,9 @@ def shard(memory: Memory, gpus: int, group: int = GPUS_PER_NODE) -> list[Sharded
     return [row for row in rows if isinstance(row, Sharded)]
 
 
-@pytest.mark.parametrize(("strategy", "gigabytes"), [("ZeRO-1", 31.4), ("ZeRO-2", 16.6), ("ZeRO-3", 1.9)])
-def test_figure_1_of_the_zero_paper(strategy, gigabytes):
-    """Rajbhandari et al., arXiv 1910.02054, figure 1: 7.5 billion parameters, 64 GPUs, K = 12."""
-    assert model_states(strategy, ADAM, 64).total_bytes / 1e9 == pytest.approx(gigabytes, abs=0.05)
-
-
 def test_table_1_of_the_zero_paper():
-    """Its table 1, 7.5 billion parameters: GB a GPU by degree of data parallelism."""
+    """Rajbhandari et al., arXiv 1910.02054: 7.5 billion parameters, K = 12, GB a GPU by degree of data
+    parallelism; that of 64 is its figure 1."""
     table = {
         1: (120, 120, 120),
         4: (52.5, 41.3, 30),
@@ -70,16 +63,6 @@ def test_a_recipe_with_master_weights_has_the_papers_16_bytes_a_parameter():
     assert rows["ZeRO-3"].states.total_bytes / count == pytest.approx(16 / 64, rel=1e-6)
 
 
-def test_all_reduce_is_reduce_scatter_and_all_gather():
-    """The paper's section 7: DDP, ZeRO-1 and ZeRO-2 send 2Ψ elements, ZeRO-3 3Ψ: each times (N-1)/N."""
-    rows = {row.strategy: row for row in shard(MASTER, 8)}
-    psi_bytes = MASTER.sizes.gradient_bytes * 7 / 8
-    assert rows["DDP"].sent_bytes == pytest.approx(2 * psi_bytes)
-    assert rows["ZeRO-1"].sent_bytes == pytest.approx(2 * psi_bytes)
-    assert rows["ZeRO-2"].sent_bytes == pytest.approx(2 * psi_bytes)
-    assert rows["ZeRO-3"].sent_bytes == pytest.approx(3 * psi_bytes, rel=1e-6)
-
-
 def test_one_gpu_sends_nothing_and_holds_what_it_holds():
     for row in shard(MASTER, 1):
         assert row.sent_bytes == 0
@@ -94,7 +77,7 @@ LLAMA_7B = 6_738_415_616
 
 def test_what_is_sent_to_the_byte_by_hand():
     """32 GPUs, groups of 8, 4 micro batches of 2 rows of 512 tokens. Ring: an all-gather or a reduce-scatter
-    of M bytes over N GPUs sends M (N - 1) / N; an all-reduce is both."""
+    of M bytes over N GPUs sends M (N - 1) / N; an all-reduce is both (the paper's section 7)."""
     changes = ["gradient_accumulation_steps=4", "micro_batch_size=2", "seq_len=512"]
     memory = estimate(load_recipe("llama-2-7b-full-fp16-master", changes)[1], find_hardware("a100-80gb"))
     sent = {row.strategy: row.sent_bytes for row in shard(memory, 32)}

@@ -1,7 +1,5 @@
 """Two searches side by side know together what each of them would have learned alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.errors import InputError

@@ -1,7 +1,5 @@
 """A formula says what the simulation says: at sizes that it was not derived at, to the byte, or nothing."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

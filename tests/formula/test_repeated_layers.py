@@ -1,7 +1,5 @@
 """What three shallow models ask for says what a deep one asks for: request by request, or not at all."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

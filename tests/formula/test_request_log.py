@@ -1,7 +1,5 @@
 """A step's requests, made again: until it leaves the blocks that it found."""
 
-from __future__ import annotations
-
 from harness.allocator import Allocator, Block, Settings
 from harness.formula.request_log import RequestLog
 

@@ -1,7 +1,5 @@
 """The formulas that come with the recipes are those of today's code."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

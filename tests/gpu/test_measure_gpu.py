@@ -1,7 +1,5 @@
 """What the CUDA observer says, against PyTorch's own counters on a real GPU: `make gpu`."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 from pathlib import Path

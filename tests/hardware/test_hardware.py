@@ -1,7 +1,5 @@
 """The hardware table against the physics of the chips: bus widths, core counts and clocks."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The roofline's floors, and what it calls the bound."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Estimates of kernels: never below the roofline, growing with the work, and near what others measured."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 from itertools import pairwise

@@ -2,8 +2,6 @@
 writes them, here on the CPU; the kernels of a GPU are added, each slower than estimated by a known factor.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -105,10 +103,7 @@ def test_a_device_that_the_table_lacks_is_asked_for(
         ("no json", "is no trace"),
         ("{}", "no traceEvents"),
         ('{"traceEvents": []}', "no kernels of a GPU"),
-        (
-            '{"traceEvents": [{"cat": "kernel", "dur": 50, "args": {"External id": 1}}]}',
-            "record_shapes",
-        ),
+        ('{"traceEvents": [{"cat": "kernel", "dur": 50, "args": {"External id": 1}}]}', "record_shapes"),
     ],
 )
 def test_what_is_no_trace_is_refused(content: str, said: str, tmp_path: Path) -> None:

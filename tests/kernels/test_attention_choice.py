@@ -5,8 +5,6 @@ the check), cuda/flash_attn/flash_api.cpp, cuda/attention.cu, cuda/attention_bac
 cuda/mem_eff_attention/kernel_backward.h (what it takes). Bytes are worked out in the tests.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

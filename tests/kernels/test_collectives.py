@@ -1,7 +1,5 @@
 """What FSDP's copies take on CUDA, each size worked out by hand from native/cuda/TensorShape.cu."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

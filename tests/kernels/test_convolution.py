@@ -3,8 +3,6 @@
 Each was called alone on a virtual GPU (h100), under torch.cuda.memory._record_memory_history.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 The calls are in tests/recordings/cudnn_plans, cuDNN 9.19 to 9.26.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Work that the virtual GPU's clock describes in words costs what the same operator costs a simulation, whose
 tensors have shapes alone."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -2,8 +2,6 @@
 allocator for, on virtual GPUs: `m.nonzero()`, `x.masked_scatter_(m, s)` and backward of `x[m]`, of masks that
 are true."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 The calls are in tests/recordings/matrix_products, of each release.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What one operator does on CUDA stands in one place; a product's workspace is counted once."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ A script is written as a line: +n takes n bytes, -i gives back the i-th of them,
 are under pytorch's aten/src/ATen/native (torch 2.13), or in bitsandbytes/backends/cuda/ops.py (0.50).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
@@ -105,15 +103,9 @@ REDUCTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "max with indices": (lambda: meta(3, 4).max(dim=1), "=0 =1"),
     # cuda/ForeachReduceOp.cu: chunks of 65536: 3 and 1. A row of 3 results for each, fp32.
     # recorded on a virtual GPU, bf16: +128 +128 +64 -64 -128 +128000 +128 -128000 -128
-    "logsumexp": (
-        lambda: meta(64, 1000, dtype=BF16).logsumexp(1),
-        "+128 +128 +64 -2 -1 +128000 =0 -3 -0",
-    ),
+    "logsumexp": (lambda: meta(64, 1000, dtype=BF16).logsumexp(1), "+128 +128 +64 -2 -1 +128000 =0 -3 -0"),
     # recorded on a virtual GPU
-    "argmax of long rows": (
-        lambda: meta(64, 131_072, dtype=torch.int32).argmax(-1),
-        "=0 +9216 +256 -1 -0",
-    ),
+    "argmax of long rows": (lambda: meta(64, 131_072, dtype=torch.int32).argmax(-1), "=0 +9216 +256 -1 -0"),
     "argmax of one row": (lambda: meta(1, 1 << 21, dtype=torch.int32).argmax(-1), "=0 +4096 +4 -1 -0"),
     "argmax": (lambda: meta(8, 2048, dtype=torch.int32).argmax(-1), "=0"),
     "norms": (lambda: torch._foreach_norm([meta(2 * 65536 + 1), meta(10)]), "+24 =0 =1 -0"),

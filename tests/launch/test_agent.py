@@ -1,7 +1,5 @@
 """Which of several ranks that ended badly is the cause, by the agent's own records of them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

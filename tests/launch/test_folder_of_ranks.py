@@ -1,7 +1,5 @@
 """Two runs of several ranks that begin at once in one folder: the one that is there first has it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`harness run --gpus N` over gloo: what a run leaves, and what becomes of all when one rank fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -211,11 +209,7 @@ def test_ctrl_c_leaves_a_profile_of_what_is_known(folder: Path) -> None:
     ("arguments", "environment", "said"),
     [
         (["dp_shard=3", "--gpus", "2"], {}, "dp_shard 3 x tp 1 = 3, and there are 2 processes"),
-        (
-            ["--gpus", "2", "cpu_offload=true"],
-            {},
-            ": cpu_offload: there is no GPU here",
-        ),
+        (["--gpus", "2", "cpu_offload=true"], {}, ": cpu_offload: there is no GPU here"),
         (["--gpus", "2", "--device", "cpu:1"], {}, "every rank takes a GPU of its own"),
         ([], {"RANK": "0", "WORLD_SIZE": "x"}, "are no numbers"),
         ([], {"RANK": "2", "WORLD_SIZE": "2"}, "ranks count from 0"),

@@ -1,7 +1,5 @@
 """The adapters as docs/watch.md shows them, run with the real libraries on the CPU."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

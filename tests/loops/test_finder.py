@@ -1,7 +1,5 @@
 """Steps and phases of loops of every kind, found by hooks alone, on the CPU: against what each loop does."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import sys

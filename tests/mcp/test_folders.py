@@ -1,7 +1,5 @@
 """Which paths a server reads, and what it does not look at: without a server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

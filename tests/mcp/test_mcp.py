@@ -1,7 +1,5 @@
 """`harness mcp` as a program meets it: the SDK's own client on the server's stdin and stdout."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -15,7 +13,6 @@ from typing import Any
 import pytest
 
 import harness
-from harness.units import in_gib
 from tests.support.commands import Call
 from tests.support.places import MODELS, ROOT
 from tests.support.reported import simulated_run, write_hand_made
@@ -108,152 +105,67 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-def test_every_tool_answers_as_the_command_does(folder: Path):
+def test_every_tool_answers(folder: Path, call: Call):
+    """That its words and numbers are those of the command and of Python: tests/mcp/test_same_answers.py."""
     recipe = {"recipe": "mine.yaml", "overrides": SMALL}
-    (recipes, files, napkin, simulated, fits, table, offers, best, report, snapshot, named), tools = ask(
-        [folder],
-        ("recipes", {}),
-        ("files", {}),
-        ("napkin", {**recipe, "hardware": "l4"}),
-        ("simulate", {**recipe, "memory": "16GiB", "allocator": "expandable_segments:True"}),
-        ("fit", {"recipe": "mistral-7b-qlora", "memory": "16GiB", "quick": True}),
-        ("hardware", {}),
-        ("hardware", {**recipe, "prices": {"l4": 0.7}}),
-        ("hardware", {**recipe, "prices": {"l4": 0.7}, "best": True}),
-        ("report", {"paths": ["a-run"]}),
-        ("snapshot", {"path": "recorded/snapshot.pickle"}),
-        ("napkin", {"recipe": "smoke"}),
-    )
+    prices = {**recipe, "prices": {"l4": 0.7}}
+    asked = {
+        "recipes": ("recipes", {}),
+        "files": ("files", {}),
+        "napkin": ("napkin", {"recipe": "smoke"}),
+        "simulate": ("simulate", {**recipe, "memory": "16GiB", "allocator": "expandable_segments:True"}),
+        "fit": ("fit", {"recipe": "mistral-7b-qlora", "memory": "16GiB", "quick": True}),
+        "shard": ("shard", {**recipe, "gpus": 2}),
+        "table": ("hardware", {}),
+        "offers": ("hardware", prices),
+        "best": ("hardware", {**prices, "best": True}),
+        "report": ("report", {"paths": ["a-run"]}),
+        "run": ("snapshot", {"path": "a-run"}),
+        "recorded": ("snapshot", {"path": "recorded"}),
+        "same": ("diff", {"first": "a-run", "second": "a-run", "fail_above": "0"}),
+    }
+    answers, tools = ask([folder], *asked.values())
     assert [tool.name for tool in tools] == [
         *("recipes", "files", "napkin", "simulate", "fit", "formula", "shard"),
         *("hardware", "report", "snapshot", "diff"),
     ]
     assert all(tool.annotations.read_only_hint for tool in tools)
     assert all(len(tool.description) > 40 for tool in tools)
-    everything = (recipes, files, napkin, simulated, fits, table, offers, best, report, snapshot, named)
-    assert [text for is_error, text, _ in everything if is_error] == []
-    said = [content or {} for _, _, content in everything]
-    assert "smoke" in said[0]["recipes"]
-    assert said[1]["runs"] == [str(folder.resolve() / name) for name in ("a-run", "broken")]
-    assert str(folder.resolve() / "recorded/snapshot.pickle") in said[1]["snapshots"]
-    assert str(folder.resolve() / "mine.yaml") in said[1]["recipes"]
-    assert re.findall("secret|link", files[1]) == []
-    expected = harness.napkin(folder / "mine.yaml", hardware="l4", **SMALL)
-    assert said[2]["profile"]["memory"] == expected.memory.model_dump(mode="json")
-    assert said[2]["answer"].startswith("mine: fits in the ")
-    exact = harness.simulate(
-        folder / "mine.yaml", memory="16GiB", allocator="expandable_segments:True", **SMALL
-    )
-    assert said[3]["profile"]["memory"] == exact.memory.model_dump(mode="json")
+    assert [text for is_error, text, _ in answers if is_error] == []
+    said = {name: content or {} for name, (_, _, content) in zip(asked, answers, strict=True)}
+    assert "smoke" in said["recipes"]["recipes"]
+    assert said["files"]["runs"] == [str(folder.resolve() / name) for name in ("a-run", "broken")]
+    assert str(folder.resolve() / "recorded/snapshot.pickle") in said["files"]["snapshots"]
+    assert str(folder.resolve() / "mine.yaml") in said["files"]["recipes"]
+    assert re.findall("secret|link", answers[1][1]) == []
+    at: dict[str, Any] = {"memory": "16GiB", "allocator": "expandable_segments:True", **SMALL}
+    exact = harness.simulate(folder / "mine.yaml", **at)
+    assert said["simulate"]["profile"]["memory"] == exact.memory.model_dump(mode="json")
+    assert said["simulate"]["answer"].startswith("mine: fits in the 16.00 GiB of h100")
     quick = harness.fit("mistral-7b-qlora", memory="16GiB", quick=True)
-    assert said[4] == {"answer": str(quick), **quick.as_json()}
-    assert {one["name"] for one in said[5]["hardware"]} > {"h100", "l4"}
-    (l4,) = [offer for offer in said[6]["offers"] if offer["name"] == "l4"]
-    assert l4["fits"]
-    assert l4["price_per_hour"] == 0.7
-    (best_l4,) = [offer for offer in said[7]["offers"] if offer["name"] == "l4"]
+    assert said["fit"] == {"answer": str(quick), **quick.as_json()}
+    assert "FSDP2" in said["shard"]["answer"]
+    assert {one["name"] for one in said["table"]["hardware"]} > {"h100", "l4"}
+    l4, best_l4 = (
+        next(offer for offer in said[name]["offers"] if offer["name"] == "l4") for name in ("offers", "best")
+    )
+    assert (l4["fits"], l4["price_per_hour"]) == (True, 0.7)
     assert best_l4["micro_batch_size"] >= 1
     assert best_l4["tokens_per_s"] >= 0.98 * l4["tokens_per_s"]
-    assert any("peak" in sentence.lower() for sentence in said[8]["answer"]["a-run"])
-    assert "| " in said[8]["tables_in_markdown"]
-    assert said[9]["peak_allocated_bytes"] > 0
-    assert sum(size or 0 for size in said[9]["at_peak"].values()) == said[9]["peak_allocated_bytes"]
-    assert said[9]["largest"][0]["stack"]
-
-
-def test_the_command_the_api_the_tools_and_the_report_say_the_same(folder: Path, call: Call):
-    mine, words = folder / "mine.yaml", [f"{name}={value}" for name, value in SMALL.items()]
-    recipe = {"recipe": "mine.yaml", "overrides": SMALL, "hardware": "l4", "memory": "16GiB"}
-    (napkin, simulated, fits, *snapshots), _ = ask(
-        [folder],
-        ("napkin", recipe),
-        ("simulate", {**recipe, "allocator": "expandable_segments:True"}),
-        ("fit", {**recipe, "quick": True}),
-        ("snapshot", {"path": "a-run"}),
-        ("snapshot", {"path": "recorded"}),
-    )
-    by_tool = [content or {} for _, _, content in (napkin, simulated, fits)]
-    at = {"hardware": "l4", "memory": "16GiB", **SMALL}
-    by_api = [harness.napkin(mine, **at), harness.simulate(mine, allocator="expandable_segments:True", **at)]
-    place = (mine, *words, "hardware=l4", "--memory", "16GiB", "--json")
-    by_command = [
-        harness.StepProfile.from_json(call(*command, *place)[1], "stdout")
-        for command in (("napkin",), ("simulate", "--allocator", "expandable_segments:True"))
-    ]
-    for tool, api, command in zip(by_tool[:2], by_api, by_command, strict=True):
-        assert tool["profile"]["memory"] == api.memory.model_dump(mode="json")
-        assert api.memory == command.memory
-        assert harness.report(api)._sections()[0].answer[0].rstrip(".").lower() in tool["answer"].lower()
-    quick = harness.fit(mine, quick=True, **at).as_json()
-    assert {name: by_tool[2][name] for name in quick} == json.loads(json.dumps(quick))
-    assert json.loads(call("fit", "--quick", *place)[1]) == json.loads(json.dumps(quick))
+    first_table = said["report"]["tables_in_markdown"].strip().partition("\n\n")[0]
+    assert first_table in call("report", folder / "a-run", "--markdown")[1]
+    assert said["same"]["beyond"] == []
 
     run = harness.load_profile(folder / "a-run")
     known = {name: size for name, size in run.memory.at_peak.model_dump().items() if size}
-    assert (snapshots[0][2] or {})["at_peak"] == known
-    assert (snapshots[0][2] or {})["peak_allocated_bytes"] == run.memory.peak_allocated_bytes
-    for name, (_, _, content) in zip(("a-run", "recorded"), snapshots, strict=True):
-        said = content or {}
-        assert said["answer"] == harness.report(folder / name)._sections()[0].answer[: len(said["answer"])]
-        shown = " ".join(call("snapshot", "show", folder / name)[1].split())
-        assert all(sentence in shown for sentence in said["answer"])
-
-
-def test_hardware_formula_report_and_diff_say_what_the_simulation_says(folder: Path, call: Call):
-    mine, words = folder / "mine.yaml", [f"{name}={value}" for name, value in SMALL.items()]
-    recipe = {"recipe": "mine.yaml", "overrides": SMALL, "prices": {"l4": 0.7}}
-    (offers, page), _ = ask([folder], ("hardware", recipe), ("report", {"paths": ["a-run"]}))
-    at: dict[str, Any] = {"hardware": "l4", **SMALL}
-    simulated = harness.simulate(mine, **at)
-    by_command = json.loads(call("hardware", mine, *words, "--price", "l4=0.7", "--json")[1])
-    assert (offers[2] or {})["offers"] == by_command
-    (l4,) = [offer for offer in by_command if offer["name"] == "l4"]
-    assert l4["required_bytes"] == simulated.memory.process_bytes
-    assert l4["tokens_per_s"] == pytest.approx(simulated.step.tokens_per_s, rel=1e-6)
-    formula = json.loads(call("formula", mine, *words, "hardware=l4", "--json")[1])
-    assert formula["peak_allocated_bytes"] == simulated.memory.peak_allocated_bytes
-
-    (folder / "now.json").write_text(simulated.to_json())
-    told = call("diff", folder / "now.json", folder / "now.json")[1]
-    assert f"peak allocated: {in_gib(simulated.memory.peak_allocated_bytes)}, the same to the byte" in told
-    report = harness.report(folder / "a-run")
-    told = (page[2] or {})["answer"]["a-run"]
-    sentences = report._sections()[0].answer
-    assert 3 <= len(told) == len([one for one in told if one in sentences])  # the server opens no model
-    first_table = (page[2] or {})["tables_in_markdown"].strip().partition("\n\n")[0]
-    assert first_table in call("report", folder / "a-run", "--markdown")[1]
-
-
-def test_formula_shard_and_diff_answer_as_the_commands_do(folder: Path, call: Call):
-    """And keep nothing, though formulas are kept where a command asks for them."""
-    mine, words = folder / "mine.yaml", [f"{name}={value}" for name, value in SMALL.items()]
-    recipe = {"recipe": "mine.yaml", "overrides": SMALL, "hardware": "l4"}
-    larger = harness.simulate(mine, hardware="l4", seq_len=512, micro_batch_size=1)
-    (folder / "larger.json").write_text(larger.to_json())
-    cache = folder.parent / "cache"
-    cache.mkdir()
-    two = {"first": "a-run", "second": "larger.json"}
-    answers, _ = ask(
-        [folder],
-        ("formula", recipe),
-        ("shard", {**recipe, "gpus": 2}),
-        ("diff", {**two, "fail_above": "5%"}),
-        XDG_CACHE_HOME=str(cache),
-    )
-    assert [text for is_error, text, _ in answers if is_error] == []
-    assert list(cache.iterdir()) == []
-    formula, shard, diff = ({**(content or {})} for _, _, content in answers)
-    place = (mine, *words, "hardware=l4")
-    paths = (str(folder / "a-run"), str(folder / "larger.json"))
-    assert formula.pop("answer") == call("formula", *place)[1].rstrip()
-    assert formula == json.loads(call("formula", *place, "--json")[1])
-    assert shard["strategies"] == json.loads(call("shard", *place, "--gpus", "2", "--json")[1])
-    assert "FSDP2" in shard["answer"]
-    status, by_command, _ = call("diff", *paths, "--fail-above", "5%", "--json")
-    assert status == 5
-    expected = json.loads(by_command)
-    assert {name: diff[name] for name in expected} == {**expected, **two}
-    assert diff["beyond"]
+    assert said["run"]["at_peak"] == known
+    assert said["run"]["peak_allocated_bytes"] == run.memory.peak_allocated_bytes
+    assert said["recorded"]["largest"][0]["stack"]
+    for name, place in (("run", "a-run"), ("recorded", "recorded")):
+        sentences = said[name]["answer"]
+        assert sentences == harness.report(folder / place)._sections()[0].answer[: len(sentences)]
+        shown = " ".join(call("snapshot", "show", folder / place)[1].split())
+        assert all(sentence in shown for sentence in sentences)
 
 
 HUGE = "x" * 100_000
@@ -271,27 +183,11 @@ REFUSED = [
     ("report", {"paths": ["."]}, "is a link to somewhere outside"),
     ("snapshot", {"path": "/proc/self/environ"}, "is not in the folders"),
     # a recipe whose files are not
-    (
-        "napkin",
-        {"recipe": "points-out.yaml"},
-        "model: give a model of recipes/models, for this server asks no",
-    ),
-    (
-        "napkin",
-        {"recipe": "climbs-out.yaml"},
-        "model: give a model of recipes/models, for this server asks no",
-    ),
+    ("napkin", {"recipe": "points-out.yaml"}, "model: give a model of recipes/models, for this server"),
+    ("napkin", {"recipe": "climbs-out.yaml"}, "model: give a model of recipes/models, for this server"),
     ("napkin", {"recipe": "data-out.yaml"}, "data: give synthetic, for this server asks no network"),
-    (
-        "simulate",
-        {"recipe": "of-the-hub.yaml"},
-        "model: give a model of recipes/models, for this server asks no",
-    ),
-    (
-        "napkin",
-        {"recipe": "smoke", "overrides": {"model": "checkpoint"}},
-        "'config.json' is a link to somewhere",
-    ),
+    ("simulate", {"recipe": "of-the-hub.yaml"}, "model: give a model of recipes/models, for this server"),
+    ("napkin", {"recipe": "smoke", "overrides": {"model": "checkpoint"}}, "is a link to somewhere outside"),
     ("napkin", {"recipe": "smoke", "overrides": {"model": "/etc/passwd"}}, "is not in the folders"),
     ("napkin", {"recipe": "smoke", "overrides": {"data": "file:///etc/passwd"}}, "is not in the folders"),
     ("simulate", {"recipe": "trusts.yaml"}, "trust_remote_code: this server runs no code"),
@@ -300,16 +196,8 @@ REFUSED = [
     ("napkin", {"recipe": "smok"}, "there is no recipe 'smok'. Did you mean smoke?"),
     ("napkin", {"recipe": ""}, "is not in the folders"),
     ("napkin", {"recipe": HUGE}, "is not in the folders"),
-    (
-        "napkin",
-        {"recipe": "smoke", "overrides": {"seqlen": 4}},
-        "there is no field seqlen. Did you mean seq_len?",
-    ),
-    (
-        "napkin",
-        {"recipe": "smoke", "overrides": {"seq_len": [[[]]]}},
-        "overrides: seq_len: [[[]]] is not possible",
-    ),
+    ("napkin", {"recipe": "smoke", "overrides": {"seqlen": 4}}, "no field seqlen. Did you mean seq_len?"),
+    ("napkin", {"recipe": "smoke", "overrides": {"seq_len": [[[]]]}}, "seq_len: [[[]]] is not possible"),
     ("napkin", {"recipe": "smoke", "overrides": {HUGE: HUGE}}, "there is no field xxx"),
     ("napkin", {"recipe": "smoke", "hardware": "h1000"}, "there is no h1000 in the table"),
     ("napkin", {"recipe": "smoke", "memory": "much"}, "write a size such as 16GiB"),
@@ -357,6 +245,7 @@ def test_nothing_is_written_connected_or_started(folder: Path, tmp_path: Path):
         [folder],
         ("napkin", {"recipe": "mine.yaml"}),
         ("simulate", {"recipe": "mine.yaml"}),
+        ("formula", {"recipe": "mine.yaml"}),
         ("report", {"paths": ["a-run", "recorded"]}),
         ("snapshot", {"path": "recorded"}),
         command=(str(watched), str(log)),

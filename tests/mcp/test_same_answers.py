@@ -1,7 +1,5 @@
 """Every question has one answer, whoever asks: the command line, Python, a program by MCP, and the report."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What follows the steps of a measured run, against the simulation and against sums written out by hand."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Waiting for other ranks, from the profiler's events."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.measure.communication import PHASE, waiting

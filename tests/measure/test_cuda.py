@@ -3,8 +3,6 @@
 What the real torch.cuda does is tested on a GPU, in tests/gpu.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from types import SimpleNamespace

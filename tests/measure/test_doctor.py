@@ -1,7 +1,5 @@
 """The doctor tries every toggle, says what works, and gives the reason for what does not."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Memory that grows from step to step, found on real tensors and in traces, and only there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Measuring on the CPU, against the tensors that really exist and against sums written out by hand."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -264,8 +262,7 @@ def test_a_recipe_without_warmup_has_no_first_step_peak(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("attention", "kernels"),
-    [("eager", []), ("sdpa", ["aten._scaled_dot_product_flash_attention_for_cpu"])],
+    ("attention", "kernels"), [("eager", []), ("sdpa", ["aten._scaled_dot_product_flash_attention_for_cpu"])]
 )
 def test_the_attention_that_ran_is_recorded(attention, kernels, tmp_path):
     provenance = measured(tiny(**FEW, attention=attention), tmp_path).provenance

@@ -1,7 +1,5 @@
 """Losses that are nan or infinite: the run stops and says where, or goes on and says how often."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

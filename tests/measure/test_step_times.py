@@ -1,7 +1,5 @@
 """The statistics of a measured run, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 import resource

@@ -1,7 +1,5 @@
 """A trace's times moved to a virtual device's clock: by hand, on a device that is not there."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.measure import virtual_time

@@ -6,8 +6,6 @@ python -m tests.mutation --survivors fit       only the mutants of it that survi
 python -m tests.mutation --sample 20 fit       fewer: those that come first in its sample
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

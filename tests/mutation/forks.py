@@ -4,8 +4,6 @@ The file is never written: in the fork the module is imported from the changed t
 hangs or makes eat memory is ended by the kernel's count of its processor time and memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.machinery
 import os

@@ -4,8 +4,6 @@ mutmut's own runner leaves out every decorated function (properties, context man
 mutant of cosmic-ray costs is a process that imports torch: so only the operators are taken, and run in forks.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 from collections import Counter

@@ -1,7 +1,5 @@
 """Napkin's whole answer: every field priced, textbook numbers, properties over random recipes, the text."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

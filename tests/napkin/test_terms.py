@@ -1,7 +1,5 @@
 """What is kept for backward: by hand from papers, and as autograd saves it for small models of every kind."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.architecture.model_shape import ModelShape

@@ -1,7 +1,5 @@
 """What a step computes and moves: against a simulated step's operators, and Inductor's own count."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from statistics import mean

@@ -1,7 +1,5 @@
 """Bytes of parameters, gradients and optimizer state against the tensors of the built model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from bitsandbytes import functional as bitsandbytes_functional

@@ -1,7 +1,5 @@
 """FLOPs against sums written out by hand, and against PyTorch's own counter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

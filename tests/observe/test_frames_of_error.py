@@ -1,7 +1,5 @@
 """Requests that PyTorch's own allocator refuses: its message has the bytes, the code here the line."""
 
-from __future__ import annotations
-
 import re
 from types import FunctionType
 

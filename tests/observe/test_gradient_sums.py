@@ -4,8 +4,6 @@ Under a dispatch mode it never does, so the tracker does it in its stead. Oracle
 mode, as torch.profiler saw it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A model that is made later, in parts and out of order, has the values of one that is built at once."""
 
-from __future__ import annotations
-
 import inspect
 import weakref
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A step divided among ranks is the step of one process: its losses, and the weights that were divided."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

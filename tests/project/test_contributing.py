@@ -1,7 +1,5 @@
 """What CONTRIBUTING says is so: its paths, its commands, its walk down; and the map is of the imports."""
 
-from __future__ import annotations
-
 import cProfile
 import re
 import tomllib

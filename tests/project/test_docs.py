@@ -1,7 +1,5 @@
 """The guide: its links lead somewhere, its commands exist, its figures and numbers are those of its data."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
@@ -47,14 +45,7 @@ def commands() -> list[tuple[str, ...]]:
 
 def test_there_is_a_guide():
     names = {page.name for page in PAGES}
-    assert names >= {
-        "index.md",
-        "timeline.md",
-        "memory-words.md",
-        "toggles.md",
-        "recipe.md",
-        "answers.md",
-    }
+    assert names >= {"index.md", "timeline.md", "memory-words.md", "toggles.md", "recipe.md", "answers.md"}
     assert len(commands()) > len(TOGGLES)
 
 

@@ -5,8 +5,6 @@ stand on levels, import downward only and in no circle, and that the answers nev
 pyproject.toml for import-linter, which `make check` runs.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

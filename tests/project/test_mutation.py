@@ -1,7 +1,5 @@
 """The mutation report: it is of the modules that are listed, and every survivor has a judgement."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 

@@ -1,7 +1,5 @@
 """A wheel of harness carries what a checkout has: every module, recipe, model config and calibration."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 A new one fails here until it is argued there; one that is gone fails until its entry is.
 """
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from collections import defaultdict

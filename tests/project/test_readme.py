@@ -1,7 +1,5 @@
 """README says what is so: its tables, its commands, its recipe and its links."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A toggle is four edits: who reads its field, and who may compare it with a value, read from the source."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Iterator
 

@@ -1,7 +1,5 @@
 """Recipes on disk: every bad file and override is one clear InputError, and every recipe we carry loads."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

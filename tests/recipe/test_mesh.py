@@ -1,7 +1,5 @@
 """How a number of processes fills the mesh that a recipe asks for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Recipe: the fields, and the pairs of fields that cannot work together."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, get_args
 

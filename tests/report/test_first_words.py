@@ -1,7 +1,5 @@
 """The report's first sentences: the verdict, the peak, what it is made of, what would save memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The numbers of a report: what a history says of a snapshot, held against the snapshot and the profile."""
 
-from __future__ import annotations
-
 import base64
 import random
 import zlib

@@ -1,7 +1,5 @@
 """`harness report` as a user meets it: the page, Markdown, CSV, pictures, and what it refuses."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

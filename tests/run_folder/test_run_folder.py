@@ -1,7 +1,5 @@
 """What a run leaves: files that can be used again, on this machine and on others."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

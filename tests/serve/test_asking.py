@@ -1,7 +1,5 @@
 """What the page of harness serve asks: who may, what is answered, and that nothing is left behind."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

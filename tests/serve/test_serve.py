@@ -1,7 +1,5 @@
 """harness serve: what it lists and opens, and that nothing outside its folder can be had from it."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

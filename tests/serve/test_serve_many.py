@@ -1,7 +1,5 @@
 """harness serve with many runs, many requests, a run at work, and a folder that changes while it is read."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

@@ -3,8 +3,6 @@
 That its peaks are those of transformers' own code on PyTorch's CUDA build: virtual_gpu/test_evaluation.py.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A sample of benchmarks.causal_models: the peaks that PyTorch's allocator counted on the virtual GPU."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path
@@ -33,8 +31,7 @@ OTHERS = {"mixtral experts": ("mixtral", "experts")}
 BAR = 0.95
 
 pytestmark = pytest.mark.skipif(
-    versions() != FOUND["versions"],
-    reason="the emulated peaks are of other releases",
+    versions() != FOUND["versions"], reason="the emulated peaks are of other releases"
 )
 
 

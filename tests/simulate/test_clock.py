@@ -1,7 +1,5 @@
 """The clock of a simulated GPU against times worked out by hand, on a device with round numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

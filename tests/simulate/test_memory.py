@@ -1,7 +1,5 @@
 """The memory of a simulated GPU: blocks instead of bytes, and a snapshot that torch's own viewers accept."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle

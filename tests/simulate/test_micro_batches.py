@@ -1,7 +1,5 @@
 """A simulation that counts micro batches says what one that walks through all of them says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Which module an operator belongs to: in forward, backward, and a checkpointed block's second forward."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

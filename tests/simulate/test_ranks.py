@@ -3,8 +3,6 @@
 Against what they allocate on CUDA: tests/simulate/test_recorded_traces.py, the recordings called ranks-*.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

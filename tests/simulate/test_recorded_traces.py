@@ -6,8 +6,6 @@ The allocator model must do with every request what PyTorch's allocator did; and
 recipe, where the libraries are those of the recording, must make the same requests in the same order.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.gpu_programme.trace_file import Trace, load_trace

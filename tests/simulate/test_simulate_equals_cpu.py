@@ -5,8 +5,6 @@ behaviour switched off (each rule that stays is a question of values: see `_shap
 differently is then all that a GPU has to prove.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path

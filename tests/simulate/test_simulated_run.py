@@ -3,8 +3,6 @@
 That the simulated step is the real one is shown in simulate/test_simulate_equals_cpu.py.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sample of benchmarks.causal_models --vision: the peaks PyTorch counted on the virtual GPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

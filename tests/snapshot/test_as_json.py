@@ -1,7 +1,5 @@
 """`harness snapshot to-json`: the safe form of a snapshot holds the same, stays small, is read with care."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

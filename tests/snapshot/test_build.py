@@ -129,11 +129,7 @@ def allocator_snapshot() -> dict[str, Any]:
         segment(
             address + (1 << 30),
             "large",
-            [
-                (5 << 20, 0, "inactive"),
-                (3 << 20, 3 << 20, "active_pending_free"),
-                (12 << 20, 0, "inactive"),
-            ],
+            [(5 << 20, 0, "inactive"), (3 << 20, 3 << 20, "active_pending_free"), (12 << 20, 0, "inactive")],
         ),
     ]
     return build_snapshot(events, segments)

@@ -1,8 +1,6 @@
 """Phases and categories read from stacks. The real thing: tests/virtual_gpu/test_snapshots.py holds every
 category of a recording that states them against what its stacks alone say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -79,20 +77,11 @@ def test_what_fsdp2_gathers_shows_in_its_stack(gathered: bool, stack: tuple[tupl
         ("data", ((f"{SITE}torch/utils/data/_utils/pin_memory.py", "pin_memory"), MAIN)),
         ("data", ((f"{SITE}accelerate/data_loader.py", "__iter__"), MAIN)),
         ("checkpoint", ((f"{SITE}torch/serialization.py", "save"), MAIN)),
-        (
-            "evaluation",
-            (*FORWARD[:-1], (f"{SITE}transformers/trainer.py", "evaluation_loop"), MAIN),
-        ),
+        ("evaluation", (*FORWARD[:-1], (f"{SITE}transformers/trainer.py", "evaluation_loop"), MAIN)),
         ("evaluation", (*FORWARD[:-1], (f"{SITE}transformers/generation/utils.py", "_sample"), MAIN)),
         # autograd's thread begins in the middle of Python: a recomputed forward, a Function's backward
-        (
-            "backward",
-            (*FORWARD[:-1], (f"{SITE}torch/utils/checkpoint.py", "unpack_hook")),
-        ),
-        (
-            "backward",
-            (("/home/me/op.py", "backward"), (f"{SITE}torch/autograd/function.py", "apply")),
-        ),
+        ("backward", (*FORWARD[:-1], (f"{SITE}torch/utils/checkpoint.py", "unpack_hook"))),
+        ("backward", (("/home/me/op.py", "backward"), (f"{SITE}torch/autograd/function.py", "apply"))),
         # with C++ frames the engine itself shows
         (
             "backward",

@@ -1,7 +1,5 @@
 """What two snapshots hold: every kind of change, by category and by stack; the totals add up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What grows from step to step: the steps by three ways, and what is no leak."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """PyTorch's message of an out-of-memory, in the forms it has had, with numbers that people met."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An out-of-memory explained: sizes by hand, the remedy that fits, the moment when it happened."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

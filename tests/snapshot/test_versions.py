@@ -14,8 +14,6 @@ A block whose free waits for another stream is "active_pending_free" in the file
 the documentation of torch.cuda.memory._snapshot().
 """
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

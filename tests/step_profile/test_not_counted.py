@@ -1,7 +1,5 @@
 """The three verdicts: fits, does not, and too tight to call for what nobody counts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """profile.json from anyone: what no run can have is refused, and the field named."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 FUZZ examples of each kind are tried (`make fuzz`), a dozen where it is not set; always the same ones.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recipes that break the rules between fields."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # One minimal recipe for each rule, in the order of RULES.

@@ -1,7 +1,5 @@
 """A simulation of a type of model, held against the peaks that PyTorch counted on the virtual GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from benchmarks.causal_models.__main__ import GPU, config_file

@@ -1,8 +1,6 @@
 """A fake of torch.cuda and NVML: an allocator that counts, writes the trace PyTorch writes, and has a
 clock that moves when told. Only what measure_cuda.py and nvml.py ask for."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -147,7 +145,7 @@ def install(patch: pytest.MonkeyPatch, cuda: FakeCuda, nvml: FakeNvml) -> None:
         def record(self) -> None:
             self.at_ms = cuda.now_ms
 
-        def elapsed_time(self, later: Event) -> float:
+        def elapsed_time(self, later: "Event") -> float:
             assert cuda.calls[-1] == "synchronize"
             return later.at_ms - self.at_ms
 

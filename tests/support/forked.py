@@ -5,8 +5,6 @@ moments of a kill fall into that work. `python -m tests.support.forked` is the p
 talks to it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -37,7 +35,7 @@ class Ended:
 class Forks:
     """A process that has imported torch and the rest, waiting for commands to run in forks of itself."""
 
-    def __enter__(self) -> Forks:
+    def __enter__(self) -> "Forks":
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.forked"],

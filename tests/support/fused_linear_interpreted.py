@@ -5,8 +5,6 @@ Liger's kernels are Triton's. Triton interprets them on a CPU if TRITON_INTERPRE
 imported, so this is a program of its own; training/toggles/test_loss.py runs it and looks at what it prints.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import sys

@@ -1,7 +1,5 @@
 """Hostile and broken input, made by hypothesis: values, changed JSON, changed bytes, recipes."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """What the hardware programme would bring back from a GPU, written by hand, for the tests of who reads it."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 
@@ -67,11 +65,9 @@ def profile(
     """
     peak = round(peak_gib * GIB)
     activations = min(peak, round(activations_gib * GIB))
-    kind: Any = {
-        "measured": "cuda_allocator",
-        "simulated": "simulated_allocator",
-        "napkin": "closed_form",
-    }[source]
+    kind: Any = {"measured": "cuda_allocator", "simulated": "simulated_allocator", "napkin": "closed_form"}[
+        source
+    ]
     built = StepProfile(
         source=source,  # type: ignore[arg-type]
         recipe=RECIPE,

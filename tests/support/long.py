@@ -1,7 +1,5 @@
 """What `make test` leaves to `make test-long` of a parametrized test: more of what its others hold."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Container, Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 The recipes run on the CPU, with the project's own model and step; the counting is PyTorch's.
 """
 
-from __future__ import annotations
-
 import json
 import traceback
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """How a test does what a person does to a page on a slow machine: once more."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 `python -m tests.support.ranks` is such a process; `trained_on` starts them and reads what rank 0 wrote.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What differs for tests between the releases of the support window."""
 
-from __future__ import annotations
-
 import transformers
 from packaging.version import Version
 

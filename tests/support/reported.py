@@ -1,7 +1,5 @@
 """Runs for the tests of reports: really measured, really simulated, and one written by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

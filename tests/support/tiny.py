@@ -1,7 +1,5 @@
 """A small model of each family, and the harness's own loop around it: what the toggle tests train."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator

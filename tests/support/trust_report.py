@@ -1,7 +1,5 @@
 """What the tests of trust tried and what happened, kept for docs/trust.md (`make trust`)."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What Python code does to the machine, heard from audit events: files written, processes, connections."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What the answers kept of a sweep are answers of: the code that gave them is part of the question."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

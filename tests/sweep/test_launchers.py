@@ -1,7 +1,5 @@
 """Sweeps whose cells are answered elsewhere: the same results, and none lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Sweeps: which cells there are, what survives, what is said about the curves."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

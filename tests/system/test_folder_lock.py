@@ -1,7 +1,5 @@
 """Two runs into one folder: the second is told who is at work there, and nothing of the first is touched."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """The collector of cycles runs where the code says, and a process that ends at once still ends properly."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A Hub that does not answer: the libraries that load from it take what is in the cache, at once."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

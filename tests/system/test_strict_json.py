@@ -1,7 +1,5 @@
 """JSON from anyone: counted before it is made, and read only as it was meant."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """Where a profile says it comes from, and what it must not say."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

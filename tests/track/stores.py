@@ -1,7 +1,5 @@
 """What trackers were told, read from what they wrote: each by its own library, or from its file's format."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`--track`: what trackers are told, read back from their stores; and that none of them stops a run."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Random weights are in the dtypes and on the device in which transformers loads a checkpoint's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

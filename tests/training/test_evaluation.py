@@ -1,7 +1,5 @@
 """Our evaluation and our checkpoint against the library's own: transformers.Trainer, files on disk."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the code of a model raises in a step is told as a sentence; what is ours is not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -26,10 +24,7 @@ def _failing(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "fix"),
-    [
-        ({}, "the error is in its own code"),
-        ({"adapter": "lora"}, r"List other layers in lora_targets"),
-    ],
+    [({}, "the error is in its own code"), ({"adapter": "lora"}, r"List other layers in lora_targets")],
 )
 def test_where_and_what_and_the_fix(fields: Any, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _failing(monkeypatch, lambda x: x[..., :3])

@@ -1,7 +1,5 @@
 """Models that cannot run as a recipe says, or are no causal language models: said before anything runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The one training step: its phases, its loss, accumulation by real tokens, and clipping."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """An outside witness: transformers.Trainer, given the same weights and rows, has the same losses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the tests that kill share: a process that forks commands, and the folder they start in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

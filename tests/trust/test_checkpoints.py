@@ -1,7 +1,5 @@
 """Checkpoint folders from anyone: what is damaged in them is a sentence, never a traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A disk that is full: a sentence with the path and what it needs, and every earlier result as it was."""
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

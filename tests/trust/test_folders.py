@@ -1,7 +1,5 @@
 """Folders that hold what nobody put there: sweeps and checkpoints among foreign files, and wrong clocks."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A small seeded set here; `make fuzz` tries FUZZ examples of each kind, 20,000 and more in all.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

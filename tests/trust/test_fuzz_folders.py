@@ -3,8 +3,6 @@
 As in trust/test_fuzz.py, a small seeded set here and FUZZ examples of each kind in `make fuzz`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -213,10 +211,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float | No
 def sealed(checkpoint: Path) -> None:
     """Write a manifest that says that all is as it was written."""
     files = {
-        path.name: {
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        }
+        path.name: {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
         for path in checkpoint.iterdir()
         if path.is_file() and path.name != MANIFEST
     }

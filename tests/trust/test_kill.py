@@ -3,8 +3,6 @@
 The seeded moments here are few; `make trust` tries 50 a command (KILLS=50).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """docs/trust.md is what its results say, and the results are those of tests that exist."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """What a user keeps secret reaches no file and no terminal; code of strangers runs only when told, in red."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.errors import HarnessError, InputError

@@ -1,7 +1,5 @@
 """Interrupted twice, and run by somebody who may not read or write everything."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal

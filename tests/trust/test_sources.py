@@ -1,7 +1,5 @@
 """No code of the project reads a file in a way that could run it. Read from the source."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """Commands on virtual GPUs. What is marked virtual_gpu needs PyTorch's CUDA build and no GPU: `make
 virtual-gpu` runs it in an environment that has it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What programs get who call the runtime, the driver or NVML themselves, in the words of NVIDIA's manuals."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

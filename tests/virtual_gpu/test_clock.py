@@ -2,8 +2,6 @@
 end. Estimates of single kernels are harness/kernel_time's; what the order of streams and events makes of them
 is written down here after CUDA's programming guide."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

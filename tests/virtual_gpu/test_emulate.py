@@ -1,7 +1,5 @@
 """Any command on a virtual GPU: what it sees, how it ends, and what it leaves behind."""
 
-from __future__ import annotations
-
 import json
 import platform
 import re

@@ -1,7 +1,5 @@
 """transformers.Trainer's own evaluate() and checkpoint on PyTorch's CUDA build take what is simulated."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Fourier transforms, decompositions and sparse products on the virtual GPU: cuFFT, cuSOLVER and cuSPARSE
 compute nothing."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The lines of the real one are those of nvidia-smi 590.48.01 on an H100, as the c
 have them (github.com/utkuozdemir/nvidia_gpu_exporter, internal/captures).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,8 +1,6 @@
 """Programs as their authors ship them, tiny: commands of TRL, accelerate, torchtune and LitGPT, and PEFT's
 example (benchmarks/virtual_gpu/programs.py, which runs them at full size too)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

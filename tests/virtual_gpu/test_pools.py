@@ -1,7 +1,5 @@
 """Settings of PyTorch's allocator and pools of memory on a virtual GPU: memory that can grow, and MemPool."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

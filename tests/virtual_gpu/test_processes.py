@@ -1,7 +1,5 @@
 """Several processes on one virtual GPU: together they have what one card has."""
 
-from __future__ import annotations
-
 import re
 import sys
 import textwrap

@@ -2,8 +2,6 @@
 are on the device's streams, each with the operator that launched it. Read by PyTorch's own tables, and as the
 file that Perfetto reads."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import defaultdict

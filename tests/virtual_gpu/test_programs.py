@@ -1,8 +1,6 @@
 """Programs of others, unchanged, with a tiny model: TRL 1.16, transformers 5.23, peft 0.21, accelerate 1.15,
 bitsandbytes 0.50 (constraints.txt has the versions)."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -2,8 +2,6 @@
 says; and so is what is allocated and reserved from then on, in as many steps.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ Every recording can be made anew: benchmarks/virtual_gpu/anew.py. Here are some 
 So can the peaks that hold napkin's ranks (tests/recordings/ranks).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Snapshots of somebody's program, by PyTorch's CUDA build: what is said of them is what PyTorch counts."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

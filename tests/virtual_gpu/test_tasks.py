@@ -1,7 +1,5 @@
 """TRL's own trainers on the virtual GPU take what a recipe's `task` is simulated to take."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The oracle is PyTorch's CPU: the same function, of the same host data, on either device.
 """
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is watched on a virtual GPU, against the statistics PyTorch keeps when nobody watches."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Models that a program loads and that are not here: zeros in their place, and PyTorch's peak as it is."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The virtual GPU without PyTorch's CUDA build: what it says where there can be none, and what it is made
 of."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess

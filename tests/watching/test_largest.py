@@ -1,7 +1,5 @@
 """`harness watch --fit`: the largest value that does not run out of memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`harness watch` as a user runs it, on the CPU: programs, their ends, and what is shown of their folders."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

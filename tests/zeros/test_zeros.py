@@ -1,7 +1,5 @@
 """Checkpoints of zeros, against those that transformers itself writes and loads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

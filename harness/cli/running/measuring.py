@@ -1,7 +1,5 @@
 """A measurement with its progress on stderr: for every command that runs a recipe here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,7 +23,7 @@ def measured_with_progress(
     device: str | None = None,
     *,
     snapshot: bool = True,
-    after: AfterStep | None = None,
+    after: "AfterStep | None" = None,
     trackers: Sequence[str] = (),
     quiet: bool = False,
     alive: Callable[[str], None] | None = None,
@@ -50,7 +48,7 @@ def measured_with_progress(
         return measured(recipe, folder, device, progress, snapshot=snapshot, after=after, alive=alive)
 
 
-def in_words(forecast: Forecast) -> list[str]:
+def in_words(forecast: "Forecast") -> list[str]:
     """How long it will take, why, and what answers sooner."""
 
     how_long = (

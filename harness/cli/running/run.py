@@ -1,7 +1,5 @@
 """`harness run`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -151,7 +149,7 @@ def run(
     raise typer.Exit(_status(profile, loaded) if status is None else status)
 
 
-def _on_ranks(recipe: Recipe, gpu: str | None, gpus: int | None) -> tuple[Recipe, PlaceInRanks | None]:
+def _on_ranks(recipe: Recipe, gpu: str | None, gpus: int | None) -> "tuple[Recipe, PlaceInRanks | None]":
     """The recipe with the mesh that the processes make, and this one's place, if it was started as a rank."""
     from harness.launch import place_in_ranks
 

@@ -6,8 +6,6 @@ saved tensors that it has on a GPU. Here is what torch does around the call; wha
 in kernels/attention.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ one level up, where Python calls the function: same lists (ATen/autocast_mode.h)
 and autograd records the same copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -6,8 +6,6 @@ simulate/cuda/attention_call.py, simulate/cuda/flash_attn_package.py, simulate/c
 (transformers, Liger, Triton, bitsandbytes), and kernels/operators.py (what one operator does).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,13 +19,7 @@ from torch.overrides import handle_torch_function
 from torch.utils._device import _device_constructors
 
 from harness.hardware import Hardware
-from harness.kernels import (
-    CUDNN_DEPRIORITIZED,
-    AttentionCall,
-    Gpu,
-    chosen_backend,
-    operator_of,
-)
+from harness.kernels import CUDNN_DEPRIORITIZED, AttentionCall, Gpu, chosen_backend, operator_of
 from harness.recipe import Recipe
 from harness.simulate.cuda.attention_call import attention_on_meta
 from harness.simulate.cuda.autocast import cuda_autocast_on_meta

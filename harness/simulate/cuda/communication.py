@@ -1,7 +1,5 @@
 """Collectives of a simulated GPU: their time on the links, and what PyTorch keeps while they run."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Most code does not care. Where it does, and takes another way on a GPU, simulate
 here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from pkgutil import resolve_name

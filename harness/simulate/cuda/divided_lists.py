@@ -6,8 +6,6 @@ an FSDP2 rank of a 30B model with LoRA. Where the weights of an entry are divide
 plan, for each rank computes what it has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ while it runs is a script, as for torch's own. Sources, in github.com/Dao-AILab/
 hopper/flash_attn_interface.py and hopper/flash_api.cpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pkgutil import resolve_name
 from typing import Any, NamedTuple

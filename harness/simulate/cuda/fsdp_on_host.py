@@ -5,8 +5,6 @@ their gradients as soon as they are summed. Parts lie on `meta`, which is not FS
 `.to()` copies each one that is gathered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

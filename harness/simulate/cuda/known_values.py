@@ -4,8 +4,6 @@ A model that sees asks how many patches an image has, and which tokens are those
 of integers and of bools have their values beside them here, computed on the CPU by the same operators.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where transformers, peft, Liger, Triton and bitsandbytes ask for the device: the answers of a GPU."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext

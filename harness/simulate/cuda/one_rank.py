@@ -4,8 +4,6 @@ torch's own engines run as they are. The `fake` process group has every rank's n
 its collectives return at once. What FSDP2 asks of a device it finds in the module `torch.meta` (streams.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -5,8 +5,6 @@ call of an operator on given shapes runs it; the next ones make empty tensors li
 that only writes values into a tensor has nothing to do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

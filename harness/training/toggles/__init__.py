@@ -1,7 +1,5 @@
 """What each toggle of a recipe does to the model, the optimizer or the step: one file a toggle."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -1,7 +1,5 @@
 """The toggle `adapter`: LoRA, IA3 or another method of peft on a frozen base."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields

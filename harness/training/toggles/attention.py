@@ -1,7 +1,5 @@
 """The toggle `attention`: which implementation runs, what it needs, and the mask it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

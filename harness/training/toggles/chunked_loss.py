@@ -6,8 +6,6 @@ in chunks, and with the gradients of both made in forward). TRL's is what its SF
 (trl/trainer/sft_trainer.py, compute_loss), by the head of toggles/preference.py.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

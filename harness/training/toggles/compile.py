@@ -1,7 +1,5 @@
 """The toggle `compile`: the model's forward and backward by torch.compile."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from harness.recipe import Recipe

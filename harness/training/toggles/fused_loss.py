@@ -1,7 +1,5 @@
 """The toggle `loss: fused_linear`: Liger's loss, computed from the hidden states in chunks."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import os

@@ -1,7 +1,5 @@
 """The toggle `gradient_checkpointing`: each block keeps its input and computes the rest again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

@@ -6,8 +6,6 @@ Settings are those that transformers' Trainer gives them (transformers/trainer_o
 
 # pyright: reportMissingImports=false
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -29,8 +29,6 @@ gradient of a block's output, and `_unpack`, for what autograd saved. `_finish`,
 the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The optimizer and the gradient scaler of a recipe."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """An optimizer's state from a checkpoint, checked before it is taken."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +12,42 @@ Build = Callable[[Sequence[Tensor] | Sequence[dict[str, Any]]], torch.optim.Opti
 
 class OfOthers(torch.optim.Optimizer):
     """An optimizer that steps by others, and restores the state of each with `restore_state`."""
+
+
+class Together(OfOthers):
+    """Several optimizers, each over weights of its own, stepped one after the other."""
+
+    def __init__(self, each: Sequence[torch.optim.Optimizer]) -> None:
+        self._each = list(each)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step each."""
+        for optimizer in self._each:
+            optimizer.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Free every gradient."""
+        for optimizer in self._each:
+            optimizer.zero_grad(set_to_none)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of each."""
+        return [group for optimizer in self._each for group in optimizer.param_groups]
+
+    @property
+    def state(self) -> dict[Tensor, Any]:  # type: ignore[override]
+        """The state of every weight."""
+        return {weight: state for optimizer in self._each for weight, state in optimizer.state.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each optimizer."""
+        return {"each": [optimizer.state_dict() for optimizer in self._each]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for optimizer, saved in zip(self._each, state_dict["each"], strict=True):
+            restore_state(optimizer, saved)
 
 
 def restore_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:

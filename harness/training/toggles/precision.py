@@ -1,7 +1,5 @@
 """The toggle `precision`: the dtype of the weights, autocast, and the scaler of fp16."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

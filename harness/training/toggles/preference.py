@@ -7,8 +7,6 @@ _compute_loss, loss_type sigmoid, kto and dapo, their defaults): TRL's head neve
 has no such head.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import nullcontext

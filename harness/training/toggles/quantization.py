@@ -1,7 +1,5 @@
 """bitsandbytes weights: which layers, and how random ones are made with one layer at a time in 16 bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

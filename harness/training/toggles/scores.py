@@ -8,8 +8,6 @@ reward_trainer.py, compute_loss). An embedding's has no head, and is that of sen
 two sides of the pairs one after the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

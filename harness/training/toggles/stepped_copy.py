@@ -1,7 +1,5 @@
 """An optimizer that steps a copy of the weights: in fp32, or on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

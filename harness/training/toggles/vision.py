@@ -1,7 +1,5 @@
 """The toggle `train_vision`: whether a model's image tower and its projector are trained."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

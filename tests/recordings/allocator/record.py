@@ -7,8 +7,6 @@ CUDA runtime (harness/virtual_gpu/c) takes its place. Needs gcc, g++ and nm.
 Run: python -m tests.recordings.allocator.record --cuda INCLUDE TORCH [TORCH ...]
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

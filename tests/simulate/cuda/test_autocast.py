@@ -4,8 +4,6 @@ Two oracles: the lists in the header that torch is built from, and torch's autoc
 the functions that the CPU and CUDA treat alike.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where Python's side takes another way on CUDA: the operators that run then, on shape-only tensors."""
 
-from __future__ import annotations
-
 from pkgutil import resolve_name
 from typing import Any
 

@@ -5,8 +5,6 @@ gigabyte more). What asks in a version that nobody has looked at fails here. Ans
 in harness/simulate/cuda/behaviour.py or cuda_libraries.py.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from importlib.metadata import version

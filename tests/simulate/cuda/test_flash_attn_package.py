@@ -4,8 +4,6 @@ Sources: github.com/Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp (ve
 set_params_splitkv, mha_bwd, mha_varlen_bwd) and hopper/flash_api.cpp (version 3: mha_fwd, mha_bwd).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

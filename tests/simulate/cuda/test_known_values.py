@@ -1,7 +1,5 @@
 """Integers on the simulated device have the values that a CPU computes, as long as those are known."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The shape cache answers what the operator itself would, on the first call and on the next ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Streams of a simulated GPU: a pool of memory each, and their order in time, worked out by hand."""
 
-from __future__ import annotations
-
 import torch
 
 from harness.allocator.settings import Settings

@@ -1,7 +1,5 @@
 """adapter and its fields: what is trained, how it begins, and that merging it changes nothing."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

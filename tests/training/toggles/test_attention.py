@@ -1,7 +1,5 @@
 """attention: the kernels agree, what cannot run here is refused, and nothing is fetched."""
 
-from __future__ import annotations
-
 import socket
 from typing import Any
 

@@ -1,7 +1,5 @@
 """compile: the model goes through torch.compile, and computes the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

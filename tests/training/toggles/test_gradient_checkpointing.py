@@ -1,7 +1,5 @@
 """gradient_checkpointing: the same numbers, and a block's input is all that is kept of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The losses without all the logits are the standard one, and refused where they cannot run."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

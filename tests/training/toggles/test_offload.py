@@ -1,7 +1,5 @@
 """offload: activations and optimizer. Nothing changes but where the bytes are."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

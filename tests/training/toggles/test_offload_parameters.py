@@ -1,7 +1,5 @@
 """offload_parameters: the same numbers as without it, and only what is in use on the device."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -126,7 +124,7 @@ class LateStream:
     def __exit__(self, *_: object) -> None:
         del Tensor.copy_  # Tensor has what it inherits again
 
-    def wait_stream(self, other: LateStream) -> None:
+    def wait_stream(self, other: "LateStream") -> None:
         """This stream goes on after all that was queued in the other."""
         self.waited += bool(other.queued)
         for target, source in other.queued:

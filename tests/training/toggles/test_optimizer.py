@@ -1,7 +1,5 @@
 """optimizer, optimizer_impl and optimizer_in_backward: the update, the state, and what is freed when."""
 
-from __future__ import annotations
-
 import gc
 import math
 import sys
@@ -59,8 +57,7 @@ def state_of(training: Training) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{}, pytest.param({"precision": "bf16"}, marks=long), {"adapter": "lora", "lora_alpha": 256.0}],
+    "fields", [{}, pytest.param({"precision": "bf16"}, marks=long), {"adapter": "lora", "lora_alpha": 256.0}]
 )
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_learns_a_batch(optimizer: str, fields: dict[str, Any]) -> None:
@@ -370,12 +367,7 @@ def test_in_backward_frees_every_gradient() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {},
-        {"optimizer_in_backward": True},
-        {"offload": ["parameters"]},
-        {"offload": ["activations"]},
-    ],
+    [{}, {"optimizer_in_backward": True}, {"offload": ["parameters"]}, {"offload": ["activations"]}],
     ids=str,
 )
 def test_a_training_that_is_over_leaves_no_weight_behind(fields: dict[str, Any]) -> None:

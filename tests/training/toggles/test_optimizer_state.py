@@ -1,7 +1,5 @@
 """An optimizer's state given to one like it, and states refused before the next step fails on them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

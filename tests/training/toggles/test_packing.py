@@ -1,7 +1,5 @@
 """packing: a step over packed rows is the step over the same documents, each in a row of its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

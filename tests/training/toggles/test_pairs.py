@@ -1,7 +1,5 @@
 """Every two values of any two toggles that the rules let meet do meet here, and the recipe trains."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -43,12 +41,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "max_grad_norm": (None, 1.0),
 }
 ELSEWHERE = {
-    *(
-        "model",
-        "weights",
-        "trust_remote_code",
-        "data",
-    ),  # test_toggles_quantization, test_data
+    *("model", "weights", "trust_remote_code", "data"),  # test_toggles_quantization, test_data
     *("loss", "kernels", "compile"),  # seconds each: test_toggles_loss, test_toggles_compile
     *("lora_rank", "lora_alpha", "lora_targets", "micro_batch_size", "seq_len", "learning_rate"),  # any size
     *("weight_decay", "warmup_steps", "steps", "seed"),

@@ -1,7 +1,5 @@
 """precision and master_weights: dtypes of real tensors, the fp32 copy to the byte, and loss scaling."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """task: dpo and task: kto have the loss and the gradients that TRL's own trainers compute of such rows."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,11 +57,7 @@ def _trainer(recipe: Recipe, training: Training, folder: Path) -> Any:
     answers = {"completion": "b", "label": True} if recipe.task == "kto" else {"chosen": "b", "rejected": "c"}
     rows = Dataset.from_list([{"prompt": "a", **answers}] * 8)
     return trainer(
-        training.model,
-        training.reference,
-        args=arguments,
-        train_dataset=rows,
-        processing_class=tokenizer(),
+        training.model, training.reference, args=arguments, train_dataset=rows, processing_class=tokenizer()
     )
 
 

@@ -1,7 +1,5 @@
 """quantization, double_quant and upcast_for_kbit: which weights are stored how, by name and dtype."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """task: reward and task: classification have the loss and the gradients of TRL's RewardTrainer and of
 transformers' Trainer, task: embedding those of its formula and of sentence-transformers' loss."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Images in the rows: transformers' own loss and gradients, and what its processors make of images."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -18,10 +18,7 @@ def integers(*values: int) -> torch.Tensor:
 
 mine = integers(10 * rank + 1, 10 * rank + 2)
 got = torch.empty_like(mine)
-exchange = [
-    dist.P2POp(dist.irecv, got, other),
-    dist.P2POp(dist.isend, mine, other),
-]  # both receive first
+exchange = [dist.P2POp(dist.irecv, got, other), dist.P2POp(dist.isend, mine, other)]  # both receive first
 for work in dist.batch_isend_irecv(exchange):
     work.wait()
 assert got.tolist() == [10 * other + 1, 10 * other + 2]

@@ -98,10 +98,7 @@ def pipeline():
         given = torch.empty(hidden, device="meta", requires_grad=True)
         first = torch.empty(ids, dtype=torch.int64, device="meta")
         last = torch.empty(logits, device="meta", requires_grad=True)
-        shapes = {
-            "input_args": given if rank else first,
-            "output_args": given if rank < size - 1 else last,
-        }
+        shapes = {"input_args": given if rank else first, "output_args": given if rank < size - 1 else last}
     stage = PipelineStage(model, rank, size, device, **shapes)
     schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=loss_of)
 

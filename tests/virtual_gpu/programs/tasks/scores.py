@@ -9,12 +9,7 @@ import torch
 from datasets import Dataset
 from peft import get_peft_model
 from steps import ROWS, STEPS, TOKENS, Peak, lora, settings, tokenizer
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import AutoConfig, AutoModelForSequenceClassification, Trainer, TrainingArguments
 from trl import RewardConfig, RewardTrainer
 
 path, kind, *more = sys.argv[1:]
