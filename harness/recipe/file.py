@@ -39,7 +39,8 @@ def load_recipe(source: str, overrides: Sequence[str] | Mapping[str, Any] = ()) 
 def changed_recipe(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """`recipe` with other values of these fields, checked anew. Raises InputError as load_recipe does."""
     changes = _with_whole_paths(overrides, Path.cwd(), CALL)
-    given = recipe.model_dump(exclude_unset=True)  # what it does not name may still be the model's to choose
+    # what it does not name may still be the model's to choose; model_copy takes any name and value
+    given = {name: getattr(recipe, name) for name in recipe.model_fields_set}
     return check_recipe({**given, **changes}, "the recipe", list(changes), CALL)
 
 
