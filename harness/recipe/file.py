@@ -28,12 +28,14 @@ def load_recipe(source: str, overrides: Sequence[str] | Mapping[str, Any] = ()) 
     impossible pair.
     """
     path = _recipe_path(source)
-    fields = _with_whole_paths(read_mapping(path, "recipe"), path.resolve().parent, str(path))
+    fields = read_mapping(path, "recipe")
     called = isinstance(overrides, Mapping)
     given = CALL if called else COMMAND_LINE
     changes = overrides if called else _parse_overrides(overrides)
     changes = _with_whole_paths(changes, Path.cwd(), given)
-    return path.stem, check_recipe({**fields, **changes}, str(path), list(changes), given)
+    kept = {name: value for name, value in fields.items() if name not in changes}
+    kept = _with_whole_paths(kept, path.resolve().parent, str(path))
+    return path.stem, check_recipe({**kept, **changes}, str(path), list(changes), given)
 
 
 def changed_recipe(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
