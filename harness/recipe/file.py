@@ -18,6 +18,8 @@ from harness.recipe.recipe import Recipe
 from harness.system import parse_yaml, read_mapping, recipes_folder, to_yaml
 
 DATA_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
+OPTIONS = ("device", "gpu", "gpus", "memory", "out", "price")
+"""What commands take beside a recipe's fields, and not as key=value."""
 
 
 def load_recipe(source: str, overrides: Sequence[str] | Mapping[str, Any] = ()) -> tuple[str, Recipe]:
@@ -147,6 +149,11 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             raise InputError(
                 f"{shortened(text)}: this command takes no device of the table. `harness simulate` and "
                 "`harness napkin` do."
+            )
+        if key in OPTIONS:
+            raise InputError(
+                f"{shortened(text)}: {key} is no field of a recipe, and an option of some commands. Write "
+                f"--{key} {shortened(value)} where `harness COMMAND --help` has it."
             )
         if key in changes:
             raise InputError(f"{key} is overridden twice on the command line. Keep one {key}=value.")
