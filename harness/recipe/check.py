@@ -111,7 +111,9 @@ def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
     known = list(Recipe.model_fields)
     if problem["type"] == "extra_forbidden":
         here = NAMED_ELSEWHERE.get(name.lower())
-        hint = f" Here it is {here}: give {accepted_values(here)}." if here else nearest(shortened(name), known)
+        hint = (
+            f" Here it is {here}: give {accepted_values(here)}." if here else nearest(shortened(name), known)
+        )
         hint = hint or f" The fields are {', '.join(known)}."
         return f"there is no field {shortened(name)}.{hint}"
     if problem["type"] == "missing":

@@ -6,6 +6,7 @@ checkpointing, loss, host memory for parameters, compile, the reference of pairs
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -160,7 +161,7 @@ def _built_where(
 
 
 def _from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later: bool) -> Any:
-    if find_model_config(recipe.model) is not None:
+    if find_model_config(recipe.model) is not None or os.path.isfile(recipe.model):
         raise InputError(
             f"weights: pretrained: {recipe.model} is a config without weights. "
             "Give model a checkpoint folder or a Hugging Face id, or set weights: random."
@@ -232,6 +233,11 @@ def _built(recipe: Recipe, build: Callable[[], Any]) -> Any:
             raise InputError(
                 f"model: {recipe.model}: a file of its weights cannot be read: {first_line(error)}. It is "
                 "damaged or not whole: get it again."
+            ) from error
+        if isinstance(error, OSError) and recipe.weights == "pretrained":
+            raise InputError(
+                f"weights: pretrained: model: {recipe.model} gives none: {first_line(error)}. Add its files "
+                "of weights (model.safetensors), or set weights: random."
             ) from error
         raise InputError(
             f"model: {recipe.model} does not build: {first_line(error)}. Check the config's sizes "

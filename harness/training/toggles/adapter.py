@@ -52,9 +52,9 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
         from_weights = isinstance(error, RuntimeError) and "init_lora_weights" in recipe.peft
         if from_weights and next(model.parameters()).is_meta:
             raise InputError(
-                f"{given}: peft computes the adapter's first values from the model's, of which a simulation has "
-                "the shapes alone. PiSSA and OLoRA train what LoRA trains: simulate without init_lora_weights. "
-                "`harness run` computes the values."
+                f"{given}: peft computes the adapter's first values from the model's, of which a simulation "
+                "has the shapes alone. PiSSA and OLoRA train what LoRA trains: simulate without "
+                "init_lora_weights. `harness run` computes the values."
             ) from error
         raise InputError(f"{given}: {first_line(error)}.") from error
     _refuse_targets_without_adapter(recipe, adapted)
