@@ -1,7 +1,7 @@
 """A fine-tuning step as data: its fields, the rules between them, and the files it comes from."""
 # pyright: reportUnusedImport=false
 
-from harness.recipe.check import ImpossiblePair, check_recipe, recipe_schema, shortened
+from harness.recipe.check import ImpossiblePair, check_recipe, no_field, recipe_schema, shortened
 from harness.recipe.derived import RECORDED_STEPS
 from harness.recipe.effects import EFFECTS, fields_that_change
 from harness.recipe.file import (

@@ -101,6 +101,13 @@ def accepted_values(field: str) -> str:
     return " or ".join(_in_words(option) for option in schema.get("anyOf", [schema]))
 
 
+def no_field(name: str, known: Collection[str], otherwise: str) -> str:
+    """That there is no field `name`, and which of `known` is meant; `otherwise`: where none is like it."""
+    here = NAMED_ELSEWHERE.get(name.lower())
+    hint = f" Here it is {here}: give {accepted_values(here)}." if here else nearest(shortened(name), known)
+    return f"there is no field {shortened(name)}.{hint or otherwise}"
+
+
 def shortened(text: str) -> str:
     """`text` on one line, cut to what a message can hold."""
     text = " ".join(text.split())
@@ -110,12 +117,7 @@ def shortened(text: str) -> str:
 def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
     known = list(Recipe.model_fields)
     if problem["type"] == "extra_forbidden":
-        here = NAMED_ELSEWHERE.get(name.lower())
-        hint = (
-            f" Here it is {here}: give {accepted_values(here)}." if here else nearest(shortened(name), known)
-        )
-        hint = hint or f" The fields are {', '.join(known)}."
-        return f"there is no field {shortened(name)}.{hint}"
+        return no_field(name, known, f" The fields are {', '.join(known)}.")
     if problem["type"] == "missing":
         return f"the field {name} is missing; write for example {name}: llama-3.2-1b."
     value = fields[name]

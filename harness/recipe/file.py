@@ -18,7 +18,7 @@ from harness.recipe.recipe import Recipe
 from harness.system import parse_yaml, read_mapping, recipes_folder, to_yaml
 
 DATA_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
-OPTIONS = ("device", "gpu", "gpus", "memory", "out", "price")
+OPTIONS = ("device", "gpu", "gpus", "memory", "out", "phases", "price")
 """What commands take beside a recipe's fields, and not as key=value."""
 
 
