@@ -8,11 +8,13 @@ from harness.recipe.file import (
     CardRecipe,
     changed_recipe,
     find_model_config,
+    find_recipe,
     list_card_recipes,
     list_models,
     list_recipes,
     load_recipe,
     nearest_model,
+    nearest_recipe,
     recipe_yaml,
 )
 from harness.recipe.mesh import OF_RANKS, on_more_ranks, on_ranks

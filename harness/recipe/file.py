@@ -80,6 +80,22 @@ def _description(path: Path) -> str:
     return first_line.removeprefix("#").strip() if first_line.startswith("#") else ""
 
 
+def find_recipe(name: str) -> Path | None:
+    """The file in the recipes folder, or in its cards, of a recipe's name; None if there is none."""
+    is_name = "/" not in name and os.sep not in name
+    for folder in (recipes_folder(), recipes_folder() / "cards"):
+        path = folder / f"{name.removesuffix('.yaml')}.yaml"
+        if is_name and os.path.isfile(path):
+            return path
+    return None
+
+
+def nearest_recipe(name: str) -> str:
+    """A " Did you mean ...?" with a recipe's name; empty if none is near."""
+    names = [*(known for known, _ in list_recipes()), *(recipe.name for recipe in list_card_recipes())]
+    return nearest(name.removesuffix(".yaml"), names)
+
+
 def recipe_yaml(recipe: Recipe) -> str:
     """The recipe with every field, defaults included, as YAML that load_recipe reads back to its equal."""
     return f"# Fully resolved: every field, defaults included\n{to_yaml(recipe.model_dump(mode='json'))}"
@@ -119,18 +135,14 @@ def _recipe_path(source: str) -> Path:
             f"there is no recipe file {shortened(source)}.{hint} Give a file or a recipe's name."
         )
     # a bare word is a recipe's name first, whatever lies in the current folder
-    name = source.removesuffix(".yaml")
-    for folder in (recipes_folder(), recipes_folder() / "cards"):
-        named = folder / f"{name}.yaml"
-        if os.path.isfile(named):
-            return named
+    named = find_recipe(source)
+    if named is not None:
+        return named
     if source and os.path.exists(path):
         return path
-    names = [*(known for known, _ in list_recipes()), *(recipe.name for recipe in list_card_recipes())]
-    hint = nearest(name, names)
     raise InputError(
-        f"there is no recipe {shortened(source)!r}, neither in {recipes_folder()} nor as a file.{hint} "
-        "`harness recipes` lists the names."
+        f"there is no recipe {shortened(source)!r}, neither in {recipes_folder()} nor as a file."
+        f"{nearest_recipe(source)} `harness recipes` lists the names."
     )
 
 
