@@ -99,7 +99,9 @@ def _without_network() -> str:
 
 def _fetched(model: str) -> Path:
     """The config of that id, from the Hub (or where HF_ENDPOINT points) into the cache."""
-    hint = nearest_model(model)
+    hint = nearest_model(_plain(model))
+    if "/" in model:  # it may well be there: only its config cannot be asked for
+        hint = hint.replace("Did you mean", "The nearest name in recipes/models is").replace("?", ".")
     nowhere = (
         f"model: {model}: there is no such name in recipes/models, no such file, and no config of that name "
         f"in the Hugging Face cache.{hint}"

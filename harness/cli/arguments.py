@@ -109,12 +109,19 @@ def asked_for(
     recipe: str, overrides: Sequence[str] | None, memory: str | None
 ) -> "tuple[str, Recipe, Hardware]":
     """Name and recipe, its data looked at, and the device, as the arguments above say. Raises InputError."""
-    from harness.architecture import find_config, with_attention
     from harness.data import check_data
     from harness.hardware import split_hardware
 
     hardware, changes = split_hardware(overrides or [], memory)
-    name, loaded = load_recipe(recipe, changes)
-    find_config(loaded.model)  # what is nowhere is said before torch is imported
+    name, loaded = asked_recipe(recipe, changes)
     check_data(loaded)
-    return name, with_attention(loaded), hardware
+    return name, loaded, hardware
+
+
+def asked_recipe(recipe: str, overrides: Sequence[str]) -> tuple[str, Recipe]:
+    """Name and recipe, with the attention that its model has. Raises InputError."""
+    from harness.architecture import find_config, with_attention
+
+    name, loaded = load_recipe(recipe, overrides)
+    find_config(loaded.model)  # what is nowhere is said before torch is imported
+    return name, with_attention(loaded)

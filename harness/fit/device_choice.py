@@ -211,7 +211,7 @@ def _lines(name: str, offers: list[Offer], units: str) -> Iterator[str]:
         mark = marks[offer.overrides]
         rows = f"{offer.micro_batch_size or '-'} {mark or ' '}"
         cells = [
-            f"{offer.memory_bytes / GIB:6.1f}",
+            f"{offer.memory_bytes / GIB:5.1f}",
             f"{_number(offer.required_bytes, 1 / GIB, 1):>5}",
             f"{_short(offer.tokens_per_s, 1_000_000):>7} {_range(offer):<15}",
             f"{rows if best else offer.bound or '-':>7}",
@@ -219,7 +219,7 @@ def _lines(name: str, offers: list[Offer], units: str) -> Iterator[str]:
             f"{_number(offer.cost_per_million_tokens, 1, 3):>6}",
         ]
         name = offer.name + ("" if best else mark) + ("?" if offer.tight else "")
-        yield f"  {name:<17} {' '.join(cells)}"
+        yield f"  {name:<19}{' '.join(cells)}"
     if best:
         yield f"  {units}: of a micro batch; each was seen to fit by a simulation of these very sizes"
     for spelled in changes:

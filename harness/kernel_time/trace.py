@@ -102,7 +102,9 @@ def read_trace(path: Path) -> Trace:
     """Of a file that torch.profiler's `export_chrome_trace` wrote. Raises InputError for another."""
     try:
         document = parse_json(read_whole(path, MAX_TRACE_BYTES), MAX_TRACE_VALUES)
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise InputError(f"--trace {path} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is no trace: {error}. Name a file of export_chrome_trace.") from None
     events = document.get("traceEvents") if is_object(document) else None
     if not is_array(events):

@@ -14,12 +14,22 @@ from typing import Annotated, Any
 from pydantic import Field
 
 import harness.api as api
-from harness.errors import InputError, nearest
+from harness.architecture import shipped_config
+from harness.errors import InputError
 from harness.hardware import all_hardware, read_prices
 from harness.mcp.folders import Folders
-from harness.recipe import Recipe, check_recipe, find_model_config, list_recipes, shortened
+from harness.recipe import (
+    Recipe,
+    check_recipe,
+    find_model_config,
+    find_recipe,
+    list_card_recipes,
+    list_recipes,
+    nearest_recipe,
+    shortened,
+)
 from harness.step_profile import StepProfile, explain_oom, verdict
-from harness.system import quiet_libraries, read_mapping, recipes_folder
+from harness.system import quiet_libraries, read_mapping
 
 MOST_FILES = 500
 """That are listed."""
@@ -63,7 +73,8 @@ class Questions:
 
     def recipes(self) -> dict[str, Any]:
         """List the fine-tuning recipes that can be asked about by name, each with a sentence."""
-        return {"recipes": dict(list_recipes())}
+        for_cards = {recipe.name: recipe.description for recipe in list_card_recipes()}
+        return {"recipes": dict(list_recipes()), "recipes_for_cards": for_cards}
 
     def files(self) -> dict[str, Any]:
         """List run folders, profiles, memory snapshots and recipes in the folders of this server."""
@@ -219,13 +230,13 @@ class Questions:
         """Name and recipe, of which every file is one that may be read. Raises InputError."""
         changes = dict(overrides or {})
         is_name = 0 < len(recipe) <= LONGEST_NAME and "/" not in recipe and os.sep not in recipe
-        named = recipes_folder() / f"{recipe}.yaml"
-        if is_name and named.is_file():
+        named = find_recipe(recipe) if is_name else None
+        if named is not None:
             path = named
         elif is_name and not any(os.path.lexists(root / recipe) for root in self.folders.roots):
-            hint = nearest(recipe, [name for name, _ in list_recipes()])
             raise InputError(
-                f"there is no recipe {shortened(recipe)!r}.{hint} The tool `recipes` lists the names."
+                f"there is no recipe {shortened(recipe)!r}.{nearest_recipe(recipe)} The tool `recipes` lists "
+                "the names."
             )
         else:
             path = self.folders.inside(recipe)
@@ -246,7 +257,7 @@ class Questions:
         """A model or data that may be read: a name of ours, or a file in the folders. Raises InputError."""
         if not isinstance(value, str) or (place, value) == ("data", "synthetic"):
             return value
-        if place == "model" and find_model_config(value):
+        if place == "model" and (find_model_config(value) or shipped_config(value)):
             return value
         try:
             return str(self.folders.inside(value, *bases))

@@ -300,7 +300,7 @@ class MeasuredRun:
         times_s = dict(self.observer.times_s[-1]) if step.kind == "timed" and self._has_times() else {}
         tokens_per_s = self.recipe.global_tokens_per_step / times_s["step"] if times_s else None
         line = log_line(step.index, step.kind, step.num_tokens, None if self.emulated else loss, times_s)
-        if not math.isfinite(loss):
+        if not math.isfinite(loss) and not self.emulated:  # of a device that computes nothing it says nothing
             line["not_finite"] = str(loss)
             self._went_wrong(step, "forward", str(loss), partial(self._origin_of_loss, step, training))
         if training.scaler is not None:
@@ -315,7 +315,7 @@ class MeasuredRun:
 
     def _checkpoint(self, step: Step, training: Training, batches: Batches) -> None:
         """Write one, unless this step's numbers went wrong: then the one before is the last good one."""
-        if self.losses[-1] is None:
+        if self.losses[-1] is None and not self.emulated:
             return
         folder = self.folder.path / "checkpoints"
         try:

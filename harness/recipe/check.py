@@ -35,6 +35,18 @@ NOT_HERE: dict[str, dict[str, str]] = {
 }
 """Values that people know from elsewhere, and what they are: no misspelling of what is here."""
 
+NAMED_ELSEWHERE = {
+    "lr": "learning_rate",
+    "r": "lora_rank",
+    "target_modules": "lora_targets",
+    **dict.fromkeys(("max_length", "context_length", "block_size", "tokens"), "seq_len"),
+    **dict.fromkeys(("bf16", "fp16", "torch_dtype", "dtype"), "precision"),
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "quantization"),
+    **dict.fromkeys(("epochs", "num_train_epochs"), "steps"),
+    **dict.fromkeys(("fsdp", "deepspeed", "zero"), "parallel"),
+}
+"""Fields as the arguments of transformers, peft and TRL call them, where no letters tell."""
+
 
 class ImpossiblePair(InputError):
     """Every field is fine by itself, and two of them exclude each other: `rule` says which and what to do."""
@@ -84,6 +96,13 @@ def accepted_values(field: str) -> str:
     return " or ".join(_in_words(option) for option in schema.get("anyOf", [schema]))
 
 
+def no_field(name: str, known: Collection[str], otherwise: str) -> str:
+    """That there is no field `name`, and which of `known` is meant; `otherwise`: where none is like it."""
+    here = NAMED_ELSEWHERE.get(name.lower())
+    hint = f" Here it is {here}: give {accepted_values(here)}." if here else nearest(shortened(name), known)
+    return f"there is no field {shortened(name)}.{hint or otherwise}"
+
+
 def shortened(text: str) -> str:
     """`text` on one line, cut to what a message can hold."""
     text = " ".join(text.split())
@@ -93,8 +112,7 @@ def shortened(text: str) -> str:
 def _sentence(name: str, problem: Any, fields: Mapping[str, Any]) -> str:
     known = list(Recipe.model_fields)
     if problem["type"] == "extra_forbidden":
-        hint = nearest(shortened(name), known) or f" The fields are {', '.join(known)}."
-        return f"there is no field {shortened(name)}.{hint}"
+        return no_field(name, known, f" The fields are {', '.join(known)}.")
     if problem["type"] == "missing":
         return f"the field {name} is missing; write for example {name}: llama-3.2-1b."
     value = fields[name]

@@ -16,6 +16,8 @@ from harness.recipe.recipe import Recipe
 from harness.system import parse_yaml, read_mapping, recipes_folder, to_yaml
 
 DATA_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
+OPTIONS = ("device", "gpu", "gpus", "memory", "out", "phases", "price")
+"""What commands take beside a recipe's fields, and not as key=value."""
 
 
 def load_recipe(source: str, overrides: Sequence[str] | Mapping[str, Any] = ()) -> tuple[str, Recipe]:
@@ -26,18 +28,21 @@ def load_recipe(source: str, overrides: Sequence[str] | Mapping[str, Any] = ()) 
     impossible pair.
     """
     path = _recipe_path(source)
-    fields = _with_whole_paths(read_mapping(path, "recipe"), path.resolve().parent, str(path))
+    fields = read_mapping(path, "recipe")
     called = isinstance(overrides, Mapping)
     given = CALL if called else COMMAND_LINE
     changes = overrides if called else _parse_overrides(overrides)
     changes = _with_whole_paths(changes, Path.cwd(), given)
-    return path.stem, check_recipe({**fields, **changes}, str(path), list(changes), given)
+    kept = {name: value for name, value in fields.items() if name not in changes}
+    kept = _with_whole_paths(kept, path.resolve().parent, str(path))
+    return path.stem, check_recipe({**kept, **changes}, str(path), list(changes), given)
 
 
 def changed_recipe(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """`recipe` with other values of these fields, checked anew. Raises InputError as load_recipe does."""
     changes = _with_whole_paths(overrides, Path.cwd(), CALL)
-    given = recipe.model_dump(exclude_unset=True)  # what it does not name may still be the model's to choose
+    # what it does not name may still be the model's to choose; model_copy takes any name and value
+    given = {name: getattr(recipe, name) for name in recipe.model_fields_set}
     return check_recipe({**given, **changes}, "the recipe", list(changes), CALL)
 
 
@@ -71,6 +76,22 @@ def _description(path: Path) -> str:
     with path.open(encoding="utf-8") as file:
         first_line = file.readline()
     return first_line.removeprefix("#").strip() if first_line.startswith("#") else ""
+
+
+def find_recipe(name: str) -> Path | None:
+    """The file in the recipes folder, or in its cards, of a recipe's name; None if there is none."""
+    is_name = "/" not in name and os.sep not in name
+    for folder in (recipes_folder(), recipes_folder() / "cards"):
+        path = folder / f"{name.removesuffix('.yaml')}.yaml"
+        if is_name and os.path.isfile(path):
+            return path
+    return None
+
+
+def nearest_recipe(name: str) -> str:
+    """A " Did you mean ...?" with a recipe's name; empty if none is near."""
+    names = [*(known for known, _ in list_recipes()), *(recipe.name for recipe in list_card_recipes())]
+    return nearest(name.removesuffix(".yaml"), names)
 
 
 def recipe_yaml(recipe: Recipe) -> str:
@@ -112,18 +133,14 @@ def _recipe_path(source: str) -> Path:
             f"there is no recipe file {shortened(source)}.{hint} Give a file or a recipe's name."
         )
     # a bare word is a recipe's name first, whatever lies in the current folder
-    name = source.removesuffix(".yaml")
-    for folder in (recipes_folder(), recipes_folder() / "cards"):
-        named = folder / f"{name}.yaml"
-        if os.path.isfile(named):
-            return named
+    named = find_recipe(source)
+    if named is not None:
+        return named
     if source and os.path.exists(path):
         return path
-    names = [*(known for known, _ in list_recipes()), *(recipe.name for recipe in list_card_recipes())]
-    hint = nearest(name, names)
     raise InputError(
-        f"there is no recipe {shortened(source)!r}, neither in {recipes_folder()} nor as a file.{hint} "
-        "`harness recipes` lists the names."
+        f"there is no recipe {shortened(source)!r}, neither in {recipes_folder()} nor as a file."
+        f"{nearest_recipe(source)} `harness recipes` lists the names."
     )
 
 
@@ -142,6 +159,11 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             raise InputError(
                 f"{shortened(text)}: this command takes no device of the table. `harness simulate` and "
                 "`harness napkin` do."
+            )
+        if key in OPTIONS:
+            raise InputError(
+                f"{shortened(text)}: {key} is no field of a recipe, and an option of some commands. Write "
+                f"--{key} {shortened(value)} where `harness COMMAND --help` has it."
             )
         if key in changes:
             raise InputError(f"{key} is overridden twice on the command line. Keep one {key}=value.")

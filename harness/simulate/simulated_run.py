@@ -92,7 +92,10 @@ def simulate(
     """
     hardware.peak_flops(recipe.compute_dtype)
     if not 0 <= rank < recipe.world_size:
-        raise InputError(f"--rank {rank}: the recipe has {recipe.world_size}, which count from 0.")
+        there = f"ranks 0 to {recipe.world_size - 1}" if recipe.world_size > 1 else "rank 0 alone"
+        raise InputError(
+            f"--rank {rank}: the recipe has {there}. Set parallel and dp_shard, dp_replicate or tp for more."
+        )
     if recipe.compile:
         raise InputError(
             "compile: true cannot be simulated: the compiler decides which kernels and buffers there are. "

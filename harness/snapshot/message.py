@@ -62,6 +62,12 @@ def read_message(text: str) -> OutOfMemoryMessage:
     last = last[: 1 + last.find("If reserved") or None]  # what comes behind is of the program
     requested = requested_in(last)
     if requested is None:
+        if re.search("CUDA error: out of memory|_ALLOC_FAILED|NCCL.*out of memory", text):
+            raise InputError(
+                "it is of CUDA or a library of it, and not of PyTorch's allocator, so it has no sizes. What "
+                "PyTorch and other processes (`nvidia-smi` lists them) held left no room beside it: less "
+                "must be reserved at that moment, or the others ended."
+            )
         raise InputError(
             'there is no out-of-memory of PyTorch in it. It begins with "CUDA out of memory. Tried to '
             'allocate". Give the whole message, or the log that holds it.'

@@ -12,9 +12,9 @@ from typing import Any, Literal, cast
 
 from harness.architecture import with_attention
 from harness.data import check_data
-from harness.errors import InputError, nearest
+from harness.errors import InputError
 from harness.hardware import DEFAULT_HARDWARE, find_hardware
-from harness.recipe import ImpossiblePair, Recipe, load_recipe, shortened
+from harness.recipe import ImpossiblePair, Recipe, load_recipe, no_field, shortened
 from harness.system import parse_yaml
 
 Kind = Literal["napkin", "simulated", "measured"]
@@ -100,13 +100,12 @@ def _values(arguments: Sequence[str]) -> dict[str, list[Any]]:
     known = [*Recipe.model_fields, HARDWARE]
     for text in arguments:
         name, equals, values = (part.strip() for part in text.partition("="))
-        if not equals or not name or not values:
+        if not equals or not name or not all(value.strip() for value in values.split(",")):
             raise InputError(
                 f"{shortened(text)!r} is not key=v1,v2,... Write for example micro_batch_size=1,2,4."
             )
         if name not in known:
-            hint = nearest(shortened(name), known) or " `harness schema` lists the fields."
-            raise InputError(f"command line: there is no field {shortened(name)}.{hint}")
+            raise InputError(f"command line: {no_field(name, known, ' `harness schema` lists the fields.')}")
         if name in given:
             raise InputError(f"{name} is given twice. Write all its values once: {name}=v1,v2,...")
         listed = parse_yaml(f"[{values}]", f"the value of {shortened(text)!r}")

@@ -4,6 +4,7 @@ Order: config, architecture with weights (quantized layer by layer), k-bit prepa
 checkpointing, loss, host memory for parameters, compile, the reference of pairs, ranks, optimizer, scaler.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -153,7 +154,7 @@ def build_model(recipe: Recipe, device: torch.device, deferred: Deferred | None 
 
 
 def _from_checkpoint(recipe: Recipe, config: Any, device: torch.device, later: bool) -> Any:
-    if find_model_config(recipe.model) is not None:
+    if find_model_config(recipe.model) is not None or os.path.isfile(recipe.model):
         raise InputError(
             f"weights: pretrained: {recipe.model} is a config without weights. "
             "Give model a checkpoint folder or a Hugging Face id, or set weights: random."
@@ -225,6 +226,11 @@ def _built(recipe: Recipe, build: Callable[[], Any]) -> Any:
             raise InputError(
                 f"model: {recipe.model}: a file of its weights cannot be read: {first_line(error)}. It is "
                 "damaged or not whole: get it again."
+            ) from error
+        if isinstance(error, OSError) and recipe.weights == "pretrained":
+            raise InputError(
+                f"weights: pretrained: model: {recipe.model} gives none: {first_line(error)}. Add its files "
+                "of weights (model.safetensors), or set weights: random."
             ) from error
         raise InputError(
             f"model: {recipe.model} does not build: {first_line(error)}. Check the config's sizes "

@@ -183,6 +183,8 @@ WRONG: dict[str, Callable[[], object]] = {
     "path=7": lambda: harness.load_profile(7),
     "about=5": lambda: harness.report(5),
     "seq_len: -5": lambda: harness.simulate(harness.load_recipe("smoke").model_copy(update={"seq_len": -5})),
+    "no field nosuch": lambda: harness.napkin(harness.load_recipe("smoke").model_copy(update={"nosuch": 3})),
+    "seq_len: 1.5": lambda: harness.napkin(harness.load_recipe("smoke").model_copy(update={"seq_len": 1.5})),
     "recipe: missing": lambda: harness.napkin(),
     "no dict": lambda: harness.napkin({"model": "smoke"}),
     "memory=16.5": lambda: harness.napkin("smoke", memory=16.5),
@@ -195,6 +197,7 @@ WRONG: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("said", WRONG)
+@pytest.mark.filterwarnings("error")
 def test_a_wrong_argument_is_an_input_error(said: str):
     with pytest.raises(InputError, match=re.escape(said)):
         WRONG[said]()

@@ -154,8 +154,8 @@ def test_no_network_is_one_sentence(
 def test_offline_asks_nobody(asked: list[str], monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", value)
     for read in (load_shape, lambda model: load_config(Recipe(model=model))):
-        with pytest.raises(InputError, match="HF_HUB_OFFLINE forbids"):
-            read("someone/model")
+        with pytest.raises(InputError, match=r"models is llama-3.1-70b\. HF_HUB_OFFLINE forbids"):
+            read("meta-llama/Llama-3.3-70B-Instruct")
     assert asked == []
 
 

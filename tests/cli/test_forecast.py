@@ -1,6 +1,7 @@
 """A run that will take long on a CPU says so before it begins, and how much is left while it goes."""
 
 import io
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
@@ -11,10 +12,14 @@ from harness.cli.terminal.progress import RunProgress, duration
 from harness.hardware import find_hardware
 from harness.napkin import predict
 from harness.recipe import load_recipe
+from harness.system import recipes_folder
 
 
 def test_a_large_recipe_is_announced_with_its_arithmetic(call, monkeypatch) -> None:
-    def stop(*_: object, **__: object) -> None:
+    def stop(*_: object, alive: Callable[[str], None], **__: object) -> None:
+        alive("setup")
+        alive("data of step 1")
+        alive("forward of step 1")
         raise KeyboardInterrupt
 
     monkeypatch.setattr("harness.measure.matmul_flops_per_s", lambda dtype: 50e9)
@@ -22,10 +27,26 @@ def test_a_large_recipe_is_announced_with_its_arithmetic(call, monkeypatch) -> N
     _, out, err = call("run", "llama-3.2-1b-bf16", "seq_len=4096", "--device", "cpu")
     # 6 FLOPs a weight and token, 1.24e9 weights, 4,096 tokens: 3e13 without attention, at 5e10 a second
     assert "9 steps of 38.1 TFLOP each, at the 50 GFLOP/s that a bf16 matrix product" in err
-    assert "at least 1.9 h on this CPU" in err
+    assert err.count("at least 1.9 h on this CPU") == 1
     assert "harness simulate" in err
     assert "harness run smoke" in err
     assert "at least" not in out
+
+
+def test_what_is_refused_is_not_announced(call, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("harness.measure.matmul_flops_per_s", lambda dtype: 50e9)
+    config = tmp_path / "config.json"
+    config.write_bytes((recipes_folder() / "models" / "llama-3.2-1b.json").read_bytes())
+    for model, said in (
+        (config, "is a config without weights"),
+        (tmp_path, "gives none: Error no file named"),
+    ):
+        status, _, err = call(
+            "run", "llama-3.2-1b-bf16", f"model={model}", "weights=pretrained", "--device", "cpu"
+        )
+        assert status == 2
+        assert said in err
+        assert "at least" not in err
 
 
 def test_the_forecast_is_napkin_s_flops_at_the_speed_tried_here() -> None:

@@ -76,6 +76,11 @@ def test_what_barely_fits_is_too_tight_to_call_and_not_the_cheapest(tmp_path, mo
     assert (offers["h100"].fits, offers["h100"].tight) == (True, True)
     assert not offers["l4"].tight
     text = render_choice("tiny", [offers["h100"], offers["l4"]])
+    long = replace(
+        offers["l4"], name="rtx-4070-ti-super", overrides="loss=fused_linear", memory_bytes=15 * 2**30
+    )
+    rows = render_choice("tiny", [offers["h100"], long]).splitlines()[3:5]
+    assert [row[21:26] for row in rows] == ["  0.6", " 15.0"]
     assert "  h100? " in text
     assert "? too tight to call" in text
     assert "the fastest: l4" in text

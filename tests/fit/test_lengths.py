@@ -126,7 +126,9 @@ def test_too_few_rows_are_refused() -> None:
 
 @pytest.fixture
 def call(call: Call, monkeypatch: pytest.MonkeyPatch, words: Path) -> Call:
-    (words / "tiny.yaml").write_text(f"# Tiny\nmodel: {LLAMA}\nprecision: bf16\nseq_len: 256\n")
+    (words / "tiny.yaml").write_text(
+        f"# Tiny\nmodel: {LLAMA}\nprecision: bf16\nseq_len: 256\ndata: gone.txt\n"
+    )
     monkeypatch.chdir(words)
     return partial(call, "fit", "tiny.yaml")
 

@@ -108,6 +108,8 @@ def test_a_device_that_the_table_lacks_is_asked_for(
 )
 def test_what_is_no_trace_is_refused(content: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
+    with pytest.raises(InputError, match=r"trace.json cannot be read: No such file or directory\.$"):
+        read_trace(path)
     path.write_text(content)
     with pytest.raises(InputError, match=said):
         read_trace(path)

@@ -67,3 +67,13 @@ def test_a_rank_that_is_killed_before_it_writes_leaves_no_folder(
     monkeypatch.setattr("harness.launch.start_ranks", start)
     assert run_here("tiny", RECIPE, asked(folder)) == (None, folder, InputError.exit_status)
     assert not folder.exists()
+
+
+def test_more_ranks_than_processors_can_start_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("harness.launch.start_ranks", lambda *_: Ending(1, 0, WHY))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    for ranks, warned in ((16, False), (64, True)):
+        run_here("tiny", tiny(parallel="ddp", dp_replicate=ranks), asked(tmp_path / "run"))
+        assert (f"--world-size {ranks} --rank 0" in capsys.readouterr().err) is warned

@@ -96,7 +96,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "climbs-out.yaml").write_text(f"model: ../{outside.name}/secret.json\n")
     (here / "data-out.yaml").write_text("model: llama.json\ndata: /etc/passwd\n")
     (here / "trusts.yaml").write_text("model: llama.json\ntrust_remote_code: true\n")
-    (here / "of-the-hub.yaml").write_text("model: meta-llama/Llama-3.1-8B\n")
+    (here / "of-the-hub.yaml").write_text("model: someone/else\n")
     (here / "broken.yaml").write_text("model: [\n")
     (here / "nothing.jsonl").write_text('{"text": ""}\n')
     (here / "broken").mkdir()

@@ -116,3 +116,13 @@ def test_whoever_asks(case: str, folder: Path, call: Call) -> None:
     }
     # of snapshots tests/mcp/test_mcp.py asks; a new tool has a place here or there
     assert tools.keys() == {"recipes", "files", "snapshot"}
+
+
+def test_what_a_command_knows_by_name_the_tools_know(folder: Path) -> None:
+    """A recipe for a card, and a Hugging Face id whose config is in recipes/models."""
+    tools = Questions(Folders([folder], recipes_folder()))
+    fields = {"model": "meta-llama/Llama-3.1-8B-Instruct"}
+    by_tool = tools.of_the_api(harness.napkin)(recipe="qwen3-0.6b-full-12gb", overrides=fields)
+    by_python = harness.napkin("qwen3-0.6b-full-12gb", **fields)
+    assert by_tool["profile"]["memory"] == plain(by_python.memory.model_dump(mode="json"))
+    assert "qwen3-0.6b-full-12gb" in tools.recipes()["recipes_for_cards"]

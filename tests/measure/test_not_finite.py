@@ -91,6 +91,16 @@ def test_without_a_checkpoint_it_says_so(poisoned, tmp_path, capsys):
     assert "none (recipe: checkpoint_every)" in capsys.readouterr().err
 
 
+def test_on_a_device_that_computes_nothing_no_loss_stops_a_run(poisoned, tmp_path, monkeypatch):
+    """DPO's and KTO's loss of zeros is nan."""
+    emulated = property(lambda run: True, lambda run, value: None)
+    monkeypatch.setattr(measuring.MeasuredRun, "emulated", emulated, raising=False)
+    poisoned(0, math.nan)
+    profile, lines = ran(tiny(**SIX), tmp_path)
+    assert (profile.complete, profile.not_finite, profile.source) == (True, None, "emulated")
+    assert len(lines) == 6
+
+
 def test_a_run_that_goes_on_counts_them(poisoned, tmp_path):
     """The scaler finds the gradients infinite and leaves the weights as they are, so the loss recovers."""
     poisoned(1, math.nan, until=3)

@@ -394,6 +394,8 @@ def test_an_override_mends_a_wrong_field() -> None:
         (["=5"], ["'=5'", "key=value"]),
         ([""], ["key=value"]),
         (["seq_len="], ["'seq_len='", "no value"]),
+        (["lr=1e-4"], ["no field lr. Here it is learning_rate: give a number"]),
+        (["memory=16GiB"], ["no field of a recipe", "--memory 16GiB"]),
         (["seq_len=4", "seq_len=8"], ["seq_len", "twice"]),
         (["seq_len=4", " seq_len=4"], ["seq_len", "twice"]),
         (["offload=[activations"], ["'offload=[activations'", "YAML"]),

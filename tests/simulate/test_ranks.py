@@ -162,9 +162,9 @@ def test_no_rank_needs_more_than_the_first() -> None:
 
 
 def test_a_rank_that_is_not_there_is_refused() -> None:
-    with pytest.raises(InputError, match=r"--rank 2: the recipe has 2, which count from 0"):
+    with pytest.raises(InputError, match=r"--rank 2: the recipe has ranks 0 to 1\. Set"):
         simulated(rank=2, parallel="fsdp", dp_shard=2)
-    with pytest.raises(InputError, match=r"--rank 1: the recipe has 1"):
+    with pytest.raises(InputError, match=r"--rank 1: the recipe has rank 0 alone"):
         simulated(rank=1)
 
 

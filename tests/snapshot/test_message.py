@@ -124,6 +124,14 @@ def test_the_command_reads_a_log_and_stdin(
     assert "--device belongs to a snapshot" in said("--message", str(log), "--device", "0", status=2)
 
 
+@pytest.mark.parametrize(
+    "text", ["RuntimeError: CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when"]
+)
+def test_a_message_of_cuda_itself_has_no_sizes(text: str) -> None:
+    with pytest.raises(InputError, match="not of PyTorch's allocator, so it has no sizes"):
+        read_message(text)
+
+
 def test_what_is_no_message() -> None:
     for text in (
         "",

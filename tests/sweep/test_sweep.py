@@ -118,6 +118,8 @@ def test_data_that_a_run_refuses_is_a_cell_with_the_reason_or_no_sweep(tmp_path:
         ((), "nothing is swept"),
         (("micro_batch_size",), "is not key=v1,v2"),
         (("micro_batch_size=",), "is not key=v1,v2"),
+        (("micro_batch_size=1,,2",), "is not key=v1,v2"),
+        (("lr=1e-4,1e-5",), "Here it is learning_rate"),
         (("seed=1,2", "seed=3"), "seed is given twice"),
         (("seed=[1,2",), "cannot be read as YAML"),
         (("offload=none,activatoins+optimizer",), "Did you mean activations?"),

@@ -68,15 +68,6 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Find the largest micro batch and sequence that a simulation sees to fit, or what to change if none."""
-
-    given = [f"hardware={device}"] if device is not None else []
-    name, loaded, chosen = asked_for(recipe, [*(overrides or []), *given], memory)
-    where = chosen.datasheet.title if memory is None else memory
-    if gpus is not None:
-        from harness.fit import among, read_counts
-
-        loaded = among(loaded, *read_counts(str(gpus)))
-        where = f"{gpus} × {where}"
     if exact and quick:
         raise InputError("--exact simulates and --quick does not. Give one of them.")
     if tokenizer is not None and data is None:
@@ -87,6 +78,15 @@ def fit(
         )
     if exact and field not in ("micro_batch_size", "seq_len"):
         raise InputError(f"--field {field}: give micro_batch_size or seq_len.")
+    given = [f"hardware={device}"] if device is not None else []
+    given += ["data=synthetic"] if data is not None else []  # the recipe's own is not what is asked about
+    name, loaded, chosen = asked_for(recipe, [*(overrides or []), *given], memory)
+    where = chosen.datasheet.title if memory is None else memory
+    if gpus is not None:
+        from harness.fit import among, read_counts
+
+        loaded = among(loaded, *read_counts(str(gpus)))
+        where = f"{gpus} × {where}"
     about = name, loaded, chosen, where
     told = partial(say, Terminal(stderr=True))
     with stdout_kept_for_json(as_json):

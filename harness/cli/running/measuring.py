@@ -28,7 +28,7 @@ def measured_with_progress(
     quiet: bool = False,
     alive: Callable[[str], None] | None = None,
 ) -> StepProfile:
-    """See answers/one_answer.py: `measured`. On a CPU it first says how long it will take, if long.
+    """See answers/one_answer.py: `measured`. On a CPU the first step begins with how long all take, if long.
 
     `quiet` shows nothing: of several ranks one speaks.
     """
@@ -40,12 +40,18 @@ def measured_with_progress(
         return measured(recipe, folder, device, snapshot=snapshot, after=after, alive=alive)
     log = Terminal(stderr=True)
     forecast = forecast_on_cpu(recipe) if chosen_device(device).type == "cpu" else None
-    if forecast is not None and forecast.run_s >= LONG_S:
-        for line in in_words(forecast):
-            say(log, line)
+    unsaid = iter(in_words(forecast) if forecast is not None and forecast.run_s >= LONG_S else ())
+
+    def began(doing: str) -> None:
+        if doing != "setup":  # which may still refuse the recipe
+            for line in unsaid:
+                say(log, line)
+        if alive is not None:
+            alive(doing)
+
     following = track_run(trackers, folder, recipe, lambda words: say(log, words, whole=True))
     with following, RunProgress(log, total_steps(recipe), forecast and forecast.step_s) as progress:
-        return measured(recipe, folder, device, progress, snapshot=snapshot, after=after, alive=alive)
+        return measured(recipe, folder, device, progress, snapshot=snapshot, after=after, alive=began)
 
 
 def in_words(forecast: "Forecast") -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from harness.run_folder import RankFolder, RunFolder
     from harness.track import Tracking
     from harness.training import AfterStep
+
+MOST_RANKS_OF_A_PROCESSOR = 8
+"""Each imports libraries for 8 seconds, and PyTorch's TCPStore has ranks wait for 60."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ def run_here(name: str, recipe: Recipe, asked: RunOptions) -> tuple[StepProfile 
 
     quiet_libraries()
     _refuse_missing_gpus(recipe, asked.device)
+    _say_what_many_take(recipe)
     run = RunFolder(asked.out, name, recipe, asked.resume)
     folder = run.path
     is_new = not folder.exists()
@@ -70,6 +75,18 @@ def run_here(name: str, recipe: Recipe, asked: RunOptions) -> tuple[StepProfile 
         kept = f"{left} of {recipe.world_size} ranks left a profile, which is marked incomplete"
         complain(f"{reason.rstrip('.')}. All ranks were ended; {kept}: {folder}", status)
     return profile, folder, status
+
+
+def _say_what_many_take(recipe: Recipe) -> None:
+    ranks, processors = recipe.world_size, os.cpu_count() or 1
+    if ranks > MOST_RANKS_OF_A_PROCESSOR * processors:
+        say(
+            Terminal(stderr=True),
+            f"warning: {ranks} ranks are as many processes, and this machine has {processors} processors: "
+            "they may start too slowly for PyTorch, which has them wait 60 s for one another. One process "
+            "tells what one rank takes: `harness simulate` with --rank, or `harness emulate --gpu NAME "
+            f"--world-size {ranks} --rank 0 -- harness run ...`",
+        )
 
 
 def _following(asked: RunOptions, run: RunFolder, recipe: Recipe) -> Tracking:

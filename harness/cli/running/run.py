@@ -17,13 +17,14 @@ from harness.cli.arguments import (
     Phases,
     RecipeName,
     Track,
+    asked_recipe,
     what_follows,
 )
 from harness.cli.exit_status import INTERRUPTED, NOT_FINITE, OUT_OF_MEMORY
 from harness.cli.running.ranks import RunOptions, run_as_rank, run_here
 from harness.cli.terminal.profile_tables import print_profile
 from harness.cli.terminal.terminal import Terminal, say
-from harness.recipe import Recipe, load_recipe, on_ranks
+from harness.recipe import Recipe, on_ranks
 from harness.step_profile import StepProfile, between_steps_in_words, explain_oom
 from harness.system import complain, quiet_libraries, stdout_kept_for_json
 
@@ -104,11 +105,7 @@ def run(
     track: Track = None,
 ) -> None:
     """Run a recipe on this machine and record where the bytes and milliseconds went."""
-    from harness.architecture import find_config, with_attention
-
-    name, loaded = load_recipe(recipe, overrides or [])
-    find_config(loaded.model)  # what is nowhere is said before torch is imported
-    loaded = with_attention(loaded)
+    name, loaded = asked_recipe(recipe, overrides or [])
     place = None
     if loaded.distributed or gpus is not None or "RANK" in os.environ:
         loaded, place = _on_ranks(loaded, gpu, gpus)

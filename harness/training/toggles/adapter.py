@@ -46,7 +46,15 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
                 "example [q_proj, v_proj]."
             ) from error
         field = "peft" if recipe.peft else "lora_targets"
-        raise InputError(f"{field}: {shown(getattr(recipe, field))}: {first_line(error)}.") from error
+        given = f"{field}: {shown(getattr(recipe, field))}"
+        from_weights = isinstance(error, RuntimeError) and "init_lora_weights" in recipe.peft
+        if from_weights and next(model.parameters()).is_meta:
+            raise InputError(
+                f"{given}: peft computes the adapter's first values from the model's, of which a simulation "
+                "has the shapes alone. PiSSA and OLoRA train what LoRA trains: simulate without "
+                "init_lora_weights. `harness run` computes the values."
+            ) from error
+        raise InputError(f"{given}: {first_line(error)}.") from error
     _refuse_targets_without_adapter(recipe, adapted)
     return adapted
 
@@ -93,7 +101,7 @@ def _config(recipe: Recipe, peft: Any, left_out: list[str]) -> Any:
             raise InputError(f"peft: {kind.__name__} has no field {name}.{hint}")
     try:
         return kind(**given, **more)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ImportError) as error:
         raise InputError(f"peft: {shown(recipe.peft)}: {first_line(error)}.") from error
 
 

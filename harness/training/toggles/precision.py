@@ -50,6 +50,12 @@ def autocast(recipe: Recipe, device: torch.device) -> Callable[[], AbstractConte
     return partial(torch.autocast, device.type, dtype=DTYPES[recipe.compute_dtype])
 
 
+def forget_casts() -> None:
+    """Before a pass of a step: accelerate enters autocast anew for each, and what is computed again makes its
+    casts itself."""
+    torch.clear_autocast_cache()
+
+
 class GradScaler(torch.amp.GradScaler):
     """torch's GradScaler, also for fp16 weights.
 

@@ -21,6 +21,7 @@ from harness.data import NOT_PREDICTED
 from harness.errors import MissingDependency
 from harness.parallel import without_adapter
 from harness.recipe import Recipe
+from harness.training.toggles.precision import forget_casts
 
 LOGGED = {
     "sft": ("log_probs", "entropy", "is_top1"),
@@ -72,8 +73,7 @@ def loss_of_pairs(recipe: Recipe, model: Any, reference: Any) -> Callable[[Any, 
         del num_tokens  # each pair, or row, counts as much as any other
         with torch.no_grad():
             mismatched = _by_row(_told(called, batch, MISMATCHED), batch) if recipe.unpaired else None
-        # accelerate enters autocast anew for every pass, and what is computed again makes its casts itself
-        torch.clear_autocast_cache()
+        forget_casts()
         told = _told(called, batch)
         answers = _by_row(told, batch)
         asked = None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.recipe import Recipe
+from harness.training.toggles.precision import forget_casts
 
 HEADS = ("score", "classifier")
 """What transformers calls the head of scores, and peft trains beside an adapter."""
@@ -75,8 +76,7 @@ def loss_of_embeddings(recipe: Recipe) -> Callable[[Any, Any, Any], Tensor]:
         ids = batch["input_ids"]
         last = batch[LAST].chunk(2) if LAST in batch else (None, None)
         for read, ends in zip(ids.chunk(2), last, strict=True):
-            # accelerate enters autocast anew for every pass; what is computed again makes its own casts
-            torch.clear_autocast_cache()
+            forget_casts()
             states = called(input_ids=read).last_hidden_state
             sides.append(states[:, -1] if ends is None else states[torch.arange(len(ends)), ends])
         texts, others = (functional.normalize(side, dim=1) for side in sides)

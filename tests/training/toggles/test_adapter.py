@@ -354,6 +354,13 @@ def test_pefts_own_class_checks_its_fields(fields: dict[str, Any], says: str) ->
         build_model(tiny(**fields), CPU)
 
 
+def test_first_values_from_the_weights_are_not_simulated() -> None:
+    pissa = lora(peft={"init_lora_weights": "pissa"})
+    assert adapted_modules(build_model(pissa, CPU)) == adapted_modules(build_model(lora(), CPU))
+    with pytest.raises(InputError, match=r"a simulation has the shapes alone.*`harness run` computes"):
+        build_model(pissa, torch.device("meta"))
+
+
 @pytest.mark.parametrize(
     "fields",
     [
