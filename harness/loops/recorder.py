@@ -149,7 +149,8 @@ class LoopRecorder:
         if self._memory.is_highest(self.steps) and self._followed:
             self._memory.look_back(f"{self.steps}")
         tokens, self._tokens = self._tokens or None, 0
-        times_s = self._observer.times_s[-1] if timed and not self._emulated else {}
+        # a virtual device's clock does not know of what is recorded
+        times_s = self._observer.times_s[-1] if timed or self._emulated else {}
         self._waiting.append((self.steps - 1, self._kind, tokens, times_s, self._losses.of_step()))
         self._log(everything=not timed)
         if self._kind == "recorded" or self.steps == 1:
@@ -264,7 +265,7 @@ class LoopRecorder:
     def _followed(self) -> bool:
         """Whether a step that is not to be recorded has a history all the same, in case that it peaks highest
         or that memory runs out in it: the first two, in which that happens most; and every one on a virtual
-        GPU, where no time is taken.
+        GPU, whose clock does not know of it.
         """
         assert self._observer is not None
         if self._kind == "recorded" or self._hardware.kind != "cuda":
@@ -352,7 +353,7 @@ class LoopRecorder:
             "python_command": sys.orig_argv[:1],
             "recorded_steps": f"{self.window.first}-{self.window.last}",
             **self._note_classes(),
-            **({"times": times} if (times := where_times_are_from()) else {}),
+            **({"times": times} if (times := where_times_are_from(with_host=False)) else {}),
             **_place(),
         }
 

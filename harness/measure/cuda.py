@@ -43,6 +43,7 @@ from harness.snapshot import (
 )
 from harness.step_profile import PHASES_BETWEEN_STEPS, HardwareSummary, MemoryStats, OutOfMemoryReport
 from harness.training import Kind
+from harness.virtual_gpu import start_clock
 
 _Events = list[tuple[str, torch.cuda.Event, torch.cuda.Event]]
 """Name of a phase, begin and end, in their order."""
@@ -86,6 +87,7 @@ class CudaObserver(DeviceObserver):
         self._reserved_at_peak: tuple[int, int] = (0, 0)
         self._end_bytes: list[int] = []
         if joins:
+            start_clock()
             self.peaks.setup_bytes = self._memory.counted().allocated_peak
         else:
             torch.cuda.set_device(self.device)
@@ -133,7 +135,7 @@ class CudaObserver(DeviceObserver):
             return
         self._memory.reset_peaks()
         torch.cuda.memory._set_memory_metadata(phase_metadata(name, len(self._kinds) - 1))
-        self._virtual_time.mark()
+        begun_us = self._virtual_time.mark()
         if name == "backward" and self._training is not None:
             self._paths = module_paths(self._training)
         try:
@@ -141,8 +143,11 @@ class CudaObserver(DeviceObserver):
                 yield
         finally:
             torch.cuda.memory._set_memory_metadata("")
-            self._virtual_time.mark()
+            ended_us = self._virtual_time.mark()
             self._note_peak(name)
+            if self._joins and self._in_step and begun_us is not None and ended_us is not None:
+                for each in (name, "step"):
+                    self.times_s[-1][each] += (ended_us - begun_us) * 1e-6
 
     def end_step(self, running: int = 0) -> None:
         """The one synchronization of a step; with `running`, of those before."""

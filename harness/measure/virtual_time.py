@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.virtual_gpu import device_done_us, has_clock
+from harness.virtual_gpu import device_worked_us, has_clock
 
 MOST_MARKS = 10_000
 
@@ -18,10 +18,14 @@ class VirtualTime:
         self._index = index
         self._marks: deque[tuple[int, int]] = deque(maxlen=MOST_MARKS)
 
-    def mark(self) -> None:
-        """Note both now, at a border of a phase; nothing on a real device."""
-        if has_clock():
-            self._marks.append((time.time_ns() // 1000, device_done_us(self._index)))
+    def mark(self) -> int | None:
+        """Note both now, at a border of a phase. The device's, in us; None on a real device."""
+        if not has_clock():
+            return None
+        before = self._marks[-1][1] if self._marks else 0
+        # a stream beside the first may end while that one waits for the host
+        self._marks.append((time.time_ns() // 1000, max(before, device_worked_us(self._index))))
+        return self._marks[-1][1]
 
     def put_into(self, trace: list[dict[str, Any]]) -> None:
         """Move each entry's `time_us` to where the device was: between two marks in proportion. Where the

@@ -13,10 +13,11 @@ Imports no torch, and nothing of the other answers.
 
 from harness.virtual_gpu.build import libraries, why_not
 from harness.virtual_gpu.device import (
-    device_done_us,
+    device_worked_us,
     emulated_device,
     has_clock,
     runs_alone,
+    start_clock,
     where_times_are_from,
 )
 from harness.virtual_gpu.launch import Options, emulate, outside, surroundings

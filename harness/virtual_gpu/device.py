@@ -29,19 +29,27 @@ def has_clock() -> bool:
     return function is not None and bool(function())
 
 
-def device_done_us(index: int) -> int:
-    """When the virtual device has done all that it was given, by its clock. Asked only where `has_clock`."""
-    done = ctypes.CDLL(None).virtual_gpu_device_done
-    done.restype = ctypes.c_int64
-    return done(index) // 1000
+def start_clock() -> None:
+    """Now, and not with the first optimizer's step; nothing on a real device, and where it runs already."""
+    if emulated_device() is not None:
+        ctypes.CDLL(None).virtual_gpu_is_timed()
 
 
-def where_times_are_from() -> str | None:
+def device_worked_us(index: int) -> int:
+    """A moment of the virtual device's: from one to another it takes what it was given in between, without
+    what it waits for this machine's host. Asked only where `has_clock`."""
+    worked = ctypes.CDLL(None).virtual_gpu_device_worked
+    worked.restype = ctypes.c_int64
+    return worked(index) // 1000
+
+
+def where_times_are_from(*, with_host: bool = True) -> str | None:
     """In words, for a profile of this process; None where there is no clock."""
     name = emulated_device()
     if name is None or not has_clock():
         return None
-    return f"estimated, the device's ({where_from(find_hardware(name))}); the host's is this machine's own"
+    host = "the host's is this machine's own" if with_host else "without what it waits for this machine's host"
+    return f"estimated, the device's ({where_from(find_hardware(name))}); {host}"
 
 
 def runs_alone() -> bool:

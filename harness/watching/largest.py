@@ -1,6 +1,5 @@
 """The largest value of something in a command with which it does not run out of memory, such as a batch."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -95,8 +94,7 @@ def tried(
     and as `run_watched` does.
     """
     output = folder / OUTPUT
-    told = {**environment, **({} if gpus is None else {"VIRTUAL_GPU_TIMES": str(folder.absolute())})}
-    status = run_watched(command, steps, folder, gpus, environment=told, output=output)
+    status = run_watched(command, steps, folder, gpus, environment=environment, output=output)
     ranks = profiles_of_ranks(folder)
     if ranks:
         put_folder_together(folder, ranks, world_size_of(ranks), None)
@@ -108,15 +106,7 @@ def tried(
     if not ran_out and (status != 0 or profile is None):
         how = f"the command ended with status {status}" if status else "no step of a training was found"
         raise InputError(f"with {value} {how}, and not out of memory. What it printed is in {output}.")
-    return Try(value, profile, not ran_out, folder, _step_s(profile, folder))
-
-
-def _step_s(profile: StepProfile | None, folder: Path) -> float | None:
-    """What was measured, or what each process that trained on a virtual GPU told as it ended: the longest."""
-    if profile is not None and profile.step.time_s.median is not None:
-        return profile.step.time_s.median
-    told = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*-times.json")]
-    return max((each["step_time_s"] for each in told), default=None)
+    return Try(value, profile, not ran_out, folder, profile and profile.step.time_s.median)
 
 
 def _end_of(path: Path) -> bytes:

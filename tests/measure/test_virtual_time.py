@@ -12,7 +12,7 @@ def marked(monkeypatch: pytest.MonkeyPatch, *marks: tuple[int, int]) -> VirtualT
     monkeypatch.setattr(virtual_time, "has_clock", lambda: True)
     for host_us, device_us in marks:
         monkeypatch.setattr(virtual_time.time, "time_ns", lambda at=host_us: at * 1000)
-        monkeypatch.setattr(virtual_time, "device_done_us", lambda index, at=device_us: at)
+        monkeypatch.setattr(virtual_time, "device_worked_us", lambda index, at=device_us: at)
         here.mark()
     return here
 

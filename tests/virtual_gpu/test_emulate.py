@@ -100,6 +100,14 @@ def test_a_program_that_ends_by_a_signal_does_so(emulate) -> None:
     emulate("sh", "-c", "kill -TERM $$", status=-signal.SIGTERM)
 
 
+@pytest.mark.parametrize("ends", ["signal.raise_signal(2)", "raise api.SignalException('', signal.SIGINT)"])
+def test_a_ctrl_c_ends_a_program_without_a_traceback(ends: str, emulate) -> None:
+    """torchrun makes an exception of it, which of its own gives 1."""
+    code = f"import signal\nfrom torch.distributed.elastic.multiprocessing import api\n{ends}"
+    done = emulate(code=code, status=-signal.SIGINT)
+    assert done.stderr == "virtual GPU: interrupted at <string>:3.\n"
+
+
 def test_a_crash_in_c_says_so(emulate) -> None:
     code = "import ctypes, torch; torch.empty(1, device='cuda'); ctypes.string_at(0)"
     error = emulate(code=code, status=-signal.SIGSEGV).stderr

@@ -1,6 +1,7 @@
 """Fourier transforms, decompositions and sparse products on the virtual GPU: cuFFT, cuSOLVER and cuSPARSE
 compute nothing."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -18,6 +19,23 @@ def test_transforms_decompositions_and_sparse_products_run(emulate) -> None:
     )  # NVIDIA: a complex number for each element, at the least
     done = emulate(sys.executable, str(Path(__file__).parent / "programs" / "mathematics.py"))
     assert int(done.stdout) == result + work_space
+    assert re.search(
+        r"work spaces of cuFFT \(\d+ plans, .*\), cuSOLVER \(\d+ calls, .*\), cuSPARSE \(\d+ calls, ", done.stderr
+    )
+
+
+def test_work_spaces_of_unknown_size_are_counted(emulate) -> None:
+    """PyTorch asks for one a matrix product, and for none with cuBLAS."""
+    code = """
+import torch
+x, csr = torch.eye(8).cuda(), torch.eye(8).to_sparse_csr().cuda()
+if "CALLS" == "sparse":
+    csr @ x, csr @ x, csr @ x
+x @ x
+"""
+    done = emulate(code=code.replace("CALLS", "sparse"))
+    assert done.stderr.endswith("the work spaces of cuSPARSE (3 calls, with none).\n")
+    assert "work space" not in emulate(code=code).stderr
 
 
 def test_a_library_that_nobody_replaces_is_named(emulate) -> None:

@@ -47,6 +47,8 @@ FUNCTIONS = {
     "searched": "torch.searchsorted(torch.tensor([0, 3, 6], device=ids.device), position)",
     "floats in place": "(mask.float() * 4).sqrt_().sub_(1)",
     "integers in place": "mask.clone().bitwise_left_shift_(position[:6])",
+    "equal entries of a sparse tensor": "(lambda s: (s.indices(), s.values()))("
+    "torch.sparse_coo_tensor(mask, position[:6], (2, 2)).coalesce())",
     "any and all": "((ids > 0).any(-1), (ids > 0).all(-1))",
 }
 MANY = """

@@ -68,6 +68,25 @@ def test_a_program_is_told_of_its_memory_as_if_nobody_watched(kind: str, emulate
     assert profile.memory.at_peak.total_bytes() == profile.memory.peak_allocated_bytes
 
 
+def test_phases_take_what_the_device_counts_as_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the first step, which peaks highest as its states are made, has a time axis."""
+    monkeypatch.setenv("VIRTUAL_GPU_TIMES", str(tmp_path))
+    counts(tmp_path, "plain", "--steps", "1")
+    (told,) = tmp_path.glob("*-times.json")
+    profile = StepProfile.read(tmp_path / "run" / "profile.json")
+    took = [profile.phases[name].time_s.median or 0 for name in ("forward", "backward", "optimizer_step")]
+    assert all(took)
+    assert sum(took) == pytest.approx(json.loads(told.read_text())["busy_s"], rel=0.03)
+    assert sum(took) == pytest.approx(profile.step.time_s.median, rel=0.03)
+    assert "times: estimated" in (tmp_path / "stderr").read_text()
+    history = read_run(tmp_path / "run").history
+    assert history is not None
+    assert history.time_us is not None
+    assert history.time_us[-1] - history.time_us[0] == pytest.approx(sum(took) * 1e6, rel=0.2)
+
+
 def test_a_step_that_peaks_higher_than_the_recorded_ones_is_the_peak(tmp_path: Path) -> None:
     """Its eighth step has a thousand times the rows."""
     lines = counts(tmp_path, "grows:10")
@@ -226,8 +245,9 @@ def test_several_devices_and_the_largest_value_on_each(tmp_path: Path) -> None:
         for gpu, rows in (("rtx-4090", 2), ("a100-40gb", 4))
     }
     assert "step, ms" in said
-    (told,) = (tmp_path / "run" / "rtx-4090" / "BS-2").glob("*-times.json")
-    assert f"GiB {ms(json.loads(told.read_text())['step_time_s'])}" in said
+    took = StepProfile.read(tmp_path / "run" / "rtx-4090" / "BS-2" / "profile.json").step.time_s.median
+    assert took is not None
+    assert f"GiB {ms(took)}" in said
     assert "rtx-4090: the largest BS is 2: fits in the 23.64 GiB" in said
     assert "a100-40gb: the largest BS is 4: fits in the 39.50 GiB" in said
     for (_, rows), memory in peaks.items():

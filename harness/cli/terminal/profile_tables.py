@@ -129,6 +129,8 @@ def _facts(profile: StepProfile) -> list[str]:
         ("process on the host", step.host_rss_bytes),
     ]
     lines.append("; ".join(f"{name} {in_gib(size)}" for name, size in apart if size is not None))
+    if step.time_s.median is not None and isinstance(times := profile.provenance.get("times"), str):
+        lines.append(f"times: {times}")
     if step.tokens_per_s is not None:
         mfu = "" if step.mfu is None else f", MFU {step.mfu:.1%}"
         lines.append(f"{step.tokens_per_s:,.0f} tokens/s{mfu}")

@@ -29,7 +29,7 @@ static Timeline timelines[MAX_TIMELINES];
 static int num_timelines;
 static Account accounts[64];  // by device
 static int64_t links[64][2];  // by device and direction: when the link is free again
-static int64_t skipped, launch_ns = LAUNCH_NS, bare_ns = 2000;
+static int64_t started, skipped, launch_ns = LAUNCH_NS, bare_ns = 2000;
 static double link_rate = 25e9;  // bytes/s
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void (*estimate)(Operation*);
@@ -65,6 +65,8 @@ void virtual_gpu_is_timed(void) {
 // Python gives them: who estimates, the seconds of a launch, of a kernel that moves nothing, and the link's bytes/s.
 void virtual_gpu_start_clock(void (*estimator)(Operation*), int64_t launch, int64_t bare, double link) {
   launch_ns = launch, bare_ns = bare, link_rate = link;
+  started = virtual_gpu_now();
+  for (int i = 0; i < num_timelines; i++) timelines[i].done = started;  // of what was waited for before
   estimate = estimator;
 }
 
@@ -131,7 +133,7 @@ static Timeline* timeline_of(cudaStream_t stream, int device) {
   for (int i = 0; i < num_timelines; i++)
     if (timelines[i].stream == stream && timelines[i].device == device) return &timelines[i];
   if (num_timelines == MAX_TIMELINES) return &timelines[0];
-  timelines[num_timelines] = (Timeline){.stream = stream, .device = device};
+  timelines[num_timelines] = (Timeline){.stream = stream, .device = device, .done = started};
   return &timelines[num_timelines++];
 }
 // Puts `took` on the stream: when it ends. `arrives`: when the host has brought it to the device.
@@ -314,7 +316,7 @@ int64_t virtual_gpu_given_until(cudaStream_t stream) {
   return done;
 }
 int64_t virtual_gpu_device_done(int device) {
-  int64_t done = 0;
+  int64_t done = started;
   pthread_mutex_lock(&lock);
   for (int i = 0; i < num_timelines; i++) {
     if (timelines[i].device != device) continue;
@@ -323,6 +325,12 @@ int64_t virtual_gpu_device_done(int device) {
   }
   pthread_mutex_unlock(&lock);
   return done;
+}
+// All that it has taken so far, without the gaps in which it had nothing to do because the host had not brought it.
+int64_t virtual_gpu_device_worked(int device) {
+  Account account;
+  virtual_gpu_account(virtual_gpu_slot(device), &account);
+  return virtual_gpu_device_done(device) - account.host_ns;
 }
 
 // ---- for Python: what a device did

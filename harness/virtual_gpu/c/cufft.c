@@ -23,6 +23,7 @@ cufftResult cufftXtMakePlanMany(
   *size = type == CUDA_C_64F ? 16 : type == CUDA_C_32F ? 8 : 4;
   for (int i = 0; i < rank; i++) *size *= n[i];
   *size *= batch;
+  virtual_gpu_asked[CUFFT]++;
   return CUFFT_SUCCESS;
 }
 cufftResult cufftXtExec(cufftHandle plan, void* input, void* output, int direction) {

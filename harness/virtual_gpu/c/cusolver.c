@@ -41,6 +41,7 @@ cusolverStatus_t cusolverDnSetStream(cusolverDnHandle_t handle, cudaStream_t str
 #define SIZE(name, elements, ...)                \
   cusolverStatus_t cusolverDn##name##_bufferSize(__VA_ARGS__) { \
     *size = (elements);                          \
+    virtual_gpu_asked[CUSOLVER]++;               \
     return CUSOLVER_STATUS_SUCCESS;              \
   }
 #define OF_TYPE(S, T, R)                                                                                               \
@@ -86,6 +87,7 @@ static size_t bytes(cudaDataType type, size_t elements) {
   cusolverStatus_t cusolverDnX##name##_bufferSize(__VA_ARGS__) { \
     *size = bytes(type, elements);                              \
     *size_on_host = 0;                                          \
+    virtual_gpu_asked[CUSOLVER]++;                              \
     return CUSOLVER_STATUS_SUCCESS;                             \
   }
 #define SIZES size_t *size, size_t *size_on_host

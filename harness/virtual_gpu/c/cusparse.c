@@ -67,6 +67,7 @@ cusparseStatus_t cusparseSpMatGetSize(cusparseConstSpMatDescr_t which, int64_t* 
 #define NO_BUFFER(name, ...)                      \
   cusparseStatus_t cusparse##name(__VA_ARGS__) {  \
     *size = 0;                                    \
+    virtual_gpu_asked[CUSPARSE]++;                \
     return CUSPARSE_STATUS_SUCCESS;               \
   }
 #define PRODUCT HANDLE, cusparseOperation_t ta, cusparseOperation_t tb, const void* alpha
@@ -132,6 +133,7 @@ cusparseStatus_t cusparseSpGEMM_workEstimation(SPARSE_PRODUCT, size_t* size, voi
   Matrix* result = (void*)c;
   double met = right->rows ? (double)left->entries * right->entries / right->rows : 0, all = (double)result->rows * result->columns;
   result->entries = met < all ? met : all;
+  virtual_gpu_asked[CUSPARSE]++;
   *size = 0;
   return CUSPARSE_STATUS_SUCCESS;
 }

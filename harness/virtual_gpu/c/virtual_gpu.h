@@ -24,3 +24,6 @@ int virtual_gpu_without_effect(const char* name);  // a call that nobody wrote: 
 int virtual_gpu_count_all(void);  // devices, whatever CUDA_VISIBLE_DEVICES says
 
 #define CALLED virtual_gpu_called(__func__)
+// How often these libraries were asked for the size of a work space, which only a device knows. Told at the end.
+enum { CUFFT, CUSOLVER, CUSPARSE };
+extern int virtual_gpu_asked[3];

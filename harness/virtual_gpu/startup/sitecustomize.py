@@ -7,6 +7,7 @@ It needs nothing of harness, and hands on to the sitecustomize that it hides.
 import atexit
 import os
 import re
+import signal
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -78,8 +79,27 @@ def _sentence(error):
     return None
 
 
+def _say_where(trace):
+    """Of a Ctrl-C the program's own line, in place of all that Python and libraries were doing below it."""
+    others = os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(_HERE)), "<frozen"
+    where = ""
+    while trace is not None:  # not by the module traceback: who imports now loses the signal as exit status
+        name = trace.tb_frame.f_code.co_filename
+        is_made = name == "<string>" and where  # by exec, as dataclasses do
+        if not (is_made or name.startswith(others) or "site-packages" in name):
+            where = f" at {name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    print(f"virtual GPU: interrupted{where}.", file=sys.stderr)
+
+
 def _explained(hook):
     def excepthook(kind, error, traceback):
+        if issubclass(kind, KeyboardInterrupt):  # Python then ends by the signal: 130 in a shell
+            return _say_where(traceback)
+        if getattr(error, "sigval", None) == signal.SIGINT:  # torchrun's, which would end with 1
+            _say_where(traceback)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
         hook(kind, error, traceback)
         sentence = _sentence(error) if isinstance(error, (OSError, ImportError)) else None
         if sentence:

@@ -1,5 +1,7 @@
 """What happens in a process on a virtual GPU once it has imported torch, and once it begins to compile."""
 
+import atexit
+import ctypes
 import importlib
 import os
 import sys
@@ -16,6 +18,7 @@ def begin(torch):
         torch.cuda._lazy_call(_say_it_is_used)
     if os.environ.get("VIRTUAL_GPU_CLOCK") == "1":
         torch.cuda._lazy_call(_start_clock)
+    torch.cuda._lazy_call(lambda: atexit.register(_tell_of_work_spaces))
     if os.environ.get("VIRTUAL_GPU_OUT"):
         _install("virtual_gpu_out")
     if _VALUES:
@@ -38,6 +41,21 @@ def _say_it_is_used():
             place.write(b"1")
     except OSError:  # the command's own process has ended
         pass
+
+
+def _tell_of_work_spaces():
+    counted = (
+        "cuFFT ({} plans, with the least that NVIDIA documents)",
+        "cuSOLVER ({} calls, with what LAPACK takes)",
+        "cuSPARSE ({} calls, with none)",
+    )
+    asked = (ctypes.c_int * 3).in_dll(ctypes.CDLL(None), "virtual_gpu_asked")
+    if any(asked):
+        told = ", ".join(text.format(calls) for text, calls in zip(counted, asked, strict=True) if calls)
+        print(
+            f"virtual GPU: a card may need more memory: nobody documents the work spaces of {told}.",
+            file=sys.stderr,
+        )
 
 
 def _start_clock():

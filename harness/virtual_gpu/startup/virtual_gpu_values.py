@@ -20,6 +20,7 @@ from functools import partial
 
 import torch
 import torch.utils.checkpoint
+import virtual_gpu_sparse
 from virtual_gpu_held import (
     answer,
     assume,
@@ -74,6 +75,7 @@ def install():
             always = base in ALWAYS_IN_FORCE
             kernel = _once_called(base, overload or "default", BELOW[always])
             library.impl(name.removeprefix("aten::"), kernel, KEYS[always], with_keyset=True)
+    virtual_gpu_sparse.install(library, KEYS[False], BELOW[False], past, partial(switched, on=False))
     for key in (KEY, OTHER_KEY):  # operators of functions, as flex_attention, are made of others
         torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
         for operator in torch._ops._higher_order_ops.values():
@@ -97,8 +99,7 @@ def _writes_values(name, base, overload):
 
 
 def _once_called(base, overload, below):
-    """What stands in front of an operator: a program calls few of them, so the rest is found out at its first
-    call."""
+    """What stands in front of an operator, found out at its first call: a program calls few of them."""
     kernel = None
 
     def call(keys, *arguments, **options):
@@ -111,8 +112,7 @@ def _once_called(base, overload, below):
 
 
 def compile_without(output_graph):
-    """torch.compile's backends trace what they compile: nothing may stand in front of it then. And what
-    stands in front of the operators that it runs is not to be compiled."""
+    """torch.compile's backends trace what they compile: nothing may stand in front of it, or be compiled."""
     from torch._dynamo import trace_rules
 
     for name in [name for name in sys.modules if name.startswith("virtual_gpu_")]:

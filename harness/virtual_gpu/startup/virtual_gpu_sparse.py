@@ -1,0 +1,36 @@
+"""How many entries a sparse tensor has once equal ones are put together: the kernel counts, and allocates so."""
+
+import torch
+from virtual_gpu_held import answer, can_hold, hold, is_held, values_of
+from virtual_gpu_said import say_once
+
+
+def install(library, key, below, without, off):
+    """Stand in front of `_coalesce`, which is a sparse tensor's alone. `without` runs a kernel, `off` a
+    function on the host, where nothing stands in front of operators."""
+    redispatch = torch.ops.aten._coalesce.default._handle.redispatch_boxed
+
+    def kernel(keys, sparse):
+        keys = keys & below
+        if not sparse.is_cuda or not sparse._nnz():
+            return redispatch(keys, sparse)
+        parts, found = (sparse._indices(), sparse._values()), None
+        if is_held(parts[0]):
+            found = off(torch.sparse_coo_tensor)(*map(values_of, parts), sparse.shape, check_invariants=False)
+            found = off(found.coalesce)()
+            answer(found._nnz())
+        else:
+            say_once("coalesce", "nobody knows which entries of a sparse tensor are the same: none are here.")
+            answer(sparse._nnz())
+        try:
+            made = without(redispatch, keys, sparse)
+        finally:
+            answer(None)
+        if found is not None:
+            computed = found._indices(), found._values()
+            for given, part, value in zip(parts, (made._indices(), made._values()), computed, strict=True):
+                if is_held(given) and can_hold(part):
+                    off(hold(part).copy_)(value)
+        return made
+
+    library.impl("_coalesce", kernel, key, with_keyset=True)
