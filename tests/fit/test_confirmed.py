@@ -242,7 +242,8 @@ def test_pairs_are_called_so() -> None:
     assert " B = 2 pairs, " in found.sentence
 
 
-@pytest.mark.parametrize("task", ["dpo", *(pytest.param(task, marks=long) for task in ("orpo", "reward"))])
+@long
+@pytest.mark.parametrize("task", ["dpo", "orpo", "reward"])
 def test_no_answer_says_rows_where_a_micro_batch_is_pairs(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one more takes is that of two rows: a text that is chosen and one that is not."""
     recipe = tiny(task=task, seq_len=128, lora_dropout=0.0)
@@ -256,6 +257,7 @@ def test_no_answer_says_rows_where_a_micro_batch_is_pairs(task: str, monkeypatch
     assert "rows" not in choice
 
 
+@long
 def test_a_part_of_a_weight_is_spelled_with_the_gpus_that_divide_it(tmp_path):
     """Each of 4 GPUs has 4,096 × 64 / 4 numbers of each of 72 weights of MLPs when AdamW makes room for them
     all; a layer's keys have 16 numbers too, which is chance."""

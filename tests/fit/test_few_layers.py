@@ -13,6 +13,7 @@ from harness.fit.simulations import Simulations
 from harness.formula import NotRepeated, RepeatedLayers, point_of
 from harness.hardware import find_hardware, with_memory
 from harness.recipe import Recipe
+from tests.support.long import long
 from tests.support.places import MODELS
 from tests.support.tiny import tiny
 
@@ -34,7 +35,10 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("fields", [{}, {"max_grad_norm": 1.0, "offload": ["activations"]}], ids=str)
+OFFLOADED = {"max_grad_norm": 1.0, "offload": ["activations"]}
+
+
+@pytest.mark.parametrize("fields", [{}, pytest.param(OFFLOADED, marks=long)], ids=str)
 def test_memory_and_time_are_those_of_all_layers(tmp_path: Path, fields: dict[str, Any]) -> None:
     recipe = deep(tmp_path, **fields)
     few, all_layers = Simulations(H100, few_layers=True), Simulations(H100)
@@ -86,6 +90,7 @@ def test_a_search_finds_the_same_and_has_seen_it_with_all_layers(
     assert whole.as_json() == found.as_json()
 
 
+@long
 def test_few_layers_that_were_wrong_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[int, int]]
 ) -> None:

@@ -11,11 +11,19 @@ from harness.formula import NotRepeated, RepeatedLayers, RequestLog
 from harness.hardware import find_hardware
 from harness.simulate import SimulatedMemory
 from harness.simulate.simulated_run import simulate_for_devices
+from tests.support.long import long
 from tests.support.places import MODELS
 from tests.support.tiny import tiny
 
 H100 = find_hardware("h100")
 LORA = {"adapter": "lora", "gradient_checkpointing": True}
+OTHERS: list[dict[str, Any]] = [
+    {**LORA, "quantization": "nf4", "lora_dropout": 0.1},
+    {"precision": "fp16-mixed", "max_grad_norm": 1.0, "optimizer": "adafactor"},
+    {"optimizer_in_backward": True, "max_grad_norm": None, "offload": ["activations"]},
+    {"parallel": "fsdp", "dp_shard": 4, "gradient_accumulation_steps": 2},
+    {"parallel": "tp", "tp": 2},
+]
 DEEP = 9
 
 
@@ -40,12 +48,8 @@ def in_order(log: RequestLog) -> tuple[list[tuple[int, int, int]], list[Any]]:
     ("family", "fields"),
     [
         ("llama", {}),
-        ("llama", {**LORA, "quantization": "nf4", "lora_dropout": 0.1}),
-        ("llama", {"precision": "fp16-mixed", "max_grad_norm": 1.0, "optimizer": "adafactor"}),
-        ("llama", {"optimizer_in_backward": True, "max_grad_norm": None, "offload": ["activations"]}),
-        ("llama", {"parallel": "fsdp", "dp_shard": 4, "gradient_accumulation_steps": 2}),
-        ("llama", {"parallel": "tp", "tp": 2}),
         ("mixtral", LORA),
+        *(pytest.param("llama", fields, marks=long) for fields in OTHERS),
     ],
     ids=str,
 )

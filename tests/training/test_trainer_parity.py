@@ -94,7 +94,7 @@ def losses_of_trainer(
     [
         pytest.param({}, {}, marks=long),
         pytest.param({"gradient_accumulation_steps": 4}, {}, marks=long),
-        ({"gradient_accumulation_steps": 4, "max_grad_norm": 1.0}, {}),
+        pytest.param({"gradient_accumulation_steps": 4, "max_grad_norm": 1.0}, {}, marks=long),
         (
             {"precision": "bf16-mixed", "gradient_checkpointing": True},
             {"bf16": True, "gradient_checkpointing": True},
