@@ -167,7 +167,7 @@ model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layer
 model, table = model.to("cuda", torch.bfloat16), table.to("cuda", torch.bfloat16)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 tokens = torch.zeros(rows, dtype=torch.long, device="cuda")
-for _ in range(4):
+for _ in range(5):
     model(table(tokens).detach()).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -180,9 +180,9 @@ def test_what_a_step_takes_is_told_at_the_end(emulate, tmp_path: Path) -> None:
     (path,) = (tmp_path / "out").glob("*-times.json")
     found = json.loads(path.read_text(encoding="utf-8"))
     flops = 2 * 4096 * 4096 * 2048 * (3 * 4 - 1)
-    assert (found["source"], found["steps"]) == ("estimated", 3)
+    assert (found["source"], found["steps"]) == ("estimated", 4)
     assert found["flops"] == flops
-    assert found["tokens_per_s"] == pytest.approx(2048 / found["step_time_s"], rel=0.5)
+    assert found["tokens_per_s"] == pytest.approx(2048 / found["step_time_s"])
     assert found["hfu"] == found["mfu"] <= 1
     products = 11 * product(H100, "bf16", 2048, 4096, 4096)
     assert found["kernels_s"]["product"] == pytest.approx(products, rel=0.1)  # of other shapes backward

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections import defaultdict
-from statistics import median
+from statistics import median_low
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -90,8 +90,8 @@ class Times:
         ]
         if not steps:
             return None
-        middle = median(ns for ns, _, _ in steps)
-        ns, parts, tokens = min(steps, key=lambda step: abs(step[0] - middle))
+        ns = median_low(ns for ns, _, _ in steps)
+        parts, tokens = next(step[1:] for step in steps if step[0] == ns)  # all of one step
         operations = self._operations()
         by_class, flops, repeated = defaultdict(float), defaultdict(float), 0.0
         for each in operations:
@@ -101,7 +101,7 @@ class Times:
         names = ("busy_s", "host_gaps_s", "exposed_communication_s", "communication_s")
         found = {
             "source": "estimated",
-            "step_time_s": middle * 1e-9,
+            "step_time_s": ns * 1e-9,
             "steps": len(steps),
             **{name: part * 1e-9 for name, part in zip(names, parts, strict=True)},
             "tokens_per_s": tokens / (ns * 1e-9) if tokens else None,
