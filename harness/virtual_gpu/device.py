@@ -48,8 +48,8 @@ def where_times_are_from(*, with_host: bool = True) -> str | None:
     name = emulated_device()
     if name is None or not has_clock():
         return None
-    host = "the host's is this machine's own" if with_host else "without what it waits for this machine's host"
-    return f"estimated, the device's ({where_from(find_hardware(name))}); {host}"
+    host = "; the host's is this machine's own" if with_host else ", without what it waits for the host"
+    return f"estimated, the device's ({where_from(find_hardware(name))}){host}"
 
 
 def runs_alone() -> bool:

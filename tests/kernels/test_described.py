@@ -65,6 +65,12 @@ def test_products_of_an_operator_that_nobody_knows_are_those_that_it_gave_to_cub
     assert found.seconds >= 2 * product(H100, "fp32", 64, 64, 64)
 
 
+def test_an_operator_of_a_sparse_tensor_is_unknown() -> None:
+    """Which c/operators.cpp describes as null."""
+    found = DESCRIBED.operator("aten::mm.", json.dumps([None, in_words(meta(64, 64))]))
+    assert found == (DESCRIBED.bare_s, "unknown", 0, True)
+
+
 def test_what_is_put_on_a_stream_by_itself() -> None:
     assert DESCRIBED.alone("product bf16 512 2048 1024 4;") == (
         product(H100, "bf16", 512, 2048, 1024, 4),

@@ -165,7 +165,7 @@ model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layer
 model, table = model.to("cuda", torch.bfloat16), table.to("cuda", torch.bfloat16)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 tokens = torch.zeros(rows, dtype=torch.long, device="cuda")
-for _ in range(4):
+for _ in range(5):
     model(table(tokens).detach()).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -178,9 +178,9 @@ def test_what_a_step_takes_is_told_at_the_end(emulate, tmp_path: Path) -> None:
     (path,) = (tmp_path / "out").glob("*-times.json")
     found = json.loads(path.read_text(encoding="utf-8"))
     flops = 2 * 4096 * 4096 * 2048 * (3 * 4 - 1)
-    assert (found["source"], found["steps"]) == ("estimated", 3)
+    assert (found["source"], found["steps"]) == ("estimated", 4)
     assert found["flops"] == flops
-    assert found["tokens_per_s"] == pytest.approx(2048 / found["step_time_s"], rel=0.5)
+    assert found["tokens_per_s"] == pytest.approx(2048 / found["step_time_s"])
     assert found["hfu"] == found["mfu"] <= 1
     products = 11 * product(H100, "bf16", 2048, 4096, 4096)
     assert found["kernels_s"]["product"] == pytest.approx(products, rel=0.1)  # of other shapes backward
@@ -252,3 +252,27 @@ def test_kernels_that_nobody_knows_are_counted(emulate, tmp_path: Path) -> None:
     unknown = [(each["name"], each["calls"]) for each in found["operations"] if each["is_unknown"]]
     assert unknown == [("double", 1)]
     assert "1 are unknown" in done.stderr
+
+
+def test_a_program_that_runs_for_long_is_told_of_meanwhile(emulate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had 20 MiB and 1 GiB at once, whatever PyTorch's own peak says, and the context of the table."""
+    monkeypatch.setenv("VIRTUAL_GPU_FIRST_WORD_S", "0.2")
+    code = """
+import torch, time
+w = torch.nn.Parameter(torch.zeros(5 << 20, device="cuda"))
+held = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
+del held
+torch.cuda.empty_cache()
+torch.cuda.reset_peak_memory_stats()
+optimizer = torch.optim.SGD([w], lr=0.1)
+for _ in range(9):
+    w.grad = torch.zeros_like(w)
+    optimizer.step()
+    time.sleep(0.1)
+"""
+    said = emulate(code=code).stderr.splitlines()
+    meanwhile = [line for line in said if "s of this machine, and it goes on: a step takes" in line]
+    assert 1 <= len(meanwhile) <= 3
+    had = (20 + 1024) / 1024 + H100.calibration.cuda_context_bytes / 2**30
+    (end,) = (line for line in said if line.startswith("virtual GPU: a step takes"))
+    assert f"Of its 79.11 GiB the process had {had:.2f} at most." in end

@@ -19,9 +19,8 @@ def test_transforms_decompositions_and_sparse_products_run(emulate) -> None:
     )  # NVIDIA: a complex number for each element, at the least
     done = emulate(sys.executable, str(Path(__file__).parent / "programs" / "mathematics.py"))
     assert int(done.stdout) == result + work_space
-    assert re.search(
-        r"work spaces of cuFFT \(\d+ plans, .*\), cuSOLVER \(\d+ calls, .*\), cuSPARSE \(\d+ calls, ", done.stderr
-    )
+    told = r"work spaces of cuFFT \(\d+ plans, .*\), cuSOLVER \(\d+ calls, .*\), cuSPARSE \(\d+ calls, "
+    assert re.search(told, done.stderr)
 
 
 def test_work_spaces_of_unknown_size_are_counted(emulate) -> None:

@@ -105,10 +105,23 @@ def test_collectives_of_two_are_true_or_said_to_be_unknown(emulate) -> None:
 
 def test_symmetric_memory_is_refused_in_words(emulate) -> None:
     code = """
+import torch
 import torch.distributed._symmetric_memory as symmetric
+for asked in (
+    lambda: symmetric.empty(1024, device="cuda"),
+    lambda: symmetric.set_backend("CUDA"),
+    lambda: symmetric.get_mem_pool(torch.device("cuda")),
+    lambda: torch.distributed.ProcessGroupNCCL.mem_allocator.fget(None),  # of a process group
+):
+    try:
+        asked()
+    except RuntimeError as error:
+        print(error)
 symmetric.empty(1024, device="cuda")
 """
-    assert "RuntimeError: a virtual GPU has no symmetric memory" in emulate(code=code, status=1).stderr
+    done = emulate(code=code, status=1)
+    assert done.stdout.count("a virtual GPU has no symmetric memory") == 4
+    assert "RuntimeError: a virtual GPU has no symmetric memory" in done.stderr
 
 
 @pytest.mark.parametrize("values", ["--values", "--no-values"])

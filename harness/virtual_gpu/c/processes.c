@@ -113,10 +113,12 @@ static uint64_t left(int slot) {
   return bytes < total ? total - bytes : 0;
 }
 
+static uint64_t most[64];  // bytes that this process had of each device, without its context
 int virtual_gpu_take(int slot, uint64_t size) {
   begin();
   int fits = size <= left(slot);
   if (fits) ours->used[slot] += size;
+  if (most[slot & 63] < ours->used[slot]) most[slot & 63] = ours->used[slot];
   end();
   return fits;
 }
@@ -125,6 +127,7 @@ void virtual_gpu_give_back(int slot, uint64_t size) {
   if (ours && ours->used[slot] >= size) ours->used[slot] -= size;  // else a parent's, before the fork
   end();
 }
+uint64_t virtual_gpu_most(int device) { return most[virtual_gpu_slot(device) & 63] + context(); }
 uint64_t virtual_gpu_left(int slot) {
   begin();
   uint64_t bytes = left(slot);

@@ -1,4 +1,4 @@
-"""How many entries a sparse tensor has once equal ones are put together: the kernel counts, and allocates so."""
+"""How many entries a sparse tensor has once equal ones are put together: its kernel counts, and allocates."""
 
 import torch
 from virtual_gpu_held import answer, can_hold, hold, is_held, values_of

@@ -87,10 +87,11 @@ def begin_to_fetch(hub):
 def begin_distributed(distributed_c10d):
     if not _has_begun:  # torch is still being imported: `begin` comes
         return
-    from torch._C._distributed_c10d import _SymmetricMemory
+    from torch._C._distributed_c10d import ProcessGroupNCCL, _SymmetricMemory
 
-    for name in ("empty_strided_p2p", "rendezvous"):
+    for name in ("empty_strided_p2p", "rendezvous", "set_backend", "get_mempool_allocator"):
         setattr(_SymmetricMemory, name, staticmethod(_refuse_symmetric_memory))
+    ProcessGroupNCCL.mem_allocator = property(_refuse_symmetric_memory)
     if os.environ.get("VIRTUAL_GPU_ALONE") == "1":
         _install("virtual_gpu_alone")
     if _VALUES:

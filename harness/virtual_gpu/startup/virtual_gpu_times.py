@@ -10,8 +10,9 @@ import ctypes
 import json
 import os
 import sys
+import time
 from collections import defaultdict
-from statistics import median
+from statistics import median_low
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -20,6 +21,8 @@ _C = ctypes.CDLL(None)
 _NAMES = {"BFloat16": "bf16", "Half": "fp16", "Float": "fp32"}
 LARGEST = 5
 """Kernels that are named."""
+FIRST_WORD_S = float(os.environ.get("VIRTUAL_GPU_FIRST_WORD_S", "60"))
+"""A program that runs as long as this, and twice, four times as long, is told of meanwhile."""
 
 
 class Operation(ctypes.Structure):
@@ -50,6 +53,7 @@ class _Account(ctypes.Structure):
 
 
 _C.virtual_gpu_device_done.restype = _C.virtual_gpu_now.restype = ctypes.c_int64
+_C.virtual_gpu_most.restype = ctypes.c_uint64
 _C.virtual_gpu_nth_operation.restype = ctypes.POINTER(Operation)
 
 
@@ -61,6 +65,7 @@ class Times:
         self.ends = []
         """Of each step: when the device had done all that it was given, in ns; the account; tokens so far."""
         self._optimizer = None
+        self._began_s, self._next_word_s = time.monotonic(), FIRST_WORD_S
 
     def watch(self):
         register_optimizer_step_post_hook(self._stepped)
@@ -78,6 +83,11 @@ class Times:
         parts = account.busy_ns, account.host_ns, account.exposed_ns, account.network_ns
         self.ends.append((ended_ns, parts, _tokens()))
         _C.virtual_gpu_end_step()
+        ran_s = time.monotonic() - self._began_s
+        if ran_s >= self._next_word_s and len(self.ends) > 1 and _is_told():
+            self._next_word_s = 2 * ran_s
+            told = f"virtual GPU: {len(self.ends)} steps in {ran_s:.0f} s of this machine, and it goes on: "
+            print(told + _in_short(self.found(), self.hardware), "Ctrl-C ends it.", file=sys.stderr)
 
     def found(self):
         """What a step takes, the median of all but the first, which warms up; None for a program that takes
@@ -90,8 +100,8 @@ class Times:
         ]
         if not steps:
             return None
-        middle = median(ns for ns, _, _ in steps)
-        ns, parts, tokens = min(steps, key=lambda step: abs(step[0] - middle))
+        ns = median_low(ns for ns, _, _ in steps)
+        parts, tokens = next(step[1:] for step in steps if step[0] == ns)  # all of one step
         operations = self._operations()
         by_class, flops, repeated = defaultdict(float), defaultdict(float), 0.0
         for each in operations:
@@ -101,7 +111,7 @@ class Times:
         names = ("busy_s", "host_gaps_s", "exposed_communication_s", "communication_s")
         found = {
             "source": "estimated",
-            "step_time_s": middle * 1e-9,
+            "step_time_s": ns * 1e-9,
             "steps": len(steps),
             **{name: part * 1e-9 for name, part in zip(names, parts, strict=True)},
             "tokens_per_s": tokens / (ns * 1e-9) if tokens else None,
@@ -149,7 +159,7 @@ class Times:
         if found is None:
             return
         rank = os.environ.get("RANK")
-        if os.environ.get("VIRTUAL_GPU_SUMMARY") == "1" and rank in (None, "0"):
+        if _is_told():
             print("\n".join(_lines(found, self.hardware)), file=sys.stderr)
         folder = os.environ.get("VIRTUAL_GPU_TIMES")
         if folder:
@@ -162,12 +172,20 @@ class Times:
                 print(f"virtual GPU: cannot write {path}: {error.strerror}.", file=sys.stderr)
 
 
-def _lines(found, hardware):
-    step_s = found["step_time_s"]
-    yield (
-        f"virtual GPU: a step takes {step_s * 1e3:.1f} ms on this {hardware.name}, estimated; the median of "
-        f"{found['steps']}."
+def _is_told():
+    return os.environ.get("VIRTUAL_GPU_SUMMARY") == "1" and os.environ.get("RANK") in (None, "0")
+
+
+def _in_short(found, hardware):
+    had = _C.virtual_gpu_most(torch.cuda.current_device()) / 2**30
+    return (
+        f"a step takes {found['step_time_s'] * 1e3:.1f} ms on this {hardware.name}, estimated; the median of "
+        f"{found['steps']}. Of its {hardware.memory_bytes / 2**30:.2f} GiB the process had {had:.2f} at most."
     )
+
+
+def _lines(found, hardware):
+    yield f"virtual GPU: {_in_short(found, hardware)}"
     rates = []
     if found["tokens_per_s"]:
         rates.append(f"{found['tokens_per_s']:,.0f} tokens/s")
