@@ -307,12 +307,14 @@ def _percent(share: float) -> str:
 def _time_lines(time: TimeDifference) -> Iterator[str]:
     """How long a step takes and of what the change is made; how sure, where the estimates say so."""
     first, second = time.first.median or 0.0, time.second.median or 0.0
+    here, there = time.tokens_per_s
     if first == second:
         yield f"time of a step: {in_ms(first)}, the same"
+        if here and there and here != there:
+            yield f"  {here:,.0f} and {there:,.0f} tokens/s: {_percent(there / here - 1)}"
         return
     change = f"{time.change * 1e3:+,.1f} ms ({_percent(time.change / first)})"
     yield f"time of a step: {in_ms(first)} and {in_ms(second)}: {change}"
-    here, there = time.tokens_per_s
     if here and there:
         yield f"  {here:,.0f} and {there:,.0f} tokens/s: {_percent(there / here - 1)}"
     ranges = [(each.p10, each.p90) for each in (time.first, time.second)]

@@ -73,7 +73,7 @@ def advise(recipe: Recipe, device: HardwareSummary, report: OutOfMemoryReport) -
         size = in_gib(hardware.memory_bytes)
         nothing = (
             f"nothing that the recipe can change is enough for {size}: it takes a device with more memory "
-            "(`harness hardware RECIPE`) or a smaller model"
+            "(`harness hardware RECIPE`), several (`harness shard RECIPE`) or a smaller model"
         )
         lines.append(f"together {overrides(recipe, together)}, may be enough" if together else nothing)
     return lines

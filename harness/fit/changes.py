@@ -116,10 +116,24 @@ def combined(
     """The fields of those of `changes` with which the recipe fits `limit_bytes`; None: not even with all.
 
     They are made one after the other, the cheapest first, each kept if it lowers what is needed; and those
-    without which it fits all the same are left out again, the dearest first.
+    without which it fits all the same are left out again, the dearest first. Where that is not enough, a
+    cheaper change may exclude one that saves more: then each is tried as the first.
     """
-    kept: list[Change] = []
-    needed = price(recipe).required_bytes
+    for first in ([], *([change] for change in changes)):
+        enough = _enough(recipe, limit_bytes, first, changes, price)
+        if enough is not None:
+            return enough
+    return None
+
+
+def _enough(
+    recipe: Recipe, limit_bytes: int, first: list[Change], changes: list[Change], price: Pricing
+) -> dict[str, Any] | None:
+    kept = first
+    begun = _price_with(recipe, _together(kept), price)
+    if begun is None:
+        return None
+    needed = begun.required_bytes
     for change in changes:
         if needed <= limit_bytes:
             break

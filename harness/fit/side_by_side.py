@@ -66,7 +66,10 @@ class Divisions:
         if simulated:
             names = ", ".join(simulated)
             yield f"simulated, peak GiB and shows ms of rank 0: {names}; all else is arithmetic"
+        there = self.hardware.memory_bytes
+        beyond = [row.strategy for row in self._divided if row.peak_bytes > there]
         yield "peak GiB, as PyTorch's allocator counts it:"
+        yield f"  more than the {in_gib(there)} of a GPU: {', '.join(beyond) or 'none'}"
         for row in self._divided:
             if row.where:
                 yield f"  {row.strategy} peaks {'in' if row.source == 'simulated' else 'at'}: {row.where}"

@@ -154,6 +154,24 @@ class Hardware:
             )
         return self.datasheet.flops[dtype].value
 
+    def lacks(self, dtype: str, attention: str) -> str:
+        """What of a recipe's `compute_dtype` and `attention` it cannot compute, as in "no bf16 units"; else
+        empty. Flash attention's packages begin with Ampere (transformers/modeling_flash_attention_utils.py,
+        cuda_min_major_version)."""
+        if not self.supports(dtype):
+            return f"no {dtype} units"
+        old = float(self.datasheet.compute_capability) < 8
+        return f"no {attention}" if old and attention.startswith("flash") else ""
+
+    def check(self, dtype: str, attention: str) -> None:
+        """Raise InputError for what the device `lacks`."""
+        self.peak_flops(dtype)
+        if self.lacks(dtype, attention):
+            raise InputError(
+                f"hardware: {self.name} has compute capability {self.datasheet.compute_capability}, and "
+                f"attention: {attention} needs 8.0; set attention: sdpa, or choose another device."
+            )
+
     def summary(self, dtype: str) -> HardwareSummary:
         """The device as a StepProfile names it, with the ceiling for `dtype`."""
         return HardwareSummary(

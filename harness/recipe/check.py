@@ -20,7 +20,8 @@ NOT_HERE: dict[str, dict[str, str]] = {
     "quantization": {
         **dict.fromkeys(("nvfp4", "mxfp4", "fp8", "mxfp8"), "a format of floats with shared scales"),
         **dict.fromkeys(("gptq", "awq", "hqq", "aqlm", "eetq", "gguf"), "another library's format"),
-        **dict.fromkeys(("int4", "4bit", "8bit", "bnb_4bit"), "no name of a format"),
+        **dict.fromkeys(("int4", "4bit", "bnb_4bit"), "4 bits a weight: write quantization: nf4"),
+        **dict.fromkeys(("8bit", "bnb_8bit"), "8 bits a weight: write quantization: int8"),
     },
     "optimizer": dict.fromkeys(("lomo", "adalomo", "sophia", "adam", "lion"), "another optimizer")
     | {name: f"AdamW of projected gradients: write optimizer: {name}_adamw" for name in ("galore", "apollo")}

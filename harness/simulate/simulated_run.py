@@ -88,9 +88,9 @@ def simulate(
     Running out of memory gives a profile with `oom` filled; `explain_oom` simulates once more then, to keep
     the stack and the module of everything that is live, and `advise` says what to change. Without `repeat`
     the profile is of the simulated steps alone, without stacks: the memory's log has those after them.
-    Raises InputError for a dtype that the device has no units for, and for `compile`: napkin answers.
+    Raises InputError for a dtype or attention that the device has not, and for `compile`: napkin answers.
     """
-    hardware.peak_flops(recipe.compute_dtype)
+    hardware.check(recipe.compute_dtype, recipe.attention)
     if not 0 <= rank < recipe.world_size:
         there = f"ranks 0 to {recipe.world_size - 1}" if recipe.world_size > 1 else "rank 0 alone"
         raise InputError(

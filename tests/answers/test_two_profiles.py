@@ -72,6 +72,15 @@ def test_a_profile_and_itself() -> None:
     assert "the same to the byte" in "\n".join(diff_lines(found, ("a", "b")))
 
 
+def test_a_step_as_long_with_more_rows_is_faster() -> None:
+    """A step that waits for the host takes as long with twice the rows."""
+    profile = simulate(tiny(), H100)[0]
+    twice = profile.model_copy(deep=True)
+    assert profile.step.tokens_per_s
+    twice.step.tokens_per_s = 2 * profile.step.tokens_per_s
+    assert "tokens/s: +100.0%" in "\n".join(diff_lines(diff_profiles(profile, twice), ("a", "b")))
+
+
 def test_of_the_allocator_s_settings_those_that_differ_are_named() -> None:
     ours, theirs = (
         simulate(tiny(), H100, parse_settings("roundup_power2_divisions:4", release))[0]

@@ -94,6 +94,7 @@ def test_what_is_piped_is_not_broken(monkeypatch, capsys) -> None:
 
 
 def test_models_are_all_listed_with_their_sizes(call: Call) -> None:
+    assert len(call("models")[1].splitlines()[0]) <= 80  # a heading that is broken is none
     rows = {line.split()[0]: line.split()[1:] for line in call("models")[1].splitlines() if line}
     assert set(list_models()) <= set(rows)
     # as their model cards say: 1.24 B with the head tied, 8.03 B, 46.7 B

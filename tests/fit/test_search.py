@@ -192,6 +192,13 @@ def test_offloads_made_one_after_the_other_add_up():
     assert combined(recipe, 800, steps, price) == {"offload": ("activations", "optimizer")}
 
 
+def test_a_change_that_cheaper_ones_exclude_is_tried_without_them():
+    """What steps on the host takes no parameters there."""
+    found = fit(load_recipe("llama-3.1-8b-lora", ["model=llama-3.1-405b"])[1], find_hardware("h100"))
+    assert any(change.fits for change in found.changes)
+    assert found.together == "offload=parameters"
+
+
 def test_a_change_names_what_differs_as_a_shell_takes_it():
     """Followed word for word, the advice gives what it promises: also beside what is offloaded already."""
     recipe = load_recipe("llama-3.1-8b-lora-offload-activations")[1]

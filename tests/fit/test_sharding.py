@@ -20,7 +20,7 @@ from harness.fit.sharding import (
     strategies,
     zero_buffers,
 )
-from harness.hardware.hardware import find_hardware
+from harness.hardware.hardware import find_hardware, with_memory
 from harness.hardware.table import Cited
 from harness.napkin import Memory, Timing, estimate
 from harness.recipe import Recipe, check_recipe, load_recipe
@@ -310,6 +310,12 @@ def test_what_leaves_the_gpu_is_told_on_the_host():
     said = f"{in_gib(int(fsdp.host_bytes))} a GPU in host memory"
     assert f"FSDP2 keeps {said}" in str(found)
     assert "DDP keeps" not in str(found)
+    assert "more than the 79.11 GiB of a GPU: none" in str(found)
+    (ddp,) = [row for row in found.rows if isinstance(row, Sharded) and row.strategy == "DDP"]
+    tight = replace(found, hardware=with_memory(H100, int(ddp.peak_bytes) - 1))
+    (said,) = [line for line in str(tight).splitlines() if "of a GPU:" in line]
+    assert "DDP" in said
+    assert "FSDP2" not in said
     # a formula knows it at sizes that nobody simulated
     simulations = Simulations(H100)
     for seq_len in (64, 128, 256):

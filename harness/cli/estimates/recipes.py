@@ -50,7 +50,7 @@ def models() -> None:
     width = max(len(name) for name, _ in rows)
     tell(
         f"{'model':{width}} {'parameters':>11} {'bf16 GiB':>9} {'layers':>7} {'hidden':>7} {'vocabulary':>11}"
-        "  recipes for cards of so many GB"
+        "  cards, GB"
     )
     for name, shape in rows:
         count = num_parameters(shape)

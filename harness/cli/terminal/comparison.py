@@ -25,7 +25,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     for source in shown:
         table.add_column(source, justify="right", no_wrap=True)
     for source in comparison.predictions:
-        table.add_column(f"{source} /", justify="right", no_wrap=True)
+        table.add_column(f"{source} / ref.", justify="right", no_wrap=True)
     place = ""
     for row in comparison.rows:
         if row.place != place:

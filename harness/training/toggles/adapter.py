@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from harness.errors import InputError, MissingDependency, is_out_of_memory, nearest
 from harness.recipe import Recipe, shown
@@ -54,7 +55,8 @@ def with_adapter(recipe: Recipe, model: Any) -> Any:
                 "has the shapes alone. PiSSA and OLoRA train what LoRA trains: simulate without "
                 "init_lora_weights. `harness run` computes the values."
             ) from error
-        raise InputError(f"{given}: {first_line(error)}.") from error
+        there = "" if recipe.peft else f" Its linear layers are {', '.join(_linear_layers(model))}."
+        raise InputError(f"{given}: {first_line(error)}.{there}") from error
     _refuse_targets_without_adapter(recipe, adapted)
     return adapted
 
@@ -128,13 +130,17 @@ def missing_targets(recipe: Recipe, config: Any) -> Iterator[Problem]:
         name for name in recipe.lora_targets if not any(f".{path}".endswith(f".{name}") for path in paths)
     ]
     if missing:
-        linear = {
-            name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)
-        }
         yield Problem(
             f"lora_targets: there is no {' and no '.join(missing)}",
-            f"lora_targets: [{', '.join(sorted(linear - {'lm_head'}))}]",
+            f"lora_targets: [{', '.join(_linear_layers(model))}]",
         )
+
+
+def _linear_layers(model: nn.Module) -> list[str]:
+    """The last names of those that an adapter may have."""
+    linear = (nn.Linear, Conv1D)
+    names = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, linear)}
+    return sorted(names - {"lm_head"})
 
 
 def dropout_problems(recipe: Recipe, config: Any) -> Iterator[Problem]:

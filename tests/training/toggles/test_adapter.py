@@ -354,6 +354,12 @@ def test_pefts_own_class_checks_its_fields(fields: dict[str, Any], says: str) ->
         build_model(tiny(**fields), CPU)
 
 
+def test_where_no_target_is_there_the_layers_are_named() -> None:
+    for kind, names in (("llama", "gate_proj, k_proj, o_proj, q_proj"), ("gpt2", "c_attn, c_fc, c_proj")):
+        with pytest.raises(InputError, match=names):
+            build_model(lora(kind, lora_targets=["qproj"]), CPU)
+
+
 def test_first_values_from_the_weights_are_not_simulated() -> None:
     pissa = lora(peft={"init_lora_weights": "pissa"})
     assert adapted_modules(build_model(pissa, CPU)) == adapted_modules(build_model(lora(), CPU))
