@@ -4,6 +4,7 @@ import json
 import math
 import re
 from functools import cache
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -29,7 +30,7 @@ from harness.recipe import Recipe, check_recipe
 from harness.simulate.simulated_run import simulate
 from harness.system.strict_yaml import parse_yaml
 from tests.support.long import long
-from tests.support.tiny import MODELS, tiny
+from tests.support.tiny import resized, tiny
 
 MiB = 2**20
 A100 = find_hardware("a100-40gb")  # small cuBLAS workspaces, and flash attention in 16 bit
@@ -146,10 +147,7 @@ def test_what_cannot_be_simulated_keeps_what_arithmetic_says() -> None:
 
 def olmo(tmp_path, **fields) -> Recipe:
     """A family that no recipe here has."""
-    sizes = json.loads((MODELS / "llama.json").read_text()) | {"model_type": "olmo2"}
-    sizes.pop("architectures", None)
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
-    return Recipe(model=str(tmp_path / "config.json"), seq_len=512, **fields)
+    return Recipe(model=resized(tmp_path, model_type="olmo2"), seq_len=512, **fields)
 
 
 def test_any_family_is_searched_by_simulation(tmp_path) -> None:
@@ -250,6 +248,7 @@ def test_no_answer_says_rows_where_a_micro_batch_is_pairs(task: str, monkeypatch
     found = fit_confirmed(recipe, with_mib(200), PLAIN)
     text = "\n".join(fit_lines("pairs", "here", recipe, with_mib(200), found))
     assert "a pair more takes" in text
+    assert re.search(r"what grows most: .* B = \d+ pairs, S = ", text)
     assert " row" not in text
     monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: [A100])
     choice = render_choice("pairs", compare_hardware(recipe, {}, best=True), recipe.unit)
@@ -261,17 +260,9 @@ def test_no_answer_says_rows_where_a_micro_batch_is_pairs(task: str, monkeypatch
 def test_a_part_of_a_weight_is_spelled_with_the_gpus_that_divide_it(tmp_path):
     """Each of 4 GPUs has 4,096 × 64 / 4 numbers of each of 72 weights of MLPs when AdamW makes room for them
     all; a layer's keys have 16 numbers too, which is chance."""
-    sizes = {"hidden_size": 64, "intermediate_size": 4096, "num_hidden_layers": 24, "head_dim": 16}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 1}
-    config = {"model_type": "llama", "vocab_size": 64, **sizes, **heads}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    recipe = Recipe(
-        model=str(tmp_path / "config.json"),
-        parallel="fsdp",
-        dp_shard=4,
-        seq_len=64,
-        gradient_checkpointing=True,
-    )
+    sizes = {"intermediate_size": 4096, "num_hidden_layers": 24, "vocab_size": 64, "num_key_value_heads": 1}
+    divided: dict[str, Any] = {"parallel": "fsdp", "dp_shard": 4}
+    recipe = Recipe(model=resized(tmp_path, **sizes), seq_len=64, gradient_checkpointing=True, **divided)
     simulations = Simulations(find_hardware("h100"))
     for tokens in (64, 128):
         simulations.simulated(recipe.model_copy(update={"seq_len": tokens}))
@@ -285,9 +276,7 @@ def test_a_part_of_a_weight_is_spelled_with_the_gpus_that_divide_it(tmp_path):
 def test_it_says_what_holds_it_back_and_what_is_free_to_change(tmp_path) -> None:
     """Logits of a large vocabulary, which Liger's loss never has as a whole."""
     words = 65_536
-    sizes = json.loads((MODELS / "llama.json").read_text()) | {"vocab_size": words}
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
-    recipe = Recipe(model=str(tmp_path / "config.json"), adapter="lora", seq_len=1024)
+    recipe = Recipe(model=resized(tmp_path, vocab_size=words), adapter="lora", seq_len=1024)
     found = fit_confirmed(recipe, with_mib(4096), PLAIN)
     rows = found.largest["micro_batch_size"].value or 0
     logits = rows * 1024 * words * 4
@@ -315,10 +304,8 @@ def test_it_says_what_holds_it_back_and_what_is_free_to_change(tmp_path) -> None
 
 def test_of_several_gpus_it_says_how_many_would_be_enough(tmp_path):
     """Every number is simulated here: the first that fits is the one that is named."""
-    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 4}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 264, **sizes}))
-    fields = {"model": str(tmp_path / "config.json"), "seq_len": 64, "parallel": "fsdp", "dp_shard": 2}
-    recipe = Recipe(**fields)
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 3, "num_key_value_heads": 4}
+    recipe = Recipe(model=resized(tmp_path, **sizes), seq_len=64, parallel="fsdp", dp_shard=2)
     h100 = find_hardware("h100")
 
     eight = simulate(recipe.model_copy(update={"dp_shard": 8}), h100)[0].memory.process_bytes

@@ -1,6 +1,5 @@
 """Which devices a recipe fits, and what a change or a little memory makes of the answer."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -9,13 +8,12 @@ from harness.fit.device_choice import compare_hardware, render_choice
 from harness.hardware.hardware import find_hardware, with_memory
 from harness.recipe import Recipe
 from harness.simulate import simulate
+from tests.support.tiny import resized
 
 
 def test_every_device_gets_what_a_simulation_on_it_says(tmp_path, monkeypatch):
     """Of those that run the same kernels one is simulated, with the clocks of all."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "olmo2", "vocab_size": 264, **sizes}))
-    recipe = Recipe(model=str(tmp_path / "config.json"), seq_len=256)
+    recipe = Recipe(model=resized(tmp_path, model_type="olmo2"), seq_len=256)
     names = ("t4", "l4", "l40s", "rtx-4090", "h100", "h200")
     devices = [find_hardware(name, {"l4": 0.7}) for name in names]
     devices.append(with_memory(find_hardware("a100-40gb"), 520 * 2**20))
@@ -41,9 +39,7 @@ def test_every_device_gets_what_a_simulation_on_it_says(tmp_path, monkeypatch):
 
 def test_a_change_that_costs_nothing_brings_a_smaller_device_in(tmp_path, monkeypatch):
     """Logits of 32,000 words are most of this step: without them it fits where it did not."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 32000, **sizes}))
-    recipe = Recipe(model=str(tmp_path / "config.json"), seq_len=1024)
+    recipe = Recipe(model=resized(tmp_path, vocab_size=32_000), seq_len=1024)
     h100 = find_hardware("h100")
     seen = [
         simulate(recipe.model_copy(update={"loss": loss}), h100)[0] for loss in ("fused_linear", "standard")
@@ -64,9 +60,7 @@ def test_a_change_that_costs_nothing_brings_a_smaller_device_in(tmp_path, monkey
 
 
 def test_what_barely_fits_is_too_tight_to_call_and_not_the_cheapest(tmp_path, monkeypatch):
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 264, **sizes}))
-    recipe = Recipe(model=str(tmp_path / "config.json"), seq_len=256)
+    recipe = Recipe(model=resized(tmp_path), seq_len=256)
     needed = simulate(recipe, find_hardware("h100"))[0].memory.process_bytes
     assert needed is not None
     barely = with_memory(find_hardware("h100", {"h100": 1.0}), needed + 2**20)
@@ -89,9 +83,8 @@ def test_what_barely_fits_is_too_tight_to_call_and_not_the_cheapest(tmp_path, mo
 @pytest.fixture
 def small(tmp_path):
     """A recipe whose activations are most of what it needs."""
-    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 264, **sizes}))
-    return Recipe(model=str(tmp_path / "config.json"), seq_len=4096, gradient_checkpointing=True)
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_key_value_heads": 4}
+    return Recipe(model=resized(tmp_path, **sizes), seq_len=4096, gradient_checkpointing=True)
 
 
 def test_the_best_of_a_device_is_the_fastest_of_all_that_a_simulation_sees_to_fit(small, monkeypatch):
@@ -148,10 +141,8 @@ def test_a_recipe_is_not_changed_for_a_speed_that_nobody_would_see(small, monkey
 
 def test_a_device_smaller_than_what_stays_is_not_simulated(tmp_path, monkeypatch):
     """Weights and optimizer states are the same whatever runs: two kinds of devices tell of the others."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
-    config = {"model_type": "llama", "vocab_size": 100_000_000, "tie_word_embeddings": True, **sizes}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    recipe = Recipe(model=str(tmp_path / "config.json"), seq_len=8)
+    config = {"vocab_size": 100_000_000, "tie_word_embeddings": True, "num_hidden_layers": 1}
+    recipe = Recipe(model=resized(tmp_path, **config), seq_len=8)
     devices = [find_hardware(name) for name in ("rtx-3060", "l4", "h100", "b200", "a100-80gb", "a10g")]
     monkeypatch.setattr("harness.fit.device_choice.all_hardware", lambda prices: devices)
     told: list[str] = []
@@ -169,9 +160,7 @@ def test_a_device_smaller_than_what_stays_is_not_simulated(tmp_path, monkeypatch
 
 def test_a_device_far_too_small_for_what_another_kind_needs_is_not_simulated(tmp_path, monkeypatch):
     """But with a change that costs nothing it is, where that may bring it in."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 32000, **sizes}))
-    recipe = Recipe(model=str(tmp_path / "config.json"), seq_len=4096)
+    recipe = Recipe(model=resized(tmp_path, vocab_size=32_000), seq_len=4096)
     l4 = find_hardware("l4")
     changed = recipe.model_copy(update={"loss": "fused_linear"})
     with_it, without = (simulate(asked, l4)[0].memory.process_bytes or 0 for asked in (changed, recipe))

@@ -26,6 +26,13 @@ def tiny(family: str = "llama", **fields: Any) -> Recipe:
     return Recipe(**({"model": model, "precision": "fp32"} | sizes | fields))
 
 
+def resized(folder: Path, **sizes: Any) -> str:
+    """A copy of tests/models/llama.json in `folder`, with other sizes or of another type: its path."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads((MODELS / "llama.json").read_text()) | sizes))
+    return str(path)
+
+
 def cut(recipe: Recipe, folder: Path, blocks: int = 2) -> Recipe:
     """The recipe with a copy of its model's config, written to `folder`, that has so many blocks, and as many
     in a tower: the others would say the same again."""
