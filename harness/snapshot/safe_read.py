@@ -48,7 +48,7 @@ _LONG1 = rb"\x8a(?:" + b"|".join(re.escape(bytes([n])) + b"." * n for n in range
 _INTEGER = rb"(?:K.|J....|M..|" + _LONG1 + rb")"
 _SMALL = rb"(?:K.|M..|J...[\x00-\x7f])"
 _SHORT = rb"\x8c(?:" + b"|".join(re.escape(bytes([n])) + rb"[\x00-\x7f]{%d}" % n for n in range(32)) + rb")"
-_FIXED_LENGTH = re.compile(
+_FIXED_LENGTH = (
     # BINGET, LONG_BINGET; EMPTY_LIST, EMPTY_DICT, EMPTY_TUPLE, APPEND(S), SETITEM(S), MARK, NONE, TRUE,
     # FALSE, MEMOIZE; integers from -2**63 to 2**64 - 1, or two small ones and TUPLE2 (any other tuple could
     # nest, and hashing a deep one crashes Python); BINPUT; LONG_BINPUT below 2**24 (the unpickler reserves
@@ -64,8 +64,7 @@ _FIXED_LENGTH = re.compile(
     + _INTEGER
     + rb"|q.|r...\x00|G.{8}|"
     + _SHORT
-    + rb"){0,%d}+" % _RUN,
-    re.DOTALL,
+    + rb"){0,%d}+" % _RUN
 )
 _OTHER_HALF = re.compile(_SMALL + rb"\x86", re.DOTALL)
 """Of a pair, behind a frame: a pickler begins one before any object as soon as 64 KiB are full."""
@@ -139,9 +138,10 @@ def _check_instructions(data: bytes, origin: str) -> None:
     if data[1:2] not in (b"\x02", b"\x03", b"\x04", b"\x05"):
         refuse(0, "only pickle protocols 2 to 5 are read")
     position = 2
+    fixed_length = re.compile(_FIXED_LENGTH, re.DOTALL)  # a tenth of a second, and most commands read none
     while True:
         instructions += 1
-        while (run := _FIXED_LENGTH.match(data, position)) and (end := run.end()) > position:
+        while (run := fixed_length.match(data, position)) and (end := run.end()) > position:
             instructions += min(end - position, _RUN)  # a shorter run has at most as many as bytes
             position = end
             in_a_pair = run.end("half") == end
