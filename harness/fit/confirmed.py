@@ -4,8 +4,6 @@ The formula of a few simulated steps says where to look, a simulated step decide
 that cannot be simulated keeps what arithmetic says (fit/search.py), which also prices changes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,13 +25,7 @@ from harness.fit.changes import (
     suggestions,
 )
 from harness.fit.exact import ExactFit, fit_exact, fits_beyond
-from harness.fit.held_back import (
-    HeldBack,
-    NeutralChange,
-    held_back,
-    neutrally_changed,
-    with_neutral_change,
-)
+from harness.fit.held_back import HeldBack, NeutralChange, held_back, neutrally_changed, with_neutral_change
 from harness.fit.search import (
     DEFAULT_MARGIN,
     MULTIPLES,
@@ -53,6 +45,8 @@ from harness.units import in_gib
 SEEN_TO_FIT = 2
 """Changes of each group (the same result, another) that are looked for until so many are seen to fit."""
 MOST_COMBINATIONS = 4
+ROOM = 0.03
+"""Of the memory: what leaves so much by arithmetic is likely to fit."""
 EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 MORE_RANKS = (2, 4, 8)
 """Times as many GPUs are tried, until they are enough."""
@@ -83,7 +77,7 @@ class ConfirmedFit:
     """What lets a larger micro batch fit and changes no weight."""
 
     @classmethod
-    def by_arithmetic(cls, arithmetic: Fit) -> ConfirmedFit:
+    def by_arithmetic(cls, arithmetic: Fit) -> "ConfirmedFit":
         """What arithmetic says, and nothing seen."""
         return cls(arithmetic, changes=arithmetic.changes, together=arithmetic.together)
 
@@ -342,7 +336,7 @@ class _Confirming:
     def _seen(self, changes: list[Change]) -> list[Change]:
         """The changes, with what a simulation says of the first of each group that fit by arithmetic."""
         fitting = [[c for c in changes if c.fits and c.same_result is same] for same in (True, False)]
-        self._ahead([changed(self.recipe, c.fields) for group in fitting for c in group[:SEEN_TO_FIT]])
+        self._ahead([change for group in fitting for change in group[:SEEN_TO_FIT]])
         seen: list[Change] = []
         for change in changes:
             enough = sum(c.seen and c.fits for c in seen if c.same_result == change.same_result)
@@ -364,13 +358,16 @@ class _Confirming:
             change, saved_bytes=saved, slowdown=now / then if now and then else change.slowdown
         )
 
-    def _ahead(self, recipes: list[Recipe]) -> None:
-        """Simulate what will be asked for, in two processes. The first is likely to be enough and has to be
-        seen with all layers then, which takes about as long as two others with few."""
-        unknown = [recipe for recipe in recipes if not self.simulations.knows(recipe)]
+    def _ahead(self, changes: list[Change]) -> None:
+        """Simulate what will be asked for, in two processes. What is surely enough has to be seen with all
+        layers then, which takes about as long as two others with few."""
+        asked = [(changed(self.recipe, change.fields), change.required_bytes) for change in changes]
+        unknown = [(recipe, needed) for recipe, needed in asked if not self.simulations.knows(recipe)]
+        room = self.hardware.memory_bytes * ROOM
+        whole = next((r for r, needed in unknown if needed + room <= self.hardware.memory_bytes), None)
+        others = [recipe for recipe, _ in unknown if recipe != whole]
         if unknown:
-            first, others = unknown[0], unknown[1:]
-            self._look_at([first, *others[2:]], others[:2], timed=True, whole=first)
+            self._look_at([*([whole] if whole else []), *others[2:]], others[:2], timed=True, whole=whole)
 
     def _together(self, changes: list[Change], limit: int, price: Pricing) -> str:
         """Combinations by arithmetic until one is seen to fit, each leaving room for what the one before
