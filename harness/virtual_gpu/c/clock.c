@@ -31,7 +31,7 @@ static int num_timelines;
 static Account accounts[64];  // by device
 static int64_t links[64][2];  // by device and direction: when the link is free again
 static int64_t links_worked[64][2];
-static int64_t skipped, launch_ns = LAUNCH_NS, bare_ns = 2000;
+static int64_t skipped, waited, launch_ns = LAUNCH_NS, bare_ns = 2000;
 static double link_rate = 25e9;  // bytes/s
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void (*estimate)(Operation*);
@@ -51,6 +51,7 @@ int64_t virtual_gpu_stop_clock(void) { return host_ns(); }
 void virtual_gpu_go_on(int64_t stopped) {
   if (!is_real_time()) __atomic_fetch_sub(&skipped, host_ns() - stopped, __ATOMIC_RELAXED);
 }
+int64_t virtual_gpu_waited(void) { return waited; }  // all that was skipped
 int virtual_gpu_has_clock(void) { return estimate != NULL; }
 
 // Python starts the clock when somebody wants to know a time: it takes the program half a second.
@@ -81,7 +82,7 @@ static void wait_until(int64_t moment) {
   }
   pthread_mutex_lock(&lock);
   left = moment - virtual_gpu_now();  // another thread may have waited meanwhile
-  if (left > 0) __atomic_fetch_add(&skipped, left, __ATOMIC_RELAXED);
+  if (left > 0) __atomic_fetch_add(&skipped, left, __ATOMIC_RELAXED), waited += left;
   pthread_mutex_unlock(&lock);
 }
 
