@@ -22,9 +22,7 @@ class VirtualTime:
         """Note both now, at a border of a phase. The device's, in us; None on a real device."""
         if not has_clock():
             return None
-        before = self._marks[-1][1] if self._marks else 0
-        # a stream beside the first may end while that one waits for the host
-        self._marks.append((time.time_ns() // 1000, max(before, device_worked_us(self._index))))
+        self._marks.append((time.time_ns() // 1000, device_worked_us(self._index)))
         return self._marks[-1][1]
 
     def put_into(self, trace: list[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ Imports no torch, and nothing of the other answers.
 
 from harness.virtual_gpu.build import libraries, why_not
 from harness.virtual_gpu.device import (
+    clock_stopped,
     device_worked_us,
     emulated_device,
     has_clock,

@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from harness.hardware import find_hardware
 from harness.kernel_time import where_from
@@ -35,9 +37,24 @@ def start_clock() -> None:
         ctypes.CDLL(None).virtual_gpu_is_timed()
 
 
+@contextmanager
+def clock_stopped() -> Generator[None]:
+    """What is done within is no time of the program's."""
+    if not has_clock():
+        yield
+        return
+    library = ctypes.CDLL(None)
+    library.virtual_gpu_stop_clock.restype = ctypes.c_int64
+    stopped = ctypes.c_int64(library.virtual_gpu_stop_clock())
+    try:
+        yield
+    finally:
+        library.virtual_gpu_go_on(stopped)
+
+
 def device_worked_us(index: int) -> int:
-    """A moment of the virtual device's: from one to another it takes what it was given in between, without
-    what it waits for this machine's host. Asked only where `has_clock`."""
+    """What the virtual device has taken for all that it was given since its clock began, if this machine's
+    host were never late. Asked only where `has_clock`."""
     worked = ctypes.CDLL(None).virtual_gpu_device_worked
     worked.restype = ctypes.c_int64
     return worked(index) // 1000

@@ -3,6 +3,7 @@ end. Estimates of single kernels are harness/kernel_time's; what the order of st
 is written down here after CUDA's programming guide."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -276,3 +277,20 @@ for _ in range(9):
     had = (20 + 1024) / 1024 + H100.calibration.cuda_context_bytes / 2**30
     (end,) = (line for line in said if line.startswith("virtual GPU: a step takes"))
     assert f"Of its 79.11 GiB the process had {had:.2f} at most." in end
+
+
+def test_a_wait_that_time_time_does_not_know_of_is_told(emulate) -> None:
+    """At most what a thousand products take, by the estimate of each."""
+    code = """
+import torch
+x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+torch.cuda.Event(enable_timing=True).record()
+for _ in range(1000):
+    x @ x
+torch.cuda.synchronize()
+"""
+    told = re.search(r"nobody really waited ([\d,]+) ms for the device", emulate(code=code).stderr)
+    assert told
+    took_ms = 1000 * product(H100, "bf16", 4096, 4096, 4096) * 1e3
+    assert 0 < int(told[1].replace(",", "")) <= took_ms * 1.05
+    assert "really waited" not in emulate(code=code, options=("--real-time",)).stderr

@@ -87,6 +87,28 @@ def test_phases_take_what_the_device_counts_as_its_work(
     assert history.time_us[-1] - history.time_us[0] == pytest.approx(sum(took) * 1e6, rel=0.2)
 
 
+def test_watching_takes_no_time_of_the_program_s(tmp_path: Path) -> None:
+    """Though it takes ten seconds a step."""
+    (tmp_path / "train.py").write_text(
+        "import time, torch, harness.loops.recorder as of\n"
+        "enter = of.LoopRecorder.enter\n"
+        "of.LoopRecorder.enter = lambda *given: (time.sleep(10 * (given[1] == 'backward')), enter(*given))\n"
+        "layer = torch.nn.Linear(8, 8).cuda()\n"
+        "optimizer = torch.optim.SGD(layer.parameters())\n"
+        "begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))\n"
+        "for _ in range(2):\n"
+        "    begin.record()\n"
+        "    layer(torch.ones(8, 8, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    end.record()\n"
+        "    torch.cuda.synchronize()\n"
+        "print(begin.elapsed_time(end))\n"
+    )
+    watch = [sys.executable, "-m", "harness", "watch", "--gpu", "h100", "--", sys.executable, "train.py"]
+    done = subprocess.run(watch, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert 0 < float(done.stdout) < 10_000
+
+
 def test_a_step_that_peaks_higher_than_the_recorded_ones_is_the_peak(tmp_path: Path) -> None:
     """Its eighth step has a thousand times the rows."""
     lines = counts(tmp_path, "grows:10")

@@ -23,13 +23,15 @@ typedef struct {
   cudaStream_t stream;
   int device;
   int64_t done, waits_until;
+  int64_t worked, works_after;  // the same two, from 0, of a host that is never late
   int waits_for_network, ends_with_network;
 } Timeline;
 static Timeline timelines[MAX_TIMELINES];
 static int num_timelines;
 static Account accounts[64];  // by device
 static int64_t links[64][2];  // by device and direction: when the link is free again
-static int64_t started, skipped, launch_ns = LAUNCH_NS, bare_ns = 2000;
+static int64_t links_worked[64][2];
+static int64_t skipped, waited, launch_ns = LAUNCH_NS, bare_ns = 2000;
 static double link_rate = 25e9;  // bytes/s
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void (*estimate)(Operation*);
@@ -49,6 +51,7 @@ int64_t virtual_gpu_stop_clock(void) { return host_ns(); }
 void virtual_gpu_go_on(int64_t stopped) {
   if (!is_real_time()) __atomic_fetch_sub(&skipped, host_ns() - stopped, __ATOMIC_RELAXED);
 }
+int64_t virtual_gpu_waited(void) { return waited; }  // all that was skipped
 int virtual_gpu_has_clock(void) { return estimate != NULL; }
 
 // Python starts the clock when somebody wants to know a time: it takes the program half a second.
@@ -65,8 +68,6 @@ void virtual_gpu_is_timed(void) {
 // Python gives them: who estimates, the seconds of a launch, of a kernel that moves nothing, and the link's bytes/s.
 void virtual_gpu_start_clock(void (*estimator)(Operation*), int64_t launch, int64_t bare, double link) {
   launch_ns = launch, bare_ns = bare, link_rate = link;
-  started = virtual_gpu_now();
-  for (int i = 0; i < num_timelines; i++) timelines[i].done = started;  // of what was waited for before
   estimate = estimator;
 }
 
@@ -81,7 +82,7 @@ static void wait_until(int64_t moment) {
   }
   pthread_mutex_lock(&lock);
   left = moment - virtual_gpu_now();  // another thread may have waited meanwhile
-  if (left > 0) __atomic_fetch_add(&skipped, left, __ATOMIC_RELAXED);
+  if (left > 0) __atomic_fetch_add(&skipped, left, __ATOMIC_RELAXED), waited += left;
   pthread_mutex_unlock(&lock);
 }
 
@@ -133,7 +134,7 @@ static Timeline* timeline_of(cudaStream_t stream, int device) {
   for (int i = 0; i < num_timelines; i++)
     if (timelines[i].stream == stream && timelines[i].device == device) return &timelines[i];
   if (num_timelines == MAX_TIMELINES) return &timelines[0];
-  timelines[num_timelines] = (Timeline){.stream = stream, .device = device, .done = started};
+  timelines[num_timelines] = (Timeline){.stream = stream, .device = device};
   return &timelines[num_timelines++];
 }
 // Puts `took` on the stream: when it ends. `arrives`: when the host has brought it to the device.
@@ -153,6 +154,11 @@ static int64_t put(Operation* what, const Kernel* kernel, cudaStream_t stream, i
     if (arrives > free_at) account->host_ns += arrives - free_at;
   }
   int64_t ends = begins + took;
+  int64_t* other_link = link ? &links_worked[0][0] + (link - &links[0][0]) : NULL;
+  if (line->works_after > line->worked) line->worked = line->works_after;
+  if (other_link && *other_link > line->worked) line->worked = *other_link;
+  line->worked += took;
+  if (other_link) *other_link = line->worked;
   line->done = ends;
   line->waits_for_network = 0;
   line->ends_with_network = what->is_network;
@@ -290,19 +296,21 @@ void virtual_gpu_copied(const void* to, const void* from, size_t size, void* str
 
 // ---- what streams.c asks
 
-int64_t virtual_gpu_stream_done(cudaStream_t stream, int* with_network) {
+int64_t virtual_gpu_stream_done(cudaStream_t stream, int* with_network, int64_t* worked) {
   pthread_mutex_lock(&lock);
   Timeline* line = timeline_of(stream, virtual_gpu_current());
   int64_t done = line->done > line->waits_until ? line->done : line->waits_until;
+  *worked = line->worked > line->works_after ? line->worked : line->works_after;
   *with_network = line->done >= line->waits_until ? line->ends_with_network : line->waits_for_network;
   pthread_mutex_unlock(&lock);
   int64_t arrives = virtual_gpu_now() + launch_ns;
   return done > arrives ? done : arrives;
 }
-void virtual_gpu_stream_waits(cudaStream_t stream, int64_t moment, int for_network) {
+void virtual_gpu_stream_waits(cudaStream_t stream, int64_t moment, int for_network, int64_t worked) {
   pthread_mutex_lock(&lock);
   Timeline* line = timeline_of(stream, virtual_gpu_current());
   if (moment > line->waits_until) line->waits_until = moment, line->waits_for_network = for_network;
+  if (worked > line->works_after) line->works_after = worked;
   pthread_mutex_unlock(&lock);
 }
 void virtual_gpu_wait_until(int64_t moment) {
@@ -316,7 +324,7 @@ int64_t virtual_gpu_given_until(cudaStream_t stream) {
   return done;
 }
 int64_t virtual_gpu_device_done(int device) {
-  int64_t done = started;
+  int64_t done = 0;
   pthread_mutex_lock(&lock);
   for (int i = 0; i < num_timelines; i++) {
     if (timelines[i].device != device) continue;
@@ -326,11 +334,14 @@ int64_t virtual_gpu_device_done(int device) {
   pthread_mutex_unlock(&lock);
   return done;
 }
-// All that it has taken so far, without the gaps in which it had nothing to do because the host had not brought it.
+// The same from 0 and of a host that is never late: what the device has taken for all that it was given.
 int64_t virtual_gpu_device_worked(int device) {
-  Account account;
-  virtual_gpu_account(virtual_gpu_slot(device), &account);
-  return virtual_gpu_device_done(device) - account.host_ns;
+  int64_t worked = 0;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < num_timelines; i++)
+    if (timelines[i].device == device && timelines[i].worked > worked) worked = timelines[i].worked;
+  pthread_mutex_unlock(&lock);
+  return worked;
 }
 
 // ---- for Python: what a device did

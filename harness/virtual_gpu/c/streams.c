@@ -41,6 +41,7 @@ static pthread_mutex_t work_lock = PTHREAD_MUTEX_INITIALIZER;
 
 typedef struct {
   int64_t at, given_until;  // when it is over; when the work is that was given before it
+  int64_t worked;           // when it is over, for a host that is never late
   int is_of_network;
   Capture capture;
   int place;
@@ -166,7 +167,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
 cudaError_t cudaEventRecord(cudaEvent_t recorded, cudaStream_t stream) {
   Event* event = (Event*)recorded;
-  event->at = virtual_gpu_stream_done(stream, &event->is_of_network);
+  event->at = virtual_gpu_stream_done(stream, &event->is_of_network, &event->worked);
   event->given_until = virtual_gpu_given_until(stream);
   event->capture = capture_of(stream);
   pthread_mutex_lock(&work_lock);
@@ -215,7 +216,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   pthread_mutex_lock(&work_lock);
   add(comes_after[place_of(stream)], ((Event*)event)->work);
   pthread_mutex_unlock(&work_lock);
-  virtual_gpu_stream_waits(stream, ((Event*)event)->at, ((Event*)event)->is_of_network);
+  Event* until = (Event*)event;
+  virtual_gpu_stream_waits(stream, until->at, until->is_of_network, until->worked);
   Capture capture = ((Event*)event)->capture;
   return capture ? join(stream, capture, 1) : cudaSuccess;
 }

@@ -12,22 +12,22 @@ def install(library, key, below, without, off):
 
     def kernel(keys, sparse):
         keys = keys & below
-        if not sparse.is_cuda or not sparse._nnz():
-            return redispatch(keys, sparse)
         parts, found = (sparse._indices(), sparse._values()), None
+        if not sparse.is_cuda or not parts[0].numel():
+            return redispatch(keys, sparse)
         if is_held(parts[0]):
             found = off(torch.sparse_coo_tensor)(*map(values_of, parts), sparse.shape, check_invariants=False)
             found = off(found.coalesce)()
-            answer(found._nnz())
+            answer(found.indices().size(1))
         else:
             say_once("coalesce", "nobody knows which entries of a sparse tensor are the same: none are here.")
-            answer(sparse._nnz())
+            answer(parts[0].size(1))
         try:
             made = without(redispatch, keys, sparse)
         finally:
             answer(None)
         if found is not None:
-            computed = found._indices(), found._values()
+            computed = found.indices(), found.values()
             for given, part, value in zip(parts, (made._indices(), made._values()), computed, strict=True):
                 if is_held(given) and can_hold(part):
                     off(hold(part).copy_)(value)

@@ -53,6 +53,7 @@ class _Account(ctypes.Structure):
 
 
 _C.virtual_gpu_device_done.restype = _C.virtual_gpu_now.restype = ctypes.c_int64
+_C.virtual_gpu_waited.restype = ctypes.c_int64
 _C.virtual_gpu_most.restype = ctypes.c_uint64
 _C.virtual_gpu_nth_operation.restype = ctypes.POINTER(Operation)
 
@@ -155,6 +156,13 @@ class Times:
         return found
 
     def _tell(self):
+        waited_ms = _C.virtual_gpu_waited() * 1e-6
+        if _is_told() and waited_ms >= 1:
+            print(
+                f"virtual GPU: nobody really waited {waited_ms:,.0f} ms for the device: times that the program "
+                "takes by time.time() are shorter by it. `harness emulate --real-time` waits.",
+                file=sys.stderr,
+            )
         found = self.found()
         if found is None:
             return
