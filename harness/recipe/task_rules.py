@@ -18,7 +18,7 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(
         ("task", "loss"),
         lambda r: not r.writes and r.loss != "standard",
-        "it saves logits of all tokens, which dpo, kto and grpo never hold at once, orpo reads besides, and a "
+        "it saves logits of all tokens, which dpo, kto and grpo never hold at once, orpo reads too, and a "
         "head of scores, or none, has not; set loss: standard",
     ),
     Rule(
